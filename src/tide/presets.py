@@ -1,0 +1,45 @@
+"""Step sizes of the method: those published for four models, and a default for all others."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from tide.errors import InputError
+
+# Gemma multiplies its token embeddings by sqrt(2304) = 48. The published values are for the table's
+# own rows; ours are for what the first block receives, so they carry the factor.
+_GEMMA_SCALE = 48.0
+
+PRESETS: dict[str, dict[str, Any]] = {
+    # "Test-Time Detoxification without Training or Learning Anything", published settings
+    "gpt2-large": {"mu": 0.1, "num_samples": 8, "step_size": 1.5},
+    "gemma-2-2b": {
+        "mu": 0.05 * _GEMMA_SCALE,
+        "num_samples": 8,
+        "step_size": 1.0 * _GEMMA_SCALE,
+    },
+    "qwen3-4b": {"mu": 0.01, "num_samples": 8, "step_size": 0.65},
+    "llama-3.1-8b": {"mu": 0.03, "num_samples": 16, "step_size": 0.3},
+    # any other model: the defaults, relative to the norm of the prompt's own rows
+    "relative": {},
+}
+
+
+def preset_for(model: str) -> str:
+    """The preset of a model id or folder, by its last name (`Qwen/Qwen3-4B-Base` -> `qwen3-4b`)."""
+    name = re.sub(r"^meta-", "", Path(model).name.lower())
+    for preset in PRESETS:
+        if re.fullmatch(rf"{re.escape(preset)}(-(base|pt|it|instruct))?", name):
+            return preset
+    return "relative"
+
+
+def preset_values(preset: str, model: str) -> dict[str, Any]:
+    """The settings of a preset; `"auto"` chooses by the model. Raises InputError if unknown."""
+    if preset == "auto":
+        preset = preset_for(model)
+    if preset not in PRESETS:
+        raise InputError(f"unknown preset {preset!r}; known: auto, {', '.join(PRESETS)}")
+    return PRESETS[preset]

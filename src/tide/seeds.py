@@ -1,0 +1,15 @@
+"""Random seeds that belong to what they are for, not to when it happens to run.
+
+A run of one prompt and trial draws from seeds derived from (seed, prompt, trial) alone, so it is
+the same whatever else shares the batch, in whatever order, before or after a restart.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+
+def derive_seed(*parts: int | str) -> int:
+    """A 63-bit seed from `parts`; distinct parts give independent seeds on every platform."""
+    digest = blake2b("\x1f".join(map(str, parts)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1

@@ -1,0 +1,19 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+# Read when transformers is first imported: a loading bar on stderr is no error message.
+os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+
+SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The benchmark data, which is never copied into the project."""
+    if not SHARED.is_dir():
+        pytest.skip(f"the benchmark data is not at {SHARED}")
+    return SHARED

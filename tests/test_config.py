@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from tide.config import Settings
+from tide.errors import InputError
+from tide.presets import PRESETS, preset_for, preset_values
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("mu", 0.0), ("mu", -0.1), ("mu", float("nan")), ("mu_relative", 0.0), ("step_size", 0.0),
+        ("cosine_threshold", 1.0), ("cosine_threshold", -0.1), ("toxicity_threshold", 0.0),
+        ("toxicity_threshold", 1.0), ("max_iterations", 0), ("num_samples", 0), ("temperature", -1),
+        ("top_p", 0.0), ("top_p", 1.1), ("top_k", -1), ("max_new_tokens", 0), ("num_trials", 0),
+        ("seed", -1), ("normalization", "row"), ("projection", "none"), ("no_such_setting", 1),
+    ],
+)  # fmt: skip
+def test_a_bad_value_is_one_line_that_names_the_field(name: str, value: Any) -> None:
+    with pytest.raises(InputError, match=rf"^{name}: ") as caught:
+        Settings.of({name: value})
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("cosine_threshold", 0.0), ("cosine_threshold", 0.999), ("toxicity_threshold", 1e-6),
+     ("temperature", 0.0), ("top_p", 1.0), ("max_iterations", 1)],
+)  # fmt: skip
+def test_the_ends_of_the_ranges_are_allowed(name: str, value: Any) -> None:
+    assert getattr(Settings.of({name: value}), name) == value
+
+
+def test_one_scale_absolute_or_relative() -> None:
+    assert (Settings().mu, Settings().mu_relative) == (None, 1.2)
+    assert (Settings(mu=0.1).mu, Settings(mu=0.1).mu_relative) == (0.1, None)
+    with pytest.raises(InputError, match="give mu or mu_relative, not both"):
+        Settings.of({"mu": 0.1, "mu_relative": 1.0})
+
+
+def test_a_later_layer_replaces_the_scale_of_an_earlier_one() -> None:
+    settings = Settings.of({"mu": 0.1, "step_size": 1.5, "num_samples": 4}, {"mu_relative": 0.8})
+    assert (settings.mu, settings.mu_relative, settings.step_size) == (None, 0.8, 1.5)
+    assert Settings.of(settings.model_dump(), {"mu": 0.2}).mu_relative is None
+    assert Settings.of(settings.model_dump()) == settings
+
+
+def test_settings_are_frozen() -> None:
+    with pytest.raises(ValidationError):
+        Settings().mu = 1.0  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("model", "preset"),
+    [
+        ("openai-community/gpt2-large", "gpt2-large"),
+        ("google/gemma-2-2b", "gemma-2-2b"),
+        ("google/gemma-2-2b-it", "gemma-2-2b"),
+        ("/models/Qwen3-4B-Base/", "qwen3-4b"),
+        ("meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-8b"),
+        ("meta-llama/Meta-Llama-3.1-8B", "llama-3.1-8b"),
+        ("openai-community/gpt2", "relative"),
+        ("Qwen/Qwen3-4B-Thinking-2507", "relative"),
+        ("pocket", "relative"),
+    ],
+)
+def test_presets_go_by_the_models_last_name(model: str, preset: str) -> None:
+    assert preset_for(model) == preset
+
+
+def test_every_preset_is_valid() -> None:
+    for name in PRESETS:
+        Settings.of(preset_values(name, "any"))
+    with pytest.raises(InputError, match="unknown preset 'nope'"):
+        preset_values("nope", "any")
