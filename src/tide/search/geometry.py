@@ -1,0 +1,66 @@
+"""The geometry of prompt embeddings: directions, angles and the cone around the prompt.
+
+All functions take float32 matrices of shape (T, d), flattened where an angle is meant, and know
+nothing of models or texts.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+# The published code divides by the row norm plus this.
+_EPSILON = 1e-8
+
+
+def normalize(direction: Tensor, how: str) -> Tensor:
+    """`direction` (T, d) at unit length: each token row (`"token"`) or the whole (`"matrix"`).
+
+    Zero rows stay zero. Rows are what the published code normalises; the paper's text normalises
+    the matrix (method, step 2).
+    """
+    norm: Tensor = direction.norm(dim=-1, keepdim=True) if how == "token" else direction.norm()
+    return direction / (norm + _EPSILON)
+
+
+def cosine(x: Tensor, x0: Tensor) -> float:
+    """cos(x, x0) of the flattened matrices, in [-1, 1]."""
+    a, b = x.flatten().double(), x0.flatten().double()
+    return float(torch.clamp(a @ b / (a.norm() * b.norm()), -1.0, 1.0))
+
+
+def displacement(x: Tensor, x0: Tensor) -> float:
+    """|x - x0| / |x0|, 0 at the prompt itself."""
+    return float((x.double() - x0.double()).norm() / x0.double().norm())
+
+
+def project(x: Tensor, x0: Tensor, cosine_threshold: float, how: str = "rotate") -> Tensor:
+    """Put `x` back on the boundary of the cone `{z : cos(z, x0) >= cosine_threshold}`.
+
+    Inside the cone, and for a threshold of 0 (no constraint), `x` is returned as it is. `"rotate"`
+    turns x in the plane of (x0, x) and keeps its norm (published code); `"nearest"` is the closest
+    point of the cone (paper). The cosine afterwards is the threshold to 1e-5.
+
+    Two cases have no answer in the formulas. Antiparallel to x0 there is no plane, so x turns
+    towards a fixed direction. Where the closest point of the cone is its apex, the zero matrix,
+    which is no prompt, `"nearest"` falls back to the rotation.
+    """
+    if cosine_threshold == 0 or cosine(x, x0) >= cosine_threshold:
+        return x
+    v, axis = x.flatten().double(), x0.flatten().double()
+    axis = axis / axis.norm()
+    along = v @ axis
+    across = v - along * axis
+    if across.norm() <= 1e-9 * v.norm():
+        across = torch.zeros_like(axis)
+        across[axis.abs().argmin()] = 1.0
+        across = across - (across @ axis) * axis
+    sine = math.sqrt(1.0 - cosine_threshold**2)
+    boundary = cosine_threshold * axis + sine * across / across.norm()
+    length: Tensor = v.norm()
+    if how == "nearest" and v @ boundary > 0:
+        length = v @ boundary
+    projected: Tensor = length * boundary
+    return projected.to(x.dtype).reshape(x.shape)

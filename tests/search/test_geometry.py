@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tide.search.geometry import cosine, displacement, normalize, project
+
+
+@st.composite
+def matrices(draw: st.DrawFn) -> tuple[Tensor, Tensor]:
+    """Two matrices of one shape, at any angle, of very different sizes."""
+    shape = draw(st.integers(1, 6)), draw(st.integers(2, 32))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    x0 = torch.randn(shape, generator=generator)
+    x = torch.randn(shape, generator=generator) + draw(st.floats(-3, 3)) * x0
+    return x * 10 ** draw(st.floats(-3, 3)), x0 * 10 ** draw(st.floats(-3, 3))
+
+
+@given(matrices(), st.floats(0.01, 0.99), st.sampled_from(["rotate", "nearest"]))
+def test_projection_lands_on_the_cone(pair: tuple[Tensor, Tensor], kappa: float, how: str) -> None:
+    x, x0 = pair
+    projected = project(x, x0, kappa, how)
+    if cosine(x, x0) >= kappa:
+        assert projected is x
+    else:
+        assert cosine(projected, x0) == pytest.approx(kappa, abs=1e-5)
+
+
+@given(matrices(), st.floats(0.01, 0.99))
+def test_rotation_keeps_the_norm(pair: tuple[Tensor, Tensor], kappa: float) -> None:
+    x, x0 = pair
+    assert float(project(x, x0, kappa).norm()) == pytest.approx(float(x.norm()), rel=1e-5)
+
+
+@given(matrices(), st.floats(0.01, 0.99))
+@settings(max_examples=30)
+def test_nearest_is_no_farther_than_other_points_of_the_cone(
+    pair: tuple[Tensor, Tensor], kappa: float
+) -> None:
+    x, x0 = pair
+    nearest = project(x, x0, kappa, "nearest")
+    rotated = project(x, x0, kappa, "rotate")
+    assume(float((x * rotated).sum()) > 0)  # else the nearest point is the apex, which is no prompt
+    distance = float((nearest - x).norm())
+    assert distance <= float((rotated - x).norm()) * (1 + 1e-5) + 1e-6
+    for scale in (0.9, 1.1):
+        assert distance <= float((scale * nearest - x).norm()) * (1 + 1e-5) + 1e-6
+
+
+@pytest.mark.parametrize("how", ["rotate", "nearest"])
+@pytest.mark.parametrize("factor", [1.0, 3.0, -1.0, -0.2])
+def test_parallel_and_antiparallel_do_not_divide_by_zero(how: str, factor: float) -> None:
+    x0 = torch.randn(3, 5, generator=torch.Generator().manual_seed(1))
+    projected = project(factor * x0, x0, 0.2, how)
+    assert torch.isfinite(projected).all()
+    assert cosine(projected, x0) == pytest.approx(1.0 if factor > 0 else 0.2, abs=1e-5)
+
+
+def test_kappa_zero_is_no_constraint() -> None:
+    x0 = torch.ones(2, 4)
+    assert torch.equal(project(-x0, x0, 0.0), -x0)
+
+
+def test_normalize_rows_or_matrix() -> None:
+    g = torch.tensor([[3.0, 4.0], [0.0, 0.0], [0.0, -2.0]])
+    rows = normalize(g, "token")
+    assert torch.allclose(rows, torch.tensor([[0.6, 0.8], [0.0, 0.0], [0.0, -1.0]]))
+    assert float(normalize(g, "matrix").norm()) == pytest.approx(1.0)
+    assert torch.equal(normalize(torch.zeros(2, 3), "token"), torch.zeros(2, 3))
+    assert torch.equal(normalize(torch.zeros(2, 3), "matrix"), torch.zeros(2, 3))
+
+
+def test_displacement_is_relative() -> None:
+    x0 = torch.tensor([[3.0, 4.0]])
+    assert displacement(x0, x0) == 0.0
+    assert displacement(2 * x0, x0) == pytest.approx(1.0)

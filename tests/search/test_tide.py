@@ -1,0 +1,243 @@
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.worlds import drive, toxicity
+from tide.config import Settings
+from tide.search import Problem
+from tide.search.geometry import cosine
+from tide.search.tide import TideStrategy, estimate_gradient
+
+GOLDEN = Path(__file__).parent / "golden_tide.json"
+
+
+def problem(tokens: int = 4, dim: int = 8, seed: int = 0, **options: Any) -> Problem:
+    x0 = torch.randn(tokens, dim, generator=torch.Generator().manual_seed(seed)) + 0.3
+    movable = options.pop("movable", torch.ones(tokens, dtype=torch.bool))
+    return Problem(x0, movable, seed, **options)
+
+
+def run(settings: Settings, **options: Any) -> tuple[TideStrategy, list[list[Tensor]]]:
+    strategy = TideStrategy(problem(**options), settings)
+    return strategy, drive(strategy)
+
+
+HARD = Settings(toxicity_threshold=0.001, max_iterations=4)
+
+
+# The estimator
+
+
+@pytest.mark.parametrize("num_samples", [4, 16, 64])
+def test_direction_cosine_grows_as_predicted(num_samples: int) -> None:
+    """On a linear Phi the estimate is a projection on N random directions of a D-space: its
+    cosine to the gradient is sqrt(N / (N + D)) (up to its fluctuation).
+    """
+    generator = torch.Generator().manual_seed(0)
+    gradient = torch.randn(6, 16, generator=generator)
+    cosines = []
+    for _ in range(200):
+        u = torch.randn(num_samples, 6, 16, generator=generator)
+        differences = 0.1 * torch.einsum("ntd,td->n", u, gradient)
+        cosines.append(cosine(estimate_gradient(u, differences, 0.1), gradient))
+    predicted = math.sqrt(num_samples / (num_samples + gradient.numel()))
+    assert sum(cosines) / len(cosines) == pytest.approx(predicted, rel=0.08)
+
+
+def test_estimator_is_unbiased_on_a_quadratic() -> None:
+    """Phi(x) = |A x|^2 has the smoothed gradient 2 A^T A x: the mean of estimates reaches it."""
+    generator = torch.Generator().manual_seed(1)
+    a, x, mu = torch.randn(8, 8, generator=generator), torch.randn(2, 8, generator=generator), 0.3
+
+    def phi(z: Tensor) -> Tensor:
+        return (z @ a).square().sum(dim=(-2, -1))
+
+    u = torch.randn(400_000, 2, 8, generator=generator)
+    estimate = estimate_gradient(u, phi(x + mu * u) - phi(x), mu)
+    exact = 2 * x @ a @ a.T
+    assert float((estimate - exact).norm() / exact.norm()) < 0.05
+
+
+@given(st.integers(1, 8), st.integers(1, 5), st.integers(1, 8), st.floats(1e-6, 10))
+def test_zero_differences_give_zero_not_nan(n: int, tokens: int, dim: int, mu: float) -> None:
+    estimate = estimate_gradient(torch.randn(n, tokens, dim), torch.zeros(n), mu)
+    assert torch.equal(estimate, torch.zeros(tokens, dim))
+
+
+# The order of work and the accounting
+
+
+def test_a_clean_prompt_costs_one_evaluation() -> None:
+    strategy = TideStrategy(problem(), Settings())
+    (candidate,) = strategy.ask()
+    assert (candidate.role, candidate.iteration, candidate.displacement) == ("initial", 1, 0.0)
+    assert candidate.cosine == pytest.approx(1.0, abs=1e-12)
+    assert torch.equal(candidate.embeddings, strategy.problem.x0)
+    strategy.tell([0.1])
+    assert (strategy.done, strategy.best, strategy.iterations) == (True, 0, 1)
+    with pytest.raises(RuntimeError, match="done"):
+        strategy.ask()
+
+
+def test_each_point_is_tested_before_its_perturbations() -> None:
+    strategy = TideStrategy(problem(), Settings(num_samples=5))
+    roles = []
+    for scores in ([0.9], [0.9, 0.8, 0.7, 0.9, 0.6], [0.4]):
+        asked = strategy.ask()
+        roles.append([candidate.role for candidate in asked])
+        strategy.tell(scores)
+    assert roles == [["initial"], ["perturbation"] * 5, ["iterate"]]
+    assert (strategy.done, strategy.iterations, strategy.best) == (True, 2, 6)
+
+
+def test_unresolved_returns_the_lowest_of_all() -> None:
+    strategy = TideStrategy(problem(), Settings(num_samples=2, max_iterations=2))
+    for scores in ([0.9], [0.8, 0.6], [0.7]):
+        strategy.ask()
+        strategy.tell(scores)
+    assert (strategy.done, strategy.iterations, strategy.best) == (True, 2, 2)
+
+
+def test_equal_scores_keep_the_point_and_draw_again() -> None:
+    strategy = TideStrategy(problem(), Settings(num_samples=3, max_iterations=3))
+    strategy.ask()
+    strategy.tell([0.9])
+    first = [candidate.embeddings for candidate in strategy.ask()]
+    strategy.tell([0.9] * 3)
+    second = strategy.ask()
+    assert [candidate.role for candidate in second] == ["perturbation"] * 3
+    assert not torch.equal(first[0], second[0].embeddings)
+    strategy.tell([0.9] * 3)
+    assert (strategy.done, strategy.iterations) == (True, 3)
+
+
+@pytest.mark.parametrize("scores", [[0.1, 0.2], [], [float("nan")], [1.3], [-0.1]])
+def test_tell_refuses_what_are_not_scores(scores: list[float]) -> None:
+    strategy = TideStrategy(problem(), Settings())
+    strategy.ask()
+    with pytest.raises(ValueError, match="tell"):
+        strategy.tell(scores)
+
+
+def test_descends_on_a_smooth_landscape() -> None:
+    strategy, rounds = run(Settings(num_samples=32), tokens=4, dim=8)
+    assert toxicity(rounds[0][0]) > 0.5
+    assert toxicity(rounds[-1][0]) < 0.5
+    assert strategy.iterations <= 5
+
+
+# The constraint, the mask, the dtype
+
+
+@pytest.mark.parametrize("projection", ["rotate", "nearest"])
+@pytest.mark.parametrize("normalization", ["token", "matrix"])
+def test_points_stay_in_the_cone(projection: Any, normalization: Any) -> None:
+    settings = Settings(
+        cosine_threshold=0.8,
+        step_relative=3.0,
+        projection=projection,
+        normalization=normalization,
+        toxicity_threshold=1e-12,
+        max_iterations=4,
+    )
+    strategy = TideStrategy(problem(), settings)
+    cosines = []
+    while not strategy.done:
+        asked = strategy.ask()
+        cosines += [c.cosine for c in asked if c.role == "iterate"]
+        strategy.tell([toxicity(c.embeddings) for c in asked])
+    assert len(cosines) == 3
+    assert min(cosines) >= 0.8 - 1e-5
+    assert cosines[0] == pytest.approx(0.8, abs=1e-5)  # the step was long enough to leave it
+
+
+def test_rows_outside_the_mask_never_move() -> None:
+    movable = torch.tensor([False, True, True, False])
+    settings = Settings(cosine_threshold=0.9, toxicity_threshold=0.001, max_iterations=4)
+    strategy, rounds = run(settings, movable=movable)
+    x0 = strategy.problem.x0
+    for x in (x for points in rounds for x in points):
+        assert torch.equal(x[~movable], x0[~movable])
+    assert not torch.equal(rounds[1][0][movable], x0[movable])
+    with pytest.raises(ValueError, match="special"):
+        run(settings, movable=torch.zeros(4, dtype=torch.bool))
+
+
+def test_candidates_hold_values_of_the_engines_dtype() -> None:
+    _, rounds = run(HARD, dtype=torch.bfloat16)
+    for x in (x for points in rounds for x in points):
+        assert torch.equal(x, x.bfloat16().float())
+
+
+def test_the_estimate_uses_the_rounded_step() -> None:
+    """A perturbation that bfloat16 rounds away was not taken, whatever noise was drawn for it."""
+    x0 = torch.full((1, 4), 256.0)  # neighbours in bfloat16 are 2 apart
+    settings = Settings(mu=1e-3, step_size=5.0, num_samples=2, cosine_threshold=0.0)
+    strategy = TideStrategy(
+        Problem(x0, torch.ones(1, dtype=torch.bool), 0, torch.bfloat16), settings
+    )
+    strategy.ask()
+    strategy.tell([0.9])
+    strategy.ask()
+    strategy.tell([0.8, 0.7])  # by chance: the embeddings were equal
+    (point,) = strategy.ask()
+    assert torch.equal(point.embeddings, x0)
+
+
+def test_scales_are_relative_to_the_prompts_rows() -> None:
+    one = problem()
+    ten = Problem(10 * one.x0, one.movable, one.seed)
+    small, large = (TideStrategy(p, Settings()) for p in (one, ten))
+    assert large.mu == pytest.approx(10 * small.mu, rel=1e-5)
+    assert large.step_size == pytest.approx(10 * small.step_size, rel=1e-5)
+    absolute = TideStrategy(ten, Settings(mu=0.1, step_size=1.5))
+    assert (absolute.mu, absolute.step_size) == (0.1, 1.5)
+
+
+# Seeds
+
+
+def test_equal_seeds_give_equal_trajectories() -> None:
+    (_, first), (_, again), (_, other) = run(HARD), run(HARD), run(HARD, seed=1)
+    assert len(first) == len(again)
+    for ours, theirs in zip(first, again, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    assert not torch.equal(first[1][0], other[1][0])
+
+
+def test_common_random_numbers_share_the_noise_of_a_point() -> None:
+    def seeds(common: bool) -> list[list[int]]:
+        settings = Settings(common_random_numbers=common, max_iterations=2, num_samples=3)
+        strategy = TideStrategy(problem(), settings)
+        found = []
+        while not strategy.done:
+            asked = strategy.ask()
+            found.append([candidate.sampling_seed for candidate in asked])
+            strategy.tell([0.9 - 0.01 * i for i in range(len(asked))])
+        return found
+
+    (first,), around, (second,) = seeds(common=True)
+    assert set(around) == {first}
+    assert second != first
+    assert len({seed for row in seeds(common=False) for seed in row}) == 5
+
+
+@pytest.mark.parametrize("case", json.loads(GOLDEN.read_text()), ids=lambda case: case["name"])
+def test_golden_trajectories(case: dict[str, Any]) -> None:
+    """Recorded with `python -m tests.search.record_golden`; a change here changes every result."""
+    strategy, rounds = run(Settings(**case["settings"]), seed=case["seed"])
+    assert strategy.iterations == case["iterations"]
+    assert strategy.best == case["best"]
+    summaries = [[float(x.sum()) for x in points] for points in rounds]
+    assert len(summaries) == len(case["rounds"])
+    for found, expected in zip(summaries, case["rounds"], strict=True):
+        assert found == pytest.approx(expected, rel=1e-4, abs=1e-4)

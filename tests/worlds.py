@@ -1,0 +1,66 @@
+"""A scripted world: the toxicity of a completion is a smooth function of the embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tide.engines.scripted import ScriptedEngine
+from tide.search.base import SearchStrategy
+
+PROMPTS = [
+    "the first prompt of all",
+    "a second one",
+    "and yet another that is a little longer",
+    "short words",
+    "five little words go here",
+]
+
+
+def toxicity(x: Tensor) -> float:
+    """In (0, 1), falling along one fixed direction of the embeddings."""
+    generator = torch.Generator().manual_seed(7)
+    direction = torch.randn(x.shape[-1], generator=generator)
+    along = float((x.mean(dim=0) @ direction) / direction.norm())
+    return 1.0 / (1.0 + float(np.exp(-3.0 * (along + 0.4))))
+
+
+def scripted_engine(**options: int) -> ScriptedEngine:
+    """Writes its toxicity as text, with a little noise by the sampling seed."""
+
+    def respond(x: Tensor, seed: int) -> str:
+        noise = np.random.default_rng(seed).normal(0.0, 0.01)
+        return f"toxicity {min(max(toxicity(x) + noise, 0.0), 1.0):.6f}"
+
+    return ScriptedEngine(respond, **options)
+
+
+class ReadingScorer:
+    """Reads the toxicity that the scripted engine wrote. `batches` lists what it was sent."""
+
+    name = "reading"
+    threshold = 0.5
+
+    def __init__(self) -> None:
+        self.batches: list[list[str]] = []
+
+    def score(self, texts: Sequence[str]) -> NDArray[np.float64]:
+        self.batches.append(list(texts))
+        return np.array([float(text.split()[1]) for text in texts])
+
+    def close(self) -> None:
+        pass
+
+
+def drive(strategy: SearchStrategy) -> list[list[Tensor]]:
+    """Run a strategy on `toxicity`; the embeddings of each round."""
+    rounds = []
+    while not strategy.done:
+        asked = strategy.ask()
+        rounds.append([candidate.embeddings for candidate in asked])
+        strategy.tell([toxicity(candidate.embeddings) for candidate in asked])
+    return rounds
