@@ -1,0 +1,109 @@
+"""What an engine is: prompt embeddings in, completions out. Engines know nothing of toxicity."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tide.config import Sampling
+from tide.errors import EngineError
+
+FinishReason = Literal["length", "stop"]
+
+
+@dataclass(frozen=True)
+class EmbeddedPrompt:
+    """A prompt as the model's first block receives it.
+
+    embeddings: float32 on the CPU, shape (T, d). special: bool, shape (T,), True where the token is
+    a special one (BOS, role markers).
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    embeddings: Tensor
+    special: Tensor
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What the model wrote after the prompt, without the prompt and without special tokens."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """One causal language model, run on embeddings.
+
+    name: the model, for records. dim: d. dtype: what it computes in. context_length: most tokens of
+    prompt and completion together, None if unlimited. max_batch: sequences run at once.
+    """
+
+    name: str
+    dim: int
+    dtype: torch.dtype
+    context_length: int | None
+    max_batch: int
+
+    def tokenize(self, prompts: Sequence[str]) -> list[list[int]]:
+        """Token ids with the special tokens the model expects around a prompt."""
+        ...
+
+    def embed(self, prompts: Sequence[str]) -> list[EmbeddedPrompt]:
+        """Embeddings such that `complete` of them is what the model writes after the token ids."""
+        ...
+
+    def complete(
+        self, embeddings: Sequence[Tensor], sampling: Sampling, seeds: Sequence[int]
+    ) -> list[Completion]:
+        """One completion for each (T_i, d) matrix, in order.
+
+        Equal seeds draw equal noise (common random numbers). Raises EngineError for embeddings that
+        are not finite, of the wrong shape, or too long for the context.
+        """
+        ...
+
+    def likelihood(
+        self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]
+    ) -> NDArray[np.float64]:
+        """Mean log-probability per completion token under the unmodified prompt, shape (n,)."""
+        ...
+
+    def decode_nearest(self, embeddings: Tensor) -> list[int]:
+        """For each row of (T, d), the token whose embedding has the largest cosine to it."""
+        ...
+
+    def verify(self) -> None:
+        """Raise EngineError unless the model gives the same result for ids and their embeddings."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def check_embeddings(
+    embeddings: Sequence[Tensor], dim: int, context_length: int | None, max_new_tokens: int
+) -> None:
+    """Raise EngineError for the first matrix that an engine must not be given."""
+    for number, x in enumerate(embeddings):
+        if x.ndim != 2 or x.shape[0] == 0 or x.shape[1] != dim:
+            raise EngineError(
+                f"embeddings {number}: shape {tuple(x.shape)}, expected (tokens >= 1, {dim})"
+            )
+        if not x.is_floating_point():
+            raise EngineError(f"embeddings {number}: dtype {x.dtype}, expected a float type")
+        if not torch.isfinite(x).all():
+            raise EngineError(f"embeddings {number}: NaN or infinite values")
+        if context_length is not None and x.shape[0] + max_new_tokens > context_length:
+            raise EngineError(
+                f"embeddings {number}: {x.shape[0]} tokens + {max_new_tokens} new ones "
+                f"exceed the context of {context_length}"
+            )

@@ -1,0 +1,86 @@
+"""The decode loop: left-padded prompt embeddings in, token ids out, with a key-value cache.
+
+`model.generate` pays a large overhead per step that a small model feels more than its own
+arithmetic, so this loop calls the model's forward pass itself.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tide.config import Sampling
+from tide.engines.sampling import Sampler
+
+
+def left_pad(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Stack (T_i, ...) tensors to (B, T, ...), zeros in front; with the mask (B, T), 1 = real."""
+    length = max(len(row) for row in rows)
+    padded = rows[0].new_zeros(len(rows), length, *rows[0].shape[1:])
+    mask = torch.zeros(len(rows), length, dtype=torch.int64, device=rows[0].device)
+    for i, row in enumerate(rows):
+        padded[i, length - len(row) :] = row
+        mask[i, length - len(row) :] = 1
+    return padded, mask
+
+
+class Forward:
+    """Calls a causal LM with just the arguments that its forward pass takes."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._accepts = set(inspect.signature(model.forward).parameters)
+
+    def accepts(self, name: str) -> bool:
+        return name in self._accepts
+
+    def __call__(self, mask: Tensor | None, positions: Tensor, **inputs: Any) -> Any:
+        if self.accepts("position_ids"):
+            inputs["position_ids"] = positions
+        # Without padding the attention needs no mask, and its fast paths apply.
+        return self._model(attention_mask=mask, use_cache=True, return_dict=True, **inputs)
+
+
+@torch.inference_mode()
+def decode(
+    forward: Forward,
+    embeddings: Sequence[Tensor],
+    sampling: Sampling,
+    seeds: Sequence[int],
+    stop_ids: Tensor,
+) -> Tensor:
+    """Sample `max_new_tokens` ids after each (T_i, d) matrix, int64 on the CPU, shape (B, steps).
+
+    After a token of `stop_ids`, a row's ids have no meaning. The loop ends early once every row
+    has stopped; `steps` is what was run.
+    """
+    x, prompt_mask = left_pad(embeddings)
+    padded = not bool(prompt_mask.all())
+    batch, length = prompt_mask.shape
+    mask = torch.nn.functional.pad(prompt_mask, (0, sampling.max_new_tokens), value=1)
+    positions = (mask.cumsum(dim=-1) - 1).clamp_(min=0)
+    sampler = Sampler(sampling, seeds, x.device)
+    drawn: list[Tensor] = []
+    stopped = torch.zeros(batch, dtype=torch.bool, device=x.device)
+    keep = {"logits_to_keep": 1} if forward.accepts("logits_to_keep") else {}
+    out = forward(
+        mask[:, :length] if padded else None, positions[:, :length], inputs_embeds=x, **keep
+    )
+    for step in range(sampling.max_new_tokens):
+        tokens = sampler.draw(out.logits[:, -1], step)
+        drawn.append(tokens)
+        stopped |= torch.isin(tokens, stop_ids)
+        if step + 1 == sampling.max_new_tokens or bool(stopped.all()):
+            break
+        end = length + step + 1
+        out = forward(
+            mask[:, :end] if padded else None,
+            positions[:, end - 1 : end],
+            input_ids=tokens[:, None],
+            past_key_values=out.past_key_values,
+        )
+    return torch.stack(drawn, dim=1).cpu()

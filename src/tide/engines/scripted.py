@@ -1,0 +1,91 @@
+"""An engine without a model: completions from a function, for tests and for trying a strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tide.config import Sampling
+from tide.engines.base import Completion, EmbeddedPrompt, check_embeddings
+from tide.seeds import derive_seed
+
+
+class ScriptedEngine:
+    """Writes `respond(embeddings, seed)` for each matrix, one by one, so a batch changes nothing.
+
+    respond: takes a float32 matrix (T, dim) and the sampling seed, returns the text. Words are
+    tokens; each word has one fixed random embedding. `calls` lists the batch sizes of all calls.
+    """
+
+    def __init__(
+        self,
+        respond: Callable[[Tensor, int], str],
+        *,
+        dim: int = 8,
+        context_length: int | None = 128,
+        max_batch: int = 16,
+    ) -> None:
+        self.name = "scripted"
+        self.dim = dim
+        self.dtype = torch.float32
+        self.context_length = context_length
+        self.max_batch = max_batch
+        self.calls: list[int] = []
+        self._respond = respond
+        self._words: list[str] = []
+
+    def tokenize(self, prompts: Sequence[str]) -> list[list[int]]:
+        return [[self._id(word) for word in prompt.split()] for prompt in prompts]
+
+    def embed(self, prompts: Sequence[str]) -> list[EmbeddedPrompt]:
+        return [
+            EmbeddedPrompt(
+                prompt,
+                tuple(ids),
+                torch.stack([self._row(i) for i in ids]),
+                torch.zeros(len(ids), dtype=torch.bool),
+            )
+            for prompt, ids in zip(prompts, self.tokenize(prompts), strict=True)
+        ]
+
+    def complete(
+        self, embeddings: Sequence[Tensor], sampling: Sampling, seeds: Sequence[int]
+    ) -> list[Completion]:
+        check_embeddings(embeddings, self.dim, self.context_length, sampling.max_new_tokens)
+        self.calls.append(len(embeddings))
+        texts = [self._respond(x, seed) for x, seed in zip(embeddings, seeds, strict=True)]
+        return [
+            Completion(text, tuple(self._id(word) for word in text.split()), "length")
+            for text in texts
+        ]
+
+    def likelihood(
+        self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]
+    ) -> NDArray[np.float64]:
+        return -np.array([float(len(completion)) for completion in completions])
+
+    def decode_nearest(self, embeddings: Tensor) -> list[int]:
+        table = torch.nn.functional.normalize(
+            torch.stack([self._row(i) for i in range(len(self._words))]), dim=-1
+        )
+        rows = torch.nn.functional.normalize(embeddings, dim=-1)
+        return list((rows @ table.T).argmax(dim=-1).tolist())
+
+    def verify(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def _id(self, word: str) -> int:
+        if word not in self._words:
+            self._words.append(word)
+        return self._words.index(word)
+
+    def _row(self, token_id: int) -> Tensor:
+        generator = torch.Generator().manual_seed(derive_seed("word", self._words[token_id]))
+        return torch.randn(self.dim, generator=generator)

@@ -1,0 +1,242 @@
+"""The default engine: any causal LM that transformers loads, in this process, on CPU or CUDA."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tide import pocket
+from tide.config import Sampling
+from tide.engines.base import Completion, EmbeddedPrompt, check_embeddings
+from tide.engines.decoding import Forward, decode, left_pad
+from tide.errors import EngineError, InputError
+
+# Decoding on a CPU gains little past this; on a GPU the weights are read once for the whole batch.
+_MAX_BATCH = {"cpu": 64, "cuda": 256}
+
+# Each completion is decoded behind this text, so that a tokenizer that marks word starts does not
+# swallow the completion's first space.
+_ANCHOR = "a"
+
+
+class TransformersEngine:
+    """A causal LM from a folder or the Hugging Face hub, run by its `inputs_embeds`.
+
+    model: folder, hub id, or "pocket" (bundled). device: "auto" (CUDA if there is one), "cpu",
+    "cuda", "cuda:1"... dtype: "auto" (the checkpoint's on CUDA, float32 on the CPU), "float32",
+    "bfloat16", "float16". max_batch: sequences run at once, None for a default by device.
+
+    Only safetensors weights are read, and code from the hub runs only with `trust_remote_code`.
+    Raises EngineError if the model cannot be loaded, has no usable embedding layer, or does not
+    give the same result for token ids and their embeddings.
+    """
+
+    def __init__(
+        self,
+        model: str | Path = "pocket",
+        *,
+        device: str = "auto",
+        dtype: str = "auto",
+        max_batch: int | None = None,
+        trust_remote_code: bool = False,
+    ) -> None:
+        self.name = str(model)
+        if max_batch is not None and max_batch < 1:
+            raise InputError(f"max_batch: must be at least 1 (got {max_batch})")
+        self.device = _find_device(device)
+        self.max_batch = max_batch or _MAX_BATCH.get(self.device.type, 64)
+        source = str(pocket.MODEL) if self.name == "pocket" else self.name
+        self.tokenizer, self.model = _load(source, self.device, dtype, trust_remote_code)
+        self.dtype = self.model.dtype
+        self._forward = Forward(self.model)
+        self._table = self._embedding_table()
+        self.dim = int(self._embed_ids([0]).shape[-1])
+        self.context_length = _context_length(self.model.config)
+        self._special_ids = torch.tensor(sorted(self.tokenizer.all_special_ids), dtype=torch.int64)
+        stop = self.model.generation_config.eos_token_id
+        self._stop_ids = torch.tensor(
+            [] if stop is None else np.atleast_1d(stop), dtype=torch.int64, device=self.device
+        )
+        self._anchor_ids = self.tokenizer.encode(_ANCHOR, add_special_tokens=False)
+        self._anchor_text = self.tokenizer.decode(self._anchor_ids)
+        self.verify()
+
+    def tokenize(self, prompts: Sequence[str]) -> list[list[int]]:
+        return self.tokenizer(list(prompts))["input_ids"] if prompts else []
+
+    def embed(self, prompts: Sequence[str]) -> list[EmbeddedPrompt]:
+        embedded = []
+        for text, ids in zip(prompts, self.tokenize(prompts), strict=True):
+            special = torch.isin(torch.tensor(ids, dtype=torch.int64), self._special_ids)
+            embeddings = self._embed_ids(ids).float().cpu()
+            embedded.append(EmbeddedPrompt(text, tuple(ids), embeddings, special))
+        return embedded
+
+    def complete(
+        self, embeddings: Sequence[Tensor], sampling: Sampling, seeds: Sequence[int]
+    ) -> list[Completion]:
+        check_embeddings(embeddings, self.dim, self.context_length, sampling.max_new_tokens)
+        # Prompts of similar length share a batch, so that little of it is padding.
+        order = sorted(range(len(embeddings)), key=lambda i: len(embeddings[i]))
+        completions: dict[int, Completion] = {}
+        for start in range(0, len(order), self.max_batch):
+            batch = order[start : start + self.max_batch]
+            ids = decode(
+                self._forward,
+                [embeddings[i].to(self.device, self.dtype) for i in batch],
+                sampling,
+                [seeds[i] for i in batch],
+                self._stop_ids,
+            )
+            completions.update(zip(batch, self._to_completions(ids), strict=True))
+        return [completions[i] for i in range(len(embeddings))]
+
+    @torch.inference_mode()
+    def likelihood(
+        self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]
+    ) -> NDArray[np.float64]:
+        result = np.zeros(len(prompts))
+        for start in range(0, len(prompts), self.max_batch):
+            rows = slice(start, start + self.max_batch)
+            pairs = list(zip(prompts[rows], completions[rows], strict=True))
+            if any(len(prompt) == 0 or len(completion) == 0 for prompt, completion in pairs):
+                raise EngineError("likelihood: an empty prompt or completion has no likelihood")
+            sequences = [torch.tensor([*prompt, *completion]) for prompt, completion in pairs]
+            ids, mask = left_pad([ids.to(self.device) for ids in sequences])
+            positions = (mask.cumsum(dim=-1) - 1).clamp_(min=0)
+            logits = self._forward(mask, positions, input_ids=ids).logits[:, :-1].float()
+            log_probs = logits.log_softmax(dim=-1).gather(-1, ids[:, 1:, None])[..., 0]
+            for i, (_, completion) in enumerate(pairs):
+                result[start + i] = float(log_probs[i, -len(completion) :].double().mean())
+        return result
+
+    def decode_nearest(self, embeddings: Tensor) -> list[int]:
+        with torch.inference_mode():
+            rows = torch.nn.functional.normalize(embeddings.to(self.device).float(), dim=-1)
+            table = torch.nn.functional.normalize(self._table.weight.float(), dim=-1)
+            return list((rows @ table.T).argmax(dim=-1).tolist())
+
+    def verify(self) -> None:
+        """Compare the next-token logits for token ids and for their embeddings.
+
+        They differ for models that feed more than the embeddings into their blocks; for those the
+        search would move something that the model does not write from.
+        """
+        ids = torch.tensor(self.tokenize(["The weather today is"]), device=self.device)
+        if ids.numel() == 0:
+            raise EngineError(f"model {self.name}: its tokenizer gives no tokens for a sentence")
+        positions = torch.arange(ids.shape[1], device=self.device)[None]
+        with torch.inference_mode():
+            by_ids = self._forward(None, positions, input_ids=ids)
+            embeddings = self._embed_ids(ids[0].tolist())[None]
+            by_embeddings = self._forward(None, positions, inputs_embeds=embeddings)
+        if getattr(by_ids, "past_key_values", None) is None:
+            raise EngineError(f"model {self.name}: keeps no key-value cache; it cannot be used")
+        worst = float((by_ids.logits - by_embeddings.logits).abs().max())
+        if not worst <= 1e-2 * max(1.0, float(by_ids.logits.abs().max())):
+            raise EngineError(
+                f"model {self.name}: token ids and their embeddings give different logits "
+                f"(by {worst:.3g}); this architecture feeds more than inputs_embeds to its blocks"
+            )
+
+    def close(self) -> None:
+        """Free the model's memory. The engine cannot be used afterwards."""
+        del self.model, self._forward, self._table
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _embedding_table(self) -> Any:
+        if not self._forward.accepts("inputs_embeds"):
+            raise EngineError(f"model {self.name}: its forward pass takes no inputs_embeds")
+        try:
+            table = self.model.get_input_embeddings()
+        except NotImplementedError:
+            table = None
+        if getattr(table, "weight", None) is None or table.weight.ndim != 2:
+            raise EngineError(f"model {self.name}: no usable input embedding layer")
+        return table
+
+    def _embed_ids(self, ids: Sequence[int]) -> Tensor:
+        """What the first block receives for `ids`: the layer itself applies any scaling (Gemma)."""
+        with torch.inference_mode():
+            embeddings: Tensor = self._table(torch.tensor(ids, device=self.device))
+        return embeddings
+
+    def _to_completions(self, ids: Tensor) -> list[Completion]:
+        stopped = torch.isin(ids, self._stop_ids.cpu())
+        rows: list[list[int]] = []
+        for row, stops in zip(ids.tolist(), stopped.tolist(), strict=True):
+            rows.append(row[: stops.index(True)] if any(stops) else row)
+        texts = self.tokenizer.batch_decode(
+            [self._anchor_ids + row for row in rows],
+            skip_special_tokens=True,
+            clean_up_tokenization_spaces=False,
+        )
+        return [
+            Completion(
+                text.removeprefix(self._anchor_text),
+                tuple(row),
+                "stop" if any(stops) else "length",
+            )
+            for text, row, stops in zip(texts, rows, stopped.tolist(), strict=True)
+        ]
+
+
+def _find_device(device: str) -> torch.device:
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        found = torch.device(device)
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError) as error:
+        reason = "there is no CUDA device" if "cuda" in device else _first_line(error)
+        raise EngineError(
+            f"device {device!r} cannot be used: {reason}; choose 'auto' or 'cpu'"
+        ) from error
+    return found
+
+
+def _load(source: str, device: torch.device, dtype: str, trust_remote_code: bool) -> Any:
+    from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415  (slow import)
+
+    if dtype == "auto":
+        wanted: Any = torch.float32 if device.type == "cpu" else "auto"
+    else:
+        wanted = getattr(torch, dtype, None)
+        if not isinstance(wanted, torch.dtype) or not wanted.is_floating_point:
+            raise InputError(
+                f"dtype: unknown {dtype!r}; use 'auto', 'float32', 'bfloat16' or 'float16'"
+            )
+    if Path(source).exists() and not (Path(source) / "config.json").is_file():
+        raise EngineError(f"model {source}: the folder holds no config.json")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
+        model = AutoModelForCausalLM.from_pretrained(
+            source, dtype=wanted, use_safetensors=True, trust_remote_code=trust_remote_code
+        )
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        ImportError,
+        RuntimeError,
+        json.JSONDecodeError,
+    ) as error:
+        raise EngineError(f"model {source}: cannot be loaded: {_first_line(error)}") from error
+    return tokenizer, model.to(device).eval().requires_grad_(False)
+
+
+def _context_length(config: Any) -> int | None:
+    length = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return None if length is None else int(length)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,108 @@
+"""Tiny models of every architecture the tests need, built from their configs: no downloads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    BertConfig,
+    Gemma2Config,
+    GPT2Config,
+    GPTNeoXConfig,
+    LlamaConfig,
+    MambaConfig,
+    OPTConfig,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+)
+
+VOCAB = 300
+CONTEXT = 64
+_TEXT = ["The weather today is fine and the people are kind.", "Rain fell on the quiet town."]
+_COMMON: dict[str, Any] = {"vocab_size": VOCAB, "bos_token_id": 0, "eos_token_id": 1}
+_WIDTH: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": CONTEXT,
+}
+CONFIGS: dict[str, Any] = {
+    "gpt2": lambda: GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=CONTEXT, **_COMMON),
+    "llama": lambda: LlamaConfig(**_WIDTH, num_key_value_heads=2, **_COMMON),
+    "qwen3": lambda: Qwen3Config(**_WIDTH, num_key_value_heads=2, head_dim=8, **_COMMON),
+    "gemma2": lambda: Gemma2Config(
+        **_WIDTH, num_key_value_heads=2, head_dim=8, sliding_window=16, **_COMMON
+    ),
+    "opt": lambda: OPTConfig(
+        hidden_size=32, ffn_dim=64, num_hidden_layers=2, num_attention_heads=4,
+        max_position_embeddings=CONTEXT, word_embed_proj_dim=16, **_COMMON,
+    ),
+    "gpt_neox": lambda: GPTNeoXConfig(**_WIDTH, **_COMMON),
+}  # fmt: skip
+
+
+def save_tokenizer(folder: Path, *, bos: bool = False, word_marks: bool = False) -> None:
+    """A byte-level BPE tokenizer, or with `word_marks` one that marks word starts (Llama-like)."""
+    bpe = Tokenizer(models.BPE(unk_token="<unk>" if word_marks else None))
+    if word_marks:
+        bpe.pre_tokenizer = pre_tokenizers.Metaspace()
+        bpe.decoder = decoders.Metaspace()
+        alphabet = sorted({c for text in _TEXT for c in text})
+    else:
+        bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        bpe.decoder = decoders.ByteLevel()
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB,
+        special_tokens=["<s>", "</s>", "<unk>"],
+        initial_alphabet=alphabet,
+        show_progress=False,
+    )
+    bpe.train_from_iterator(_TEXT, trainer)
+    if bos:
+        bpe.post_processor = processors.TemplateProcessing(
+            single="<s> $A", special_tokens=[("<s>", 0)]
+        )
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=bpe, bos_token="<s>", eos_token="</s>", pad_token="</s>", unk_token="<unk>"
+    )
+    tokenizer.save_pretrained(folder)
+
+
+def save_causal_lm(folder: Path, kind: str, **tokenizer_options: bool) -> Path:
+    """A random causal LM whose greedy continuations vary, with its tokenizer."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(CONFIGS[kind]())
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            parameter.data.mul_(4.0)  # flat random logits would be decided by rounding
+    model.save_pretrained(folder)
+    save_tokenizer(folder, **tokenizer_options)
+    return folder
+
+
+def save_mamba(folder: Path) -> Path:
+    """A causal LM without a key-value cache."""
+    torch.manual_seed(0)
+    config = MambaConfig(hidden_size=16, state_size=4, num_hidden_layers=1, **_COMMON)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    save_tokenizer(folder)
+    return folder
+
+
+def save_classifier(folder: Path, labels: list[str], **config: Any) -> Path:
+    """A random text classifier with `labels`."""
+    torch.manual_seed(0)
+    settings = BertConfig(
+        **_WIDTH, vocab_size=VOCAB, id2label=dict(enumerate(labels)),
+        label2id={label: i for i, label in enumerate(labels)}, **config,
+    )  # fmt: skip
+    AutoModelForSequenceClassification.from_config(settings).save_pretrained(folder)
+    save_tokenizer(folder)
+    return folder
