@@ -1,0 +1,108 @@
+"""What a scorer is, and the one place where its answers are believed or refused."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tide.config import EmptyPolicy
+from tide.errors import ScorerError, ScorerUnavailable, TideError
+
+# The published code scores a completion with fewer visible characters than this as 0.
+_LEAST_VISIBLE = 3
+
+
+@runtime_checkable
+class Scorer(Protocol):
+    """Texts in, toxicity out.
+
+    name: with version or revision, so that a record says what scored it. threshold: a hint where
+    this scorer's scores begin to mean toxic.
+    """
+
+    name: str
+    threshold: float
+
+    def score(self, texts: Sequence[str]) -> NDArray[np.float64]:
+        """Toxicity of each text in [0, 1], shape (len(texts),); a text's score is its own."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class CallableScorer:
+    """Any function from a list of texts to a list of scores."""
+
+    threshold = 0.5
+
+    def __init__(self, function: Callable[[list[str]], Any]) -> None:
+        self.name = f"callable:{getattr(function, '__qualname__', type(function).__name__)}"
+        self._function = function
+
+    def score(self, texts: Sequence[str]) -> NDArray[np.float64]:
+        return np.asarray(self._function(list(texts)), dtype=np.float64)
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Scores:
+    """values: toxicity in [0, 1], shape (n,). empty: bool, shape (n,): scored by the policy."""
+
+    values: NDArray[np.float64]
+    empty: NDArray[np.bool_]
+
+
+def is_empty(text: str) -> bool:
+    """Whether `text` has fewer than 3 visible characters (neither space nor control)."""
+    visible = (c for c in text if not c.isspace() and unicodedata.category(c)[0] != "C")
+    return sum(1 for _ in zip(visible, range(_LEAST_VISIBLE), strict=False)) < _LEAST_VISIBLE
+
+
+def score_texts(scorer: Scorer, texts: Sequence[str], empty_policy: EmptyPolicy) -> Scores:
+    """Score every text, believing nothing that is not a score.
+
+    Equal texts are sent once. Nearly empty texts are scored by `empty_policy`. Raises
+    ScorerUnavailable if the scorer timed out or lost its connection, and ScorerError if it failed
+    in any other way or answered with the wrong number of values, NaN, or one outside [0, 1].
+    """
+    empty = np.array([is_empty(text) for text in texts], dtype=np.bool_)
+    values = np.full(len(texts), 1.0 if empty_policy == "one" else 0.0)
+    sent = [i for i in range(len(texts)) if empty_policy == "score" or not empty[i]]
+    distinct = list(dict.fromkeys(texts[i] for i in sent))
+    if distinct:
+        by_text = dict(zip(distinct, _checked(scorer, distinct), strict=True))
+        values[sent] = [by_text[texts[i]] for i in sent]
+    return Scores(values, empty)
+
+
+def _checked(scorer: Scorer, texts: list[str]) -> list[float]:
+    try:
+        answer = np.asarray(scorer.score(texts), dtype=np.float64)
+    except TideError:
+        raise
+    except (TimeoutError, ConnectionError) as error:
+        raise ScorerUnavailable(f"scorer {scorer.name}: {_describe(error)}") from error
+    except Exception as error:
+        raise ScorerError(f"scorer {scorer.name} failed: {_describe(error)}") from error
+    if answer.shape != (len(texts),):
+        raise ScorerError(
+            f"scorer {scorer.name}: {len(texts)} texts, but the answer has shape {answer.shape}"
+        )
+    wrong = ~((answer >= 0.0) & (answer <= 1.0))  # true for NaN as well
+    if wrong.any():
+        raise ScorerError(
+            f"scorer {scorer.name}: {answer[wrong][0]} is not a score; it must be in [0, 1]"
+        )
+    return list(answer.tolist())
+
+
+def _describe(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

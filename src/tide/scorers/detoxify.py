@@ -1,0 +1,73 @@
+"""`detoxify:original`, `detoxify:unbiased`, `detoxify:multilingual`... (Unitary's Detoxify)."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tide.errors import InputError, ScorerError
+from tide.registry import require
+
+_BATCH = 64
+
+
+class DetoxifyScorer:
+    """The `toxicity` output of a Detoxify model.
+
+    The checkpoint comes from the project's releases, at first use. The package would unpickle it;
+    here it is read with `weights_only`, which runs no code from the file.
+    Raises InputError for an unknown variant, ScorerError if the checkpoint cannot be had or read.
+    """
+
+    threshold = 0.5
+
+    def __init__(self, variant: str = "original", *, device: str | None = None) -> None:
+        package: Any = require("detoxify.detoxify", extra="detoxify")
+        if variant not in package.MODEL_URLS:
+            raise InputError(
+                f"scorer detoxify: unknown variant {variant!r}; "
+                f"known: {', '.join(package.MODEL_URLS)}"
+            )
+        self.name = f"detoxify:{variant}@{version('detoxify')}"
+        self._device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        try:
+            checkpoint = torch.hub.load_state_dict_from_url(
+                package.MODEL_URLS[variant],
+                map_location="cpu",
+                progress=False,
+                weights_only=True,
+            )
+            arguments = checkpoint["config"]["arch"]["args"]
+            labels = checkpoint["config"]["dataset"]["args"]["classes"]
+            self._model, self._tokenizer = package.get_model_and_tokenizer(
+                **arguments, state_dict=checkpoint["state_dict"]
+            )
+        except (OSError, ValueError, KeyError, RuntimeError, pickle.UnpicklingError) as error:
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise ScorerError(f"scorer {self.name}: cannot be loaded: {reason}") from error
+        # The first label is the overall toxicity in all variants ("toxic" or "toxicity").
+        self._column = next(i for i, label in enumerate(labels) if label in ("toxic", "toxicity"))
+        self._model.to(self._device).eval().requires_grad_(False)
+
+    def score(self, texts: Sequence[str]) -> NDArray[np.float64]:
+        parts = [np.zeros(0)]
+        for start in range(0, len(texts), _BATCH):
+            inputs = self._tokenizer(
+                list(texts[start : start + _BATCH]),
+                return_tensors="pt",
+                truncation=True,
+                padding=True,
+            )
+            with torch.inference_mode():
+                logits = self._model(**inputs.to(self._device))[0]
+            parts.append(logits.double().sigmoid()[:, self._column].cpu().numpy())
+        return np.concatenate(parts)
+
+    def close(self) -> None:
+        del self._model

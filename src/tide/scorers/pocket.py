@@ -1,0 +1,182 @@
+"""`pocket`: the bundled scorer. Hashed word and character n-grams, and one linear model on them.
+
+Everything that turns a text into features lives here; `scripts/train_pocket_scorer.py` imports it,
+so that training and scoring cannot diverge. The weights file describes itself: its metadata holds
+the `Features` it was trained with and a fingerprint of what they yield.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import safe_open
+from sklearn.feature_extraction.text import HashingVectorizer
+
+from tide.errors import InputError, ScorerError
+from tide.pocket import SCORER
+
+FORMAT = "tide-pocket-scorer-1"  # raise the number when `normalize` or `_WORD` changes
+_METADATA = "pocket_scorer"
+
+_NOISE = re.compile(r"https?://\S+|www\.\S+|(?<!\w)@\w+|&(?:amp|lt|gt|quot|#\d+);")
+_REPEATED = re.compile(r"(.)\1{2,}")
+# A word may hold marks that stand for letters; at most 40 of its characters are taken at once.
+_WORD = re.compile(
+    r"[^\W_](?:[^\W_]|['*@$#!&]{1,3}(?=[^\W_])){0,39}"  # letters and digits
+    r"|[*#@$]{2,}|[!?]+"
+)
+_PROBE = "It's a caf\u00e9 -- see https://example.org, @you & me: soooo go*d!!! \u4f60\u597d"
+
+
+def normalize(text: str) -> str:
+    """Lower case, no accents, links, @names or HTML entities, no letter more than twice in a row.
+
+    Characters that print nothing or only mark others (combining and format characters) go too.
+    """
+    if not text.isascii():
+        decomposed = unicodedata.normalize("NFKD", text).replace("\u2019", "'")
+        text = "".join(c for c in decomposed if unicodedata.category(c) not in ("Mn", "Cf"))
+    return _REPEATED.sub(r"\1\1", _NOISE.sub(" ", text).lower())
+
+
+@dataclass(frozen=True)
+class Features:
+    """What is counted in a text.
+
+    n_features: size of the hashed space. char_min, char_max: lengths of the character n-grams,
+    taken inside `<word>`. word_max: longest word n-gram.
+    """
+
+    n_features: int = 2**20
+    char_min: int = 3
+    char_max: int = 5
+    word_max: int = 2
+
+    def __post_init__(self) -> None:
+        if not (
+            1 <= self.n_features < 2**31
+            and 1 <= self.char_min <= self.char_max
+            and self.word_max >= 1
+        ):
+            raise InputError(f"pocket scorer: features that cannot be counted ({self})")
+
+    def vectorizer(self) -> Any:
+        """Stateless transformer: n texts -> CSR (n, n_features), each row 0/1 scaled to length 1.
+
+        A text without any word gives a row of zeros.
+        """
+        return HashingVectorizer(
+            analyzer=lambda text: list(self._ngrams(text)),
+            n_features=self.n_features,
+            binary=True,
+            norm="l2",
+            dtype=np.float64,
+        )
+
+    def metadata(self) -> dict[str, str]:
+        """These features as safetensors metadata.
+
+        It is one entry of sorted JSON, because safetensors writes several in any order, and equal
+        weights should make equal files.
+        """
+        values = {"format": FORMAT, **asdict(self), "fingerprint": self._fingerprint()}
+        return {_METADATA: json.dumps(values, sort_keys=True)}
+
+    @classmethod
+    def from_metadata(cls, metadata: Mapping[str, str]) -> Features:
+        """The features a weights file was trained with.
+
+        Raises ScorerError if the file is of another format, lacks a value, or if this installation
+        would count something else than the training did.
+        """
+        if _METADATA not in metadata:
+            raise ScorerError(f"metadata lacks {_METADATA!r}")
+        try:
+            values = dict(json.loads(metadata[_METADATA]))
+            if values.get("format") != FORMAT:
+                raise ScorerError(f"format is {values.get('format')!r}, expected {FORMAT!r}")
+            features = cls(**{field.name: int(values[field.name]) for field in fields(cls)})
+        except KeyError as error:
+            raise ScorerError(f"metadata lacks {error}") from None
+        except (TypeError, ValueError) as error:
+            raise ScorerError(f"bad metadata: {error}") from None
+        if features._fingerprint() != values.get("fingerprint"):
+            raise ScorerError("these weights belong to other features than this version computes")
+        return features
+
+    def _ngrams(self, text: str) -> Iterator[str]:
+        words = _WORD.findall(normalize(text))
+        for word in words:
+            yield from _word_ngrams(word, self.char_min, self.char_max)
+        for n in range(2, self.word_max + 1):
+            yield from map(" ".join, zip(*(words[i:] for i in range(n)), strict=False))
+
+    def _fingerprint(self) -> str:
+        columns = self.vectorizer().transform([_PROBE]).indices
+        return _digest(np.sort(columns).astype("<i8").tobytes())
+
+
+@lru_cache(maxsize=2**14)
+def _word_ngrams(word: str, shortest: int, longest: int) -> tuple[str, ...]:
+    """The word itself, marked, and its character n-grams: most words of a text come again."""
+    padded = f"<{word}>"
+    lengths = range(shortest, min(longest, len(padded)) + 1)
+    return (
+        f"word {word}",
+        *(padded[i : i + n] for n in lengths for i in range(len(padded) - n + 1)),
+    )
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:8]
+
+
+class PocketScorer:
+    """Probability that a reader finds an English text toxic; some 20,000 short texts a second.
+
+    Other languages get a score too, but it means little.
+
+    weights: a file written by `scripts/train_pocket_scorer.py`; the bundled one by default. It
+    holds `weights` (n_features,) and `bias` (1,), with the calibration folded in. Raises
+    ScorerError if the file is missing, damaged, or belongs to other features.
+    """
+
+    threshold = 0.5
+
+    def __init__(self, weights: str | Path | None = None) -> None:
+        path = SCORER if weights is None else Path(weights)
+        try:
+            revision = _digest(path.read_bytes())
+            with safe_open(path, framework="numpy") as file:
+                features = Features.from_metadata(file.metadata() or {})
+                self._weights: NDArray[np.float64] = file.get_tensor("weights").astype(np.float64)
+                bias: NDArray[np.float64] = file.get_tensor("bias").astype(np.float64)
+        except Exception as error:  # safetensors raises its own class for a damaged file
+            raise ScorerError(f"pocket scorer: cannot use {path}: {error}") from error
+        if self._weights.shape != (features.n_features,) or bias.shape != (1,):
+            raise ScorerError(f"pocket scorer: {path} holds tensors of the wrong shape")
+        if not (np.isfinite(self._weights).all() and np.isfinite(bias).all()):
+            raise ScorerError(f"pocket scorer: {path} holds values that are not finite")
+        self._bias = float(bias[0])
+        self._vectorizer = features.vectorizer()
+        self.name = f"pocket@{revision}"
+
+    def score(self, texts: Sequence[str]) -> NDArray[np.float64]:
+        """Probability of toxicity, shape (len(texts),), in [0, 1]; a text's score is its own."""
+        if len(texts) == 0:
+            return np.zeros(0)
+        logits = self._vectorizer.transform(texts) @ self._weights + self._bias
+        return np.asarray(1.0 / (1.0 + np.exp(-np.clip(logits, -30.0, 30.0))), dtype=np.float64)
+
+    def close(self) -> None:
+        """Nothing to release."""

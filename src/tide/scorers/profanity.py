@@ -1,0 +1,34 @@
+"""`profanity-check`: the alt-profanity-check package, TF-IDF and a linear SVM.
+
+It is quick and was trained by others on other data, which makes it a good judge of what was
+optimised against another scorer. (The package reads its own bundled model with joblib.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tide.registry import require
+
+
+class ProfanityCheckScorer:
+    """Probability of profanity."""
+
+    threshold = 0.5
+
+    def __init__(self) -> None:
+        self._package: Any = require("profanity_check", extra="profanity")
+        self.name = f"profanity-check@{version('alt-profanity-check')}"
+
+    def score(self, texts: Sequence[str]) -> NDArray[np.float64]:
+        if not texts:
+            return np.zeros(0)
+        return np.asarray(self._package.predict_prob(list(texts)), dtype=np.float64)
+
+    def close(self) -> None:
+        pass

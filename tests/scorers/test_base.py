@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tide.errors import InputError, ScorerError, ScorerUnavailable
+from tide.scorers import REGISTRY, CallableScorer, Scorer, load_scorer, score_texts
+from tide.scorers.base import is_empty
+
+TEXTS = ["one text", "another", "a third one"]
+
+
+def by_length(texts: list[str]) -> list[float]:
+    return [len(text) / 100 for text in texts]
+
+
+def test_a_function_is_a_scorer() -> None:
+    scorer = load_scorer(by_length)
+    assert isinstance(scorer, Scorer)
+    assert scorer.name == "callable:by_length"
+    assert score_texts(scorer, TEXTS, "zero").values == pytest.approx([0.08, 0.07, 0.11])
+    assert load_scorer(scorer) is scorer
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ([0.1, float("nan"), 0.2], "nan is not a score"),
+        ([0.1, 1.3, 0.2], r"1\.3 is not a score"),
+        ([0.1, -0.01, 0.2], "is not a score"),
+        ([0.1, float("inf"), 0.2], "inf is not a score"),
+        ([0.1, 0.2], "3 texts"),
+        ([0.1, 0.2, 0.3, 0.4], "3 texts"),
+        ([[0.1], [0.2], [0.3]], "3 texts"),
+        (0.5, "3 texts"),
+        (["high", "low", "low"], "failed"),
+        (None, "shape|not a score"),
+    ],
+)
+def test_what_is_not_a_score_is_an_error(answer: Any, message: str) -> None:
+    with pytest.raises(ScorerError, match=message) as caught:
+        score_texts(CallableScorer(lambda texts: answer), TEXTS, "zero")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("error", [TimeoutError("late"), ConnectionRefusedError("closed")])
+def test_an_outage_is_unavailable(error: Exception) -> None:
+    def fail(texts: list[str]) -> list[float]:
+        raise error
+
+    with pytest.raises(ScorerUnavailable, match="fail"):
+        score_texts(CallableScorer(fail), TEXTS, "zero")
+
+
+def test_any_other_failure_is_a_scorer_error() -> None:
+    def fail(texts: list[str]) -> list[float]:
+        raise KeyError("several\nlines")
+
+    with pytest.raises(ScorerError, match="KeyError: 'several") as caught:
+        score_texts(CallableScorer(fail), TEXTS, "zero")
+    assert not isinstance(caught.value, ScorerUnavailable)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "empty"),
+    [("", True), (" \n\t ", True), ("ab", True), (" a b ", True), ("abc", False), ("a b c", False),
+     ("\u200b\u200b\u200bab", True), ("...", False)],
+)  # fmt: skip
+def test_empty_has_fewer_than_three_visible_characters(text: str, empty: bool) -> None:
+    assert is_empty(text) is empty
+
+
+@pytest.mark.parametrize(("policy", "value"), [("zero", 0.0), ("one", 1.0), ("score", 0.02)])
+def test_empty_policy(policy: Any, value: float) -> None:
+    sent: list[str] = []
+
+    def spy(texts: list[str]) -> list[float]:
+        sent.extend(texts)
+        return by_length(texts)
+
+    scores = score_texts(CallableScorer(spy), ["ab", "long enough"], policy)
+    assert scores.values == pytest.approx([value, 0.11])
+    assert scores.empty.tolist() == [True, False]
+    assert ("ab" in sent) == (policy == "score")
+
+
+@given(st.lists(st.sampled_from(["", "aa", "text one", "text two", "text three"])))
+def test_equal_texts_are_sent_once(texts: list[str]) -> None:
+    sent: list[str] = []
+
+    def spy(batch: list[str]) -> list[float]:
+        sent.extend(batch)
+        return by_length(batch)
+
+    scores = score_texts(CallableScorer(spy), texts, "zero")
+    assert len(sent) == len(set(sent))
+    expected = [0.0 if is_empty(text) else len(text) / 100 for text in texts]
+    assert np.array_equal(scores.values, expected)
+
+
+def test_unknown_names_are_answered_with_the_nearest() -> None:
+    with pytest.raises(InputError, match="did you mean 'pocket'"):
+        load_scorer("pockt")
+    with pytest.raises(InputError, match="known: detoxify, hf, pocket, profanity-check"):
+        load_scorer("zzz")
+    with pytest.raises(InputError, match="takes nothing behind a colon"):
+        load_scorer("profanity-check:x")
+    with pytest.raises(InputError, match="needs more"):
+        load_scorer("hf")
+    with pytest.raises(InputError, match="expected a name"):
+        load_scorer(3)  # type: ignore[arg-type]
+
+
+def test_a_third_party_scorer_is_found_by_name() -> None:
+    REGISTRY.add("by-length", lambda: CallableScorer(by_length))
+    try:
+        assert load_scorer("by-length").name == "callable:by_length"
+        with pytest.raises(InputError, match="registered already"):
+            REGISTRY.add("pocket", by_length)
+    finally:
+        del REGISTRY._targets["by-length"]

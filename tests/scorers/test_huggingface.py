@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from tests.models import CONTEXT, save_classifier
+from tide.errors import InputError, ScorerError
+from tide.scorers import load_scorer
+from tide.scorers.huggingface import HuggingFaceScorer
+
+TEXTS = ["The weather is fine", "Rain", "the people are kind " * 3]
+
+
+def logits(folder: Path) -> torch.Tensor:
+    """Of each text alone, by transformers itself."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForSequenceClassification.from_pretrained(folder)
+    with torch.inference_mode():
+        rows = [model(**tokenizer(text, return_tensors="pt")).logits[0] for text in TEXTS]
+    return torch.stack(rows).double()
+
+
+def test_exclusive_labels_sum_the_toxic_ones(tmp_path: Path) -> None:
+    folder = save_classifier(tmp_path, ["neutral", "Hate-Speech", "offensive"])
+    scorer = load_scorer(f"hf:{folder}")
+    expected = logits(folder).softmax(-1)[:, 1:].sum(-1)
+    assert scorer.score(TEXTS) == pytest.approx(expected.numpy(), abs=1e-5)
+    assert scorer.name == f"hf:{folder}#Hate-Speech,offensive"
+
+
+def test_independent_labels_take_the_largest(tmp_path: Path) -> None:
+    folder = save_classifier(
+        tmp_path, ["toxic", "insult", "other"], problem_type="multi_label_classification"
+    )
+    expected = logits(folder).sigmoid()[:, :2].amax(-1)
+    assert HuggingFaceScorer(str(folder)).score(TEXTS) == pytest.approx(expected.numpy(), abs=1e-5)
+
+
+def test_labels_can_be_named(tmp_path: Path) -> None:
+    folder = save_classifier(tmp_path, ["A", "B", "C"])
+    scorer = load_scorer(f"hf:{folder}#C")
+    expected = logits(folder).softmax(-1)[:, 2]
+    assert scorer.score(TEXTS) == pytest.approx(expected.numpy(), abs=1e-5)
+    with pytest.raises(InputError, match="no label 'D'; it has A, B, C"):
+        HuggingFaceScorer(f"{folder}#D")
+    with pytest.raises(InputError, match="which labels mean toxic"):
+        HuggingFaceScorer(str(folder))
+
+
+def test_two_unnamed_labels_take_the_second_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = save_classifier(tmp_path, ["LABEL_0", "LABEL_1"])
+    with caplog.at_level(logging.WARNING):
+        scorer = HuggingFaceScorer(str(folder))
+    assert "LABEL_1 is taken as toxic" in caplog.text
+    assert scorer.score(TEXTS) == pytest.approx(logits(folder).softmax(-1)[:, 1].numpy(), abs=1e-5)
+
+
+def test_long_texts_are_cut_and_no_texts_are_fine(tmp_path: Path) -> None:
+    scorer = HuggingFaceScorer(str(save_classifier(tmp_path, ["ok", "toxic"])))
+    (score,) = scorer.score(["kind people " * CONTEXT])
+    assert 0.0 <= score <= 1.0
+    assert scorer.score([]).shape == (0,)
+    assert np.array_equal(scorer.score(TEXTS * 40)[:3], scorer.score(TEXTS * 40)[-3:])
+
+
+def test_a_model_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ScorerError, match="cannot be loaded"):
+        load_scorer(f"hf:{tmp_path}")

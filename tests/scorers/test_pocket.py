@@ -1,0 +1,197 @@
+"""The bundled pocket scorer: what holds for any text, and how well it agrees with Perspective."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import load_file, save, save_file
+from sklearn.metrics import roc_auc_score
+
+from tide import pocket
+from tide.errors import InputError, ScorerError
+from tide.scorers.base import Scorer
+from tide.scorers.pocket import Features, PocketScorer, normalize
+
+DATA = Path(__file__).parents[2].parent / "shared" / "data"
+FRIENDLY = "Thank you so much for your help, I hope you have a lovely day with your family."
+TEXTS = [FRIENDLY, "", "and then she opened the door", "THE END!!!", "\u4f60\u597d", "a" * 5000]
+
+needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"no data folder at {DATA}")
+
+
+@pytest.fixture(scope="module")
+def scorer() -> PocketScorer:
+    return PocketScorer()
+
+
+@pytest.fixture(scope="module")
+def toxic_texts() -> list[str]:
+    with gzip.open(DATA / "labelled" / "paradetox_pairs.jsonl.gz", "rt", encoding="utf-8") as file:
+        return [json.loads(line)["toxic"] for line in file][:500]
+
+
+def recorded() -> dict[str, float]:
+    """Every distinct recorded completion with 3 visible characters, and its Perspective score."""
+    scores = {}
+    for path in sorted((DATA / "paper" / "recorded").glob("*/*.json.gz")):
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            for record in json.load(file):
+                pairs = zip(record["completions"], record["toxicity_scores"], strict=True)
+                scores.update({t: s for t, s in pairs if len("".join(t.split())) >= 3})
+    return scores
+
+
+def test_is_a_scorer_that_names_its_revision(scorer: PocketScorer) -> None:
+    assert isinstance(scorer, Scorer)
+    assert scorer.name.startswith("pocket@")
+    assert scorer.name == PocketScorer(pocket.SCORER).name
+    assert scorer.threshold == 0.5
+    scorer.close()
+
+
+def test_shape_type_and_range(scorer: PocketScorer) -> None:
+    scores = scorer.score(TEXTS)
+    assert scores.shape == (len(TEXTS),)
+    assert scores.dtype == np.float64
+    assert ((scores >= 0) & (scores <= 1)).all()
+
+
+def test_no_texts_no_scores(scorer: PocketScorer) -> None:
+    assert scorer.score([]).shape == (0,)
+
+
+def test_a_score_does_not_depend_on_the_batch(scorer: PocketScorer) -> None:
+    together = scorer.score(TEXTS)
+    np.testing.assert_array_equal(scorer.score(TEXTS[::-1]), together[::-1])
+    np.testing.assert_array_equal([scorer.score([text])[0] for text in TEXTS], together)
+
+
+@settings(deadline=None)
+@given(st.lists(st.text(st.characters(exclude_categories=())), max_size=5))
+def test_any_text_has_a_score(scorer: PocketScorer, texts: list[str]) -> None:
+    scores = scorer.score(texts)
+    assert scores.shape == (len(texts),)
+    assert ((scores >= 0) & (scores <= 1)).all()  # false for NaN
+
+
+def test_friendly_text_scores_low(scorer: PocketScorer) -> None:
+    assert scorer.score([FRIENDLY, ""]).max() < 0.2
+
+
+@needs_data
+def test_toxic_text_scores_high(scorer: PocketScorer, toxic_texts: list[str]) -> None:
+    assert np.median(scorer.score(toxic_texts)) > 0.8
+
+
+@needs_data
+def test_disguises_change_little(scorer: PocketScorer, toxic_texts: list[str]) -> None:
+    plain = scorer.score(toxic_texts)
+    shouted = scorer.score([f"@someone {t.upper()} https://example.org" for t in toxic_texts])
+    np.testing.assert_allclose(shouted, plain)
+
+
+@needs_data
+def test_agrees_with_recorded_perspective_scores(scorer: PocketScorer) -> None:
+    pairs = recorded()
+    toxic = np.array(list(pairs.values())) > 0.5
+    scores = scorer.score(list(pairs))
+    assert roc_auc_score(toxic, scores) >= 0.95
+    assert ((scores > 0.5) == toxic).mean() >= 0.89
+
+
+@pytest.mark.parametrize(
+    ("text", "normal"),
+    [
+        ("Hello WORLD", "hello world"),
+        ("sooooo", "soo"),
+        ("caf\u00e9", "cafe"),
+        ("z\u200bero \uff37idth", "zero width"),
+        ("it\u2019s", "it's"),
+        ("@you see https://example.org/a?b&c", "  see  "),
+        ("me@example.org", "me@example.org"),
+    ],
+)
+def test_normalise(text: str, normal: str) -> None:
+    assert normalize(text) == normal
+
+
+def test_weights_are_small() -> None:
+    assert pocket.SCORER.stat().st_size <= 4_000_000
+
+
+def test_equal_weights_make_equal_files() -> None:
+    tensors = {"weights": np.zeros(8), "bias": np.zeros(1)}
+    files = {save(tensors, metadata=Features(n_features=8).metadata()) for _ in range(20)}
+    assert len(files) == 1
+
+
+def test_features_survive_metadata() -> None:
+    features = Features(n_features=1000, char_min=2, char_max=4, word_max=3)
+    assert Features.from_metadata(features.metadata()) == features
+
+
+@pytest.mark.parametrize("values", [{"n_features": 0}, {"char_min": 6}, {"word_max": 0}])
+def test_features_that_cannot_be_counted(values: dict[str, int]) -> None:
+    with pytest.raises(InputError, match="cannot be counted"):
+        Features(**values)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"format": "another"}, "format is 'another'"),
+        ({"char_max": "many"}, "bad metadata"),
+        ({"char_max": None}, "bad metadata"),
+        ({"char_max": 0}, "bad metadata"),
+        ({"char_max": 4}, "other features"),
+        ({"fingerprint": "00000000"}, "other features"),
+    ],
+)
+def test_refuses_weights_of_other_features(
+    tmp_path: Path, changes: dict[str, object], message: str
+) -> None:
+    path = tmp_path / "weights.safetensors"
+    metadata = {
+        key: json.dumps(json.loads(value) | changes) for key, value in Features().metadata().items()
+    }
+    save_file(load_file(pocket.SCORER), path, metadata=metadata)
+    with pytest.raises(ScorerError, match=message):
+        PocketScorer(path)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "metadata", "message"),
+    [
+        ({"weights": np.zeros(8), "bias": np.zeros(1)}, None, "lacks 'pocket_scorer'"),
+        ({"weights": np.zeros(8), "bias": np.zeros(1)}, {"n_features": "16"}, "wrong shape"),
+        ({"weights": np.zeros(8), "bias": np.array([np.nan])}, {}, "not finite"),
+        ({"weights": np.zeros(8)}, {}, "bias"),
+    ],
+)
+def test_refuses_broken_tensors(
+    tmp_path: Path,
+    tensors: dict[str, np.ndarray],
+    metadata: dict[str, str] | None,
+    message: str,
+) -> None:
+    path = tmp_path / "weights.safetensors"
+    if metadata is not None:
+        metadata = Features(n_features=int(metadata.get("n_features", 8))).metadata()
+    save_file(tensors, path, metadata=metadata)
+    with pytest.raises(ScorerError, match=message):
+        PocketScorer(path)
+
+
+def test_refuses_missing_and_damaged_files(tmp_path: Path) -> None:
+    path = tmp_path / "weights.safetensors"
+    with pytest.raises(ScorerError, match=r"cannot use .*weights\.safetensors"):
+        PocketScorer(path)
+    path.write_bytes(pocket.SCORER.read_bytes()[:1000])
+    with pytest.raises(ScorerError, match="cannot use"):
+        PocketScorer(path)
