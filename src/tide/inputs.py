@@ -1,0 +1,106 @@
+"""Prompts from a file: jsonl, csv or txt, plain or gzipped, with errors that name the line."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from tide.errors import InputError
+
+
+@dataclass(frozen=True)
+class Row:
+    """One text of an input file. `id` is the file's own, else the number of the row, from 0."""
+
+    id: int | str
+    text: str
+
+
+def read_rows(path: Path, *, field: str = "prompt", limit: int | None = None) -> list[Row]:
+    """The texts of `path`, in order, at most `limit`.
+
+    jsonl: one object a line with `field` (a string, or an object with `text` as in
+    RealToxicityPrompts) and optionally `id`. csv: a header with `field` and optionally `id`.
+    txt: one text a line, blank lines skipped. A further `.gz` is read through gzip.
+
+    Raises InputError, with the line's number, for a line that cannot be used, an id that occurs
+    twice, or a file without texts.
+    """
+    suffixes = [suffix for suffix in path.suffixes if suffix != ".gz"]
+    kind = suffixes[-1] if suffixes else ""
+    if kind not in (".jsonl", ".csv", ".txt"):
+        raise InputError(f"{path}: unknown kind of file; use .jsonl, .csv or .txt (or these .gz)")
+    rows: list[Row] = []
+    first_line: dict[int | str, int] = {}
+    try:
+        with _open(path) as file:
+            for line, row in _READERS[kind](file, field):
+                if limit is not None and len(rows) == limit:
+                    break
+                place = f"{path}, line {line}"
+                row_id, text = row.get("id", len(rows)), row.get(field)
+                if isinstance(text, dict):
+                    text = text.get("text")
+                if not isinstance(text, str):
+                    raise InputError(f"{place}: no text field {field!r}")
+                if not text.strip():
+                    raise InputError(f"{place}: {field!r} is empty")
+                if not isinstance(row_id, int | str):
+                    raise InputError(f"{place}: 'id' is neither a number nor a text")
+                if row_id in first_line:
+                    raise InputError(f"{place}: id {row_id!r} again (line {first_line[row_id]})")
+                first_line[row_id] = line
+                rows.append(Row(row_id, text))
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file") from None
+    except (OSError, EOFError) as error:
+        raise InputError(f"{path}: cannot be read: {error}") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not UTF-8 text (byte {error.start})") from error
+    if not rows:
+        raise InputError(f"{path}: holds no {field}s")
+    return rows
+
+
+def _open(path: Path) -> IO[str]:
+    if path.suffix == ".gz":
+        return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
+    return path.open(encoding="utf-8-sig", newline="")
+
+
+def _read_jsonl(file: IO[str], field: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    for number, line in enumerate(file, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise InputError(f"{file.name}, line {number}: not JSON: {error.msg}") from None
+        if not isinstance(row, dict):
+            raise InputError(f"{file.name}, line {number}: not a JSON object")
+        yield number, row
+
+
+def _read_csv(file: IO[str], field: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    reader = csv.DictReader(file)
+    if field not in (reader.fieldnames or ()):
+        raise InputError(f"{file.name}, line 1: the header has no column {field!r}")
+    try:
+        for row in reader:
+            yield reader.line_num, row
+    except csv.Error as error:
+        raise InputError(f"{file.name}, line {reader.line_num}: {error}") from None
+
+
+def _read_txt(file: IO[str], field: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    for number, line in enumerate(file, start=1):
+        if line.strip():
+            yield number, {field: line.rstrip("\r\n")}
+
+
+_READERS = {".jsonl": _read_jsonl, ".csv": _read_csv, ".txt": _read_txt}

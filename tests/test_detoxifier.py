@@ -1,0 +1,220 @@
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tide
+from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
+from tide.detoxifier import Detoxifier
+from tide.errors import InputError, ScorerError, UnresolvedError
+from tide.results import Result
+from tide.search import REGISTRY
+
+
+def detoxifier(max_batch: int = 16, **overrides: Any) -> Detoxifier:
+    return Detoxifier(scripted_engine(max_batch=max_batch), scorer=ReadingScorer(), **overrides)
+
+
+@pytest.fixture(scope="module")
+def alone() -> list[Result]:
+    """Every prompt in a run of its own."""
+    return [detoxifier(num_trials=2)(prompt) for prompt in PROMPTS]
+
+
+def test_prompts_are_detoxified(alone: list[Result]) -> None:
+    before = [trial.base.toxicity for result in alone for trial in result.trials]
+    after = [trial.toxicity for result in alone for trial in result.trials]
+    assert np.mean(np.array(before) >= 0.5) >= 0.4
+    assert max(after) < 0.5
+    assert all(result.accepted for result in alone)
+
+
+def test_the_returned_text_is_the_one_that_was_scored(alone: list[Result]) -> None:
+    for trial in (trial for result in alone for trial in result.trials):
+        assert trial.text == f"toxicity {trial.toxicity:.6f}"
+        assert trial.returned in trial.trace
+        assert trial.trace[0].role == "initial"
+        assert trial.trace[0].displacement == 0.0
+
+
+def test_the_accounting_adds_up(alone: list[Result]) -> None:
+    for trial in (trial for result in alone for trial in result.trials):
+        steps = sum(e.role == "iterate" for e in trial.trace)
+        assert trial.iterations == 1 + steps
+        assert trial.evaluations == 1 + steps * (1 + 8)
+        assert trial.rounds == 1 + 2 * steps
+        assert trial.generated_tokens == 2 * trial.evaluations
+        assert trial.scorer_calls == len({(e.round, e.text) for e in trial.trace})
+        assert [e.round for e in trial.trace] == sorted(e.round for e in trial.trace)
+
+
+@given(
+    st.lists(st.sampled_from(range(len(PROMPTS))), min_size=1, max_size=8),
+    st.integers(1, 20),
+)
+@settings(max_examples=25, deadline=None)
+def test_equal_seeds_give_equal_runs_whatever_else_is_in_the_batch(
+    alone: list[Result], chosen: list[int], max_batch: int
+) -> None:
+    detox = detoxifier(max_batch, num_trials=2)
+    assert list(detox.map(PROMPTS[i] for i in chosen)) == [alone[i] for i in chosen]
+
+
+def test_seeds_belong_to_prompt_trial_and_seed(alone: list[Result]) -> None:
+    seeds = [trial.seed for result in alone for trial in result.trials]
+    assert len(set(seeds)) == len(seeds)
+    other = detoxifier(seed=1)(PROMPTS[0])
+    assert other.trials[0].seed not in seeds
+    assert alone[0].trials[0] == detoxifier(num_trials=1)(PROMPTS[0]).trials[0]
+
+
+def test_json_round_trip(alone: list[Result]) -> None:
+    for result in alone:
+        assert Result.model_validate_json(result.model_dump_json()) == result
+
+
+def test_several_prompts_share_engine_and_scorer_calls() -> None:
+    detox = detoxifier(max_batch=64)
+    results = list(detox.map(PROMPTS))
+    engine, scorer = detox.engine, detox.scorer
+    most_rounds = max(trial.rounds for result in results for trial in result.trials)
+    assert len(engine.calls) == len(scorer.batches) == most_rounds  # type: ignore[attr-defined]
+    assert engine.calls[0] == len(PROMPTS)  # type: ignore[attr-defined]
+
+
+def test_prompts_are_taken_as_they_are_needed() -> None:
+    taken = []
+
+    def prompts() -> Any:
+        for i in range(1000):
+            taken.append(i)
+            yield f"prompt number {i}"
+
+    results = detoxifier(max_batch=4).map(prompts())
+    next(results)
+    assert len(taken) < 200
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_numbers_go_with_their_prompts(ordered: bool) -> None:
+    pairs = list(detoxifier(max_batch=3).map_numbered(PROMPTS, ordered=ordered))
+    assert sorted(number for number, _ in pairs) == list(range(len(PROMPTS)))
+    assert all(result.prompt == PROMPTS[number] for number, result in pairs)
+    if ordered:
+        assert [number for number, _ in pairs] == list(range(len(PROMPTS)))
+
+
+# Nothing accepted
+
+STUBBORN: dict[str, Any] = {"toxicity_threshold": 1e-6, "max_iterations": 2, "num_samples": 2}
+
+
+def test_unresolved_best_is_the_lowest_and_not_accepted() -> None:
+    (trial,) = detoxifier(**STUBBORN)(PROMPTS[0]).trials
+    assert not trial.accepted
+    assert trial.toxicity == min(evaluation.toxicity for evaluation in trial.trace)
+    assert trial.text == trial.returned.text
+
+
+def test_unresolved_refuse_withholds_the_text() -> None:
+    result = detoxifier(**STUBBORN, on_unresolved="refuse")(PROMPTS[0])
+    (trial,) = result.trials
+    assert (result.text, trial.refused, trial.accepted) == ("", True, False)
+    assert trial.toxicity > 0
+
+
+def test_unresolved_raise() -> None:
+    with pytest.raises(UnresolvedError, match="prompt 0: no completion below"):
+        detoxifier(**STUBBORN, on_unresolved="raise")(PROMPTS[0])
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [("", "prompt 1: empty"), (" \n", "prompt 1: empty"), ("word " * 120, "context of 128")],
+)
+def test_bad_prompts(prompt: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        list(detoxifier().map(["fine", prompt]))
+
+
+def test_one_string_is_not_a_list_of_prompts() -> None:
+    with pytest.raises(InputError, match="wrap it in a list"):
+        detoxifier().map("a prompt")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"strategy": "tyde"}, "unknown strategy 'tyde'; did you mean 'tide'"),
+        ({"engine": "transformer"}, "unknown engine 'transformer'; did you mean 'transformers'"),
+        ({"scorer": "pokcet"}, "unknown scorer 'pokcet'; did you mean 'pocket'"),
+        ({"preset": "gpt3"}, "unknown preset"),
+        ({"mu": -1}, "mu: "),
+        ({"no_such": 1}, "no_such: "),
+    ],
+)
+def test_bad_names_and_settings(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
+        Detoxifier(**options)
+
+
+@pytest.mark.parametrize("answer", [float("nan"), 1.3, "many"])
+def test_a_failing_scorer_stops_the_work_and_keeps_what_was_done(answer: Any) -> None:
+    """Scores well for a while, then not: earlier results stay, no later one appears."""
+    calls = 0
+
+    def scorer(texts: list[str]) -> list[Any]:
+        nonlocal calls
+        calls += 1
+        good = [float(text.split()[1]) for text in texts]
+        return good if calls <= 6 else [answer] * len(texts)
+
+    detox = Detoxifier(scripted_engine(max_batch=1), scorer=scorer)
+    results = detox.map(PROMPTS * 3, ordered=False)
+    kept: list[Result] = []
+    with pytest.raises(ScorerError):
+        kept.extend(results)
+    assert 0 < len(kept) < len(PROMPTS) * 3
+    assert all(result.accepted and result.toxicity < 0.5 for result in kept)
+
+
+def test_a_third_party_strategy_runs_by_name() -> None:
+    """Subclass Strategy, write the algorithm as a generator, add it by name."""
+    from tide.search import Strategy
+
+    class OneJump(Strategy):
+        def steps(self) -> Any:
+            (score,) = yield [self.candidate(self._x0, "initial", self.sampling_seed(0))]
+            if self.passes(score):
+                self.accept_last()
+                return
+            self.iterations += 1
+            jumps = self._x0 + self.mu * self.normal(4)
+            yield [
+                self.candidate(x, "perturbation", self.sampling_seed(i))
+                for i, x in enumerate(jumps, start=1)
+            ]
+
+    REGISTRY.add("one-jump", OneJump)
+    try:
+        result = detoxifier(strategy="one-jump")(PROMPTS[0])
+    finally:
+        del REGISTRY._targets["one-jump"]
+    assert result.trials[0].evaluations in (1, 5)
+
+
+def test_close_frees_engine_and_scorer() -> None:
+    with detoxifier() as detox:
+        assert detox("some prompt").prompt == "some prompt"
+
+
+def test_public_names_exist() -> None:
+    assert all(hasattr(tide, name) for name in tide.__all__)
