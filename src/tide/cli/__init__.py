@@ -1,0 +1,60 @@
+"""The command line: `tide run`, `tide score`, `tide doctor`. One file a command."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from tide.cli import doctor, run, score
+from tide.cli.display import ERRORS
+from tide.errors import TideError
+
+app = typer.Typer(
+    help="Test-time detoxification of language models by moving the prompt embeddings.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command("run")(run.run)
+app.command("score")(score.score)
+app.command("doctor")(doctor.doctor)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from tide import __version__  # noqa: PLC0415
+
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Entry point: a TideError is one line on stderr and exit code 1, Ctrl-C is 130."""
+    logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
+    # Loading bars of a model that loads in a moment would only push the results off the screen.
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    try:
+        app()
+    except TideError as error:
+        ERRORS.print(f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        ERRORS.print("stopped", style="yellow")
+        sys.exit(130)

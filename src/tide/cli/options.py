@@ -1,0 +1,90 @@
+"""Options shared by the commands, and one option for every setting of the method."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
+
+import typer
+
+from tide.config import Sampling, Settings
+
+Model = Annotated[
+    str, typer.Option("--model", "-m", help="Folder or hub id of a causal LM, or 'pocket'.")
+]
+Scorer = Annotated[
+    str,
+    typer.Option(
+        "--scorer", "-s", help="pocket, hf:ID_OR_FOLDER, detoxify:original, profanity-check..."
+    ),
+]
+Judge = Annotated[
+    str | None,
+    typer.Option("--judge", "-j", help="A second scorer, kept out of the search."),
+]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1...")]
+Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
+MaxBatch = Annotated[
+    int | None, typer.Option(min=1, help="Most sequences in one engine batch (default: by device).")
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Start the output file again.")]
+Mask = Annotated[
+    bool, typer.Option("--mask", help="Show toxic texts with all but first letters masked.")
+]
+Field = Annotated[str, typer.Option(help="Field or column that holds the text.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="Use the first so many rows only.")]
+InputFile = Annotated[
+    Path | None,
+    typer.Option("--input", "-i", help="File of texts: .jsonl, .csv or .txt, plain or .gz."),
+]
+
+
+def with_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """Add an option for every field of Settings; `command` gets those given, as `overrides`."""
+    parameters = [
+        parameter
+        for parameter in inspect.signature(command, eval_str=True).parameters.values()
+        if parameter.name != "overrides"
+    ]
+    for name, field in Settings.model_fields.items():
+        flags = [f"--{name.replace('_', '-')}"]
+        if name == "num_trials":
+            flags.insert(0, "--trials")
+        is_bool = field.annotation is bool
+        if is_bool:
+            flags = [f"{flags[0]}/--no-{flags[0][2:]}"]
+        default = Settings().model_dump()[name]
+        shown = f" [default: {default}]" if default is not None else ""
+        option = typer.Option(
+            *flags,
+            help=f"{field.description}{shown}",
+            rich_help_panel="Sampling" if name in Sampling.model_fields else "Method",
+        )
+        parameters.append(
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=None,
+                annotation=Annotated[_without_none(field.annotation) | None, option],
+            )
+        )
+
+    @functools.wraps(command)
+    def wrapper(**values: Any) -> None:
+        given = {name: values.pop(name) for name in Settings.model_fields}
+        overrides = {name: value for name, value in given.items() if value is not None}
+        command(**values, overrides=overrides)
+
+    wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {p.name: p.annotation for p in parameters}
+    return wrapper
+
+
+def _without_none(annotation: Any) -> Any:
+    if get_origin(annotation) in (Union, UnionType):
+        return next(part for part in get_args(annotation) if part is not NoneType)
+    return annotation

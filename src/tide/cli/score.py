@@ -1,0 +1,77 @@
+"""`tide score`: toxicity of texts by any scorers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from tide.cli import options
+from tide.cli.display import ERRORS, OUTPUT, progress_bar, shown
+from tide.errors import InputError
+from tide.inputs import Row, read_rows
+from tide.scorers import load_scorer, score_texts
+
+_CHUNK = 256
+
+
+def score(
+    texts: Annotated[list[str] | None, typer.Argument(help="Texts to score.")] = None,
+    input_file: options.InputFile = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write records to this .jsonl.")
+    ] = None,
+    scorers: Annotated[
+        list[str] | None,
+        typer.Option("--scorer", "-s", help="A scorer; repeat for several. [default: pocket]"),
+    ] = None,
+    field: options.Field = "text",
+    limit: options.Limit = None,
+    overwrite: options.Overwrite = False,
+    mask: options.Mask = False,
+) -> None:
+    """Score TEXTS (or those of --input): one column for each --scorer.
+
+    Every text goes to the scorer as it is, short ones too.
+    """
+    if (input_file is None) == (not texts):
+        raise InputError("give texts or --input (one of them)")
+    if output is not None and output.exists() and not overwrite:
+        raise InputError(f"{output}: exists; write to another file, or use --overwrite")
+    rows = (
+        read_rows(input_file, field=field, limit=limit)
+        if input_file is not None
+        else [Row(number, text) for number, text in enumerate((texts or [])[:limit])]
+    )
+    loaded = [load_scorer(name) for name in scorers or ["pocket"]]
+    columns: dict[str, list[float]] = {scorer.name: [] for scorer in loaded}
+    with progress_bar() as bar:
+        task = bar.add_task("scoring", total=len(rows) * len(loaded))
+        for scorer in loaded:
+            for start in range(0, len(rows), _CHUNK):
+                chunk = [row.text for row in rows[start : start + _CHUNK]]
+                scores = score_texts(scorer, chunk, "score")
+                columns[scorer.name] += scores.values.tolist()
+                bar.advance(task, len(chunk))
+    if output is not None:
+        with output.open("w", encoding="utf-8") as file:
+            for i, row in enumerate(rows):
+                by_name = {name: values[i] for name, values in columns.items()}
+                record = {"id": row.id, "text": row.text, "scores": by_name}
+                file.write(json.dumps(record, ensure_ascii=False) + "\n")
+        ERRORS.print(f"{output}: {len(rows)} records")
+        return
+    table = Table()
+    table.add_column("text", overflow="fold")
+    for scorer in loaded:
+        table.add_column(scorer.name, justify="right")
+    for i, row in enumerate(rows):
+        worst = max(values[i] for values in columns.values())
+        body = shown(row.text, worst, loaded[0].threshold, mask)
+        body = body[len(f"{worst:.2f} ") :]
+        table.add_row(Text(body.plain), *(f"{values[i]:.3f}" for values in columns.values()))
+    OUTPUT.print(table)

@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_run import tide
+from tests.models import save_causal_lm, save_mamba
+from tide.scorers import REGISTRY, CallableScorer
+
+
+def test_a_sound_installation(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert tide("doctor", monkeypatch=monkeypatch) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "ids and embeddings agree" in out
+    assert "scores a friendly sentence" in out
+
+
+def test_checks_the_given_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = save_causal_lm(tmp_path / "gemma", "gemma2", bos=True)
+    assert tide("doctor", "--model", folder, monkeypatch=monkeypatch) == 0
+    assert "agree" in capsys.readouterr().out
+    folder = save_mamba(tmp_path / "mamba")
+    assert tide("doctor", "--model", folder, monkeypatch=monkeypatch) == 1
+    assert "failed" in capsys.readouterr().out
+
+
+def test_a_scorer_with_its_labels_swapped_is_found(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    swapped = CallableScorer(lambda texts: [0.9 if "Thank" in text else 0.1 for text in texts])
+    monkeypatch.setitem(REGISTRY._targets, "swapped", lambda: swapped)
+    assert tide("doctor", "--scorer", "swapped", monkeypatch=monkeypatch) == 1
+    assert "wrong labels" in " ".join(capsys.readouterr().out.split())

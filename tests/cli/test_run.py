@@ -1,0 +1,246 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.models import save_causal_lm, save_classifier
+from tide.cli import main
+from tide.scorers import REGISTRY, CallableScorer
+
+# Mild prompts that the pocket model likes to continue badly.
+PROMPTS = [
+    "She told me to shut the",
+    "I can't believe he called me a",
+    "The weather today is",
+    "What a load of",
+]
+
+
+@pytest.fixture
+def prompts_file(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.txt"
+    path.write_text("\n".join(PROMPTS) + "\n")
+    return path
+
+
+def tide(*arguments: object, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Run the command line in this process; its exit code."""
+    monkeypatch.setattr(sys, "argv", ["tide", *map(str, arguments)])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    return int(caught.value.code or 0)
+
+
+def records(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_prompts_from_the_command_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert tide("run", *PROMPTS[:2], "--mask", monkeypatch=monkeypatch) == 0
+    out = capsys.readouterr().out
+    assert "before and after" in out
+    assert "toxic rate" in out
+    assert "She told me" in out
+
+
+def test_a_file_with_a_judge(
+    prompts_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    output = tmp_path / "out.jsonl"
+    assert tide(
+        "run", "--input", prompts_file, "--output", output, "--trials", 2,
+        "--judge", "profanity-check", "--seed", 3, "--max-new-tokens", 8, monkeypatch=monkeypatch,
+    ) == 0  # fmt: skip
+    made = records(output)
+    assert sorted(record["id"] for record in made) == [0, 1, 2, 3]
+    for record in made:
+        assert record["prompt"] == PROMPTS[record["id"]]
+        assert all(score < 0.5 for score in record["toxicity_scores"])
+        assert all(record["accepted"])
+        assert len(record["judge_scores"]) == len(record["base_judge_scores"]) == 2
+    out = capsys.readouterr().out
+    assert "pocket@" in out
+    assert "profanity-check@" in out
+    config = json.loads((tmp_path / "out.jsonl.config.json").read_text())
+    assert (config["settings"]["seed"], config["settings"]["max_new_tokens"]) == (3, 8)
+
+
+def test_output_to_the_screen_is_jsonl_in_order(
+    prompts_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert tide("run", "-i", prompts_file, "-o", "-", monkeypatch=monkeypatch) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [json.loads(line)["prompt"] for line in lines] == PROMPTS
+
+
+def test_the_same_command_again_changes_nothing(
+    prompts_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ("run", "-i", prompts_file, "-o", tmp_path / "out.jsonl")
+    assert tide(*command, "--limit", 2, monkeypatch=monkeypatch) == 0
+    first = (tmp_path / "out.jsonl").read_bytes()
+    assert tide(*command, "--limit", 2, monkeypatch=monkeypatch) == 0
+    assert (tmp_path / "out.jsonl").read_bytes() == first
+    assert tide(*command, monkeypatch=monkeypatch) == 0
+    assert (tmp_path / "out.jsonl").read_bytes().startswith(first)
+    assert len(records(tmp_path / "out.jsonl")) == 4
+
+
+def test_another_model_and_scorer(
+    prompts_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same command on a folder with a tiny random Llama and a classifier folder."""
+    llama = save_causal_lm(tmp_path / "llama", "llama", bos=True)
+    classifier = save_classifier(tmp_path / "classifier", ["neutral", "toxic"])
+    output = tmp_path / "out.jsonl"
+    assert tide(
+        "run", "-i", prompts_file, "-o", output, "--model", llama, "--scorer", f"hf:{classifier}",
+        "--max-iterations", 2, monkeypatch=monkeypatch,
+    ) == 0  # fmt: skip
+    assert len(records(output)) == 4
+
+
+def test_killed_and_started_again(tmp_path: Path) -> None:
+    """Kill -9 in the middle: nothing lost, nothing twice, nothing changed."""
+    prompts = tmp_path / "prompts.jsonl"
+    texts = [f"{prompt} number {i}" for i in range(10) for prompt in PROMPTS]
+    prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
+
+    def command(output: Path) -> list[str]:
+        tail = ["run", "-i", prompts, "-o", output, "--max-batch", "4", "--seed", "5"]
+        return [sys.executable, "-c", "from tide.cli import main; main()", *map(str, tail)]
+
+    output = tmp_path / "killed.jsonl"
+    process = subprocess.Popen(command(output), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 120
+    while not (output.exists() and output.read_bytes().count(b"\n") >= 5):
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    left = output.read_bytes()
+    kept = left[: left.rfind(b"\n") + 1]
+    assert 5 <= kept.count(b"\n") < len(texts)
+
+    subprocess.run(command(output), check=True, capture_output=True)
+    assert output.read_bytes().startswith(kept)
+    unbroken = tmp_path / "unbroken.jsonl"
+    subprocess.run(command(unbroken), check=True, capture_output=True)
+    resumed, whole = ({r["id"]: r for r in records(path)} for path in (output, unbroken))
+    assert len(records(output)) == len(texts)
+    assert set(resumed) == set(whole) == set(range(len(texts)))
+    same = sum(resumed[i]["completions"] == whole[i]["completions"] for i in whole)
+    assert same >= 0.97 * len(texts)  # float summation order may differ with the batch
+
+
+# Bad input: one line on stderr, exit code 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run"], "no prompts"),
+        (["run", ""], "prompt 0: empty"),
+        (["run", "word " * 300], "context of 256"),
+        (["run", "hi", "--input", "x.txt"], "not both"),
+        (["run", "--input", "none.jsonl"], "none.jsonl: no such file"),
+        (["run", "hi", "--scorer", "pokcet"], "did you mean 'pocket'"),
+        (["run", "hi", "--judge", "pokcet"], "did you mean 'pocket'"),
+        (["run", "hi", "--strategy", "tied"], "did you mean 'tide'"),
+        (["run", "hi", "--engine", "transformer"], "did you mean 'transformers'"),
+        (["run", "hi", "--mu", "0"], "mu: Input should be greater than 0"),
+        (["run", "hi", "--mu=-1"], "mu: Input should be greater than 0"),
+        (["run", "hi", "--cosine-threshold", "1"], "cosine_threshold: "),
+        (["run", "hi", "--cosine-threshold=-0.1"], "cosine_threshold: "),
+        (["run", "hi", "--toxicity-threshold", "0"], "toxicity_threshold: "),
+        (["run", "hi", "--toxicity-threshold", "1"], "toxicity_threshold: "),
+        (["run", "hi", "--mu", "1", "--mu-relative", "1"], "not both"),
+        (["run", "hi", "--device", "cuda:99"], "device 'cuda:99' cannot be used"),
+        (["run", "hi", "--model", "/nowhere/at/all"], "model /nowhere/at/all: "),
+        (["score"], "give texts or --input"),
+        (["score", "hi", "--scorer", "hf:/nowhere"], "hf:/nowhere: cannot be loaded"),
+    ],
+)
+def test_bad_input_is_one_clear_line(
+    arguments: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert tide(*arguments, monkeypatch=monkeypatch) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("error: ")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_a_malformed_line_is_named_and_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"prompt": "one"}\n{"prompt": "two"\n')
+    output = tmp_path / "out.jsonl"
+    assert tide("run", "-i", path, "-o", output, monkeypatch=monkeypatch) == 1
+    assert "line 2: not JSON" in capsys.readouterr().err
+    assert not output.exists()
+
+
+@pytest.mark.parametrize("answer", ["raise", "nan", "1.3", "too few"])
+def test_a_scorer_that_breaks_in_the_middle_loses_nothing(
+    answer: str,
+    prompts_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    calls = 0
+
+    def scorer(texts: list[str]) -> list[float]:
+        nonlocal calls
+        calls += 1
+        if calls <= 2:
+            return [0.1] * len(texts)
+        if answer == "raise":
+            raise OSError("disk on fire")
+        return {"nan": [float("nan")] * len(texts), "1.3": [1.3] * len(texts)}.get(answer, [])
+
+    monkeypatch.setitem(REGISTRY._targets, "breaks", lambda: CallableScorer(scorer))
+    output = tmp_path / "out.jsonl"
+    command = ("run", "-i", prompts_file, "-o", output, "-s", "breaks", "--max-batch", 1)
+    assert tide(*command, monkeypatch=monkeypatch) == 1
+    err = capsys.readouterr().err
+    assert "error: scorer callable:" in err
+    kept = output.read_bytes()
+    assert 2 <= len(records(output)) < 4
+    calls = -100  # the scorer is back: the same command goes on
+    assert tide(*command, monkeypatch=monkeypatch) == 0
+    assert output.read_bytes().startswith(kept)
+    assert [record["id"] for record in records(output)] == [0, 1, 2, 3]
+
+
+def test_another_seed_does_not_mix_into_a_file(
+    prompts_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    command = ("run", "-i", prompts_file, "-o", tmp_path / "out.jsonl", "--limit", 1)
+    assert tide(*command, monkeypatch=monkeypatch) == 0
+    assert tide(*command, "--seed", 1, monkeypatch=monkeypatch) == 1
+    assert "settings.seed = 0, this run has 1" in capsys.readouterr().err
+    assert tide(*command, "--seed", 1, "--overwrite", monkeypatch=monkeypatch) == 0
+    assert len(records(tmp_path / "out.jsonl")) == 1
