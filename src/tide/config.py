@@ -35,9 +35,9 @@ class Settings(Sampling):
     """Everything that decides the result of a run, apart from the model and the scorer.
 
     `mu` and `step_size` are absolute, in the units of the embeddings; `mu_relative` and
-    `step_relative` are multiples of the prompt's own scale (`mu_relative = mu * sqrt(d) / row_norm`,
-    `step_relative = step_size / row_norm`), which carries over between models. Give one of each
-    pair; with neither, the relative default holds.
+    `step_relative` are multiples of the prompt's own scale, which carries over between models
+    (`mu_relative = mu * sqrt(d) / row_norm`, `step_relative = step_size / row_norm`). Give one of
+    each pair; with neither, the relative default holds.
     """
 
     strategy: str = Field(default="tide", description="Search strategy.")
