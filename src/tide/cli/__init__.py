@@ -46,7 +46,9 @@ def _options(
 
 def main() -> None:
     """Entry point: a TideError is one line on stderr and exit code 1, Ctrl-C is 130."""
-    logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+    logging.getLogger("tide").addHandler(handler)
     # Loading bars of a model that loads in a moment would only push the results off the screen.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
