@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tide.engines.scripted import ScriptedEngine
-from tide.search.base import SearchStrategy
+from tide.search import LikelihoodRequest, SearchStrategy
 
 PROMPTS = [
     "the first prompt of all",
@@ -57,10 +57,13 @@ class ReadingScorer:
 
 
 def drive(strategy: SearchStrategy) -> list[list[Tensor]]:
-    """Run a strategy on `toxicity`; the embeddings of each round."""
+    """Run a strategy on `toxicity`, all texts equally likely; the embeddings of each round."""
     rounds = []
     while not strategy.done:
         asked = strategy.ask()
+        if isinstance(asked, LikelihoodRequest):
+            strategy.tell([-1.0] * len(asked.evaluations))
+            continue
         rounds.append([candidate.embeddings for candidate in asked])
         strategy.tell([toxicity(candidate.embeddings) for candidate in asked])
     return rounds

@@ -89,6 +89,36 @@ class Settings(Sampling):
     common_random_numbers: bool = Field(
         default=False, description="Share the sampling noise between a point and its perturbations."
     )
+    completions_per_evaluation: int = Field(
+        default=1,
+        ge=1,
+        description="M': a point's score is the mean over as many.",
+    )
+    antithetic: bool = Field(default=False, description="Draw perturbations in pairs U, -U.")
+    estimator: Literal["difference", "rank"] = Field(
+        default="difference", description="Weigh perturbations by score differences, or by ranks."
+    )
+    select: Literal["likelihood", "nearest", "lowest"] = Field(
+        default="likelihood",
+        description="Which of several passing completions: most likely after the unmodified prompt, "
+        "nearest to it, or least toxic.",
+    )
+    max_perplexity: float | None = Field(
+        default=None,
+        gt=1,
+        allow_inf_nan=False,
+        description="Search on while a passing completion is less likely than this after the "
+        "unmodified prompt.",
+    )
+    ladder_from: float = Field(
+        default=0.2, gt=0, allow_inf_nan=False, description="ladder: smallest radius, times mu."
+    )
+    ladder_to: float = Field(
+        default=1.0, gt=0, allow_inf_nan=False, description="ladder: largest radius, times mu."
+    )
+    ladder_growth: float = Field(
+        default=1.5, ge=1, allow_inf_nan=False, description="ladder: growth from round to round."
+    )
     num_trials: int = Field(
         default=1, ge=1, description="M: independent runs (completions) per prompt."
     )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import torch
 from tide.config import Settings
 from tide.engines import REGISTRY as ENGINES
 from tide.engines.base import Engine
-from tide.errors import InputError, UnresolvedError
+from tide.errors import InputError, TideError, UnresolvedError
 from tide.presets import preset_values
 from tide.results import Result, Trial
 from tide.scheduler import Search, run_searches
@@ -74,35 +76,41 @@ class Detoxifier:
         """Complete many prompts together, yielding each result once.
 
         ordered: yield in the order of the prompts; otherwise as they finish. Prompts are taken from
-        the iterable as they are needed. Raises as the constructor does, and UnresolvedError
-        if nothing was accepted and `on_unresolved="raise"`; results yielded before are valid.
+        the iterable as they are needed. Raises as the constructor does, InputError for a prompt
+        that is empty or too long, and UnresolvedError if nothing was accepted and
+        `on_unresolved="raise"`; results yielded before are valid.
         """
-        return (result for _, result in self.map_numbered(prompts, ordered=ordered))
+        if isinstance(prompts, str):
+            raise InputError("prompts: expected several texts, got one string; wrap it in a list")
+        return self._or_raise(self.map_numbered(prompts, ordered=ordered))
 
     def map_numbered(
         self, prompts: Iterable[str], *, ordered: bool = True
-    ) -> Iterator[tuple[int, Result]]:
-        """As `map`, with the number of each prompt, from 0, beside its result."""
-        if isinstance(prompts, str):
-            raise InputError("prompts: expected several texts, got one string; wrap it in a list")
+    ) -> Iterator[tuple[int, Result | TideError]]:
+        """As `map`, with the number of each prompt, from 0; a prompt that fails does so alone.
+
+        In place of its result comes the error. What concerns every prompt is still raised: an
+        engine that fails, a scorer that is unavailable or fails for all texts of a round.
+        """
         finished = self._finished(iter(prompts))
         return _in_order(finished) if ordered else finished
 
-    def check(self, prompts: Sequence[str]) -> None:
-        """Raise InputError for the first prompt that could not be completed, before any work."""
+    def check(self, prompts: Sequence[str]) -> list[InputError | None]:
+        """For each prompt, why it cannot be completed, before any work; None if it can."""
+        ids = iter(self.engine.tokenize([prompt for prompt in prompts if _has_text(prompt)]))
+        found: list[InputError | None] = []
+        limit, new = self.engine.context_length, self.settings.max_new_tokens
         for number, prompt in enumerate(prompts):
-            if not isinstance(prompt, str) or not prompt.strip():
-                raise InputError(f"prompt {number}: empty; a prompt needs at least one character")
-        limit = self.engine.context_length
-        if limit is None:
-            return
-        room = limit - self.settings.max_new_tokens
-        for number, ids in enumerate(self.engine.tokenize(prompts)):
-            if len(ids) > room:
-                raise InputError(
-                    f"prompt {number}: {len(ids)} tokens + {self.settings.max_new_tokens} new ones "
-                    f"exceed the model's context of {limit}; shorten it or lower max_new_tokens"
+            problem = None
+            if not _has_text(prompt):
+                problem = "empty; a prompt needs at least one character"
+            elif (length := len(next(ids))) + new > (limit or math.inf):
+                problem = (
+                    f"{length} tokens + {new} new ones exceed the model's context of {limit}; "
+                    "shorten it or lower max_new_tokens"
                 )
+            found.append(None if problem is None else InputError(f"prompt {number}: {problem}"))
+        return found
 
     def close(self) -> None:
         """Free the engine and the scorer."""
@@ -115,38 +123,72 @@ class Detoxifier:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _finished(self, prompts: Iterator[str]) -> Iterator[tuple[int, Result]]:
-        texts: dict[int, str] = {}
-        trials: dict[int, list[Trial]] = {}
-        searches = self._searches(prompts, texts)
-        for search in run_searches(searches, self.engine, self.scorer, self.settings):
-            number = search.prompt_number
-            trials.setdefault(number, []).append(self._trial(search, texts[number]))
-            if len(trials[number]) == self.settings.num_trials:
-                in_order = sorted(trials.pop(number), key=lambda trial: trial.number)
-                yield number, Result(prompt=texts.pop(number), trials=tuple(in_order))
+    def _or_raise(self, finished: Iterator[tuple[int, Result | TideError]]) -> Iterator[Result]:
+        for _, result in finished:
+            if isinstance(result, TideError):
+                raise result
+            yield result
 
-    def _searches(self, prompts: Iterator[str], texts: dict[int, str]) -> Iterator[Search]:
+    def _finished(self, prompts: Iterator[str]) -> Iterator[tuple[int, Result | TideError]]:
+        open_prompts: dict[int, _OpenPrompt] = {}
+        failed: list[tuple[int, TideError]] = []
+        searches = self._searches(prompts, open_prompts, failed)
+        for search in run_searches(searches, self.engine, self.scorer, self.settings):
+            yield from _drain(failed)
+            number = search.prompt_number
+            if number not in open_prompts:
+                continue  # another trial of this prompt failed
+            try:
+                trial = self._trial(search)
+            except TideError as error:
+                del open_prompts[number]
+                yield number, error
+                continue
+            done = open_prompts[number]
+            done.trials.append(trial)
+            if len(done.trials) == self.settings.num_trials:
+                in_order = sorted(done.trials, key=lambda trial: trial.number)
+                yield number, Result(prompt=done.text, trials=tuple(in_order))
+                del open_prompts[number]
+        yield from _drain(failed)
+
+    def _searches(
+        self,
+        prompts: Iterator[str],
+        open_prompts: dict[int, _OpenPrompt],
+        failed: list[tuple[int, TideError]],
+    ) -> Iterator[Search]:
         first = 0
         while chunk := list(itertools.islice(prompts, _EMBED_CHUNK)):
-            self.check(chunk)
-            for number, embedded in enumerate(self.engine.embed(chunk), start=first):
-                texts[number] = embedded.text
+            usable: list[int] = []
+            for i, error in enumerate(self.check(chunk)):
+                if error is None:
+                    usable.append(i)
+                else:
+                    problem = str(error).partition(": ")[2]
+                    failed.append((first + i, InputError(f"prompt {first + i}: {problem}")))
+            for i, embedded in zip(
+                usable, self.engine.embed([chunk[i] for i in usable]), strict=True
+            ):
+                number = first + i
                 movable = ~embedded.special
                 if self.settings.perturb == "all":
                     movable = torch.ones_like(movable)
                 elif not movable.any():
-                    raise InputError(
-                        f"prompt {number}: only special tokens; perturb='all' would move them"
-                    )
+                    problem = "only special tokens; perturb='all' would move them"
+                    failed.append((number, InputError(f"prompt {number}: {problem}")))
+                    continue
+                open_prompts[number] = _OpenPrompt(embedded.text)
                 for trial in range(self.settings.num_trials):
                     seed = derive_seed(self.settings.seed, embedded.text, trial)
-                    problem = Problem(embedded.embeddings, movable, seed, self.engine.dtype)
-                    strategy = self._strategy(problem, self.settings)
-                    yield Search(number, trial, seed, strategy)
+                    task = Problem(embedded.embeddings, movable, seed, self.engine.dtype)
+                    strategy = self._strategy(task, self.settings)
+                    yield Search(number, trial, seed, strategy, embedded.token_ids)
             first += len(chunk)
 
-    def _trial(self, search: Search, prompt: str) -> Trial:
+    def _trial(self, search: Search) -> Trial:
+        if search.error is not None:
+            raise search.error
         chosen = search.strategy.best
         accepted = search.trace[chosen].toxicity < self.settings.toxicity_threshold
         if not accepted and self.settings.on_unresolved == "raise":
@@ -162,12 +204,32 @@ class Detoxifier:
             chosen=chosen,
             iterations=search.strategy.iterations,
             scorer_calls=search.scorer_calls,
+            likelihood_calls=search.likelihood_calls,
             trace=tuple(search.trace),
         )
 
 
-def _in_order(finished: Iterator[tuple[int, Result]]) -> Iterator[tuple[int, Result]]:
-    waiting: dict[int, Result] = {}
+@dataclass
+class _OpenPrompt:
+    """A prompt on its way: its text, and the trials that are done."""
+
+    text: str
+    trials: list[Trial] = field(default_factory=list)
+
+
+def _has_text(prompt: str) -> bool:
+    return isinstance(prompt, str) and bool(prompt.strip())
+
+
+def _drain(failed: list[tuple[int, TideError]]) -> Iterator[tuple[int, TideError]]:
+    while failed:
+        yield failed.pop(0)
+
+
+def _in_order(
+    finished: Iterator[tuple[int, Result | TideError]],
+) -> Iterator[tuple[int, Result | TideError]]:
+    waiting: dict[int, Result | TideError] = {}
     turn = 0
     for number, result in finished:
         waiting[number] = result

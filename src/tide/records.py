@@ -44,6 +44,7 @@ def to_record(row_id: int | str, result: Result) -> dict[str, Any]:
         "rounds": [trial.rounds for trial in trials],
         "generated_tokens": [trial.generated_tokens for trial in trials],
         "scorer_calls": [trial.scorer_calls for trial in trials],
+        "likelihood_calls": [trial.likelihood_calls for trial in trials],
         "base_completions": [trial.base.text for trial in trials],
         "base_toxicity_scores": [trial.base.toxicity for trial in trials],
     }

@@ -38,8 +38,9 @@ class Trial(BaseModel):
     """One independent run on a prompt: its full trace and which evaluation is returned.
 
     `chosen` is the number, in `trace`, of the evaluation that was accepted or, if none was, of the
-    lowest-scoring one. `scorer_calls` counts texts sent to the scorer (equal texts of a round
-    once). `refused` means that nothing was accepted and the text is withheld.
+    best one there is. `scorer_calls` counts texts sent to the scorer (equal texts of a round once),
+    `likelihood_calls` completions whose likelihood was computed. `refused` means that nothing was
+    accepted and the text is withheld.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -51,6 +52,7 @@ class Trial(BaseModel):
     chosen: int
     iterations: int
     scorer_calls: int
+    likelihood_calls: int
     trace: tuple[Evaluation, ...]
 
     @property

@@ -1,98 +1,197 @@
 """Runs many searches together: one engine call and one scorer call per round serve them all.
 
 Searches enter as long as the engine's batch has room and leave when they are done, so the batch
-stays full while prompts are left. Which searches share a round changes no result: all
-randomness belongs to the search itself.
+stays full while prompts are left. They run in two cohorts that take turns: while one's completions
+are scored, in a thread, the engine writes the other's. Which searches share a round changes no
+result: all randomness belongs to the search itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from tide.config import Settings
 from tide.engines.base import Completion, Engine
+from tide.errors import ScorerError, ScorerUnavailable, TideError
 from tide.results import Evaluation
-from tide.scorers.base import Scorer, score_texts
-from tide.search.base import Candidate, SearchStrategy
+from tide.scorers.base import Scorer, Scores, score_texts
+from tide.search.base import Candidate, LikelihoodRequest, SearchStrategy
 
 
 @dataclass
 class Search:
-    """One trial of one prompt on its way; `trace` and `scorer_calls` grow with each round."""
+    """One trial of one prompt on its way; what follows `token_ids` grows with each round.
+
+    `error` says why it ended without a result.
+    """
 
     prompt_number: int
     trial_number: int
     seed: int
     strategy: SearchStrategy
+    token_ids: tuple[int, ...]
     trace: list[Evaluation] = field(default_factory=list)
+    completions: list[tuple[int, ...]] = field(default_factory=list)
     scorer_calls: int = 0
+    likelihood_calls: int = 0
+    error: TideError | None = None
+
+
+@dataclass
+class _Round:
+    """What one cohort asked, what the engine wrote, and the scores on their way."""
+
+    asked: list[tuple[Search, Sequence[Candidate]]]
+    completions: list[list[Completion]]
+    scores: Future[list[Scores | TideError]]
 
 
 def run_searches(
     searches: Iterator[Search], engine: Engine, scorer: Scorer, settings: Settings
 ) -> Iterator[Search]:
-    """Run `searches` to their end, yielding each as it finishes.
+    """Run `searches` to their end, yielding each as it finishes, or fails (`Search.error`).
 
     Takes a further search from the iterator only when there is room, so a long stream of prompts is
-    never held in memory. Raises EngineError or ScorerError if a round fails: nothing of that
-    round is told to any search.
+    never held in memory. Raises EngineError, ScorerUnavailable, and ScorerError if the scorer
+    fails for every search of a round: then it is the scorer that is broken, not a prompt.
     """
-    active: list[tuple[Search, list[Candidate]]] = []
-    while True:
-        pending = sum(len(candidates) for _, candidates in active)
-        while pending < engine.max_batch:
-            entering = next(searches, None)
-            if entering is None:
-                break
-            active.append((entering, list(entering.strategy.ask())))
-            pending += len(active[-1][1])
-        if not active:
+    cohorts: tuple[list[Search], list[Search]] = ([], [])
+    rounds: list[_Round | None] = [None, None]
+    turn = 0
+    with ThreadPoolExecutor(max_workers=1) as scoring:
+        while True:
+            cohort = cohorts[turn]
+            _admit(cohort, searches, engine.max_batch)
+            asked = [(search, _candidates(search)) for search in cohort]
+            if asked:
+                completions = _complete(asked, engine, settings)
+                texts = [[completion.text for completion in written] for written in completions]
+                scores = scoring.submit(_score, texts, scorer, settings)
+                rounds[turn] = _Round(asked, completions, scores)
+            turn = 1 - turn
+            finishing, rounds[turn] = rounds[turn], None
+            if finishing is not None:
+                yield from _tell(finishing, cohorts[turn], engine)
+            elif not asked:
+                return
+
+
+def _admit(cohort: list[Search], searches: Iterator[Search], max_batch: int) -> None:
+    pending = sum(len(_candidates(search)) for search in cohort)
+    while pending < max_batch:
+        entering = next(searches, None)
+        if entering is None:
             return
-        _run_round(active, engine, scorer, settings)
-        still_active: list[tuple[Search, list[Candidate]]] = []
-        for search, _ in active:
-            if search.strategy.done:
-                yield search
-            else:
-                still_active.append((search, list(search.strategy.ask())))
-        active = still_active
+        cohort.append(entering)
+        pending += len(_candidates(entering))
 
 
-def _run_round(
-    active: list[tuple[Search, list[Candidate]]],
-    engine: Engine,
-    scorer: Scorer,
-    settings: Settings,
-) -> None:
-    candidates = [candidate for _, asked in active for candidate in asked]
-    completions = engine.complete(
-        [candidate.embeddings for candidate in candidates],
-        settings.sampling,
-        [candidate.sampling_seed for candidate in candidates],
+def _candidates(search: Search) -> Sequence[Candidate]:
+    asked = search.strategy.ask()
+    if isinstance(asked, LikelihoodRequest):
+        raise TypeError("a strategy asked for likelihoods before any evaluation")
+    return asked
+
+
+def _complete(
+    asked: list[tuple[Search, Sequence[Candidate]]], engine: Engine, settings: Settings
+) -> list[list[Completion]]:
+    candidates = [candidate for _, some in asked for candidate in some]
+    written = iter(
+        engine.complete(
+            [candidate.embeddings for candidate in candidates],
+            settings.sampling,
+            [candidate.sampling_seed for candidate in candidates],
+        )
     )
-    texts = [completion.text for completion in completions]
-    scores = score_texts(scorer, texts, settings.empty_policy)
-    start = 0
-    for search, asked in active:
-        rows = slice(start, start + len(asked))
-        start = rows.stop
-        values: list[float] = scores.values[rows].tolist()
-        _record(search, asked, completions[rows], values, scores.empty[rows].tolist())
-        search.strategy.tell(values)
+    return [[next(written) for _ in some] for _, some in asked]
+
+
+def _score(texts: list[list[str]], scorer: Scorer, settings: Settings) -> list[Scores | TideError]:
+    """The scores of each search's texts, or why they have none; equal texts are sent once."""
+    policy = settings.empty_policy
+    try:
+        together = score_texts(scorer, [text for some in texts for text in some], policy)
+    except ScorerUnavailable:
+        raise
+    except ScorerError as error:
+        if len(texts) == 1:
+            raise
+        # Some text is more than the scorer can take: find out whose, and let it fail alone.
+        alone = [_score_alone(some, scorer, settings) for some in texts]
+        if all(isinstance(scores, TideError) for scores in alone):
+            raise error
+        return alone
+    ends = np.cumsum([len(some) for some in texts])[:-1]
+    parts = zip(np.split(together.values, ends), np.split(together.empty, ends), strict=True)
+    return [Scores(values, empty) for values, empty in parts]
+
+
+def _score_alone(texts: list[str], scorer: Scorer, settings: Settings) -> Scores | TideError:
+    try:
+        return score_texts(scorer, texts, settings.empty_policy)
+    except ScorerUnavailable:
+        raise
+    except ScorerError as error:
+        return error
+
+
+def _tell(finishing: _Round, cohort: list[Search], engine: Engine) -> list[Search]:
+    """Tell a cohort its scores; returns the searches that are done and takes them out of it."""
+    results = finishing.scores.result()
+    for (search, asked), written, scores in zip(
+        finishing.asked, finishing.completions, results, strict=True
+    ):
+        if isinstance(scores, TideError):
+            search.error = scores
+            continue
+        _record(search, asked, written, scores)
+        search.strategy.tell(scores.values.tolist())
+    _tell_likelihoods([search for search in cohort if search.error is None], engine)
+    done = [search for search in cohort if search.error is not None or search.strategy.done]
+    cohort[:] = [search for search in cohort if search.error is None and not search.strategy.done]
+    return done
+
+
+def _tell_likelihoods(searches: list[Search], engine: Engine) -> None:
+    """Answer the likelihoods that were asked for, in one prefill pass for all searches."""
+    asking: list[tuple[Search, LikelihoodRequest]] = []
+    for search in searches:
+        if not search.strategy.done:
+            asked = search.strategy.ask()
+            if isinstance(asked, LikelihoodRequest):
+                asking.append((search, asked))
+    if not asking:
+        return
+    pairs = [
+        (search.token_ids, search.completions[number])
+        for search, asked in asking
+        for number in asked.evaluations
+    ]
+    # A completion without tokens has no likelihood; it is the last that should be chosen.
+    values = np.full(len(pairs), -np.inf)
+    rows = [i for i, (_, completion) in enumerate(pairs) if completion]
+    if rows:
+        values[rows] = engine.likelihood([pairs[i][0] for i in rows], [pairs[i][1] for i in rows])
+    answers = iter(values.tolist())
+    for search, asked in asking:
+        search.likelihood_calls += len(asked.evaluations)
+        search.strategy.tell([next(answers) for _ in asked.evaluations])
+    _tell_likelihoods([search for search, _ in asking], engine)
 
 
 def _record(
-    search: Search,
-    candidates: list[Candidate],
-    completions: list[Completion],
-    scores: list[float],
-    empty: list[bool],
+    search: Search, asked: Sequence[Candidate], written: list[Completion], scores: Scores
 ) -> None:
     number = search.trace[-1].round + 1 if search.trace else 1
-    for candidate, completion, score, is_empty in zip(
-        candidates, completions, scores, empty, strict=True
+    for candidate, completion, score, empty in zip(
+        asked, written, scores.values.tolist(), scores.empty.tolist(), strict=True
     ):
+        search.completions.append(completion.token_ids)
         search.trace.append(
             Evaluation(
                 round=number,
@@ -100,12 +199,12 @@ def _record(
                 role=candidate.role,
                 text=completion.text,
                 toxicity=score,
-                empty=is_empty,
+                empty=empty,
                 cosine=candidate.cosine,
                 displacement=candidate.displacement,
                 num_tokens=len(completion.token_ids),
                 finish_reason=completion.finish_reason,
             )
         )
-    scored = {c.text for c, is_empty in zip(completions, empty, strict=True) if not is_empty}
-    search.scorer_calls += len(scored)
+    sent = {c.text for c, empty in zip(written, scores.empty, strict=True) if not empty}
+    search.scorer_calls += len(sent)

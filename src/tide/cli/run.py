@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,7 +16,7 @@ from tide.cli import options
 from tide.cli.display import ERRORS, OUTPUT, completions_table, progress_bar, summary_table
 from tide.config import EmptyPolicy
 from tide.detoxifier import Detoxifier
-from tide.errors import InputError
+from tide.errors import InputError, TideError
 from tide.inputs import Row, read_rows
 from tide.records import RecordFile, to_record
 from tide.results import Result
@@ -64,36 +66,29 @@ def run(
         engine_options={"device": device, "dtype": dtype, "max_batch": max_batch},
         **(overrides or {}),
     )
-    detoxifier.check([row.text for row in rows])
+    # A bad prompt is worth a stop before hours of work, not after them.
+    for row, error in zip(rows, detoxifier.check([row.text for row in rows]), strict=True):
+        if error is not None:
+            raise InputError(f"id {row.id}: {error}")
     started = time.monotonic()
-    if output is None or str(output) == "-":
-        records = []
-        for record in _records(rows, detoxifier, judge_scorer, ordered=True):
-            records.append(record)
-            if output is not None:
-                print(json.dumps(record, ensure_ascii=False), flush=True)
-        if output is not None:
-            return
-        OUTPUT.print(completions_table(records, detoxifier.settings.toxicity_threshold, mask))
+    job = _Job(rows, detoxifier, judge_scorer)
+    if output is None:
+        records = _show(job, mask)
+    elif str(output) == "-":
+        records = _print(job)
     else:
         config = _config(model, engine, detoxifier, judge_scorer)
-        with RecordFile(output, config, overwrite=overwrite) as file:
-            finished = file.finished({row.id: row.text for row in rows})
-            left = [row for row in rows if row.id not in finished]
-            if finished:
-                ERRORS.print(f"{output}: {len(finished)} records are there, {len(left)} to go")
-            for record in _records(left, detoxifier, judge_scorer, ordered=False):
-                file.append(record)
-            wanted = {row.id for row in rows}
-            records = [record for record in file.records if record["id"] in wanted]
-    OUTPUT.print(
-        summary_table(
+        records = _append(job, output, config, overwrite)
+    if records and str(output) != "-":
+        table = summary_table(
             records,
             scorer=(detoxifier.scorer.name, detoxifier.settings.toxicity_threshold),
             judge=None if judge_scorer is None else (judge_scorer.name, judge_scorer.threshold),
             seconds=time.monotonic() - started,
         )
-    )
+        OUTPUT.print(table)
+    if job.failed:
+        raise TideError(f"{job.failed} of {len(rows)} prompts failed (see above)")
 
 
 def _rows(
@@ -108,19 +103,69 @@ def _rows(
     return [Row(number, prompt) for number, prompt in enumerate(prompts[:limit])]
 
 
-def _records(
-    rows: list[Row], detoxifier: Detoxifier, judge: Scorer | None, *, ordered: bool
-) -> Any:
-    """Records as prompts finish, with a progress bar. `ordered` keeps the order of the rows."""
-    with progress_bar() as bar:
-        task = bar.add_task("detoxifying", total=len(rows))
-        finished = detoxifier.map_numbered([row.text for row in rows], ordered=ordered)
-        for number, result in finished:
-            record = to_record(rows[number].id, result)
-            if judge is not None:
-                record.update(_judged(result, judge, detoxifier.settings.empty_policy))
-            yield record
-            bar.advance(task)
+@dataclass
+class _Job:
+    """Rows to detoxify, and how many of them failed."""
+
+    rows: list[Row]
+    detoxifier: Detoxifier
+    judge: Scorer | None
+    failed: int = 0
+
+    def records(self, rows: list[Row], *, ordered: bool) -> Iterator[dict[str, Any]]:
+        """Records of `rows` as prompts finish, or in their order, with a progress bar.
+
+        A prompt that fails is told at once and does not stop the others.
+        """
+        texts = [row.text for row in rows]
+        with progress_bar() as bar:
+            task = bar.add_task("detoxifying", total=len(rows))
+            for number, result in self.detoxifier.map_numbered(texts, ordered=ordered):
+                bar.advance(task)
+                if isinstance(result, TideError):
+                    self.failed += 1
+                    ERRORS.print(f"id {rows[number].id}: {result}", style="red", markup=False)
+                    continue
+                record = to_record(rows[number].id, result)
+                if self.judge is not None:
+                    policy = self.detoxifier.settings.empty_policy
+                    record.update(_judged(result, self.judge, policy))
+                yield record
+
+
+def _show(job: _Job, mask: bool) -> list[dict[str, Any]]:
+    """Completions as a table; after an error, those that were finished before it."""
+    records: list[dict[str, Any]] = []
+    try:
+        records.extend(job.records(job.rows, ordered=True))
+    finally:
+        if records:
+            threshold = job.detoxifier.settings.toxicity_threshold
+            OUTPUT.print(completions_table(records, threshold, mask))
+    return records
+
+
+def _print(job: _Job) -> list[dict[str, Any]]:
+    records = []
+    for record in job.records(job.rows, ordered=True):
+        print(json.dumps(record, ensure_ascii=False), flush=True)
+        records.append(record)
+    return records
+
+
+def _append(
+    job: _Job, output: Path, config: dict[str, Any], overwrite: bool
+) -> list[dict[str, Any]]:
+    """Append the records that are not in the file yet; returns those of all rows."""
+    with RecordFile(output, config, overwrite=overwrite) as file:
+        finished = file.finished({row.id: row.text for row in job.rows})
+        left = [row for row in job.rows if row.id not in finished]
+        if finished:
+            ERRORS.print(f"{output}: {len(finished)} records are there, {len(left)} to go")
+        for record in job.records(left, ordered=False):
+            file.append(record)
+        wanted = {row.id for row in job.rows}
+        return [record for record in file.records if record["id"] in wanted]
 
 
 def _judged(result: Result, judge: Scorer, empty_policy: EmptyPolicy) -> dict[str, list[float]]:

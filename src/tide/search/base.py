@@ -5,8 +5,11 @@ text, so every strategy and every control runs on every engine and scorer:
 
     strategy = TideStrategy(problem, settings)
     while not strategy.done:
-        candidates = strategy.ask()
-        strategy.tell([score_of(candidate) for candidate in candidates])
+        asked = strategy.ask()
+        if isinstance(asked, LikelihoodRequest):
+            strategy.tell([likelihood_of(completions[number]) for number in asked.evaluations])
+        else:
+            strategy.tell([score_of(candidate) for candidate in asked])
     strategy.best        # number of the evaluation to return, counted in the order they were asked
 """
 
@@ -15,8 +18,9 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
@@ -60,6 +64,20 @@ class Candidate:
     displacement: float
 
 
+@dataclass(frozen=True)
+class LikelihoodRequest:
+    """Asks how likely completions are under the unmodified prompt.
+
+    The answer is the mean log-probability per token of each, -inf for one without tokens: one
+    prefill pass and no sampling. `evaluations`: their numbers.
+    """
+
+    evaluations: tuple[int, ...]
+
+
+Request = Sequence[Candidate] | LikelihoodRequest
+
+
 @runtime_checkable
 class SearchStrategy(Protocol):
     """What the scheduler needs of a strategy."""
@@ -73,13 +91,23 @@ class SearchStrategy(Protocol):
     @property
     def best(self) -> int: ...
 
-    def ask(self) -> Sequence[Candidate]: ...
+    def ask(self) -> Request: ...
 
-    def tell(self, scores: Sequence[float]) -> None: ...
+    def tell(self, values: Sequence[float]) -> None: ...
 
 
-# Yields the candidates of a round and is sent their scores.
-Steps = Generator[list[Candidate], list[float], None]
+Answer = TypeVar("Answer")
+# A part of an algorithm: yields requests, is sent their answers, returns something.
+Part = Generator[Request, list[float], Answer]
+Steps = Part[None]
+
+
+@dataclass(frozen=True)
+class Point:
+    """A point that was evaluated: its score (the mean over its completions) and their numbers."""
+
+    score: float
+    evaluations: range
 
 
 class Strategy(ABC):
@@ -101,49 +129,111 @@ class Strategy(ABC):
         self.mu = settings.mu or (settings.mu_relative or 0.0) * row_norm / math.sqrt(dim)
         self.step_size = settings.step_size or (settings.step_relative or 0.0) * row_norm
         self._generator = np.random.Generator(np.random.PCG64(derive_seed(problem.seed, "search")))
-        self._told: list[float] = []
+        self._scores: list[float] = []
+        self._displacements: list[float] = []
+        self._likelihoods: dict[int, float] = {}
         self._accepted: int | None = None
         self._steps = self.steps()
-        self._pending: list[Candidate] | None = next(self._steps)
+        self._pending: Request | None = next(self._steps)
 
     @abstractmethod
     def steps(self) -> Steps:
         """The algorithm: yield the candidates of a round, receive their scores; return to end."""
 
-    def ask(self) -> Sequence[Candidate]:
-        """The candidates of the next round. Raises RuntimeError when the search is done."""
+    def ask(self) -> Request:
+        """What the search wants to know next. Raises RuntimeError when it is done."""
         if self._pending is None:
             raise RuntimeError("the search is done; there is nothing left to ask")
         return self._pending
 
-    def tell(self, scores: Sequence[float]) -> None:
-        """The scores, in [0, 1], of the candidates last asked, in their order."""
-        if self._pending is None or len(scores) != len(self._pending):
-            expected = len(self._pending or ())
-            raise ValueError(f"tell: {expected} scores were asked for, got {len(scores)}")
-        if not all(0.0 <= score <= 1.0 for score in scores):
-            raise ValueError("tell: a score is not a number in [0, 1]")
-        self._told.extend(scores)
+    def tell(self, values: Sequence[float]) -> None:
+        """The answers to what was last asked, in its order: scores in [0, 1], or likelihoods.
+
+        Raises ValueError for the wrong number of values or values that are no scores.
+        """
+        asked = self._pending
+        if isinstance(asked, LikelihoodRequest):
+            _check_count(len(asked.evaluations), len(values))
+            self._likelihoods.update(zip(asked.evaluations, values, strict=True))
+        else:
+            _check_count(len(asked or ()), len(values))
+            if not all(0.0 <= score <= 1.0 for score in values):
+                raise ValueError("tell: a score is not a number in [0, 1]")
+            self._scores.extend(values)
+            self._displacements.extend(candidate.displacement for candidate in asked or ())
         try:
-            self._pending = self._steps.send(list(scores))
+            self._pending = self._steps.send(list(values))
         except StopIteration:
             self._pending, self.done = None, True
 
     @property
     def best(self) -> int:
-        """Number of the accepted evaluation, else of the (first) lowest-scoring one."""
+        """Number of the accepted evaluation; if none was, of the best one there is.
+
+        That is the most likely of those that scored below the threshold but were too unlikely for
+        `max_perplexity`, else the (first) lowest-scoring one.
+        """
         if self._accepted is not None:
             return self._accepted
-        return min(range(len(self._told)), key=self._told.__getitem__)
+        below = [number for number in self._likelihoods if self.passes(self._scores[number])]
+        if below:
+            return max(below, key=self._likelihoods.__getitem__)
+        return min(range(len(self._scores)), key=self._scores.__getitem__)
 
     # For subclasses. `x` is always the movable rows alone, shape (movable, d), float32.
 
     def passes(self, score: float) -> bool:
         return score < self.settings.toxicity_threshold
 
-    def accept_last(self) -> None:
-        """Return the evaluation told last, even if another one scored lower."""
-        self._accepted = len(self._told) - 1
+    def evaluate(
+        self, points: Sequence[Tensor], role: Role, seeds: Sequence[tuple[int | str, ...]]
+    ) -> Part[list[Point]]:
+        """Score `points`: one round of `completions_per_evaluation` completions of each.
+
+        seeds: what the sampling noise of each point derives from; equal ones share it.
+        """
+        repeats = self.settings.completions_per_evaluation
+        first = len(self._scores)
+        asked = []
+        for x, seed in zip(points, seeds, strict=True):
+            once = self.candidate(x, role, self.sampling_seed(*seed))
+            asked.append(once)
+            for again in range(1, repeats):
+                other = self.sampling_seed(*seed, "again", again)
+                asked.append(replace(once, sampling_seed=other))
+        scores = yield asked
+        return [
+            Point(fmean(scores[i : i + repeats]), range(first + i, first + i + repeats))
+            for i in range(0, len(scores), repeats)
+        ]
+
+    def accept(self, points: Sequence[Point]) -> Part[bool]:
+        """Accept a completion of the points that pass, if one does: the one that `select` says.
+
+        With `max_perplexity`, completions that the unmodified prompt makes too unlikely do not
+        pass.
+        """
+        passing = [
+            number
+            for point in points
+            if self.passes(point.score)
+            for number in point.evaluations
+            if self.passes(self._scores[number])
+        ]
+        limit, select = self.settings.max_perplexity, self.settings.select
+        if passing and (limit is not None or (select == "likelihood" and len(passing) > 1)):
+            yield LikelihoodRequest(tuple(passing))
+        if limit is not None:
+            passing = [n for n in passing if self._likelihoods[n] >= -math.log(limit)]
+        if not passing:
+            return False
+        if select == "nearest":
+            self._accepted = min(passing, key=self._displacements.__getitem__)
+        elif select == "lowest":
+            self._accepted = min(passing, key=self._scores.__getitem__)
+        else:
+            self._accepted = max(passing, key=lambda n: self._likelihoods.get(n, 0.0))
+        return True
 
     def cast(self, x: Tensor) -> Tensor:
         """`x` as the engine will see it: rounded to its dtype, as float32."""
@@ -169,3 +259,8 @@ class Strategy(ABC):
         """`count` matrices of standard normal noise, float32, shape (count, movable, d)."""
         shape = (count, *self._x0.shape)
         return torch.from_numpy(self._generator.standard_normal(shape, dtype=np.float32))
+
+
+def _check_count(expected: int, got: int) -> None:
+    if expected == 0 or got != expected:
+        raise ValueError(f"tell: {expected} values were asked for, got {got}")

@@ -6,11 +6,14 @@ paid for, and no point is evaluated twice (design: "what the published loop wast
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
+from scipy.stats import rankdata
 from torch import Tensor
 
 from tide.search import geometry
-from tide.search.base import Steps, Strategy
+from tide.search.base import Part, Point, Steps, Strategy
 
 
 def estimate_gradient(perturbations: Tensor, differences: Tensor, mu: float) -> Tensor:
@@ -19,9 +22,16 @@ def estimate_gradient(perturbations: Tensor, differences: Tensor, mu: float) -> 
     perturbations: U, shape (N, T, d), standard normal.
     differences: Phi(X + mu U_i) - Phi(X), shape (N,).
 
-    Unbiased for the gradient of the Gaussian-smoothed Phi. All-zero differences give zero.
+    Unbiased for the gradient of the Gaussian-smoothed Phi. All-zero differences give zero. Where
+    the perturbations are pairs U, -U, Phi(X) cancels and this is the antithetic estimate.
     """
     return torch.einsum("n,ntd->td", differences / mu, perturbations) / len(differences)
+
+
+def centred_ranks(scores: Sequence[float]) -> Tensor:
+    """Ranks of the scores spread over [-0.5, 0.5], float64, shape (N,); equal scores share one."""
+    ranks = torch.from_numpy(rankdata(scores)) - 1.0
+    return ranks / max(len(scores) - 1, 1) - 0.5 if len(scores) > 1 else torch.zeros(1).double()
 
 
 class TideStrategy(Strategy):
@@ -30,40 +40,85 @@ class TideStrategy(Strategy):
     """
 
     def steps(self) -> Steps:
-        settings = self.settings
-        x, points, evaluated = self._x0, 0, 1
-        (score,) = yield [self.candidate(x, "initial", self.sampling_seed(0))]
-        while not self.passes(score):
-            if self.iterations == settings.max_iterations:
+        x, points = self._x0, 0
+        (point,) = yield from self.evaluate([x], "initial", [(0,)])
+        while not (yield from self.accept([point])):
+            if self.iterations == self.settings.max_iterations:
                 return
-            noise = self.normal(settings.num_samples)
-            seeds = [
-                self.sampling_seed(points)
-                if settings.common_random_numbers
-                else self.sampling_seed("perturbation", evaluated + i)
-                for i in range(settings.num_samples)
-            ]
-            nearby = [x + self.mu * u for u in noise]
-            scores = yield [
-                self.candidate(point, "perturbation", seed)
-                for point, seed in zip(nearby, seeds, strict=True)
-            ]
-            evaluated += len(scores)
-            # What the engine saw is rounded to its dtype; use the step it really took.
-            centre = self.cast(x)
-            taken = torch.stack([(self.cast(point) - centre) / self.mu for point in nearby])
-            differences = torch.tensor(scores, dtype=torch.float64) - score
+            direction = yield from self.descent_direction(x, point.score, points)
+            if self._accepted is not None:
+                return
             self.iterations += 1
-            if not differences.any():
+            if direction is None:
                 continue  # nothing learned: stay, and draw other perturbations
-            gradient = estimate_gradient(taken, differences.float(), self.mu)
-            direction = geometry.normalize(gradient, settings.normalization)
-            x = geometry.project(
-                x - self.step_size * direction,
-                self._x0,
-                settings.cosine_threshold,
-                settings.projection,
-            )
-            points, evaluated = points + 1, evaluated + 1
-            (score,) = yield [self.candidate(x, "iterate", self.sampling_seed(points))]
-        self.accept_last()
+            points += 1
+            x = self.step(x, direction)
+            (point,) = yield from self.evaluate([x], "iterate", [(points,)])
+
+    def step(self, x: Tensor, direction: Tensor) -> Tensor:
+        """`x` moved by `step_size` against `direction`, put back into the cone if it left it."""
+        moved = x - self.step_size * geometry.normalize(direction, self.settings.normalization)
+        kappa, projection = self.settings.cosine_threshold, self.settings.projection
+        return geometry.project(moved, self._x0, kappa, projection)
+
+    def descent_direction(self, x: Tensor, score: float, points: int) -> Part[Tensor | None]:
+        """Evaluate the perturbations of `x` and estimate the gradient; None if it is zero."""
+        noise = self.draw_perturbations()
+        evaluated = len(self._scores)
+        seeds: list[tuple[int | str, ...]] = [
+            (points,) if self.settings.common_random_numbers else ("perturbation", evaluated + i)
+            for i in range(len(noise))
+        ]
+        nearby = [x + self.mu * u for u in noise]
+        perturbed = yield from self.evaluate(nearby, "perturbation", seeds)
+        if (yield from self.after_perturbations(perturbed)):
+            return None
+        weights = self.weights([point.score for point in perturbed], score)
+        if not weights.any():
+            return None
+        # What the engine saw is rounded to its dtype; use the step it really took.
+        centre = self.cast(x)
+        taken = torch.stack([(self.cast(point) - centre) / self.mu for point in nearby])
+        return estimate_gradient(taken, weights.float(), self.mu)
+
+    def draw_perturbations(self) -> Tensor:
+        """Standard normal noise, shape (N, movable, d); with `antithetic` in pairs U, -U."""
+        count = self.settings.num_samples
+        if not self.settings.antithetic:
+            return self.normal(count)
+        half = self.normal((count + 1) // 2)
+        return torch.cat([half, -half])[:count]
+
+    def weights(self, scores: list[float], score: float) -> Tensor:
+        """What the perturbations weigh in the estimate, float64, shape (N,)."""
+        if self.settings.estimator == "rank":
+            return centred_ranks(scores)
+        return torch.tensor(scores, dtype=torch.float64) - score
+
+    def after_perturbations(self, perturbed: list[Point]) -> Part[bool]:
+        """Whether the search ends with one of the perturbed points: never, in the paper."""
+        yield from ()
+        return False
+
+
+class AcceptAnyStrategy(TideStrategy):
+    """As `tide`, but a perturbed point that passes is accepted at once; of several, by `select`."""
+
+    def after_perturbations(self, perturbed: list[Point]) -> Part[bool]:
+        return (yield from self.accept(perturbed))
+
+
+class ShuffledStrategy(TideStrategy):
+    """Control at equal cost: `tide` with the scores permuted among the perturbations."""
+
+    def weights(self, scores: list[float], score: float) -> Tensor:
+        order = torch.from_numpy(self._generator.permutation(len(scores)))
+        return super().weights(scores, score)[order]
+
+
+class RandomWalkStrategy(TideStrategy):
+    """Control without an estimate: steps of the same length in random directions."""
+
+    def descent_direction(self, x: Tensor, score: float, points: int) -> Part[Tensor | None]:
+        yield from ()
+        return self.normal(1)[0]

@@ -1,0 +1,178 @@
+"""How fast: five ways to spend an engine side by side, and the decode loop against `generate`.
+
+    python benchmarks/speed.py [--prompts 64] [--repeats 5]
+
+(a) the published loop's order of work on our engine, (b) `tide`, (c) the preset `fast`,
+(d) `resample`, (e) the raw engine writing as many completions as (b). All take turns in one run,
+with equal settings; a ratio is the median over the turns. Prints tables and writes
+`benchmarks/results/speed.json`.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import typer
+from published import published_loop
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from transformers import AutoModelForCausalLM
+
+from tide import Detoxifier, Settings, load_scorer, pocket
+from tide.config import Sampling
+from tide.engines.decoding import left_pad
+from tide.engines.transformers import TransformersEngine
+from tide.inputs import read_rows
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+PROMPTS = REPOSITORY.parent / "shared" / "data" / "benchmarks" / "rtp_challenging.jsonl"
+OUT = REPOSITORY / "benchmarks" / "results" / "speed.json"
+BATCHES = (1, 9, 64, 256)
+console = Console()
+
+
+class Clock:
+    """Adds up the seconds spent inside the methods that it watches."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def watch(self, thing: Any, *names: str) -> None:
+        for name in names:
+            setattr(thing, name, self._timed(getattr(thing, name)))
+
+    def _timed(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*arguments: Any, **options: Any) -> Any:
+            started = time.perf_counter()
+            try:
+                return method(*arguments, **options)
+            finally:
+                self.seconds += time.perf_counter() - started
+
+        return timed
+
+
+def seconds(work: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def compare_ways(prompts: Sequence[str], repeats: int) -> dict[str, Any]:
+    """Prompts per second of (a) to (d), completions per second of (b) and (e)."""
+    engine, scorer = TransformersEngine(), load_scorer("pocket")
+    clock = Clock()
+    clock.watch(engine, "complete", "embed", "tokenize", "likelihood")
+    clock.watch(scorer, "score")
+    detoxifiers = {
+        "b tide": Detoxifier(engine, scorer=scorer, preset="relative"),
+        "c fast": Detoxifier(engine, scorer=scorer, preset="fast"),
+        "d resample": Detoxifier(engine, scorer=scorer, strategy="resample", preset="relative"),
+    }
+    settings = Settings()
+    turns: list[dict[str, float]] = []
+    shares: list[float] = []
+    rates: list[float] = []
+    counts: dict[str, int] = {}
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        for turn in bar.track(range(repeats + 1), description="ways"):
+            took: dict[str, float] = {}
+            spent: list[int] = []
+            took["a published"] = seconds(
+                lambda spent=spent: spent.extend(
+                    published_loop(prompt, engine, scorer, settings) for prompt in prompts
+                )
+            )
+            counts["a published"] = sum(spent)
+            for name, detoxifier in detoxifiers.items():
+                clock.seconds = 0.0
+                results: list[Any] = []
+                took[name] = seconds(
+                    lambda d=detoxifier, results=results: results.extend(d.map(prompts))
+                )
+                if name == "b tide":
+                    shares.append(clock.seconds / took[name])
+                counts[name] = sum(t.evaluations for r in results for t in r.trials)
+            # The raw engine: the same number of completions of the same prompts.
+            embeddings = [embedded.embeddings for embedded in engine.embed(prompts)]
+            needed = counts["b tide"]
+            many = (embeddings * (needed // len(embeddings) + 1))[:needed]
+            took["e engine"] = seconds(
+                lambda many=many: engine.complete(many, settings.sampling, range(len(many)))
+            )
+            rates.append(took["e engine"] / took["b tide"])
+            if turn:  # the first turn warms up
+                turns.append(took)
+    table = Table(title=f"{len(prompts)} prompts, medians of {repeats} turns")
+    for column in ("", "ms per prompt", "completions", "speed, (a) = 1"):
+        table.add_column(column, justify="right" if column else "left")
+    rows: dict[str, Any] = {}
+    for name in turns[0]:
+        milliseconds = 1000 * statistics.median(turn[name] for turn in turns) / len(prompts)
+        ratio = statistics.median(turn["a published"] / turn[name] for turn in turns)
+        completions = counts.get(name, counts["b tide"])
+        rows[name] = {
+            "milliseconds_per_prompt": milliseconds, "completions": completions, "speedup": ratio,
+        }  # fmt: skip
+        table.add_row(name, f"{milliseconds:.1f}", str(completions), f"{ratio:.1f}")
+    console.print(table)
+    share, rate = statistics.median(shares[1:]), statistics.median(rates[1:])
+    console.print(f"(b) inside engine and scorer: {share:.3f} of the time")
+    console.print(f"(b) completions per second: {rate:.3f} of (e)")
+    return {"ways": rows, "inside_engine_and_scorer": share, "completions_b_over_e": rate}
+
+
+def compare_decoding(prompts: Sequence[str], repeats: int) -> list[dict[str, float]]:
+    """Our decode loop against `generate(inputs_embeds=...)` of an untouched model."""
+    engine = TransformersEngine()
+    engine._stop_ids = engine._stop_ids[:0]  # both write all tokens, whatever they are
+    model = AutoModelForCausalLM.from_pretrained(pocket.MODEL, dtype=torch.float32).eval()
+    embeddings = [embedded.embeddings for embedded in engine.embed(prompts)]
+    rows = []
+    table = Table(title=f"20 tokens, float32, medians of {repeats} turns")
+    for column in ("batch", "generate ms", "ours ms", "ratio"):
+        table.add_column(column, justify="right")
+    for batch in BATCHES:
+        some = [embeddings[i % len(embeddings)] for i in range(batch)]
+        x, mask = left_pad(some)
+
+        def generate(x: torch.Tensor = x, mask: torch.Tensor = mask) -> None:
+            model.generate(
+                inputs_embeds=x, attention_mask=mask, max_new_tokens=20, min_new_tokens=20,
+                do_sample=True, temperature=0.1, top_k=0, top_p=1.0, pad_token_id=0,
+            )  # fmt: skip
+
+        def ours(some: list[torch.Tensor] = some) -> None:
+            engine.complete(some, Sampling(), range(len(some)))
+
+        pairs = [(seconds(generate), seconds(ours)) for _ in range(repeats + 2)][2:]
+        theirs, mine = (1000 * statistics.median(column) for column in zip(*pairs, strict=True))
+        ratio = statistics.median(a / b for a, b in pairs)
+        table.add_row(str(batch), f"{theirs:.1f}", f"{mine:.1f}", f"{ratio:.2f}")
+        rows.append({"batch": batch, "generate_ms": theirs, "ours_ms": mine, "ratio": ratio})
+    console.print(table)
+    return rows
+
+
+def main(prompts: int = 64, repeats: int = 5, data: Path = PROMPTS, out: Path = OUT) -> None:
+    rows = read_rows(data, limit=max(prompts, *BATCHES))
+    texts = [row.text for row in rows]
+    result = {
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "decoding": compare_decoding(texts, 3 * repeats),
+        **compare_ways(texts[:prompts], repeats),
+    }
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    typer.run(main)

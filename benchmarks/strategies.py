@@ -1,0 +1,170 @@
+"""Compare search strategies and controls: what each costs, and what becomes of the text.
+
+    python benchmarks/strategies.py [--limit 400] [--trials 3] [--only A,B] [--add 'NAME:K=V,...']
+
+Runs every configuration on the bundled model and the first prompts of RealToxicityPrompts-
+challenging. The search optimises against the pocket scorer; `profanity-check` judges; perplexity is
+that of the completion after its prompt under the larger pocket reference model. Prints a table,
+writes `benchmarks/results/strategies.json` and, with matplotlib, the anytime curve beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from tide import Detoxifier, Result, load_scorer
+from tide.engines.transformers import TransformersEngine
+from tide.inputs import read_rows
+from tide.presets import PRESETS
+from tide.scorers import Scorer
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+SHARED = REPOSITORY.parent / "shared"
+RESULTS = REPOSITORY / "benchmarks" / "results"
+CURVE_EVALUATIONS = 40
+console = Console()
+
+CONFIGURATIONS: dict[str, dict[str, Any]] = {
+    "tide": {},
+    "fast": PRESETS.get("fast", {}),
+}
+
+
+def perplexities(results: list[Result], reference: TransformersEngine) -> np.ndarray:
+    """Of each returned completion after its prompt; NaN for one without tokens."""
+    pairs = [(result.prompt, trial.text) for result in results for trial in result.trials]
+    prompts = reference.tokenize([prompt for prompt, _ in pairs])
+    completions = reference.tokenize([completion for _, completion in pairs])
+    rows = [i for i, ids in enumerate(completions) if ids]
+    # Equal lengths beside each other: less padding.
+    rows.sort(key=lambda i: len(prompts[i]) + len(completions[i]))
+    values = np.full(len(pairs), np.nan)
+    values[rows] = np.exp(
+        -reference.likelihood([prompts[i] for i in rows], [completions[i] for i in rows])
+    )
+    return values
+
+
+def anytime(results: list[Result], judge: Scorer, threshold: float) -> list[float]:
+    """Judge's toxic rate of what would be returned after 1, 2, ... evaluations of each trial."""
+    trials = [trial for result in results for trial in result.trials]
+    texts = sorted({e.text for trial in trials for e in trial.trace[:CURVE_EVALUATIONS]})
+    judged = dict(zip(texts, judge.score(texts), strict=True))
+    toxic = np.zeros(CURVE_EVALUATIONS)
+    for trial in trials:
+        for spent in range(1, CURVE_EVALUATIONS + 1):
+            if trial.accepted and spent > trial.chosen:
+                shown = trial.returned
+            else:
+                shown = min(trial.trace[:spent], key=lambda e: e.toxicity)
+            toxic[spent - 1] += judged[shown.text] >= threshold
+    return [float(value) for value in toxic / len(trials)]
+
+
+def measure(
+    name: str,
+    overrides: dict[str, Any],
+    prompts: list[str],
+    engine: TransformersEngine,
+    reference: TransformersEngine,
+    judge: Scorer,
+) -> dict[str, Any]:
+    detoxifier = Detoxifier(engine, preset="relative", **overrides)
+    started = time.perf_counter()
+    results = list(detoxifier.map(prompts))
+    seconds = time.perf_counter() - started
+    trials = [trial for result in results for trial in result.trials]
+    judged = judge.score([trial.text for trial in trials])
+    perplexity = perplexities(results, reference)
+    moved = [trial.returned.displacement for trial in trials if trial.chosen != 0]
+    return {
+        "name": name,
+        "settings": overrides,
+        "prompts": len(prompts),
+        "trials": len(trials),
+        "evaluations": float(np.mean([trial.evaluations for trial in trials])),
+        "rounds": float(np.mean([trial.rounds for trial in trials])),
+        "iterations": float(np.mean([trial.iterations for trial in trials])),
+        "likelihood_calls": float(np.mean([trial.likelihood_calls for trial in trials])),
+        "unresolved": float(np.mean([not trial.accepted for trial in trials])),
+        "empty": float(np.mean([trial.returned.empty for trial in trials])),
+        "judge_toxic": float(np.mean(judged >= judge.threshold)),
+        "judge_before": float(
+            np.mean(judge.score([trial.base.text for trial in trials]) >= judge.threshold)
+        ),
+        "perplexity_median": float(np.nanmedian(perplexity)),
+        "perplexity_mean": float(np.nanmean(perplexity)),
+        "displacement": float(np.mean(moved)) if moved else 0.0,
+        "milliseconds_per_prompt": 1000 * seconds / len(trials),
+        "curve": anytime(results, judge, judge.threshold),
+    }
+
+
+def show(rows: list[dict[str, Any]]) -> Table:
+    table = Table()
+    for column in ("", "eval.", "rounds", "unres.", "empty", "judge", "ppl med.", "mean", "displ."):
+        table.add_column(column, justify="left" if not column else "right")
+    for row in rows:
+        keys = ("evaluations", "rounds", "unresolved", "empty", "judge_toxic",
+                "perplexity_median", "perplexity_mean", "displacement")  # fmt: skip
+        digits = (2, 2, 3, 3, 3, 2, 2, 2)
+        values = [f"{row[key]:.{d}f}" for key, d in zip(keys, digits, strict=True)]
+        table.add_row(row["name"], *values)
+    return table
+
+
+def parse(text: str) -> tuple[str, dict[str, Any]]:
+    name, _, rest = text.partition(":")
+    pairs = (item.partition("=") for item in rest.split(",") if item)
+    return name, {key: _value(value) for key, _, value in pairs}
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
+
+
+def main(
+    limit: int = 400,
+    trials: int = 3,
+    only: Annotated[str, typer.Option(help="Names, comma-separated.")] = "",
+    add: Annotated[list[str] | None, typer.Option(help="NAME:KEY=VALUE,...")] = None,
+    data: Path = SHARED / "data" / "benchmarks" / "rtp_challenging.jsonl",
+    reference: Path = SHARED / "pocket" / "reference",
+    out: Path = RESULTS / "strategies.json",
+) -> None:
+    chosen = {
+        name: overrides
+        for name, overrides in CONFIGURATIONS.items()
+        if not only or name in only.split(",")
+    }
+    chosen.update(map(parse, add or []))
+    prompts = [row.text for row in read_rows(data, limit=limit)]
+    engine, larger = TransformersEngine(), TransformersEngine(reference)
+    judge = load_scorer("profanity-check")
+    rows = []
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        for name, overrides in bar.track(chosen.items(), description="strategies"):
+            settings = {"num_trials": trials, **overrides}
+            rows.append(measure(name, settings, prompts, engine, larger, judge))
+            bar.console.print(show(rows[-1:]))
+    console.print(show(rows))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    header = {"torch": torch.__version__, "threads": torch.get_num_threads(), "limit": limit}
+    out.write_text(json.dumps({**header, "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,46 @@
+"""Searches without a gradient: a ladder of radii around the prompt, and drawing again."""
+
+from __future__ import annotations
+
+import torch
+
+from tide.search.base import Steps, Strategy
+
+
+class LadderStrategy(Strategy):
+    """One round of perturbations of the prompt at growing radii, accepting one that passes.
+
+    The radii go evenly from `ladder_from` to `ladder_to` times mu, so a near point is found if one
+    passes. If none does, the next round draws other directions, `ladder_growth` times as far.
+    """
+
+    def steps(self) -> Steps:
+        settings = self.settings
+        (point,) = yield from self.evaluate([self._x0], "initial", [(0,)])
+        if (yield from self.accept([point])):
+            return
+        radii = self.mu * torch.linspace(
+            settings.ladder_from, settings.ladder_to, settings.num_samples
+        )
+        while self.iterations < settings.max_iterations:
+            self.iterations += 1
+            noise = self.normal(settings.num_samples)
+            around = [self._x0 + radius * u for radius, u in zip(radii, noise, strict=True)]
+            first = len(self._scores)
+            seeds = [("perturbation", first + i) for i in range(len(around))]
+            points = yield from self.evaluate(around, "perturbation", seeds)
+            if (yield from self.accept(points)):
+                return
+            radii = settings.ladder_growth * radii
+
+
+class ResampleStrategy(Strategy):
+    """No perturbation: draw from the prompt again until a completion passes (best-of-n)."""
+
+    def steps(self) -> Steps:
+        (point,) = yield from self.evaluate([self._x0], "initial", [(0,)])
+        while not (yield from self.accept([point])):
+            if self.iterations == self.settings.max_iterations:
+                return
+            self.iterations += 1
+            (point,) = yield from self.evaluate([self._x0], "initial", [(self.iterations,)])

@@ -1,0 +1,228 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.search.test_tide import problem
+from tests.worlds import drive, toxicity
+from tide.config import Settings
+from tide.search import REGISTRY, LikelihoodRequest, Strategy
+from tide.search.tide import centred_ranks
+
+ALL = REGISTRY.names()
+
+
+def make(name: str, seed: int = 0, **changes: Any) -> Strategy:
+    strategy: Strategy = REGISTRY.load(name)(problem(seed=seed), Settings(**changes))
+    return strategy
+
+
+def tell(strategy: Strategy, *rounds: list[float]) -> None:
+    for values in rounds:
+        strategy.ask()
+        strategy.tell(values)
+
+
+# Every strategy
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_costs_one_evaluation_on_a_clean_prompt(name: str) -> None:
+    strategy = make(name, max_perplexity=None)
+    (candidate,) = strategy.ask()
+    assert torch.equal(candidate.embeddings, strategy.problem.x0)
+    strategy.tell([0.2])
+    assert (strategy.done, strategy.best, strategy.iterations) == (True, 0, 1)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_equal_seeds_give_equal_trajectories(name: str) -> None:
+    hard = {"toxicity_threshold": 1e-9, "max_iterations": 3}
+    first, again, other = (drive(make(name, seed, **hard)) for seed in (3, 3, 4))
+    assert [len(points) for points in first] == [len(points) for points in again]
+    for ours, theirs in zip(first, again, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    assert not torch.equal(first[-1][-1], other[-1][-1])
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_stops_after_max_iterations(name: str) -> None:
+    strategy = make(name, toxicity_threshold=1e-12, max_iterations=4)
+    drive(strategy)
+    assert strategy.done
+    assert strategy.iterations == 4
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if name != "resample"])
+def test_finds_a_point_on_a_smooth_landscape(name: str) -> None:
+    strategy = make(name, max_iterations=30)
+    rounds = drive(strategy)
+    points = [x for points in rounds for x in points]
+    assert toxicity(points[0]) > 0.5
+    assert toxicity(points[strategy.best]) < 0.5
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_candidate_has_its_own_sampling_noise(name: str) -> None:
+    strategy = make(name, toxicity_threshold=1e-9, max_iterations=3)
+    seeds = []
+    while not strategy.done:
+        asked = strategy.ask()
+        assert not isinstance(asked, LikelihoodRequest)
+        seeds += [candidate.sampling_seed for candidate in asked]
+        strategy.tell([toxicity(candidate.embeddings) for candidate in asked])
+    assert len(set(seeds)) == len(seeds)
+
+
+# What each does
+
+
+def test_accept_any_takes_a_passing_perturbation_at_once() -> None:
+    strategy = make("accept-any", num_samples=3)
+    tell(strategy, [0.9], [0.8, 0.3, 0.7])
+    assert (strategy.done, strategy.best, strategy.iterations) == (True, 2, 1)
+
+
+def test_accept_any_goes_on_like_tide() -> None:
+    """With no perturbation passing, both take the same step."""
+    ours, paper = make("accept-any", num_samples=3), make("tide", num_samples=3)
+    for strategy in (ours, paper):
+        tell(strategy, [0.9], [0.8, 0.6, 0.7])
+    (a,), (b,) = ours.ask(), paper.ask()
+    assert torch.equal(a.embeddings, b.embeddings)
+
+
+def test_shuffled_costs_what_tide_costs_but_steps_elsewhere() -> None:
+    ours, paper = make("shuffled", num_samples=5), make("tide", num_samples=5)
+    for strategy in (ours, paper):
+        tell(strategy, [0.9], [0.8, 0.6, 0.7, 0.95, 0.85])
+    (a,), (b,) = ours.ask(), paper.ask()
+    assert not torch.equal(a.embeddings, b.embeddings)
+    assert a.displacement == pytest.approx(b.displacement, rel=1e-4)
+
+
+def test_random_walk_steps_as_far_as_tide_without_perturbations() -> None:
+    walk, paper = make("random-walk"), make("tide")
+    tell(walk, [0.9])
+    tell(paper, [0.9], [0.8, 0.6, 0.7, 0.9, 0.8, 0.6, 0.7, 0.9])
+    (a,), (b,) = walk.ask(), paper.ask()
+    assert a.displacement == pytest.approx(b.displacement, rel=1e-4)
+    assert (a.role, a.iteration) == ("iterate", 2)
+
+
+def test_resample_never_moves() -> None:
+    strategy = make("resample", toxicity_threshold=1e-9, max_iterations=3)
+    for points in drive(strategy):
+        assert torch.equal(points[0], strategy.problem.x0)
+
+
+def test_ladder_widens_when_nothing_passes() -> None:
+    strategy = make("ladder", num_samples=3, ladder_from=0.5, ladder_to=1.5, ladder_growth=2.0)
+    tell(strategy, [0.9])
+    first = [candidate.displacement for candidate in strategy.ask()]
+    assert first == sorted(first)
+    tell(strategy, [0.9] * 3)
+    second = [candidate.displacement for candidate in strategy.ask()]
+    assert sum(second) == pytest.approx(2 * sum(first), rel=0.3)
+    assert strategy.iterations == 3
+    tell(strategy, [0.2, 0.9, 0.9])
+    assert strategy.best == 4
+
+
+# Which of several passing completions
+
+
+def at_three_radii(**changes: Any) -> Strategy:
+    """A ladder whose three rungs have been asked for."""
+    strategy = make("ladder", num_samples=3, **changes)
+    tell(strategy, [0.9])
+    return strategy
+
+
+def test_selects_the_nearest_or_the_lowest() -> None:
+    for select, expected in (("nearest", 1), ("lowest", 3)):
+        strategy = at_three_radii(select=select)
+        strategy.tell([0.4, 0.3, 0.2])
+        assert (strategy.done, strategy.best) == (True, expected)
+
+
+def test_selects_the_most_likely() -> None:
+    strategy = at_three_radii(select="likelihood")
+    strategy.tell([0.4, 0.9, 0.2])
+    asked = strategy.ask()
+    assert asked == LikelihoodRequest((1, 3))  # those that pass, and no others
+    with pytest.raises(ValueError, match="2 values"):
+        strategy.tell([-1.0])
+    strategy.tell([-1.5, -0.5])
+    assert (strategy.done, strategy.best) == (True, 3)
+
+
+def test_a_single_passing_completion_needs_no_likelihood() -> None:
+    strategy = at_three_radii(select="likelihood")
+    strategy.tell([0.9, 0.3, 0.9])
+    assert (strategy.done, strategy.best) == (True, 2)
+
+
+def test_max_perplexity_searches_on_and_falls_back() -> None:
+    strategy = at_three_radii(max_perplexity=math.e**2, max_iterations=2)
+    strategy.tell([0.9, 0.3, 0.2])
+    assert strategy.ask() == LikelihoodRequest((2, 3))
+    strategy.tell([-3.0, -2.5])  # perplexities e^3 and e^2.5: both too unlikely
+    assert (strategy.done, strategy.best) == (True, 3)  # the most likely of what is not toxic
+    strategy = at_three_radii(max_perplexity=math.e**2, max_iterations=3)
+    strategy.tell([0.9, 0.3, 0.2])
+    strategy.tell([-3.0, -math.inf])
+    assert not strategy.done
+    strategy.tell([0.4, 0.9, 0.9])
+    strategy.tell([-1.9])
+    assert (strategy.done, strategy.best) == (True, 4)
+
+
+# Options of the estimator
+
+
+def test_antithetic_perturbations_come_in_pairs() -> None:
+    strategy = make("tide", num_samples=6, antithetic=True)
+    tell(strategy, [0.9])
+    x = [candidate.embeddings - strategy.problem.x0 for candidate in strategy.ask()]
+    for plus, minus in zip(x[:3], x[3:], strict=True):
+        assert torch.allclose(plus, -minus, atol=1e-5)
+    assert len(make("tide", num_samples=5, antithetic=True).draw_perturbations()) == 5  # type: ignore[attr-defined]
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=20))
+def test_centred_ranks(scores: list[int]) -> None:
+    ranks = centred_ranks([score / 10 for score in scores])
+    assert float(ranks.sum()) == pytest.approx(0.0, abs=1e-9)
+    assert float(ranks.abs().max()) <= 0.5
+    for a, b in ((0, -1), (len(scores) // 2, 0)):
+        assert (ranks[a] < ranks[b]) == (scores[a] < scores[b])
+
+
+def test_rank_weights_ignore_the_size_of_differences() -> None:
+    steps: list[Tensor] = []
+    for scores in ([0.6, 0.7, 0.8], [0.61, 0.8, 0.99]):
+        strategy = make("tide", num_samples=3, estimator="rank")
+        tell(strategy, [0.9], scores)
+        steps.append(strategy.ask()[0].embeddings)
+    assert torch.equal(*steps)
+
+
+def test_several_completions_per_evaluation_are_averaged() -> None:
+    strategy = make("tide", completions_per_evaluation=3, num_samples=2)
+    asked = strategy.ask()
+    assert len(asked) == 3
+    assert len({candidate.sampling_seed for candidate in asked}) == 3
+    strategy.tell([0.3, 0.9, 0.9])  # mean 0.7: one lucky completion is not enough
+    assert len(strategy.ask()) == 6
+    strategy.tell([0.9, 0.9, 0.9, 0.1, 0.2, 0.3])
+    strategy.tell([0.6, 0.4, 0.3])  # mean 0.43: passes, with its second or third completion
+    assert strategy.ask() == LikelihoodRequest((10, 11))
+    strategy.tell([-1.0, -0.9])
+    assert (strategy.done, strategy.best) == (True, 11)
