@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from tide.config import Sampling
+from tide.engines import sampling
 from tide.engines.sampling import Sampler, gumbel_noise, keep_likely, noise_keys
 
 CPU = torch.device("cpu")
@@ -105,3 +106,17 @@ def test_matches_the_filters_of_transformers() -> None:
     theirs = TopPLogitsWarper(0.9)(ids, TopKLogitsWarper(50)(ids, logits))
     assert torch.equal(ours, theirs)
     assert math.isinf(float(ours.min()))
+
+
+@pytest.mark.parametrize("chunk", [1, 250, 10_000])
+def test_noise_made_ahead_is_the_noise_of_its_step(
+    monkeypatch: pytest.MonkeyPatch, chunk: int
+) -> None:
+    """Also for another vocabulary in between, and for a step that comes again."""
+    monkeypatch.setattr(sampling, "_CHUNK", chunk)
+    seeds = [4, 7]
+    sampler = Sampler(Sampling(temperature=1.0, max_new_tokens=9), seeds, CPU)
+    for step, vocabulary in [*((step, 50) for step in range(9)), (8, 30), (2, 30), (3, 50)]:
+        keys, tokens = noise_keys(seeds, 9), torch.arange(vocabulary, dtype=torch.int32)
+        expected = gumbel_noise(keys[step], tokens).argmax(-1)
+        assert torch.equal(sampler.draw(torch.zeros(2, vocabulary), step), expected)

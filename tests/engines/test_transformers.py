@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.models import CONFIGS, CONTEXT, save_causal_lm, save_mamba
 from tide.config import Sampling
-from tide.engines import Engine
+from tide.engines import Engine, decoding
 from tide.engines.transformers import TransformersEngine
 from tide.errors import EngineError, InputError
 
@@ -93,12 +93,18 @@ def test_batches_are_capped_and_change_nothing(pocket: TransformersEngine) -> No
     sizes = []
     forward = small._forward
 
-    def spy(mask: object, positions: torch.Tensor, **inputs: object) -> object:
-        sizes.append(next(x for x in inputs.values() if isinstance(x, torch.Tensor)).shape[0])
-        return forward(mask, positions, **inputs)
+    class Spy:
+        accepts = staticmethod(forward.accepts)
 
-    spy.accepts = forward.accepts  # type: ignore[attr-defined]
-    small._forward = spy  # type: ignore[assignment]
+        def __call__(self, mask: object, positions: torch.Tensor, **inputs: torch.Tensor) -> object:
+            sizes.append(inputs["inputs_embeds"].shape[0])
+            return forward(mask, positions, **inputs)
+
+        def step(self, tokens: torch.Tensor, *args: object) -> torch.Tensor:
+            sizes.append(tokens.shape[0])
+            return forward.step(tokens, *args)
+
+    small._forward = Spy()  # type: ignore[assignment]
     assert complete(small, prompts, sampling, seeds) == complete(pocket, prompts, sampling, seeds)
     assert max(sizes) == 3
 
@@ -120,6 +126,20 @@ def test_a_stop_token_ends_the_text(tmp_path: Path) -> None:
     cut = engine.complete(embeddings, GREEDY, [0, 0])
     assert cut[0].token_ids == whole[0].token_ids[: whole[0].token_ids.index(stop)]
     assert (whole[0].finish_reason, cut[0].finish_reason) == ("length", "stop")
+
+
+@pytest.mark.parametrize("every", [1, 4])
+def test_decoding_ends_once_every_row_has_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int
+) -> None:
+    monkeypatch.setitem(decoding.CHECK_EVERY, "cpu", every)
+    engine = TransformersEngine(save_causal_lm(tmp_path, "gpt2"))
+    (prompt,) = engine.embed(PROMPTS[:1])
+    args = engine._forward, [prompt.embeddings], GREEDY, [0]
+    whole = decoding.decode(*args, torch.tensor([], dtype=torch.int64))
+    cut = decoding.decode(*args, whole[0, :1])
+    assert cut.shape == (1, every)
+    assert torch.equal(cut, whole[:, :every])
 
 
 @pytest.mark.parametrize("word_marks", [False, True])

@@ -1,7 +1,8 @@
 """The decode loop: left-padded prompt embeddings in, token ids out, with a key-value cache.
 
 `model.generate` pays a large overhead per step that a small model feels more than its own
-arithmetic, so this loop calls the model's forward pass itself.
+arithmetic, so this loop calls the model's forward pass itself, with a cache that is written in
+place (caching.py), and for GPT-2 with a step of its own (gpt2.py).
 """
 
 from __future__ import annotations
@@ -14,7 +15,13 @@ import torch
 from torch import Tensor
 
 from tide.config import Sampling
+from tide.engines.caching import preallocate
+from tide.engines.gpt2 import lean_step
 from tide.engines.sampling import Sampler
+
+# Steps between looks at whether all rows have stopped: each waits for the device to catch up.
+CHECK_EVERY = {"cpu": 1}
+_CHECK_EVERY_ELSEWHERE = 4
 
 
 def left_pad(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
@@ -34,6 +41,7 @@ class Forward:
     def __init__(self, model: Any) -> None:
         self._model = model
         self._accepts = set(inspect.signature(model.forward).parameters)
+        self._lean_step = lean_step(model)
 
     def accepts(self, name: str) -> bool:
         return name in self._accepts
@@ -43,6 +51,17 @@ class Forward:
             inputs["position_ids"] = positions
         # Without padding the attention needs no mask, and its fast paths apply.
         return self._model(attention_mask=mask, use_cache=True, return_dict=True, **inputs)
+
+    def step(self, tokens: Tensor, positions: Tensor, cache: Any, mask: Tensor | None) -> Tensor:
+        """Next-token logits (B, V) for `tokens` and their `positions`, both (B,).
+
+        The tokens join the `cache`. mask: (B, cached + 1), 1 = real; None where nothing is padding.
+        """
+        if self._lean_step is not None:
+            return self._lean_step(tokens, positions, cache, mask)
+        out = self(mask, positions[:, None], input_ids=tokens[:, None], past_key_values=cache)
+        logits: Tensor = out.logits[:, -1]
+        return logits
 
 
 @torch.inference_mode()
@@ -55,8 +74,8 @@ def decode(
 ) -> Tensor:
     """Sample `max_new_tokens` ids after each (T_i, d) matrix, int64 on the CPU, shape (B, steps).
 
-    After a token of `stop_ids`, a row's ids have no meaning. The loop ends early once every row
-    has stopped; `steps` is what was run.
+    After a token of `stop_ids`, a row's ids have no meaning. The loop ends early some steps after
+    every row has stopped; `steps` is what was run.
     """
     x, prompt_mask = left_pad(embeddings)
     padded = not bool(prompt_mask.all())
@@ -70,17 +89,17 @@ def decode(
     out = forward(
         mask[:, :length] if padded else None, positions[:, :length], inputs_embeds=x, **keep
     )
-    for step in range(sampling.max_new_tokens):
-        tokens = sampler.draw(out.logits[:, -1], step)
+    check_every = CHECK_EVERY.get(x.device.type, _CHECK_EVERY_ELSEWHERE)
+    logits, cache = out.logits[:, -1], out.past_key_values
+    preallocate(cache, sampling.max_new_tokens - 1)
+    for end in range(length, length + sampling.max_new_tokens):
+        tokens = sampler.draw(logits, end - length)
         drawn.append(tokens)
         stopped |= torch.isin(tokens, stop_ids)
-        if step + 1 == sampling.max_new_tokens or bool(stopped.all()):
+        if len(drawn) == sampling.max_new_tokens:
             break
-        end = length + step + 1
-        out = forward(
-            mask[:, :end] if padded else None,
-            positions[:, end - 1 : end],
-            input_ids=tokens[:, None],
-            past_key_values=out.past_key_values,
-        )
+        if len(drawn) % check_every == 0 and bool(stopped.all()):
+            break
+        seen = mask[:, : end + 1] if padded else None
+        logits = forward.step(tokens, positions[:, end], cache, seen)
     return torch.stack(drawn, dim=1).cpu()

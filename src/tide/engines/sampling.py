@@ -16,6 +16,9 @@ from torch import Tensor
 
 from tide.config import Sampling
 
+# Elements of noise made at once: a megabyte, which stays in a core's cache through all the passes.
+_CHUNK = 1 << 18
+
 
 def noise_keys(seeds: Sequence[int], steps: int) -> Tensor:
     """Two 32-bit keys for each sequence and step, int32, shape (steps, 2, len(seeds), 1)."""
@@ -34,14 +37,14 @@ def _mix(x: Tensor, shift: int, mask: int) -> Tensor:
 
 
 def gumbel_noise(keys: Tensor, tokens: Tensor) -> Tensor:
-    """Standard Gumbel noise, float32, shape (B, V), for the `keys` of one step, shape (2, B, 1).
+    """Standard Gumbel noise, float32, shape (..., B, V), for `keys` of shape (..., 2, B, 1).
 
     tokens: int32 token ids, shape (V,). The integer hash is the one known as lowbias32, with the
     second key mixed in between its two rounds.
     """
-    x = tokens ^ keys[0]
+    x = tokens ^ keys[..., 0, :, :]
     _mix(x, 16, 0xFFFF).mul_(0x7FEB352D)
-    _mix(x, 15, 0x1FFFF).bitwise_xor_(keys[1]).mul_(-0x7B935975)  # 0x846CA68B as int32
+    _mix(x, 15, 0x1FFFF).bitwise_xor_(keys[..., 1, :, :]).mul_(-0x7B935975)  # 0x846CA68B as int32
     _mix(x, 16, 0xFFFF)
     # 23 bits and a half: strictly inside (0, 1) in float32, so both logarithms are finite.
     uniform = x.bitwise_and_(0x7FFFFF).float().add_(0.5).mul_(2.0**-23)
@@ -78,6 +81,7 @@ class Sampler:
                 distinct, rows = np.unique(np.asarray(seeds), return_inverse=True)
                 seeds, self._rows = distinct.tolist(), torch.from_numpy(rows).to(device)
             self._keys = noise_keys(seeds, sampling.max_new_tokens).to(device)
+        self._ahead = range(0)  # the steps whose noise is in self._chunk
 
     def draw(self, logits: Tensor, step: int) -> Tensor:
         """Token ids, shape (B,), for the logits (B, V) of step number `step`, from 0."""
@@ -87,9 +91,18 @@ class Sampler:
             self._tokens = torch.arange(
                 logits.shape[-1], dtype=torch.int32, device=self._tokens.device
             )
+            self._ahead = range(0)
         scaled = logits.float() / self._sampling.temperature
         scaled = keep_likely(scaled, self._sampling.top_k, self._sampling.top_p)
-        noise = gumbel_noise(self._keys[step], self._tokens)
+        noise = self._noise(step)
         if self._rows is not None:
             noise = noise[self._rows]
         return (scaled + noise).argmax(dim=-1)
+
+    def _noise(self, step: int) -> Tensor:
+        """The noise of one step, made for several at once: for few rows, the calls cost most."""
+        if step not in self._ahead:
+            steps = max(1, _CHUNK // (self._keys.shape[2] * len(self._tokens)))
+            self._chunk = gumbel_noise(self._keys[step : step + steps], self._tokens)
+            self._ahead = range(step, step + len(self._chunk))
+        return self._chunk[step - self._ahead.start]

@@ -16,6 +16,7 @@ from tide import pocket
 from tide.config import Sampling
 from tide.engines.base import Completion, EmbeddedPrompt, check_embeddings
 from tide.engines.decoding import Forward, decode, left_pad
+from tide.engines.packing import speed_up
 from tide.errors import EngineError, InputError
 
 # Decoding on a CPU gains little past this; on a GPU the weights are read once for the whole batch.
@@ -54,6 +55,7 @@ class TransformersEngine:
         self.max_batch = max_batch or _MAX_BATCH.get(self.device.type, 64)
         source = str(pocket.MODEL) if self.name == "pocket" else self.name
         self.tokenizer, self.model = _load(source, self.device, dtype, trust_remote_code)
+        speed_up(self.model)
         self.dtype = self.model.dtype
         self._forward = Forward(self.model)
         self._table = self._embedding_table()

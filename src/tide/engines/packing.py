@@ -1,0 +1,91 @@
+"""Faster arithmetic for a loaded float32 model on an x86 CPU, with the same results but rounding.
+
+torch multiplies float32 matrices there by MKL, which on AMD takes two to three times as long as
+oneDNN does with weights that were laid out for it beforehand. Such a layout is made once, here.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+# Packed weights are a second copy of the model; past this many it is memory that matters.
+MAX_PARAMETERS = 500_000_000
+# oneDNN lays weights out for a number of rows. That for 16 was the fastest with any, 1 included.
+_ROWS_HINT = 16
+# Of the largest result. Sums in another order differ by about 1e-6, and anything wrong by 1.
+_TOLERANCE = 1e-4
+
+
+def speed_up(model: nn.Module) -> None:
+    """Change `model` in place where that is known to help; elsewhere leave it as it is.
+
+    Parameters and state dict stay as they are. They must not move or change afterwards: a packed
+    layer would go on with the old weights.
+    """
+    parameters = list(model.parameters())
+    if any(p.dtype != torch.float32 or p.device.type != "cpu" for p in parameters):
+        return
+    _fuse_activations(model)
+    if _can_pack() and sum(p.numel() for p in parameters) <= MAX_PARAMETERS:
+        for module in model.modules():
+            pack(module)
+
+
+@torch.no_grad()
+def pack(module: nn.Module) -> bool:
+    """Let a linear layer (nn.Linear or transformers' Conv1D) use packed weights; True if it does.
+
+    Only those two types themselves: what a subclass computes is not known here.
+    """
+    from transformers.pytorch_utils import Conv1D  # noqa: PLC0415  (slow import)
+
+    if type(module) not in (nn.Linear, Conv1D) or module._forward_hooks:
+        return False
+    layer: Any = module
+    weight = layer.weight.T if type(module) is Conv1D else layer.weight
+    try:
+        apply = _packed(weight.contiguous(), layer.bias)
+        probe = torch.linspace(-1, 1, 3 * weight.shape[1]).reshape(3, -1)
+        plain = layer.forward(probe)
+        close = bool((apply(probe) - plain).abs().max() <= _TOLERANCE * plain.abs().max())
+    except RuntimeError:  # what oneDNN cannot do on this machine, torch still can
+        return False
+    if close:
+        layer.forward = apply
+    return close
+
+
+def _packed(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+    # The closure holds no reference to its module: the two would outlive `close` as a cycle.
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS_HINT)
+    multiply = torch.ops.mkldnn._linear_pointwise.default
+
+    def apply(x: Tensor) -> Tensor:
+        result: Tensor = multiply(x, packed, bias, "none", [], "")
+        return result
+
+    return apply
+
+
+def _can_pack() -> bool:
+    # Elsewhere than on x86 oneDNN has other kernels, which nobody has measured for this.
+    return (
+        platform.machine().lower() in ("x86_64", "amd64")
+        and bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
+        and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
+        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    )
+
+
+def _fuse_activations(model: nn.Module) -> None:
+    """GPT-2's GELU, written in transformers as seven passes over memory, in one."""
+    from transformers.activations import NewGELUActivation  # noqa: PLC0415  (slow import)
+
+    for module in model.modules():
+        if type(module) is NewGELUActivation:
+            module.forward = nn.GELU(approximate="tanh").forward

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
+
+from tests.models import CONFIGS
+from tide.engines.gpt2 import Gpt2Step, lean_step
+
+
+def gpt2(**config: object) -> GPT2LMHeadModel:
+    torch.manual_seed(0)
+    settings = {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 64, "vocab_size": 300}
+    model = GPT2LMHeadModel(GPT2Config(**settings, **config)).eval().requires_grad_(False)
+    for parameter in model.parameters():
+        parameter.add_(0.1 * torch.randn_like(parameter))  # biases start at zero, norms at one
+    return model
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"scale_attn_by_inverse_layer_idx": True},
+        {"scale_attn_weights": False},
+        {"activation_function": "relu", "n_inner": 50, "tie_word_embeddings": False},
+        {"attn_implementation": "eager", "reorder_and_upcast_attn": True},
+    ],
+)
+@pytest.mark.parametrize("padded", [False, True])
+def test_steps_equal_the_models_own(config: dict[str, object], padded: bool) -> None:
+    model = gpt2(**config)
+    step = lean_step(model)
+    assert step is not None
+    mask = torch.ones(3, 12, dtype=torch.int64)
+    if padded:
+        mask[0, :4] = mask[2, :1] = 0
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    ids = torch.randint(0, 300, (3, 12))
+    own, lean = (
+        model(
+            ids[:, :6], attention_mask=mask[:, :6], position_ids=positions[:, :6], use_cache=True
+        ).past_key_values
+        for _ in range(2)
+    )
+    for i in range(6, 12):
+        expected = model(
+            ids[:, i : i + 1], attention_mask=mask[:, : i + 1],
+            position_ids=positions[:, i : i + 1], past_key_values=own,
+        ).logits[:, -1]  # fmt: skip
+        got = step(ids[:, i], positions[:, i], lean, mask[:, : i + 1] if padded else None)
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_other_models_and_precisions_have_none() -> None:
+    for kind in set(CONFIGS) - {"gpt2"}:
+        assert lean_step(AutoModelForCausalLM.from_config(CONFIGS[kind]())) is None
+    assert lean_step(gpt2().to(torch.bfloat16)) is None
+    assert lean_step(gpt2(add_cross_attention=True)) is None
+
+
+def test_a_model_that_computes_something_else_has_none() -> None:
+    model = gpt2()
+    model.transformer.ln_f.register_forward_hook(lambda module, inputs, output: 1.01 * output)
+    assert lean_step(model) is None
+
+
+def test_a_step_that_ignores_the_mask_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = Gpt2Step.__call__
+    monkeypatch.setattr(
+        Gpt2Step, "__call__", lambda self, tokens, positions, cache, mask: right(
+            self, tokens, positions, cache, None
+        ),
+    )  # fmt: skip
+    assert lean_step(gpt2()) is None

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM
+from transformers.activations import NewGELUActivation
+from transformers.pytorch_utils import Conv1D
+
+from tests.models import CONFIGS
+from tide.engines import packing
+
+needs_packing = pytest.mark.skipif(
+    not packing._can_pack(), reason="this torch has no packed multiplication here"
+)
+
+
+def layer(kind: str, bias: bool) -> nn.Module:
+    torch.manual_seed(0)
+    made = nn.Linear(48, 80, bias=bias) if kind == "linear" else Conv1D(80, 48)
+    if bias:
+        nn.init.normal_(made.bias)
+    return made.requires_grad_(False)
+
+
+def is_packed(module: nn.Module) -> bool:
+    return "forward" in vars(module)
+
+
+@needs_packing
+@pytest.mark.parametrize(("kind", "bias"), [("linear", True), ("linear", False), ("conv1d", True)])
+def test_packed_layers_equal_plain_ones(kind: str, bias: bool) -> None:
+    plain = layer(kind, bias)
+    packed = copy.deepcopy(plain)
+    assert packing.pack(packed)
+    assert is_packed(packed)
+    for rows in (1, 2, 3, 9, 64, 257, 1600):
+        x = torch.randn(rows, 48)
+        torch.testing.assert_close(packed(x), plain(x), rtol=1e-5, atol=1e-5)
+        assert torch.equal(packed(x), packed(x))
+    for x in (torch.randn(5, 7, 48), torch.randn(3, 48, 4).transpose(1, 2)):
+        torch.testing.assert_close(packed(x), plain(x.contiguous()), rtol=1e-5, atol=1e-5)
+
+
+@needs_packing
+def test_a_layer_whose_packed_result_is_wrong_stays_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = packing._packed
+    monkeypatch.setattr(packing, "_packed", lambda w, b: lambda x: 1.001 * right(w, b)(x))
+    wrong = layer("linear", True)
+    assert not packing.pack(wrong)
+    assert not is_packed(wrong)
+
+    def fails(weight: torch.Tensor, bias: torch.Tensor) -> None:
+        raise RuntimeError("could not create a primitive")
+
+    monkeypatch.setattr(packing, "_packed", fails)
+    assert not packing.pack(wrong)
+
+
+def test_other_layers_stay_as_they_are() -> None:
+    class Scaled(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 2 * super().forward(x)
+
+    for module in (Scaled(4, 4), nn.LayerNorm(4), nn.Embedding(4, 4)):
+        assert not packing.pack(module)
+        assert not is_packed(module)
+
+
+@pytest.mark.parametrize("kind", list(CONFIGS))
+def test_a_sped_up_model_computes_the_same(kind: str) -> None:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(CONFIGS[kind]()).eval().requires_grad_(False)
+    ids = torch.randint(0, 300, (3, 11))
+    before, names = model(ids).logits, list(model.state_dict())
+    packing.speed_up(model)
+    torch.testing.assert_close(model(ids).logits, before, rtol=1e-4, atol=1e-5)
+    assert list(model.state_dict()) == names
+    if packing._can_pack():
+        assert is_packed(model.get_output_embeddings())
+
+
+def test_half_precision_and_large_models_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    half = nn.Sequential(nn.Linear(4, 4), NewGELUActivation()).to(torch.bfloat16)
+    packing.speed_up(half)
+    assert not any(is_packed(module) for module in half)
+    monkeypatch.setattr(packing, "MAX_PARAMETERS", 19)
+    large = nn.Sequential(nn.Linear(4, 4), NewGELUActivation())
+    packing.speed_up(large)
+    assert not is_packed(large[0])
+
+
+def test_the_fused_activation_is_the_same_function() -> None:
+    x = torch.linspace(-8, 8, 1001)
+    model = nn.Sequential(nn.Linear(1, 1), NewGELUActivation())
+    packing.speed_up(model)
+    assert is_packed(model[1])
+    torch.testing.assert_close(model[1](x), NewGELUActivation()(x), rtol=1e-5, atol=1e-6)
