@@ -36,7 +36,32 @@ console = Console()
 
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "tide": {},
-    "fast": PRESETS.get("fast", {}),
+    "tide crn": {"common_random_numbers": True},
+    "tide antithetic": {"antithetic": True},
+    "tide rank": {"estimator": "rank"},
+    "tide N 4": {"num_samples": 4},
+    "tide N 32 mu .6 step .3": {"num_samples": 32, "mu_relative": 0.6, "step_relative": 0.3},
+    "tide floor 12": {"max_perplexity": 12.0},
+    "shuffled": {"strategy": "shuffled"},
+    "random-walk": {"strategy": "random-walk"},
+    "random-walk floor 12": {"strategy": "random-walk", "max_perplexity": 12.0},
+    "accept-any N 8": {"strategy": "accept-any"},
+    "accept-any N 4 mu .8": {"strategy": "accept-any", "num_samples": 4, "mu_relative": 0.8},
+    "accept-any N 2 mu .8 floor": {
+        "strategy": "accept-any",
+        "num_samples": 2,
+        "mu_relative": 0.8,
+        "max_perplexity": 12.0,
+    },
+    "ladder N 4": {"strategy": "ladder", "num_samples": 4, "mu_relative": 1.3},
+    "fast": PRESETS["fast"],
+    "fast, no floor": {**PRESETS["fast"], "max_perplexity": None},
+    "fast, floor 6": {**PRESETS["fast"], "max_perplexity": 6.0},
+    "fast, N 4": {**PRESETS["fast"], "num_samples": 4},
+    "fast, nearest": {**PRESETS["fast"], "select": "nearest"},
+    "resample T .1": {"strategy": "resample"},
+    "resample T .7": {"strategy": "resample", "temperature": 0.7},
+    "resample T 1": {"strategy": "resample", "temperature": 1.0},
 }
 
 

@@ -92,7 +92,7 @@ class Settings(Sampling):
     completions_per_evaluation: int = Field(
         default=1,
         ge=1,
-        description="M': a point's score is the mean over as many.",
+        description="M': a point's score is their mean.",
     )
     antithetic: bool = Field(default=False, description="Draw perturbations in pairs U, -U.")
     estimator: Literal["difference", "rank"] = Field(

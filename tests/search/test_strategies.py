@@ -129,7 +129,7 @@ def test_ladder_widens_when_nothing_passes() -> None:
     assert first == sorted(first)
     tell(strategy, [0.9] * 3)
     second = [candidate.displacement for candidate in strategy.ask()]
-    assert sum(second) == pytest.approx(2 * sum(first), rel=0.3)
+    assert all(b > a for a, b in zip(first, second, strict=True))
     assert strategy.iterations == 3
     tell(strategy, [0.2, 0.9, 0.9])
     assert strategy.best == 4

@@ -211,7 +211,8 @@ class Strategy(ABC):
         """Accept a completion of the points that pass, if one does: the one that `select` says.
 
         With `max_perplexity`, completions that the unmodified prompt makes too unlikely do not
-        pass.
+        pass. That asks what the perturbation did to the text, so the first completion, which the
+        unmodified prompt itself wrote, always does.
         """
         passing = [
             number
@@ -221,6 +222,8 @@ class Strategy(ABC):
             if self.passes(self._scores[number])
         ]
         limit, select = self.settings.max_perplexity, self.settings.select
+        if points[0].evaluations.start == 0:
+            limit = None
         if passing and (limit is not None or (select == "likelihood" and len(passing) > 1)):
             yield LikelihoodRequest(tuple(passing))
         if limit is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from tide.search import geometry
 from tide.search.base import Steps, Strategy
 
 
@@ -11,7 +12,9 @@ class LadderStrategy(Strategy):
     """One round of perturbations of the prompt at growing radii, accepting one that passes.
 
     The radii go evenly from `ladder_from` to `ladder_to` times mu, so a near point is found if one
-    passes. If none does, the next round draws other directions, `ladder_growth` times as far.
+    passes. If none does, the next round draws other directions, `ladder_growth` times as far. Each
+    token row is turned, not lengthened: at equal cost that moves the prompt less far than adding
+    the noise (`benchmarks/RESULTS.md`).
     """
 
     def steps(self) -> Steps:
@@ -25,7 +28,10 @@ class LadderStrategy(Strategy):
         while self.iterations < settings.max_iterations:
             self.iterations += 1
             noise = self.normal(settings.num_samples)
-            around = [self._x0 + radius * u for radius, u in zip(radii, noise, strict=True)]
+            around = [
+                geometry.turn_rows(self._x0, radius * u)
+                for radius, u in zip(radii, noise, strict=True)
+            ]
             first = len(self._scores)
             seeds = [("perturbation", first + i) for i in range(len(around))]
             points = yield from self.evaluate(around, "perturbation", seeds)
