@@ -1,53 +1,82 @@
-"""Room for the keys and values of the tokens to come, so that adding one copies one."""
+"""Room for the keys and values of the tokens to come, so that adding one copies one.
+
+Also joins the caches of prompts that were read in groups of similar length into one for all.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer
 
 
 class PreallocatedLayer(DynamicLayer):  # type: ignore[misc]
-    """A layer of a key-value cache that goes on from `layer`, with room for `tokens` more.
+    """A layer of a key-value cache with room for tokens to come.
 
     DynamicLayer concatenates: it moves the whole cache to add one token. This layer writes into
-    its room, and does as DynamicLayer once that is full, so `tokens` decides the speed alone.
+    its room, and does as DynamicLayer once that is full, so the room decides the speed alone.
+
+    keys, values: (B, heads, room, width), of which the first `filled` tokens are there already.
     """
 
-    def __init__(self, layer: DynamicLayer, tokens: int) -> None:
+    def __init__(self, keys: Tensor, values: Tensor, filled: int) -> None:
         super().__init__()
-        self.lazy_initialization(layer.keys, layer.values)
-        self._capacity = layer.get_seq_length() + tokens
-        self._rooms = [_with_room(layer.keys, tokens), _with_room(layer.values, tokens)]
-        self.keys, self.values = (room[..., : -tokens or None, :] for room in self._rooms)
+        self.lazy_initialization(keys, values)
+        self._rooms = keys, values
+        self.keys, self.values = keys[..., :filled, :], values[..., :filled, :]
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         start = self.keys.shape[-2]
         end = start + key_states.shape[-2]
-        if end > self._capacity:
-            return super().update(key_states, value_states, *args, **kwargs)
         keys, values = self._rooms
+        if end > keys.shape[-2]:
+            return super().update(key_states, value_states, *args, **kwargs)
         keys[..., start:end, :] = key_states
         values[..., start:end, :] = value_states
         self.keys, self.values = keys[..., :end, :], values[..., :end, :]
         return self.keys, self.values
 
 
-def _with_room(x: Tensor, tokens: int) -> Tensor:
-    room = x.new_empty(*x.shape[:-2], x.shape[-2] + tokens, x.shape[-1])
-    room[..., : x.shape[-2], :] = x
-    return room
-
-
-def preallocate(cache: Any, tokens: int) -> None:
-    """Make room for `tokens` more in every layer of a model's own `cache` that only grows.
-
-    Other layers (sliding windows, recurrent states), and caches that are not made of layers, stay
-    the model's own.
-    """
+def joinable(cache: Any) -> bool:
+    """Whether every layer of a model's own `cache` keeps keys and values and nothing else."""
     layers = getattr(cache, "layers", [])
-    for i, layer in enumerate(layers):
-        # Exactly this type: a subclass keeps more than keys and values.
-        if type(layer) is DynamicLayer and layer.is_initialized:
-            layers[i] = PreallocatedLayer(layer, tokens)
+    return bool(layers) and all(map(_is_plain, layers))
+
+
+def join(caches: Sequence[Any], groups: Sequence[Sequence[int]], tokens: int) -> Any:
+    """One cache for the rows of all `caches`, left-padded, with room for `tokens` more.
+
+    groups: the rows of each cache in the joined one. Several caches must be `joinable`. Of a single
+    one, layers that keep something else (sliding windows, recurrent states) stay the model's own.
+    """
+    joined = caches[0]
+    for i, layer in enumerate(getattr(joined, "layers", [])):
+        if _is_plain(layer):
+            layers = [cache.layers[i] for cache in caches]
+            filled = max(layer.keys.shape[-2] for layer in layers)
+            keys, values = (
+                _room([getattr(layer, name) for layer in layers], groups, filled, tokens)
+                for name in ("keys", "values")
+            )
+            joined.layers[i] = PreallocatedLayer(keys, values, filled)
+    return joined
+
+
+def _is_plain(layer: Any) -> bool:
+    # Exactly this type: a subclass keeps more than keys and values.
+    return type(layer) is DynamicLayer and layer.is_initialized
+
+
+def _room(
+    parts: Sequence[Tensor], groups: Sequence[Sequence[int]], filled: int, tokens: int
+) -> Tensor:
+    _, heads, _, width = parts[0].shape
+    # Zeros, because a mask takes no part of what is not a number.
+    room = parts[0].new_zeros(sum(map(len, groups)), heads, filled + tokens, width)
+    for part, rows in zip(parts, groups, strict=True):
+        where = torch.tensor(rows, device=part.device)
+        room[where, :, filled - part.shape[-2] : filled] = part
+    return room

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from tide.config import Sampling
-from tide.engines.caching import preallocate
+from tide.engines.caching import join, joinable
 from tide.engines.gpt2 import lean_step
+from tide.engines.grouping import length_groups
 from tide.engines.sampling import Sampler
 
 # Steps between looks at whether all rows have stopped: each waits for the device to catch up.
@@ -64,6 +65,31 @@ class Forward:
         return logits
 
 
+def prefill(forward: Forward, rows: Sequence[Tensor], tokens: int) -> tuple[Tensor, Any]:
+    """Read the (T_i, d) matrices: next-token logits (B, V), and a left-padded cache of all rows.
+
+    tokens: how many more the cache has room for. On the CPU rows of similar length are read
+    together and their caches joined; a GPU has arithmetic to spare for the padding.
+    """
+    everything = [list(range(len(rows)))]
+    groups = length_groups([len(row) for row in rows]) if rows[0].is_cpu else everything
+    outs = [_read(forward, [rows[i] for i in groups[0]])]
+    if len(groups) > 1 and not joinable(outs[0].past_key_values):
+        groups, outs = everything, [_read(forward, rows)]
+    outs += [_read(forward, [rows[i] for i in group]) for group in groups[1:]]
+    read = torch.cat([out.logits[:, -1] for out in outs])
+    logits = torch.empty_like(read)
+    logits[[i for group in groups for i in group]] = read
+    return logits, join([out.past_key_values for out in outs], groups, tokens)
+
+
+def _read(forward: Forward, rows: Sequence[Tensor]) -> Any:
+    x, mask = left_pad(rows)
+    positions = (mask.cumsum(dim=-1) - 1).clamp_(min=0)
+    keep = {"logits_to_keep": 1} if forward.accepts("logits_to_keep") else {}
+    return forward(None if bool(mask.all()) else mask, positions, inputs_embeds=x, **keep)
+
+
 @torch.inference_mode()
 def decode(
     forward: Forward,
@@ -77,21 +103,18 @@ def decode(
     After a token of `stop_ids`, a row's ids have no meaning. The loop ends early some steps after
     every row has stopped; `steps` is what was run.
     """
-    x, prompt_mask = left_pad(embeddings)
-    padded = not bool(prompt_mask.all())
-    batch, length = prompt_mask.shape
-    mask = torch.nn.functional.pad(prompt_mask, (0, sampling.max_new_tokens), value=1)
+    device, batch = embeddings[0].device, len(embeddings)
+    lengths = torch.tensor([len(x) for x in embeddings])
+    length = int(lengths.max())
+    padded = bool((lengths < length).any())
+    columns = torch.arange(length + sampling.max_new_tokens)
+    mask = (columns >= length - lengths[:, None]).long().to(device)
     positions = (mask.cumsum(dim=-1) - 1).clamp_(min=0)
-    sampler = Sampler(sampling, seeds, x.device)
+    sampler = Sampler(sampling, seeds, device)
     drawn: list[Tensor] = []
-    stopped = torch.zeros(batch, dtype=torch.bool, device=x.device)
-    keep = {"logits_to_keep": 1} if forward.accepts("logits_to_keep") else {}
-    out = forward(
-        mask[:, :length] if padded else None, positions[:, :length], inputs_embeds=x, **keep
-    )
-    check_every = CHECK_EVERY.get(x.device.type, _CHECK_EVERY_ELSEWHERE)
-    logits, cache = out.logits[:, -1], out.past_key_values
-    preallocate(cache, sampling.max_new_tokens - 1)
+    stopped = torch.zeros(batch, dtype=torch.bool, device=device)
+    check_every = CHECK_EVERY.get(device.type, _CHECK_EVERY_ELSEWHERE)
+    logits, cache = prefill(forward, embeddings, sampling.max_new_tokens - 1)
     for end in range(length, length + sampling.max_new_tokens):
         tokens = sampler.draw(logits, end - length)
         drawn.append(tokens)

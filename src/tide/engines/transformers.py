@@ -16,6 +16,7 @@ from tide import pocket
 from tide.config import Sampling
 from tide.engines.base import Completion, EmbeddedPrompt, check_embeddings
 from tide.engines.decoding import Forward, decode, left_pad
+from tide.engines.grouping import length_groups
 from tide.engines.packing import speed_up
 from tide.errors import EngineError, InputError
 
@@ -104,20 +105,30 @@ class TransformersEngine:
     def likelihood(
         self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]
     ) -> NDArray[np.float64]:
-        result = np.zeros(len(prompts))
-        for start in range(0, len(prompts), self.max_batch):
-            rows = slice(start, start + self.max_batch)
-            pairs = list(zip(prompts[rows], completions[rows], strict=True))
-            if any(len(prompt) == 0 or len(completion) == 0 for prompt, completion in pairs):
-                raise EngineError("likelihood: an empty prompt or completion has no likelihood")
-            sequences = [torch.tensor([*prompt, *completion]) for prompt, completion in pairs]
-            ids, mask = left_pad([ids.to(self.device) for ids in sequences])
-            positions = (mask.cumsum(dim=-1) - 1).clamp_(min=0)
-            logits = self._forward(mask, positions, input_ids=ids).logits[:, :-1].float()
-            log_probs = logits.log_softmax(dim=-1).gather(-1, ids[:, 1:, None])[..., 0]
-            for i, (_, completion) in enumerate(pairs):
-                result[start + i] = float(log_probs[i, -len(completion) :].double().mean())
+        if any(len(ids) == 0 for ids in (*prompts, *completions)):
+            raise EngineError("likelihood: an empty prompt or completion has no likelihood")
+        pairs = list(zip(prompts, completions, strict=True))
+        result = np.zeros(len(pairs))
+        for group in length_groups([len(a) + len(b) for a, b in pairs]):
+            for start in range(0, len(group), self.max_batch):
+                rows = group[start : start + self.max_batch]
+                result[rows] = self._likelihood([pairs[i] for i in rows])
         return result
+
+    def _likelihood(self, pairs: list[tuple[Sequence[int], Sequence[int]]]) -> list[float]:
+        sequences = [torch.tensor([*prompt, *completion]) for prompt, completion in pairs]
+        ids, mask = left_pad([ids.to(self.device) for ids in sequences])
+        positions = (mask.cumsum(dim=-1) - 1).clamp_(min=0)
+        # Only what predicts a completion's tokens: the head is a good part of a small model.
+        last = max(len(completion) for _, completion in pairs)
+        keep = {"logits_to_keep": last + 1} if self._forward.accepts("logits_to_keep") else {}
+        out = self._forward(mask, positions, input_ids=ids, **keep)
+        logits = out.logits[:, -last - 1 : -1].float()
+        log_probs = logits.log_softmax(dim=-1).gather(-1, ids[:, -last:, None])[..., 0].double()
+        return [
+            float(log_probs[i, last - len(completion) :].mean())
+            for i, (_, completion) in enumerate(pairs)
+        ]
 
     def decode_nearest(self, embeddings: Tensor) -> list[int]:
         with torch.inference_mode():
