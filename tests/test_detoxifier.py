@@ -191,17 +191,15 @@ def test_a_third_party_strategy_runs_by_name() -> None:
     from tide.search import Strategy
 
     class OneJump(Strategy):
+        """Try the prompt, then four points around it."""
+
         def steps(self) -> Any:
-            (score,) = yield [self.candidate(self._x0, "initial", self.sampling_seed(0))]
-            if self.passes(score):
-                self.accept_last()
-                return
-            self.iterations += 1
-            jumps = self._x0 + self.mu * self.normal(4)
-            yield [
-                self.candidate(x, "perturbation", self.sampling_seed(i))
-                for i, x in enumerate(jumps, start=1)
-            ]
+            (point,) = yield from self.evaluate(self._x0[None], "initial", [(0,)])
+            if not (yield from self.accept([point])):
+                self.iterations += 1
+                jumps = self._x0 + self.mu * self.normal(4)
+                points = yield from self.evaluate(jumps, "perturbation", [(i,) for i in range(4)])
+                yield from self.accept(points)
 
     REGISTRY.add("one-jump", OneJump)
     try:

@@ -100,8 +100,8 @@ class Settings(Sampling):
     )
     select: Literal["likelihood", "nearest", "lowest"] = Field(
         default="likelihood",
-        description="Which of several passing completions: most likely after the unmodified prompt, "
-        "nearest to it, or least toxic.",
+        description="Which of several passing completions: most likely after the unmodified "
+        "prompt, nearest to it, or least toxic.",
     )
     max_perplexity: float | None = Field(
         default=None,

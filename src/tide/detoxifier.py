@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -97,20 +96,11 @@ class Detoxifier:
 
     def check(self, prompts: Sequence[str]) -> list[InputError | None]:
         """For each prompt, why it cannot be completed, before any work; None if it can."""
-        ids = iter(self.engine.tokenize([prompt for prompt in prompts if _has_text(prompt)]))
-        found: list[InputError | None] = []
-        limit, new = self.engine.context_length, self.settings.max_new_tokens
-        for number, prompt in enumerate(prompts):
-            problem = None
-            if not _has_text(prompt):
-                problem = "empty; a prompt needs at least one character"
-            elif (length := len(next(ids))) + new > (limit or math.inf):
-                problem = (
-                    f"{length} tokens + {new} new ones exceed the model's context of {limit}; "
-                    "shorten it or lower max_new_tokens"
-                )
-            found.append(None if problem is None else InputError(f"prompt {number}: {problem}"))
-        return found
+        tokens = iter(self.engine.tokenize([prompt for prompt in prompts if _has_text(prompt)]))
+        return [
+            self._problem(number, len(next(tokens)) if _has_text(prompt) else 0)
+            for number, prompt in enumerate(prompts)
+        ]
 
     def close(self) -> None:
         """Free the engine and the scorer."""
@@ -160,31 +150,42 @@ class Detoxifier:
     ) -> Iterator[Search]:
         first = 0
         while chunk := list(itertools.islice(prompts, _EMBED_CHUNK)):
-            usable: list[int] = []
-            for i, error in enumerate(self.check(chunk)):
-                if error is None:
-                    usable.append(i)
-                else:
-                    problem = str(error).partition(": ")[2]
-                    failed.append((first + i, InputError(f"prompt {first + i}: {problem}")))
-            for i, embedded in zip(
-                usable, self.engine.embed([chunk[i] for i in usable]), strict=True
-            ):
-                number = first + i
-                movable = ~embedded.special
+            embedded = iter(self.engine.embed([prompt for prompt in chunk if _has_text(prompt)]))
+            for number, text in enumerate(chunk, start=first):
+                prompt = next(embedded) if _has_text(text) else None
+                error = self._problem(number, 0 if prompt is None else len(prompt.token_ids))
+                if error is not None:
+                    failed.append((number, error))
+                if prompt is None or error is not None:
+                    continue
+                movable = ~prompt.special
                 if self.settings.perturb == "all":
                     movable = torch.ones_like(movable)
                 elif not movable.any():
-                    problem = "only special tokens; perturb='all' would move them"
-                    failed.append((number, InputError(f"prompt {number}: {problem}")))
+                    reason = "only special tokens; perturb='all' would move them"
+                    failed.append((number, InputError(f"prompt {number}: {reason}")))
                     continue
-                open_prompts[number] = _OpenPrompt(embedded.text)
+                open_prompts[number] = _OpenPrompt(text)
                 for trial in range(self.settings.num_trials):
-                    seed = derive_seed(self.settings.seed, embedded.text, trial)
-                    task = Problem(embedded.embeddings, movable, seed, self.engine.dtype)
-                    strategy = self._strategy(task, self.settings)
-                    yield Search(number, trial, seed, strategy, embedded.token_ids)
+                    seed = derive_seed(self.settings.seed, text, trial)
+                    problem = Problem(prompt.embeddings, movable, seed, self.engine.dtype)
+                    strategy = self._strategy(problem, self.settings)
+                    yield Search(number, trial, seed, strategy, prompt.token_ids)
             first += len(chunk)
+
+    def _problem(self, number: int, length: int) -> InputError | None:
+        """What is wrong with a prompt of `length` tokens; 0 for one without text."""
+        limit, new = self.engine.context_length, self.settings.max_new_tokens
+        if length == 0:
+            reason = "empty; a prompt needs at least one character"
+        elif limit is not None and length + new > limit:
+            reason = (
+                f"{length} tokens + {new} new ones exceed the model's context of {limit}; "
+                "shorten it or lower max_new_tokens"
+            )
+        else:
+            return None
+        return InputError(f"prompt {number}: {reason}")
 
     def _trial(self, search: Search) -> Trial:
         if search.error is not None:

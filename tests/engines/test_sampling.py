@@ -11,7 +11,14 @@ from scipy import stats
 
 from tide.config import Sampling
 from tide.engines import sampling
-from tide.engines.sampling import Sampler, gumbel_noise, keep_likely, noise_keys
+from tide.engines.sampling import (
+    _MANY,
+    _REACH,
+    Sampler,
+    gumbel_noise,
+    keep_likely,
+    noise_keys,
+)
 
 CPU = torch.device("cpu")
 
@@ -120,3 +127,27 @@ def test_noise_made_ahead_is_the_noise_of_its_step(
         keys, tokens = noise_keys(seeds, 9), torch.arange(vocabulary, dtype=torch.int32)
         expected = gumbel_noise(keys[step], tokens).argmax(-1)
         assert torch.equal(sampler.draw(torch.zeros(2, vocabulary), step), expected)
+
+
+@given(st.floats(0.02, 2.0), st.integers(0, 2**31), st.booleans())
+@settings(max_examples=25, deadline=None)
+def test_noise_for_tokens_within_reach_alone_changes_nothing(
+    temperature: float, seed: int, shared: bool
+) -> None:
+    """Large batches look for the tokens that can win first; small ones do not."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = 4 * torch.randn(40, 2048, generator=generator)
+    seeds = [seed + i // (2 if shared else 1) for i in range(40)]
+    sampling = Sampling(temperature=temperature, max_new_tokens=2)
+    together = Sampler(sampling, seeds, CPU).draw(logits, 1)
+    assert logits.numel() >= _MANY > logits[0].numel()
+    alone = [
+        int(Sampler(sampling, [s], CPU).draw(logits[i : i + 1], 1)) for i, s in enumerate(seeds)
+    ]
+    assert together.tolist() == alone
+
+
+def test_the_reach_covers_the_noise() -> None:
+    """The hash gives uniform values of 23 bits: the noise of the least and of the greatest."""
+    least, greatest = torch.tensor([0.5, 2**23 - 0.5]).mul(2.0**-23).log().neg().log().neg()
+    assert float(greatest - least) < _REACH

@@ -6,7 +6,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tide.search.geometry import cosine, displacement, normalize, project, turn_rows
+from tide.search.geometry import cosine, measure, normalize, project, turn_rows
 
 
 @st.composite
@@ -83,5 +83,6 @@ def test_turned_rows_keep_their_length(pair: tuple[Tensor, Tensor]) -> None:
 
 def test_displacement_is_relative() -> None:
     x0 = torch.tensor([[3.0, 4.0]])
-    assert displacement(x0, x0) == 0.0
-    assert displacement(2 * x0, x0) == pytest.approx(1.0)
+    cosines, displacements = measure(torch.stack([x0, 2 * x0, -x0]), x0)
+    assert cosines == pytest.approx([1.0, 1.0, -1.0])
+    assert displacements == pytest.approx([0.0, 1.0, 2.0])

@@ -74,9 +74,11 @@ def _room(
     parts: Sequence[Tensor], groups: Sequence[Sequence[int]], filled: int, tokens: int
 ) -> Tensor:
     _, heads, _, width = parts[0].shape
-    # Zeros, because a mask takes no part of what is not a number.
-    room = parts[0].new_zeros(sum(map(len, groups)), heads, filled + tokens, width)
+    room = parts[0].new_empty(sum(map(len, groups)), heads, filled + tokens, width)
     for part, rows in zip(parts, groups, strict=True):
         where = torch.tensor(rows, device=part.device)
-        room[where, :, filled - part.shape[-2] : filled] = part
+        padding = filled - part.shape[-2]
+        room[where, :, padding:filled] = part
+        # What happens to lie in memory may be no number, and a mask takes no part of that.
+        room[where, :, :padding] = 0.0
     return room

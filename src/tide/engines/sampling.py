@@ -19,6 +19,12 @@ from tide.config import Sampling
 # Elements of noise made at once: a megabyte, which stays in a core's cache through all the passes.
 _CHUNK = 1 << 18
 
+# The noise lies in (-2.9, 16.7), so a token whose logit is this far below the best cannot win.
+_REACH = 19.6
+# From so many logits on it pays to look for the tokens that can win, if they are a small share.
+_MANY = 1 << 16
+_SMALL_SHARE = 16
+
 
 def noise_keys(seeds: Sequence[int], steps: int) -> Tensor:
     """Two 32-bit keys for each sequence and step, int32, shape (steps, 2, len(seeds), 1)."""
@@ -39,8 +45,8 @@ def _mix(x: Tensor, shift: int, mask: int) -> Tensor:
 def gumbel_noise(keys: Tensor, tokens: Tensor) -> Tensor:
     """Standard Gumbel noise, float32, shape (..., B, V), for `keys` of shape (..., 2, B, 1).
 
-    tokens: int32 token ids, shape (V,). The integer hash is the one known as lowbias32, with the
-    second key mixed in between its two rounds.
+    tokens: int32 token ids, shape (V,), or (B, 1) for one of each row. The integer hash is the one
+    known as lowbias32, with the second key mixed in between its two rounds.
     """
     x = tokens ^ keys[..., 0, :, :]
     _mix(x, 16, 0xFFFF).mul_(0x7FEB352D)
@@ -94,10 +100,30 @@ class Sampler:
             self._ahead = range(0)
         scaled = logits.float() / self._sampling.temperature
         scaled = keep_likely(scaled, self._sampling.top_k, self._sampling.top_p)
+        # On a GPU, to ask how many there are would wait for it; the noise costs it little.
+        if scaled.is_cpu and scaled.numel() >= _MANY:
+            rows, tokens = self._within_reach(scaled)
+            if len(rows) * _SMALL_SHARE <= scaled.numel():
+                return self._draw_among(scaled, rows, tokens, step)
         noise = self._noise(step)
         if self._rows is not None:
             noise = noise[self._rows]
         return (scaled + noise).argmax(dim=-1)
+
+    def _within_reach(self, scaled: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows and ids of the tokens that can win, sorted by both."""
+        near = scaled >= scaled.amax(dim=-1, keepdim=True) - _REACH
+        rows, tokens = near.nonzero(as_tuple=True)
+        return rows, tokens
+
+    def _draw_among(self, scaled: Tensor, rows: Tensor, tokens: Tensor, step: int) -> Tensor:
+        """The arg max as `draw` finds it, with noise for these tokens alone."""
+        keys = self._keys[step][:, rows if self._rows is None else self._rows[rows]]
+        values = scaled[rows, tokens] + gumbel_noise(keys, tokens.int()[:, None])[:, 0]
+        best = torch.full((len(scaled),), -torch.inf).scatter_reduce_(0, rows, values, "amax")
+        wins = values == best[rows]
+        first = torch.full((len(scaled),), scaled.shape[-1])
+        return first.scatter_reduce_(0, rows[wins], tokens[wins], "amin")
 
     def _noise(self, step: int) -> Tensor:
         """The noise of one step, made for several at once: for few rows, the calls cost most."""

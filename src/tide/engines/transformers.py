@@ -124,7 +124,8 @@ class TransformersEngine:
         keep = {"logits_to_keep": last + 1} if self._forward.accepts("logits_to_keep") else {}
         out = self._forward(mask, positions, input_ids=ids, **keep)
         logits = out.logits[:, -last - 1 : -1].float()
-        log_probs = logits.log_softmax(dim=-1).gather(-1, ids[:, -last:, None])[..., 0].double()
+        chosen = logits.gather(-1, ids[:, -last:, None])[..., 0]
+        log_probs = (chosen - logits.logsumexp(dim=-1)).double()
         return [
             float(log_probs[i, last - len(completion) :].mean())
             for i, (_, completion) in enumerate(pairs)

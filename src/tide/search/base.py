@@ -186,20 +186,19 @@ class Strategy(ABC):
         return score < self.settings.toxicity_threshold
 
     def evaluate(
-        self, points: Sequence[Tensor], role: Role, seeds: Sequence[tuple[int | str, ...]]
+        self, points: Tensor, role: Role, seeds: Sequence[tuple[int | str, ...]]
     ) -> Part[list[Point]]:
-        """Score `points`: one round of `completions_per_evaluation` completions of each.
+        """Score `points` (n, movable, d): `completions_per_evaluation` completions of each.
 
         seeds: what the sampling noise of each point derives from; equal ones share it.
         """
         repeats = self.settings.completions_per_evaluation
         first = len(self._scores)
         asked = []
-        for x, seed in zip(points, seeds, strict=True):
-            once = self.candidate(x, role, self.sampling_seed(*seed))
+        for once in self.candidates(points, role, [self.sampling_seed(*seed) for seed in seeds]):
             asked.append(once)
             for again in range(1, repeats):
-                other = self.sampling_seed(*seed, "again", again)
+                other = derive_seed(once.sampling_seed, "again", again)
                 asked.append(replace(once, sampling_seed=other))
         scores = yield asked
         return [
@@ -242,18 +241,20 @@ class Strategy(ABC):
         """`x` as the engine will see it: rounded to its dtype, as float32."""
         return x.to(self.problem.dtype).float()
 
-    def candidate(self, x: Tensor, role: Role, sampling_seed: int) -> Candidate:
-        rounded = self.cast(x)
-        full = self.cast(self.problem.x0).clone()
-        full[self.problem.movable] = rounded
-        return Candidate(
-            embeddings=full,
-            role=role,
-            iteration=self.iterations,
-            sampling_seed=sampling_seed,
-            cosine=geometry.cosine(rounded, self._x0),
-            displacement=geometry.displacement(rounded, self._x0),
-        )
+    def candidates(
+        self, points: Tensor, role: Role, sampling_seeds: Sequence[int]
+    ) -> list[Candidate]:
+        """`points` (n, movable, d) with the rows that do not move, as the engine will see them."""
+        rounded = self.cast(points)
+        full = self.cast(self.problem.x0).repeat(len(points), 1, 1)
+        full[:, self.problem.movable] = rounded
+        cosines, displacements = geometry.measure(rounded, self._x0)
+        return [
+            Candidate(x, role, self.iterations, seed, cosine, displacement)
+            for x, seed, cosine, displacement in zip(
+                full, sampling_seeds, cosines, displacements, strict=True
+            )
+        ]
 
     def sampling_seed(self, *parts: int | str) -> int:
         return derive_seed(self.problem.seed, "sampling", *parts)

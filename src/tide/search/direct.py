@@ -19,7 +19,7 @@ class LadderStrategy(Strategy):
 
     def steps(self) -> Steps:
         settings = self.settings
-        (point,) = yield from self.evaluate([self._x0], "initial", [(0,)])
+        (point,) = yield from self.evaluate(self._x0[None], "initial", [(0,)])
         if (yield from self.accept([point])):
             return
         radii = self.mu * torch.linspace(
@@ -28,10 +28,7 @@ class LadderStrategy(Strategy):
         while self.iterations < settings.max_iterations:
             self.iterations += 1
             noise = self.normal(settings.num_samples)
-            around = [
-                geometry.turn_rows(self._x0, radius * u)
-                for radius, u in zip(radii, noise, strict=True)
-            ]
+            around = geometry.turn_rows(self._x0, radii[:, None, None] * noise)
             first = len(self._scores)
             seeds = [("perturbation", first + i) for i in range(len(around))]
             points = yield from self.evaluate(around, "perturbation", seeds)
@@ -44,9 +41,9 @@ class ResampleStrategy(Strategy):
     """No perturbation: draw from the prompt again until a completion passes (best-of-n)."""
 
     def steps(self) -> Steps:
-        (point,) = yield from self.evaluate([self._x0], "initial", [(0,)])
+        (point,) = yield from self.evaluate(self._x0[None], "initial", [(0,)])
         while not (yield from self.accept([point])):
             if self.iterations == self.settings.max_iterations:
                 return
             self.iterations += 1
-            (point,) = yield from self.evaluate([self._x0], "initial", [(self.iterations,)])
+            (point,) = yield from self.evaluate(self._x0[None], "initial", [(self.iterations,)])

@@ -34,13 +34,15 @@ def turn_rows(x0: Tensor, by: Tensor) -> Tensor:
 
 def cosine(x: Tensor, x0: Tensor) -> float:
     """cos(x, x0) of the flattened matrices, in [-1, 1]."""
-    a, b = x.flatten().double(), x0.flatten().double()
-    return float(torch.clamp(a @ b / (a.norm() * b.norm()), -1.0, 1.0))
+    return measure(x[None], x0)[0][0]
 
 
-def displacement(x: Tensor, x0: Tensor) -> float:
-    """|x - x0| / |x0|, 0 at the prompt itself."""
-    return float((x.double() - x0.double()).norm() / x0.double().norm())
+def measure(points: Tensor, x0: Tensor) -> tuple[list[float], list[float]]:
+    """cos(x, x0) and |x - x0| / |x0| of each of `points`, shape (n, T, d)."""
+    x, axis = points.flatten(1).double(), x0.flatten().double()
+    length = axis.norm()
+    cosines = torch.clamp(x @ axis / (x.norm(dim=1) * length), -1.0, 1.0)
+    return cosines.tolist(), ((x - axis).norm(dim=1) / length).tolist()
 
 
 def project(x: Tensor, x0: Tensor, cosine_threshold: float, how: str = "rotate") -> Tensor:

@@ -41,7 +41,7 @@ class TideStrategy(Strategy):
 
     def steps(self) -> Steps:
         x, points = self._x0, 0
-        (point,) = yield from self.evaluate([x], "initial", [(0,)])
+        (point,) = yield from self.evaluate(x[None], "initial", [(0,)])
         while not (yield from self.accept([point])):
             if self.iterations == self.settings.max_iterations:
                 return
@@ -53,7 +53,7 @@ class TideStrategy(Strategy):
                 continue  # nothing learned: stay, and draw other perturbations
             points += 1
             x = self.step(x, direction)
-            (point,) = yield from self.evaluate([x], "iterate", [(points,)])
+            (point,) = yield from self.evaluate(x[None], "iterate", [(points,)])
 
     def step(self, x: Tensor, direction: Tensor) -> Tensor:
         """`x` moved by `step_size` against `direction`, put back into the cone if it left it."""
@@ -69,7 +69,7 @@ class TideStrategy(Strategy):
             (points,) if self.settings.common_random_numbers else ("perturbation", evaluated + i)
             for i in range(len(noise))
         ]
-        nearby = [x + self.mu * u for u in noise]
+        nearby = x + self.mu * noise
         perturbed = yield from self.evaluate(nearby, "perturbation", seeds)
         if (yield from self.after_perturbations(perturbed)):
             return None
@@ -77,8 +77,7 @@ class TideStrategy(Strategy):
         if not weights.any():
             return None
         # What the engine saw is rounded to its dtype; use the step it really took.
-        centre = self.cast(x)
-        taken = torch.stack([(self.cast(point) - centre) / self.mu for point in nearby])
+        taken = (self.cast(nearby) - self.cast(x)) / self.mu
         return estimate_gradient(taken, weights.float(), self.mu)
 
     def draw_perturbations(self) -> Tensor:
