@@ -5,7 +5,7 @@ import torch
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from tests.models import CONFIGS
-from tide.engines.gpt2 import Gpt2Step, lean_step
+from tide.engines.gpt2 import LeanGpt2, lean_gpt2
 
 
 def gpt2(**config: object) -> GPT2LMHeadModel:
@@ -28,48 +28,57 @@ def gpt2(**config: object) -> GPT2LMHeadModel:
     ],
 )
 @pytest.mark.parametrize("padded", [False, True])
-def test_steps_equal_the_models_own(config: dict[str, object], padded: bool) -> None:
+def test_equals_the_models_own(config: dict[str, object], padded: bool) -> None:
     model = gpt2(**config)
-    step = lean_step(model)
-    assert step is not None
+    lean_model = lean_gpt2(model)
+    assert lean_model is not None
     mask = torch.ones(3, 12, dtype=torch.int64)
     if padded:
         mask[0, :4] = mask[2, :1] = 0
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
     ids = torch.randint(0, 300, (3, 12))
-    own, lean = (
-        model(
-            ids[:, :6], attention_mask=mask[:, :6], position_ids=positions[:, :6], use_cache=True
-        ).past_key_values
-        for _ in range(2)
+    seen = mask[:, :6] if padded else None
+    first = model(
+        ids[:, :6], attention_mask=mask[:, :6], position_ids=positions[:, :6], use_cache=True
     )
+    ours = lean_model(seen, positions[:, :6], input_ids=ids[:, :6])
+    real = mask[:, :6].bool()
+    torch.testing.assert_close(ours.logits[real], first.logits[real], rtol=1e-4, atol=1e-5)
+    kept = lean_model(
+        seen, positions[:, :6], inputs_embeds=model.transformer.wte(ids[:, :6]), logits_to_keep=2
+    )
+    torch.testing.assert_close(kept.logits, ours.logits[:, -2:])
+    own, lean = first.past_key_values, ours.past_key_values
     for i in range(6, 12):
         expected = model(
             ids[:, i : i + 1], attention_mask=mask[:, : i + 1],
             position_ids=positions[:, i : i + 1], past_key_values=own,
         ).logits[:, -1]  # fmt: skip
-        got = step(ids[:, i], positions[:, i], lean, mask[:, : i + 1] if padded else None)
+        got = lean_model(
+            mask[:, : i + 1] if padded else None, positions[:, i : i + 1],
+            input_ids=ids[:, i : i + 1], past_key_values=lean,
+        ).logits[:, -1]  # fmt: skip
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_other_models_and_precisions_have_none() -> None:
     for kind in set(CONFIGS) - {"gpt2"}:
-        assert lean_step(AutoModelForCausalLM.from_config(CONFIGS[kind]())) is None
-    assert lean_step(gpt2().to(torch.bfloat16)) is None
-    assert lean_step(gpt2(add_cross_attention=True)) is None
+        assert lean_gpt2(AutoModelForCausalLM.from_config(CONFIGS[kind]())) is None
+    assert lean_gpt2(gpt2().to(torch.bfloat16)) is None
+    assert lean_gpt2(gpt2(add_cross_attention=True)) is None
 
 
 def test_a_model_that_computes_something_else_has_none() -> None:
     model = gpt2()
     model.transformer.ln_f.register_forward_hook(lambda module, inputs, output: 1.01 * output)
-    assert lean_step(model) is None
+    assert lean_gpt2(model) is None
 
 
-def test_a_step_that_ignores_the_mask_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = Gpt2Step.__call__
+def test_a_pass_that_ignores_the_mask_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = LeanGpt2.__call__
     monkeypatch.setattr(
-        Gpt2Step, "__call__", lambda self, tokens, positions, cache, mask: right(
-            self, tokens, positions, cache, None
+        LeanGpt2, "__call__", lambda self, mask, positions, **inputs: right(
+            self, None, positions, **inputs
         ),
     )  # fmt: skip
-    assert lean_step(gpt2()) is None
+    assert lean_gpt2(gpt2()) is None

@@ -2,7 +2,7 @@
 
 `model.generate` pays a large overhead per step that a small model feels more than its own
 arithmetic, so this loop calls the model's forward pass itself, with a cache that is written in
-place (caching.py), and for GPT-2 with a step of its own (gpt2.py).
+place (caching.py), and for GPT-2 with one of its own (gpt2.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tide.config import Sampling
 from tide.engines.caching import join, joinable
-from tide.engines.gpt2 import lean_step
+from tide.engines.gpt2 import lean_gpt2
 from tide.engines.grouping import length_groups
 from tide.engines.sampling import Sampler
 
@@ -42,12 +42,14 @@ class Forward:
     def __init__(self, model: Any) -> None:
         self._model = model
         self._accepts = set(inspect.signature(model.forward).parameters)
-        self._lean_step = lean_step(model)
+        self._lean = lean_gpt2(model)
 
     def accepts(self, name: str) -> bool:
         return name in self._accepts
 
     def __call__(self, mask: Tensor | None, positions: Tensor, **inputs: Any) -> Any:
+        if self._lean is not None:
+            return self._lean(mask, positions, **inputs)
         if self.accepts("position_ids"):
             inputs["position_ids"] = positions
         # Without padding the attention needs no mask, and its fast paths apply.
@@ -58,8 +60,6 @@ class Forward:
 
         The tokens join the `cache`. mask: (B, cached + 1), 1 = real; None where nothing is padding.
         """
-        if self._lean_step is not None:
-            return self._lean_step(tokens, positions, cache, mask)
         out = self(mask, positions[:, None], input_ids=tokens[:, None], past_key_values=cache)
         logits: Tensor = out.logits[:, -1]
         return logits

@@ -1,24 +1,28 @@
-"""One decoding step of GPT-2 without the layers of Python around it in transformers.
+"""GPT-2's forward pass without the layers of Python around it in transformers.
 
 In a model as small as the bundled one those take longer than the arithmetic. Everything is read
-from the loaded model, and `lean_step` returns nothing unless the results agree with its own.
+from the loaded model, and `lean_gpt2` returns nothing unless the results agree with its own.
 """
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding, layer_norm, scaled_dot_product_attention
+from transformers.cache_utils import DynamicCache, DynamicLayer
 
 _TOLERANCE = 1e-4  # of the largest logit, in float32
 
 
-class Gpt2Step:
-    """Next-token logits (B, V) for `tokens` (B,) at `positions` (B,), which join the `cache`.
+class LeanGpt2:
+    """Reads a prompt, or one more token behind a cache, as `GPT2LMHeadModel` does.
 
-    mask: (B, cached + 1), 1 = real; None where nothing is padding.
+    mask: (B, cached + T), 1 = real; None where nothing is padding. positions: (B, T).
+    inputs_embeds (B, T, d) or input_ids (B, T). With a cache, T is 1. Returns `logits`, of the last
+    `logits_to_keep` tokens (0: all), and `past_key_values`.
     """
 
     def __init__(self, model: Any) -> None:
@@ -30,24 +34,50 @@ class Gpt2Step:
         self._norm, self._head = _norm(body.ln_f), model.lm_head
 
     def __call__(
-        self, tokens: Tensor, positions: Tensor, cache: Any, mask: Tensor | None
-    ) -> Tensor:
-        x = embedding(tokens, self._tables[0]) + embedding(positions, self._tables[1])
-        rows, width = x.shape
-        # Added to the attention scores as it is; a boolean one is converted in every layer.
-        bias = None if mask is None else mask[:, None, None].to(x.dtype).log()
+        self,
+        mask: Tensor | None,
+        positions: Tensor,
+        *,
+        inputs_embeds: Any = None,
+        input_ids: Tensor | None = None,
+        past_key_values: Any = None,
+        logits_to_keep: int = 0,
+    ) -> SimpleNamespace:
+        x = inputs_embeds if input_ids is None else embedding(input_ids, self._tables[0])
+        x = x + embedding(positions, self._tables[1])
+        rows, tokens, width = x.shape
+        cache, bias, causal = past_key_values, None, False
+        if cache is None:
+            cache = DynamicCache()
+            cache.layers.extend(DynamicLayer() for _ in self._blocks)
+            causal = mask is None
+            bias = None if mask is None else _causal_bias(mask, x.dtype)
+        elif mask is not None:
+            # Added to the attention scores as it is; a boolean one is converted in every layer.
+            bias = mask[:, None, None].to(x.dtype).log()
         for (norm_1, attention, norm_2, mlp), layer in zip(self._blocks, cache.layers, strict=True):
             qkv = attention.c_attn.forward(layer_norm(x, *norm_1))
-            query, key, value = qkv.view(rows, 3, attention.num_heads, 1, -1).unbind(1)
+            qkv = qkv.view(rows, tokens, 3, attention.num_heads, -1)
+            query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)
             keys, values = layer.update(key, value)
             mixed = scaled_dot_product_attention(
-                query, keys, values, attn_mask=bias, scale=attention.scaling
+                query, keys, values, attn_mask=bias, is_causal=causal, scale=attention.scaling
             )
-            x = x + attention.c_proj.forward(mixed.reshape(rows, width))
+            x = x + attention.c_proj.forward(mixed.transpose(1, 2).reshape(rows, tokens, width))
             inner = mlp.act.forward(mlp.c_fc.forward(layer_norm(x, *norm_2)))
             x = x + mlp.c_proj.forward(inner)
-        logits: Tensor = self._head.forward(layer_norm(x, *self._norm))
-        return logits
+        logits = self._head.forward(layer_norm(x[:, -logits_to_keep:], *self._norm))
+        return SimpleNamespace(logits=logits, past_key_values=cache)
+
+
+def _causal_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 where a token may look and -inf elsewhere, shape (B, 1, T, T).
+
+    Padding looks at itself: a row that may look nowhere would be NaN, and NaN spreads.
+    """
+    ones = torch.ones(mask.shape[1], mask.shape[1], dtype=torch.bool, device=mask.device)
+    allowed = (ones.tril() & mask[:, None].bool()) | torch.eye(len(ones), device=mask.device).bool()
+    return allowed[:, None].to(dtype).log()
 
 
 def _norm(module: Any) -> tuple[Any, ...]:
@@ -55,31 +85,34 @@ def _norm(module: Any) -> tuple[Any, ...]:
 
 
 @torch.inference_mode()
-def lean_step(model: Any) -> Gpt2Step | None:
-    """A Gpt2Step that gives what `model` itself gives; None for any other model."""
+def lean_gpt2(model: Any) -> LeanGpt2 | None:
+    """A LeanGpt2 that gives what `model` itself gives; None for any other model."""
     from transformers import GPT2LMHeadModel  # noqa: PLC0415  (slow import)
 
     if type(model) is not GPT2LMHeadModel or model.dtype != torch.float32:
         return None
     if model.config.add_cross_attention:
         return None
-    prompts = torch.tensor([[0, 1, 2], [2, 1, 0]], device=model.device) % model.config.vocab_size
+    ids = torch.tensor([[0, 1, 2, 0], [2, 1, 0, 1]], device=model.device) % model.config.vocab_size
     mask = torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]], device=model.device)
     positions = (mask.cumsum(dim=-1) - 1).clamp_(min=0)
-    step = Gpt2Step(model)
+    lean = LeanGpt2(model)
     for padding in (None, mask):
-        seen = {"attention_mask": None if padding is None else padding[:, :3]}
-        caches = [
-            model(prompts, position_ids=positions[:, :3], use_cache=True, **seen).past_key_values
-            for _ in range(2)
-        ]
-        lean = step(prompts[:, 0], positions[:, 3], caches[0], padding)
-        own = model(
-            prompts[:, :1],
-            attention_mask=padding,
-            position_ids=positions[:, 3:],
-            past_key_values=caches[1],
-        ).logits[:, -1]
-        if not bool((lean - own).abs().max() <= _TOLERANCE * own.abs().max()):
-            return None
-    return step
+        # The next-token logits after three tokens, then after one more behind the cache.
+        caches: list[Any] = [None, None]
+        for part in (slice(0, 3), slice(3, 4)):
+            seen = None if padding is None else padding[:, : part.stop]
+            ours = lean(seen, positions[:, part], input_ids=ids[:, part], past_key_values=caches[0])
+            own = model(
+                ids[:, part],
+                attention_mask=seen,
+                position_ids=positions[:, part],
+                past_key_values=caches[1],
+                use_cache=True,
+            )
+            # A padding token's own logits mean nothing.
+            got, expected = ours.logits[:, -1], own.logits[:, -1]
+            if not bool((got - expected).abs().max() <= _TOLERANCE * expected.abs().max()):
+                return None
+            caches = [ours.past_key_values, own.past_key_values]
+    return lean
