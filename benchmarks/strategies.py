@@ -57,6 +57,8 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "fast": PRESETS["fast"],
     "fast, no floor": {**PRESETS["fast"], "max_perplexity": None},
     "fast, floor 6": {**PRESETS["fast"], "max_perplexity": 6.0},
+    "fast, bar stays": {**PRESETS["fast"], "perplexity_growth": 1.0},
+    "fast, N stays": {**PRESETS["fast"], "ladder_samples_growth": 1.0},
     "fast, N 4": {**PRESETS["fast"], "num_samples": 4},
     "fast, nearest": {**PRESETS["fast"], "select": "nearest"},
     "resample T .1": {"strategy": "resample"},

@@ -110,6 +110,12 @@ class Settings(Sampling):
         description="Search on while a passing completion is less likely than this after the "
         "unmodified prompt.",
     )
+    perplexity_growth: float = Field(
+        default=1.0,
+        ge=1,
+        allow_inf_nan=False,
+        description="Growth of max_perplexity with each iteration after the second.",
+    )
     ladder_from: float = Field(
         default=0.2, gt=0, allow_inf_nan=False, description="ladder: smallest radius, times mu."
     )
@@ -117,7 +123,13 @@ class Settings(Sampling):
         default=1.0, gt=0, allow_inf_nan=False, description="ladder: largest radius, times mu."
     )
     ladder_growth: float = Field(
-        default=1.5, ge=1, allow_inf_nan=False, description="ladder: growth from round to round."
+        default=1.5, ge=1, allow_inf_nan=False, description="ladder: growth of the radii by round."
+    )
+    ladder_samples_growth: float = Field(
+        default=1.0,
+        ge=1,
+        allow_inf_nan=False,
+        description="ladder: growth of the number of samples by round, up to 4 times.",
     )
     num_trials: int = Field(
         default=1, ge=1, description="M: independent runs (completions) per prompt."

@@ -27,9 +27,11 @@ PRESETS: dict[str, dict[str, Any]] = {
         "strategy": "ladder",
         "num_samples": 2,
         "mu_relative": 1.3,
-        "ladder_from": 0.5,
-        "ladder_growth": 1.2,
+        "ladder_from": 0.6,
+        "ladder_growth": 1.3,
+        "ladder_samples_growth": 1.5,
         "max_perplexity": 12.0,
+        "perplexity_growth": 2.0,
     },
     # any other model: the defaults, relative to the norm of the prompt's own rows
     "relative": {},

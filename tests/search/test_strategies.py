@@ -135,6 +135,16 @@ def test_ladder_widens_when_nothing_passes() -> None:
     assert strategy.best == 4
 
 
+def test_ladder_asks_for_more_each_round_up_to_four_times() -> None:
+    strategy = make("ladder", num_samples=2, ladder_samples_growth=1.5, max_iterations=8)
+    tell(strategy, [0.9])
+    counts = []
+    while not strategy.done:
+        counts.append(len(strategy.ask()))  # type: ignore[arg-type]
+        strategy.tell([0.9] * counts[-1])
+    assert counts == [2, 3, 5, 7, 8, 8, 8]
+
+
 # Which of several passing completions
 
 
@@ -182,6 +192,15 @@ def test_max_perplexity_searches_on_and_falls_back() -> None:
     strategy.tell([0.4, 0.9, 0.9])
     strategy.tell([-1.9])
     assert (strategy.done, strategy.best) == (True, 4)
+
+
+def test_the_bar_for_likelihood_falls_with_the_iterations() -> None:
+    strategy = at_three_radii(max_perplexity=math.e, perplexity_growth=math.e)
+    for _ in range(2):  # a perplexity of e^2 is too much in the second iteration, not in the third
+        assert not strategy.done
+        strategy.tell([0.3, 0.9, 0.9])
+        strategy.tell([-2.0])
+    assert (strategy.done, strategy.best, strategy.iterations) == (True, 4, 3)
 
 
 # Options of the estimator

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tide.config import Sampling
 from tide.engines.caching import join, joinable
-from tide.engines.gpt2 import lean_gpt2
+from tide.engines.gpt2 import Span, lean_gpt2
 from tide.engines.grouping import length_groups
 from tide.engines.sampling import Sampler
 
@@ -55,20 +55,33 @@ class Forward:
         # Without padding the attention needs no mask, and its fast paths apply.
         return self._model(attention_mask=mask, use_cache=True, return_dict=True, **inputs)
 
-    def step(self, tokens: Tensor, positions: Tensor, cache: Any, mask: Tensor | None) -> Tensor:
+    def step(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        cache: Any,
+        mask: Tensor | None,
+        spans: Sequence[Span] = (),
+    ) -> Tensor:
         """Next-token logits (B, V) for `tokens` and their `positions`, both (B,).
 
         The tokens join the `cache`. mask: (B, cached + 1), 1 = real; None where nothing is padding.
+        spans: rows with the first real column of any of them, for passes that can skip padding.
         """
-        out = self(mask, positions[:, None], input_ids=tokens[:, None], past_key_values=cache)
+        more: dict[str, Any] = {} if self._lean is None else {"spans": spans}
+        out = self(
+            mask, positions[:, None], input_ids=tokens[:, None], past_key_values=cache, **more
+        )
         logits: Tensor = out.logits[:, -1]
         return logits
 
 
-def prefill(forward: Forward, rows: Sequence[Tensor], tokens: int) -> tuple[Tensor, Any]:
+def prefill(
+    forward: Forward, rows: Sequence[Tensor], tokens: int
+) -> tuple[Tensor, Any, list[list[int]]]:
     """Read the (T_i, d) matrices: next-token logits (B, V), and a left-padded cache of all rows.
 
-    tokens: how many more the cache has room for. On the CPU rows of similar length are read
+    Third come the groups of rows that were read together. tokens: how many more the cache has room for. On the CPU rows of similar length are read
     together and their caches joined; a GPU has arithmetic to spare for the padding.
     """
     everything = [list(range(len(rows)))]
@@ -80,7 +93,16 @@ def prefill(forward: Forward, rows: Sequence[Tensor], tokens: int) -> tuple[Tens
     read = torch.cat([out.logits[:, -1] for out in outs])
     logits = torch.empty_like(read)
     logits[[i for group in groups for i in group]] = read
-    return logits, join([out.past_key_values for out in outs], groups, tokens)
+    return logits, join([out.past_key_values for out in outs], groups, tokens), groups
+
+
+def _spans(groups: list[list[int]], lengths: Tensor, length: int) -> list[Span]:
+    """The groups as spans of the cache, if they are rows in a row (as those sorted by length)."""
+    if [i for group in groups for i in group] != list(range(len(lengths))):
+        return []
+    return [
+        (slice(group[0], group[-1] + 1), length - int(lengths[group].max())) for group in groups
+    ]
 
 
 def _read(forward: Forward, rows: Sequence[Tensor]) -> Any:
@@ -114,7 +136,8 @@ def decode(
     drawn: list[Tensor] = []
     stopped = torch.zeros(batch, dtype=torch.bool, device=device)
     check_every = CHECK_EVERY.get(device.type, _CHECK_EVERY_ELSEWHERE)
-    logits, cache = prefill(forward, embeddings, sampling.max_new_tokens - 1)
+    logits, cache, groups = prefill(forward, embeddings, sampling.max_new_tokens - 1)
+    spans = _spans(groups, lengths, length)
     for end in range(length, length + sampling.max_new_tokens):
         tokens = sampler.draw(logits, end - length)
         drawn.append(tokens)
@@ -124,5 +147,5 @@ def decode(
         if len(drawn) % check_every == 0 and bool(stopped.all()):
             break
         seen = mask[:, : end + 1] if padded else None
-        logits = forward.step(tokens, positions[:, end], cache, seen)
+        logits = forward.step(tokens, positions[:, end], cache, seen, spans)
     return torch.stack(drawn, dim=1).cpu()

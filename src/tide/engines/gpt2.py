@@ -6,6 +6,7 @@ from the loaded model, and `lean_gpt2` returns nothing unless the results agree 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding, layer_norm, scaled_dot_product_attention
 from transformers.cache_utils import DynamicCache, DynamicLayer
+
+Span = tuple[slice, int]
 
 _TOLERANCE = 1e-4  # of the largest logit, in float32
 
@@ -22,7 +25,8 @@ class LeanGpt2:
 
     mask: (B, cached + T), 1 = real; None where nothing is padding. positions: (B, T).
     inputs_embeds (B, T, d) or input_ids (B, T). With a cache, T is 1. Returns `logits`, of the last
-    `logits_to_keep` tokens (0: all), and `past_key_values`.
+    `logits_to_keep` tokens (0: all), and `past_key_values`. spans: rows that follow one another and
+    the first column of the cache that is real in any of them; the padding before it is skipped.
     """
 
     def __init__(self, model: Any) -> None:
@@ -42,6 +46,7 @@ class LeanGpt2:
         input_ids: Tensor | None = None,
         past_key_values: Any = None,
         logits_to_keep: int = 0,
+        spans: Sequence[Span] = (),
     ) -> SimpleNamespace:
         x = inputs_embeds if input_ids is None else embedding(input_ids, self._tables[0])
         x = x + embedding(positions, self._tables[1])
@@ -60,9 +65,20 @@ class LeanGpt2:
             qkv = qkv.view(rows, tokens, 3, attention.num_heads, -1)
             query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)
             keys, values = layer.update(key, value)
-            mixed = scaled_dot_product_attention(
-                query, keys, values, attn_mask=bias, is_causal=causal, scale=attention.scaling
-            )
+            if len(spans) > 1 and bias is not None:
+                mixed = torch.empty_like(query)
+                for span, first in spans:
+                    mixed[span] = scaled_dot_product_attention(
+                        query[span],
+                        keys[span, :, first:],
+                        values[span, :, first:],
+                        attn_mask=bias[span, ..., first:],
+                        scale=attention.scaling,
+                    )
+            else:
+                mixed = scaled_dot_product_attention(
+                    query, keys, values, attn_mask=bias, is_causal=causal, scale=attention.scaling
+                )
             x = x + attention.c_proj.forward(mixed.transpose(1, 2).reshape(rows, tokens, width))
             inner = mlp.act.forward(mlp.c_fc.forward(layer_norm(x, *norm_2)))
             x = x + mlp.c_proj.forward(inner)

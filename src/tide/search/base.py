@@ -210,8 +210,9 @@ class Strategy(ABC):
         """Accept a completion of the points that pass, if one does: the one that `select` says.
 
         With `max_perplexity`, completions that the unmodified prompt makes too unlikely do not
-        pass. That asks what the perturbation did to the text, so the first completion, which the
-        unmodified prompt itself wrote, always does.
+        pass, and `perplexity_growth` lowers that bar while the search goes on. The bar asks what
+        the perturbation did to the text, so the first completion, which the unmodified prompt
+        itself wrote, always passes it.
         """
         passing = [
             number
@@ -223,6 +224,8 @@ class Strategy(ABC):
         limit, select = self.settings.max_perplexity, self.settings.select
         if points[0].evaluations.start == 0:
             limit = None
+        elif limit is not None:
+            limit *= self.settings.perplexity_growth ** max(0, self.iterations - 2)
         if passing and (limit is not None or (select == "likelihood" and len(passing) > 1)):
             yield LikelihoodRequest(tuple(passing))
         if limit is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from tide.search import geometry
@@ -12,9 +14,9 @@ class LadderStrategy(Strategy):
     """One round of perturbations of the prompt at growing radii, accepting one that passes.
 
     The radii go evenly from `ladder_from` to `ladder_to` times mu, so a near point is found if one
-    passes. If none does, the next round draws other directions, `ladder_growth` times as far. Each
-    token row is turned, not lengthened: at equal cost that moves the prompt less far than adding
-    the noise (`benchmarks/RESULTS.md`).
+    passes. If none does, the next round draws other directions, `ladder_growth` times as far and
+    `ladder_samples_growth` times as many. Each token row is turned, not lengthened: at equal cost
+    that moves the prompt less far than adding the noise.
     """
 
     def steps(self) -> Steps:
@@ -22,19 +24,20 @@ class LadderStrategy(Strategy):
         (point,) = yield from self.evaluate(self._x0[None], "initial", [(0,)])
         if (yield from self.accept([point])):
             return
-        radii = self.mu * torch.linspace(
-            settings.ladder_from, settings.ladder_to, settings.num_samples
-        )
+        reach = self.mu
         while self.iterations < settings.max_iterations:
+            growth = settings.ladder_samples_growth ** (self.iterations - 1)
+            count = math.ceil(settings.num_samples * min(growth, 4.0))
             self.iterations += 1
-            noise = self.normal(settings.num_samples)
+            radii = reach * torch.linspace(settings.ladder_from, settings.ladder_to, count)
+            noise = self.normal(count)
             around = geometry.turn_rows(self._x0, radii[:, None, None] * noise)
             first = len(self._scores)
             seeds = [("perturbation", first + i) for i in range(len(around))]
             points = yield from self.evaluate(around, "perturbation", seeds)
             if (yield from self.accept(points)):
                 return
-            radii = settings.ladder_growth * radii
+            reach *= settings.ladder_growth
 
 
 class ResampleStrategy(Strategy):
