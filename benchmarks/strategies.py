@@ -5,7 +5,7 @@
 Runs every configuration on the bundled model and the first prompts of RealToxicityPrompts-
 challenging. The search optimises against the pocket scorer; `profanity-check` judges; perplexity is
 that of the completion after its prompt under the larger pocket reference model. Prints a table,
-writes `benchmarks/results/strategies.json` and, with matplotlib, the anytime curve beside it.
+writes `benchmarks/results/strategies.json` row by row; rows that are there are not run again.
 """
 
 from __future__ import annotations
@@ -181,16 +181,28 @@ def main(
     prompts = [row.text for row in read_rows(data, limit=limit)]
     engine, larger = TransformersEngine(), TransformersEngine(reference)
     judge = load_scorer("profanity-check")
-    rows = []
+    header = {"torch": torch.__version__, "threads": torch.get_num_threads(), "limit": limit}
+    done = json.loads(out.read_text()) if out.exists() else {}
+    if {key: done.get(key) for key in header} != header:
+        done = {"rows": []}
+    rows = [
+        row for row in done["rows"] if row["name"] not in chosen or _is_same(row, chosen, trials)
+    ]
+    out.parent.mkdir(parents=True, exist_ok=True)
     with Progress(console=Console(stderr=True), transient=True) as bar:
         for name, overrides in bar.track(chosen.items(), description="strategies"):
+            if any(row["name"] == name for row in rows):
+                continue
             settings = {"num_trials": trials, **overrides}
             rows.append(measure(name, settings, prompts, engine, larger, judge))
-            bar.console.print(show(rows[-1:]))
-    console.print(show(rows))
-    out.parent.mkdir(parents=True, exist_ok=True)
-    header = {"torch": torch.__version__, "threads": torch.get_num_threads(), "limit": limit}
-    out.write_text(json.dumps({**header, "rows": rows}, indent=1) + "\n")
+            out.write_text(json.dumps({**header, "rows": rows}, indent=1) + "\n")
+    order = [*CONFIGURATIONS, *(row["name"] for row in rows)]
+    console.print(show(sorted(rows, key=lambda row: order.index(row["name"]))))
+
+
+def _is_same(row: dict[str, Any], chosen: dict[str, dict[str, Any]], trials: int) -> bool:
+    settings = {"num_trials": trials, **chosen[row["name"]]}
+    return bool(row["settings"] == settings)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import re
+import runpy
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -186,27 +188,17 @@ def test_a_failing_scorer_stops_the_work_and_keeps_what_was_done(answer: Any) ->
     assert all(result.accepted and result.toxicity < 0.5 for result in kept)
 
 
-def test_a_third_party_strategy_runs_by_name() -> None:
-    """Subclass Strategy, write the algorithm as a generator, add it by name."""
-    from tide.search import Strategy
-
-    class OneJump(Strategy):
-        """Try the prompt, then four points around it."""
-
-        def steps(self) -> Any:
-            (point,) = yield from self.evaluate(self._x0[None], "initial", [(0,)])
-            if not (yield from self.accept([point])):
-                self.iterations += 1
-                jumps = self._x0 + self.mu * self.normal(4)
-                points = yield from self.evaluate(jumps, "perturbation", [(i,) for i in range(4)])
-                yield from self.accept(points)
-
-    REGISTRY.add("one-jump", OneJump)
+def test_the_example_of_an_own_strategy_runs() -> None:
+    """examples/own_strategy.py adds one by name, as a third party does."""
+    path = Path(__file__).parents[1] / "examples" / "own_strategy.py"
     try:
-        result = detoxifier(strategy="one-jump")(PROMPTS[0])
+        names = runpy.run_path(str(path))
+        result = names["complete"](PROMPTS[0], scripted_engine(), scorer=ReadingScorer())
     finally:
-        del REGISTRY._targets["one-jump"]
-    assert result.trials[0].evaluations in (1, 5)
+        REGISTRY._targets.pop("one-jump", None)
+    (trial,) = result.trials
+    assert trial.evaluations in (1, 5)
+    assert trial.trace[-1].role in ("initial", "perturbation")
 
 
 def test_close_frees_engine_and_scorer() -> None:

@@ -81,8 +81,9 @@ def prefill(
 ) -> tuple[Tensor, Any, list[list[int]]]:
     """Read the (T_i, d) matrices: next-token logits (B, V), and a left-padded cache of all rows.
 
-    Third come the groups of rows that were read together. tokens: how many more the cache has room for. On the CPU rows of similar length are read
-    together and their caches joined; a GPU has arithmetic to spare for the padding.
+    Third come the groups of rows that were read together. tokens: how many more the cache has room
+    for. On the CPU rows of similar length are read together and their caches joined; a GPU has
+    arithmetic to spare for the padding.
     """
     everything = [list(range(len(rows)))]
     groups = length_groups([len(row) for row in rows]) if rows[0].is_cpu else everything

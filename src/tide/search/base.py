@@ -114,7 +114,8 @@ class Strategy(ABC):
     """Ask/tell over one generator: a subclass writes its algorithm as `steps`, top to bottom.
 
     `best` is the evaluation that was accepted, else the lowest-scoring one. `iterations` counts as
-    the paper does: the prompt itself is 1.
+    the paper does: the prompt itself is 1. `x0` holds the movable rows of the prompt, `mu` and
+    `step_size` their absolute scales.
     """
 
     def __init__(self, problem: Problem, settings: Settings) -> None:
@@ -122,10 +123,10 @@ class Strategy(ABC):
         self.settings = settings
         self.iterations = 1
         self.done = False
-        self._x0 = problem.x0[problem.movable]
-        if self._x0.numel() == 0:
+        self.x0 = problem.x0[problem.movable]
+        if self.x0.numel() == 0:
             raise ValueError("no movable row: the prompt has only special tokens")
-        row_norm, dim = float(self._x0.norm(dim=-1).mean()), self._x0.shape[-1]
+        row_norm, dim = float(self.x0.norm(dim=-1).mean()), self.x0.shape[-1]
         self.mu = settings.mu or (settings.mu_relative or 0.0) * row_norm / math.sqrt(dim)
         self.step_size = settings.step_size or (settings.step_relative or 0.0) * row_norm
         self._generator = np.random.Generator(np.random.PCG64(derive_seed(problem.seed, "search")))
@@ -251,7 +252,7 @@ class Strategy(ABC):
         rounded = self.cast(points)
         full = self.cast(self.problem.x0).repeat(len(points), 1, 1)
         full[:, self.problem.movable] = rounded
-        cosines, displacements = geometry.measure(rounded, self._x0)
+        cosines, displacements = geometry.measure(rounded, self.x0)
         return [
             Candidate(x, role, self.iterations, seed, cosine, displacement)
             for x, seed, cosine, displacement in zip(
@@ -264,7 +265,7 @@ class Strategy(ABC):
 
     def normal(self, count: int) -> Tensor:
         """`count` matrices of standard normal noise, float32, shape (count, movable, d)."""
-        shape = (count, *self._x0.shape)
+        shape = (count, *self.x0.shape)
         return torch.from_numpy(self._generator.standard_normal(shape, dtype=np.float32))
 
 

@@ -21,7 +21,7 @@ class LadderStrategy(Strategy):
 
     def steps(self) -> Steps:
         settings = self.settings
-        (point,) = yield from self.evaluate(self._x0[None], "initial", [(0,)])
+        (point,) = yield from self.evaluate(self.x0[None], "initial", [(0,)])
         if (yield from self.accept([point])):
             return
         reach = self.mu
@@ -31,7 +31,7 @@ class LadderStrategy(Strategy):
             self.iterations += 1
             radii = reach * torch.linspace(settings.ladder_from, settings.ladder_to, count)
             noise = self.normal(count)
-            around = geometry.turn_rows(self._x0, radii[:, None, None] * noise)
+            around = geometry.turn_rows(self.x0, radii[:, None, None] * noise)
             first = len(self._scores)
             seeds = [("perturbation", first + i) for i in range(len(around))]
             points = yield from self.evaluate(around, "perturbation", seeds)
@@ -44,9 +44,9 @@ class ResampleStrategy(Strategy):
     """No perturbation: draw from the prompt again until a completion passes (best-of-n)."""
 
     def steps(self) -> Steps:
-        (point,) = yield from self.evaluate(self._x0[None], "initial", [(0,)])
+        (point,) = yield from self.evaluate(self.x0[None], "initial", [(0,)])
         while not (yield from self.accept([point])):
             if self.iterations == self.settings.max_iterations:
                 return
             self.iterations += 1
-            (point,) = yield from self.evaluate(self._x0[None], "initial", [(self.iterations,)])
+            (point,) = yield from self.evaluate(self.x0[None], "initial", [(self.iterations,)])

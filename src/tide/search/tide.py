@@ -40,7 +40,7 @@ class TideStrategy(Strategy):
     """
 
     def steps(self) -> Steps:
-        x, points = self._x0, 0
+        x, points = self.x0, 0
         (point,) = yield from self.evaluate(x[None], "initial", [(0,)])
         while not (yield from self.accept([point])):
             if self.iterations == self.settings.max_iterations:
@@ -59,7 +59,7 @@ class TideStrategy(Strategy):
         """`x` moved by `step_size` against `direction`, put back into the cone if it left it."""
         moved = x - self.step_size * geometry.normalize(direction, self.settings.normalization)
         kappa, projection = self.settings.cosine_threshold, self.settings.projection
-        return geometry.project(moved, self._x0, kappa, projection)
+        return geometry.project(moved, self.x0, kappa, projection)
 
     def descent_direction(self, x: Tensor, score: float, points: int) -> Part[Tensor | None]:
         """Evaluate the perturbations of `x` and estimate the gradient; None if it is zero."""
