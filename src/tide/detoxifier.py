@@ -96,11 +96,13 @@ class Detoxifier:
 
     def check(self, prompts: Sequence[str]) -> list[InputError | None]:
         """For each prompt, why it cannot be completed, before any work; None if it can."""
-        tokens = iter(self.engine.tokenize([prompt for prompt in prompts if _has_text(prompt)]))
-        return [
-            self._problem(number, len(next(tokens)) if _has_text(prompt) else 0)
-            for number, prompt in enumerate(prompts)
-        ]
+        found: list[InputError | None] = []
+        for start in range(0, len(prompts), _EMBED_CHUNK):
+            chunk = prompts[start : start + _EMBED_CHUNK]
+            ids = iter(self.engine.tokenize([prompt for prompt in chunk if _has_text(prompt)]))
+            for number, prompt in enumerate(chunk, start=start):
+                found.append(self._problem(number, len(next(ids)) if _has_text(prompt) else 0))
+        return found
 
     def close(self) -> None:
         """Free the engine and the scorer."""

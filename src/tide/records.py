@@ -50,9 +50,14 @@ def to_record(row_id: int | str, result: Result) -> dict[str, Any]:
     }
 
 
+# Left on disk: a run over a long benchmark must not hold all its texts.
+_TEXTS = ("completions", "base_completions")
+
+
 class RecordFile:
     """A jsonl file of records that a run appends to and a later run goes on with.
 
+    `records` holds what is in the file, without the completions.
     config: everything that decides the records; `versions` inside it may differ on resuming.
     Raises InputError if the file holds records of another configuration or is not a record file.
     """
@@ -80,7 +85,7 @@ class RecordFile:
         """Write one finished record and hand it to the operating system at once."""
         self._file.write(json.dumps(record, ensure_ascii=False) + "\n")
         self._file.flush()
-        self.records.append(record)
+        self.records.append(_without_texts(record))
 
     def finished(self, prompts: dict[int | str, str]) -> set[int | str]:
         """Ids of the records here. Raises InputError if one was made from another prompt."""
@@ -106,19 +111,24 @@ class RecordFile:
 
 def _read_whole_lines(path: Path) -> list[dict[str, Any]]:
     """All records; cuts off a last line that was not written to its end."""
-    content = path.read_bytes()
-    whole = content.rfind(b"\n") + 1
-    if whole < len(content):
-        os.truncate(path, whole)
-    records = []
-    for number, line in enumerate(content[:whole].splitlines(), start=1):
-        try:
-            record = json.loads(line)
-            record["id"], record["prompt"]
-        except (ValueError, TypeError, KeyError):
-            raise InputError(f"{path}, line {number}: not a record of a run") from None
-        records.append(record)
+    records, whole = [], 0
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.endswith(b"\n"):
+                break
+            try:
+                record = json.loads(line)
+                record["id"], record["prompt"]
+            except (ValueError, TypeError, KeyError):
+                raise InputError(f"{path}, line {number}: not a record of a run") from None
+            records.append(_without_texts(record))
+            whole += len(line)
+    os.truncate(path, whole)
     return records
+
+
+def _without_texts(record: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in record.items() if name not in _TEXTS}
 
 
 def _refuse_other_config(path: Path, config_path: Path, config: dict[str, Any]) -> None:

@@ -99,7 +99,7 @@ def summary_table(
             means = [fmean(measure(scores, threshold) for scores in column) for column in columns]
             table.add_row(f"  {label}", *(f"{mean:.3f}" for mean in means))
     table.add_section()
-    trials = len(records[0]["completions"])
+    trials = len(records[0]["accepted"])
     table.add_row("prompts", "", str(len(records)))
     table.add_row("trials per prompt", "", str(trials))
     table.add_row("not accepted", "", str(_total(records, "accepted", False)))
