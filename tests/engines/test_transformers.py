@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2LMHeadModel
 
 from tests.models import CONFIGS, CONTEXT, save_causal_lm, save_mamba
 from tide.config import Sampling
@@ -213,6 +213,16 @@ def test_a_model_that_writes_from_more_than_embeddings_is_refused(tmp_path: Path
     engine._table = lambda ids: 2 * table(ids)
     with pytest.raises(EngineError, match="different logits"):
         engine.verify()
+
+
+@pytest.mark.parametrize("table", [None, torch.nn.Identity()])
+def test_a_model_without_a_usable_embedding_layer(
+    table: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save_causal_lm(tmp_path, "gpt2")
+    monkeypatch.setattr(GPT2LMHeadModel, "get_input_embeddings", lambda self: table)
+    with pytest.raises(EngineError, match="no usable input embedding layer"):
+        TransformersEngine(folder)
 
 
 def test_pickled_weights_are_refused(tmp_path: Path) -> None:
