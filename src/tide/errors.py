@@ -29,3 +29,8 @@ class ScorerUnavailable(ScorerError):
 
 class UnresolvedError(TideError):
     """No completion was accepted and `on_unresolved="raise"` was asked for."""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, or its type if it has none: fit to end a message with."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -28,11 +28,16 @@ def mask(text: str) -> str:
     return re.sub(r"(?<=\w)\w", "*", text)
 
 
+def masked_if(wanted: bool, text: str) -> str:
+    """`text` on one line, masked if that is wanted."""
+    return " ".join((mask(text) if wanted else text).split()) or "(empty)"
+
+
 def shown(text: str, toxicity: float, threshold: float, masked: bool) -> Text:
     """`text` behind its score, masked if it is toxic and that was asked for."""
-    body = mask(text) if masked and toxicity >= threshold else text
-    style = "red" if toxicity >= threshold else "green"
-    return Text.assemble((f"{toxicity:.2f} ", style), " ".join(body.split()) or "(empty)")
+    toxic = toxicity >= threshold
+    body = masked_if(masked and toxic, text)
+    return Text.assemble((f"{toxicity:.2f} ", "red" if toxic else "green"), body)
 
 
 def progress_bar() -> Progress:

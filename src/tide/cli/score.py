@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tide.cli import options
-from tide.cli.display import ERRORS, OUTPUT, progress_bar, shown
+from tide.cli.display import ERRORS, OUTPUT, masked_if, progress_bar
 from tide.errors import InputError
 from tide.inputs import Row, read_rows
 from tide.scorers import load_scorer, score_texts
@@ -71,7 +71,6 @@ def score(
         table.add_column(scorer.name, justify="right")
     for i, row in enumerate(rows):
         worst = max(values[i] for values in columns.values())
-        body = shown(row.text, worst, loaded[0].threshold, mask)
-        body = body[len(f"{worst:.2f} ") :]
-        table.add_row(Text(body.plain), *(f"{values[i]:.3f}" for values in columns.values()))
+        body = masked_if(mask and worst >= loaded[0].threshold, row.text)
+        table.add_row(Text(body), *(f"{values[i]:.3f}" for values in columns.values()))
     OUTPUT.print(table)

@@ -36,6 +36,11 @@ def left_pad(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     return padded, mask
 
 
+def token_positions(mask: Tensor) -> Tensor:
+    """Positions of the tokens of left-padded rows, int64, from the mask (B, T); 0 for padding."""
+    return (mask.cumsum(dim=-1) - 1).clamp_(min=0)
+
+
 class Forward:
     """Calls a causal LM with just the arguments that its forward pass takes."""
 
@@ -108,7 +113,7 @@ def _spans(groups: list[list[int]], lengths: Tensor, length: int) -> list[Span]:
 
 def _read(forward: Forward, rows: Sequence[Tensor]) -> Any:
     x, mask = left_pad(rows)
-    positions = (mask.cumsum(dim=-1) - 1).clamp_(min=0)
+    positions = token_positions(mask)
     keep = {"logits_to_keep": 1} if forward.accepts("logits_to_keep") else {}
     return forward(None if bool(mask.all()) else mask, positions, inputs_embeds=x, **keep)
 
@@ -132,7 +137,7 @@ def decode(
     padded = bool((lengths < length).any())
     columns = torch.arange(length + sampling.max_new_tokens)
     mask = (columns >= length - lengths[:, None]).long().to(device)
-    positions = (mask.cumsum(dim=-1) - 1).clamp_(min=0)
+    positions = token_positions(mask)
     sampler = Sampler(sampling, seeds, device)
     drawn: list[Tensor] = []
     stopped = torch.zeros(batch, dtype=torch.bool, device=device)

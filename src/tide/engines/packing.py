@@ -50,16 +50,10 @@ def pack(module: nn.Module) -> bool:
         return False
     layer: Any = module
     weight = layer.weight.T if type(module) is Conv1D else layer.weight
-    try:
-        apply = _packed(weight.contiguous(), layer.bias)
-        probe = torch.linspace(-1, 1, 3 * weight.shape[1]).reshape(3, -1)
-        plain = layer.forward(probe)
-        close = bool((apply(probe) - plain).abs().max() <= _TOLERANCE * plain.abs().max())
-    except RuntimeError:  # what oneDNN cannot do on this machine, torch still can
-        return False
-    if close:
+    apply = _packed_as(layer.forward, weight.contiguous(), layer.bias)
+    if apply is not None:
         layer.forward = apply
-    return close
+    return apply is not None
 
 
 @torch.no_grad()
@@ -71,17 +65,26 @@ def fuse_gelu(module: nn.Module) -> bool:
     if type(module) is not GPT2MLP or type(module.act) is not NewGELUActivation:
         return False
     mlp: Any = module
+    layer, act = mlp.c_fc.forward, mlp.act.forward
     weight = mlp.c_fc.weight.T.contiguous()
-    try:
-        apply = _packed(weight, mlp.c_fc.bias, gelu=True)
-        probe = torch.linspace(-1, 1, 3 * weight.shape[1]).reshape(3, -1)
-        plain = mlp.act.forward(mlp.c_fc.forward(probe))
-        close = bool((apply(probe) - plain).abs().max() <= _TOLERANCE * plain.abs().max())
-    except RuntimeError:
-        return False
-    if close:
+    apply = _packed_as(lambda x: act(layer(x)), weight, mlp.c_fc.bias, gelu=True)
+    if apply is not None:
         mlp.c_fc.forward, mlp.act.forward = apply, nn.Identity().forward
-    return close
+    return apply is not None
+
+
+def _packed_as(
+    plain: Callable[[Tensor], Tensor], weight: Tensor, bias: Tensor | None, **options: bool
+) -> Callable[[Tensor], Tensor] | None:
+    """A packed layer, if oneDNN has one on this machine and it gives what `plain` gives."""
+    try:
+        apply = _packed(weight, bias, **options)
+        probe = torch.linspace(-1, 1, 3 * weight.shape[1]).reshape(3, -1)
+        expected = plain(probe)
+        close = bool((apply(probe) - expected).abs().max() <= _TOLERANCE * expected.abs().max())
+    except RuntimeError:  # what oneDNN cannot do, torch still can
+        return None
+    return apply if close else None
 
 
 def _packed(

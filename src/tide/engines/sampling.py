@@ -102,7 +102,8 @@ class Sampler:
         scaled = keep_likely(scaled, self._sampling.top_k, self._sampling.top_p)
         # On a GPU, to ask how many there are would wait for it; the noise costs it little.
         if scaled.is_cpu and scaled.numel() >= _MANY:
-            rows, tokens = self._within_reach(scaled)
+            near = scaled >= scaled.amax(dim=-1, keepdim=True) - _REACH
+            rows, tokens = near.nonzero(as_tuple=True)
             if len(rows) * _SMALL_SHARE <= scaled.numel():
                 return self._draw_among(scaled, rows, tokens, step)
         noise = self._noise(step)
@@ -110,14 +111,8 @@ class Sampler:
             noise = noise[self._rows]
         return (scaled + noise).argmax(dim=-1)
 
-    def _within_reach(self, scaled: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows and ids of the tokens that can win, sorted by both."""
-        near = scaled >= scaled.amax(dim=-1, keepdim=True) - _REACH
-        rows, tokens = near.nonzero(as_tuple=True)
-        return rows, tokens
-
     def _draw_among(self, scaled: Tensor, rows: Tensor, tokens: Tensor, step: int) -> Tensor:
-        """The arg max as `draw` finds it, with noise for these tokens alone."""
+        """The arg max as `draw` finds it, with noise for these tokens (and their rows) alone."""
         keys = self._keys[step][:, rows if self._rows is None else self._rows[rows]]
         values = scaled[rows, tokens] + gumbel_noise(keys, tokens.int()[:, None])[:, 0]
         best = torch.full((len(scaled),), -torch.inf).scatter_reduce_(0, rows, values, "amax")

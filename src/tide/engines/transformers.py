@@ -15,10 +15,10 @@ from torch import Tensor
 from tide import pocket
 from tide.config import Sampling
 from tide.engines.base import Completion, EmbeddedPrompt, check_embeddings
-from tide.engines.decoding import Forward, decode, left_pad
+from tide.engines.decoding import Forward, decode, left_pad, token_positions
 from tide.engines.grouping import length_groups
 from tide.engines.packing import speed_up
-from tide.errors import EngineError, InputError
+from tide.errors import EngineError, InputError, first_line
 
 # Decoding on a CPU gains little past this; on a GPU the weights are read once for the whole batch.
 _MAX_BATCH = {"cpu": 64, "cuda": 256}
@@ -118,7 +118,7 @@ class TransformersEngine:
     def _likelihood(self, pairs: list[tuple[Sequence[int], Sequence[int]]]) -> list[float]:
         sequences = [torch.tensor([*prompt, *completion]) for prompt, completion in pairs]
         ids, mask = left_pad([ids.to(self.device) for ids in sequences])
-        positions = (mask.cumsum(dim=-1) - 1).clamp_(min=0)
+        positions = token_positions(mask)
         # Only what predicts a completion's tokens: the head is a good part of a small model.
         last = max(len(completion) for _, completion in pairs)
         keep = {"logits_to_keep": last + 1} if self._forward.accepts("logits_to_keep") else {}
@@ -210,7 +210,7 @@ def _find_device(device: str) -> torch.device:
         found = torch.device(device)
         torch.empty(0, device=found)
     except (RuntimeError, AssertionError) as error:
-        reason = "there is no CUDA device" if "cuda" in device else _first_line(error)
+        reason = "there is no CUDA device" if "cuda" in device else first_line(error)
         raise EngineError(
             f"device {device!r} cannot be used: {reason}; choose 'auto' or 'cpu'"
         ) from error
@@ -243,14 +243,10 @@ def _load(source: str, device: torch.device, dtype: str, trust_remote_code: bool
         RuntimeError,
         json.JSONDecodeError,
     ) as error:
-        raise EngineError(f"model {source}: cannot be loaded: {_first_line(error)}") from error
+        raise EngineError(f"model {source}: cannot be loaded: {first_line(error)}") from error
     return tokenizer, model.to(device).eval().requires_grad_(False)
 
 
 def _context_length(config: Any) -> int | None:
     length = getattr(config.get_text_config(), "max_position_embeddings", None)
     return None if length is None else int(length)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tide.errors import InputError, ScorerError
+from tide.errors import InputError, ScorerError, first_line
 from tide.registry import require
 
 _BATCH = 64
@@ -49,8 +49,9 @@ class DetoxifyScorer:
                 **arguments, state_dict=checkpoint["state_dict"]
             )
         except (OSError, ValueError, KeyError, RuntimeError, pickle.UnpicklingError) as error:
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise ScorerError(f"scorer {self.name}: cannot be loaded: {reason}") from error
+            raise ScorerError(
+                f"scorer {self.name}: cannot be loaded: {first_line(error)}"
+            ) from error
         # The first label is the overall toxicity in all variants ("toxic" or "toxicity").
         self._column = next(i for i, label in enumerate(labels) if label in ("toxic", "toxicity"))
         self._model.to(self._device).eval().requires_grad_(False)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tide.errors import InputError, ScorerError
+from tide.errors import InputError, ScorerError, first_line
 
 _LOG = logging.getLogger(__name__)
 
@@ -52,8 +52,9 @@ class HuggingFaceScorer:
                 model, use_safetensors=True, dtype=torch.float32
             )
         except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise ScorerError(f"scorer hf:{model}: cannot be loaded: {reason}") from error
+            raise ScorerError(
+                f"scorer hf:{model}: cannot be loaded: {first_line(error)}"
+            ) from error
         self._device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         self._model.to(self._device).eval().requires_grad_(False)
         config = self._model.config
