@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import os
 
 import pytest
 import torch
@@ -98,3 +99,14 @@ def test_the_fused_activation_is_the_same_function() -> None:
     packing.speed_up(model)
     assert is_packed(model[1])
     torch.testing.assert_close(model[1](x), NewGELUActivation()(x), rtol=1e-5, atol=1e-6)
+
+
+def test_caches_of_shapes_are_kept_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    small, chosen = packing._CACHES
+    # Set first, so that monkeypatch takes both back at the end.
+    monkeypatch.setenv(small, "")
+    monkeypatch.delenv(small)
+    monkeypatch.setenv(chosen, "7")
+    packing.speed_up(nn.Linear(4, 4))
+    assert int(os.environ[small]) == packing._CACHED_SHAPES
+    assert os.environ[chosen] == "7"  # what somebody set stays
