@@ -1,6 +1,7 @@
 """The bundled default: a small language model and a small scorer, so that TIDE runs as installed.
 
-The model writes offensive text; MODEL_CARD.md beside this file says what it was trained on.
+The model writes offensive text; MODEL_CARD.md beside this file says what it was trained on. Its
+larger sibling measures the fluency of what it writes.
 """
 
 from pathlib import Path
@@ -8,4 +9,8 @@ from pathlib import Path
 _HERE = Path(__file__).resolve().parent
 
 MODEL = _HERE / "model"
+REFERENCE = _HERE / "reference"
 SCORER = _HERE / "scorer.safetensors"
+
+# Names that stand for the bundled folders wherever a model is asked for.
+FOLDERS = {"pocket": MODEL, "pocket-reference": REFERENCE}

@@ -1,0 +1,1 @@
+"""Benchmarks, metrics, perplexity, significance, tables and figures over runs on disk."""
