@@ -15,21 +15,32 @@ from tide.errors import InputError
 
 @dataclass(frozen=True)
 class Row:
-    """One text of an input file. `id` is the file's own, else the number of the row, from 0."""
+    """One text of an input file. `id` is the file's own, else the number of the row, from 0.
+
+    group: what a benchmark sorts its texts by (a label, a domain), if it does.
+    """
 
     id: int | str
     text: str
+    group: str | None = None
 
 
-def read_rows(path: Path, *, field: str = "prompt", limit: int | None = None) -> list[Row]:
-    """The texts of `path`, in order, at most `limit`.
+def read_rows(
+    path: Path,
+    *,
+    field: str = "prompt",
+    group: str | None = None,
+    limit: int | None = None,
+    skip_empty: bool = False,
+) -> list[Row]:
+    """The texts of `path`, in order, at most `limit`; `group` names the field of their groups.
 
     jsonl: one object a line with `field` (a string, or an object with `text` as in
     RealToxicityPrompts) and optionally `id`. csv: a header with `field` and optionally `id`.
     txt: one text a line, blank lines skipped. A further `.gz` is read through gzip.
 
     Raises InputError, with the line's number, for a line that cannot be used, an id that occurs
-    twice, or a file without texts.
+    twice, an empty text unless `skip_empty`, or a file without texts.
     """
     suffixes = [suffix for suffix in path.suffixes if suffix != ".gz"]
     kind = suffixes[-1] if suffixes else ""
@@ -43,11 +54,11 @@ def read_rows(path: Path, *, field: str = "prompt", limit: int | None = None) ->
                 if limit is not None and len(rows) == limit:
                     break
                 place = f"{path}, line {line}"
-                row_id, text = row.get("id", len(rows)), row.get(field)
-                if isinstance(text, dict):
-                    text = text.get("text")
-                if not isinstance(text, str):
+                row_id, text = row.get("id", len(rows)), _text(row.get(field))
+                if text is None:
                     raise InputError(f"{place}: no text field {field!r}")
+                if skip_empty and not text.strip():
+                    continue
                 if not text.strip():
                     raise InputError(f"{place}: {field!r} is empty")
                 if not isinstance(row_id, int | str):
@@ -55,7 +66,7 @@ def read_rows(path: Path, *, field: str = "prompt", limit: int | None = None) ->
                 if row_id in first_line:
                     raise InputError(f"{place}: id {row_id!r} again (line {first_line[row_id]})")
                 first_line[row_id] = line
-                rows.append(Row(row_id, text))
+                rows.append(Row(row_id, text, None if group is None else row.get(group)))
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
     except (OSError, EOFError) as error:
@@ -65,6 +76,11 @@ def read_rows(path: Path, *, field: str = "prompt", limit: int | None = None) ->
     if not rows:
         raise InputError(f"{path}: holds no {field}s")
     return rows
+
+
+def _text(value: Any) -> str | None:
+    text = value.get("text") if isinstance(value, dict) else value
+    return text if isinstance(text, str) else None
 
 
 def _open(path: Path) -> IO[str]:

@@ -50,8 +50,8 @@ def to_record(row_id: int | str, result: Result) -> dict[str, Any]:
     }
 
 
-# Left on disk: a run over a long benchmark must not hold all its texts.
-_TEXTS = ("completions", "base_completions")
+# Left on disk: a run over a long benchmark must not hold all its texts and traces.
+_TEXTS = ("completions", "base_completions", "traces", "steps")
 
 
 class RecordFile:
@@ -59,13 +59,21 @@ class RecordFile:
 
     `records` holds what is in the file, without the completions.
     config: everything that decides the records; `versions` inside it may differ on resuming.
+    config_path: where it is kept, by default beside the file.
     Raises InputError if the file holds records of another configuration or is not a record file.
     """
 
-    def __init__(self, path: Path, config: dict[str, Any], *, overwrite: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        config: dict[str, Any],
+        *,
+        config_path: Path | None = None,
+        overwrite: bool = False,
+    ) -> None:
         self.path = path
         self.records: list[dict[str, Any]] = []
-        config_path = path.with_name(path.name + ".config.json")
+        config_path = config_path or path.with_name(path.name + ".config.json")
         if path.is_dir():
             raise InputError(f"{path}: cannot be written: it is a folder")
         if overwrite:
@@ -90,7 +98,8 @@ class RecordFile:
     def finished(self, prompts: dict[int | str, str]) -> set[int | str]:
         """Ids of the records here. Raises InputError if one was made from another prompt."""
         for record in self.records:
-            if prompts.get(record["id"], record["prompt"]) != record["prompt"]:
+            made_from = record.get("prompt")
+            if prompts.get(record["id"], made_from) != made_from:
                 raise InputError(
                     f"{self.path}: record {record['id']!r} was made from another prompt than the "
                     "input has; write to another file, or start again with --overwrite"
@@ -118,7 +127,7 @@ def _read_whole_lines(path: Path) -> list[dict[str, Any]]:
                 break
             try:
                 record = json.loads(line)
-                record["id"], record["prompt"]
+                record["id"]
             except (ValueError, TypeError, KeyError):
                 raise InputError(f"{path}, line {number}: not a record of a run") from None
             records.append(_without_texts(record))

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from tide.cli import doctor, run, score
+from tide.cli import doctor, evaluate, run, score
 from tide.cli.display import ERRORS
 from tide.errors import TideError
 
@@ -20,6 +20,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command("run")(run.run)
+app.command("eval")(evaluate.evaluate)
 app.command("score")(score.score)
 app.command("doctor")(doctor.doctor)
 

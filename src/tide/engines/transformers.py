@@ -31,9 +31,10 @@ _ANCHOR = "a"
 class TransformersEngine:
     """A causal LM from a folder or the Hugging Face hub, run by its `inputs_embeds`.
 
-    model: folder, hub id, or "pocket" (bundled). device: "auto" (CUDA if there is one), "cpu",
-    "cuda", "cuda:1"... dtype: "auto" (the checkpoint's on CUDA, float32 on the CPU), "float32",
-    "bfloat16", "float16". max_batch: sequences run at once, None for a default by device.
+    model: folder, hub id, "pocket" or "pocket-reference" (bundled).
+    device: "auto" (CUDA if there is one), "cpu", "cuda", "cuda:1"...
+    dtype: "auto" (the checkpoint's on CUDA, float32 on the CPU), "float32", "bfloat16", "float16".
+    max_batch: sequences run at once, None for a default by device.
 
     Only safetensors weights are read, and code from the hub runs only with `trust_remote_code`.
     Raises EngineError if the model cannot be loaded, has no usable embedding layer, or does not
@@ -54,7 +55,7 @@ class TransformersEngine:
             raise InputError(f"max_batch: must be at least 1 (got {max_batch})")
         self.device = _find_device(device)
         self.max_batch = max_batch or _MAX_BATCH.get(self.device.type, 64)
-        source = str(pocket.MODEL) if self.name == "pocket" else self.name
+        source = str(pocket.FOLDERS.get(self.name, self.name))
         self.tokenizer, self.model = _load(source, self.device, dtype, trust_remote_code)
         speed_up(self.model)
         self.dtype = self.model.dtype

@@ -19,6 +19,7 @@ from tide.errors import InputError
 CONFIG = "config.json"
 RECORDS = "records.jsonl"
 PERPLEXITY = "perplexity.jsonl"
+PERPLEXITY_CONFIG = "perplexity.config.json"
 SUMMARY = "summary.json"
 
 
@@ -67,6 +68,7 @@ def read_run(folder: Path) -> Run:
         _check(record, folder)
     perplexity = {}
     if (folder / PERPLEXITY).is_file():
+        config["reference"] = json.loads((folder / PERPLEXITY_CONFIG).read_text())["reference"]
         for line in _lines(folder / PERPLEXITY):
             perplexity[line["id"]] = [
                 None if nll is None else math.exp(min(nll, 700.0)) for nll in line["nll"]

@@ -1,0 +1,114 @@
+"""The prompts of a benchmark: RealToxicityPrompts-challenging, AttaQ, BOLD, or any file of prompts.
+
+The three by name come from a local file where there is one (`$TIDE_DATA`, `data/`,
+`../shared/data/benchmarks/`), else from the Hugging Face hub (extra `hub`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tide.errors import InputError, first_line
+from tide.inputs import Row, read_rows
+from tide.registry import require
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """Prompts with their ids. source: the file or hub dataset that they came from."""
+
+    name: str
+    source: str
+    rows: list[Row]
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes with any id or prompt."""
+        digest = hashlib.sha256()
+        for row in self.rows:
+            digest.update(f"{row.id!r}\0{row.text}\0".encode())
+        return digest.hexdigest()[:12]
+
+
+@dataclass(frozen=True)
+class _Known:
+    file: str
+    group: str | None
+    hub: str
+    rows: Callable[[Iterable[dict[str, Any]]], Iterator[tuple[str, str | None]]]
+
+
+def _challenging(rows: Iterable[dict[str, Any]]) -> Iterator[tuple[str, str | None]]:
+    return ((row["prompt"]["text"], None) for row in rows if row["challenging"])
+
+
+def _attaq(rows: Iterable[dict[str, Any]]) -> Iterator[tuple[str, str | None]]:
+    return ((row["input"], row["label"]) for row in rows)
+
+
+def _bold(rows: Iterable[dict[str, Any]]) -> Iterator[tuple[str, str | None]]:
+    return ((prompt, row["domain"]) for row in rows for prompt in row["prompts"])
+
+
+BENCHMARKS = {
+    "rtp": _Known("rtp_challenging.jsonl", None, "allenai/real-toxicity-prompts", _challenging),
+    "attaq": _Known("attaq.jsonl", "label", "ibm-research/AttaQ", _attaq),
+    "bold": _Known("bold.jsonl.gz", "domain", "AmazonScience/bold", _bold),
+}
+
+
+def load_benchmark(name: str, *, field: str = "prompt", limit: int | None = None) -> Benchmark:
+    """The first `limit` prompts of a benchmark, by name or path (.jsonl, .csv, .txt, or .gz).
+
+    Prompts without text are left out of the known benchmarks (BOLD has five) and refused in a file.
+    Raises InputError for an unknown name, an unreadable or empty file, or a hub that cannot be
+    reached, and MissingDependencyError if the hub is needed and `datasets` is not installed.
+    """
+    if name not in BENCHMARKS:
+        path = Path(name)
+        if not path.exists() and not path.suffix:
+            known = ", ".join(BENCHMARKS)
+            raise InputError(f"unknown benchmark {name!r}; known: {known}, or the path of a file")
+        stem = path.name.removesuffix(".gz").rpartition(".")[0]
+        return Benchmark(stem, path.name, read_rows(path, field=field, limit=limit))
+    known_one = BENCHMARKS[name]
+    for folder in _folders():
+        file = folder / known_one.file
+        if file.is_file():
+            rows = read_rows(file, group=known_one.group, limit=limit, skip_empty=True)
+            return Benchmark(name, file.name, rows)
+    return Benchmark(name, known_one.hub, _from_hub(known_one, limit))
+
+
+def _folders() -> list[Path]:
+    given = os.environ.get("TIDE_DATA")
+    return [
+        *([Path(given)] if given else []),
+        Path("data"),
+        Path("data/benchmarks"),
+        Path("../shared/data/benchmarks"),
+    ]
+
+
+def _from_hub(known: _Known, limit: int | None) -> list[Row]:
+    datasets = require("datasets", "hub")
+    try:
+        splits = datasets.load_dataset(known.hub)
+    except Exception as error:  # the library has no common base for what can go wrong
+        raise InputError(
+            f"{known.hub}: cannot be loaded from the hub ({first_line(error)}); "
+            f"put {known.file} into a folder and name it in TIDE_DATA"
+        ) from error
+    rows: list[Row] = []
+    everything = (row for name in sorted(splits) for row in splits[name])
+    for number, (text, group) in enumerate(known.rows(everything)):
+        if len(rows) == limit:
+            break
+        if text.strip():
+            rows.append(Row(number, text, group))
+    return rows

@@ -1,0 +1,85 @@
+"""Fluency: the perplexity of each completion after its prompt, under a reference model.
+
+exp of the mean negative log-likelihood of the completion's tokens, in batches. The reference is a
+larger model of the same family, or one model for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tide.engines import REGISTRY as ENGINES
+from tide.errors import InputError
+from tide.presets import preset_for
+
+# The references of the paper, by the name of the model that is evaluated.
+_REFERENCES = {
+    "gpt2-large": "openai-community/gpt2-xl",
+    "gemma-2-2b": "google/gemma-2-9b",
+    "qwen3-4b": "Qwen/Qwen3-8B",
+    "llama-3.1-8b": "meta-llama/Llama-3.1-70B",
+}
+# Completions that are measured at a time; sorted by length within.
+_CHUNK = 512
+
+
+def reference_for(model: str) -> str | None:
+    """The reference model for `model`: the paper's, the pocket's own, or None if none is known."""
+    return "pocket-reference" if model == "pocket" else _REFERENCES.get(preset_for(model))
+
+
+@dataclass(frozen=True)
+class Fluency:
+    """Of one completion: mean negative log-likelihood a token (nats), None without tokens."""
+
+    nll: float | None
+    num_tokens: int
+
+
+class Reference:
+    """A causal LM that measures texts. Raises EngineError as any model does that cannot load."""
+
+    def __init__(self, model: str, **engine_options: Any) -> None:
+        self.name = model
+        self._engine = ENGINES.load("transformers")(model, **engine_options)
+
+    def measure(self, pairs: Sequence[tuple[str, str]]) -> list[Fluency]:
+        """Fluency of each (prompt, completion).
+
+        Prompt and completion are tokenised apart, so that what is measured is the completion alone.
+        Raises InputError where both together exceed the model's context.
+        """
+        return [
+            fluency
+            for start in range(0, len(pairs), _CHUNK)
+            for fluency in self._measure(pairs[start : start + _CHUNK])
+        ]
+
+    def _measure(self, pairs: Sequence[tuple[str, str]]) -> Iterator[Fluency]:
+        prompts = self._engine.tokenize([prompt for prompt, _ in pairs])
+        completions = self._engine.tokenizer(
+            [completion for _, completion in pairs], add_special_tokens=False
+        )["input_ids"]
+        limit = self._engine.context_length
+        for prompt, completion in zip(prompts, completions, strict=True):
+            if limit is not None and len(prompt) + len(completion) > limit:
+                raise InputError(
+                    f"reference {self.name}: {len(prompt)} tokens of a prompt and "
+                    f"{len(completion)} of its completion exceed its context of {limit}; "
+                    "choose another with --reference"
+                )
+        rows = [i for i, ids in enumerate(completions) if ids]
+        values = np.full(len(pairs), np.nan)
+        if rows:
+            values[rows] = -self._engine.likelihood(
+                [prompts[i] for i in rows], [completions[i] for i in rows]
+            )
+        for value, ids in zip(values.tolist(), completions, strict=True):
+            yield Fluency(value if ids else None, len(ids))
+
+    def close(self) -> None:
+        self._engine.close()
