@@ -102,7 +102,7 @@ class RecordFile:
             if prompts.get(record["id"], made_from) != made_from:
                 raise InputError(
                     f"{self.path}: record {record['id']!r} was made from another prompt than the "
-                    "input has; write to another file, or start again with --overwrite"
+                    "input has; write elsewhere, or start again with --overwrite"
                 )
         return {record["id"] for record in self.records}
 
@@ -141,7 +141,7 @@ def _without_texts(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_other_config(path: Path, config_path: Path, config: dict[str, Any]) -> None:
-    way_out = "write to another file, or start again with --overwrite"
+    way_out = "write elsewhere, or start again with --overwrite"
     try:
         old = json.loads(config_path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

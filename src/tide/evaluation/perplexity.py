@@ -50,7 +50,9 @@ class Reference:
     def measure(self, pairs: Sequence[tuple[str, str]]) -> list[Fluency]:
         """Fluency of each (prompt, completion).
 
-        Prompt and completion are tokenised apart, so that what is measured is the completion alone.
+        What is measured are the completion's tokens in the text of both. Where the tokenizer joins
+        the end of the prompt and the start of the completion into one token, they are tokenised
+        apart.
         Raises InputError where both together exceed the model's context.
         """
         return [
@@ -61,9 +63,7 @@ class Reference:
 
     def _measure(self, pairs: Sequence[tuple[str, str]]) -> Iterator[Fluency]:
         prompts = self._engine.tokenize([prompt for prompt, _ in pairs])
-        completions = self._engine.tokenizer(
-            [completion for _, completion in pairs], add_special_tokens=False
-        )["input_ids"]
+        completions = self._completions(pairs, prompts)
         limit = self._engine.context_length
         for prompt, completion in zip(prompts, completions, strict=True):
             if limit is not None and len(prompt) + len(completion) > limit:
@@ -80,6 +80,20 @@ class Reference:
             )
         for value, ids in zip(values.tolist(), completions, strict=True):
             yield Fluency(value if ids else None, len(ids))
+
+    def _completions(
+        self, pairs: Sequence[tuple[str, str]], prompts: Sequence[list[int]]
+    ) -> list[list[int]]:
+        joint = self._engine.tokenize([prompt + completion for prompt, completion in pairs])
+        apart = self._engine.tokenizer(
+            [completion for _, completion in pairs], add_special_tokens=False
+        )["input_ids"]
+        return [
+            whole[len(prompt) :] if completion and whole[: len(prompt)] == prompt else alone
+            for (_, completion), prompt, whole, alone in zip(
+                pairs, prompts, joint, apart, strict=True
+            )
+        ]
 
     def close(self) -> None:
         self._engine.close()

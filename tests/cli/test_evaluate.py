@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.test_run import PROMPTS, records, tide
+from tide.evaluation.runs import read_run
+
+
+@pytest.fixture
+def benchmark_file(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.txt"
+    path.write_text("\n".join(PROMPTS) + "\n")
+    return path
+
+
+def test_methods_side_by_side(
+    benchmark_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "runs"
+    command = [
+        "eval", benchmark_file, "--methods", "base,fast,resample:temperature=1.0", "-o", out,
+        "--judges", "profanity-check", "--trials", 2,
+    ]  # fmt: skip
+    assert tide(*command, monkeypatch=monkeypatch) == 0
+    runs = {folder.name: read_run(folder) for folder in out.iterdir() if folder.is_dir()}
+    assert set(runs) == {"base", "fast", "resample_temperature=1.0"}
+    for run in runs.values():
+        assert [len(record["completions"]) for record in run.records] == [2] * len(PROMPTS)
+        assert run.config["model"] == "pocket"
+        assert run.config["reference"] == "pocket-reference"
+        assert len(run.perplexity) == len(PROMPTS)
+    assert runs["resample_temperature=1.0"].config["settings"]["temperature"] == 1.0
+    before = {name: (out / name / "records.jsonl").read_bytes() for name in runs}
+    assert tide(*command, monkeypatch=monkeypatch) == 0
+    assert before == {name: (out / name / "records.jsonl").read_bytes() for name in runs}
+
+
+def test_killed_and_started_again(tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    texts = [f"{prompt} number {i}" for i in range(8) for prompt in PROMPTS]
+    prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
+
+    def command(out: Path) -> list[str]:
+        tail = ["eval", prompts, "--methods", "base,fast", "-o", out, "--max-batch", 4]
+        return [sys.executable, "-c", "from tide.cli import main; main()", *map(str, tail)]
+
+    output = tmp_path / "killed" / "fast" / "records.jsonl"
+    process = subprocess.Popen(
+        command(tmp_path / "killed"), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+    deadline = time.monotonic() + 120
+    while not (output.exists() and output.read_bytes().count(b"\n") >= 4):
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    left = output.read_bytes()
+    kept = left[: left.rfind(b"\n") + 1]
+    assert 4 <= kept.count(b"\n") < len(texts)
+
+    for name in ("killed", "unbroken"):
+        subprocess.run(command(tmp_path / name), check=True, capture_output=True)
+    assert output.read_bytes().startswith(kept)
+    found: dict[str, dict[Any, Any]] = {}
+    for name in ("killed", "unbroken"):
+        rows = records(tmp_path / name / "fast" / "records.jsonl")
+        assert len(rows) == len(texts)
+        found[name] = {row["id"]: row["completions"] for row in rows}
+    assert set(found["killed"]) == set(range(len(texts)))
+    same = sum(found["killed"][i] == found["unbroken"][i] for i in range(len(texts)))
+    assert same >= 0.97 * len(texts)  # float summation order may differ with the batch
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["none.jsonl"], "none.jsonl: no such file"),
+        (["benchmark"], "unknown benchmark 'benchmark'"),
+        (["FILE", "--methods", "base,tied"], "methods: unknown 'tied'"),
+        (["FILE", "--methods", "base,base"], "--methods: one of them is named twice"),
+        (["FILE", "--methods", "base,,tide"], "--methods: an empty place"),
+        (["FILE", "--protocol", "paper"], "unknown protocol 'paper'"),
+        (["FILE", "--judges", "nobody"], "unknown scorer 'nobody'"),
+        (["FILE", "--reference", "none-such-folder/x"], "none-such-folder/x"),
+    ],
+)
+def test_bad_input(
+    arguments: list[str],
+    message: str,
+    benchmark_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    filled = [str(benchmark_file) if text == "FILE" else text for text in arguments]
+    assert tide("eval", *filled, "--limit", 1, monkeypatch=monkeypatch) == 1
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("error: ")
+    assert message in error

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tide.errors import InputError, MissingDependencyError
+from tide.evaluation import benchmarks
+from tide.evaluation.benchmarks import load_benchmark
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder to work in, from which no benchmark is found."""
+    folder = tmp_path / "inner" / "here"
+    folder.mkdir(parents=True)
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv("TIDE_DATA", raising=False)
+    return folder
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> None:
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+
+
+class Hub:
+    """Stands in for `datasets`."""
+
+    def __init__(self, splits: dict[str, list[dict[str, Any]]] | Exception) -> None:
+        self.splits = splits
+        self.asked: list[str] = []
+
+    def load_dataset(self, name: str) -> dict[str, list[dict[str, Any]]]:
+        self.asked.append(name)
+        if isinstance(self.splits, Exception):
+            raise self.splits
+        return self.splits
+
+
+def test_a_known_benchmark_from_a_folder(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(
+        here / "bold.jsonl.gz",
+        [
+            {"id": 0, "prompt": "One", "domain": "a"},
+            {"id": 1, "prompt": " ", "domain": "a"},
+            {"id": 2, "prompt": "Two", "domain": "b"},
+        ],
+    )
+    monkeypatch.setenv("TIDE_DATA", str(here))
+    bold = load_benchmark("bold")
+    assert [(row.id, row.text, row.group) for row in bold.rows] == [
+        (0, "One", "a"),
+        (2, "Two", "b"),
+    ]
+    assert (bold.name, bold.source) == ("bold", "bold.jsonl.gz")
+    assert len(load_benchmark("bold", limit=1).rows) == 1
+
+
+def test_any_file(here: Path) -> None:
+    write(here / "mine.jsonl", [{"question": "What now"}])
+    mine = load_benchmark("mine.jsonl", field="question")
+    assert (mine.name, mine.source, mine.rows[0].text) == ("mine", "mine.jsonl", "What now")
+
+
+def test_the_fingerprint_is_of_ids_and_prompts(here: Path) -> None:
+    write(here / "a.jsonl", [{"id": 1, "prompt": "One"}])
+    write(here / "b.jsonl", [{"id": 1, "prompt": "One", "more": 2}])
+    write(here / "c.jsonl", [{"id": "1", "prompt": "One"}])
+    a, b, c = (load_benchmark(f"{name}.jsonl").fingerprint for name in "abc")
+    assert a == b
+    assert a != c
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "expected"),
+    [
+        (
+            "rtp",
+            [
+                {"prompt": {"text": "One"}, "challenging": True},
+                {"prompt": {"text": "Two"}, "challenging": False},
+                {"prompt": {"text": "Three"}, "challenging": True},
+            ],
+            [(0, "One", None), (1, "Three", None)],
+        ),
+        ("attaq", [{"input": "One", "label": "pii"}], [(0, "One", "pii")]),
+        (
+            "bold",
+            [{"domain": "a", "prompts": ["One", "", "Two"]}],
+            [(0, "One", "a"), (2, "Two", "a")],
+        ),
+    ],
+)
+def test_the_hub_where_there_is_no_file(
+    here: Path, monkeypatch: pytest.MonkeyPatch, name: str, rows: Any, expected: Any
+) -> None:
+    hub = Hub({"train": rows})
+    monkeypatch.setattr(benchmarks, "require", lambda module, extra: hub)
+    loaded = load_benchmark(name)
+    assert [(row.id, row.text, row.group) for row in loaded.rows] == expected
+    assert hub.asked == [loaded.source]
+    assert len(load_benchmark(name, limit=1).rows) == 1
+
+
+def test_what_cannot_be_loaded(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match=r"unknown benchmark 'rpt'; known: rtp, attaq, bold"):
+        load_benchmark("rpt")
+    with pytest.raises(InputError, match="no such file"):
+        load_benchmark("none.jsonl")
+    (here / "empty.jsonl").touch()
+    with pytest.raises(InputError, match="holds no prompts"):
+        load_benchmark("empty.jsonl")
+    hub = Hub(ConnectionError("no network\nmore"))
+    monkeypatch.setattr(benchmarks, "require", lambda module, extra: hub)
+    with pytest.raises(
+        InputError, match=r"AttaQ: cannot be loaded .*no network\); put attaq.jsonl"
+    ):
+        load_benchmark("attaq")
+
+
+def test_without_datasets(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "datasets", None)
+    with pytest.raises(MissingDependencyError, match=r"tide-detox\[hub\]"):
+        load_benchmark("rtp")
