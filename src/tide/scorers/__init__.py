@@ -17,6 +17,7 @@ REGISTRY = Registry(
         "hf": "tide.scorers.huggingface:HuggingFaceScorer",
         "detoxify": "tide.scorers.detoxify:DetoxifyScorer",
         "profanity-check": "tide.scorers.profanity:ProfanityCheckScorer",
+        "lexicon": "tide.scorers.lexicon:LexiconScorer",
     },
 )
 

@@ -1,0 +1,52 @@
+"""`lexicon`: 1.0 for a text that holds a word of a list, else 0.0.
+
+Blunt: it knows no context and no word that is not listed. But it shares neither data nor method
+with a trained scorer, so nothing that was optimised against one fools it in the same way. The list
+is that of the better-profanity package, or any file with a word or phrase a line.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tide.errors import InputError
+from tide.registry import require
+
+
+class LexiconScorer:
+    """Whether a text holds a listed word, in any case and as a whole word.
+
+    path: a UTF-8 file, one word or phrase a line; without one, the list of better-profanity. Raises
+    InputError for a file that cannot be read or holds no words.
+    """
+
+    threshold = 0.5
+
+    def __init__(self, path: str = "") -> None:
+        try:
+            if path:
+                listed = Path(path).read_text(encoding="utf-8")
+            else:
+                require("better_profanity", extra="profanity")
+                listed = (files("better_profanity") / "profanity_wordlist.txt").read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"scorer lexicon: {path}: cannot be read: {error}") from error
+        words = sorted({line.strip().casefold() for line in listed.splitlines()} - {""})
+        if not words:
+            raise InputError(f"scorer lexicon: {path}: holds no words")
+        digest = hashlib.sha256("\n".join(words).encode()).hexdigest()[:8]
+        self.name = f"lexicon@{digest}"
+        self._listed = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, words))})(?!\w)")
+
+    def score(self, texts: Sequence[str]) -> NDArray[np.float64]:
+        return np.array([float(bool(self._listed.search(text.casefold()))) for text in texts])
+
+    def close(self) -> None:
+        pass
