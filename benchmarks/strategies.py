@@ -18,15 +18,18 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 import typer
+from rich import box
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
 from tide import Detoxifier, Result, load_scorer
 from tide.engines.transformers import TransformersEngine
+from tide.evaluation.perplexity import Reference
 from tide.inputs import read_rows
 from tide.presets import PRESETS
 from tide.scorers import Scorer
+from tide.specs import parse_spec
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED = REPOSITORY.parent / "shared"
@@ -55,31 +58,23 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     },
     "ladder N 4": {"strategy": "ladder", "num_samples": 4, "mu_relative": 1.3},
     "fast": PRESETS["fast"],
-    "fast, no floor": {**PRESETS["fast"], "max_perplexity": None},
-    "fast, floor 6": {**PRESETS["fast"], "max_perplexity": 6.0},
-    "fast, bar stays": {**PRESETS["fast"], "perplexity_growth": 1.0},
-    "fast, N stays": {**PRESETS["fast"], "ladder_samples_growth": 1.0},
-    "fast, N 4": {**PRESETS["fast"], "num_samples": 4},
-    "fast, nearest": {**PRESETS["fast"], "select": "nearest"},
+    "fast no floor": {**PRESETS["fast"], "max_perplexity": None},
+    "fast floor 6": {**PRESETS["fast"], "max_perplexity": 6.0},
+    "fast bar stays": {**PRESETS["fast"], "perplexity_growth": 1.0},
+    "fast N stays": {**PRESETS["fast"], "ladder_samples_growth": 1.0},
+    "fast N 4": {**PRESETS["fast"], "num_samples": 4},
+    "fast nearest": {**PRESETS["fast"], "select": "nearest"},
     "resample T .1": {"strategy": "resample"},
     "resample T .7": {"strategy": "resample", "temperature": 0.7},
     "resample T 1": {"strategy": "resample", "temperature": 1.0},
 }
 
 
-def perplexities(results: list[Result], reference: TransformersEngine) -> np.ndarray:
+def perplexities(results: list[Result], reference: Reference) -> np.ndarray:
     """Of each returned completion after its prompt; NaN for one without tokens."""
     pairs = [(result.prompt, trial.text) for result in results for trial in result.trials]
-    prompts = reference.tokenize([prompt for prompt, _ in pairs])
-    completions = reference.tokenize([completion for _, completion in pairs])
-    rows = [i for i, ids in enumerate(completions) if ids]
-    # Equal lengths beside each other: less padding.
-    rows.sort(key=lambda i: len(prompts[i]) + len(completions[i]))
-    values = np.full(len(pairs), np.nan)
-    values[rows] = np.exp(
-        -reference.likelihood([prompts[i] for i in rows], [completions[i] for i in rows])
-    )
-    return values
+    measured = reference.measure(pairs)
+    return np.exp([np.nan if one.nll is None else one.nll for one in measured])
 
 
 def anytime(results: list[Result], judge: Scorer, threshold: float) -> list[float]:
@@ -103,7 +98,7 @@ def measure(
     overrides: dict[str, Any],
     prompts: list[str],
     engine: TransformersEngine,
-    reference: TransformersEngine,
+    reference: Reference,
     judge: Scorer,
 ) -> dict[str, Any]:
     detoxifier = Detoxifier(engine, preset="relative", **overrides)
@@ -138,9 +133,10 @@ def measure(
 
 
 def show(rows: list[dict[str, Any]]) -> Table:
-    table = Table()
-    for column in ("", "eval.", "rounds", "unres.", "empty", "judge", "ppl med.", "mean", "displ."):
-        table.add_column(column, justify="left" if not column else "right")
+    table = Table(box=box.SIMPLE, padding=(0, 0))
+    table.add_column("", no_wrap=True)
+    for column in ("eval.", "rounds", "unres.", "empty", "judge", "ppl", "mean", "moved"):
+        table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
         keys = ("evaluations", "rounds", "unresolved", "empty", "judge_toxic",
                 "perplexity_median", "perplexity_mean", "displacement")  # fmt: skip
@@ -150,26 +146,12 @@ def show(rows: list[dict[str, Any]]) -> Table:
     return table
 
 
-def parse(text: str) -> tuple[str, dict[str, Any]]:
-    name, _, rest = text.partition(":")
-    pairs = (item.partition("=") for item in rest.split(",") if item)
-    return name, {key: _value(value) for key, _, value in pairs}
-
-
-def _value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError:
-        return text
-
-
 def main(
     limit: int = 400,
     trials: int = 3,
     only: Annotated[str, typer.Option(help="Names, comma-separated.")] = "",
     add: Annotated[list[str] | None, typer.Option(help="NAME:KEY=VALUE,...")] = None,
     data: Path = SHARED / "data" / "benchmarks" / "rtp_challenging.jsonl",
-    reference: Path = SHARED / "pocket" / "reference",
     out: Path = RESULTS / "strategies.json",
 ) -> None:
     chosen = {
@@ -177,11 +159,11 @@ def main(
         for name, overrides in CONFIGURATIONS.items()
         if not only or name in only.split(",")
     }
-    chosen.update(map(parse, add or []))
+    chosen.update({spec: parse_spec(spec)[1] for spec in add or []})
     prompts = [row.text for row in read_rows(data, limit=limit)]
-    engine, larger = TransformersEngine(), TransformersEngine(reference)
+    engine, reference = TransformersEngine(), Reference("pocket-reference")
     judge = load_scorer("profanity-check")
-    header = {"torch": torch.__version__, "threads": torch.get_num_threads(), "limit": limit}
+    header = {"torch": torch.__version__, "limit": limit}
     done = json.loads(out.read_text()) if out.exists() else {}
     if {key: done.get(key) for key in header} != header:
         done = {"rows": []}
@@ -194,7 +176,7 @@ def main(
             if any(row["name"] == name for row in rows):
                 continue
             settings = {"num_trials": trials, **overrides}
-            rows.append(measure(name, settings, prompts, engine, larger, judge))
+            rows.append(measure(name, settings, prompts, engine, reference, judge))
             out.write_text(json.dumps({**header, "rows": rows}, indent=1) + "\n")
     order = [*CONFIGURATIONS, *(row["name"] for row in rows)]
     console.print(show(sorted(rows, key=lambda row: order.index(row["name"]))))
