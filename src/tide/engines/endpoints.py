@@ -1,0 +1,237 @@
+"""A pool of servers that do the same work: the least loaded gets the next request.
+
+A server that fails leaves the pool, its work goes to the others, and it is tried again in the
+background until it is fit to come back. Knows HTTP, and nothing of what is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import httpx
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
+from tenacity.wait import wait_random_exponential
+
+from tide.errors import EngineError, InputError, first_line
+
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+_CONNECT_SECONDS = 5.0
+_LONGEST_REST = 30.0  # seconds that a server may ask us to stay away
+_OVERLOADED = 429
+_SERVER_ERROR = 500
+_FORBIDDEN = (401, 403)
+# What servers and the proxies before them say of a state that passes.
+_PASSING = (408, 425, _OVERLOADED)
+
+
+class EndpointFailed(Exception):
+    """A server could not be used this time; the same request may succeed at another."""
+
+
+class _Overloaded(EndpointFailed):
+    """The server is well but asks to be left alone for `seconds`."""
+
+    def __init__(self, text: str, seconds: float) -> None:
+        super().__init__(text)
+        self.seconds = seconds
+
+
+@dataclass
+class Endpoint:
+    """One server. load: units of work under way; answered: units it has done."""
+
+    url: str
+    load: int = 0
+    answered: int = 0
+    available: bool = False
+    rests_until: float = 0.0
+    reason: str = "not tried yet"
+
+
+class EndpointPool:
+    """Servers at `urls`. Must be used inside one event loop, and closed there.
+
+    admit: looks at a server before its first use and before each return; raises EndpointFailed if
+    it cannot be used now. timeout: seconds that one request may take. api_key: sent as a bearer
+    token to all of them.
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        admit: Callable[[Endpoint], Awaitable[None]],
+        *,
+        timeout: float,
+        api_key: str | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self.endpoints = [Endpoint(_checked_url(url)) for url in urls]
+        if not self.endpoints:
+            raise InputError("base_urls: give at least one server (--base-url http://HOST:PORT)")
+        if len({endpoint.url for endpoint in self.endpoints}) < len(self.endpoints):
+            raise InputError("base_urls: the same server twice")
+        self._admit = admit
+        self._probes: set[asyncio.Task[None]] = set()
+        self._client = httpx.AsyncClient(
+            headers={} if api_key is None else {"Authorization": f"Bearer {api_key}"},
+            timeout=httpx.Timeout(timeout, connect=min(timeout, _CONNECT_SECONDS)),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+            transport=transport,
+        )
+
+    async def start(self) -> None:
+        """Look at all servers. Those that fail are tried again later; EngineError if all do."""
+        await asyncio.gather(*(self._enter(endpoint) for endpoint in self.endpoints))
+        if not any(endpoint.available for endpoint in self.endpoints):
+            raise EngineError(f"no server can be used: {self.reasons()}")
+        for endpoint in self.endpoints:
+            if not endpoint.available:
+                self._leave(endpoint)
+
+    async def run(self, units: int, work: Callable[[Endpoint], Awaitable[_T]]) -> _T:
+        """`await work(server)` on the least loaded server, again elsewhere until one succeeds.
+
+        units: how much work it is, for the balance. There is no end to the attempts: put a time
+        limit around the call.
+        """
+        retrying = AsyncRetrying(
+            retry=retry_if_exception_type(EndpointFailed), wait=self._pause, reraise=True
+        )
+        return await retrying(self._attempt, units, work)
+
+    async def request(self, endpoint: Endpoint, method: str, path: str, body: Any = None) -> Any:
+        """The JSON answer of `endpoint`.
+
+        Raises EndpointFailed if the connection or the server failed, and EngineError if the server
+        refuses the request: another one would, too.
+        """
+        try:
+            response = await self._client.request(method, endpoint.url + path, json=body)
+        except httpx.TransportError as error:
+            raise EndpointFailed(_described(error)) from error
+        status = response.status_code
+        if status == _OVERLOADED:
+            raise _Overloaded(f"HTTP {status}", _retry_after(response))
+        if status >= _SERVER_ERROR or status in _PASSING:
+            raise EndpointFailed(f"HTTP {status}: {_message(response)}")
+        if status in _FORBIDDEN:
+            raise EngineError(f"{endpoint.url}: refuses the API key (HTTP {status})")
+        if not response.is_success:
+            raise EngineError(f"{endpoint.url}{path}: HTTP {status}: {_message(response)}")
+        try:
+            return response.json()
+        except ValueError as error:
+            raise EndpointFailed("answered with something that is not JSON") from error
+
+    def reasons(self) -> str:
+        """For each server, why it was last found unfit."""
+        return "; ".join(f"{endpoint.url}: {endpoint.reason}" for endpoint in self.endpoints)
+
+    async def close(self) -> None:
+        for probe in self._probes:
+            probe.cancel()
+        await asyncio.gather(*self._probes, return_exceptions=True)
+        await self._client.aclose()
+
+    async def _attempt(self, units: int, work: Callable[[Endpoint], Awaitable[_T]]) -> _T:
+        usable = self._usable()
+        if not usable:
+            raise EndpointFailed("no server available")
+        endpoint = min(usable, key=lambda endpoint: endpoint.load)
+        endpoint.load += units
+        try:
+            result = await work(endpoint)
+        except _Overloaded as error:
+            endpoint.rests_until = asyncio.get_running_loop().time() + error.seconds
+            endpoint.reason = str(error)
+            raise
+        except EndpointFailed as error:
+            endpoint.reason = str(error)
+            if endpoint.available:  # of many requests under way, the first to fail says so
+                _log.warning("%s left the pool: %s", endpoint.url, error)
+                self._leave(endpoint)
+            raise
+        finally:
+            endpoint.load -= units
+        endpoint.answered += units
+        return result
+
+    def _usable(self) -> list[Endpoint]:
+        now = asyncio.get_running_loop().time()
+        return [e for e in self.endpoints if e.available and e.rests_until <= now]
+
+    def _pause(self, state: RetryCallState) -> float:
+        """Seconds before the next attempt: none while another server can take it at once."""
+        if self._usable():
+            return 0.0
+        return wait_random_exponential(multiplier=0.1, max=2.0)(state)
+
+    def _leave(self, endpoint: Endpoint) -> None:
+        endpoint.available = False
+        probe = asyncio.create_task(self._probe(endpoint))
+        self._probes.add(probe)
+        probe.add_done_callback(self._probes.discard)
+
+    async def _probe(self, endpoint: Endpoint) -> None:
+        wait = wait_random_exponential(multiplier=0.5, max=10.0)
+        async for attempt in AsyncRetrying(
+            retry=retry_if_exception_type(EndpointFailed), wait=wait, reraise=True
+        ):
+            with attempt:
+                if attempt.retry_state.attempt_number == 1:
+                    raise EndpointFailed("it has only just failed")
+                await self._enter(endpoint)
+                if not endpoint.available:
+                    raise EndpointFailed(endpoint.reason)
+        _log.warning("%s is back in the pool", endpoint.url)
+
+    async def _enter(self, endpoint: Endpoint) -> None:
+        """Look at a server; it becomes available, or `reason` says why not."""
+        try:
+            await self._admit(endpoint)
+        except (EndpointFailed, EngineError) as error:
+            endpoint.reason = str(error)
+        else:
+            endpoint.available, endpoint.rests_until = True, 0.0
+
+
+def _checked_url(url: str) -> str:
+    """Scheme, host, port and path of a server, without the `/v1` that API clients are given."""
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise InputError(f"base_urls: {url!r}: {error}") from None
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise InputError(f"base_urls: {url!r} is no address of a server, like http://HOST:8000")
+    return url.rstrip("/").removesuffix("/v1").rstrip("/")
+
+
+def _described(error: httpx.TransportError) -> str:
+    if isinstance(error, httpx.TimeoutException):
+        return f"no answer in time ({type(error).__name__})"
+    return f"{type(error).__name__}: {first_line(error)}" if str(error) else type(error).__name__
+
+
+def _message(response: httpx.Response) -> str:
+    """What an OpenAI-like server says went wrong, in one line."""
+    try:
+        body = response.json()
+        error = body.get("error", body)
+        text = str(error.get("message", error) if isinstance(error, dict) else error)
+    except (ValueError, AttributeError):
+        text = response.text
+    return " ".join(text.split())[:300] or response.reason_phrase
+
+
+def _retry_after(response: httpx.Response) -> float:
+    try:
+        seconds = float(response.headers.get("retry-after", "1"))
+    except ValueError:  # a date
+        seconds = 1.0
+    return min(max(seconds, 0.1), _LONGEST_REST)
