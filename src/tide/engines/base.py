@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tide.config import Sampling
-from tide.errors import EngineError
+from tide.errors import EngineError, InputError
 
 FinishReason = Literal["length", "stop"]
 
@@ -107,3 +107,23 @@ def check_embeddings(
                 f"embeddings {number}: {x.shape[0]} tokens + {max_new_tokens} new ones "
                 f"exceed the context of {context_length}"
             )
+
+
+def check_tokens(prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]) -> None:
+    """Raise EngineError if a prompt or completion has no tokens, and so no likelihood."""
+    if any(len(ids) == 0 for ids in (*prompts, *completions)):
+        raise EngineError("likelihood: an empty prompt or completion has no likelihood")
+
+
+def check_max_batch(max_batch: int | None) -> None:
+    """Raise InputError unless `max_batch` is None or at least 1."""
+    if max_batch is not None and max_batch < 1:
+        raise InputError(f"max_batch: must be at least 1 (got {max_batch})")
+
+
+def float_dtype(name: str) -> torch.dtype:
+    """The torch dtype called `name`. Raises InputError if it is no float type."""
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise InputError(f"dtype: unknown {name!r}; use 'auto', 'float32', 'bfloat16' or 'float16'")
+    return dtype

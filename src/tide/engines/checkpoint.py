@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -87,17 +88,17 @@ def _read_tensor(source: str, name: str, prefix: str, revision: str | None) -> t
 
     try:
         index = Path(cached_file(source, _INDEX, revision=revision))
+        files = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
     except OSError:  # a checkpoint of one file has no index
-        file = cached_file(source, _SINGLE, revision=revision)
-        with safe_open(file, framework="pt") as weights:
-            return weights.get_tensor(_find_key(weights.keys(), name, prefix))
-    files = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-    key = _find_key(files, name, prefix)
-    with safe_open(cached_file(source, files[key], revision=revision), framework="pt") as weights:
-        return weights.get_tensor(key)
+        file = _SINGLE
+    else:
+        file = files[_find_key(files, name, prefix)]
+    with safe_open(cached_file(source, file, revision=revision), framework="pt") as weights:
+        tensor: torch.Tensor = weights.get_tensor(_find_key(weights.keys(), name, prefix))
+    return tensor
 
 
-def _find_key(keys: Any, name: str, prefix: str) -> str:
+def _find_key(keys: Iterable[str], name: str, prefix: str) -> str:
     """`name` as the checkpoint has it: the same, without the model's prefix, or below another."""
     keys = list(keys)
     for known in (name, name.removeprefix(prefix)):

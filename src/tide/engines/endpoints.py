@@ -21,8 +21,12 @@ from tide.errors import EngineError, InputError, first_line
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
-_CONNECT_SECONDS = 5.0
-_LONGEST_REST = 30.0  # seconds that a server may ask us to stay away
+# Seconds
+_CONNECT = 5.0
+_LONGEST_REST = 30.0  # that a server may ask for
+_FIRST_PROBE, _LONGEST_PAUSE = 0.5, 10.0
+
+# HTTP
 _OVERLOADED = 429
 _SERVER_ERROR = 500
 _FORBIDDEN = (401, 403)
@@ -32,6 +36,10 @@ _PASSING = (408, 425, _OVERLOADED)
 
 class EndpointFailed(Exception):
     """A server could not be used this time; the same request may succeed at another."""
+
+
+class EndpointRefused(Exception):
+    """A server does not accept a request that every server of its kind would not accept."""
 
 
 class _Overloaded(EndpointFailed):
@@ -57,9 +65,9 @@ class Endpoint:
 class EndpointPool:
     """Servers at `urls`. Must be used inside one event loop, and closed there.
 
-    admit: looks at a server before its first use and before each return; raises EndpointFailed if
-    it cannot be used now. timeout: seconds that one request may take. api_key: sent as a bearer
-    token to all of them.
+    admit: looks at a server before its first use and before each return; raises EndpointFailed or
+    EndpointRefused if it cannot be used now. timeout: seconds that one request may take. api_key:
+    sent as a bearer token to all of them.
     """
 
     def __init__(
@@ -69,7 +77,6 @@ class EndpointPool:
         *,
         timeout: float,
         api_key: str | None = None,
-        transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self.endpoints = [Endpoint(_checked_url(url)) for url in urls]
         if not self.endpoints:
@@ -80,9 +87,8 @@ class EndpointPool:
         self._probes: set[asyncio.Task[None]] = set()
         self._client = httpx.AsyncClient(
             headers={} if api_key is None else {"Authorization": f"Bearer {api_key}"},
-            timeout=httpx.Timeout(timeout, connect=min(timeout, _CONNECT_SECONDS)),
+            timeout=httpx.Timeout(timeout, connect=min(timeout, _CONNECT)),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
-            transport=transport,
         )
 
     async def start(self) -> None:
@@ -98,7 +104,7 @@ class EndpointPool:
         """`await work(server)` on the least loaded server, again elsewhere until one succeeds.
 
         units: how much work it is, for the balance. There is no end to the attempts: put a time
-        limit around the call.
+        limit around the call. Raises EngineError if a server refuses the request.
         """
         retrying = AsyncRetrying(
             retry=retry_if_exception_type(EndpointFailed), wait=self._pause, reraise=True
@@ -108,8 +114,8 @@ class EndpointPool:
     async def request(self, endpoint: Endpoint, method: str, path: str, body: Any = None) -> Any:
         """The JSON answer of `endpoint`.
 
-        Raises EndpointFailed if the connection or the server failed, and EngineError if the server
-        refuses the request: another one would, too.
+        Raises EndpointFailed if the connection or the server failed, and EndpointRefused if the
+        server refuses the request.
         """
         try:
             response = await self._client.request(method, endpoint.url + path, json=body)
@@ -121,16 +127,16 @@ class EndpointPool:
         if status >= _SERVER_ERROR or status in _PASSING:
             raise EndpointFailed(f"HTTP {status}: {_message(response)}")
         if status in _FORBIDDEN:
-            raise EngineError(f"{endpoint.url}: refuses the API key (HTTP {status})")
+            raise EndpointRefused(f"wants another API key than it was sent (HTTP {status})")
         if not response.is_success:
-            raise EngineError(f"{endpoint.url}{path}: HTTP {status}: {_message(response)}")
+            raise EndpointRefused(f"HTTP {status} to {path}: {_message(response)}")
         try:
             return response.json()
         except ValueError as error:
             raise EndpointFailed("answered with something that is not JSON") from error
 
     def reasons(self) -> str:
-        """For each server, why it was last found unfit."""
+        """For each server, whether it is in use or why it is not."""
         return "; ".join(f"{endpoint.url}: {endpoint.reason}" for endpoint in self.endpoints)
 
     async def close(self) -> None:
@@ -154,9 +160,10 @@ class EndpointPool:
         except EndpointFailed as error:
             endpoint.reason = str(error)
             if endpoint.available:  # of many requests under way, the first to fail says so
-                _log.warning("%s left the pool: %s", endpoint.url, error)
                 self._leave(endpoint)
             raise
+        except EndpointRefused as error:
+            raise EngineError(f"{endpoint.url}: {error}") from error
         finally:
             endpoint.load -= units
         endpoint.answered += units
@@ -173,32 +180,29 @@ class EndpointPool:
         return wait_random_exponential(multiplier=0.1, max=2.0)(state)
 
     def _leave(self, endpoint: Endpoint) -> None:
+        _log.warning("%s is out of the pool: %s", endpoint.url, endpoint.reason)
         endpoint.available = False
         probe = asyncio.create_task(self._probe(endpoint))
         self._probes.add(probe)
         probe.add_done_callback(self._probes.discard)
 
     async def _probe(self, endpoint: Endpoint) -> None:
-        wait = wait_random_exponential(multiplier=0.5, max=10.0)
-        async for attempt in AsyncRetrying(
-            retry=retry_if_exception_type(EndpointFailed), wait=wait, reraise=True
-        ):
-            with attempt:
-                if attempt.retry_state.attempt_number == 1:
-                    raise EndpointFailed("it has only just failed")
-                await self._enter(endpoint)
-                if not endpoint.available:
-                    raise EndpointFailed(endpoint.reason)
+        pause = _FIRST_PROBE
+        while not endpoint.available:
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+            await self._enter(endpoint)
         _log.warning("%s is back in the pool", endpoint.url)
 
     async def _enter(self, endpoint: Endpoint) -> None:
         """Look at a server; it becomes available, or `reason` says why not."""
         try:
             await self._admit(endpoint)
-        except (EndpointFailed, EngineError) as error:
+        except (EndpointFailed, EndpointRefused) as error:
             endpoint.reason = str(error)
         else:
             endpoint.available, endpoint.rests_until = True, 0.0
+            endpoint.reason = "in use"
 
 
 def _checked_url(url: str) -> str:

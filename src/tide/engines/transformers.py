@@ -12,14 +12,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tide import pocket
 from tide.config import Sampling
-from tide.engines.base import Completion, check_embeddings
+from tide.engines.base import (
+    Completion,
+    check_embeddings,
+    check_max_batch,
+    check_tokens,
+    float_dtype,
+)
+from tide.engines.checkpoint import source_of
 from tide.engines.decoding import Forward, decode, left_pad, token_positions
 from tide.engines.grouping import length_groups
 from tide.engines.packing import speed_up
 from tide.engines.vocabulary import Vocabulary
-from tide.errors import EngineError, InputError, first_line
+from tide.errors import EngineError, first_line
 
 # Decoding on a CPU gains little past this; on a GPU the weights are read once for the whole batch.
 _MAX_BATCH = {"cpu": 64, "cuda": 256}
@@ -47,12 +53,10 @@ class TransformersEngine(Vocabulary):
         trust_remote_code: bool = False,
     ) -> None:
         self.name = str(model)
-        if max_batch is not None and max_batch < 1:
-            raise InputError(f"max_batch: must be at least 1 (got {max_batch})")
+        check_max_batch(max_batch)
         self.device = _find_device(device)
         self.max_batch = max_batch or _MAX_BATCH.get(self.device.type, 64)
-        source = str(pocket.MODEL) if self.name == "pocket" else self.name
-        tokenizer, self.model = _load(source, self.device, dtype, trust_remote_code)
+        tokenizer, self.model = _load(source_of(model), self.device, dtype, trust_remote_code)
         speed_up(self.model)
         self.dtype = self.model.dtype
         self._forward = Forward(self.model)
@@ -87,8 +91,7 @@ class TransformersEngine(Vocabulary):
     def likelihood(
         self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]
     ) -> NDArray[np.float64]:
-        if any(len(ids) == 0 for ids in (*prompts, *completions)):
-            raise EngineError("likelihood: an empty prompt or completion has no likelihood")
+        check_tokens(prompts, completions)
         pairs = list(zip(prompts, completions, strict=True))
         result = np.zeros(len(pairs))
         for group in length_groups([len(a) + len(b) for a, b in pairs]):
@@ -184,11 +187,7 @@ def _load(source: str, device: torch.device, dtype: str, trust_remote_code: bool
     if dtype == "auto":
         wanted: Any = torch.float32 if device.type == "cpu" else "auto"
     else:
-        wanted = getattr(torch, dtype, None)
-        if not isinstance(wanted, torch.dtype) or not wanted.is_floating_point:
-            raise InputError(
-                f"dtype: unknown {dtype!r}; use 'auto', 'float32', 'bfloat16' or 'float16'"
-            )
+        wanted = float_dtype(dtype)
     if Path(source).exists() and not (Path(source) / "config.json").is_file():
         raise EngineError(f"model {source}: the folder holds no config.json")
     try:
