@@ -22,6 +22,8 @@ from tide.records import RecordFile, to_record
 from tide.results import Result
 from tide.scorers import Scorer, load_scorer, score_texts
 
+# Options of an engine that change what it writes; others only say where and how fast it runs.
+_DECIDING = ("quantization", "kv_cache_dtype", "revision", "hf_overrides")
 _PACKAGES = ("tide-detox", "torch", "transformers", "numpy", "scikit-learn")
 
 
@@ -41,7 +43,9 @@ def run(
     preset: Annotated[
         str, typer.Option(help="Step sizes of a published model, or auto.", show_default=True)
     ] = "auto",
-    engine: Annotated[str, typer.Option(help="What runs the model.")] = "transformers",
+    engine: options.EngineName = "transformers",
+    base_url: options.BaseUrl = None,
+    engine_option: options.EngineOption = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
     max_batch: options.MaxBatch = None,
@@ -58,27 +62,30 @@ def run(
     """
     rows = _rows(prompts, input_file, field, limit)
     judge_scorer = None if judge is None else load_scorer(judge)
-    detoxifier = Detoxifier(
+    engine_options = options.engine_options(
+        device=device, dtype=dtype, max_batch=max_batch, base_urls=base_url, further=engine_option
+    )
+    with Detoxifier(
         model,
         scorer=scorer,
         engine=engine,
         preset=preset,
-        engine_options={"device": device, "dtype": dtype, "max_batch": max_batch},
+        engine_options=engine_options,
         **(overrides or {}),
-    )
-    # A bad prompt is worth a stop before hours of work, not after them.
-    for row, error in zip(rows, detoxifier.check([row.text for row in rows]), strict=True):
-        if error is not None:
-            raise InputError(f"id {row.id}: {error}")
-    started = time.monotonic()
-    job = _Job(rows, detoxifier, judge_scorer)
-    if output is None:
-        records = _show(job, mask)
-    elif str(output) == "-":
-        records = _print(job)
-    else:
-        config = _config(model, engine, detoxifier, judge_scorer)
-        records = _append(job, output, config, overwrite)
+    ) as detoxifier:
+        # A bad prompt is worth a stop before hours of work, not after them.
+        for row, error in zip(rows, detoxifier.check([row.text for row in rows]), strict=True):
+            if error is not None:
+                raise InputError(f"id {row.id}: {error}")
+        started = time.monotonic()
+        job = _Job(rows, detoxifier, judge_scorer)
+        if output is None:
+            records = _show(job, mask)
+        elif str(output) == "-":
+            records = _print(job)
+        else:
+            config = _config(model, engine, engine_options, detoxifier, judge_scorer)
+            records = _append(job, output, config, overwrite)
     if records and str(output) != "-":
         table = summary_table(
             records,
@@ -177,11 +184,17 @@ def _judged(result: Result, judge: Scorer, empty_policy: EmptyPolicy) -> dict[st
 
 
 def _config(
-    model: str, engine: str, detoxifier: Detoxifier, judge: Scorer | None
+    model: str,
+    engine: str,
+    engine_options: dict[str, Any],
+    detoxifier: Detoxifier,
+    judge: Scorer | None,
 ) -> dict[str, Any]:
+    deciding = {name: engine_options[name] for name in _DECIDING if name in engine_options}
     return {
         "model": model,
         "engine": engine,
+        **({"engine_options": deciding} if deciding else {}),
         "dtype": str(detoxifier.engine.dtype).removeprefix("torch."),
         "scorer": detoxifier.scorer.name,
         "judge": None if judge is None else judge.name,

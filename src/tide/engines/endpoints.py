@@ -25,6 +25,7 @@ _T = TypeVar("_T")
 _CONNECT = 5.0
 _LONGEST_REST = 30.0  # that a server may ask for
 _FIRST_PROBE, _LONGEST_PAUSE = 0.5, 10.0
+_KEEP_ALIVE = 3.0  # vLLM closes what was idle for 5
 
 # HTTP
 _OVERLOADED = 429
@@ -32,6 +33,10 @@ _SERVER_ERROR = 500
 _FORBIDDEN = (401, 403)
 # What servers and the proxies before them say of a state that passes.
 _PASSING = (408, 425, _OVERLOADED)
+# The time httpx takes for a request grows with the connections of its client: 5 ms with 256 of
+# them, 0.5 ms with 4.
+_CLIENT_REQUESTS = 4
+_BROKEN = (httpx.ReadError, httpx.WriteError, httpx.CloseError, httpx.RemoteProtocolError)
 
 
 class EndpointFailed(Exception):
@@ -62,6 +67,12 @@ class Endpoint:
     reason: str = "not tried yet"
 
 
+@dataclass
+class _Client:
+    http: httpx.AsyncClient
+    requests: int = 0
+
+
 class EndpointPool:
     """Servers at `urls`. Must be used inside one event loop, and closed there.
 
@@ -85,11 +96,13 @@ class EndpointPool:
             raise InputError("base_urls: the same server twice")
         self._admit = admit
         self._probes: set[asyncio.Task[None]] = set()
-        self._client = httpx.AsyncClient(
-            headers={} if api_key is None else {"Authorization": f"Bearer {api_key}"},
-            timeout=httpx.Timeout(timeout, connect=min(timeout, _CONNECT)),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
-        )
+        self._clients: list[_Client] = []
+        self._client_options: dict[str, Any] = {
+            "headers": {} if api_key is None else {"Authorization": f"Bearer {api_key}"},
+            "timeout": httpx.Timeout(timeout, connect=min(timeout, _CONNECT)),
+            "limits": httpx.Limits(keepalive_expiry=_KEEP_ALIVE),
+            "verify": httpx.create_ssl_context(),
+        }
 
     async def start(self) -> None:
         """Look at all servers. Those that fail are tried again later; EngineError if all do."""
@@ -118,7 +131,7 @@ class EndpointPool:
         server refuses the request.
         """
         try:
-            response = await self._client.request(method, endpoint.url + path, json=body)
+            response = await self._send(method, endpoint.url + path, body)
         except httpx.TransportError as error:
             raise EndpointFailed(_described(error)) from error
         status = response.status_code
@@ -143,7 +156,22 @@ class EndpointPool:
         for probe in self._probes:
             probe.cancel()
         await asyncio.gather(*self._probes, return_exceptions=True)
-        await self._client.aclose()
+        for client in self._clients:
+            await client.http.aclose()
+
+    async def _send(self, method: str, url: str, body: Any) -> httpx.Response:
+        client = next((c for c in self._clients if c.requests < _CLIENT_REQUESTS), None)
+        if client is None:
+            client = _Client(httpx.AsyncClient(**self._client_options))
+            self._clients.append(client)
+        client.requests += 1
+        try:
+            try:
+                return await client.http.request(method, url, json=body)
+            except _BROKEN:  # most often an idle connection that the server was just closing
+                return await client.http.request(method, url, json=body)
+        finally:
+            client.requests -= 1
 
     async def _attempt(self, units: int, work: Callable[[Endpoint], Awaitable[_T]]) -> _T:
         usable = self._usable()

@@ -56,7 +56,7 @@ class VllmEngine(Vocabulary):
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # read when vllm is imported
         self._vllm = require("vllm", "vllm")
         code: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
-        settings = {
+        settings: dict[str, Any] = {
             "max_num_seqs": self.max_batch,
             "use_tqdm_on_load": False,
             # It would hash the embeddings, which never come twice.
@@ -64,6 +64,9 @@ class VllmEngine(Vocabulary):
             **options,
             "enable_prompt_embeds": True,
         }
+        if self._vllm.platforms.current_platform.is_cpu():
+            # A prompt read in two parts rewinds its generator, which a CPU's cannot: vLLM crashes.
+            settings.setdefault("enable_chunked_prefill", False)
         source = source_of(model)
         config = read_config(source, **code)
         try:

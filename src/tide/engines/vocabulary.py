@@ -56,6 +56,8 @@ class Vocabulary:
 
     def _texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
         """What each row of completion ids adds to the prompt's text, without special tokens."""
+        if not rows:
+            return []  # of no rows, the tokenizer makes one text
         texts = self.tokenizer.batch_decode(
             [[*self._anchor_ids, *row] for row in rows],
             skip_special_tokens=True,
