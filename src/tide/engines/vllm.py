@@ -64,7 +64,7 @@ class VllmEngine(Vocabulary):
             **options,
             "enable_prompt_embeds": True,
         }
-        if self._vllm.platforms.current_platform.is_cpu():
+        if require("vllm.platforms", "vllm").current_platform.is_cpu():
             # A prompt read in two parts rewinds its generator, which a CPU's cannot: vLLM crashes.
             settings.setdefault("enable_chunked_prefill", False)
         source = source_of(model)
