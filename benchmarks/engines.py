@@ -18,7 +18,7 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -90,7 +90,12 @@ def compare(
     return result
 
 
-def main(base_url: list[str], repeats: int = 7, data: Path = PROMPTS, out: Path = OUT) -> None:
+def main(
+    base_url: Annotated[list[str], typer.Option()],
+    repeats: int = 7,
+    data: Path = PROMPTS,
+    out: Path = OUT,
+) -> None:
     local = TransformersEngine("pocket")
     prompts = local.embed([row.text for row in read_rows(data, limit=max(BATCHES))])
     engines = {

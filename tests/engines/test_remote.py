@@ -412,3 +412,5 @@ def test_the_dtype_is_the_checkpoints(
     engine = connect(servers[0], dtype="auto")
     assert engine.dtype == torch.float16
     assert len(completions_of(engine)) == 4
+    with pytest.raises(EngineError, match=r"infinite values \(as torch.float16\)"):
+        engine.complete([torch.full((2, 256), 1e6)], GREEDY, [0])

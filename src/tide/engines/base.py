@@ -90,9 +90,13 @@ class Engine(Protocol):
 
 
 def check_embeddings(
-    embeddings: Sequence[Tensor], dim: int, context_length: int | None, max_new_tokens: int
+    embeddings: Sequence[Tensor],
+    dim: int,
+    context_length: int | None,
+    max_new_tokens: int,
+    dtype: torch.dtype = torch.float32,
 ) -> None:
-    """Raise EngineError for the first matrix that an engine must not be given."""
+    """Raise EngineError for the first matrix that an engine computing in `dtype` must not get."""
     for number, x in enumerate(embeddings):
         if x.ndim != 2 or x.shape[0] == 0 or x.shape[1] != dim:
             raise EngineError(
@@ -100,8 +104,8 @@ def check_embeddings(
             )
         if not x.is_floating_point():
             raise EngineError(f"embeddings {number}: dtype {x.dtype}, expected a float type")
-        if not torch.isfinite(x).all():
-            raise EngineError(f"embeddings {number}: NaN or infinite values")
+        if not torch.isfinite(x.to(dtype)).all():
+            raise EngineError(f"embeddings {number}: NaN or infinite values (as {dtype})")
         if context_length is not None and x.shape[0] + max_new_tokens > context_length:
             raise EngineError(
                 f"embeddings {number}: {x.shape[0]} tokens + {max_new_tokens} new ones "

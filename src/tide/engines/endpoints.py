@@ -119,9 +119,7 @@ class EndpointPool:
         units: how much work it is, for the balance. There is no end to the attempts: put a time
         limit around the call. Raises EngineError if a server refuses the request.
         """
-        retrying = AsyncRetrying(
-            retry=retry_if_exception_type(EndpointFailed), wait=self._pause, reraise=True
-        )
+        retrying = AsyncRetrying(retry=retry_if_exception_type(EndpointFailed), wait=self._pause)
         return await retrying(self._attempt, units, work)
 
     async def request(self, endpoint: Endpoint, method: str, path: str, body: Any = None) -> Any:
@@ -132,7 +130,7 @@ class EndpointPool:
         """
         try:
             response = await self._send(method, endpoint.url + path, body)
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             raise EndpointFailed(_described(error)) from error
         status = response.status_code
         if status == _OVERLOADED:
@@ -244,7 +242,7 @@ def _checked_url(url: str) -> str:
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
-def _described(error: httpx.TransportError) -> str:
+def _described(error: httpx.RequestError) -> str:
     if isinstance(error, httpx.TimeoutException):
         return f"no answer in time ({type(error).__name__})"
     return f"{type(error).__name__}: {first_line(error)}" if str(error) else type(error).__name__

@@ -163,7 +163,9 @@ class RemoteEngine(Vocabulary):
     def complete(
         self, embeddings: Sequence[Tensor], sampling: Sampling, seeds: Sequence[int]
     ) -> list[Completion]:
-        check_embeddings(embeddings, self.dim, self.context_length, sampling.max_new_tokens)
+        check_embeddings(
+            embeddings, self.dim, self.context_length, sampling.max_new_tokens, self.dtype
+        )
         body = {
             "max_tokens": sampling.max_new_tokens,
             "temperature": sampling.temperature,

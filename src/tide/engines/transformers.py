@@ -71,7 +71,9 @@ class TransformersEngine(Vocabulary):
     def complete(
         self, embeddings: Sequence[Tensor], sampling: Sampling, seeds: Sequence[int]
     ) -> list[Completion]:
-        check_embeddings(embeddings, self.dim, self.context_length, sampling.max_new_tokens)
+        check_embeddings(
+            embeddings, self.dim, self.context_length, sampling.max_new_tokens, self.dtype
+        )
         # Prompts of similar length share a batch, so that little of it is padding.
         order = sorted(range(len(embeddings)), key=lambda i: len(embeddings[i]))
         completions: dict[int, Completion] = {}

@@ -88,7 +88,9 @@ class VllmEngine(Vocabulary):
     def complete(
         self, embeddings: Sequence[Tensor], sampling: Sampling, seeds: Sequence[int]
     ) -> list[Completion]:
-        check_embeddings(embeddings, self.dim, self.context_length, sampling.max_new_tokens)
+        check_embeddings(
+            embeddings, self.dim, self.context_length, sampling.max_new_tokens, self.dtype
+        )
         greedy = sampling.temperature == 0
         written = self._generate(
             [{"prompt_embeds": self._as_sent(x)} for x in embeddings],
