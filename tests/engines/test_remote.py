@@ -338,7 +338,7 @@ def test_a_wrong_key_is_said(
         connect()
 
 
-def test_no_server_is_an_error_at_once(connect: Callable[..., RemoteEngine]) -> None:
+def test_no_server_is_an_error_at_once() -> None:
     with pytest.raises(EngineError, match=r"no server can be used: http://127.0.0.1:9: Connect"):
         RemoteEngine("pocket", base_urls="http://127.0.0.1:9")
 
@@ -376,9 +376,7 @@ def test_a_server_that_writes_something_else_from_embeddings(
         engine.verify()
 
 
-def test_another_model_than_the_servers(
-    servers: list[VllmServer], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_another_model_than_the_servers(servers: list[VllmServer], tmp_path: Path) -> None:
     folder = save_causal_lm(tmp_path, "gpt2")
     with pytest.raises(EngineError, match="no server can be used"):  # of another width
         RemoteEngine(folder, base_urls=[server.url for server in servers])
@@ -387,7 +385,7 @@ def test_another_model_than_the_servers(
 # Options
 
 
-def test_bad_options(local: TransformersEngine) -> None:
+def test_bad_options() -> None:
     for options, message in (
         ({}, "give at least one server"),
         ({"base_urls": "ftp://somewhere"}, "no address"),

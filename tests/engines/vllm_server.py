@@ -27,14 +27,14 @@ class VllmServer:
     multiplied by before the model gets them.
     """
 
-    def __init__(self, engine: TransformersEngine, **info: Any) -> None:
+    def __init__(self, engine: TransformersEngine) -> None:
         self.engine = engine
         self.requests: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
         self.misbehave: Callable[[dict[str, Any]], Answer | None] = lambda body: None
         self.scale = 1.0
-        self.version = info.get("version", "0.32.0")
-        self.max_model_len = info.get("max_model_len", engine.context_length)
+        self.version = "0.32.0"
+        self.max_model_len = engine.context_length
         self._lock = threading.Lock()
         self._port = 0
         self._http: ThreadingHTTPServer | None = None
