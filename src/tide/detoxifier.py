@@ -12,7 +12,7 @@ import torch
 
 from tide.config import Settings
 from tide.engines import REGISTRY as ENGINES
-from tide.engines.base import Engine
+from tide.engines import Engine, load_engine
 from tide.errors import InputError, TideError, UnresolvedError
 from tide.presets import preset_values
 from tide.results import Result, Trial
@@ -35,10 +35,10 @@ class Detoxifier:
 
     model: folder, hub id, "pocket" (bundled), or an Engine.
     scorer: name, Scorer, or a function from texts to scores in [0, 1].
-    engine: name of the engine that loads `model`.
+    engine: name of the engine that runs `model`: "transformers", "vllm" or "remote".
     preset: step sizes; "auto" chooses by the model's name.
     settings: used as given, without a preset.
-    engine_options: for the engine (`device`, `dtype`, `max_batch`, ...).
+    engine_options: for the engine (`device`, `dtype`, `max_batch`, `base_urls`, ...).
     Further keywords override single settings, as in `Detoxifier(mu=0.1, num_trials=3)`.
 
     Raises InputError, EngineError, ScorerError or MissingDependencyError, each with one line that
@@ -61,10 +61,12 @@ class Detoxifier:
         self.settings = Settings.of(base, overrides)
         # Cheap mistakes first: a wrong name should not cost loading a model.
         self._strategy = STRATEGIES.load(self.settings.strategy)
-        create_engine = ENGINES.load(engine)
+        ENGINES.load(engine)
         self.scorer = load_scorer(scorer)
         self.engine: Engine = (
-            model if isinstance(model, Engine) else create_engine(model, **(engine_options or {}))
+            model
+            if isinstance(model, Engine)
+            else load_engine(engine, model, **(engine_options or {}))
         )
 
     def __call__(self, prompt: str) -> Result:

@@ -11,8 +11,11 @@ from typing import Any
 
 import pytest
 
+from tests.engines.vllm_server import VllmServer
 from tests.models import save_causal_lm, save_classifier
 from tide.cli import main
+from tide.engines import REGISTRY as ENGINES
+from tide.engines.transformers import TransformersEngine
 from tide.scorers import REGISTRY, CallableScorer
 
 # Mild prompts that the pocket model likes to continue badly.
@@ -113,6 +116,47 @@ def test_another_model_and_scorer(
     assert len(records(output)) == 4
 
 
+def test_a_server(
+    prompts_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Records of the remote engine are those of the local one; `doctor` looks at a server, too."""
+    made = []
+    with VllmServer(TransformersEngine("pocket")) as server:
+        remote = ("--engine", "remote", "--base-url", server.url, "--dtype", "float32")
+        for name, options in (("local", ()), ("remote", (*remote, "--engine-option", "timeout=9"))):
+            output = tmp_path / f"{name}.jsonl"
+            command = ("run", "-i", prompts_file, "-o", output, *options)
+            assert tide(*command, monkeypatch=monkeypatch) == 0
+            made.append(sorted(records(output), key=lambda record: int(record["id"])))
+        assert made[0] == made[1]
+        assert tide("doctor", *remote, monkeypatch=monkeypatch) == 0
+        server.scale = 3.0
+        capsys.readouterr()
+        assert tide("doctor", *remote, monkeypatch=monkeypatch) == 1
+        assert "does it run another model?" in capsys.readouterr().err
+
+
+def test_options_that_decide_the_records_may_not_change(
+    prompts_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Quantized(TransformersEngine):
+        def __init__(self, model: str, quantization: str = "", cores: int = 1) -> None:
+            super().__init__(model)
+
+    monkeypatch.setitem(ENGINES._targets, "quantized", Quantized)
+    command = (
+        "run", "-i", prompts_file, "-o", tmp_path / "out.jsonl", "--limit", 1,
+        "--engine", "quantized", "--engine-option",
+    )  # fmt: skip
+    assert tide(*command, "quantization=fp8", monkeypatch=monkeypatch) == 0
+    again = (*command, "quantization=fp8", "--engine-option", "cores=2")
+    assert tide(*again, monkeypatch=monkeypatch) == 0
+    assert tide(*command, "quantization=awq", monkeypatch=monkeypatch) == 1
+
+
 def test_killed_and_started_again(tmp_path: Path) -> None:
     """Kill -9 in the middle: nothing lost, nothing twice, nothing changed."""
     prompts = tmp_path / "prompts.jsonl"
@@ -162,6 +206,14 @@ def test_killed_and_started_again(tmp_path: Path) -> None:
         (["run", "hi", "--judge", "pokcet"], "did you mean 'pocket'"),
         (["run", "hi", "--strategy", "tied"], "did you mean 'tide'"),
         (["run", "hi", "--engine", "transformer"], "did you mean 'transformers'"),
+        (["run", "hi", "--engine", "remote"], "give at least one server"),
+        (["run", "hi", "--engine", "remote", "--base-url", "x"], "'x' is no address of a server"),
+        (
+            ["run", "hi", "--base-url", "http://x"],
+            "engine 'transformers' has no option 'base_urls'",
+        ),
+        (["run", "hi", "--engine-option", "max_batch"], "expected NAME=VALUE (got 'max_batch')"),
+        (["run", "hi", "--engine-option", "max_batch=0"], "max_batch: must be at least 1"),
         (["run", "hi", "--mu", "0"], "mu: Input should be greater than 0"),
         (["run", "hi", "--mu=-1"], "mu: Input should be greater than 0"),
         (["run", "hi", "--cosine-threshold", "1"], "cosine_threshold: "),
@@ -186,6 +238,14 @@ def test_bad_input_is_one_clear_line(
     assert err.startswith("error: ")
     assert message in err
     assert err.count("\n") == 1
+
+
+def test_vllm_that_is_not_installed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    assert tide("run", "hi", "--engine", "vllm", monkeypatch=monkeypatch) == 1
+    assert "vllm is not installed: pip install 'tide-detox[vllm]'" in capsys.readouterr().err
 
 
 def test_a_malformed_line_is_named_and_nothing_is_written(

@@ -207,10 +207,12 @@ def test_folders_without_a_usable_model(tmp_path: Path) -> None:
         TransformersEngine(save_mamba(tmp_path))
 
 
-def test_a_model_that_writes_from_more_than_embeddings_is_refused(tmp_path: Path) -> None:
+def test_a_model_that_writes_from_more_than_embeddings_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = TransformersEngine(save_causal_lm(tmp_path, "gpt2"))
-    table = engine._table
-    engine._table = lambda ids: 2 * table(ids)
+    embed_ids = engine._embed_ids
+    monkeypatch.setattr(engine, "_embed_ids", lambda ids: 2 * embed_ids(ids))
     with pytest.raises(EngineError, match="different logits"):
         engine.verify()
 

@@ -35,7 +35,9 @@ def one_by_one(folder: Path, prompt: str, completion: str) -> float:
         logits = model(torch.tensor([before + after])).logits[0].double()
     log_probs = logits.log_softmax(dim=-1)
     places = range(len(before) - 1, len(before) + len(after) - 1)
-    return math.exp(-float(np.mean([float(log_probs[i, t]) for i, t in zip(places, after)])))
+    return math.exp(
+        -float(np.mean([float(log_probs[i, t]) for i, t in zip(places, after, strict=True)]))
+    )
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import platform
 import time
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
-from typing import Annotated
+from typing import Any
 
 import torch
 import typer
@@ -16,12 +16,12 @@ from rich.text import Text
 from tide.cli import options
 from tide.cli.display import OUTPUT
 from tide.config import Sampling
-from tide.engines import REGISTRY as ENGINES
+from tide.engines import load_engine
 from tide.errors import TideError
 from tide.scorers import load_scorer, score_texts
 
 _PACKAGES = ("tide-detox", "torch", "transformers", "numpy", "scikit-learn", "pydantic")
-_OPTIONAL = ("alt-profanity-check", "detoxify")
+_OPTIONAL = ("alt-profanity-check", "detoxify", "vllm")
 _PROMPT = "The weather today is"
 _TEXTS = ["Thank you, that was a lovely evening.", "You are a stupid and worthless person."]
 
@@ -29,7 +29,9 @@ _TEXTS = ["Thank you, that was a lovely evening.", "You are a stupid and worthle
 def doctor(
     model: options.Model = "pocket",
     scorer: options.Scorer = "pocket",
-    engine: Annotated[str, typer.Option(help="What runs the model.")] = "transformers",
+    engine: options.EngineName = "transformers",
+    base_url: options.BaseUrl = None,
+    engine_option: options.EngineOption = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
 ) -> None:
@@ -38,6 +40,9 @@ def doctor(
     The model must write the same from token ids and from their embeddings; the scorer must tell an
     insult from a friendly sentence.
     """
+    engine_options = options.engine_options(
+        device=device, dtype=dtype, base_urls=base_url, further=engine_option
+    )
     table = Table(show_header=False)
     table.add_row("python", platform.python_version())
     for package in (*_PACKAGES, *_OPTIONAL):
@@ -54,7 +59,7 @@ def doctor(
         table.add_row("CUDA", "none")
     table.add_section()
     failed = [
-        _check(table, f"model {model}", lambda: _try_model(model, engine, device, dtype)),
+        _check(table, f"model {model}", lambda: _try_model(model, engine, engine_options)),
         _check(table, f"scorer {scorer}", lambda: _try_scorer(scorer)),
     ]
     OUTPUT.print(table)
@@ -71,8 +76,8 @@ def _check(table: Table, name: str, check: Callable[[], str]) -> bool:
     return False
 
 
-def _try_model(name: str, engine: str, device: str, dtype: str) -> str:
-    model = ENGINES.load(engine)(name, device=device, dtype=dtype)
+def _try_model(name: str, engine: str, engine_options: dict[str, Any]) -> str:
+    model = load_engine(engine, name, **engine_options)
     try:
         model.verify()
         embedded = model.embed([_PROMPT])

@@ -11,7 +11,7 @@ import typer
 from tide.cli import options
 from tide.cli.display import ERRORS, OUTPUT, progress_bar
 from tide.config import Settings
-from tide.engines import REGISTRY as ENGINES
+from tide.engines import load_engine
 from tide.errors import InputError, TideError
 from tide.evaluation.benchmarks import load_benchmark
 from tide.evaluation.evaluate import Setting, measure_perplexity, run_method
@@ -57,7 +57,9 @@ def evaluate(
         Path | None,
         typer.Option("--out", "-o", help="Folder of the run folders. Resumes what is in it."),
     ] = None,
-    engine: Annotated[str, typer.Option(help="What runs the model.")] = "transformers",
+    engine: options.EngineName = "transformers",
+    base_url: options.BaseUrl = None,
+    engine_option: options.EngineOption = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
     max_batch: options.MaxBatch = None,
@@ -76,7 +78,10 @@ def evaluate(
     rules = load_protocol(protocol)
     prompts = load_benchmark(benchmark, field=field, limit=limit)
     inside, outside = load_scorer(scorer), [load_scorer(name) for name in _split(judges or [])]
-    loaded = ENGINES.load(engine)(model, device=device, dtype=dtype, max_batch=max_batch)
+    engine_options = options.engine_options(
+        device=device, dtype=dtype, max_batch=max_batch, base_urls=base_url, further=engine_option
+    )
+    loaded = load_engine(engine, model, **engine_options)
     shared = SharedEngine(loaded)
     chosen = [
         load_method(spec, shared, inside, rules, common)
@@ -89,8 +94,7 @@ def evaluate(
         judges=outside,
         config={
             "model": model,
-            "engine": engine,
-            "dtype": str(loaded.dtype).removeprefix("torch."),
+            **options.engine_config(engine, engine_options, loaded),
             "versions": {name: version(name) for name in _PACKAGES},
         },
         empty_policy=Settings.of(common).empty_policy,
@@ -105,7 +109,8 @@ def evaluate(
             failed += _run(method, setting, folders[method.name], overwrite)
     finally:
         shared.close()
-    _measure(list(folders.values()), reference, model, {"device": device, "max_batch": max_batch})
+    here = options.engine_options(device=device, max_batch=max_batch)
+    _measure(list(folders.values()), reference, model, here)
     OUTPUT.print(f"{out}: {len(chosen)} runs of {len(prompts.rows)} prompts")
     if failed:
         raise TideError(f"{failed} prompts failed (see above); the same command tries them again")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 from collections.abc import Callable
 from pathlib import Path
 from types import NoneType, UnionType
@@ -12,6 +13,11 @@ from typing import Annotated, Any, Union, get_args, get_origin
 import typer
 
 from tide.config import Sampling, Settings
+from tide.engines import Engine
+from tide.errors import InputError
+
+# Options of an engine that change what it writes; others only say where and how fast it runs.
+_DECIDING = ("quantization", "kv_cache_dtype", "revision", "hf_overrides")
 
 Model = Annotated[
     str, typer.Option("--model", "-m", help="Folder or hub id of a causal LM, or 'pocket'.")
@@ -25,6 +31,21 @@ Scorer = Annotated[
 Judge = Annotated[
     str | None,
     typer.Option("--judge", "-j", help="A second scorer, kept out of the search."),
+]
+EngineName = Annotated[
+    str, typer.Option("--engine", help="What runs the model: transformers, vllm or remote.")
+]
+BaseUrl = Annotated[
+    list[str] | None,
+    typer.Option("--base-url", help="A vLLM server for --engine remote; give several to share."),
+]
+EngineOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--engine-option",
+        metavar="NAME=VALUE",
+        help="Any further option of the engine, as tensor_parallel_size=2 for vllm.",
+    ),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1...")]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
@@ -41,6 +62,47 @@ InputFile = Annotated[
     Path | None,
     typer.Option("--input", "-i", help="File of texts: .jsonl, .csv or .txt, plain or .gz."),
 ]
+
+
+def engine_options(
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+    max_batch: int | None = None,
+    base_urls: list[str] | None = None,
+    further: list[str] | None = None,
+) -> dict[str, Any]:
+    """What was given of the options above, for an engine's constructor.
+
+    further: `name=value` each, the value as JSON or else as a text. What is left at its default
+    ("auto", None) is left to the engine. Raises InputError for one that is not `name=value`.
+    """
+    given: dict[str, Any] = {
+        "device": None if device == "auto" else device,
+        "dtype": None if dtype == "auto" else dtype,
+        "max_batch": max_batch,
+        "base_urls": base_urls,
+    }
+    options = {name: value for name, value in given.items() if value is not None}
+    for text in further or ():
+        name, equals, value = text.partition("=")
+        if not equals or not name.isidentifier():
+            raise InputError(f"--engine-option: expected NAME=VALUE (got {text!r})")
+        try:
+            options[name] = json.loads(value)
+        except json.JSONDecodeError:
+            options[name] = value
+    return options
+
+
+def engine_config(name: str, given: dict[str, Any], engine: Engine) -> dict[str, Any]:
+    """What of an engine and the options given to it decides what it writes, for records."""
+    deciding = {option: given[option] for option in _DECIDING if option in given}
+    return {
+        "engine": name,
+        **({"engine_options": deciding} if deciding else {}),
+        "dtype": str(engine.dtype).removeprefix("torch."),
+    }
 
 
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:

@@ -41,7 +41,9 @@ def run(
     preset: Annotated[
         str, typer.Option(help="Step sizes of a published model, or auto.", show_default=True)
     ] = "auto",
-    engine: Annotated[str, typer.Option(help="What runs the model.")] = "transformers",
+    engine: options.EngineName = "transformers",
+    base_url: options.BaseUrl = None,
+    engine_option: options.EngineOption = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
     max_batch: options.MaxBatch = None,
@@ -58,27 +60,30 @@ def run(
     """
     rows = _rows(prompts, input_file, field, limit)
     judge_scorer = None if judge is None else load_scorer(judge)
-    detoxifier = Detoxifier(
+    engine_options = options.engine_options(
+        device=device, dtype=dtype, max_batch=max_batch, base_urls=base_url, further=engine_option
+    )
+    with Detoxifier(
         model,
         scorer=scorer,
         engine=engine,
         preset=preset,
-        engine_options={"device": device, "dtype": dtype, "max_batch": max_batch},
+        engine_options=engine_options,
         **(overrides or {}),
-    )
-    # A bad prompt is worth a stop before hours of work, not after them.
-    for row, error in zip(rows, detoxifier.check([row.text for row in rows]), strict=True):
-        if error is not None:
-            raise InputError(f"id {row.id}: {error}")
-    started = time.monotonic()
-    job = _Job(rows, detoxifier, judge_scorer)
-    if output is None:
-        records = _show(job, mask)
-    elif str(output) == "-":
-        records = _print(job)
-    else:
-        config = _config(model, engine, detoxifier, judge_scorer)
-        records = _append(job, output, config, overwrite)
+    ) as detoxifier:
+        # A bad prompt is worth a stop before hours of work, not after them.
+        for row, error in zip(rows, detoxifier.check([row.text for row in rows]), strict=True):
+            if error is not None:
+                raise InputError(f"id {row.id}: {error}")
+        started = time.monotonic()
+        job = _Job(rows, detoxifier, judge_scorer)
+        if output is None:
+            records = _show(job, mask)
+        elif str(output) == "-":
+            records = _print(job)
+        else:
+            config = _config(model, engine, engine_options, detoxifier, judge_scorer)
+            records = _append(job, output, config, overwrite)
     if records and str(output) != "-":
         table = summary_table(
             records,
@@ -177,12 +182,15 @@ def _judged(result: Result, judge: Scorer, empty_policy: EmptyPolicy) -> dict[st
 
 
 def _config(
-    model: str, engine: str, detoxifier: Detoxifier, judge: Scorer | None
+    model: str,
+    engine: str,
+    engine_options: dict[str, Any],
+    detoxifier: Detoxifier,
+    judge: Scorer | None,
 ) -> dict[str, Any]:
     return {
         "model": model,
-        "engine": engine,
-        "dtype": str(detoxifier.engine.dtype).removeprefix("torch."),
+        **options.engine_config(engine, engine_options, detoxifier.engine),
         "scorer": detoxifier.scorer.name,
         "judge": None if judge is None else judge.name,
         "settings": detoxifier.settings.model_dump(),

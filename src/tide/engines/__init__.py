@@ -1,8 +1,39 @@
 """The language model as a black box: embeddings in, completions out. Knows no toxicity."""
 
+import inspect
+from pathlib import Path
+from typing import Any
+
 from tide.engines.base import Completion, EmbeddedPrompt, Engine
+from tide.errors import InputError
 from tide.registry import Registry
 
-REGISTRY = Registry("engine", {"transformers": "tide.engines.transformers:TransformersEngine"})
+REGISTRY = Registry(
+    "engine",
+    {
+        "transformers": "tide.engines.transformers:TransformersEngine",
+        "vllm": "tide.engines.vllm:VllmEngine",
+        "remote": "tide.engines.remote:RemoteEngine",
+    },
+)
 
-__all__ = ["REGISTRY", "Completion", "EmbeddedPrompt", "Engine"]
+
+def load_engine(name: str, model: str | Path, **options: Any) -> Engine:
+    """The engine `name` with `model` in it.
+
+    Raises InputError for a name that is not known or an option that the engine does not take, and
+    what the engine's constructor raises.
+    """
+    create = REGISTRY.load(name)
+    known = inspect.signature(create).parameters
+    if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in known.values()):
+        for option in options:
+            if option not in known:
+                raise InputError(
+                    f"engine {name!r} has no option {option!r}; it has: {', '.join(known)}"
+                )
+    engine: Engine = create(model, **options)
+    return engine
+
+
+__all__ = ["REGISTRY", "Completion", "EmbeddedPrompt", "Engine", "load_engine"]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tide.config import Sampling
-from tide.errors import EngineError
+from tide.errors import EngineError, InputError
 
 FinishReason = Literal["length", "stop"]
 
@@ -90,9 +90,13 @@ class Engine(Protocol):
 
 
 def check_embeddings(
-    embeddings: Sequence[Tensor], dim: int, context_length: int | None, max_new_tokens: int
+    embeddings: Sequence[Tensor],
+    dim: int,
+    context_length: int | None,
+    max_new_tokens: int,
+    dtype: torch.dtype = torch.float32,
 ) -> None:
-    """Raise EngineError for the first matrix that an engine must not be given."""
+    """Raise EngineError for the first matrix that an engine computing in `dtype` must not get."""
     for number, x in enumerate(embeddings):
         if x.ndim != 2 or x.shape[0] == 0 or x.shape[1] != dim:
             raise EngineError(
@@ -100,10 +104,30 @@ def check_embeddings(
             )
         if not x.is_floating_point():
             raise EngineError(f"embeddings {number}: dtype {x.dtype}, expected a float type")
-        if not torch.isfinite(x).all():
-            raise EngineError(f"embeddings {number}: NaN or infinite values")
+        if not torch.isfinite(x.to(dtype)).all():
+            raise EngineError(f"embeddings {number}: NaN or infinite values (as {dtype})")
         if context_length is not None and x.shape[0] + max_new_tokens > context_length:
             raise EngineError(
                 f"embeddings {number}: {x.shape[0]} tokens + {max_new_tokens} new ones "
                 f"exceed the context of {context_length}"
             )
+
+
+def check_tokens(prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]) -> None:
+    """Raise EngineError if a prompt or completion has no tokens, and so no likelihood."""
+    if any(len(ids) == 0 for ids in (*prompts, *completions)):
+        raise EngineError("likelihood: an empty prompt or completion has no likelihood")
+
+
+def check_max_batch(max_batch: int | None) -> None:
+    """Raise InputError unless `max_batch` is None or at least 1."""
+    if max_batch is not None and max_batch < 1:
+        raise InputError(f"max_batch: must be at least 1 (got {max_batch})")
+
+
+def float_dtype(name: str) -> torch.dtype:
+    """The torch dtype called `name`. Raises InputError if it is no float type."""
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise InputError(f"dtype: unknown {name!r}; use 'auto', 'float32', 'bfloat16' or 'float16'")
+    return dtype

@@ -12,23 +12,26 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tide import pocket
 from tide.config import Sampling
-from tide.engines.base import Completion, EmbeddedPrompt, check_embeddings
+from tide.engines.base import (
+    Completion,
+    check_embeddings,
+    check_max_batch,
+    check_tokens,
+    float_dtype,
+)
+from tide.engines.checkpoint import source_of
 from tide.engines.decoding import Forward, decode, left_pad, token_positions
 from tide.engines.grouping import length_groups
 from tide.engines.packing import speed_up
-from tide.errors import EngineError, InputError, first_line
+from tide.engines.vocabulary import Vocabulary
+from tide.errors import EngineError, first_line
 
 # Decoding on a CPU gains little past this; on a GPU the weights are read once for the whole batch.
 _MAX_BATCH = {"cpu": 64, "cuda": 256}
 
-# Each completion is decoded behind this text, so that a tokenizer that marks word starts does not
-# swallow the completion's first space.
-_ANCHOR = "a"
 
-
-class TransformersEngine:
+class TransformersEngine(Vocabulary):
     """A causal LM from a folder or the Hugging Face hub, run by its `inputs_embeds`.
 
     model: folder, hub id, "pocket" or "pocket-reference" (bundled).
@@ -51,42 +54,27 @@ class TransformersEngine:
         trust_remote_code: bool = False,
     ) -> None:
         self.name = str(model)
-        if max_batch is not None and max_batch < 1:
-            raise InputError(f"max_batch: must be at least 1 (got {max_batch})")
+        check_max_batch(max_batch)
         self.device = _find_device(device)
         self.max_batch = max_batch or _MAX_BATCH.get(self.device.type, 64)
-        source = str(pocket.FOLDERS.get(self.name, self.name))
-        self.tokenizer, self.model = _load(source, self.device, dtype, trust_remote_code)
+        tokenizer, self.model = _load(source_of(model), self.device, dtype, trust_remote_code)
         speed_up(self.model)
         self.dtype = self.model.dtype
         self._forward = Forward(self.model)
-        self._table = self._embedding_table()
-        self.dim = int(self._embed_ids([0]).shape[-1])
+        super().__init__(tokenizer, self._embedding_layer())
         self.context_length = _context_length(self.model.config)
-        self._special_ids = torch.tensor(sorted(self.tokenizer.all_special_ids), dtype=torch.int64)
         stop = self.model.generation_config.eos_token_id
         self._stop_ids = torch.tensor(
             [] if stop is None else np.atleast_1d(stop), dtype=torch.int64, device=self.device
         )
-        self._anchor_ids = self.tokenizer.encode(_ANCHOR, add_special_tokens=False)
-        self._anchor_text = self.tokenizer.decode(self._anchor_ids)
         self.verify()
-
-    def tokenize(self, prompts: Sequence[str]) -> list[list[int]]:
-        return self.tokenizer(list(prompts))["input_ids"] if prompts else []
-
-    def embed(self, prompts: Sequence[str]) -> list[EmbeddedPrompt]:
-        embedded = []
-        for text, ids in zip(prompts, self.tokenize(prompts), strict=True):
-            special = torch.isin(torch.tensor(ids, dtype=torch.int64), self._special_ids)
-            embeddings = self._embed_ids(ids).float().cpu()
-            embedded.append(EmbeddedPrompt(text, tuple(ids), embeddings, special))
-        return embedded
 
     def complete(
         self, embeddings: Sequence[Tensor], sampling: Sampling, seeds: Sequence[int]
     ) -> list[Completion]:
-        check_embeddings(embeddings, self.dim, self.context_length, sampling.max_new_tokens)
+        check_embeddings(
+            embeddings, self.dim, self.context_length, sampling.max_new_tokens, self.dtype
+        )
         # Prompts of similar length share a batch, so that little of it is padding.
         order = sorted(range(len(embeddings)), key=lambda i: len(embeddings[i]))
         completions: dict[int, Completion] = {}
@@ -106,8 +94,7 @@ class TransformersEngine:
     def likelihood(
         self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]
     ) -> NDArray[np.float64]:
-        if any(len(ids) == 0 for ids in (*prompts, *completions)):
-            raise EngineError("likelihood: an empty prompt or completion has no likelihood")
+        check_tokens(prompts, completions)
         pairs = list(zip(prompts, completions, strict=True))
         result = np.zeros(len(pairs))
         for group in length_groups([len(a) + len(b) for a, b in pairs]):
@@ -131,12 +118,6 @@ class TransformersEngine:
             float(log_probs[i, last - len(completion) :].mean())
             for i, (_, completion) in enumerate(pairs)
         ]
-
-    def decode_nearest(self, embeddings: Tensor) -> list[int]:
-        with torch.inference_mode():
-            rows = torch.nn.functional.normalize(embeddings.to(self.device).float(), dim=-1)
-            table = torch.nn.functional.normalize(self._table.weight.float(), dim=-1)
-            return list((rows @ table.T).argmax(dim=-1).tolist())
 
     def verify(self) -> None:
         """Compare the next-token logits for token ids and for their embeddings.
@@ -163,44 +144,29 @@ class TransformersEngine:
 
     def close(self) -> None:
         """Free the model's memory. The engine cannot be used afterwards."""
-        del self.model, self._forward, self._table
+        del self.model, self._forward, self._layer
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _embedding_table(self) -> Any:
+    def _embedding_layer(self) -> Any:
         if not self._forward.accepts("inputs_embeds"):
             raise EngineError(f"model {self.name}: its forward pass takes no inputs_embeds")
         try:
-            table = self.model.get_input_embeddings()
+            layer = self.model.get_input_embeddings()
         except NotImplementedError:
-            table = None
-        if getattr(table, "weight", None) is None or table.weight.ndim != 2:
+            layer = None
+        if getattr(layer, "weight", None) is None or layer.weight.ndim != 2:
             raise EngineError(f"model {self.name}: no usable input embedding layer")
-        return table
-
-    def _embed_ids(self, ids: Sequence[int]) -> Tensor:
-        """What the first block receives for `ids`: the layer itself applies any scaling (Gemma)."""
-        with torch.inference_mode():
-            embeddings: Tensor = self._table(torch.tensor(ids, device=self.device))
-        return embeddings
+        return layer
 
     def _to_completions(self, ids: Tensor) -> list[Completion]:
         stopped = torch.isin(ids, self._stop_ids.cpu())
         rows: list[list[int]] = []
         for row, stops in zip(ids.tolist(), stopped.tolist(), strict=True):
             rows.append(row[: stops.index(True)] if any(stops) else row)
-        texts = self.tokenizer.batch_decode(
-            [self._anchor_ids + row for row in rows],
-            skip_special_tokens=True,
-            clean_up_tokenization_spaces=False,
-        )
         return [
-            Completion(
-                text.removeprefix(self._anchor_text),
-                tuple(row),
-                "stop" if any(stops) else "length",
-            )
-            for text, row, stops in zip(texts, rows, stopped.tolist(), strict=True)
+            Completion(text, tuple(row), "stop" if any(stops) else "length")
+            for text, row, stops in zip(self._texts(rows), rows, stopped.tolist(), strict=True)
         ]
 
 
@@ -224,11 +190,7 @@ def _load(source: str, device: torch.device, dtype: str, trust_remote_code: bool
     if dtype == "auto":
         wanted: Any = torch.float32 if device.type == "cpu" else "auto"
     else:
-        wanted = getattr(torch, dtype, None)
-        if not isinstance(wanted, torch.dtype) or not wanted.is_floating_point:
-            raise InputError(
-                f"dtype: unknown {dtype!r}; use 'auto', 'float32', 'bfloat16' or 'float16'"
-            )
+        wanted = float_dtype(dtype)
     if Path(source).exists() and not (Path(source) / "config.json").is_file():
         raise EngineError(f"model {source}: the folder holds no config.json")
     try:

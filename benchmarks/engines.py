@@ -1,0 +1,126 @@
+"""The engines side by side: completions per second, and how much of the time is not the model's.
+
+    make test-vllm   # sets up .venv-vllm
+    MODEL=src/tide/pocket/model
+    .venv-vllm/bin/python -m vllm.entrypoints.openai.api_server --model $MODEL --dtype float32 \
+        --enable-prompt-embeds --no-enable-prefix-caching --no-enable-chunked-prefill &
+    .venv-vllm/bin/python benchmarks/engines.py --base-url http://127.0.0.1:8000
+
+The transformers engine, vLLM in this process and the server take turns with the same prompts in
+one run: greedy, where a batch is a few requests, and sampled with a seed for each sequence, where
+each is a request of its own. Prints a table and writes `benchmarks/results/engines.json`.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from tide.config import Sampling
+from tide.engines import Engine
+from tide.engines.remote import RemoteEngine
+from tide.engines.transformers import TransformersEngine
+from tide.engines.vllm import VllmEngine
+from tide.inputs import read_rows
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+PROMPTS = REPOSITORY.parent / "shared" / "data" / "benchmarks" / "rtp_challenging.jsonl"
+OUT = REPOSITORY / "benchmarks" / "results" / "engines.json"
+BATCHES = (9, 64, 256)
+
+
+class Measured:
+    """An engine, and the seconds of each call that were not the model's.
+
+    In this process: what is spent outside `vllm.LLM.generate`. Remote: the processor time of this
+    process, which is all of its own work, a part of it done while the server computes.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._generating = 0.0
+        if isinstance(engine, VllmEngine):
+            engine._generate = self._timed(engine._generate)  # type: ignore[method-assign]
+
+    def complete(self, x: list[torch.Tensor], sampling: Sampling) -> tuple[float, float | None]:
+        """Seconds that a call takes, and how many of them are not the model's, where known."""
+        self._generating = 0.0
+        started, worked = time.perf_counter(), time.process_time()
+        self._engine.complete(x, sampling, range(len(x)))
+        took, worked = time.perf_counter() - started, time.process_time() - worked
+        if isinstance(self._engine, VllmEngine):
+            return took, took - self._generating
+        return took, worked if isinstance(self._engine, RemoteEngine) else None
+
+    def _timed(self, generate: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*arguments: Any) -> Any:
+            started = time.perf_counter()
+            try:
+                return generate(*arguments)
+            finally:
+                self._generating += time.perf_counter() - started
+
+        return timed
+
+
+def compare(
+    engines: dict[str, Measured], x: list[torch.Tensor], sampling: Sampling, repeats: int
+) -> dict[str, dict[str, float | None]]:
+    """Medians over the turns, of which the first warms up."""
+    turns: dict[str, list[tuple[float, float | None]]] = {name: [] for name in engines}
+    for _ in range(repeats + 1):
+        for name, engine in engines.items():
+            turns[name].append(engine.complete(x, sampling))
+    result: dict[str, dict[str, float | None]] = {}
+    for name, (_, *rest) in turns.items():
+        shares = [other / took for took, other in rest if other is not None]
+        result[name] = {
+            "completions_per_second": len(x) / statistics.median(took for took, _ in rest),
+            "share_not_the_models": statistics.median(shares) if shares else None,
+        }
+    return result
+
+
+def main(
+    base_url: Annotated[list[str], typer.Option()],
+    repeats: int = 7,
+    data: Path = PROMPTS,
+    out: Path = OUT,
+) -> None:
+    local = TransformersEngine("pocket")
+    prompts = local.embed([row.text for row in read_rows(data, limit=max(BATCHES))])
+    engines = {
+        "transformers": local,
+        "vllm": VllmEngine("pocket", dtype="float32"),
+        "remote": RemoteEngine("pocket", base_urls=base_url, dtype="float32"),
+    }
+    measured = {name: Measured(engine) for name, engine in engines.items()}
+    table = Table(title=f"completions of 20 tokens a second, medians of {repeats} turns")
+    for column in ("", "batch", *engines, "vllm: not the model", "remote: not the server"):
+        table.add_column(column, justify="right" if column else "left")
+    rows = []
+    for name, temperature in (("greedy", 0.0), ("a seed each", 0.1)):
+        for batch in BATCHES:
+            x = [prompt.embeddings for prompt in prompts[:batch]]
+            found = compare(measured, x, Sampling(temperature=temperature), repeats)
+            rows.append({"sampling": name, "batch": batch, **found})
+            rates = [f"{found[engine]['completions_per_second']:.0f}" for engine in engines]
+            shares = [f"{found[e]['share_not_the_models']:.3f}" for e in ("vllm", "remote")]
+            table.add_row(name, str(batch), *rates, *shares)
+    for engine in engines.values():
+        engine.close()
+    Console().print(table)
+    out.write_text(json.dumps({"torch": torch.__version__, "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    typer.run(main)

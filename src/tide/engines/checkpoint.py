@@ -1,0 +1,111 @@
+"""Reads the tokenizer and the input embeddings of a checkpoint, and leaves the model on disk."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from tide import pocket
+from tide.errors import EngineError, first_line
+
+_INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
+
+
+def source_of(model: str | Path) -> str:
+    """Folder or hub id of `model`; "pocket" and "pocket-reference" are the bundled ones."""
+    return str(pocket.FOLDERS.get(str(model), model))
+
+
+def read_config(
+    source: str, *, revision: str | None = None, trust_remote_code: bool = False
+) -> Any:
+    """The transformers config of a folder or hub id. Raises EngineError if there is none."""
+    from transformers import AutoConfig  # noqa: PLC0415  (slow import)
+
+    try:
+        return AutoConfig.from_pretrained(
+            source, revision=revision, trust_remote_code=trust_remote_code
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise EngineError(f"model {source}: no usable config: {first_line(error)}") from error
+
+
+def read_vocabulary(
+    source: str,
+    config: Any,
+    dtype: torch.dtype,
+    *,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+) -> tuple[Any, torch.nn.Module]:
+    """Tokenizer and input embedding layer (on the CPU, in `dtype`) of a folder or hub id.
+
+    Of the weights, one tensor is read, from the one safetensors file that holds it. Raises
+    EngineError if there are no safetensors or the embeddings cannot be found in them.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415  (slow import)
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            source, revision=revision, trust_remote_code=trust_remote_code
+        )
+        with torch.device("meta"):  # the architecture says which tensor it is and what scales it
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+        layer = model.get_input_embeddings()
+        name = next(n for n, p in model.named_parameters() if p is layer.weight)
+        weight = _read_tensor(source, name, f"{model.base_model_prefix}.", revision)
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        ImportError,
+        NotImplementedError,
+        AttributeError,
+        StopIteration,
+        SafetensorError,
+    ) as error:
+        raise EngineError(f"model {source}: cannot read embeddings: {first_line(error)}") from error
+    if weight.shape != layer.weight.shape:
+        raise EngineError(
+            f"model {source}: embeddings of shape {tuple(weight.shape)}, its config says "
+            f"{tuple(layer.weight.shape)}"
+        )
+    for buffer_name, buffer in layer.named_buffers():
+        setattr(layer, buffer_name, torch.empty_like(buffer, device="cpu"))
+    model._init_weights(layer)  # sets the buffers (Gemma's scale); the weight is still without data
+    layer.weight = torch.nn.Parameter(weight.to(dtype), requires_grad=False)
+    return tokenizer, layer.to(dtype)
+
+
+def _read_tensor(source: str, name: str, prefix: str, revision: str | None) -> torch.Tensor:
+    from transformers.utils import cached_file  # noqa: PLC0415  (slow import)
+
+    try:
+        index = Path(cached_file(source, _INDEX, revision=revision))
+        files = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+    except OSError:  # a checkpoint of one file has no index
+        file = _SINGLE
+    else:
+        file = files[_find_key(files, name, prefix)]
+    with safe_open(cached_file(source, file, revision=revision), framework="pt") as weights:
+        tensor: torch.Tensor = weights.get_tensor(_find_key(weights.keys(), name, prefix))
+    return tensor
+
+
+def _find_key(keys: Iterable[str], name: str, prefix: str) -> str:
+    """`name` as the checkpoint has it: the same, without the model's prefix, or below another."""
+    keys = list(keys)
+    for known in (name, name.removeprefix(prefix)):
+        if known in keys:
+            return known
+    ending = "." + ".".join(name.split(".")[-2:])
+    similar = [key for key in keys if key.endswith(ending)]
+    if len(similar) != 1:
+        raise KeyError(f"no tensor {name!r} in its safetensors")
+    return similar[0]

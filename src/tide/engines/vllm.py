@@ -1,0 +1,176 @@
+"""vLLM in this process: one large model on one or several GPUs, by its prompt embeddings.
+
+Every option of `vllm.LLM` is passed on: `tensor_parallel_size`, `pipeline_parallel_size`,
+`gpu_memory_utilization`, `max_model_len`, `quantization`, ...
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tide.config import Sampling
+from tide.engines.base import Completion, check_embeddings, check_max_batch, check_tokens
+from tide.engines.checkpoint import read_config, read_vocabulary, source_of
+from tide.engines.equivalence import PROBES, FirstToken, difference, scaled_probes
+from tide.engines.vocabulary import Vocabulary
+from tide.errors import EngineError, InputError, first_line
+from tide.registry import require
+
+_MAX_BATCH = 256
+# With embeddings, any of these crashes vLLM (its issue 57719).
+_PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+
+
+class VllmEngine(Vocabulary):
+    """A causal LM run by vLLM.
+
+    model: folder, hub id, or "pocket" (bundled). dtype: as for vLLM. max_batch: sequences run at
+    once (vLLM's `max_num_seqs`). options: further ones of `vllm.LLM`.
+
+    Raises MissingDependencyError without vLLM, InputError for options that vLLM does not know or
+    that would crash it, and EngineError if it cannot load the model or does not write the same
+    from embeddings as from token ids.
+    """
+
+    def __init__(
+        self,
+        model: str | Path = "pocket",
+        *,
+        dtype: str = "auto",
+        max_batch: int | None = None,
+        trust_remote_code: bool = False,
+        revision: str | None = None,
+        **options: Any,
+    ) -> None:
+        self.name = str(model)
+        check_max_batch(max_batch)
+        _refuse_penalties(options)
+        self.max_batch = max_batch or _MAX_BATCH
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # read when vllm is imported
+        self._vllm = require("vllm", "vllm")
+        code: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
+        settings: dict[str, Any] = {
+            "max_num_seqs": self.max_batch,
+            "use_tqdm_on_load": False,
+            # It would hash the embeddings, which never come twice.
+            "enable_prefix_caching": False,
+            **options,
+            "enable_prompt_embeds": True,
+        }
+        if require("vllm.platforms", "vllm").current_platform.is_cpu():
+            # A prompt read in two parts rewinds its generator, which a CPU's cannot: vLLM crashes.
+            settings.setdefault("enable_chunked_prefill", False)
+        source = source_of(model)
+        config = read_config(source, **code)
+        try:
+            self._llm = self._vllm.LLM(source, dtype=dtype, **code, **settings)
+        except TypeError as error:
+            raise InputError(f"engine vllm: {first_line(error)}") from error
+        except (RuntimeError, ValueError, OSError, ImportError, AssertionError) as error:
+            raise EngineError(f"vLLM cannot load {self.name}: {first_line(error)}") from error
+        try:
+            self.dtype = self._llm.model_config.dtype
+            # One less than it takes: to read the last token of a likelihood it writes another.
+            self.context_length = int(self._llm.model_config.max_model_len) - 1
+            super().__init__(*read_vocabulary(source, config, self.dtype, **code))
+            self.verify()
+        except BaseException:
+            self.close()
+            raise
+
+    def complete(
+        self, embeddings: Sequence[Tensor], sampling: Sampling, seeds: Sequence[int]
+    ) -> list[Completion]:
+        check_embeddings(
+            embeddings, self.dim, self.context_length, sampling.max_new_tokens, self.dtype
+        )
+        greedy = sampling.temperature == 0
+        written = self._generate(
+            [{"prompt_embeds": self._as_sent(x)} for x in embeddings],
+            [
+                {
+                    "max_tokens": sampling.max_new_tokens,
+                    "temperature": sampling.temperature,
+                    "top_p": sampling.top_p,
+                    "top_k": sampling.top_k,
+                    "seed": None if greedy else seed,
+                }
+                for seed in seeds
+            ],
+        )
+        outputs = [output.outputs[0] for output in written]
+        # The token that ended a completion is not part of it.
+        ids = [o.token_ids[:-1] if o.finish_reason == "stop" else o.token_ids for o in outputs]
+        return [
+            Completion(text, tuple(row), output.finish_reason)
+            for text, row, output in zip(self._texts(ids), ids, outputs, strict=True)
+        ]
+
+    def likelihood(
+        self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]
+    ) -> NDArray[np.float64]:
+        check_tokens(prompts, completions)
+        sequences = [[*a, *b] for a, b in zip(prompts, completions, strict=True)]
+        read = self._generate(
+            [{"prompt_token_ids": ids} for ids in sequences],
+            [{"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}] * len(sequences),
+        )
+        values = np.zeros(len(sequences))
+        for i, (output, completion) in enumerate(zip(read, completions, strict=True)):
+            positions = output.prompt_logprobs[-len(completion) :]
+            values[i] = np.mean(
+                [position[t].logprob for position, t in zip(positions, completion, strict=True)]
+            )
+        return values
+
+    def verify(self) -> None:
+        """Compare the first token after token ids with that after their embeddings."""
+        ids = self.tokenize(PROBES)
+        embeddings = scaled_probes([self._embed_ids(row) for row in ids])
+        by_ids = self._first_tokens([{"prompt_token_ids": row} for row in ids])
+        by_embeddings = self._first_tokens(
+            [{"prompt_embeds": self._as_sent(x)} for x in embeddings]
+        )
+        problem = difference(by_ids, by_embeddings, self.dim)
+        if problem is not None:
+            raise EngineError(f"vLLM with {self.name}: {problem}")
+
+    def close(self) -> None:
+        """Stop vLLM's processes and free their memory. The engine cannot be used afterwards."""
+        self._llm.llm_engine.engine_core.shutdown()
+
+    def _first_tokens(self, prompts: list[dict[str, Any]]) -> list[FirstToken]:
+        written = self._generate(
+            prompts, [{"max_tokens": 1, "temperature": 0.0, "logprobs": 0}] * len(prompts)
+        )
+        tokens = [(output.outputs[0].token_ids[0], output.outputs[0]) for output in written]
+        return [(token, output.logprobs[0][token].logprob) for token, output in tokens]
+
+    def _as_sent(self, x: Tensor) -> Tensor:
+        """`x` as vLLM wants it: on the CPU, contiguous, in the model's dtype."""
+        return x.detach().to("cpu", self.dtype).contiguous()
+
+    def _generate(self, prompts: list[dict[str, Any]], sampling: list[dict[str, Any]]) -> list[Any]:
+        parameters = [self._vllm.SamplingParams(**values, detokenize=False) for values in sampling]
+        try:
+            written: list[Any] = self._llm.generate(prompts, parameters, use_tqdm=False)
+        except Exception as error:  # vLLM's own classes differ between versions
+            raise EngineError(f"vLLM with {self.name}: {first_line(error)}") from error
+        reasons = {output.outputs[0].finish_reason for output in written}
+        if len(written) < len(prompts) or not reasons <= {"length", "stop"}:
+            raise EngineError(f"vLLM with {self.name}: gave up on a sequence ({reasons})")
+        return written
+
+
+def _refuse_penalties(options: dict[str, Any]) -> None:
+    defaults = options.get("override_generation_config") or {}
+    for name in _PENALTIES:
+        if name in options or name in defaults:
+            raise InputError(f"{name}: not with prompt embeddings; it crashes vLLM (issue 57719)")

@@ -1,0 +1,66 @@
+"""The part of an engine that runs no model: its tokenizer and its embedding layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tide.engines.base import EmbeddedPrompt
+
+# Each completion is decoded behind this text, so that a tokenizer that marks word starts does not
+# swallow the completion's first space.
+_ANCHOR = "a"
+
+
+class Vocabulary:
+    """Base of the engines: prompts to embeddings, embeddings to tokens, token ids to texts.
+
+    tokenizer: of the transformers kind. layer: the model's input embedding layer, which maps ids to
+    what the first block receives, and whose `weight` has shape (vocabulary, dim).
+    """
+
+    def __init__(self, tokenizer: Any, layer: Any) -> None:
+        self.tokenizer = tokenizer
+        self._layer = layer
+        self.dim = int(self._embed_ids([0]).shape[-1])
+        self._special_ids = torch.tensor(sorted(tokenizer.all_special_ids), dtype=torch.int64)
+        self._anchor_ids = tokenizer.encode(_ANCHOR, add_special_tokens=False)
+        self._anchor_text = tokenizer.decode(self._anchor_ids)
+
+    def tokenize(self, prompts: Sequence[str]) -> list[list[int]]:
+        return self.tokenizer(list(prompts))["input_ids"] if prompts else []
+
+    def embed(self, prompts: Sequence[str]) -> list[EmbeddedPrompt]:
+        embedded = []
+        for text, ids in zip(prompts, self.tokenize(prompts), strict=True):
+            special = torch.isin(torch.tensor(ids, dtype=torch.int64), self._special_ids)
+            embeddings = self._embed_ids(ids).float().cpu()
+            embedded.append(EmbeddedPrompt(text, tuple(ids), embeddings, special))
+        return embedded
+
+    def decode_nearest(self, embeddings: Tensor) -> list[int]:
+        weight = self._layer.weight
+        with torch.inference_mode():
+            rows = torch.nn.functional.normalize(embeddings.to(weight.device).float(), dim=-1)
+            table = torch.nn.functional.normalize(weight.float(), dim=-1)
+            return list((rows @ table.T).argmax(dim=-1).tolist())
+
+    def _embed_ids(self, ids: Sequence[int]) -> Tensor:
+        """What the first block receives for `ids`: the layer itself applies any scaling (Gemma)."""
+        with torch.inference_mode():
+            embeddings: Tensor = self._layer(torch.tensor(ids, device=self._layer.weight.device))
+        return embeddings
+
+    def _texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        """What each row of completion ids adds to the prompt's text, without special tokens."""
+        if not rows:
+            return []  # of no rows, the tokenizer makes one text
+        texts = self.tokenizer.batch_decode(
+            [[*self._anchor_ids, *row] for row in rows],
+            skip_special_tokens=True,
+            clean_up_tokenization_spaces=False,
+        )
+        return [text.removeprefix(self._anchor_text) for text in texts]

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.models import CONFIGS, save_causal_lm
+from tide.engines import checkpoint
+from tide.engines.checkpoint import read_config, read_vocabulary, source_of
+from tide.engines.transformers import TransformersEngine
+from tide.engines.vocabulary import Vocabulary
+from tide.errors import EngineError
+
+PROMPT = "The weather today is fine"
+
+
+def vocabulary(folder: Path, dtype: torch.dtype = torch.float32) -> Vocabulary:
+    return Vocabulary(*read_vocabulary(str(folder), read_config(str(folder)), dtype))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", list(CONFIGS))
+def test_embeds_as_the_model_does(kind: str, dtype: str, tmp_path: Path) -> None:
+    """Also where the layer scales its rows (Gemma) or they are narrower than the model (OPT)."""
+    folder = save_causal_lm(tmp_path, kind)
+    (expected,) = TransformersEngine(folder, dtype=dtype).embed([PROMPT])
+    (found,) = vocabulary(folder, getattr(torch, dtype)).embed([PROMPT])
+    assert torch.equal(found.embeddings, expected.embeddings)
+    assert found.token_ids == expected.token_ids
+
+
+def shard(folder: Path, *, renamed: tuple[str, str] = ("", "")) -> None:
+    """Split the weights over files of one tensor each, with an index."""
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    files = {}
+    for i, (name, tensor) in enumerate(tensors.items()):
+        key = name.replace(*renamed) if renamed[0] else name
+        files[key] = f"model-{i}.safetensors"
+        save_file({key: tensor}, folder / files[key])
+    index = {"metadata": {}, "weight_map": files}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def test_reads_one_tensor_of_one_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = save_causal_lm(tmp_path, "llama")
+    (expected,) = vocabulary(folder).embed([PROMPT])
+    shard(folder)
+    opened = []
+    safe_open = checkpoint.safe_open
+
+    def spy(file: str, framework: str) -> object:
+        opened.append(file)
+        return safe_open(file, framework=framework)
+
+    monkeypatch.setattr(checkpoint, "safe_open", spy)
+    (found,) = vocabulary(folder).embed([PROMPT])
+    assert torch.equal(found.embeddings, expected.embeddings)
+    assert len(opened) == 1
+
+
+@pytest.mark.parametrize(
+    "renamed", [("transformer.", ""), ("transformer.", "language_model.transformer.")]
+)
+def test_other_prefixes_are_found(renamed: tuple[str, str], tmp_path: Path) -> None:
+    """GPT-2 on the hub has no prefix; models inside larger ones have another."""
+    folder = save_causal_lm(tmp_path, "gpt2")
+    (expected,) = vocabulary(folder).embed([PROMPT])
+    shard(folder, renamed=renamed)
+    (found,) = vocabulary(folder).embed([PROMPT])
+    assert torch.equal(found.embeddings, expected.embeddings)
+
+
+def test_checkpoints_that_cannot_be_used(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="no usable config"):
+        read_config(str(tmp_path))
+    folder = save_causal_lm(tmp_path, "gpt2")
+    weights = load_file(folder / "model.safetensors")
+    table = weights.pop("transformer.wte.weight")
+    save_file({**weights, "transformer.wte.weight": table[:7]}, folder / "model.safetensors")
+    with pytest.raises(EngineError, match=r"shape \(7, 32\), its config says \(300, 32\)"):
+        vocabulary(folder)
+    save_file(weights, folder / "model.safetensors")
+    with pytest.raises(EngineError, match=r"no tensor 'transformer\.wte\.weight'"):
+        vocabulary(folder)
+    (folder / "model.safetensors").write_bytes(b"damaged")
+    with pytest.raises(EngineError, match="cannot read embeddings"):
+        vocabulary(folder)
+    (folder / "model.safetensors").unlink()
+    torch.save({}, folder / "pytorch_model.bin")
+    with pytest.raises(EngineError, match="cannot read embeddings"):
+        vocabulary(folder)
+
+
+def test_pocket_is_a_folder() -> None:
+    assert (Path(source_of("pocket")) / "config.json").is_file()
+    assert source_of("some/model") == "some/model"

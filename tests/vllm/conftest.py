@@ -1,0 +1,49 @@
+"""Tests with the real vLLM; `make test-vllm` runs them in an environment of their own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.vllm.servers import VllmProcess, cpu_environment
+from tide.engines.transformers import TransformersEngine
+from tide.engines.vllm import VllmEngine
+from tide.inputs import read_rows
+
+
+@pytest.fixture(scope="session")
+def prompts(shared_data: Path) -> list[str]:
+    rows = read_rows(shared_data / "benchmarks" / "rtp_challenging.jsonl", limit=200)
+    return [row.text for row in rows]
+
+
+@pytest.fixture(scope="session")
+def local() -> TransformersEngine:
+    return TransformersEngine("pocket")
+
+
+@pytest.fixture(scope="session")
+def in_process() -> Iterator[VllmEngine]:
+    os.environ.update(cpu_environment(0))
+    engine = VllmEngine("pocket", dtype="float32", enforce_eager=True)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="session")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[VllmProcess]]:
+    """Two servers. A test that kills one brings it back."""
+    folder = tmp_path_factory.mktemp("servers")
+    both = [VllmProcess(number, folder / f"{number}.log") for number in range(2)]
+    try:
+        for server in both:
+            server.start()
+        for server in both:
+            server.wait()
+        yield both
+    finally:
+        for server in both:
+            server.kill()

@@ -1,0 +1,147 @@
+"""vLLM, in this process and as servers, writes what the transformers engine writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import ks_2samp
+
+from tests.vllm.servers import VllmProcess
+from tide import Detoxifier, load_scorer
+from tide.config import Sampling
+from tide.engines import Engine
+from tide.engines.remote import RemoteEngine
+from tide.engines.transformers import TransformersEngine
+from tide.engines.vllm import VllmEngine
+from tide.errors import EngineError, InputError
+
+GREEDY = Sampling(temperature=0.0)
+
+# Warnings are vLLM's own.
+pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("default")]
+
+
+@pytest.fixture(scope="module")
+def remote(servers: list[VllmProcess]) -> Iterator[RemoteEngine]:
+    urls = [server.url for server in servers]
+    engine = RemoteEngine("pocket", base_urls=urls, dtype="float32")
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="module", params=["in_process", "remote"])
+def engine(request: pytest.FixtureRequest) -> Engine:
+    found: Engine = request.getfixturevalue(request.param)
+    return found
+
+
+def test_the_same_greedy_completions(
+    engine: Engine, local: TransformersEngine, prompts: list[str]
+) -> None:
+    embedded = local.embed(prompts[:100])
+    generator = torch.Generator().manual_seed(0)
+    moved = [  # not only points that are tokens
+        p.embeddings + 0.02 * torch.randn(p.embeddings.shape, generator=generator) for p in embedded
+    ]
+    assert engine.complete(moved, GREEDY, range(100)) == local.complete(moved, GREEDY, range(100))
+    for here, there in zip(embedded, engine.embed(prompts[:100]), strict=True):
+        assert here.token_ids == there.token_ids
+        assert torch.equal(here.embeddings, there.embeddings)
+
+
+def test_the_same_likelihoods(
+    engine: Engine, local: TransformersEngine, prompts: list[str]
+) -> None:
+    ids = local.tokenize(prompts[:20])
+    halves = [row[: len(row) // 2] for row in ids], [row[len(row) // 2 :] for row in ids]
+    assert engine.likelihood(*halves) == pytest.approx(local.likelihood(*halves), abs=1e-4)
+    longest = [[5] * 200], [[9] * 55]
+    assert engine.context_length == 255
+    assert engine.likelihood(*longest) == pytest.approx(local.likelihood(*longest), abs=1e-4)
+
+
+def test_sampled_toxicity_has_the_same_distribution(
+    engine: Engine, local: TransformersEngine, prompts: list[str]
+) -> None:
+    embeddings = [p.embeddings for p in local.embed(prompts)] * 2
+    seeds = range(len(embeddings))
+    scores = [
+        load_scorer("pocket").score(
+            [c.text for c in some.complete(embeddings, Sampling(temperature=1.0), seeds)]
+        )
+        for some in (engine, local)
+    ]
+    assert np.std(scores[0]) > 0.1
+    assert ks_2samp(*scores).pvalue > 0.01
+
+
+def test_a_seed_draws_the_same_again_and_shares_noise(
+    engine: Engine, local: TransformersEngine, prompts: list[str]
+) -> None:
+    (prompt,) = local.embed(prompts[:1])
+    sampling = Sampling(temperature=1.0)
+    one, same, other = engine.complete([prompt.embeddings] * 3, sampling, [1, 1, 2])
+    assert one == same
+    assert one != other
+    many = [p.embeddings for p in local.embed(prompts[:9])]
+    among = engine.complete([*many, prompt.embeddings], sampling, [*range(50, 59), 1])
+    assert among[-1] == one
+
+
+def test_long_batches_with_seeds(engine: Engine, local: TransformersEngine) -> None:
+    """More tokens at once than vLLM reads in one step."""
+    x = torch.randn(200, 256, generator=torch.Generator().manual_seed(0)) * 0.1
+    assert len(engine.complete([x] * 60, Sampling(temperature=1.0), range(60))) == 60
+
+
+def test_two_hundred_prompts(engine: Engine, prompts: list[str]) -> None:
+    detoxifier = Detoxifier(engine)
+    results = list(detoxifier.map(prompts))
+    before = [result.trials[0].base.toxicity >= 0.5 for result in results]
+    after = [result.toxicity >= 0.5 for result in results]
+    assert np.mean(before) >= 0.3
+    assert np.mean(after) <= 0.01
+
+
+@pytest.mark.parametrize(
+    ("embeddings", "message"),
+    [
+        (torch.zeros(3, 7), "shape"),
+        (torch.zeros(0, 256), "shape"),
+        (torch.full((2, 256), float("nan")), "NaN"),
+        (torch.zeros(3, 256, dtype=torch.int64), "float"),
+        (torch.zeros(250, 256), "context of 255"),
+    ],
+)
+def test_bad_embeddings_never_reach_vllm(
+    engine: Engine, embeddings: torch.Tensor, message: str
+) -> None:
+    with pytest.raises(EngineError, match=message):
+        engine.complete([torch.zeros(2, 256), embeddings], GREEDY, [0, 0])
+    assert len(engine.complete([torch.zeros(2, 256)], GREEDY, [0])) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"repetition_penalty": 1.2}, "repetition_penalty: not with prompt embeddings"),
+        (
+            {"override_generation_config": {"presence_penalty": 0.5}},
+            "presence_penalty: not with prompt embeddings",
+        ),
+        ({"no_such_option": 1}, "no_such_option"),
+        ({"max_batch": 0}, "max_batch"),
+    ],
+)
+def test_options_that_vllm_must_not_get(options: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        VllmEngine("pocket", **options)  # type: ignore[arg-type]
+
+
+def test_all_checks_of_the_doctor(engine: Engine) -> None:
+    engine.verify()
+    assert isinstance(engine, Engine)
+    assert engine.dtype == torch.float32
