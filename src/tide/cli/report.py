@@ -95,16 +95,17 @@ def report(
         return
     folders = find_runs(runs)
     out = out or folders[0].parent / "report"
-    groups = _groups([read_run(folder) for folder in folders], valid and valid.value, seed)
+    kept: Valid | None = None if valid is None else "exact-20"
+    groups = _groups([read_run(folder) for folder in folders], kept, seed)
     _check_names(groups, against, trajectory, landscape_id)
     for group in groups:
-        _deliver(_tables(group, against, valid and valid.value), out)
+        _deliver(_tables(group, against, kept), out)
     metrics = [{"group": g.title, **s.to_dict()} for g in groups for s in g.summaries]
     _write(out / "summary.json", json.dumps(metrics, indent=2) + "\n")
     for group in groups:
-        drawn = _figures(group, trajectory)
+        drawn = list(_figures(group, trajectory))
         if landscape_id is not None:
-            drawn = [*drawn, *_landscape(group, landscape_id, grid)]
+            drawn += _landscape(group, landscape_id, grid)
         for name, figure in drawn:
             path = out / f"{group.prefix}{name}.{image_format.value}"
             try:

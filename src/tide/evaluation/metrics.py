@@ -7,6 +7,7 @@ where the completion is the unit. So one bootstrap over prompts gives all interv
 from __future__ import annotations
 
 import math
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -15,7 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import bootstrap
+from scipy.stats import DegenerateDataWarning, bootstrap
 
 from tide.errors import InputError
 from tide.evaluation.runs import Run
@@ -39,7 +40,7 @@ _PER_TRIAL = (
 
 @dataclass(frozen=True)
 class Estimate:
-    """An average and its 95 % bootstrap interval over prompts; none for a single prompt."""
+    """An average and its 95 % bootstrap interval over prompts; none where too few have a value."""
 
     value: float
     low: float | None = None
@@ -264,22 +265,25 @@ def _estimates(rows: Sequence[Ratios], seed: int) -> dict[str, Estimate]:
     def ratios(drawn: NDArray[np.intp], axis: int = -1) -> NDArray[np.float64]:
         # How often each prompt was drawn makes the sums of all averages one matrix product.
         counts = np.stack([np.bincount(one, minlength=len(rows)) for one in np.atleast_2d(drawn)])
-        with np.errstate(invalid="ignore", over="ignore"):  # no prompt with a value was drawn
-            both: NDArray[np.float64] = (counts @ above) / (counts @ below)
+        both: NDArray[np.float64] = (counts @ above) / (counts @ below)
         return both[0] if drawn.ndim == 1 else both.T
 
-    interval = bootstrap(
-        (np.arange(len(rows)),),
-        ratios,
-        vectorized=True,
-        n_resamples=_RESAMPLES,
-        method="percentile",
-        batch=max(1, _BATCH_NUMBERS // len(rows)),
-        random_state=np.random.default_rng(derive_seed(seed, "bootstrap")),
-    ).confidence_interval
+    # A resample may miss the few prompts that have a value (then: no interval), and the perplexity
+    # of one broken text may be beyond squaring.
+    with warnings.catch_warnings(), np.errstate(invalid="ignore", over="ignore"):
+        warnings.simplefilter("ignore", DegenerateDataWarning)
+        interval = bootstrap(
+            (np.arange(len(rows)),),
+            ratios,
+            vectorized=True,
+            n_resamples=_RESAMPLES,
+            method="percentile",
+            batch=max(1, _BATCH_NUMBERS // len(rows)),
+            random_state=np.random.default_rng(derive_seed(seed, "bootstrap")),
+        ).confidence_interval
     return {
-        name: Estimate(found[name].value, float(low), float(high))
-        for name, low, high in zip(found, interval.low, interval.high, strict=True)
+        name: Estimate(found[name].value, *(None if np.isnan(end) else float(end) for end in ends))
+        for name, *ends in zip(found, interval.low, interval.high, strict=True)
     }
 
 
