@@ -167,11 +167,12 @@ def _tables(group: _Group, against: str | None, valid: Valid | None) -> Iterator
         yield tables.quality_table(group.summaries, source, title, name)
     yield tables.fluency_table(group.summaries, f"{group.title}; text", f"{group.prefix}fluency")
     yield tables.cost_table(group.summaries, f"{group.title}; cost", f"{group.prefix}cost")
-    if len(group.runs) > 1 and (against is None or against in names):
+    if against is None or against in names:
         comparisons = compare(group.runs, against, valid=valid)
-        if comparisons:
-            title = f"{group.title}; less toxic than {comparisons[0].against}?"
-            yield tables.significance_table(comparisons, title, f"{group.prefix}significance")
+        for source in dict.fromkeys(one.source for one in comparisons):
+            title = f"{group.title}; less toxic than {comparisons[0].against}? by {source}"
+            name = f"{group.prefix}significance-{tables.slug(source)}"
+            yield tables.significance_table(comparisons, source, title, name)
 
 
 def _figures(group: _Group, trajectory: str | None) -> Iterator[tuple[str, Any]]:
@@ -185,8 +186,11 @@ def _figures(group: _Group, trajectory: str | None) -> Iterator[tuple[str, Any]]
         points = [(value, by_name[run.name]) for value, run in swept]
         name = tables.slug(f"sensitivity-{strategy}-{setting}")
         drawn[name] = figures.sensitivity(points, setting, group.sources)
-    if trajectory is not None:
-        drawn[tables.slug(f"trajectory-{trajectory}")] = figures.trajectory(group.runs, trajectory)
+    for run in group.runs:
+        record = trajectory and figures.find_record(run, trajectory)
+        if record and "traces" in record:
+            name = tables.slug(f"trajectory-{trajectory}-{run.name}")
+            drawn[name] = figures.trajectory(run, record)
     yield from ((name, figure) for name, figure in drawn.items() if figure is not None)
 
 

@@ -13,9 +13,8 @@ from contextlib import contextmanager
 from statistics import fmean
 from typing import Any
 
-from tide.errors import InputError
 from tide.evaluation.landscape import Landscape
-from tide.evaluation.metrics import Estimate, Summary, is_toxic, place, sources
+from tide.evaluation.metrics import Estimate, Summary, is_toxic, sources
 from tide.evaluation.runs import Run
 from tide.registry import require
 
@@ -42,27 +41,26 @@ def trade_off(summaries: Sequence[Summary], source_names: Sequence[str]) -> Any 
 
     None if fewer than two runs have a perplexity.
     """
-    shown = [one for one in summaries if "perplexity" in one.averages]
+    # Numbered before any is left out: a method keeps its colour and marker in every figure.
+    shown = [(n, one) for n, one in enumerate(summaries) if "perplexity" in one.averages]
     if len(shown) < 2:
         return None
     with _panels(len(source_names)) as (figure, panels):
         for panel, source in zip(panels, source_names, strict=True):
-            for number, one in enumerate(shown):
+            for number, one in shown:
                 if source not in one.toxicity:
                     continue
                 x, y = one.averages["perplexity"], one.toxicity[source]["max"]
-                style = {"color": _COLOURS[number % 7], "marker": _MARKERS[number % 10]}
+                style = {**_line(number), "ls": "", "elinewidth": 0.8}
                 bars = {"xerr": _bars(x), "yerr": _bars(y)}
-                panel.errorbar(
-                    x.value, y.value, **bars, **style, ls="", elinewidth=0.8, label=one.method
-                )
+                panel.errorbar(x.value, y.value, **bars, **style, label=one.method)
             panel.set_title(f"by {source}")
             panel.set_ylabel(_MEASURES["max"])
             panel.set_ylim(bottom=0)
-        values = [one.averages["perplexity"].value for one in shown]
-        if max(values) > 4 * min(values):
-            _logarithmic(panels[-1], 10)
-        panels[-1].set_xlabel("perplexity")
+        values = [one.averages["perplexity"].value for _, one in shown]
+        if _spread(values) > 4:
+            _logarithmic(panels[-1].xaxis, 10)
+        panels[-1].set_xlabel("perplexity (lower left is best)")
         _legend(figure, panels)
     return figure
 
@@ -72,20 +70,31 @@ def anytime(runs: Sequence[Run], source_names: Sequence[str], measure: str) -> A
 
     measure: `rate` (share of prompts with a toxic completion) or `mean`. None if no run has steps.
     """
-    shown = [run for run in runs if all("steps" in record for record in run.records)]
+    shown = [
+        (number, run)
+        for number, run in enumerate(runs)
+        if all("steps" in record for record in run.records)
+    ]
     if not shown:
         return None
+    curves = {
+        (number, source): anytime_curve(run, source, measure)
+        for number, run in shown
+        for source in sources(run)
+    }
+    longest = max(spent[-1] for spent, _ in curves.values())
     with _panels(len(source_names)) as (figure, panels):
         for panel, source in zip(panels, source_names, strict=True):
-            for number, run in enumerate(shown):
-                if source not in sources(run):
-                    continue
-                x, y = anytime_curve(run, source, measure)
-                panel.step(x, y, where="post", label=run.name, **_line(number), markevery=_every(x))
+            for number, run in shown:
+                if source in sources(run):
+                    x, y = curves[number, source]
+                    x, y = [*x, longest], [*y, y[-1]]
+                    style = {**_line(number), "markevery": _every(x)}
+                    panel.step(x, y, where="post", label=run.name, **style)
             panel.set_title(f"by {source}")
             panel.set_ylabel(_MEASURES[measure])
             panel.set_ylim(bottom=0)
-        _logarithmic(panels[-1], 2)
+        _logarithmic(panels[-1].xaxis, 2)
         panels[-1].set_xlabel("evaluations spent on a completion")
         _legend(figure, panels)
     return figure
@@ -136,8 +145,12 @@ def sensitivity(
         for panel, (name, label) in zip(panels[1:], extra.items(), strict=True):
             _curve(panel, values, [one.averages[name] for _, one in swept], 6, None)
             panel.set_ylabel(label)
-        if min(values) > 0 and max(values) >= 8 * min(values):
-            _logarithmic(panels[-1], 2)
+            if name == "perplexity" and _spread(panel.get_lines()[0].get_ydata()) > 10:
+                _logarithmic(panel.yaxis, 10)
+        if min(values) > 0 and _spread(values) >= 8:
+            _logarithmic(panels[-1].xaxis, 2)
+        panels[-1].set_xticks(values, [f"{value:g}" for value in values])
+        panels[-1].set_xticks([], minor=True)
         panels[0].set_ylim(bottom=0)
         panels[-1].set_xlabel(setting.replace("_", " "))
         _legend(figure, panels)
@@ -160,27 +173,34 @@ def sweeps(runs: Sequence[Run]) -> list[tuple[str, str, list[tuple[float, Run]]]
     ]
 
 
-def trajectory(runs: Sequence[Run], record_id: str) -> Any | None:
-    """Toxicity of one prompt by evaluation, a panel a run: the path, and what was tried around it.
+def trajectory(run: Run, record: Mapping[str, Any]) -> Any:
+    """Toxicity of one prompt by evaluation: the path, and what was tried around it.
 
-    Shows the trial that took longest. None if no run has traces. Raises InputError if no run has
-    the prompt.
+    Shows the trial that took longest. record: one of `run` that has traces.
     """
-    found = [(run, record) for run in runs if (record := find_record(run, record_id))]
-    if not found:
-        raise InputError(f"--trajectory: no prompt with id {record_id!r} in {place(runs[0])}")
-    shown = [(run, record) for run, record in found if record.get("traces")]
-    if not shown:
-        return None
-    with _panels(len(shown)) as (figure, panels):
-        for panel, (run, record) in zip(panels, shown, strict=True):
-            trial = max(range(len(record["traces"])), key=lambda i: len(record["traces"][i]))
-            _trajectory(panel, run, record, trial)
-            panel.set_ylim(-0.03, 1.03)
-            panel.set_ylabel("toxicity")
-            panel.set_title(f"{run.name}, prompt {record_id}, trial {trial}")
-        panels[-1].set_xlabel("evaluation")
-        _legend(figure, panels)
+    number = max(range(len(record["traces"])), key=lambda i: len(record["traces"][i]))
+    trace = list(enumerate(record["traces"][number], start=1))
+    tried = [(n, evaluation[3]) for n, evaluation in trace if evaluation[2] == "perturbation"]
+    path = [(n, evaluation[3]) for n, evaluation in trace if evaluation[2] != "perturbation"]
+    returned = record["toxicity_scores"][number], record["cosine_sims"][number]
+    with _panels(1) as (figure, (panel,)):
+        if tried:
+            dots = {"color": "#56B4E9", "alpha": 0.45, "ms": 3, "label": "perturbation"}
+            panel.plot(*zip(*tried, strict=True), "o", **dots)
+        panel.plot(*zip(*path, strict=True), "-o", color="#0072B2", label="prompt and iterates")
+        for n, evaluation in trace:
+            if (evaluation[3], evaluation[4]) == returned:
+                star = {"color": "#D55E00", "ms": 9, "label": "returned"}
+                panel.plot([n], [evaluation[3]], "*", **star, zorder=3)
+                break
+        threshold = run.config.get("settings", {}).get("toxicity_threshold", 0.5)
+        panel.axhline(threshold, color="black", lw=0.8, ls="--", label="threshold")
+        panel.set_ylim(-0.03, 1.03)
+        panel.set_ylabel("toxicity")
+        panel.set_xlabel("evaluation")
+        panel.xaxis.get_major_locator().set_params(integer=True)
+        panel.set_title(f"{run.name}, prompt {record['id']}, trial {number}")
+        _legend(figure, [panel])
     return figure
 
 
@@ -224,23 +244,6 @@ def find_record(run: Run, record_id: str) -> dict[str, Any] | None:
     return next((record for record in run.records if str(record["id"]) == record_id), None)
 
 
-def _trajectory(panel: Any, run: Run, record: Mapping[str, Any], trial: int) -> None:
-    trace = list(enumerate(record["traces"][trial], start=1))
-    tried = [(n, evaluation[3]) for n, evaluation in trace if evaluation[2] == "perturbation"]
-    path = [(n, evaluation[3]) for n, evaluation in trace if evaluation[2] != "perturbation"]
-    if tried:
-        dots = {"color": "#56B4E9", "alpha": 0.45, "ms": 3, "label": "perturbation"}
-        panel.plot(*zip(*tried, strict=True), "o", **dots)
-    panel.plot(*zip(*path, strict=True), "-o", color="#0072B2", label="prompt and iterates")
-    returned = [record["toxicity_scores"][trial], record["cosine_sims"][trial]]
-    for n, evaluation in trace:
-        if [evaluation[3], evaluation[4]] == returned:
-            panel.plot([n], [evaluation[3]], "*", color="#D55E00", ms=9, label="returned", zorder=3)
-            break
-    threshold = run.config.get("settings", {}).get("toxicity_threshold", 0.5)
-    panel.axhline(threshold, color="black", lw=0.8, ls="--", label="threshold")
-
-
 def _knobs(run: Run) -> tuple[str, dict[str, Any]]:
     """The strategy or baseline of a run, and all that its protocol and settings say."""
     settings = run.config.get("settings") or run.config.get("baseline") or {}
@@ -279,13 +282,16 @@ def _bars(estimate: Estimate) -> list[list[float]] | None:
     return [[estimate.value - estimate.low], [estimate.high - estimate.value]]
 
 
-def _logarithmic(panel: Any, base: int) -> None:
+def _spread(values: Sequence[float]) -> float:
+    return float(max(values) / min(values))
+
+
+def _logarithmic(axis: Any, base: int) -> None:
     ticker = require("matplotlib.ticker", "report")
-    panel.set_xscale("log", base=base)
-    if base == 10:
-        panel.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
-    panel.xaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
-    panel.xaxis.set_minor_formatter(ticker.NullFormatter())
+    axis.axes.set(**{f"{axis.axis_name}scale": "log"})
+    axis.set_major_locator(ticker.LogLocator(base, subs=(1, 2, 5) if base == 10 else (1,)))
+    axis.set_major_formatter(ticker.FormatStrFormatter("%g"))
+    axis.set_minor_formatter(ticker.NullFormatter())
 
 
 @contextmanager

@@ -21,11 +21,11 @@ _FIELDS = (
     *("id", "prompt", "completions", "toxicity_scores", "num_iter_steps", "cosine_sims"),
     *("avg_toxicity", "max_toxicity"),
 )
-# Printed metric, heading, ours.
+# Printed metric, heading and ours.
 _PRINTED = (
-    ("avg_max_toxicity", "avg max", "max"),
-    ("avg_mean_toxicity", "avg mean", "mean"),
-    ("toxic_rate", "toxic rate", "rate"),
+    ("avg_max_toxicity", "max"),
+    ("avg_mean_toxicity", "mean"),
+    ("toxic_rate", "rate"),
 )
 
 
@@ -101,15 +101,15 @@ def paper_tables(folder: Path) -> list[Table]:
         row, summary = printed[model][method], summarize(run)
         (ours,) = summary.toxicity.values()
         cells: list[Value] = [method]
-        for key, _, name in _PRINTED:
+        for key, name in _PRINTED:
             cells += _beside(ours[name], row[key])
         toxicity.setdefault(model, []).append(cells)
         if "iterations" in summary.averages:
             cells = [method, *_beside(summary.averages["iterations"], row["mean_iterations"])]
             iterations.append([model, *cells])
     columns = [Column("method")]
-    for _, heading, _ in _PRINTED:
-        columns += _columns(heading, 3)
+    for _, name in _PRINTED:
+        columns += _columns(name, 3)
     notes = ["from all recorded completions, beside the printed numbers; diff: ours minus paper"]
     return [
         *(
@@ -126,7 +126,7 @@ def paper_tables(folder: Path) -> list[Table]:
 
 
 def _columns(heading: str, digits: int) -> list[Column]:
-    return [Column(heading, digits), Column("paper", digits), Column("diff", digits, signed=True)]
+    return [Column(heading, digits), Column("paper", digits), Column("diff", digits, form="signed")]
 
 
 def _beside(ours: Estimate, printed: float) -> list[Value]:

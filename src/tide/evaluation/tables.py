@@ -7,12 +7,13 @@ import io
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from rich import box
 from rich.table import Table as RichTable
 
 from tide.evaluation.metrics import Estimate, Summary
-from tide.evaluation.significance import Comparison
+from tide.evaluation.significance import MEASURES, Comparison
 
 Value = str | int | float | Estimate | None
 
@@ -41,13 +42,13 @@ _COST = (
 class Column:
     """digits: of its numbers. interval: show the half-width of the interval behind the value.
 
-    signed: show a plus as well.
+    form: `signed` shows a plus as well, `p` is for small probabilities.
     """
 
     heading: str
     digits: int = 3
     interval: bool = False
-    signed: bool = False
+    form: Literal["fixed", "signed", "p"] = "fixed"
 
 
 @dataclass(frozen=True)
@@ -130,21 +131,25 @@ def cost_table(summaries: Sequence[Summary], title: str, name: str) -> Table:
     return Table(name, title, columns, rows, notes).without_empty_columns()
 
 
-def significance_table(comparisons: Sequence[Comparison], title: str, name: str) -> Table:
-    """One-sided Wilcoxon tests; a row a comparison."""
-    columns = [Column(name) for name in ("source", "measure", "method", "pairs", "unequal")]
-    columns += [Column("difference", 3, signed=True), Column("p"), Column("p (Holm)")]
-    rows: list[list[Value]] = [
-        [
-            *(one.source, one.measure, one.method, one.pairs, one.unequal, one.difference),
-            *(_p_value(one.p_value), _p_value(one.p_holm)),
-        ]
-        for one in comparisons
-    ]
+def significance_table(
+    comparisons: Sequence[Comparison], source: str, title: str, name: str
+) -> Table:
+    """One-sided Wilcoxon tests by one source, on prompts' max and mean toxicity; a row a method."""
+    columns = [Column("method"), Column("pairs")]
+    for measure in MEASURES:
+        columns += [Column(f"diff {measure}", 3, form="signed"), Column("unequal")]
+        columns += [Column("p", form="p"), Column("p (Holm)", form="p")]
+    rows: dict[str, list[Value]] = {}
+    for measure in MEASURES:
+        for one in comparisons:
+            if (one.source, one.measure) == (source, measure):
+                row = rows.setdefault(one.method, [one.method, one.pairs])
+                row += [one.difference, one.unequal, one.p_value, one.p_holm]
     notes = [
-        f"p: the method is less toxic than {comparisons[0].against} (Wilcoxon signed-rank, paired)"
+        f"p: the method is less toxic than {comparisons[0].against} (Wilcoxon signed-rank, paired)",
+        f"Holm: over all {len(comparisons)} tests of this group, those by other sources included",
     ]
-    return Table(name, title, columns, rows, notes)
+    return Table(name, title, columns, list(rows.values()), notes)
 
 
 def to_markdown(table: Table) -> str:
@@ -256,13 +261,13 @@ def _shown(value: Value, column: Column) -> str:
 
 
 def _number(value: float, column: Column) -> str:
-    # A mean that a few broken texts rule needs no decimals, and must not widen the table.
-    sign = "+" if column.signed else ""
-    return f"{value:{sign}.{column.digits}f}" if abs(value) < 1e4 else f"{value:.1e}"
-
-
-def _p_value(p: float) -> str:
-    return f"{p:.3f}" if p >= 0.001 else f"{p:.0e}"
+    if column.form == "p" and value < 0.001:
+        return f"{value:.0e}"
+    if abs(value) >= 1e4:
+        # A mean that a few broken texts rule needs no decimals, and must not widen the table.
+        return f"{value:.1e}"
+    sign = "+" if column.form == "signed" else ""
+    return f"{value:{sign}.{column.digits}f}"
 
 
 def _is_text(table: Table, number: int) -> bool:
