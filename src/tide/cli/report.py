@@ -152,6 +152,8 @@ def _check_names(
     for option, wanted in (("--trajectory", trajectory), ("--landscape", landscape_id)):
         if wanted is not None and not any(figures.find_record(run, wanted) for run in runs):
             raise InputError(f"{option}: no prompt with id {wanted!r} in these runs")
+    if landscape_id is not None and not any(run.config.get("settings") for run in runs):
+        raise InputError("--landscape: none of these runs is a search")
     if trajectory is not None and not any(
         (figures.find_record(run, trajectory) or {}).get("traces") for run in runs
     ):
@@ -195,15 +197,22 @@ def _figures(group: _Group, trajectory: str | None) -> Iterator[tuple[str, Any]]
 
 
 def _landscape(group: _Group, record_id: str, grid: int) -> Iterator[tuple[str, Any]]:
-    """Of the first search that has the prompt: the plane is the same for all strategies."""
-    for run in group.runs:
-        record = figures.find_record(run, record_id)
-        if record is None or not run.config.get("settings"):
-            continue
-        with landscape.detoxifier_of(run.config) as detoxifier:
-            world = landscape.explore(detoxifier, record["prompt"], grid=grid)
-        yield tables.slug(f"landscape-{record_id}"), figures.landscape(world, record_id)
+    """By the settings of one search, `tide` itself if it is there; the trial that took longest."""
+    found = [
+        (run.config["settings"].get("strategy") != "tide", number)
+        for number, run in enumerate(group.runs)
+        if run.config.get("settings") and figures.find_record(run, record_id)
+    ]
+    if not found:
         return
+    run = group.runs[min(found)[1]]
+    record = figures.find_record(run, record_id) or {}
+    spent = record.get("evaluations", [0])
+    trial = max(range(len(spent)), key=spent.__getitem__)
+    with landscape.detoxifier_of(run.config) as detoxifier:
+        world = landscape.explore(detoxifier, record["prompt"], trial=trial, grid=grid)
+    title = f"prompt {record_id}, trial {trial}"
+    yield tables.slug(f"landscape-{record_id}"), figures.landscape(world, title)
 
 
 def _deliver(some: Iterator[Table] | Sequence[Table], out: Path | None) -> None:

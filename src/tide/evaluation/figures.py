@@ -204,7 +204,7 @@ def trajectory(run: Run, record: Mapping[str, Any]) -> Any:
     return figure
 
 
-def landscape(world: Landscape, record_id: str) -> Any:
+def landscape(world: Landscape, title: str) -> Any:
     """Toxicity around one prompt as a map, with the search's path on it."""
     with _panels(1) as (figure, (panel,)):
         figure.set_size_inches(_WIDTH, 3.1)
@@ -224,15 +224,15 @@ def landscape(world: Landscape, record_id: str) -> Any:
                 linewidths=0.8,
                 linestyles="--",
             )
-        panel.plot(*world.path.T, color="black", lw=2.6, zorder=2)
-        panel.plot(*world.path.T, color="white", marker="o", mec="black", mew=0.6, label="path")
+        panel.plot(*world.path.T, color="black", lw=2.6, label="path")
+        panel.plot(*world.path.T, color="white", marker="o", mec="black", mew=0.6)
         panel.plot(*world.path[0], color="#D55E00", marker="s", mec="black", ls="", label="prompt")
         panel.plot(
             *world.path[-1], color="#E69F00", marker="*", ms=9, mec="black", ls="", label="end"
         )
         panel.set_xlabel(r"along the first step, $|\Delta X|\,/\,|X_0|$")
         panel.set_ylabel("random orthogonal direction")
-        panel.set_title(f"prompt {record_id}")
+        panel.set_title(title)
         panel.set_aspect("equal")
         figure.colorbar(shades, ax=panel, label="toxicity", shrink=0.85)
         _legend(figure, [panel])
@@ -292,6 +292,8 @@ def _logarithmic(axis: Any, base: int) -> None:
     axis.set_major_locator(ticker.LogLocator(base, subs=(1, 2, 5) if base == 10 else (1,)))
     axis.set_major_formatter(ticker.FormatStrFormatter("%g"))
     axis.set_minor_formatter(ticker.NullFormatter())
+    if base == 2:
+        axis.set_minor_locator(ticker.NullLocator())
 
 
 @contextmanager

@@ -60,21 +60,23 @@ def detoxifier_of(config: dict[str, Any]) -> Detoxifier:
     )
 
 
-def explore(detoxifier: Detoxifier, prompt: str, *, grid: int = 21, seed: int = 0) -> Landscape:
+def explore(
+    detoxifier: Detoxifier, prompt: str, *, trial: int = 0, grid: int = 21, seed: int = 0
+) -> Landscape:
     """Score a `grid` x `grid` map around `prompt`, all its points in one engine call.
 
-    The search is `tide` with the other settings of `detoxifier`, first trial; the points of the map
-    share their sampling noise, so that differences come from the embeddings. seed: of the random
-    direction. Raises InputError if the unmodified prompt is accepted: then there is no step.
+    The search is `tide` with the other settings of `detoxifier`; `trial` is which of its trials.
+    The points of the map share their sampling noise, so that differences come from the embeddings.
+    seed: of the random direction. Raises InputError if the search makes no step.
     """
     settings, engine = detoxifier.settings, detoxifier.engine
     (embedded,) = engine.embed([prompt])
     movable = torch.ones_like(embedded.special) if settings.perturb == "all" else ~embedded.special
-    search_seed = derive_seed(settings.seed, prompt, 0)
+    search_seed = derive_seed(settings.seed, prompt, trial)
     strategy = _Recording(
         Problem(embedded.embeddings, movable, search_seed, engine.dtype), settings
     )
-    search = Search(0, 0, search_seed, strategy, embedded.token_ids)
+    search = Search(0, trial, search_seed, strategy, embedded.token_ids)
     for finished in run_searches(iter([search]), engine, detoxifier.scorer, settings):
         if finished.error is not None:
             raise finished.error
