@@ -5,6 +5,8 @@ The plane is spanned by the first step of a `tide` search and a random direction
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +26,7 @@ from tide.search.base import Part, Point, Role
 from tide.search.tide import TideStrategy
 from tide.seeds import derive_seed
 
+_LOG = logging.getLogger(__name__)
 # The map reaches this much further than the path.
 _MARGIN = 1.3
 
@@ -49,15 +52,23 @@ def detoxifier_of(config: dict[str, Any]) -> Detoxifier:
     """
     if not config.get("settings") or not config.get("model") or not config.get("scorer"):
         raise InputError("landscape: needs a run of a search (config.json with model and settings)")
-    settings = Settings.of(config["settings"])
-    return Detoxifier(
+    detoxifier = Detoxifier(
         config["model"],
-        # A scorer's name says its revision behind an @, which its loader does not take.
-        scorer=config["scorer"].rpartition("@")[0] or config["scorer"],
+        scorer=loadable(config["scorer"]),
         engine=config.get("engine", "transformers"),
-        settings=settings,
+        settings=Settings.of(config["settings"]),
         engine_options={"dtype": config.get("dtype", "auto")},
     )
+    if detoxifier.scorer.name != config["scorer"]:
+        _LOG.warning(
+            "landscape: scored by %s, the run was by %s", detoxifier.scorer.name, config["scorer"]
+        )
+    return detoxifier
+
+
+def loadable(scorer: str) -> str:
+    """What loads the scorer of this name: `hf:ID@REVISION#LABEL` without the revision."""
+    return re.sub(r"@[\w.]+(?=#|$)", "", scorer)
 
 
 def explore(
