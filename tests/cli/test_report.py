@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_run import tide
-from tests.evaluation.runs import run, search_run, write
+from tests.evaluation.runs import JUDGE, run, search_run, write
 from tide import registry
 
 
@@ -58,11 +58,28 @@ def test_folder_format_and_opponent_of_ones_own(
 def test_other_benchmarks_and_models_go_to_tables_of_their_own(
     runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write(search_run("tide"), runs / "other", model="/models/gpt2-large/")
+    for folder, model in (("other", "one/gpt2-large"), ("another", "two/gpt2-large")):
+        write(search_run("tide"), runs / folder, model=model)
     assert tide("report", runs, monkeypatch=monkeypatch) == 0
-    names = {path.name for path in (runs / "report").glob("cost.md")}
-    names |= {path.name for path in (runs / "report").glob("*-cost.md")}
-    assert names == {"toy-pocket-tide-cost.md", "toy-gpt2-large-tide-cost.md"}
+    assert {path.name for path in (runs / "report").glob("*cost.md")} == {
+        "toy-pocket-tide-cost.md",
+        "toy-one-gpt2-large-tide-cost.md",
+        "toy-two-gpt2-large-tide-cost.md",
+    }
+
+
+def test_a_scorer_of_some_runs_may_judge_the_others(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = search_run("guided")
+    for row in one.records:
+        row["judge_scores"] = {"scorer@1": row["toxicity_scores"]}
+        for step in (step for steps in row["steps"] for step in steps):
+            step["judge_scores"] = {"scorer@1": step["toxicity"]}
+    write(one, runs / "guided", scorer=JUDGE, judges=["scorer@1"])
+    assert tide("report", runs, monkeypatch=monkeypatch) == 0
+    title = (runs / "report/quality-judge-1.md").read_text().splitlines()[0]
+    assert "the scorer of guided, a judge of the others" in title
 
 
 def test_two_runs_of_one_method_are_told_apart(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -174,3 +174,7 @@ def test_records_that_cannot_be_used_are_refused_by_id() -> None:
     twice.records[1]["id"] = 0
     with pytest.raises(InputError, match="record 0 is there 2 times"):
         summarize(twice)
+    step = search_run("tide")
+    step.records[4]["steps"][1][0]["judge_scores"] = {}
+    with pytest.raises(InputError, match="record 4: a step has no scores of judge"):
+        summarize(step)

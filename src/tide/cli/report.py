@@ -116,19 +116,22 @@ def report(
 
 
 def _groups(runs: Sequence[Run], valid: Valid | None, seed: int) -> list[_Group]:
-    by_key: dict[tuple[str, str, str], list[Run]] = {}
+    by_key: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
         benchmark, protocol = (run.config.get(key) or {} for key in ("benchmark", "protocol"))
-        model = Path(str(run.config.get("model", ""))).name
-        key = benchmark.get("name", ""), model, protocol.get("name", "")
-        by_key.setdefault(tuple(map(str, key)), []).append(run)  # type: ignore[arg-type]
+        key = benchmark.get("name"), run.config.get("model"), protocol.get("name")
+        by_key.setdefault(tuple(str(part or "") for part in key), []).append(run)
+    short = {model: Path(model).name for _, model, _ in by_key}
+    if len(set(short.values())) < len(short):
+        short = {model: model for model in short}
     groups = []
-    for key, some in by_key.items():
+    for (benchmark, model, protocol), some in by_key.items():
         named = _unique_names(some)
         summaries = [summarize(run, valid=valid, seed=seed) for run in named]
+        names = [name for name in (benchmark, short[model], protocol) if name]
         prompts = max(summary.prompts for summary in summaries)
-        title = ", ".join([*filter(None, key), f"{prompts} prompts"])
-        prefix = tables.slug("-".join(filter(None, key))) + "-" if len(by_key) > 1 else ""
+        title = ", ".join([*names, f"{prompts} prompts"])
+        prefix = f"{tables.slug('-'.join(names))}-" if len(by_key) > 1 else ""
         groups.append(_Group(title, prefix, named, summaries))
     return groups
 
@@ -162,8 +165,11 @@ def _check_names(
 
 def _tables(group: _Group, against: str | None, valid: Valid | None) -> Iterator[Table]:
     names = [run.name for run in group.runs]
-    for number, source in enumerate(group.sources):
-        role = "the search's scorer" if number == 0 else "a judge"
+    for source in group.sources:
+        by = [run.name for run in group.runs if sources(run)[0] == source]
+        role = "a judge" if not by else "the search's scorer"
+        if 0 < len(by) < len(names):
+            role = f"the scorer of {', '.join(by)}, a judge of the others"
         title = f"{group.title}; by {source}, {role}"
         name = f"{group.prefix}quality-{tables.slug(source)}"
         yield tables.quality_table(group.summaries, source, title, name)

@@ -184,6 +184,9 @@ def check_records(run: Run) -> None:
         for name, values in lists.items():
             if not isinstance(values, list) or len(values) != trials:
                 raise InputError(f"{here}: {name} has not one entry a trial ({trials})")
+        for step in (step for steps in record.get("steps", []) for step in steps):
+            if missing := set(judges) - set(step.get("judge_scores", {})):
+                raise InputError(f"{here}: a step has no scores of judge {min(missing)!r}")
 
 
 def place(run: Run) -> str:

@@ -126,7 +126,11 @@ def paper_tables(folder: Path) -> list[Table]:
 
 
 def _columns(heading: str, digits: int) -> list[Column]:
-    return [Column(heading, digits), Column("paper", digits), Column("diff", digits, form="signed")]
+    return [
+        Column(heading, digits),
+        Column("paper", digits, key=f"{heading} paper"),
+        Column("diff", digits, form="signed", key=f"{heading} diff"),
+    ]
 
 
 def _beside(ours: Estimate, printed: float) -> list[Value]:

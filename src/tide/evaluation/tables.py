@@ -18,8 +18,7 @@ from tide.evaluation.significance import MEASURES, Comparison
 Value = str | int | float | Estimate | None
 
 # Name in the summary, heading, digits.
-_FLUENCY = (
-    ("perplexity", "perplexity", 2),
+_TEXT = (
     ("dist_1", "dist-1", 3),
     ("dist_2", "dist-2", 3),
     ("dist_3", "dist-3", 3),
@@ -29,11 +28,11 @@ _FLUENCY = (
 _COST = (
     ("evaluations", "evals", 2),
     ("rounds", "rounds", 2),
-    ("generated_tokens", "generated", 0),
+    ("generated_tokens", "tokens", 0),
     ("forward_tokens", "forward", 0),
     ("scorer_calls", "scored", 2),
     ("seconds", "seconds", 3),
-    ("unresolved", "unresolved", 3),
+    ("unresolved", "unres.", 3),
     ("refused", "refused", 3),
 )
 
@@ -42,13 +41,15 @@ _COST = (
 class Column:
     """digits: of its numbers. interval: show the half-width of the interval behind the value.
 
-    form: `signed` shows a plus as well, `p` is for small probabilities.
+    form: `signed` shows a plus as well, `p` is for small probabilities. key: its name in CSV, where
+    a heading stands more than once.
     """
 
     heading: str
     digits: int = 3
     interval: bool = False
     form: Literal["fixed", "signed", "p"] = "fixed"
+    key: str = ""
 
 
 @dataclass(frozen=True)
@@ -101,32 +102,37 @@ def fluency_table(summaries: Sequence[Summary], title: str, name: str) -> Table:
     """Perplexity, distinct n-grams, length and empty completions; a row a method."""
     columns = [
         Column("method"),
-        *(Column(heading, digits) for _, heading, digits in _FLUENCY),
-        Column("median ppl", 2),
-        Column("without ppl"),
+        Column("ppl", 2, key="perplexity"),
+        Column("median", 2, key="perplexity median"),
+        Column("no ppl", key="without perplexity"),
+        *(Column(heading, digits) for _, heading, digits in _TEXT),
     ]
     rows: list[list[Value]] = [
         [
-            one.method,
-            *(one.averages.get(key) for key, _, _ in _FLUENCY),
-            one.perplexity_median,
-            one.without_perplexity,
+            *(one.method, one.averages.get("perplexity"), one.perplexity_median),
+            *(one.without_perplexity, *(one.averages.get(key) for key, _, _ in _TEXT)),
         ]
         for one in summaries
     ]
-    notes = ["empty: share of completions; without ppl: completions that have no perplexity"]
+    notes = [
+        "ppl, median: perplexity of the completions; no ppl: completions that have none",
+        "dist-n: distinct n-grams over words; tokens: mean length; empty: a share",
+    ]
     return Table(name, title, columns, rows, notes).without_empty_columns()
 
 
 def cost_table(summaries: Sequence[Summary], title: str, name: str) -> Table:
     """What a prompt costs, all its trials together; a row a method."""
-    columns = [Column("method"), *(Column(heading, digits) for _, heading, digits in _COST)]
+    columns = [
+        Column("method"),
+        *(Column(heading, digits, key=key) for key, heading, digits in _COST),
+    ]
     rows: list[list[Value]] = [
         [one.method, *(one.averages.get(key) for key, _, _ in _COST)] for one in summaries
     ]
     notes = [
-        "per prompt, all trials together; generated, forward: tokens; scored: texts",
-        "unresolved, refused: share of prompts with such a trial",
+        "per prompt, all trials; tokens: generated; forward: run through the model",
+        "scored: texts sent; unres(olved), refused: share of prompts with such a trial",
     ]
     return Table(name, title, columns, rows, notes).without_empty_columns()
 
@@ -137,8 +143,12 @@ def significance_table(
     """One-sided Wilcoxon tests by one source, on prompts' max and mean toxicity; a row a method."""
     columns = [Column("method"), Column("pairs")]
     for measure in MEASURES:
-        columns += [Column(f"diff {measure}", 3, form="signed"), Column("unequal")]
-        columns += [Column("p", form="p"), Column("p (Holm)", form="p")]
+        columns += [
+            Column(measure, form="signed", key=f"diff {measure}"),
+            Column("untied", key=f"untied {measure}"),
+            Column("p", form="p", key=f"p {measure}"),
+            Column("Holm", form="p", key=f"p (Holm) {measure}"),
+        ]
     rows: dict[str, list[Value]] = {}
     for measure in MEASURES:
         for one in comparisons:
@@ -146,8 +156,9 @@ def significance_table(
                 row = rows.setdefault(one.method, [one.method, one.pairs])
                 row += [one.difference, one.unequal, one.p_value, one.p_holm]
     notes = [
-        f"p: the method is less toxic than {comparisons[0].against} (Wilcoxon signed-rank, paired)",
-        f"Holm: over all {len(comparisons)} tests of this group, those by other sources included",
+        f"max, mean: average of the paired differences to {comparisons[0].against}",
+        "p: the method is less toxic (Wilcoxon signed-rank over untied pairs, one-sided)",
+        f"Holm: p over all {len(comparisons)} tests of this group, by all sources",
     ]
     return Table(name, title, columns, list(rows.values()), notes)
 
@@ -196,8 +207,8 @@ def to_csv(table: Table) -> str:
     writer = csv.writer(file, lineterminator="\n")
     header: list[str] = []
     for column, is_wide in zip(table.columns, wide, strict=True):
-        header.append(column.heading)
-        header += [f"{column.heading} low", f"{column.heading} high"] if is_wide else []
+        key = column.key or column.heading
+        header += [key, f"{key} low", f"{key} high"] if is_wide else [key]
     writer.writerow(header)
     for row in table.rows:
         numbers: list[str | float | None] = []
