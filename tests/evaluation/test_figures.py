@@ -123,3 +123,9 @@ def test_many_methods_have_markers_of_their_own() -> None:
     panels = drawn(figures.trade_off([summarize(one) for one in runs], SOURCES))
     looks = {(c.lines[0].get_color(), c.lines[0].get_marker()) for c in panels[0].containers}
     assert len(looks) == 12
+
+
+def test_one_broken_text_does_not_break_the_figure() -> None:
+    broken = search_run("broken")
+    broken.perplexity[0] = [1e304, 2.0]
+    drawn(figures.trade_off([summarize(search_run("tide")), summarize(broken)], SOURCES))

@@ -33,6 +33,7 @@ _STYLE = {
     "pdf.fonttype": 42,
 }
 _WIDTH, _PANEL = 3.5, 2.1  # inches: half a page
+_LARGEST = 1e6  # perplexity that is drawn
 _MEASURES = {"max": "avg max toxicity", "mean": "avg mean toxicity", "rate": "toxic rate"}
 
 
@@ -48,16 +49,16 @@ def trade_off(summaries: Sequence[Summary], source_names: Sequence[str]) -> Any 
     with _panels(len(source_names)) as (figure, panels):
         for panel, source in zip(panels, source_names, strict=True):
             for number, one in shown:
-                if source not in one.toxicity:
+                if "max" not in one.toxicity.get(source, {}):
                     continue
-                x, y = one.averages["perplexity"], one.toxicity[source]["max"]
+                x, y = _perplexity(one), one.toxicity[source]["max"]
                 style = {**_line(number), "ls": "", "elinewidth": 0.8}
                 bars = {"xerr": _bars(x), "yerr": _bars(y)}
                 panel.errorbar(x.value, y.value, **bars, **style, label=one.method)
             panel.set_title(f"by {source}")
             panel.set_ylabel(_MEASURES["max"])
             panel.set_ylim(bottom=0)
-        values = [one.averages["perplexity"].value for _, one in shown]
+        values = [_perplexity(one).value for _, one in shown]
         if _spread(values) > 4:
             _logarithmic(panels[-1].xaxis, 10)
         panels[-1].set_xlabel("perplexity (lower left is best)")
@@ -117,7 +118,7 @@ def anytime_curve(run: Run, source: str, measure: str) -> tuple[list[int], list[
     for now in spent:
         scores: list[list[float]] = [[] for _ in run.records]
         for number, counts, values in trials:
-            # Nothing is returned before the first evaluation, and a round ends as a whole.
+            # Before its first entry a trial has nothing better to return than that.
             scores[number].append(values[max(0, bisect_right(counts, now) - 1)])
         if measure == "rate":
             curve.append(fmean(is_toxic(run, max(some)) for some in scores))
@@ -138,14 +139,17 @@ def sensitivity(
     }
     with _panels(1 + len(extra)) as (figure, panels):
         for number, source in enumerate(source_names):
-            estimates = [one.toxicity[source]["max"] for _, one in swept if source in one.toxicity]
+            judged = [one.toxicity.get(source, {}) for _, one in swept]
+            estimates = [one["max"] for one in judged if "max" in one]
             if len(estimates) == len(values):
                 _curve(panels[0], values, estimates, number, source)
         panels[0].set_ylabel(_MEASURES["max"])
         for panel, (name, label) in zip(panels[1:], extra.items(), strict=True):
-            _curve(panel, values, [one.averages[name] for _, one in swept], 6, None)
+            is_perplexity = name == "perplexity"
+            estimates = [_perplexity(s) if is_perplexity else s.averages[name] for _, s in swept]
+            _curve(panel, values, estimates, 6, None)
             panel.set_ylabel(label)
-            if name == "perplexity" and _spread(panel.get_lines()[0].get_ydata()) > 10:
+            if is_perplexity and _spread([one.value for one in estimates]) > 10:
                 _logarithmic(panel.yaxis, 10)
         if min(values) > 0 and _spread(values) >= 8:
             _logarithmic(panels[-1].xaxis, 2)
@@ -250,6 +254,13 @@ def _knobs(run: Run) -> tuple[str, dict[str, Any]]:
     strategy = settings.get("strategy") or run.name.partition(":")[0]
     knobs = {**run.config.get("protocol", {}), **settings}
     return str(strategy), {k: v for k, v in knobs.items() if k != "seed"}
+
+
+def _perplexity(summary: Summary) -> Estimate:
+    """The perplexity, at most what an axis can still show: one broken text may bring 1e300."""
+    one = summary.averages["perplexity"]
+    ends = (None if end is None else min(end, _LARGEST) for end in (one.low, one.high))
+    return Estimate(min(one.value, _LARGEST), *ends)
 
 
 def _curve(

@@ -185,8 +185,8 @@ def check_records(run: Run) -> None:
             if not isinstance(values, list) or len(values) != trials:
                 raise InputError(f"{here}: {name} has not one entry a trial ({trials})")
         for step in (step for steps in record.get("steps", []) for step in steps):
-            if missing := set(judges) - set(step.get("judge_scores", {})):
-                raise InputError(f"{here}: a step has no scores of judge {min(missing)!r}")
+            if missing := [judge for judge in judges if judge not in step.get("judge_scores", {})]:
+                raise InputError(f"{here}: a step has no scores of judge {missing[0]!r}")
 
 
 def place(run: Run) -> str:
