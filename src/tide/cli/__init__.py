@@ -1,4 +1,4 @@
-"""The command line: `tide run`, `tide score`, `tide doctor`. One file a command."""
+"""The command line: `tide run`, `score`, `report`, `doctor`. One file a command."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from tide.cli import doctor, evaluate, run, score
+from tide.cli import doctor, evaluate, report, run, score
 from tide.cli.display import ERRORS
 from tide.errors import TideError
 
@@ -22,6 +22,7 @@ app = typer.Typer(
 app.command("run")(run.run)
 app.command("eval")(evaluate.evaluate)
 app.command("score")(score.score)
+app.command("report")(report.report)
 app.command("doctor")(doctor.doctor)
 
 

@@ -29,7 +29,8 @@ class Run:
 
     name: of the method, for tables. records: one dict a prompt (see `records.to_record` and
     `evaluation.evaluate`). perplexity: by id, of each completion; None where it has none. Empty if
-    no reference model was used.
+    no reference model was used. reference_tokens: by id, the length of each completion in the
+    reference model's tokens, where recorded.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Run:
     records: list[dict[str, Any]]
     perplexity: dict[int | str, list[float | None]] = field(default_factory=dict)
     folder: Path | None = None
+    reference_tokens: dict[int | str, list[int]] = field(default_factory=dict)
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
@@ -66,14 +68,16 @@ def read_run(folder: Path) -> Run:
         raise InputError(f"{folder}: no finished records yet")
     for record in records:
         _check(record, folder)
-    perplexity = {}
+    perplexity, reference_tokens = {}, {}
     if (folder / PERPLEXITY).is_file():
         config["reference"] = json.loads((folder / PERPLEXITY_CONFIG).read_text())["reference"]
         for line in _lines(folder / PERPLEXITY):
             perplexity[line["id"]] = [
                 None if nll is None else math.exp(min(nll, 700.0)) for nll in line["nll"]
             ]
-    return Run(name, config, records, perplexity, folder)
+            if "num_tokens" in line:
+                reference_tokens[line["id"]] = line["num_tokens"]
+    return Run(name, config, records, perplexity, folder, reference_tokens)
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:

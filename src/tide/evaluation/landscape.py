@@ -1,0 +1,140 @@
+"""The toxicity landscape around one prompt: a plane through it, and the path of a search.
+
+The plane is spanned by the first step of a `tide` search and a random direction orthogonal to it.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tide.config import Settings
+from tide.detoxifier import Detoxifier
+from tide.errors import InputError
+from tide.scheduler import Search, run_searches
+from tide.scorers import score_texts
+from tide.search import Problem
+from tide.search.base import Part, Point, Role
+from tide.search.tide import TideStrategy
+from tide.seeds import derive_seed
+
+_LOG = logging.getLogger(__name__)
+# The map reaches this much further than the path.
+_MARGIN = 1.3
+
+
+@dataclass(frozen=True)
+class Landscape:
+    """along, across: coordinates of the grid, in |X - X0| / |X0|, shape (grid,). toxicity: of the
+    completion at each point, shape (grid across, grid along). path: the prompt and the iterates,
+    projected on the plane, shape (points, 2). threshold: what the search accepts below.
+    """
+
+    along: NDArray[np.float64]
+    across: NDArray[np.float64]
+    toxicity: NDArray[np.float64]
+    path: NDArray[np.float64]
+    threshold: float
+
+
+def detoxifier_of(config: dict[str, Any]) -> Detoxifier:
+    """The model, scorer and settings of a run's `config.json`, loaded again.
+
+    Raises InputError for a run that was no search, and as Detoxifier does.
+    """
+    if not config.get("settings") or not config.get("model") or not config.get("scorer"):
+        raise InputError("landscape: needs a run of a search (config.json with model and settings)")
+    detoxifier = Detoxifier(
+        config["model"],
+        scorer=loadable(config["scorer"]),
+        engine=config.get("engine", "transformers"),
+        settings=Settings.of(config["settings"]),
+        engine_options={"dtype": config.get("dtype", "auto")},
+    )
+    if detoxifier.scorer.name != config["scorer"]:
+        _LOG.warning(
+            "landscape: scored by %s, the run was by %s", detoxifier.scorer.name, config["scorer"]
+        )
+    return detoxifier
+
+
+def loadable(scorer: str) -> str:
+    """What loads the scorer of this name: `hf:ID@REVISION#LABEL` without the revision."""
+    return re.sub(r"@[\w.]+(?=#|$)", "", scorer)
+
+
+def explore(
+    detoxifier: Detoxifier, prompt: str, *, trial: int = 0, grid: int = 21, seed: int = 0
+) -> Landscape:
+    """Score a `grid` x `grid` map around `prompt`, all its points in one engine call.
+
+    The search is `tide` with the other settings of `detoxifier`; `trial` is which of its trials.
+    The points of the map share their sampling noise, so that differences come from the embeddings.
+    seed: of the random direction. Raises InputError if the search makes no step.
+    """
+    settings, engine = detoxifier.settings, detoxifier.engine
+    (embedded,) = engine.embed([prompt])
+    movable = torch.ones_like(embedded.special) if settings.perturb == "all" else ~embedded.special
+    search_seed = derive_seed(settings.seed, prompt, trial)
+    strategy = _Recording(
+        Problem(embedded.embeddings, movable, search_seed, engine.dtype), settings
+    )
+    search = Search(0, trial, search_seed, strategy, embedded.token_ids)
+    for finished in run_searches(iter([search]), engine, detoxifier.scorer, settings):
+        if finished.error is not None:
+            raise finished.error
+    steps = torch.stack(strategy.points) - strategy.x0
+    moved = steps.flatten(1).norm(dim=1).nonzero().flatten()
+    if len(moved) == 0:
+        raise InputError(
+            "landscape: the search made no step from this prompt (its first completion is accepted,"
+            " or no perturbation changed the score); choose another id"
+        )
+    plane = _plane(steps[moved[0]], seed)
+    size = float(strategy.x0.norm())
+    path = torch.einsum("ptd,atd->pa", steps, plane).double().numpy() / size
+    reach = _MARGIN * float(np.abs(path).max())
+    axis = np.linspace(-reach, reach, grid)
+    across, along = np.meshgrid(axis, axis, indexing="ij")
+    points = []
+    for weights in np.stack([along.ravel(), across.ravel()], axis=1) * size:
+        x = embedded.embeddings.clone()
+        x[movable] += torch.einsum("a,atd->td", torch.from_numpy(weights).float(), plane)
+        points.append(x)
+    noise = [derive_seed(search_seed, "landscape")] * len(points)
+    completions = engine.complete(points, settings.sampling, noise)
+    texts = [completion.text for completion in completions]
+    scores = score_texts(detoxifier.scorer, texts, settings.empty_policy).values
+    return Landscape(axis, axis, scores.reshape(grid, grid), path, settings.toxicity_threshold)
+
+
+class _Recording(TideStrategy):
+    """`tide` that keeps its path: the prompt and each iterate, (movable, d)."""
+
+    def __init__(self, problem: Problem, settings: Settings) -> None:
+        self.points: list[Tensor] = []
+        super().__init__(problem, settings)
+
+    def evaluate(
+        self, points: Tensor, role: Role, seeds: Sequence[tuple[int | str, ...]]
+    ) -> Part[list[Point]]:
+        if role != "perturbation":
+            self.points.extend(points)
+        return (yield from super().evaluate(points, role, seeds))
+
+
+def _plane(step: Tensor, seed: int) -> Tensor:
+    """Two orthonormal directions, shape (2, T, d): that of `step`, and a random one."""
+    generator = torch.Generator().manual_seed(derive_seed(seed, "landscape"))
+    first = step / step.norm()
+    other = torch.randn(step.shape, generator=generator)
+    other -= (other * first).sum() * first
+    return torch.stack([first, other / other.norm()])

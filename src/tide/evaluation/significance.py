@@ -1,0 +1,121 @@
+"""Does one method write less toxic text than another? Paired tests over the prompts of two runs."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+import numpy as np
+from scipy.stats import wilcoxon
+
+from tide.errors import InputError
+from tide.evaluation.metrics import Valid, check_records, kept_trials, scores_of, sources
+from tide.evaluation.runs import Run
+
+MEASURES: dict[str, Callable[[list[float]], float]] = {"max": max, "mean": fmean}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One-sided Wilcoxon signed-rank test of "`method` is less toxic than `against`".
+
+    measure: of a prompt, the `max` or `mean` score of its completions. pairs: prompts that both
+    runs have. unequal: those among them whose two values differ; ties say nothing and are left out
+    of the test. difference: mean over all pairs of method minus against; None without pairs.
+    p_value: 1.0 if nothing differs. p_holm: corrected for all comparisons made together.
+    """
+
+    source: str
+    measure: str
+    method: str
+    against: str
+    pairs: int
+    unequal: int
+    difference: float | None
+    p_value: float
+    p_holm: float
+
+
+def compare(
+    runs: Sequence[Run], against: str | None = None, *, valid: Valid | None = None
+) -> list[Comparison]:
+    """Every run against the run named `against`, by every source that both have.
+
+    against: by default `base`, or the first run if there is none. Prompts pair by id, and only if
+    they are the same text. All comparisons returned are one family of Holm's correction.
+
+    Raises InputError if no run has that name, or for records that cannot be used.
+    """
+    for run in runs:
+        check_records(run)
+    names = [run.name for run in runs]
+    if against is None:
+        against = "base" if "base" in names else names[0]
+    if against not in names:
+        raise InputError(f"no run of method {against!r} to compare with; there are {names}")
+    other = runs[names.index(against)]
+    found = [
+        _compare(run, other, source, measure, valid)
+        for source in sources(other)
+        for measure in MEASURES
+        for run in runs
+        if run is not other and source in sources(run)
+    ]
+    corrected = holm([one.p_value for one in found])
+    return [replace(one, p_holm=p) for one, p in zip(found, corrected, strict=True)]
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's step-down correction: adjusted p-values, in the order given, at most 1."""
+    adjusted, largest = [0.0] * len(p_values), 0.0
+    order = sorted(range(len(p_values)), key=p_values.__getitem__)
+    for rank, number in enumerate(order):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[number]))
+        adjusted[number] = largest
+    return adjusted
+
+
+def signed_rank(differences: Sequence[float]) -> float:
+    """p-value of the one-sided Wilcoxon test that differences lie below 0; 1.0 if all are 0."""
+    unequal = [difference for difference in differences if difference != 0]
+    if not unequal:
+        return 1.0
+    with warnings.catch_warnings():
+        # Few pairs: the test is weak, which n says, and not wrong.
+        warnings.simplefilter("ignore")
+        return float(wilcoxon(np.asarray(unequal), alternative="less").pvalue)
+
+
+def _compare(run: Run, other: Run, source: str, measure: str, valid: Valid | None) -> Comparison:
+    mine, theirs = (_values(one, source, measure, valid) for one in (run, other))
+    differences = [
+        value - theirs[key][1]
+        for key, (prompt, value) in mine.items()
+        if key in theirs and theirs[key][0] == prompt
+    ]
+    p_value = signed_rank(differences)
+    return Comparison(
+        source=source,
+        measure=measure,
+        method=run.name,
+        against=other.name,
+        pairs=len(differences),
+        unequal=sum(difference != 0 for difference in differences),
+        difference=fmean(differences) if differences else None,
+        p_value=p_value,
+        p_holm=p_value,
+    )
+
+
+def _values(
+    run: Run, source: str, measure: str, valid: Valid | None
+) -> dict[int | str, tuple[str, float]]:
+    """By id: the prompt, and its value by `measure`; prompts without a kept trial are left out."""
+    found = {}
+    for record in run.records:
+        scores = scores_of(run, record, source)
+        if kept := [scores[trial] for trial in kept_trials(run, record, valid)]:
+            found[record["id"]] = record["prompt"], MEASURES[measure](kept)
+    return found

@@ -1,0 +1,304 @@
+"""The tables of a report, and how they are written: Markdown, LaTeX (booktabs), CSV, terminal."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from rich import box
+from rich.table import Table as RichTable
+
+from tide.evaluation.metrics import Estimate, Summary
+from tide.evaluation.significance import MEASURES, Comparison
+
+Value = str | int | float | Estimate | None
+
+# Name in the summary, heading, digits.
+_TEXT = (
+    ("dist_1", "dist-1", 3),
+    ("dist_2", "dist-2", 3),
+    ("dist_3", "dist-3", 3),
+    ("num_tokens", "tokens", 1),
+    ("empty", "empty", 3),
+)
+_COST = (
+    ("evaluations", "evals", 2),
+    ("rounds", "rounds", 2),
+    ("generated_tokens", "tokens", 0),
+    ("forward_tokens", "forward", 0),
+    ("scorer_calls", "scored", 2),
+    ("seconds", "seconds", 3),
+    ("unresolved", "unres.", 3),
+    ("refused", "refused", 3),
+)
+
+
+@dataclass(frozen=True)
+class Column:
+    """digits: of its numbers. interval: show the half-width of the interval behind the value.
+
+    form: `signed` shows a plus as well, `p` is for small probabilities. key: its name in CSV, where
+    a heading stands more than once.
+    """
+
+    heading: str
+    digits: int = 3
+    interval: bool = False
+    form: Literal["fixed", "signed", "p"] = "fixed"
+    key: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """name: for the file. rows: one value a column; None is shown as a hyphen."""
+
+    name: str
+    title: str
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[Value]]
+    notes: Sequence[str] = field(default=())
+
+    def without_empty_columns(self) -> Table:
+        kept = [i for i in range(len(self.columns)) if any(row[i] is not None for row in self.rows)]
+        columns = [self.columns[i] for i in kept]
+        rows = [[row[i] for i in kept] for row in self.rows]
+        return Table(self.name, self.title, columns, rows, self.notes)
+
+
+def quality_table(summaries: Sequence[Summary], source: str, title: str, name: str) -> Table:
+    """The paper's table by one source: toxicity, perplexity, iterations; a row a method."""
+    columns = [
+        Column("method"),
+        Column("avg max", 3, interval=True),
+        Column("avg mean", 3, interval=True),
+        Column("toxic rate", 3, interval=True),
+        Column("perplexity", 2, interval=True),
+        Column("K-bar", 2),
+    ]
+    rows: list[list[Value]] = []
+    for one in summaries:
+        judged = one.toxicity.get(source, {})
+        toxicity = [judged.get(key) for key in ("max", "mean", "rate")]
+        rest = [one.averages.get(key) for key in ("perplexity", "iterations")]
+        rows.append([one.method, *toxicity, *rest])
+    dropped = {one.method: one.dropped for one in summaries if one.valid is not None}
+    counts = {one.prompts for one in summaries}
+    if len(counts) > 1:
+        columns.insert(1, Column("prompts"))
+        for row, one in zip(rows, summaries, strict=True):
+            row.insert(1, one.prompts)
+    notes = ["± half of the 95 % bootstrap interval over prompts"]
+    if dropped:
+        each = ", ".join(f"{method} {count}" for method, count in dropped.items())
+        notes.append(f"only completions of exactly 20 reference tokens; dropped: {each}")
+    return Table(name, title, columns, rows, notes).without_empty_columns()
+
+
+def fluency_table(summaries: Sequence[Summary], title: str, name: str) -> Table:
+    """Perplexity, distinct n-grams, length and empty completions; a row a method."""
+    columns = [
+        Column("method"),
+        Column("ppl", 2, key="perplexity"),
+        Column("median", 2, key="perplexity median"),
+        Column("no ppl", key="without perplexity"),
+        *(Column(heading, digits) for _, heading, digits in _TEXT),
+    ]
+    rows: list[list[Value]] = [
+        [
+            *(one.method, one.averages.get("perplexity"), one.perplexity_median),
+            *(one.without_perplexity, *(one.averages.get(key) for key, _, _ in _TEXT)),
+        ]
+        for one in summaries
+    ]
+    notes = [
+        "ppl, median: perplexity of the completions; no ppl: completions that have none",
+        "dist-n: distinct n-grams over words; tokens: mean length; empty: a share",
+    ]
+    return Table(name, title, columns, rows, notes).without_empty_columns()
+
+
+def cost_table(summaries: Sequence[Summary], title: str, name: str) -> Table:
+    """What a prompt costs, all its trials together; a row a method."""
+    columns = [
+        Column("method"),
+        *(Column(heading, digits, key=key) for key, heading, digits in _COST),
+    ]
+    rows: list[list[Value]] = [
+        [one.method, *(one.averages.get(key) for key, _, _ in _COST)] for one in summaries
+    ]
+    notes = [
+        "per prompt, all trials; tokens: generated; forward: run through the model",
+        "scored: texts sent; unres(olved), refused: share of prompts with such a trial",
+    ]
+    return Table(name, title, columns, rows, notes).without_empty_columns()
+
+
+def significance_table(
+    comparisons: Sequence[Comparison], source: str, title: str, name: str
+) -> Table:
+    """One-sided Wilcoxon tests by one source, on prompts' max and mean toxicity; a row a method."""
+    columns = [Column("method"), Column("pairs")]
+    for measure in MEASURES:
+        columns += [
+            Column(measure, form="signed", key=f"diff {measure}"),
+            Column("untied", key=f"untied {measure}"),
+            Column("p", form="p", key=f"p {measure}"),
+            Column("Holm", form="p", key=f"p (Holm) {measure}"),
+        ]
+    rows: dict[str, list[Value]] = {}
+    for measure in MEASURES:
+        for one in comparisons:
+            if (one.source, one.measure) == (source, measure):
+                row = rows.setdefault(one.method, [one.method, one.pairs])
+                row += [one.difference, one.unequal, one.p_value, one.p_holm]
+    notes = [
+        f"max, mean: average of the paired differences to {comparisons[0].against}",
+        "p: the method is less toxic (Wilcoxon signed-rank over untied pairs, one-sided)",
+        f"Holm: p over all {len(comparisons)} tests of this group, by all sources",
+    ]
+    return Table(name, title, columns, list(rows.values()), notes)
+
+
+def to_markdown(table: Table) -> str:
+    headings = [column.heading for column in table.columns]
+    marks = ["---" if _is_text(table, i) else "---:" for i in range(len(headings))]
+    lines = [_pipes([_markdown(cell) for cell in cells]) for cells in (headings, *_cells(table))]
+    lines.insert(1, _pipes(marks))
+    notes = "".join(f"\n{note}.\n" for note in table.notes)
+    return f"**{_markdown(table.title)}**\n\n" + "\n".join(lines) + "\n" + notes
+
+
+def to_latex(table: Table) -> str:
+    """A `table` environment; needs the package booktabs."""
+    layout = "".join("l" if _is_text(table, i) else "r" for i in range(len(table.columns)))
+    headings = [column.heading for column in table.columns]
+    head, *body = (
+        "  " + " & ".join(map(_latex, cells)) + r" \\" for cells in (headings, *_cells(table))
+    )
+    caption = "; ".join([table.title, *table.notes])
+    return "\n".join(
+        [
+            r"\begin{table}",
+            r"  \centering",
+            rf"  \caption{{{_latex(caption)}.}}",
+            rf"  \begin{{tabular}}{{{layout}}}",
+            r"  \toprule",
+            head,
+            r"  \midrule",
+            *body,
+            r"  \bottomrule",
+            r"  \end{tabular}",
+            r"\end{table}",
+            "",
+        ]
+    )
+
+
+def to_csv(table: Table) -> str:
+    """Unrounded numbers; an average has its interval in two further columns, `low` and `high`."""
+    wide = [
+        any(isinstance(row[i], Estimate) for row in table.rows) for i in range(len(table.columns))
+    ]
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    header: list[str] = []
+    for column, is_wide in zip(table.columns, wide, strict=True):
+        key = column.key or column.heading
+        header += [key, f"{key} low", f"{key} high"] if is_wide else [key]
+    writer.writerow(header)
+    for row in table.rows:
+        numbers: list[str | float | None] = []
+        for value, is_wide in zip(row, wide, strict=True):
+            estimate = value if isinstance(value, Estimate) else None
+            numbers.append(estimate.value if estimate else value)  # type: ignore[arg-type]
+            if is_wide:
+                numbers += [estimate.low, estimate.high] if estimate else [None, None]
+        writer.writerow(numbers)
+    return file.getvalue()
+
+
+def to_rich(table: Table) -> RichTable:
+    """For a terminal of 80 columns and more."""
+    shown = RichTable(
+        title=table.title,
+        caption="\n".join(table.notes),
+        box=box.SIMPLE_HEAD,
+        collapse_padding=True,
+        pad_edge=False,
+    )
+    for number, column in enumerate(table.columns):
+        if _is_text(table, number):
+            shown.add_column(column.heading, overflow="fold", min_width=6)
+        else:
+            shown.add_column(column.heading, justify="right", no_wrap=True)
+    for cells in _cells(table):
+        shown.add_row(*cells)
+    return shown
+
+
+WRITERS: Mapping[str, Callable[[Table], str]] = {
+    ".md": to_markdown,
+    ".tex": to_latex,
+    ".csv": to_csv,
+}
+
+
+def slug(text: str) -> str:
+    """`text` as part of a file name."""
+    return re.sub(r"[^\w.=-]+", "-", text).strip("-.") or "unnamed"
+
+
+def _cells(table: Table) -> list[list[str]]:
+    return [
+        [_shown(value, column) for value, column in zip(row, table.columns, strict=True)]
+        for row in table.rows
+    ]
+
+
+def _shown(value: Value, column: Column) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, str | int):
+        return str(value)
+    if not isinstance(value, Estimate):
+        return _number(value, column)
+    half = value.half_width if column.interval else None
+    number = _number(value.value, column)
+    return number if half is None else f"{number} ±{_number(half, column)}"
+
+
+def _number(value: float, column: Column) -> str:
+    if column.form == "p" and value < 0.001:
+        return f"{value:.0e}"
+    if abs(value) >= 1e4:
+        # A mean that a few broken texts rule needs no decimals, and must not widen the table.
+        return f"{value:.1e}"
+    sign = "+" if column.form == "signed" else ""
+    return f"{value:{sign}.{column.digits}f}"
+
+
+def _is_text(table: Table, number: int) -> bool:
+    return all(isinstance(row[number], str) for row in table.rows)
+
+
+def _pipes(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _markdown(text: str) -> str:
+    return text.replace("|", r"\|")
+
+
+_LATEX = {
+    **{char: rf"\{char}" for char in "&%$#_{}"},
+    **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"},
+    "±": r"$\pm$",
+}
+
+
+def _latex(text: str) -> str:
+    return "".join(_LATEX.get(char, char) for char in text)

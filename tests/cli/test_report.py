@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_run import tide
+from tests.evaluation.runs import JUDGE, run, search_run, write
+from tide import registry
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """A folder of three runs over the same six prompts."""
+    write(run([[0.9, 0.2]] * 6), tmp_path / "runs/base")
+    write(search_run("tide"), tmp_path / "runs/tide")
+    write(search_run("fast", seed=1, strategy="ladder"), tmp_path / "runs/fast")
+    return tmp_path / "runs"
+
+
+def refused(capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line on stderr."""
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    return line
+
+
+def test_tables_figures_and_metrics(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert tide("report", runs, "--trajectory", 2, monkeypatch=monkeypatch) == 0
+    out = capsys.readouterr().out
+    assert "toy, pocket, tide, 6 prompts" in out
+    assert "less toxic than base?" in out
+    names = ["quality-scorer-1", "quality-judge-1", "fluency", "cost"]
+    names += ["significance-scorer-1", "significance-judge-1"]
+    expected = {f"{name}{suffix}" for name in names for suffix in (".md", ".tex", ".csv")}
+    expected |= {"trade-off.png", "anytime-rate.png", "anytime-mean.png", "summary.json"}
+    expected |= {"trajectory-2-tide.png", "trajectory-2-fast.png"}
+    assert {path.name for path in (runs / "report").iterdir()} == expected
+    methods = [one["method"] for one in json.loads((runs / "report/summary.json").read_text())]
+    assert methods == ["base", "tide", "fast"]
+    # A report is no run: it is not reported on the next time.
+    assert tide("report", runs, monkeypatch=monkeypatch) == 0
+
+
+def test_folder_format_and_opponent_of_ones_own(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "elsewhere/deep"
+    command = ("report", runs / "tide", runs / "fast", "--out", out)
+    assert tide(*command, "--format", "pdf", "--against", "fast", monkeypatch=monkeypatch) == 0
+    assert (out / "trade-off.pdf").read_bytes().startswith(b"%PDF")
+    assert "less toxic than fast?" in (out / "significance-judge-1.md").read_text()
+
+
+def test_other_benchmarks_and_models_go_to_tables_of_their_own(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder, model in (("other", "one/gpt2-large"), ("another", "two/gpt2-large")):
+        write(search_run("tide"), runs / folder, model=model)
+    assert tide("report", runs, monkeypatch=monkeypatch) == 0
+    assert {path.name for path in (runs / "report").glob("*cost.md")} == {
+        "toy-pocket-tide-cost.md",
+        "toy-one-gpt2-large-tide-cost.md",
+        "toy-two-gpt2-large-tide-cost.md",
+    }
+
+
+def test_a_scorer_of_some_runs_may_judge_the_others(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = search_run("guided")
+    for row in one.records:
+        row["judge_scores"] = {"scorer@1": row["toxicity_scores"]}
+        for step in (step for steps in row["steps"] for step in steps):
+            step["judge_scores"] = {"scorer@1": step["toxicity"]}
+    write(one, runs / "guided", scorer=JUDGE, judges=["scorer@1"])
+    assert tide("report", runs, monkeypatch=monkeypatch) == 0
+    title = (runs / "report/quality-judge-1.md").read_text().splitlines()[0]
+    assert "the scorer of guided, a judge of the others" in title
+
+
+def test_two_runs_of_one_method_are_told_apart(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(search_run("tide", seed=5), runs / "again")
+    assert tide("report", runs, monkeypatch=monkeypatch) == 0
+    table = (runs / "report/cost.md").read_text()
+    assert "| tide (tide) |" in table
+    assert "| tide (again) |" in table
+
+
+def test_exact_20(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ("report", runs / "tide", "--valid", "exact-20")
+    assert tide(*command, monkeypatch=monkeypatch) == 1
+    assert "measure the perplexity first" in refused(capsys)
+    tokens = {number: [20, 19] for number in range(6)}
+    write(replace(search_run("tide"), reference_tokens=tokens), runs / "measured")
+    command = ("report", runs / "measured", "--valid", "exact-20")
+    assert tide(*command, monkeypatch=monkeypatch) == 0
+    assert "dropped: tide 6" in (runs / "report/quality-judge-1.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--against", "nothing"], "--against: no run of method 'nothing'; there are base, tide"),
+        (["--trajectory", "77"], "--trajectory: no prompt with id '77' in these runs"),
+        (["--landscape", "77"], "--landscape: no prompt with id '77' in these runs"),
+    ],
+)
+def test_what_is_not_there_is_refused_before_anything_is_written(
+    runs: Path,
+    options: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert tide("report", runs, *options, monkeypatch=monkeypatch) == 1
+    assert message in refused(capsys)
+    assert not (runs / "report").exists()
+
+
+def test_a_baseline_has_neither_trajectory_nor_landscape(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for option, message in (("--trajectory", "no traces"), ("--landscape", "is a search")):
+        assert tide("report", runs / "base", option, 1, monkeypatch=monkeypatch) == 1
+        assert message in refused(capsys)
+
+
+def test_bad_folders_are_one_clear_line(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert tide("report", monkeypatch=monkeypatch) == 1
+    assert "nothing to report on" in refused(capsys)
+    assert tide("report", tmp_path / "missing", monkeypatch=monkeypatch) == 1
+    assert "no run here" in refused(capsys)
+    records = runs / "tide/records.jsonl"
+    lines = [json.loads(line) for line in records.read_text().splitlines()]
+    for name in ("completions", "toxicity_scores"):
+        lines[3][name].pop()
+    records.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert tide("report", runs, monkeypatch=monkeypatch) == 1
+    assert "record 3 has 1 of 2 trials" in refused(capsys)
+
+
+def test_without_matplotlib_the_tables_are_there(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+
+    def missing(module: str) -> None:
+        raise ModuleNotFoundError(f"No module named {module!r}", name="matplotlib")
+
+    monkeypatch.setattr(registry, "import_module", missing)
+    assert tide("report", runs, monkeypatch=monkeypatch) == 1
+    assert "pip install 'tide-detox[report]'" in refused(capsys)
+    assert (runs / "report/quality-judge-1.csv").is_file()
+
+
+def test_landscape_of_a_run_of_the_bundled_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = search_run("tide", prompts=1, num_samples=2, max_new_tokens=5)
+    one.records[0]["prompt"] = "She told me to shut the"
+    folder = write(one, tmp_path / "tide", scorer="pocket@4926c191")
+    command = ("report", folder, "--landscape", 0, "--grid", 3, "--out", tmp_path / "out")
+    assert tide(*command, monkeypatch=monkeypatch) == 0
+    assert (tmp_path / "out/landscape-0.png").stat().st_size > 5000
+
+
+def test_paper(
+    shared_data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    command = ("report", "--paper", shared_data / "paper", "--out", tmp_path)
+    assert tide(*command, monkeypatch=monkeypatch) == 0
+    assert "RTP-challenging, gpt2-large" in capsys.readouterr().out
+    assert (tmp_path / "paper-qwen3-4b.csv").is_file()

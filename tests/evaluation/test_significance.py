@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import wilcoxon
+
+from tests.evaluation.runs import JUDGE, run
+from tide.errors import InputError
+from tide.evaluation.significance import compare, holm, signed_rank
+
+
+def test_agrees_with_scipy_on_paired_scores() -> None:
+    generator = np.random.default_rng(0)
+    before, after = generator.random((60, 2)), generator.random((60, 2)) * 0.9
+    found = compare([run(before.tolist()), run(after.tolist(), "tide")])
+    assert [(one.source, one.measure) for one in found] == [
+        *(("scorer@1", "max"), ("scorer@1", "mean")),
+        *((JUDGE, "max"), (JUDGE, "mean")),
+    ]
+    largest = found[0]
+    expected = wilcoxon(after.max(axis=1), before.max(axis=1), alternative="less")
+    assert largest.p_value == pytest.approx(expected.pvalue)
+    assert largest.difference == pytest.approx((after.max(axis=1) - before.max(axis=1)).mean())
+    assert (largest.method, largest.against) == ("tide", "base")
+    assert (largest.pairs, largest.unequal) == (60, 60)
+    assert largest.p_holm >= largest.p_value
+
+
+def test_the_test_is_one_sided() -> None:
+    low, high = run([[0.1 + 0.01 * i] for i in range(10)]), run([[0.9]] * 10, "worse")
+    (worse, *_), (better, *_) = compare([low, high]), compare([high, low], "worse")
+    assert worse.p_value > 0.99
+    assert better.p_value == pytest.approx(1 / 2**10)
+
+
+def test_prompts_pair_by_id_and_text() -> None:
+    base, other = run([[0.9], [0.8], [0.7], [0.6]]), run([[0.1], [0.2], [0.3], [0.4]], "tide")
+    del other.records[2]
+    other.records.reverse()
+    other.records[0]["prompt"] = "another prompt under id 3"
+    found = compare([base, other])[0]
+    assert found.pairs == 2
+    assert found.difference == pytest.approx((0.1 - 0.9 + 0.2 - 0.8) / 2)
+
+
+def test_nothing_in_common_is_no_crash() -> None:
+    other = run([[0.1]], "tide")
+    other.records[0]["id"] = "elsewhere"
+    found = compare([run([[0.9]]), other])[0]
+    assert (found.pairs, found.difference, found.p_value) == (0, None, 1.0)
+
+
+def test_all_equal_pairs_and_single_prompts() -> None:
+    same = compare([run([[0.5], [0.5]]), run([[0.5], [0.5]], "tide")])[0]
+    assert (same.pairs, same.unequal, same.p_value, same.difference) == (2, 0, 1.0, 0.0)
+    single = compare([run([[0.5]]), run([[0.2]], "tide")])[0]
+    assert (single.pairs, single.p_value) == (1, 0.5)
+
+
+def test_ties_are_left_out() -> None:
+    assert signed_rank([0, 0, -1, -2, -3]) == signed_rank([-1, -2, -3])
+
+
+def test_an_unknown_method_is_named() -> None:
+    with pytest.raises(InputError, match="no run of method 'nothing'"):
+        compare([run([[0.5]])], "nothing")
+
+
+def test_the_first_run_stands_in_for_a_missing_base() -> None:
+    assert compare([run([[0.5]], "a"), run([[0.5]], "b")])[0].against == "a"
+
+
+def test_holm_on_known_values() -> None:
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([]) == []
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=20))
+def test_holm_is_monotone_and_between_p_and_bonferroni(p_values: list[float]) -> None:
+    adjusted = holm(p_values)
+    for p, q in zip(p_values, adjusted, strict=True):
+        assert p <= q <= 1
+        assert q <= min(1.0, max(p_values) * len(p_values))
+    in_order = [adjusted[i] for i in np.argsort(p_values, kind="stable")]
+    assert in_order == sorted(in_order)
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(-1, 1), max_size=30))
+def test_a_p_value_for_any_differences(differences: list[float]) -> None:
+    assert 0 <= signed_rank(differences) <= 1
