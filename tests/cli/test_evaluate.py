@@ -23,7 +23,10 @@ def benchmark_file(tmp_path: Path) -> Path:
 
 
 def test_methods_side_by_side(
-    benchmark_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    benchmark_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     out = tmp_path / "runs"
     command = [
@@ -32,13 +35,19 @@ def test_methods_side_by_side(
     ]  # fmt: skip
     assert tide(*command, monkeypatch=monkeypatch) == 0
     runs = {folder.name: read_run(folder) for folder in out.iterdir() if folder.is_dir()}
-    assert set(runs) == {"base", "fast", "resample_temperature=1.0"}
+    assert set(runs) == {"base", "fast", "resample-temperature=1.0"}
+    shown = capsys.readouterr().out
+    assert "the search's scorer" in shown
+    assert "a judge" in shown
     for run in runs.values():
+        assert run.folder is not None
         assert [len(record["completions"]) for record in run.records] == [2] * len(PROMPTS)
         assert run.config["model"] == "pocket"
         assert run.config["reference"] == "pocket-reference"
         assert len(run.perplexity) == len(PROMPTS)
-    assert runs["resample_temperature=1.0"].config["settings"]["temperature"] == 1.0
+        summary = json.loads((out / run.folder.name / "summary.json").read_text())
+        assert summary["prompts"] == len(PROMPTS)
+    assert runs["resample-temperature=1.0"].config["settings"]["temperature"] == 1.0
     before = {name: (out / name / "records.jsonl").read_bytes() for name in runs}
     assert tide(*command, monkeypatch=monkeypatch) == 0
     assert before == {name: (out / name / "records.jsonl").read_bytes() for name in runs}

@@ -7,7 +7,7 @@ import pytest
 from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
 from tide import TideError
 from tide.errors import InputError
-from tide.evaluation.methods import Record, load_method, slug
+from tide.evaluation.methods import Record, load_method
 from tide.evaluation.protocols import PROTOCOLS, load_protocol
 from tide.evaluation.sharing import SharedEngine
 from tide.inputs import Row
@@ -113,7 +113,3 @@ def test_base_completions_are_written_once() -> None:
     assert engine.seconds_saved > 0
     for number, record in alone.items():
         assert shared[number] == record | {"seconds": shared[number]["seconds"]}
-
-
-def test_slug() -> None:
-    assert slug("resample:temperature=1.0,seed=3") == "resample_temperature=1.0_seed=3"

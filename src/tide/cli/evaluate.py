@@ -9,16 +9,18 @@ from typing import Annotated, Any
 import typer
 
 from tide.cli import options
-from tide.cli.display import ERRORS, OUTPUT, progress_bar
+from tide.cli.display import ERRORS, progress_bar
+from tide.cli.report import summarize_runs
 from tide.config import Settings
 from tide.engines import load_engine
 from tide.errors import InputError, TideError
 from tide.evaluation.benchmarks import load_benchmark
 from tide.evaluation.evaluate import Setting, measure_perplexity, run_method
-from tide.evaluation.methods import Method, load_method, slug
+from tide.evaluation.methods import Method, load_method
 from tide.evaluation.perplexity import Reference, reference_for
 from tide.evaluation.protocols import load_protocol
 from tide.evaluation.sharing import SharedEngine
+from tide.evaluation.tables import slug
 from tide.scorers import load_scorer
 from tide.specs import split_specs
 
@@ -111,7 +113,8 @@ def evaluate(
         shared.close()
     here = options.engine_options(device=device, max_batch=max_batch)
     _measure(list(folders.values()), reference, model, here)
-    OUTPUT.print(f"{out}: {len(chosen)} runs of {len(prompts.rows)} prompts")
+    summarize_runs(list(folders.values()))
+    ERRORS.print(f"written to {out}; tide report {out} makes tables and figures", markup=False)
     if failed:
         raise TideError(f"{failed} prompts failed (see above); the same command tries them again")
 

@@ -18,7 +18,7 @@ from tide.errors import InputError
 from tide.evaluation import figures, landscape, tables
 from tide.evaluation.metrics import Summary, Valid, place, sources, summarize
 from tide.evaluation.published import paper_tables
-from tide.evaluation.runs import Run, find_runs, read_run
+from tide.evaluation.runs import SUMMARY, Run, find_runs, read_run
 from tide.evaluation.significance import compare
 from tide.evaluation.tables import Table
 
@@ -115,6 +115,16 @@ def report(
     ERRORS.print(f"written to {out}", markup=False, highlight=False)
 
 
+def summarize_runs(folders: Sequence[Path]) -> None:
+    """Write each run's metrics into its folder, and print the tables of all."""
+    found = [read_run(folder) for folder in folders]
+    for group in _groups(found, valid=None, seed=0):
+        for run, summary in zip(group.runs, group.summaries, strict=True):
+            if run.folder is not None:
+                _write(run.folder / SUMMARY, json.dumps(summary.to_dict(), indent=2) + "\n")
+        _deliver(_tables(group, None, None, tests=False), None)
+
+
 def _groups(runs: Sequence[Run], valid: Valid | None, seed: int) -> list[_Group]:
     by_key: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
@@ -163,7 +173,9 @@ def _check_names(
         raise InputError("--trajectory: these runs hold no traces; only searches record them")
 
 
-def _tables(group: _Group, against: str | None, valid: Valid | None) -> Iterator[Table]:
+def _tables(
+    group: _Group, against: str | None, valid: Valid | None, *, tests: bool = True
+) -> Iterator[Table]:
     names = [run.name for run in group.runs]
     for source in group.sources:
         by = [run.name for run in group.runs if sources(run)[0] == source]
@@ -175,7 +187,7 @@ def _tables(group: _Group, against: str | None, valid: Valid | None) -> Iterator
         yield tables.quality_table(group.summaries, source, title, name)
     yield tables.fluency_table(group.summaries, f"{group.title}; text", f"{group.prefix}fluency")
     yield tables.cost_table(group.summaries, f"{group.title}; cost", f"{group.prefix}cost")
-    if against is None or against in names:
+    if tests and (against is None or against in names):
         comparisons = compare(group.runs, against, valid=valid)
         for source in dict.fromkeys(one.source for one in comparisons):
             title = f"{group.title}; less toxic than {comparisons[0].against}? by {source}"

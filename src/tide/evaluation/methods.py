@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
@@ -153,8 +152,3 @@ def load_method(
     except InputError as error:
         raise InputError(f"methods: {spec}: {error}") from None
     return SearchMethod(spec, engine, scorer, settings, base=name == "base")
-
-
-def slug(name: str) -> str:
-    """`name` as a folder is called."""
-    return re.sub(r"[^\w.=+-]+", "_", name)
