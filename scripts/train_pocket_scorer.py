@@ -1,6 +1,7 @@
 """Train the bundled pocket scorer, and compare it with recorded Perspective scores.
 
-    python scripts/train_pocket_scorer.py [--data ../shared/data] [--out FILE] [--seed 0]
+    python scripts/train_pocket_scorer.py [--data ../shared/data] [--out FILE] [--held-out FILE]
+        [--seed 0]
 
 Takes about a minute on two cores.
 
@@ -105,6 +106,14 @@ def read_labelled(folder: Path) -> Labelled:
         for neutral in row["neutral"]:
             data.add(neutral, 0.0, "paradetox", f"pair {i}")
     return data
+
+
+def write_rows(path: Path, data: Labelled, rows: NDArray[np.int64]) -> None:
+    """Labelled texts in the format of `toxicity.jsonl.gz`, for `tide scorers compare`."""
+    with gzip.open(path, "wt", encoding="utf-8") as file:
+        for i in rows:
+            row = {"text": data.texts[i], "toxicity": data.labels[i], "source": data.sources[i]}
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
 def cross_entropy(logits: Floats, labels: Floats) -> tuple[float, Floats]:
@@ -217,6 +226,9 @@ def main(
     out: Annotated[Path, typer.Option(help="Weights file to write.")] = (
         REPOSITORY / "src/tide/pocket/scorer.safetensors"
     ),
+    held_out: Annotated[
+        Path | None, typer.Option(help="Write the rows of the test part to this .jsonl.gz.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the split.")] = 0,
 ) -> None:
     """Train on the labels, write the weights, and compare with the recorded scores."""
@@ -242,6 +254,8 @@ def main(
     console.print(f"{scorer.name}: wrote {out} ({out.stat().st_size:,} bytes)")
 
     test = np.flatnonzero(part == 0)
+    if held_out is not None:
+        write_rows(held_out, labelled, test)
     report_labelled(scorer.score([labelled.texts[i] for i in test]), labels[test], sources[test])
     report_recorded(scorer, data / "paper" / "recorded")
 
