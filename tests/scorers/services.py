@@ -137,7 +137,9 @@ class Perspective(_Handler):
             self.server.scored[text] += 1
         score = {"value": toxicity(text), "type": "PROBABILITY"}
         return {
-            "attributeScores": {name: {"summaryScore": score} for name in body["requestedAttributes"]},
+            "attributeScores": {
+                name: {"summaryScore": score} for name in body["requestedAttributes"]
+            },
             "languages": body["languages"],
             "detectedLanguages": ["en"],
         }

@@ -138,7 +138,7 @@ def test_by_name() -> None:
         ("breaker", "write breaker:SCORER or breaker:NUMBER:SCORER"),
         ("windows:1:pocket", "windows: expected a whole number above 1"),
         ("cache:5:pocket", "unknown scorer '5'"),
-        ("max:pocket", "max: needs at least two scorers, as in max:A,B"),
+        ("max:pocket", "max: needs two or more, as in max:A,B"),
         ("mean:pocket,pockt", "did you mean 'pocket'"),
         ("chache:pocket", "did you mean 'cache'"),
     ],

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,8 +30,8 @@ def test_windows_cover_all_pairs_of_neighbours(words: list[str], size: int) -> N
     assert all(len(window.split()) <= size for window in windows)
     if len(words) <= size:
         assert windows == [" ".join(words)]
-    pairs = {pair for w in windows for pair in zip(w.split(), w.split()[1:], strict=False)}
-    assert pairs == set(zip(words, words[1:], strict=False))
+    pairs = {pair for w in windows for pair in itertools.pairwise(w.split())}
+    assert pairs == set(itertools.pairwise(words))
 
 
 @given(st.text(st.characters(exclude_categories=("Cs",)), max_size=300), st.integers(8, 60))

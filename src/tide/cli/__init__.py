@@ -1,4 +1,7 @@
-"""The command line: `tide run`, `tide score`, `tide doctor`. One file a command."""
+"""The command line: `tide run`, `tide score`, `tide doctor`, `tide scorers`.
+
+One file a command, or a group of them.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from tide.cli import doctor, run, score
+from tide.cli import doctor, run, score, scorers
 from tide.cli.display import ERRORS
 from tide.errors import TideError
 
@@ -22,6 +25,7 @@ app = typer.Typer(
 app.command("run")(run.run)
 app.command("score")(score.score)
 app.command("doctor")(doctor.doctor)
+app.add_typer(scorers.app, name="scorers")
 
 
 def _print_version(wanted: bool) -> None:

@@ -19,7 +19,7 @@ class _Ensemble:
 
     def __init__(self, scorers: Sequence[Scorer]) -> None:
         if len(scorers) < 2:
-            raise InputError(f"scorer {self.kind}: needs at least two scorers, as in {self.kind}:A,B")
+            raise InputError(f"scorer {self.kind}: needs two or more, as in {self.kind}:A,B")
         self._scorers = list(scorers)
         self.name = f"{self.kind}:{','.join(scorer.name for scorer in scorers)}"
 

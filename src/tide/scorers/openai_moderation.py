@@ -1,6 +1,7 @@
 """`openai-moderation`: the moderation endpoint, through the `openai` client.
 
-OPENAI_API_KEY holds the key, OPENAI_BASE_URL another server, OPENAI_MODERATION_QPS requests a second.
+OPENAI_API_KEY holds the key, OPENAI_BASE_URL another server's address, OPENAI_MODERATION_QPS the
+requests a second (5).
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ class RemoteScorer(ABC):
             scores = {text: self._kept.pop(text) for text in dict.fromkeys(texts)}
         return np.array([scores[text] for text in texts], dtype=np.float64)
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  (a subclass may have something to release)
         """Nothing to release: connections live for one call."""
 
     async def _score_all(self, texts: Iterable[str]) -> None:
@@ -147,7 +147,7 @@ class RemoteScorer(ABC):
             reraise=True,
         )
         try:
-            scores = await retrying(attempt)
+            scores: list[float] = await retrying(attempt)
         except TransientError as error:
             times = f"{self._attempts} attempts" if self._attempts > 1 else "1 attempt"
             raise ScorerUnavailable(f"scorer {self.name}: {error} ({times})") from None
