@@ -36,7 +36,7 @@ def test_speaks_the_wire_format_in_batches(service: Service) -> None:
     assert scorer.name == f"openai-moderation:omni-moderation-2024-09-26@{where}"
     texts = [f"text {i}" for i in range(70)]
     assert quick().score(texts) == pytest.approx([toxicity(text) for text in texts])
-    assert [len(r["body"]["input"]) for r in service.requests] == [32, 32, 6]
+    assert sorted(len(r["body"]["input"]) for r in service.requests) == [6, 32, 32]
     assert service.requests[0]["body"]["model"] == "omni-moderation-2024-09-26"
 
 

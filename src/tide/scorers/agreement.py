@@ -69,8 +69,8 @@ def plot_calibration(by_scorer: dict[str, Agreement], path: Path) -> None:
         (line,) = above.plot(scores, targets, marker="o", markersize=4, label=label)
         below.plot(scores, counts / found.texts, marker="o", markersize=3, color=line.get_color())
     above.set(ylabel="mean label of the texts", ylim=(0, 1))
-    above.legend(loc="upper left", fontsize="small")
-    below.set(xlabel="score", ylabel="share of texts", xlim=(0, 1), yscale="log")
+    figure.legend(loc="outside upper left", fontsize="small")
+    below.set(xlabel="score", ylabel="share of texts", xlim=(0, 1), ylim=(0, None))
     for axes in (above, below):
         axes.grid(alpha=0.3)
     figure.savefig(path, dpi=120)
