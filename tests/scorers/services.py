@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import time
@@ -11,6 +12,11 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from tide.scorers import remote
+from tide.scorers.pace import Pace
 
 
 def toxicity(text: str) -> float:
@@ -33,6 +39,7 @@ class Service(ThreadingHTTPServer):
         self.arrivals: list[float] = []
         self.requests: list[dict[str, Any]] = []
         self.scored: Counter[str] = Counter()
+        self.clock: Callable[[], float] = time.monotonic
         self.lock = threading.Lock()
         self.closing = threading.Event()
         self.url = f"http://127.0.0.1:{self.server_port}"
@@ -41,6 +48,29 @@ class Service(ThreadingHTTPServer):
         """The largest number of requests that came within so many seconds."""
         times = sorted(self.arrivals)
         return max(sum(start <= t <= start + seconds for t in times) for start in times)
+
+
+class Clock:
+    """Time that passes only while somebody sleeps."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def without_waiting(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a remote scorer's pauses pass at once, on a clock by which the service sees requests."""
+    clock = service.clock = Clock()
+
+    async def sleep(seconds: float) -> None:
+        clock.sleep(seconds)
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    monkeypatch.setitem(remote._PACES, service.url.removeprefix("http://"), Pace(1.0, clock))
 
 
 @contextmanager
@@ -59,6 +89,7 @@ def running(handler: type[_Handler]) -> Iterator[Service]:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
     server: Service
 
     def log_message(self, format: str, *args: Any) -> None:
@@ -68,7 +99,7 @@ class _Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         with self.server.lock:
             number = len(self.server.arrivals)
-            self.server.arrivals.append(time.monotonic())
+            self.server.arrivals.append(self.server.clock())
             self.server.requests.append(
                 {"path": self.path, "headers": dict(self.headers), "body": body}
             )

@@ -4,21 +4,10 @@ from typing import Any
 
 import pytest
 
+from tests.scorers.services import Clock
 from tide.errors import InputError, ScorerError, ScorerRefused, ScorerUnavailable
 from tide.scorers import CallableScorer, load_scorer
 from tide.scorers.guards import CircuitBreaker, RateLimitedScorer, RetryScorer
-
-
-class Clock:
-    """Time that passes only while somebody sleeps."""
-
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
 
 
 class Moody:
