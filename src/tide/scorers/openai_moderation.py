@@ -12,7 +12,7 @@ from typing import Any
 
 from tide.errors import InputError, ScorerError, ScorerRefused
 from tide.registry import require
-from tide.scorers.remote import RemoteScorer, TransientError, host_of, key_from, rate_from
+from tide.scorers.remote import RemoteScorer, TransientError, key_from, place_of, rate_from
 
 URL = "https://api.openai.com/v1"
 # What comes nearest to "rude or disrespectful": the other categories are about other harms.
@@ -46,15 +46,15 @@ class OpenAIModerationScorer(RemoteScorer):
         self._openai: Any = require("openai", extra="openai")
         self._key = key_from("OPENAI_API_KEY", key, "openai-moderation")
         self._url = (url or os.environ.get("OPENAI_BASE_URL") or URL).rstrip("/")
-        host = host_of(self._url, "openai-moderation")
+        place = place_of(self._url, "openai-moderation")
         self._model = model
         self._categories = categories
         self._timeout = timeout
         chosen = "" if categories == CATEGORIES else f"#{','.join(categories)}"
-        where = "" if self._url == URL else f"@{host}"
+        where = "" if self._url == URL else f"@{place}"
         super().__init__(
             f"openai-moderation:{model}{chosen}{where}",
-            host,
+            place,
             queries_per_second=rate_from("OPENAI_MODERATION_QPS", queries_per_second, 5.0),
             concurrency=concurrency,
             attempts=attempts,

@@ -26,8 +26,8 @@ from tide.scorers.remote import (
     HideKey,
     RemoteScorer,
     TransientError,
-    host_of,
     key_from,
+    place_of,
     rate_from,
 )
 from tide.scorers.windows import split_bytes
@@ -69,7 +69,7 @@ class PerspectiveScorer(RemoteScorer):
         self._httpx: Any = require("httpx", extra="perspective")
         self._key = key_from("PERSPECTIVE_API_KEY", key, "perspective")
         self._url = (url or os.environ.get("PERSPECTIVE_URL") or URL).rstrip("/")
-        self._host = host_of(self._url, "perspective")
+        place = place_of(self._url, "perspective")
         if not attribute.replace("_", "").isalnum():
             raise InputError(f"scorer perspective: {attribute!r} is no attribute, as TOXICITY is")
         self._attribute = attribute
@@ -78,10 +78,10 @@ class PerspectiveScorer(RemoteScorer):
             raise InputError(f"PERSPECTIVE_LONG_TEXT: split or refuse (got {self._long_text!r})")
         self._max_bytes = max_bytes
         self._timeout = timeout
-        where = "v1alpha1" if self._url == URL else self._host
+        where = "v1alpha1" if self._url == URL else place
         super().__init__(
             f"perspective:{attribute}@{where}",
-            self._host,
+            place,
             queries_per_second=rate_from("PERSPECTIVE_QPS", queries_per_second, 1.0),
             concurrency=concurrency,
             attempts=attempts,

@@ -24,7 +24,7 @@ from tide.scorers.pace import Pace
 
 # A service that asks for a longer pause than this will not answer this run.
 _LONGEST_PAUSE = 120.0
-# One pace a host, for all scorers in this process: two attributes of a service share its quota.
+# One pace a service, for all scorers of this process: two of its attributes share its quota.
 _PACES: dict[str, Pace] = {}
 
 
@@ -55,7 +55,7 @@ class RemoteScorer(ABC):
     def __init__(
         self,
         name: str,
-        host: str,
+        place: str,
         *,
         queries_per_second: float,
         concurrency: int | None,
@@ -71,7 +71,7 @@ class RemoteScorer(ABC):
             if value is not None and not (value > 0 and math.isfinite(value)):
                 raise InputError(f"scorer {name}: {setting} must be above 0 (got {value})")
         self.name = name
-        self._pace = _PACES.setdefault(host, Pace(queries_per_second))
+        self._pace = _PACES.setdefault(place, Pace(queries_per_second))
         self._pace.per_second = queries_per_second
         self._concurrency = concurrency or max(1, math.ceil(queries_per_second))
         self._attempts = attempts
@@ -91,7 +91,7 @@ class RemoteScorer(ABC):
         """
 
     def score(self, texts: Sequence[str]) -> NDArray[np.float64]:
-        """One score a text; if any has none, an error after the others are done or given up.
+        """One score a text, or an error.
 
         Raises ScorerUnavailable after the last attempt, ScorerRefused if the service is gone or
         refuses the key, EmptyTextError or ScorerError for texts that it does not take.
@@ -191,8 +191,8 @@ def rate_from(variable: str, given: float | None, default: float) -> float:
         raise InputError(f"{variable}: expected a number (got {text!r})") from None
 
 
-def host_of(url: str, scorer: str) -> str:
-    """Host and port of a base URL, for names and messages: never its user or password."""
+def place_of(url: str, scorer: str) -> str:
+    """Host, port and path of a base URL, for names: never a user, a password or a query."""
     try:
         parts = urlsplit(url)
         port = f":{parts.port}" if parts.port else ""
@@ -200,4 +200,4 @@ def host_of(url: str, scorer: str) -> str:
         parts, port = urlsplit(""), ""
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise InputError(f"scorer {scorer}: the base URL must be like https://host/path")
-    return f"{parts.hostname}{port}"
+    return f"{parts.hostname}{port}{parts.path}"
