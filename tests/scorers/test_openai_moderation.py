@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -8,7 +9,13 @@ from typing import Any
 import pytest
 
 from tests.scorers.services import Moderation, Service, running, toxicity, without_waiting
-from tide.errors import InputError, ScorerError, ScorerRefused, ScorerUnavailable
+from tide.errors import (
+    InputError,
+    MissingDependencyError,
+    ScorerError,
+    ScorerRefused,
+    ScorerUnavailable,
+)
 from tide.scorers import load_scorer, score_texts
 from tide.scorers.openai_moderation import OpenAIModerationScorer
 
@@ -103,6 +110,12 @@ def test_the_key_is_nowhere(service: Service, caplog: pytest.LogCaptureFixture) 
     assert "moderations" in caplog.text  # the client does log its requests
     assert KEY not in caplog.text
     assert KEY not in repr(quick())
+
+
+def test_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "openai", None)
+    with pytest.raises(MissingDependencyError, match=r"pip install 'tide-detox\[openai\]'"):
+        OpenAIModerationScorer(key=KEY)
 
 
 def test_no_key(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -18,6 +19,7 @@ from tests.scorers.services import Perspective, Service, running, toxicity, with
 from tide.errors import (
     EmptyTextError,
     InputError,
+    MissingDependencyError,
     ScorerError,
     ScorerRefused,
     ScorerUnavailable,
@@ -245,16 +247,26 @@ def test_bad_settings(
         load_scorer("perspective")
 
 
-def test_the_key_is_in_no_log_line(service: Service, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("key", [KEY, "of+another/server=="])
+def test_the_key_is_in_no_log_line(
+    service: Service, key: str, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.DEBUG)
-    scorer = quick()
+    scorer = quick(key=key)
     for failure in ("ok", "bad key", "broken", "half", "hang up", "gone"):
         service.answer = lambda number, failure=failure: failure  # type: ignore[misc]
         with suppress(ScorerError):
             scorer.score([f"a text for {failure}"])
     assert "POST" in caplog.text  # the client does log its requests
-    assert KEY not in caplog.text
-    assert KEY not in repr(scorer)
+    for form in (key, quote(key), quote(key, safe="")):
+        assert form not in caplog.text
+        assert form not in repr(scorer)
+
+
+def test_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "httpx", None)
+    with pytest.raises(MissingDependencyError, match=r"pip install 'tide-detox\[perspective\]'"):
+        PerspectiveScorer(key=KEY)
 
 
 @pytest.mark.parametrize("failure", ["ok", "bad key", "come back later"])

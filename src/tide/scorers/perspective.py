@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from tide.errors import EmptyTextError, InputError, ScorerError, ScorerRefused
 from tide.registry import require
 from tide.scorers.remote import (
-    HideKey,
     RemoteScorer,
     TransientError,
+    hide_keys,
     key_from,
     place_of,
     rate_from,
@@ -87,7 +87,7 @@ class PerspectiveScorer(RemoteScorer):
             attempts=attempts,
             backoff=backoff,
         )
-        logging.getLogger("httpx").addFilter(HideKey(self._key))
+        logging.getLogger("httpx").addFilter(hide_keys)
         if self._url == URL:
             _LOG.warning(
                 "Perspective API %s on %s; afterwards %s",

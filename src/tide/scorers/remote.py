@@ -6,12 +6,12 @@ import asyncio
 import logging
 import math
 import os
+import re
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -26,6 +26,9 @@ from tide.scorers.pace import Pace
 _LONGEST_PAUSE = 120.0
 # One pace a service, for all scorers of this process: two of its attributes share its quota.
 _PACES: dict[str, Pace] = {}
+
+
+_KEY = re.compile(r"([?&]key=)[^&\s\"']+")
 
 
 class TransientError(Exception):
@@ -157,17 +160,12 @@ class RemoteScorer(ABC):
             self._kept.update(zip(texts, scores, strict=True))
 
 
-@dataclass(frozen=True)
-class HideKey:
-    """Logging filter that takes a key out of an HTTP client's lines, which show addresses whole."""
-
-    key: str = field(repr=False)
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        message = record.getMessage()
-        if self.key in message:
-            record.msg, record.args = message.replace(self.key, "***"), ()
-        return True
+def hide_keys(record: logging.LogRecord) -> bool:
+    """Logging filter that takes keys out of an HTTP client's lines, which show addresses whole."""
+    message = record.getMessage()
+    if _KEY.search(message):
+        record.msg, record.args = _KEY.sub(r"\1***", message), ()
+    return True
 
 
 def key_from(variable: str, given: str | None, scorer: str) -> str:
