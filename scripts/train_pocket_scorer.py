@@ -1,6 +1,7 @@
 """Train the bundled pocket scorer, and compare it with recorded Perspective scores.
 
-    python scripts/train_pocket_scorer.py [--data ../shared/data] [--out FILE] [--seed 0]
+    python scripts/train_pocket_scorer.py [--data ../shared/data] [--out FILE] [--held-out FILE]
+        [--seed 0]
 
 Takes about a minute on two cores.
 
@@ -10,6 +11,12 @@ pairs, whose toxic side counts as 1 and whose neutral rewrites count as 0. Where
 raters, its label is the share of them who called it toxic. Repeated texts are dropped. Rows are
 split at random into 80% training, 10% calibration and 10% test; a ParaDetox pair stays together.
 (ParaDetox sentences may come from comments that another source holds: test is not wholly apart.)
+
+**Disguises.** Half of the training rows are given once more in a disguised spelling (asterisks for
+every second of them, else leetspeak or letters that stand apart) of about a third, two thirds or
+all of their words, with the same label. Neutral sentences about people of many groups, and bare
+punctuation marks, are given six times, labelled 0; every fifth group is left out, and the sentences
+differ from those in `tide.scorers.probes` that measure the result.
 
 **Model.** Logistic regression with soft labels on binary word 1-2-grams and character 3-5-grams,
 all rows with equal weight, L2 (C = 10), 150 steps of L-BFGS.
@@ -29,12 +36,16 @@ average over the sources would have taken a smaller C or left toxic_spans out. T
 the recorded Perspective scores was printed next to each setting, and for eight of them with six
 choices of the rows for calibration, so it was seen too; nothing was fitted to it. It hardly depends
 on the choice: AUC 0.964-0.972 unless Jigsaw or ParaDetox was left out, accuracy 0.936-0.948.
+Of the disguises and neutral rows four amounts were tried (none; the sentences twice; six times; and
+the marks), again with all figures in view: AUC 0.971 without, 0.972 to 0.973 with them.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
+import random
+import re
 import statistics
 import time
 from collections.abc import Iterator
@@ -52,6 +63,7 @@ from scipy.optimize import minimize
 from scipy.special import expit
 from sklearn.metrics import roc_auc_score
 
+from tide.scorers import probes
 from tide.scorers.pocket import Features, PocketScorer
 
 Floats = NDArray[np.float64]
@@ -61,6 +73,17 @@ CALIBRATION_SOURCE = "jigsaw"
 C = 10.0
 STEPS = 150
 LEAST_VISIBLE = 3
+NEUTRAL = (
+    "{} lives in this town.",
+    "I work with {} from the office.",
+    "My friend is {} and likes to cook.",
+    "She married {} last year.",
+    "He said that he is {}.",
+    "There was {} in the queue before me.",
+    "Today {} won the race.",
+    "They interviewed {} about the weather.",
+)
+MARKS = ("!", "?", "?!", "!?", "!!!", "??", "?!?!", "...")
 console = Console()
 
 
@@ -105,6 +128,56 @@ def read_labelled(folder: Path) -> Labelled:
         for neutral in row["neutral"]:
             data.add(neutral, 0.0, "paradetox", f"pair {i}")
     return data
+
+
+def write_rows(path: Path, data: Labelled, rows: NDArray[np.int64]) -> None:
+    """Labelled texts in the format of `toxicity.jsonl.gz`, for `tide scorers compare`."""
+    with gzip.open(path, "wt", encoding="utf-8") as file:
+        for i in rows:
+            row = {"text": data.texts[i], "toxicity": data.labels[i], "source": data.sources[i]}
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+
+def disguised(texts: list[str], labels: Floats, seed: int) -> tuple[list[str], list[float]]:
+    """Every second text with some of its words disguised, and its label."""
+    rng = random.Random(seed)
+    disguises = (probes.asterisks, probes.asterisks, probes.leetspeak, probes.spacing)
+    chosen = [i for i in range(len(texts)) if rng.random() < 0.5]
+    made = []
+    for i in chosen:
+        disguise, share = rng.choice(disguises), rng.choice((0.3, 0.6, 1.0))
+        made.append(
+            re.sub(
+                "[A-Za-z]+",
+                lambda word, disguise=disguise, share=share: (
+                    disguise(word[0], rng.getrandbits(32)) if rng.random() < share else word[0]
+                ),
+                texts[i],
+            )
+        )
+    return made, labels[chosen].tolist()
+
+
+def neutral_rows() -> list[str]:
+    people = [person for i, person in enumerate(probes.PEOPLE) if i % 5]
+    sentences = [s.format(probes.with_article(person)) for person in people for s in NEUTRAL]
+    return 6 * [*sentences, *MARKS]
+
+
+def report_probes(scorer: PocketScorer, toxic: list[str]) -> None:
+    """Recall at 0.5 on toxic texts as they are and disguised; scores of neutral sentences."""
+    table = Table("spelling", "recall", title=f"{len(toxic)} held-out toxic texts")
+    table.add_row("as it is", f"{(scorer.score(toxic) >= 0.5).mean():.3f}")
+    for name, disguise in probes.DISGUISES.items():
+        scores = scorer.score([disguise(text, i) for i, text in enumerate(toxic)])
+        table.add_row(name, f"{(scores >= 0.5).mean():.3f}")
+    console.print(table)
+    scores = scorer.score(probes.neutral_sentences()).reshape(len(probes.PEOPLE), -1)
+    console.print(
+        f"neutral sentences: mean {scores.mean():.3f}, of groups not trained on"
+        f" {scores[::5].mean():.3f}, highest {scores.max():.3f},"
+        f" {(scores >= 0.5).mean():.3f} at 0.5 or above"
+    )
 
 
 def cross_entropy(logits: Floats, labels: Floats) -> tuple[float, Floats]:
@@ -217,6 +290,9 @@ def main(
     out: Annotated[Path, typer.Option(help="Weights file to write.")] = (
         REPOSITORY / "src/tide/pocket/scorer.safetensors"
     ),
+    held_out: Annotated[
+        Path | None, typer.Option(help="Write the rows of the test part to this .jsonl.gz.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the split.")] = 0,
 ) -> None:
     """Train on the labels, write the weights, and compare with the recorded scores."""
@@ -225,11 +301,15 @@ def main(
     part = labelled.parts(seed)
     training, calibration = part >= 2, (part == 1) & (sources == CALIBRATION_SOURCE)
     features = Features()
-    with console.status(f"counting n-grams in {len(labels):,} texts"):
-        counts = features.vectorizer().transform(labelled.texts)
-    with console.status(f"fitting {training.sum():,} rows"):
-        weights = fit_weights(counts[training], labels[training])
-    scale, offset = fit_calibration(counts[calibration] @ weights, labels[calibration])
+    count = features.vectorizer().transform
+    texts = [labelled.texts[i] for i in np.flatnonzero(training)]
+    more, their_labels = disguised(texts, labels[training], seed)
+    neutral = neutral_rows()
+    targets = np.concatenate([labels[training], their_labels, np.zeros(len(neutral))])
+    with console.status(f"fitting {len(targets):,} rows"):
+        weights = fit_weights(count([*texts, *more, *neutral]), targets)
+    counts = count([labelled.texts[i] for i in np.flatnonzero(calibration)])
+    scale, offset = fit_calibration(counts @ weights, labels[calibration])
     console.print(f"calibration on {calibration.sum()} rows: {scale:.3f} * s {offset:+.3f}")
 
     tensors = {
@@ -242,7 +322,10 @@ def main(
     console.print(f"{scorer.name}: wrote {out} ({out.stat().st_size:,} bytes)")
 
     test = np.flatnonzero(part == 0)
+    if held_out is not None:
+        write_rows(held_out, labelled, test)
     report_labelled(scorer.score([labelled.texts[i] for i in test]), labels[test], sources[test])
+    report_probes(scorer, [labelled.texts[i] for i in test if labels[i] > 0.5])
     report_recorded(scorer, data / "paper" / "recorded")
 
 

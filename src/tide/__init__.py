@@ -5,10 +5,12 @@ from importlib.metadata import version
 from tide.config import Sampling, Settings
 from tide.detoxifier import Detoxifier
 from tide.errors import (
+    EmptyTextError,
     EngineError,
     InputError,
     MissingDependencyError,
     ScorerError,
+    ScorerRefused,
     ScorerUnavailable,
     TideError,
     UnresolvedError,
@@ -20,6 +22,7 @@ __version__ = version("tide-detox")
 
 __all__ = [
     "Detoxifier",
+    "EmptyTextError",
     "EngineError",
     "Evaluation",
     "InputError",
@@ -27,6 +30,7 @@ __all__ = [
     "Result",
     "Sampling",
     "ScorerError",
+    "ScorerRefused",
     "ScorerUnavailable",
     "Settings",
     "TideError",

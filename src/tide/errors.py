@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class TideError(Exception):
     """Base of all errors below; the command line prints its text and exits with 1."""
@@ -25,6 +27,21 @@ class ScorerError(TideError):
 
 class ScorerUnavailable(ScorerError):
     """A scorer timed out or could not be reached; the same call may work later."""
+
+
+class ScorerRefused(ScorerUnavailable):
+    """A service will not answer at all: it has ended, or it refuses the key. Waiting is no help."""
+
+
+class EmptyTextError(ScorerError):
+    """A scorer calls some texts empty; what such a text counts as is the empty policy's matter."""
+
+    def __init__(self, scorer: str, texts: Iterable[str]) -> None:
+        self.texts = frozenset(texts)
+        super().__init__(
+            f"scorer {scorer}: calls {len(self.texts)} of the texts empty and gives no score; "
+            "empty_policy 'zero' or 'one' would say what they count as"
+        )
 
 
 class UnresolvedError(TideError):

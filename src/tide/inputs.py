@@ -49,7 +49,7 @@ def read_rows(
     rows: list[Row] = []
     first_line: dict[int | str, int] = {}
     try:
-        with _open(path) as file:
+        with open_text(path) as file:
             for line, row in _READERS[kind](file, field):
                 if limit is not None and len(rows) == limit:
                     break
@@ -83,7 +83,8 @@ def _text(value: Any) -> str | None:
     return text if isinstance(text, str) else None
 
 
-def _open(path: Path) -> IO[str]:
+def open_text(path: Path) -> IO[str]:
+    """A UTF-8 file, read through gzip if its name ends in `.gz`."""
     if path.suffix == ".gz":
         return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
     return path.open(encoding="utf-8-sig", newline="")

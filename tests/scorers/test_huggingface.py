@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +31,17 @@ def test_exclusive_labels_sum_the_toxic_ones(tmp_path: Path) -> None:
     scorer = load_scorer(f"hf:{folder}")
     expected = logits(folder).softmax(-1)[:, 1:].sum(-1)
     assert scorer.score(TEXTS) == pytest.approx(expected.numpy(), abs=1e-5)
-    assert scorer.name == f"hf:{folder}#Hate-Speech,offensive"
+    assert re.fullmatch(
+        rf"hf:{re.escape(str(folder))}@[0-9a-f]{{8}}#Hate-Speech,offensive", scorer.name
+    )
+
+
+def test_a_folder_trained_again_is_another_scorer(tmp_path: Path) -> None:
+    names = []
+    for label in ("toxic", "toxic", "hate"):
+        names.append(load_scorer(f"hf:{save_classifier(tmp_path, ['ok', label])}").name)
+    assert names[0] == names[1]
+    assert names[0].partition("#")[0] != names[2].partition("#")[0]
 
 
 def test_independent_labels_take_the_largest(tmp_path: Path) -> None:

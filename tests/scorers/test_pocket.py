@@ -11,12 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save, save_file
+from scripts import train_pocket_scorer
 from sklearn.metrics import roc_auc_score
 
 from tide import pocket
 from tide.errors import InputError, ScorerError
 from tide.scorers.base import Scorer
 from tide.scorers.pocket import Features, PocketScorer, normalize
+from tide.scorers.probes import DISGUISES, PEOPLE, neutral_sentences
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"
 FRIENDLY = "Thank you so much for your help, I hope you have a lovely day with your family."
@@ -101,8 +103,29 @@ def test_agrees_with_recorded_perspective_scores(scorer: PocketScorer) -> None:
     pairs = recorded()
     toxic = np.array(list(pairs.values())) > 0.5
     scores = scorer.score(list(pairs))
-    assert roc_auc_score(toxic, scores) >= 0.95
-    assert ((scores > 0.5) == toxic).mean() >= 0.89
+    assert roc_auc_score(toxic, scores) >= 0.97
+    assert np.corrcoef(scores, list(pairs.values()))[0, 1] >= 0.88
+    assert ((scores > 0.5) == toxic).mean() >= 0.94
+
+
+@needs_data
+def test_sees_through_disguised_spelling(scorer: PocketScorer) -> None:
+    """Recall on toxic texts that it was not trained on drops by 10 points at most."""
+    labelled = train_pocket_scorer.read_labelled(DATA / "labelled")
+    held_out = np.flatnonzero((labelled.parts(0) == 0) & (np.array(labelled.labels) > 0.5))
+    texts = [labelled.texts[i] for i in held_out]
+    plain = (scorer.score(texts) >= 0.5).mean()
+    assert plain >= 0.9
+    for disguise in DISGUISES.values():
+        disguised = [disguise(text, i) for i, text in enumerate(texts)]
+        assert (scorer.score(disguised) >= 0.5).mean() >= plain - 0.1
+
+
+def test_names_of_groups_are_not_toxic(scorer: PocketScorer) -> None:
+    scores = scorer.score(neutral_sentences()).reshape(len(PEOPLE), -1)
+    assert scores.mean() <= 0.2
+    assert np.median(scores, axis=1).max() <= 0.5  # no group as such
+    assert scores[::5].mean() <= 0.2  # groups whose names were not trained on
 
 
 @pytest.mark.parametrize(
@@ -114,7 +137,12 @@ def test_agrees_with_recorded_perspective_scores(scorer: PocketScorer) -> None:
         ("z\u200bero \uff37idth", "zero width"),
         ("it\u2019s", "it's"),
         ("@you see https://example.org/a?b&c", "  see  "),
-        ("me@example.org", "me@example.org"),
+        ("me@example.org", " "),
+        ("sp4m and $p@m", "spam and spam"),
+        ("s p a m, s.p.a.m and s_p-a m", "spam, spam and s_p-a m"),
+        ("at 3pm on the 21st, $100k!!!", "at 3pm on the 21st, $100k!!"),
+        ("wow! a b c? U.S.A.", "wow! abc? usa."),
+        ("1234 and 5", "1234 and 5"),
     ],
 )
 def test_normalise(text: str, normal: str) -> None:

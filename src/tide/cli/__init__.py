@@ -1,4 +1,4 @@
-"""The command line: `tide run`, `score`, `report`, `doctor`. One file a command."""
+"""The command line. One file a command, or a group of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from tide.cli import doctor, evaluate, report, run, score
+from tide.cli import doctor, evaluate, report, run, score, scorers
 from tide.cli.display import ERRORS
 from tide.errors import TideError
 
@@ -24,6 +24,7 @@ app.command("eval")(evaluate.evaluate)
 app.command("score")(score.score)
 app.command("report")(report.report)
 app.command("doctor")(doctor.doctor)
+app.add_typer(scorers.app, name="scorers")
 
 
 def _print_version(wanted: bool) -> None:

@@ -19,14 +19,28 @@ from tide.errors import InputError
 # Options of an engine that change what it writes; others only say where and how fast it runs.
 _DECIDING = ("quantization", "kv_cache_dtype", "revision", "hf_overrides")
 
+SCORER_GRAMMAR = (
+    "Scorers: pocket, profanity-check, detoxify:original, hf:ID_OR_FOLDER, perspective, "
+    "openai-moderation, calibrated:FILE. Around a scorer: cache:SCORER (kept on disk), "
+    "rate:NUMBER:SCORER (texts a second), retry:SCORER, breaker:SCORER, windows:SCORER (long "
+    "texts). Several as one: max:SCORER,SCORER and mean:SCORER,SCORER."
+)
+
 Model = Annotated[
     str, typer.Option("--model", "-m", help="Folder or hub id of a causal LM, or 'pocket'.")
 ]
 Scorer = Annotated[
     str,
     typer.Option(
-        "--scorer", "-s", help="pocket, hf:ID_OR_FOLDER, detoxify:original, profanity-check..."
+        "--scorer",
+        "-s",
+        help="pocket, perspective, cache:hf:ID_OR_FOLDER, max:pocket,profanity-check... "
+        "('tide scorers' lists them all.)",
     ),
+]
+Scorers = Annotated[
+    list[str] | None,
+    typer.Option("--scorer", "-s", help="A scorer; repeat for several. [default: pocket]"),
 ]
 Judge = Annotated[
     str | None,

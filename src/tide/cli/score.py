@@ -25,10 +25,7 @@ def score(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write records to this .jsonl.")
     ] = None,
-    scorers: Annotated[
-        list[str] | None,
-        typer.Option("--scorer", "-s", help="A scorer; repeat for several. [default: pocket]"),
-    ] = None,
+    scorers: options.Scorers = None,
     field: options.Field = "text",
     limit: options.Limit = None,
     overwrite: options.Overwrite = False,

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tide.config import EmptyPolicy
-from tide.errors import ScorerError, ScorerUnavailable, TideError
+from tide.errors import EmptyTextError, ScorerError, ScorerUnavailable, TideError
 
 # The published code scores a completion with fewer visible characters than this as 0.
 _LEAST_VISIBLE = 3
@@ -68,21 +68,37 @@ def is_empty(text: str) -> bool:
 def score_texts(scorer: Scorer, texts: Sequence[str], empty_policy: EmptyPolicy) -> Scores:
     """Score every text, believing nothing that is not a score.
 
-    Equal texts are sent once. Nearly empty texts are scored by `empty_policy`. Raises
-    ScorerUnavailable if the scorer timed out or lost its connection, and ScorerError if it failed
-    in any other way or answered with the wrong number of values, NaN, or one outside [0, 1].
+    Equal texts are sent once. Nearly empty texts, and those that the scorer itself calls empty, are
+    scored by `empty_policy`. Raises as `ask` does, and EmptyTextError if the policy is "score".
     """
     empty = np.array([is_empty(text) for text in texts], dtype=np.bool_)
     values = np.full(len(texts), 1.0 if empty_policy == "one" else 0.0)
     sent = [i for i in range(len(texts)) if empty_policy == "score" or not empty[i]]
     distinct = list(dict.fromkeys(texts[i] for i in sent))
-    if distinct:
-        by_text = dict(zip(distinct, _checked(scorer, distinct), strict=True))
-        values[sent] = [by_text[texts[i]] for i in sent]
+    scores: list[float] = []
+    while distinct:
+        try:
+            scores = ask(scorer, distinct)
+            break
+        except EmptyTextError as error:
+            if empty_policy == "score" or not error.texts.intersection(distinct):
+                raise
+            distinct = [text for text in distinct if text not in error.texts]
+    by_text = dict(zip(distinct, scores, strict=True))
+    for i in sent:
+        if texts[i] in by_text:
+            values[i] = by_text[texts[i]]
+        else:
+            empty[i] = True
     return Scores(values, empty)
 
 
-def _checked(scorer: Scorer, texts: list[str]) -> list[float]:
+def ask(scorer: Scorer, texts: Sequence[str]) -> list[float]:
+    """The scorer's answer for `texts`, refused unless it is one score in [0, 1] for each.
+
+    Raises ScorerUnavailable if the scorer timed out or lost its connection, and ScorerError if it
+    failed in any other way or answered with the wrong number of values, NaN, or one outside [0, 1].
+    """
     try:
         answer = np.asarray(scorer.score(texts), dtype=np.float64)
     except TideError:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -66,9 +68,10 @@ class HuggingFaceScorer:
         if "roberta" in config.model_type:  # its first positions are the padding's
             positions -= config.pad_token_id + 1
         self._max_tokens = min(self._tokenizer.model_max_length, positions)
-        commit = getattr(config, "_commit_hash", None)
+        folder = Path(model)
+        revision = _digest(folder) if folder.is_dir() else getattr(config, "_commit_hash", None)
         chosen = ",".join(config.id2label[i] for i in self._toxic)
-        self.name = f"hf:{model}{f'@{commit[:8]}' if commit else ''}#{chosen}"
+        self.name = f"hf:{model}{f'@{revision[:8]}' if revision else ''}#{chosen}"
 
     def score(self, texts: Sequence[str]) -> NDArray[np.float64]:
         parts = [np.zeros(0)]
@@ -97,6 +100,17 @@ class HuggingFaceScorer:
         else:
             scores = logits.softmax(dim=-1)[:, self._toxic].sum(dim=-1).clamp(max=1.0)
         return np.asarray(scores.cpu().numpy(), dtype=np.float64)
+
+
+def _digest(folder: Path) -> str:
+    """Of the model and tokenizer in a folder: training it again makes it another scorer."""
+    digest = hashlib.sha256()
+    for path in sorted([*folder.glob("*.safetensors"), *folder.glob("*.json")]):
+        digest.update(path.name.encode())
+        with path.open("rb") as file:
+            while chunk := file.read(2**20):
+                digest.update(chunk)
+    return digest.hexdigest()
 
 
 def _toxic_columns(model: str, id2label: dict[int, str], wanted: str) -> list[int]:

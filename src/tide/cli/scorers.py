@@ -1,0 +1,205 @@
+"""`tide scorers`: how good is a scorer? compare, probe, calibrate."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import fmean
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from numpy.typing import NDArray
+from rich.table import Table
+from rich.text import Text
+
+from tide.cli import options
+from tide.cli.display import ERRORS, OUTPUT, progress_bar
+from tide.errors import InputError
+from tide.labelled import read_labelled
+from tide.scorers import Scorer, load_scorer, score_texts
+from tide.scorers.agreement import Agreement, agreement, plot_calibration
+from tide.scorers.base import is_empty
+from tide.scorers.calibration import fit
+from tide.scorers.probes import DISGUISES, neutral_sentences
+
+_CHUNK = 256
+
+app = typer.Typer(
+    help="Compare, probe and calibrate scorers on labelled texts.\n\n"
+    "A FILE holds labelled texts (text, toxicity) or records of a run (completions, "
+    "toxicity_scores): .jsonl or .json, plain or .gz.\n\n" + options.SCORER_GRAMMAR,
+    no_args_is_help=True,
+)
+
+Files = Annotated[list[Path], typer.Argument(help="Labelled texts or recorded scores.")]
+Sample = Annotated[
+    int | None, typer.Option(min=1, help="Take so many of the texts, at random (seed 0).")
+]
+
+
+@app.command("compare")
+def compare(
+    files: Files,
+    scorers: options.Scorers = None,
+    by: Annotated[
+        str | None, typer.Option(help="A table for each value of this field, or each 'file'.")
+    ] = None,
+    sample: Sample = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the figures to this .json.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw the calibration (.png, .svg or .pdf).")
+    ] = None,
+    overwrite: options.Overwrite = False,
+) -> None:
+    """Agreement of scorers with the labels or recorded scores in FILES.
+
+    AUC and accuracy: a label of 0.5 or more is toxic. r: Pearson's correlation with the labels.
+    cal. error: mean distance of score and label over ten bins of the score. Each distinct text
+    counts once, with its mean label; those with fewer than 3 visible characters are left out.
+    """
+    _refuse_existing(overwrite, output, plot)
+    if plot is not None and by is not None:
+        raise InputError("--plot draws one set of texts; leave out --by")
+    groups = _groups(files, by, sample)
+    loaded = _load(scorers)
+    figures: list[dict[str, Any]] = []
+    for group, (texts, targets) in groups.items():
+        found: dict[str, Agreement] = {}
+        table = Table(title=_title(group, targets))
+        table.add_column("scorer")
+        for column in ("AUC", "accuracy", "r", "cal. error", "texts/s"):
+            table.add_column(column, justify="right")
+        for scorer in loaded:
+            score_texts(scorer, texts[:1], "score")  # what is loaded at the first call
+            started = time.perf_counter()
+            scores = _scores(scorer, texts)
+            rate = len(texts) / (time.perf_counter() - started)
+            one = found[scorer.name] = agreement(scores, targets)
+            values = (one.auc, one.accuracy, one.correlation, one.calibration_error)
+            table.add_row(Text(scorer.name), *map(_shown, values), f"{rate:,.0f}")
+            row = {"group": group, "scorer": scorer.name, "texts_per_second": rate, **asdict(one)}
+            row |= {name: None for name in ("auc", "correlation") if math.isnan(row[name])}
+            figures.append(row | {"bins": one.bins.tolist()})
+        OUTPUT.print(table)
+    if output is not None:
+        _write(output, json.dumps(figures, indent=2) + "\n")
+    if plot is not None:
+        plot_calibration(found, plot)
+        ERRORS.print(f"{plot}: calibration of {len(found)} scorers")
+
+
+@app.command("probe")
+def probe(files: Files, scorers: options.Scorers = None, sample: Sample = None) -> None:
+    """How a scorer takes disguised spelling and neutral sentences about people.
+
+    Recall: share of the toxic texts in FILES (label 0.5 or more) that score 0.5 or more, as they
+    are and with their words disguised. Neutral: scores of plain sentences about people of many
+    nationalities, religions, genders, ages and abilities, which should all be low.
+    """
+    ((texts, targets),) = _groups(files, None, sample).values()
+    toxic = [text for text, target in zip(texts, targets, strict=True) if target >= 0.5]
+    if not toxic:
+        raise InputError("none of the texts is toxic (label 0.5 or more)")
+    table = Table(title=f"recall on {len(toxic):,} toxic texts; scores of neutral sentences")
+    table.add_column("scorer")
+    for column in ("as it is", *DISGUISES, "neutral mean", "highest"):
+        table.add_column(column, justify="right")
+    for scorer in _load(scorers):
+        recalls = [(_scores(scorer, toxic) >= 0.5).mean()]
+        for disguise in DISGUISES.values():
+            disguised = [disguise(text, i) for i, text in enumerate(toxic)]
+            recalls.append((_scores(scorer, disguised) >= 0.5).mean())
+        neutral = _scores(scorer, neutral_sentences())
+        figures = (*recalls, neutral.mean(), neutral.max())
+        table.add_row(Text(scorer.name), *map(_shown, figures))
+    OUTPUT.print(table)
+
+
+@app.command("calibrate")
+def calibrate(
+    files: Files,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The .json to write.")],
+    scorer: options.Scorer = "pocket",
+    sample: Sample = None,
+    overwrite: options.Overwrite = False,
+) -> None:
+    """Fit a scorer's scores to the labels in FILES; use it as '--scorer calibrated:OUTPUT'.
+
+    Isotonic regression: the order of scores stays, 0.5 comes to mean what it means in the labels.
+    Measure the result on other texts than these.
+    """
+    _refuse_existing(overwrite, output)
+    loaded = load_scorer(scorer)
+    ((texts, targets),) = _groups(files, None, sample).values()
+    scores = _scores(loaded, texts)
+    names = ", ".join(path.name for path in files)
+    calibration = fit(scorer, loaded.name, names, scores, targets)
+    _write(output, calibration.model_dump_json(indent=2) + "\n")
+    before = agreement(scores, targets).calibration_error
+    after = agreement(calibration(scores), targets).calibration_error
+    OUTPUT.print(f"calibration error on these {len(texts):,} texts: {before:.3f} -> {after:.3f}")
+
+
+def _groups(
+    files: Sequence[Path], by: str | None, sample: int | None
+) -> dict[str, tuple[list[str], NDArray[np.float64]]]:
+    """Per group its distinct texts with their mean labels, as `compare` says."""
+    groups: dict[str, dict[str, list[float]]] = {}
+    for row in read_labelled(files, by=by):
+        if not is_empty(row.text):
+            groups.setdefault(row.group, {}).setdefault(row.text, []).append(row.toxicity)
+    if not groups:
+        raise InputError("the files hold no labelled texts")
+    found = {}
+    for group, labels in groups.items():
+        texts = list(labels)
+        if sample is not None and sample < len(texts):
+            texts = random.Random(0).sample(texts, sample)
+        found[group] = texts, np.array([fmean(labels[text]) for text in texts])
+    return found
+
+
+def _load(scorers: Sequence[str] | None) -> list[Scorer]:
+    return [load_scorer(name) for name in scorers or ["pocket"]]
+
+
+def _scores(scorer: Scorer, texts: Sequence[str]) -> NDArray[np.float64]:
+    values = []
+    with progress_bar() as bar:
+        task = bar.add_task(scorer.name, total=len(texts))
+        for start in range(0, len(texts), _CHUNK):
+            chunk = texts[start : start + _CHUNK]
+            values.append(score_texts(scorer, chunk, "score").values)
+            bar.advance(task, len(chunk))
+    return np.concatenate(values)
+
+
+def _title(group: str, targets: NDArray[np.float64]) -> Text:
+    toxic = f"{len(targets):,} texts, {(targets >= 0.5).mean():.3f} toxic"
+    return Text(f"{group}: {toxic}" if group else toxic)
+
+
+def _shown(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.3f}"
+
+
+def _refuse_existing(overwrite: bool, *paths: Path | None) -> None:
+    for path in paths:
+        if path is not None and path.exists() and not overwrite:
+            raise InputError(f"{path}: exists; write to another file, or use --overwrite")
+
+
+def _write(path: Path, content: str) -> None:
+    try:
+        path.write_text(content, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written: {error.strerror}") from error
+    ERRORS.print(f"{path}: written")

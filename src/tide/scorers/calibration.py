@@ -1,0 +1,106 @@
+"""`calibrated:FILE.json`: a scorer whose scores were fitted to labels by isotonic regression.
+
+Isotonic regression is the best fit that never turns the order of two scores around (Zadrozny and
+Elkan, 2002): it moves where 0.5 lies, not which texts are the more toxic ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from sklearn.isotonic import IsotonicRegression
+
+from tide.errors import InputError
+from tide.scorers.base import Scorer, ask
+
+_Unit = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+
+
+class Calibration(BaseModel):
+    """A rising piecewise linear map from scores to calibrated ones, and what it was fitted to.
+
+    scorer: as given to `load_scorer`. name: with the revision that it was fitted for. raw,
+    calibrated: the map's corners, both rising.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: Literal["tide-calibration-1"] = "tide-calibration-1"
+    scorer: str
+    name: str
+    labels: str
+    texts: int
+    raw: tuple[_Unit, ...] = Field(min_length=1)
+    calibrated: tuple[_Unit, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _rising(self) -> Calibration:
+        if len(self.raw) != len(self.calibrated):
+            raise ValueError("raw and calibrated differ in length")
+        if (np.diff(self.raw) <= 0).any() or (np.diff(self.calibrated) < 0).any():
+            raise ValueError("raw and calibrated must rise")
+        return self
+
+    def __call__(self, scores: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.asarray(np.interp(scores, self.raw, self.calibrated), dtype=np.float64)
+
+    @classmethod
+    def load(cls, path: Path) -> Calibration:
+        """Raises InputError if the file is missing or no calibration."""
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except OSError as error:
+            raise InputError(f"{path}: cannot be read: {error.strerror}") from error
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"])) or "it"
+            raise InputError(f"{path}: no calibration: {place}: {first['msg']}") from None
+
+
+def fit(
+    scorer: str, name: str, labels: str, scores: NDArray[np.float64], targets: NDArray[np.float64]
+) -> Calibration:
+    """Fit the calibration of `scorer` from its scores and labels in [0, 1], both of shape (n,)."""
+    isotonic = IsotonicRegression(y_min=0.0, y_max=1.0).fit(scores, targets)
+    return Calibration(
+        scorer=scorer,
+        name=name,
+        labels=labels,
+        texts=len(scores),
+        raw=isotonic.X_thresholds_.tolist(),
+        calibrated=isotonic.y_thresholds_.tolist(),
+    )
+
+
+class CalibratedScorer:
+    """The scorer that a calibration file names, with its scores mapped.
+
+    Raises InputError if the file is none or was fitted for another revision of the scorer.
+    """
+
+    threshold = 0.5
+
+    def __init__(self, path: str | Path, scorer: Scorer | None = None) -> None:
+        from tide.scorers import load_scorer  # noqa: PLC0415  (it loads this module by name)
+
+        self._calibration = Calibration.load(Path(path))
+        self._scorer = load_scorer(self._calibration.scorer) if scorer is None else scorer
+        if self._scorer.name != self._calibration.name:
+            raise InputError(
+                f"{path}: was fitted for {self._calibration.name}, not {self._scorer.name}; "
+                "fit it again with 'tide scorers calibrate'"
+            )
+        digest = hashlib.sha256(self._calibration.model_dump_json().encode()).hexdigest()[:8]
+        self.name = f"calibrated@{digest}:{self._scorer.name}"
+
+    def score(self, texts: Sequence[str]) -> NDArray[np.float64]:
+        return self._calibration(np.array(ask(self._scorer, texts)))
+
+    def close(self) -> None:
+        self._scorer.close()

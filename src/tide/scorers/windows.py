@@ -1,0 +1,62 @@
+"""`windows:SCORER`: a long text in overlapping windows, of which the worst counts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tide.errors import InputError
+from tide.scorers.base import Scorer, ask, score_texts
+
+
+class WindowedScorer:
+    """The highest score of any window of `words` words; windows overlap by half.
+
+    For scorers that cut a long text at their context's end, or that average a short insult away.
+    A text of at most `words` words is scored whole.
+    """
+
+    def __init__(self, scorer: Scorer, words: float = 100) -> None:
+        if words < 2 or words != int(words):
+            raise InputError(f"scorer windows: expected a whole number above 1 (got {words:g})")
+        self._scorer = scorer
+        self._words = int(words)
+        self.name = f"windows:{self._words}:{scorer.name}"
+        self.threshold = scorer.threshold
+
+    def score(self, texts: Sequence[str]) -> NDArray[np.float64]:
+        values = np.zeros(len(texts))
+        windows = [split_words(text, self._words) for text in texts]
+        short = [i for i, parts in enumerate(windows) if len(parts) == 1]
+        values[short] = ask(self._scorer, [texts[i] for i in short]) if short else []
+        parts = [(i, part) for i, some in enumerate(windows) if len(some) > 1 for part in some]
+        # A window of marks alone may count as empty, and then as 0: the others decide.
+        scores = score_texts(self._scorer, [part for _, part in parts], "zero").values
+        np.maximum.at(values, [i for i, _ in parts], scores)
+        return values
+
+    def close(self) -> None:
+        self._scorer.close()
+
+
+def split_words(text: str, words: int) -> list[str]:
+    """Windows of `words` words (the last may be shorter), each half over the one before."""
+    spans = [match.span() for match in re.finditer(r"\S+", text)]
+    if len(spans) <= words:
+        return [text]
+    starts = range(0, len(spans) - words // 2, words - words // 2)
+    return [text[spans[i][0] : spans[min(i + words, len(spans)) - 1][1]] for i in starts]
+
+
+def split_bytes(text: str, limit: int) -> list[str]:
+    """Parts of at most `limit` bytes of UTF-8, cut at spaces where there are any."""
+    parts = []
+    while len(text.encode("utf-8", "replace")) > limit:
+        head = text.encode("utf-8", "replace")[:limit].decode("utf-8", "ignore")
+        cut = max(head.rfind(" "), head.rfind("\n")) + 1 or len(head)
+        parts.append(text[:cut])
+        text = text[cut:]
+    return [*parts, text] if text or not parts else parts

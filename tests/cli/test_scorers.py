@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.cli.test_run import tide
+from tide.scorers import REGISTRY, CallableScorer
+
+ROWS = [
+    ("a friendly sentence", 0.0, "x"),
+    ("you stupid idiot", 1.0, "x"),
+    ("thank you so much", 0.1, "y"),
+    ("shut up you fool", 0.9, "y"),
+    ("thank you so much", 0.3, "y"),
+    ("..", 1.0, "y"),  # nearly empty: left out
+]
+
+
+@pytest.fixture
+def labels(tmp_path: Path) -> Path:
+    path = tmp_path / "labels.jsonl"
+    rows = ({"text": text, "toxicity": label, "source": source} for text, label, source in ROWS)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture
+def exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scorer that answers the mean label of a text."""
+    known: dict[str, list[float]] = {}
+    for text, label, _ in ROWS:
+        known.setdefault(text, []).append(label)
+
+    def exact(texts: list[str]) -> list[float]:
+        return [float(np.mean(known[text])) for text in texts]
+
+    monkeypatch.setitem(REGISTRY._targets, "exact", lambda: CallableScorer(exact))
+
+
+@pytest.mark.usefixtures("exact")
+def test_compare(
+    labels: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pytest.importorskip("matplotlib")
+    output, plot = tmp_path / "figures.json", tmp_path / "plot.png"
+    command = (
+        "scorers", "compare", labels, "-s", "exact", "-s", "pocket", "-o", output, "--plot", plot,
+    )  # fmt: skip
+    assert tide(*command, monkeypatch=monkeypatch) == 0
+    out = capsys.readouterr().out
+    assert "4 texts, 0.500 toxic" in out
+    assert "pocket@" in out
+    exact, pocket = json.loads(output.read_text())
+    assert (exact["texts"], exact["auc"], exact["accuracy"]) == (4, 1.0, 1.0)
+    assert exact["calibration_error"] == pytest.approx(0.0)
+    assert pocket["calibration_error"] > 0
+    assert pocket["texts_per_second"] > 0
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert tide(*command, monkeypatch=monkeypatch) == 1
+    assert "exists" in capsys.readouterr().err
+    assert tide(*command, "--overwrite", monkeypatch=monkeypatch) == 0
+
+
+@pytest.mark.usefixtures("exact")
+def test_compare_by_a_field(
+    labels: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    output = tmp_path / "figures.json"
+    command = ("scorers", "compare", labels, "-s", "exact", "--by", "source", "-o", output)
+    assert tide(*command, monkeypatch=monkeypatch) == 0
+    assert [row["group"] for row in json.loads(output.read_text())] == ["x", "y"]
+    assert "x: 2 texts" in capsys.readouterr().out
+    one = ("scorers", "compare", labels, "-s", "exact", "--sample", 1, "--overwrite", "-o", output)
+    assert tide(*one, monkeypatch=monkeypatch) == 0
+    (row,) = json.loads(output.read_text())
+    assert (row["texts"], row["auc"], row["correlation"]) == (1, None, None)
+
+
+def test_probe(
+    labels: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "150")
+    assert tide("scorers", "probe", labels, monkeypatch=monkeypatch) == 0
+    out = capsys.readouterr().out
+    assert "recall on 2 toxic texts" in out
+    for column in ("leetspeak", "asterisks", "spacing", "neutral mean"):
+        assert column in out
+
+
+def test_calibrate_and_use(
+    labels: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    output = tmp_path / "calibration.json"
+    command = ("scorers", "calibrate", labels, "-o", output)
+    assert tide(*command, monkeypatch=monkeypatch) == 0
+    assert "calibration error on these 4 texts" in capsys.readouterr().out
+    assert tide("score", "thank you", "-s", f"calibrated:{output}", monkeypatch=monkeypatch) == 0
+    assert "calibrated@" in capsys.readouterr().out
+    assert tide(*command, monkeypatch=monkeypatch) == 1
+
+
+def test_a_scorer_that_breaks_has_no_figures(
+    labels: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def broken(texts: list[str]) -> list[float]:
+        return [float("nan")] * len(texts)
+
+    monkeypatch.setitem(REGISTRY._targets, "broken", lambda: CallableScorer(broken))
+    output = tmp_path / "out.json"
+    for command in ("compare", "calibrate"):
+        arguments = ("scorers", command, labels, "-s", "broken", "-o", output)
+        assert tide(*arguments, monkeypatch=monkeypatch) == 1
+        assert "nan is not a score" in capsys.readouterr().err
+        assert not output.exists()
+
+
+def test_nothing_to_measure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "labels.jsonl"
+    path.write_text("")
+    assert tide("scorers", "compare", path, monkeypatch=monkeypatch) == 1
+    assert "no labelled texts" in capsys.readouterr().err
+    path.write_text('{"text": "a friendly sentence", "toxicity": 0}\n')
+    assert tide("scorers", "probe", path, monkeypatch=monkeypatch) == 1
+    assert "none of the texts is toxic" in capsys.readouterr().err
+
+
+def test_the_group_alone_shows_how_scorers_are_written(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tide("scorers", monkeypatch=monkeypatch)
+    printed = capsys.readouterr()
+    for name in REGISTRY.names():
+        assert name in printed.out + printed.err
