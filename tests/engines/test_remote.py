@@ -326,6 +326,18 @@ def test_a_refused_request_is_an_error_at_once(
     assert len(servers[0].requests + servers[1].requests) == 1
 
 
+def test_a_likelihood_that_was_not_sent(
+    connect: Callable[..., RemoteEngine], servers: list[VllmServer]
+) -> None:
+    engine = connect(servers[0])
+    choice = {"index": 0, "finish_reason": "length", "token_ids": [1]}
+    for wrong in (None, [None, None], [None, {"7": {"logprob": -1.0}}]):
+        answer = {"choices": [{**choice, "prompt_logprobs": wrong}]}
+        servers[0].misbehave = lambda body, answer=answer: (200, answer)
+        with pytest.raises(EngineError, match="without the log-probabilities"):
+            engine.likelihood([[5]], [[6]])
+
+
 # Servers that are looked at before they are used
 
 

@@ -9,21 +9,17 @@ sequence is written by one server as a whole, so which one it was changes nothin
 from __future__ import annotations
 
 import asyncio
-import base64
-import io
 import logging
 import math
 import os
 import threading
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from packaging.version import InvalidVersion, Version
-from pydantic import BaseModel, Field, ValidationError
 from torch import Tensor
 
 from tide.config import Sampling
@@ -35,6 +31,19 @@ from tide.engines.base import (
     float_dtype,
 )
 from tide.engines.checkpoint import read_config, read_vocabulary, source_of
+from tide.engines.completions_api import (
+    NEUTRAL,
+    OLDEST,
+    Answer,
+    Choice,
+    ServedModel,
+    ServedModels,
+    ServerVersion,
+    encode,
+    is_older,
+    mean_log_prob,
+    parse,
+)
 from tide.engines.endpoints import Endpoint, EndpointFailed, EndpointPool, EndpointRefused
 from tide.engines.equivalence import PROBES, FirstToken, difference, scaled_probes
 from tide.engines.vocabulary import Vocabulary
@@ -43,55 +52,9 @@ from tide.errors import EngineError, InputError
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
-# Older ones have known holes in the code that loads embeddings (CVE-2025-62164 and later).
-_OLDEST = Version("0.32")
 _MAX_BATCH = 256
 # Sequences in one request: some MB at most, and what is done again if the server fails.
 _REQUEST_SIZE = 64
-# A server's defaults may hold penalties, and a penalty with embeddings crashes vLLM (its issue
-# 57719): each is sent, as "off".
-_NEUTRAL = {
-    "min_p": 0.0,
-    "repetition_penalty": 1.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-}
-
-
-class _LogProb(BaseModel):
-    logprob: float
-
-
-class _LogProbs(BaseModel):
-    token_logprobs: list[float]
-
-
-class _Choice(BaseModel):
-    """What the server wrote for one prompt; what it was not asked for is None."""
-
-    index: int
-    finish_reason: Literal["length", "stop"]
-    token_ids: list[int] = Field(min_length=1)
-    logprobs: _LogProbs | None = None
-    prompt_logprobs: list[dict[int, _LogProb] | None] | None = None
-
-
-class _Answer(BaseModel):
-    choices: list[_Choice]
-
-
-class _Version(BaseModel):
-    version: str
-
-
-class _Model(BaseModel):
-    id: str
-    root: str | None = None
-    max_model_len: int = Field(gt=1)
-
-
-class _Models(BaseModel):
-    data: list[_Model] = Field(min_length=1)
 
 
 class RemoteEngine(Vocabulary):
@@ -139,7 +102,7 @@ class RemoteEngine(Vocabulary):
             *read_vocabulary(self._source, config, self.dtype, trust_remote_code=trust_remote_code)
         )
         self.context_length: int | None = None
-        self._served: dict[str, _Model] = {}  # by address
+        self._served: dict[str, ServedModel] = {}  # by address
         self._differences: dict[str, str] = {}
         self.pool = EndpointPool(
             [base_urls] if isinstance(base_urls, str) else base_urls,
@@ -172,19 +135,14 @@ class RemoteEngine(Vocabulary):
             "top_p": sampling.top_p,
             "top_k": sampling.top_k,
         }
-        encoded = [_encode(x.to(self.dtype)) for x in embeddings]
+        encoded = [encode(x.to(self.dtype)) for x in embeddings]
         requests: list[tuple[Sequence[int], dict[str, Any]]] = []
         for seed, rows in _by_seed(seeds, sampling.temperature == 0).items():
             for some in self._split(rows):
                 prompts = {"prompt_embeds": [encoded[i] for i in some], "seed": seed}
                 requests.append((some, body | prompts))
         choices = self._wait(self._ask_all(requests))
-        # The token that ended a completion is not part of it.
-        ids = [c.token_ids[:-1] if c.finish_reason == "stop" else c.token_ids for c in choices]
-        return [
-            Completion(text, tuple(row), choice.finish_reason)
-            for text, row, choice in zip(self._texts(ids), ids, choices, strict=True)
-        ]
+        return self._completions([(choice.token_ids, choice.finish_reason) for choice in choices])
 
     def likelihood(
         self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]
@@ -198,7 +156,7 @@ class RemoteEngine(Vocabulary):
         ]
         choices = self._wait(self._ask_all(requests))
         return np.array(
-            [_mean_log_prob(choice, ids) for choice, ids in zip(choices, completions, strict=True)]
+            [mean_log_prob(choice, ids) for choice, ids in zip(choices, completions, strict=True)]
         )
 
     def verify(self) -> None:
@@ -233,10 +191,10 @@ class RemoteEngine(Vocabulary):
 
     async def _ask_all(
         self, requests: Sequence[tuple[Sequence[int], dict[str, Any]]]
-    ) -> list[_Choice]:
+    ) -> list[Choice]:
         """The choices for all rows of `requests` (rows, body), in the order of the rows."""
 
-        async def ask(rows: Sequence[int], body: dict[str, Any]) -> list[_Choice]:
+        async def ask(rows: Sequence[int], body: dict[str, Any]) -> list[Choice]:
             return await self.pool.run(
                 len(rows), lambda endpoint: self._ask(endpoint, body, len(rows))
             )
@@ -259,11 +217,11 @@ class RemoteEngine(Vocabulary):
         }
         return [by_row[row] for row in range(len(by_row))]
 
-    async def _ask(self, endpoint: Endpoint, body: dict[str, Any], count: int) -> list[_Choice]:
+    async def _ask(self, endpoint: Endpoint, body: dict[str, Any], count: int) -> list[Choice]:
         """One request: what `endpoint` wrote after each of its `count` prompts."""
-        full = _NEUTRAL | body | {"model": self._served[endpoint.url].id, "return_token_ids": True}
+        full = NEUTRAL | body | {"model": self._served[endpoint.url].id, "return_token_ids": True}
         answer = await self.pool.request(endpoint, "POST", "/v1/completions", full)
-        choices = sorted(_parsed(_Answer, answer).choices, key=lambda choice: choice.index)
+        choices = sorted(parse(Answer, answer).choices, key=lambda choice: choice.index)
         if [choice.index for choice in choices] != list(range(count)):
             raise EndpointFailed(f"answered {len(choices)} completions to {count} prompts")
         if any(len(choice.token_ids) > body["max_tokens"] for choice in choices):
@@ -272,13 +230,13 @@ class RemoteEngine(Vocabulary):
 
     async def _admit(self, endpoint: Endpoint) -> None:
         """Look at a server before it is used: its version, its model, and what it writes."""
-        version = _parsed(_Version, await self.pool.request(endpoint, "GET", "/version")).version
-        if _older(version):
+        version = parse(ServerVersion, await self.pool.request(endpoint, "GET", "/version")).version
+        if is_older(version):
             raise EndpointRefused(
                 f"runs vLLM {version}, which has known security holes in loading embeddings; "
-                f"update it to {_OLDEST} or later"
+                f"update it to {OLDEST} or later"
             )
-        models = _parsed(_Models, await self.pool.request(endpoint, "GET", "/v1/models")).data
+        models = parse(ServedModels, await self.pool.request(endpoint, "GET", "/v1/models")).data
         ours = (self.name, self._source)
         model = next((m for m in models if m.id in ours or m.root in ours), models[0])
         if self.context_length is not None and model.max_model_len <= self.context_length:
@@ -291,7 +249,7 @@ class RemoteEngine(Vocabulary):
         embeddings = scaled_probes([self._embed_ids(row) for row in ids])
         by_ids = await self._first_tokens(endpoint, {"prompt": ids}, len(ids))
         by_embeddings = await self._first_tokens(
-            endpoint, {"prompt_embeds": [_encode(x) for x in embeddings]}, len(embeddings)
+            endpoint, {"prompt_embeds": [encode(x) for x in embeddings]}, len(embeddings)
         )
         problem = difference(by_ids, by_embeddings, self.dim)
         self._differences.pop(endpoint.url, None)
@@ -316,13 +274,6 @@ def _dtype(name: str, config: Any) -> torch.dtype:
     return dtype if isinstance(dtype, torch.dtype) else torch.float32
 
 
-def _encode(x: Tensor) -> str:
-    buffer = io.BytesIO()
-    # A copy, because a view would be saved with the whole storage behind it.
-    torch.save(x.detach().cpu().contiguous().clone(), buffer)
-    return base64.b64encode(buffer.getvalue()).decode("ascii")
-
-
 def _by_seed(seeds: Sequence[int], greedy: bool) -> dict[int | None, list[int]]:
     """Indices of `seeds` by seed: a request has one for all its sequences. Greedy needs none."""
     if greedy:
@@ -331,38 +282,3 @@ def _by_seed(seeds: Sequence[int], greedy: bool) -> dict[int | None, list[int]]:
     for i, seed in enumerate(seeds):
         rows.setdefault(seed, []).append(i)
     return rows
-
-
-_Parsed = TypeVar("_Parsed", bound=BaseModel)
-
-
-def _parsed(kind: type[_Parsed], answer: Any) -> _Parsed:
-    try:
-        return kind.model_validate(answer)
-    except ValidationError as error:
-        problem = error.errors()[0]
-        place = ".".join(map(str, problem["loc"]))
-        raise EndpointFailed(f"an answer that cannot be used: {place}: {problem['msg']}") from None
-
-
-def _mean_log_prob(choice: _Choice, completion: Sequence[int]) -> float:
-    """Mean log-probability of the `completion` that ends the prompt of `choice`."""
-    positions = (choice.prompt_logprobs or [])[-len(completion) :]
-    try:
-        return float(
-            np.mean(
-                [
-                    (position or {})[token].logprob
-                    for position, token in zip(positions, completion, strict=True)
-                ]
-            )
-        )
-    except (KeyError, ValueError):
-        raise EngineError("a server answered without the log-probabilities asked for") from None
-
-
-def _older(version: str) -> bool:
-    try:
-        return Version(version) < _OLDEST
-    except InvalidVersion:  # a build from source says what it likes
-        return False

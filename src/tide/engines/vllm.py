@@ -106,12 +106,7 @@ class VllmEngine(Vocabulary):
             ],
         )
         outputs = [output.outputs[0] for output in written]
-        # The token that ended a completion is not part of it.
-        ids = [o.token_ids[:-1] if o.finish_reason == "stop" else o.token_ids for o in outputs]
-        return [
-            Completion(text, tuple(row), output.finish_reason)
-            for text, row, output in zip(self._texts(ids), ids, outputs, strict=True)
-        ]
+        return self._completions([(output.token_ids, output.finish_reason) for output in outputs])
 
     def likelihood(
         self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]

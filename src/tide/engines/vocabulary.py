@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tide.engines.base import EmbeddedPrompt
+from tide.engines.base import Completion, EmbeddedPrompt, FinishReason
 
 # Each completion is decoded behind this text, so that a tokenizer that marks word starts does not
 # swallow the completion's first space.
@@ -53,6 +53,16 @@ class Vocabulary:
         with torch.inference_mode():
             embeddings: Tensor = self._layer(torch.tensor(ids, device=self._layer.weight.device))
         return embeddings
+
+    def _completions(
+        self, written: Sequence[tuple[Sequence[int], FinishReason]]
+    ) -> list[Completion]:
+        """Completions from token ids, of which the last ended the text if the reason is "stop"."""
+        rows = [ids[:-1] if reason == "stop" else ids for ids, reason in written]
+        return [
+            Completion(text, tuple(row), reason)
+            for text, row, (_, reason) in zip(self._texts(rows), rows, written, strict=True)
+        ]
 
     def _texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
         """What each row of completion ids adds to the prompt's text, without special tokens."""
