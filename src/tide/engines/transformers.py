@@ -54,8 +54,9 @@ class TransformersEngine:
             raise InputError(f"max_batch: must be at least 1 (got {max_batch})")
         self.device = _find_device(device)
         self.max_batch = max_batch or _MAX_BATCH.get(self.device.type, 64)
-        source = str(pocket.MODEL) if self.name == "pocket" else self.name
-        self.tokenizer, self.model = _load(source, self.device, dtype, trust_remote_code)
+        self.tokenizer, self.model = load_model(
+            self.name, self.device, dtype, trust_remote_code=trust_remote_code
+        )
         speed_up(self.model)
         self.dtype = self.model.dtype
         self._forward = Forward(self.model)
@@ -64,7 +65,7 @@ class TransformersEngine:
         self.context_length = _context_length(self.model.config)
         self._special_ids = torch.tensor(sorted(self.tokenizer.all_special_ids), dtype=torch.int64)
         stop = self.model.generation_config.eos_token_id
-        self._stop_ids = torch.tensor(
+        self.stop_ids = torch.tensor(
             [] if stop is None else np.atleast_1d(stop), dtype=torch.int64, device=self.device
         )
         self._anchor_ids = self.tokenizer.encode(_ANCHOR, add_special_tokens=False)
@@ -96,9 +97,9 @@ class TransformersEngine:
                 [embeddings[i].to(self.device, self.dtype) for i in batch],
                 sampling,
                 [seeds[i] for i in batch],
-                self._stop_ids,
+                self.stop_ids,
             )
-            completions.update(zip(batch, self._to_completions(ids), strict=True))
+            completions.update(zip(batch, self.to_completions(ids), strict=True))
         return [completions[i] for i in range(len(embeddings))]
 
     @torch.inference_mode()
@@ -183,8 +184,9 @@ class TransformersEngine:
             embeddings: Tensor = self._table(torch.tensor(ids, device=self.device))
         return embeddings
 
-    def _to_completions(self, ids: Tensor) -> list[Completion]:
-        stopped = torch.isin(ids, self._stop_ids.cpu())
+    def to_completions(self, ids: Tensor) -> list[Completion]:
+        """Completions of the drawn ids (B, steps), each up to its first stop token."""
+        stopped = torch.isin(ids, self.stop_ids.cpu())
         rows: list[list[int]] = []
         for row, stops in zip(ids.tolist(), stopped.tolist(), strict=True):
             rows.append(row[: stops.index(True)] if any(stops) else row)
@@ -217,9 +219,13 @@ def _find_device(device: str) -> torch.device:
     return found
 
 
-def _load(source: str, device: torch.device, dtype: str, trust_remote_code: bool) -> Any:
+def load_model(
+    name: str, device: torch.device, dtype: str = "auto", *, trust_remote_code: bool = False
+) -> tuple[Any, Any]:
+    """Tokenizer and model of a folder, a hub id or "pocket"; `dtype` as for the engine."""
     from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415  (slow import)
 
+    source = str(pocket.MODEL) if name == "pocket" else name
     if dtype == "auto":
         wanted: Any = torch.float32 if device.type == "cpu" else "auto"
     else:
