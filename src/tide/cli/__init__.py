@@ -1,4 +1,4 @@
-"""The command line: `tide run`, `tide score`, `tide doctor`. One file a command."""
+"""The command line: `tide run`, `tide score`, `tide fit`, `tide doctor`. One file a command."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from tide.cli import doctor, run, score
+from tide.cli import doctor, fit, run, score
 from tide.cli.display import ERRORS
 from tide.errors import TideError
 
@@ -21,6 +21,7 @@ app = typer.Typer(
 )
 app.command("run")(run.run)
 app.command("score")(score.score)
+app.command("fit")(fit.fit)
 app.command("doctor")(doctor.doctor)
 
 

@@ -52,7 +52,7 @@ class TransformersEngine:
         self.name = str(model)
         if max_batch is not None and max_batch < 1:
             raise InputError(f"max_batch: must be at least 1 (got {max_batch})")
-        self.device = _find_device(device)
+        self.device = find_device(device)
         self.max_batch = max_batch or _MAX_BATCH.get(self.device.type, 64)
         self.tokenizer, self.model = load_model(
             self.name, self.device, dtype, trust_remote_code=trust_remote_code
@@ -62,7 +62,7 @@ class TransformersEngine:
         self._forward = Forward(self.model)
         self._table = self._embedding_table()
         self.dim = int(self._embed_ids([0]).shape[-1])
-        self.context_length = _context_length(self.model.config)
+        self.context_length = context_length(self.model.config)
         self._special_ids = torch.tensor(sorted(self.tokenizer.all_special_ids), dtype=torch.int64)
         stop = self.model.generation_config.eos_token_id
         self.stop_ids = torch.tensor(
@@ -205,7 +205,8 @@ class TransformersEngine:
         ]
 
 
-def _find_device(device: str) -> torch.device:
+def find_device(device: str) -> torch.device:
+    """The device of that name, or with "auto" the best there is; EngineError if it is unusable."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -253,6 +254,7 @@ def load_model(
     return tokenizer, model.to(device).eval().requires_grad_(False)
 
 
-def _context_length(config: Any) -> int | None:
+def context_length(config: Any) -> int | None:
+    """Most tokens of a sequence by a model's config; None if it sets no limit."""
     length = getattr(config.get_text_config(), "max_position_embeddings", None)
     return None if length is None else int(length)
