@@ -173,7 +173,9 @@ def add_lora(model: Any, settings: FitSettings) -> Any:
     )
     with warnings.catch_warnings():
         # peft asks transformers for a property by its old name.
-        warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing", category=FutureWarning)
+        warnings.filterwarnings(
+            "ignore", message=".*is_gradient_checkpointing", category=FutureWarning
+        )
         return peft.get_peft_model(model, config)
 
 

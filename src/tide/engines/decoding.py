@@ -97,7 +97,8 @@ def prefill(
     apart = rows[0].is_cpu and not together
     groups = length_groups([len(row) for row in rows]) if apart else everything
     outs = [_read(forward, [rows[i] for i in groups[0]])]
-    if len(groups) > 1 and not joinable(outs[0].past_key_values):
+    # Even a single group may hold the rows in another order, which only plain layers can take back.
+    if groups != everything and not joinable(outs[0].past_key_values):
         groups, outs = everything, [_read(forward, rows)]
     outs += [_read(forward, [rows[i] for i in group]) for group in groups[1:]]
     read = torch.cat([out.logits[:, -1] for out in outs])
