@@ -74,6 +74,8 @@ def test_all_are_fitted_once(
     assert tide("fit", "all", *command, monkeypatch=monkeypatch) == 0
     assert tide("fit", "sasa", *command, monkeypatch=monkeypatch) == 1
     assert "holds an artefact already; use --overwrite" in capsys.readouterr().err
+    assert tide("fit", "all", *command, "--seed", 1, monkeypatch=monkeypatch) == 1
+    assert "holds an artefact already, made in another way" in capsys.readouterr().err
     assert (fitted / "sasa/artefact.json").stat().st_mtime_ns == before
     weights = (fitted / "sasa/weights.safetensors").read_bytes()
     assert tide("fit", "sasa", *command, "--overwrite", monkeypatch=monkeypatch) == 0

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tide.baselines.base import Baseline, Generated
-from tide.engines.transformers import TransformersEngine
 from tide.registry import Registry
 from tide.scorers import Scorer
 from tide.specs import parse_spec
+
+if TYPE_CHECKING:
+    from tide.engines.transformers import TransformersEngine
 
 REGISTRY = Registry(
     "baseline",

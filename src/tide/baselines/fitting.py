@@ -11,14 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from tide.baselines.labelled import Labelled, LabelledText
-from tide.config import one_line
-from tide.errors import InputError
+from tide.baselines.settings import FitSettings
 from tide.registry import require
 
 _WARM_UP = 0.05
@@ -26,28 +24,6 @@ _READ_BATCH = 64
 
 # What is being done, how much of it is done, and how much there is.
 Progress = Callable[[str, int, int], None]
-
-
-class FitSettings(BaseModel):
-    """How the learned parts of baselines are trained."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    steps: int = Field(default=300, ge=1, description="Steps of each training.")
-    batch_size: int = Field(default=32, ge=1, description="Texts in a step.")
-    learning_rate: float = Field(default=1e-3, gt=0, description="Largest step size of AdamW.")
-    rank: int = Field(default=16, ge=1, description="Rank of the LoRA updates.")
-    max_tokens: int = Field(default=64, ge=8, description="Texts are cut to so many tokens.")
-    max_texts: int = Field(default=20_000, ge=40, description="Most texts that are read.")
-    seed: int = Field(default=0, ge=0, description="Seed of split, order and initial weights.")
-
-    @classmethod
-    def of(cls, **values: Any) -> FitSettings:
-        """Validated settings. Raises InputError naming the field."""
-        try:
-            return cls(**values)
-        except ValidationError as error:
-            raise InputError(one_line(error)) from None
 
 
 @dataclass

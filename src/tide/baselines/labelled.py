@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -53,6 +55,12 @@ class Labelled:
             expanded.append(LabelledText(pair.toxic, 1.0, _PAIRS))
             expanded.extend(LabelledText(text, 0.0, _PAIRS) for text in pair.neutral)
         return expanded
+
+    @property
+    def digest(self) -> str:
+        """16 hex digits of the contents."""
+        rows = [astuple(row) for row in (*self.singles, *self.pairs)]
+        return blake2b(json.dumps(rows).encode(), digest_size=8).hexdigest()
 
     def split(self, seed: int) -> tuple[Labelled, Labelled]:
         """Nine tenths to fit on, one to measure on; a pair stays together."""

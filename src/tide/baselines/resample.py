@@ -47,7 +47,7 @@ class Resample:
 
     kind = "resample"
     options_class = ResampleOptions
-    learned = False
+    learned = auxiliary = False
 
     def __init__(
         self,

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import time
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
 from tide.baselines import REGISTRY
-from tide.baselines.artefacts import fingerprint, save_artefact
-from tide.baselines.auxiliary import check_vocabulary
-from tide.baselines.fitting import FitSettings, FitTask, Fitted
 from tide.baselines.labelled import Labelled, read_labelled
+from tide.baselines.settings import FitSettings
 from tide.cli import options
 from tide.cli.display import ERRORS, OUTPUT, progress_bar
-from tide.engines.transformers import find_device, load_model
 from tide.errors import InputError
 
-_DEFAULTS = FitSettings()
+if TYPE_CHECKING:
+    from tide.baselines.fitting import Fitted
 
 
+@partial(options.with_settings, settings=FitSettings, panel="Training")
 def fit(
     baseline: Annotated[str, typer.Argument(help="A baseline that learns something, or all.")],
     data: Annotated[
@@ -38,84 +39,85 @@ def fit(
     ] = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
-    steps: Annotated[int, typer.Option(help="Steps of each training.")] = _DEFAULTS.steps,
-    batch_size: Annotated[int, typer.Option(help="Texts in a step.")] = _DEFAULTS.batch_size,
-    learning_rate: Annotated[
-        float, typer.Option(help="Largest step size of AdamW.")
-    ] = _DEFAULTS.learning_rate,
-    rank: Annotated[int, typer.Option(help="Rank of the LoRA updates.")] = _DEFAULTS.rank,
-    max_tokens: Annotated[
-        int, typer.Option(help="Texts are cut to so many tokens.")
-    ] = _DEFAULTS.max_tokens,
-    max_texts: Annotated[int, typer.Option(help="Most texts that are read.")] = _DEFAULTS.max_texts,
-    seed: Annotated[int, typer.Option(help="Seed of split, order and weights.")] = _DEFAULTS.seed,
     overwrite: options.Overwrite = False,
+    overrides: dict[str, Any] | None = None,
 ) -> None:
     """Fit BASELINE for a model: statistics, steering vectors or a small training.
 
     A tenth of the data is held out for the figures that are printed. What `all` has finished is
-    kept when it is started again; --overwrite fits anew.
+    kept when the same command is started again; --overwrite fits anew.
     """
     learned = [name for name in REGISTRY.names() if REGISTRY.load(name).learned]
-    if baseline != "all" and not getattr(REGISTRY.load(baseline), "learned", False):
-        raise InputError(
-            f"baseline {baseline}: learns nothing; those that do: {', '.join(learned)}"
-        )
+    if baseline != "all" and not REGISTRY.load(baseline).learned:
+        raise InputError(f"baseline {baseline}: learns nothing; {', '.join(learned)} do")
     names = learned if baseline == "all" else [baseline]
-    settings = FitSettings.of(
-        steps=steps,
-        batch_size=batch_size,
-        learning_rate=learning_rate,
-        rank=rank,
-        max_tokens=max_tokens,
-        max_texts=max_texts,
-        seed=seed,
-    )
+    settings = FitSettings.of(**(overrides or {}))
     labelled = read_labelled(data)
+    note = {
+        "model": model,
+        "auxiliary": auxiliary,
+        "data": labelled.digest,
+        "settings": settings.model_dump(),
+    }
     table = Table("baseline", "held out", "seconds")
     for name in names:
-        folder = out / name
-        if (folder / "artefact.json").exists() and not overwrite:
-            if baseline != "all":
-                raise InputError(f"{folder}: holds an artefact already; use --overwrite")
+        folder, create = out / name, REGISTRY.load(name)
+        # What cannot use it is fitted the same with and without.
+        own_note = note if create.auxiliary else {**note, "auxiliary": None}
+        if not overwrite and _is_there(folder, own_note, resumes=baseline == "all"):
             ERRORS.print(f"{folder}: is there already", markup=False)
             continue
         started = time.monotonic()
-        held_out = _fit(
-            REGISTRY.load(name), model, auxiliary, (device, dtype), labelled, settings, folder
-        )
+        held_out = _fit(create, own_note, (device, dtype), labelled, settings, folder)
         figures = ", ".join(f"{key} {value:.3f}" for key, value in held_out.items())
         table.add_row(name, figures, f"{time.monotonic() - started:.0f}")
     OUTPUT.print(table)
 
 
+def _is_there(folder: Path, note: dict[str, Any], *, resumes: bool) -> bool:
+    """Whether `folder` holds an artefact; InputError if it is not what this command makes."""
+    path = folder / "artefact.json"
+    if not path.exists():
+        return False
+    try:
+        there = json.loads(path.read_bytes())
+        same = {key: there.get(key) for key in note} == note
+    except (OSError, ValueError, AttributeError):
+        same = False
+    if not (resumes and same):
+        made = "" if same else ", made in another way"
+        raise InputError(f"{folder}: holds an artefact already{made}; use --overwrite")
+    return True
+
+
 def _fit(
     create: Any,
-    model: str,
-    auxiliary: str | None,
+    note: dict[str, Any],
     loading: tuple[str, str],
     data: Labelled,
     settings: FitSettings,
     folder: Path,
 ) -> dict[str, float]:
-    """Fit one baseline, save it, and return its held-out figures."""
+    """Fit one baseline, save it with `note`, and return its held-out figures."""
+    # Slow imports, which the other commands must not wait for.
+    from tide.baselines.artefacts import fingerprint, save_artefact  # noqa: PLC0415
+    from tide.baselines.auxiliary import check_vocabulary  # noqa: PLC0415
+    from tide.baselines.fitting import FitTask  # noqa: PLC0415
+    from tide.engines.transformers import find_device, load_model  # noqa: PLC0415
+
+    name, auxiliary = note["model"], note["auxiliary"]
     device = find_device(loading[0])
-    tokenizer, plain = load_model(model, device, loading[1])
-    info: dict[str, Any] = {
-        "baseline": create.kind,
-        "model": model,
-        "fingerprint": fingerprint(plain),
-        "auxiliary": None,
-    }
-    if auxiliary is not None and create.auxiliary:
+    tokenizer, plain = load_model(name, device, loading[1])
+    info = {"baseline": create.kind, "fingerprint": fingerprint(plain), **note}
+    if auxiliary is not None:
         small_tokenizer, plain = load_model(auxiliary, device, loading[1])
-        check_vocabulary(small_tokenizer, tokenizer, auxiliary, model)
-        info |= {"auxiliary": auxiliary, "auxiliary_fingerprint": fingerprint(plain)}
+        check_vocabulary(small_tokenizer, tokenizer, auxiliary, name)
+        info["auxiliary_fingerprint"] = fingerprint(plain)
     with progress_bar() as bar:
         task = bar.add_task(create.kind, total=None)
         fitted: Fitted = create.fit(
             FitTask(
-                name=model,
+                name=name,
                 tokenizer=tokenizer,
                 model=plain,
                 data=data,
@@ -125,6 +127,5 @@ def _fit(
                 ),
             )
         )
-    info |= {"settings": settings.model_dump(), "held_out": fitted.held_out}
-    save_artefact(folder, fitted.tensors, info)
+    save_artefact(folder, fitted.tensors, {**info, "held_out": fitted.held_out})
     return fitted.held_out
