@@ -43,7 +43,7 @@ BASE = "resample:n=1"  # the first draw is the model's own completion
 STRENGTHS = {
     "resample:n={}": (2, 4, 10),
     "self-debias:decay={}": (10, 50, 200),
-    "self-debias:order=shift-warp,decay={}": (10, 50, 200),
+    "self-debias:order=warp-shift,decay={}": (10, 50, 200),
     "reversal:scale={}": (0.5, 1, 2),
     "sasa:beta={}": (1, 10, 100),
     "sasa:normalize=softmax,beta={}": (10, 100, 500),
@@ -51,9 +51,9 @@ STRENGTHS = {
     "rad:beta={}": (10, 50, 200),
     "rad:normalize=clamp,beta={}": (10, 50, 200),
     "dexperts:alpha={}": (1, 2, 4),
-    "dexperts:order=shift-warp,alpha={}": (1, 2, 4),
+    "dexperts:order=warp-shift,alpha={}": (1, 2, 4),
     "gedi:omega={}": (10, 30, 90),
-    "gedi:order=shift-warp,omega={}": (10, 30, 90),
+    "gedi:order=warp-shift,omega={}": (10, 30, 90),
     "dapt:scale={}": (0.25, 0.5, 1),
 }
 

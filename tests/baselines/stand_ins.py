@@ -34,6 +34,13 @@ STRENGTHS = {
     "sasa": "sasa:beta=3,candidates=8",
     "self-debias": "self-debias:decay=50",
 }
+ORDERS = {
+    "dexperts": "shift-warp",
+    "gedi": "shift-warp",
+    "rad": "warp-shift",
+    "sasa": "warp-shift",
+    "self-debias": "shift-warp",
+}
 OFF = {
     "dapt": "dapt:scale=0",
     "destein": "destein:alpha=0",
@@ -45,6 +52,9 @@ OFF = {
     "sasa": "sasa:beta=0",
     "self-debias": "self-debias:decay=0",
 }
+
+# What a score is prepared with before it is shifted.
+Prepare = Callable[[Tensor], Tensor]
 
 
 def projections(model: Any) -> list[Any]:
@@ -113,7 +123,9 @@ class Plain:
         return {k.removeprefix(prefix): v for k, v in every.items() if k.startswith(prefix)}
 
     @torch.no_grad()
-    def write(self, kind: str, prompt: str, sampling: Sampling, seed: int) -> list[int]:
+    def write(
+        self, kind: str, prompt: str, sampling: Sampling, seed: int, order: str = ""
+    ) -> list[int]:
         """The ids that baseline `kind` writes after `prompt`, at its strength in STRENGTHS."""
         score: Callable[..., Tensor] = getattr(self, kind.replace("-", "_"))()
         ids, written = self.engine.tokenize([prompt])[0], []
@@ -121,8 +133,12 @@ class Plain:
             max_new_tokens=sampling.max_new_tokens, temperature=float(sampling.temperature > 0)
         )
         sampler = Sampler(as_it_is, [seed], torch.device("cpu"))
+        shift_first = (order or ORDERS.get(kind)) == "shift-warp"
         for step in range(sampling.max_new_tokens):
-            scores = score(prompt, ids, written, sampling)
+            if shift_first:
+                scores = warp(score(prompt, ids, written, lambda x: x)[None], sampling)[0]
+            else:
+                scores = score(prompt, ids, written, lambda x: warp(x[None], sampling)[0])
             token = int(sampler.draw(scores[None], step))
             if token in self.engine.stop_ids.tolist():
                 break
@@ -134,15 +150,13 @@ class Plain:
 
     def dapt(self) -> Callable[..., Tensor]:
         model = self.load(self.tensors("dapt"))
-        return lambda prompt, ids, new, sampling: warp(self.next(model, ids + new)[None], sampling)[
-            0
-        ]
+        return lambda prompt, ids, new, prepare: prepare(self.next(model, ids + new))
 
     def destein(self) -> Callable[..., Tensor]:
         vectors = self.tensors("destein")["vectors"]
         heads = self.model.config.num_attention_heads
 
-        def score(prompt: str, ids: list[int], new: list[int], sampling: Sampling) -> Tensor:
+        def score(prompt: str, ids: list[int], new: list[int], prepare: Prepare) -> Tensor:
             def hook(layer: int) -> Any:
                 def call(module: Any, args: Any) -> Any:
                     split = args[0].unflatten(-1, (heads, -1))
@@ -158,17 +172,17 @@ class Plain:
             logits = self.next(self.model, ids + new)
             for handle in handles:
                 handle.remove()
-            return warp(logits[None], sampling)[0]
+            return prepare(logits)
 
         return score
 
     def dexperts(self) -> Callable[..., Tensor]:
         expert, anti = (self.load(self.tensors("dexperts", f"{s}.")) for s in ("expert", "anti"))
 
-        def score(prompt: str, ids: list[int], new: list[int], sampling: Sampling) -> Tensor:
+        def score(prompt: str, ids: list[int], new: list[int], prepare: Prepare) -> Tensor:
             base = self.next(self.model, ids + new)
             difference = self.next(expert, ids + new) - self.next(anti, ids + new)
-            scores = warp(base[None], sampling)[0] + 2 * difference
+            scores = prepare(base) + 2 * difference
             ordered = base.softmax(-1).sort(descending=True)
             before = ordered.values.cumsum(0) - ordered.values
             return scores.index_fill(0, ordered.indices[before >= 0.9], -torch.inf)
@@ -180,7 +194,7 @@ class Plain:
         tokenizer = self.engine.tokenizer
         codes = [tokenizer.encode(word, add_special_tokens=False) for word in ("clean", "dirty")]
 
-        def score(prompt: str, ids: list[int], new: list[int], sampling: Sampling) -> Tensor:
+        def score(prompt: str, ids: list[int], new: list[int], prepare: Prepare) -> Tensor:
             lead = [token for token in ids if token in tokenizer.all_special_ids]
             text = ids[len(lead) :] + new
             likelihoods = []
@@ -192,7 +206,7 @@ class Plain:
                 likelihoods.append((read + logits[-1]) / (len(text) + 1))
             clean, dirty = likelihoods
             posterior = torch.stack([GEDI_SCALE * clean, GEDI_SCALE * dirty]).log_softmax(0)[0]
-            scores = warp(self.next(self.model, ids + new)[None], sampling)
+            scores = prepare(self.next(self.model, ids + new))[None]
             return guide(scores, posterior[None], GediOptions(omega=5))[0]
 
         return score
@@ -204,8 +218,8 @@ class Plain:
         head.load_state_dict(parts)
         model.set_output_embeddings(head)
 
-        def score(prompt: str, ids: list[int], new: list[int], sampling: Sampling) -> Tensor:
-            scores = warp(self.next(self.model, ids + new)[None], sampling)[0]
+        def score(prompt: str, ids: list[int], new: list[int], prepare: Prepare) -> Tensor:
+            scores = prepare(self.next(self.model, ids + new))
             top = scores.topk(8)
             toxicity = torch.stack([self.next(model, [*ids, *new, t])[0] for t in top.indices])
             low, high = toxicity.min(), toxicity.max()
@@ -231,7 +245,7 @@ class Plain:
                 handle.remove()
             return noted
 
-        def score(prompt: str, ids: list[int], new: list[int], sampling: Sampling) -> Tensor:
+        def score(prompt: str, ids: list[int], new: list[int], prepare: Prepare) -> Tensor:
             positive, negative = (
                 values(self.engine.tokenize([prefix + prompt])[0] + new)
                 for prefix in (POSITIVE, NEGATIVE)
@@ -260,15 +274,15 @@ class Plain:
             logits = self.next(self.model, ids + new)
             for handle in handles:
                 handle.remove()
-            return warp(logits[None], sampling)[0]
+            return prepare(logits)
 
         return score
 
     def sasa(self) -> Callable[..., Tensor]:
         tensors = self.tensors("sasa")
 
-        def score(prompt: str, ids: list[int], new: list[int], sampling: Sampling) -> Tensor:
-            scores = warp(self.next(self.model, ids + new)[None], sampling)[0]
+        def score(prompt: str, ids: list[int], new: list[int], prepare: Prepare) -> Tensor:
+            scores = prepare(self.next(self.model, ids + new))
             top = scores.topk(8)
             rows = torch.tensor([[*ids, *new, token] for token in top.indices.tolist()])
             hidden = self.model(rows, output_hidden_states=True).hidden_states[-1][:, -1]
@@ -279,7 +293,7 @@ class Plain:
         return score
 
     def self_debias(self) -> Callable[..., Tensor]:
-        def score(prompt: str, ids: list[int], new: list[int], sampling: Sampling) -> Tensor:
+        def score(prompt: str, ids: list[int], new: list[int], prepare: Prepare) -> Tensor:
             logits = self.next(self.model, ids + new)
             own = logits.softmax(-1)
             prefixed = torch.stack(
@@ -290,7 +304,7 @@ class Plain:
             ).softmax(-1)
             delta = own - prefixed.max(dim=0).values
             factor = torch.where(delta >= 0, 1.0, (50 * delta).exp()).clamp(min=0.01)
-            return warp(logits[None], sampling)[0] + factor.log()
+            return prepare(logits) + factor.log()
 
         return score
 

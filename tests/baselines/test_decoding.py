@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.baselines.conftest import World
-from tests.baselines.stand_ins import OFF, STRENGTHS
+from tests.baselines.stand_ins import OFF, ORDERS, STRENGTHS
 from tide.baselines import REGISTRY, Baseline
 from tide.config import Sampling
 from tide.errors import InputError
@@ -58,6 +58,17 @@ def test_batches_and_caches_change_nothing(world: World, name: str, sampling: Sa
     ]
     assert tokens(baseline, PROMPTS, sampling, SEEDS) == expected
     assert tokens(baseline, PROMPTS[1:2], sampling, SEEDS[1:2]) == expected[1:2]
+
+
+@pytest.mark.parametrize("order", ["warp-shift", "shift-warp"])
+@pytest.mark.parametrize("name", sorted(ORDERS))
+def test_either_order(gpt2: World, name: str, order: str) -> None:
+    baseline = gpt2.load(f"{STRENGTHS[name]},order={order}")
+    assert tokens(baseline, PROMPTS, DRAWN, SEEDS) == [
+        tuple(gpt2.plain.write(name, prompt, DRAWN, seed, order))
+        for prompt, seed in zip(PROMPTS, SEEDS, strict=True)
+    ]
+    assert (ORDERS[name] == order) == ("order" not in baseline.name)
 
 
 @pytest.mark.parametrize("name", sorted(STRENGTHS))

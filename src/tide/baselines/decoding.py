@@ -1,10 +1,13 @@
-"""How every baseline writes: one loop, in one explicit order.
+"""How every baseline writes: one loop, in an explicit order.
 
-    warp (temperature, top-k, top-p) -> candidates -> shift -> sample
+    warp (temperature, top-k, top-p) -> candidates -> shift -> sample   (`order=warp-shift`)
+    candidates -> shift -> warp -> sample                               (`order=shift-warp`)
 
-Published code differs here: transformers runs custom logits processors *before* its own warpers, so
-a shift made there is divided by the temperature. `order="shift-warp"` does that, where a baseline
-has the setting. At temperature 0 nothing is warped and the largest shifted logit is taken.
+In the second the temperature divides the shift too: at 0.1 it is ten times as strong. A published
+strength means nothing without its order, so the default is that of the code it comes from: rad and
+sasa warp first (AISteer360); self-debias, dexperts and gedi shift first (their authors; also what
+transformers does with a custom logits processor). At temperature 0 nothing is warped and the
+largest shifted logit is taken.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class DexpertsOptions(Options):
     filter_p: float = Field(
         default=0.9, gt=0, le=1, description="Nucleus of the model itself that is kept."
     )
-    order: Order = "warp-shift"
+    order: Order = "shift-warp"
 
 
 def ensemble(

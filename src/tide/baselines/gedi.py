@@ -56,7 +56,7 @@ class GediOptions(Options):
     target_p: float = Field(
         default=0.8, gt=0, le=1, description="...unless they are clean with this probability."
     )
-    order: Order = "warp-shift"
+    order: Order = "shift-warp"
 
 
 def log_posterior(clean: Tensor, dirty: Tensor, tokens: Tensor, scale: float) -> Tensor:

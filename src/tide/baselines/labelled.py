@@ -59,8 +59,8 @@ class Labelled:
     @property
     def digest(self) -> str:
         """16 hex digits of the contents."""
-        rows = [astuple(row) for row in (*self.singles, *self.pairs)]
-        return blake2b(json.dumps(rows).encode(), digest_size=8).hexdigest()
+        contents = json.dumps(astuple(self)).encode()
+        return blake2b(contents, digest_size=8).hexdigest()
 
     def split(self, seed: int) -> tuple[Labelled, Labelled]:
         """Nine tenths to fit on, one to measure on; a pair stays together."""

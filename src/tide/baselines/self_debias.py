@@ -33,7 +33,7 @@ class SelfDebiasOptions(Options):
         default=50.0, ge=0, allow_inf_nan=False, description="lambda: how fast factors fall."
     )
     epsilon: float = Field(default=0.01, gt=0, le=1, description="The least factor.")
-    order: Order = "warp-shift"
+    order: Order = "shift-warp"
 
 
 def factors(own: Tensor, prefixed: Tensor, decay: float, epsilon: float) -> Tensor:
