@@ -8,6 +8,7 @@ from tests.baselines.conftest import World
 from tests.baselines.stand_ins import OFF, ORDERS, STRENGTHS
 from tide.baselines import REGISTRY, Baseline
 from tide.config import Sampling
+from tide.engines.decoding import Stream
 from tide.errors import InputError
 
 PROMPTS = ["The weather", "Rain fell on the quiet town", "kind", "is fine is fine"]
@@ -115,10 +116,18 @@ def test_a_stop_token_ends_a_row_alone(gpt2: World, monkeypatch: pytest.MonkeyPa
 
 
 def test_small_batches_change_nothing(gpt2: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`max_batch` holds for the sequences of a forward pass, candidates and prefixes included."""
     baseline = gpt2.load(STRENGTHS["sasa"])
+    monkeypatch.setattr(gpt2.engine, "max_batch", 4 * 8)
     whole = baseline.generate(PROMPTS, DRAWN, SEEDS)
-    monkeypatch.setattr(gpt2.engine, "max_batch", 2)
+    monkeypatch.setattr(gpt2.engine, "max_batch", 2 * 8)
+    sizes = []
+    step = Stream.advance
+    monkeypatch.setattr(
+        Stream, "advance", lambda self, ids: (sizes.append(len(ids)), step(self, ids))[1]
+    )
     assert baseline.generate(PROMPTS, DRAWN, SEEDS) == whole
+    assert set(sizes) == {2 * 8}
 
 
 def test_shifting_first_divides_the_shift_by_the_temperature(gpt2: World) -> None:

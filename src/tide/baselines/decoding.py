@@ -127,6 +127,11 @@ class DecodingBaseline(ABC):
             "artefact": None if self.artefact is None else self.artefact.digest,
         }
 
+    @property
+    def fan_out(self) -> int:
+        """Sequences that one model runs at once for one prompt."""
+        return 1
+
     def attached(self) -> AbstractContextManager[object]:
         """Holds, while a batch is written, what a baseline hooks into the engine's model."""
         return nullcontext()
@@ -141,9 +146,10 @@ class DecodingBaseline(ABC):
         ids = self.engine.tokenize(prompts)
         # Prompts of similar length share a batch, so that little of it is padding.
         order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
+        size = max(1, self.engine.max_batch // self.fan_out)
         results: dict[int, Generated] = {}
-        for start in range(0, len(order), self.engine.max_batch):
-            batch = order[start : start + self.engine.max_batch]
+        for start in range(0, len(order), size):
+            batch = order[start : start + size]
             written = self._write(
                 [prompts[i] for i in batch],
                 [ids[i] for i in batch],

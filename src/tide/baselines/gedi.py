@@ -134,6 +134,10 @@ class Gedi(DecodingBaseline):
     auxiliary = True
     _options: GediOptions
 
+    @property
+    def fan_out(self) -> int:
+        return 2
+
     def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Run:
         model, reader = self._classes
         codes = _codes(self.engine.tokenizer)

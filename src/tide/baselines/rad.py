@@ -111,6 +111,10 @@ class Rad(DecodingBaseline):
     auxiliary = True
     _options: RadOptions
 
+    @property
+    def fan_out(self) -> int:
+        return self._options.candidates
+
     def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Run:
         return _Run(
             Reader(self.engine.model).read(ids, tokens),

@@ -112,6 +112,10 @@ class Reversal(DecodingBaseline):
     negative, positive = NEGATIVE, POSITIVE
     _options: ReversalOptions
 
+    @property
+    def fan_out(self) -> int:
+        return 2
+
     def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Run:
         prefixed = self.engine.tokenize(
             [prefix + prompt for prefix in (self.positive, self.negative) for prompt in prompts]

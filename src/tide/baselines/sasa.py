@@ -37,7 +37,7 @@ from tide.engines.decoding import Stream
 class SasaOptions(Options):
     strength = "beta"
 
-    beta: float = Field(default=100.0, ge=0, allow_inf_nan=False, description="Weight of margins.")
+    beta: float = Field(default=10.0, ge=0, allow_inf_nan=False, description="Weight of margins.")
     candidates: int = Field(default=50, ge=1, description="Most tokens that are tried.")
     normalize: Literal["raw", "softmax"] = "raw"
     order: Order = "warp-shift"
@@ -111,6 +111,10 @@ class Sasa(DecodingBaseline):
     options_class = SasaOptions
     learned = True
     _options: SasaOptions
+
+    @property
+    def fan_out(self) -> int:
+        return self._options.candidates
 
     def attached(self) -> Any:
         return self._last_hidden.noted()

@@ -72,6 +72,10 @@ class SelfDebias(DecodingBaseline):
     prefixes = PREFIXES
     _options: SelfDebiasOptions
 
+    @property
+    def fan_out(self) -> int:
+        return len(self.prefixes)
+
     def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Run:
         reader = Reader(self.engine.model)
         prefixed = self.engine.tokenize(
