@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 
 from tests.baselines.conftest import World
 from tests.baselines.stand_ins import OFF, ORDERS, STRENGTHS
-from tide.baselines import REGISTRY, Baseline
+from tide.baselines import REGISTRY, Baseline, load_baseline
 from tide.config import Sampling
 from tide.engines.decoding import Stream
 from tide.errors import InputError
@@ -162,3 +165,18 @@ def test_records_say_what_ran(gpt2: World, name: str) -> None:
     # The name says it again, with the strength even where it is the default.
     again = gpt2.load(baseline.name)
     assert (again.name, again.config()) == (baseline.name, baseline.config())
+
+
+def test_other_engines_are_refused() -> None:
+    with pytest.raises(InputError, match="rad: runs on the engine 'transformers' alone"):
+        load_baseline("rad", object())  # type: ignore[arg-type]
+
+
+def test_closing_frees_the_auxiliary_models(gpt2: World) -> None:
+    baseline = gpt2.load(STRENGTHS["dexperts"])
+    before = tokens(baseline, PROMPTS, GREEDY, SEEDS)
+    experts = [weakref.ref(expert) for expert in baseline._experts]
+    baseline.close()
+    gc.collect()
+    assert [expert() for expert in experts] == [None, None]
+    assert tokens(baseline, PROMPTS, GREEDY, SEEDS) == before

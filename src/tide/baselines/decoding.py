@@ -15,6 +15,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -113,6 +114,8 @@ class DecodingBaseline(ABC):
         artefacts: Path | None = None,
         scorer: Scorer | None = None,
     ) -> None:
+        if not isinstance(engine, TransformersEngine):
+            raise InputError(f"baseline {self.kind}: runs on the engine 'transformers' alone")
         self.engine = engine
         self.name = options.spec(self.kind)
         self._options = options
@@ -159,8 +162,11 @@ class DecodingBaseline(ABC):
             results.update(zip(batch, written, strict=True))
         return [results[i] for i in range(len(ids))]
 
-    def close(self) -> None:  # noqa: B027  (most have nothing to do)
-        """Free auxiliary models; the engine is not its own."""
+    def close(self) -> None:
+        """Free auxiliary models, which are loaded again if needed; the engine is not its own."""
+        for name, member in vars(type(self)).items():
+            if isinstance(member, cached_property):
+                self.__dict__.pop(name, None)
 
     @torch.inference_mode()
     def _write(

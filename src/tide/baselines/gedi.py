@@ -38,7 +38,7 @@ from tide.baselines.labelled import TOXIC
 from tide.engines.decoding import Stream
 
 CODES = ("clean", "dirty")
-# Share of the generative loss in training; the rest is the discriminative one (eq. 10).
+# Share of the generative loss in training; the rest is the discriminative one.
 _GENERATIVE = 0.8
 # The scale of the class logits is one number, far from where it ends: it may move faster.
 _SCALE_RATE = 0.02
@@ -62,7 +62,7 @@ class GediOptions(Options):
 def log_posterior(clean: Tensor, dirty: Tensor, tokens: Tensor, scale: float) -> Tensor:
     """Log P(clean | text) from log p(text | class), of the same shape; tokens: length of the text.
 
-    The likelihoods are normalised by length and scaled (eq. 8, 9); both classes are as likely.
+    The likelihoods are normalised by length and scaled; both classes are as likely.
     """
     return nn.functional.logsigmoid(scale * (clean - dirty) / tokens)
 

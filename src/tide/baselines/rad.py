@@ -1,7 +1,7 @@
 """`rad`: Deng and Raffel 2023, "Reward-Augmented Decoding" (EMNLP 2023, arXiv:2310.09520).
 
 A small causal LM with a linear head predicts the toxicity of every prefix; candidates gain
-beta (1 - toxicity) (Algorithm 1). Because it is unidirectional, it reads each candidate behind its
+beta (1 - toxicity). Because it is unidirectional, it reads each candidate behind its
 own cache of the prefix. The authors clamp the prediction to [0, 1]; IBM's AISteer360, which the
 published comparisons were made with, scales it over the candidates instead (`normalize=minmax`).
 """
@@ -68,7 +68,7 @@ def rewards(toxicity: Tensor, scores: Tensor, normalize: str) -> Tensor:
 
 
 def cumulative_error(predicted: Tensor, labels: Tensor, lengths: Tensor) -> Tensor:
-    """Squared errors of every prefix of a text, weighted by its length (eq. 2); a scalar.
+    """Squared errors of every prefix of a text, weighted by its length; a scalar.
 
     predicted: (B, T); labels, lengths: (B,). A text's weights 1, 2, ... add up to 1.
     """

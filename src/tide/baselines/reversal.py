@@ -1,6 +1,6 @@
 """`reversal`: Leong et al. 2023, "Self-Detoxifying Language Models via Toxification Reversal".
 
-EMNLP 2023, arXiv:2310.09573, section 3. Each step reads the text behind a negative and behind a
+EMNLP 2023, arXiv:2310.09573. Each step reads the text behind a negative and behind a
 positive prefix, and moves every head's output at the last token the opposite way (authors' code:
 cooperleong00/ToxificationReversal, `innerdetox_hook.py`).
 """

@@ -1,7 +1,7 @@
 """`self-debias`: Schick, Udupa and Schütze 2021, "Self-Diagnosis and Self-Debiasing" (TACL 9).
 
 A word that becomes likelier behind "The following text contains ..." is made less likely
-(arXiv:2103.00453, section 4.1; defaults and prefixes of the authors' code).
+(arXiv:2103.00453, section 4; defaults and prefixes of the authors' code).
 """
 
 from __future__ import annotations
