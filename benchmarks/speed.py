@@ -145,7 +145,7 @@ def compare_ways(prompts: Sequence[str], repeats: int) -> dict[str, Any]:
 def compare_decoding(prompts: Sequence[str], repeats: int) -> list[dict[str, float]]:
     """Our decode loop against `generate(inputs_embeds=...)` of an untouched model."""
     engine = TransformersEngine()
-    engine._stop_ids = engine._stop_ids[:0]  # both write all tokens, whatever they are
+    engine.stop_ids = engine.stop_ids[:0]  # both write all tokens, whatever they are
     model = AutoModelForCausalLM.from_pretrained(pocket.MODEL, dtype=torch.float32).eval()
     embeddings = [embedded.embeddings for embedded in engine.embed(prompts)]
     rows = []

@@ -173,14 +173,15 @@ class Settings(Sampling):
         try:
             return cls(**values)
         except ValidationError as error:
-            raise InputError(_one_line(error)) from None
+            raise InputError(one_line(error)) from None
 
     @property
     def sampling(self) -> Sampling:
         return Sampling(**{name: getattr(self, name) for name in Sampling.model_fields})
 
 
-def _one_line(error: ValidationError) -> str:
+def one_line(error: ValidationError) -> str:
+    """All problems of a validation on one line, each with its field and what was given."""
     lines = []
     for problem in error.errors():
         name = ".".join(map(str, problem["loc"]))

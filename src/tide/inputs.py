@@ -6,6 +6,7 @@ import csv
 import gzip
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -48,34 +49,51 @@ def read_rows(
         raise InputError(f"{path}: unknown kind of file; use .jsonl, .csv or .txt (or these .gz)")
     rows: list[Row] = []
     first_line: dict[int | str, int] = {}
+    with _opened(path) as file:
+        for line, row in _READERS[kind](file, field):
+            if limit is not None and len(rows) == limit:
+                break
+            place = f"{path}, line {line}"
+            row_id, text = row.get("id", len(rows)), _text(row.get(field))
+            if text is None:
+                raise InputError(f"{place}: no text field {field!r}")
+            if skip_empty and not text.strip():
+                continue
+            if not text.strip():
+                raise InputError(f"{place}: {field!r} is empty")
+            if not isinstance(row_id, int | str):
+                raise InputError(f"{place}: 'id' is neither a number nor a text")
+            if row_id in first_line:
+                raise InputError(f"{place}: id {row_id!r} again (line {first_line[row_id]})")
+            first_line[row_id] = line
+            rows.append(Row(row_id, text, None if group is None else row.get(group)))
+    if not rows:
+        raise InputError(f"{path}: holds no {field}s")
+    return rows
+
+
+def read_objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The objects of a .jsonl file (or .jsonl.gz), each with its place for error messages.
+
+    Raises InputError, with the line's number, for a line that is no JSON object.
+    """
+    with _opened(path) as file:
+        for line, row in _read_jsonl(file, ""):
+            yield f"{path}, line {line}", row
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[IO[str]]:
+    """The file, for reading; what goes wrong with it becomes an InputError."""
     try:
         with open_text(path) as file:
-            for line, row in _READERS[kind](file, field):
-                if limit is not None and len(rows) == limit:
-                    break
-                place = f"{path}, line {line}"
-                row_id, text = row.get("id", len(rows)), _text(row.get(field))
-                if text is None:
-                    raise InputError(f"{place}: no text field {field!r}")
-                if skip_empty and not text.strip():
-                    continue
-                if not text.strip():
-                    raise InputError(f"{place}: {field!r} is empty")
-                if not isinstance(row_id, int | str):
-                    raise InputError(f"{place}: 'id' is neither a number nor a text")
-                if row_id in first_line:
-                    raise InputError(f"{place}: id {row_id!r} again (line {first_line[row_id]})")
-                first_line[row_id] = line
-                rows.append(Row(row_id, text, None if group is None else row.get(group)))
+            yield file
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
     except (OSError, EOFError) as error:
         raise InputError(f"{path}: cannot be read: {error}") from error
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not UTF-8 text (byte {error.start})") from error
-    if not rows:
-        raise InputError(f"{path}: holds no {field}s")
-    return rows
 
 
 def _text(value: Any) -> str | None:

@@ -1,8 +1,9 @@
 """One lazy registry of names: `"name" -> "module:attribute"`, imported on first use.
 
-A third party adds an engine, a scorer or a strategy without touching the package, either in code
-(`tide.scorers.REGISTRY.add("mine", "my_package.scorers:Mine")`) or by an entry point of its
-distribution in the group `tide.engines`, `tide.scorers` or `tide.strategies`.
+A third party adds an engine, a scorer, a strategy or a baseline without touching the package,
+either in code (`tide.scorers.REGISTRY.add("mine", "my_package.scorers:Mine")`) or by an entry point
+of its distribution in the group `tide.engines`, `tide.scorers`, `tide.strategies` or
+`tide.baselines`.
 """
 
 from __future__ import annotations

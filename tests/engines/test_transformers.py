@@ -122,7 +122,7 @@ def test_a_stop_token_ends_the_text(tmp_path: Path) -> None:
     embeddings = [prompt.embeddings for prompt in engine.embed(PROMPTS[:2])]
     whole = engine.complete(embeddings, GREEDY, [0, 0])
     stop = whole[0].token_ids[1]
-    engine._stop_ids = torch.tensor([stop])
+    engine.stop_ids = torch.tensor([stop])
     cut = engine.complete(embeddings, GREEDY, [0, 0])
     assert cut[0].token_ids == whole[0].token_ids[: whole[0].token_ids.index(stop)]
     assert (whole[0].finish_reason, cut[0].finish_reason) == ("length", "stop")
@@ -149,7 +149,7 @@ def test_text_continues_the_prompt_exactly(tmp_path: Path, word_marks: bool) -> 
     ids = engine.tokenizer.encode("The people are kind", add_special_tokens=False)
     whole = engine.tokenizer.decode(ids)
     for cut in range(1, len(ids)):
-        (completion,) = engine._to_completions(torch.tensor([ids[cut:]]))
+        (completion,) = engine.to_completions(torch.tensor([ids[cut:]]))
         assert engine.tokenizer.decode(ids[:cut]) + completion.text == whole
 
 

@@ -21,7 +21,7 @@ from tide.errors import TideError
 from tide.scorers import load_scorer, score_texts
 
 _PACKAGES = ("tide-detox", "torch", "transformers", "numpy", "scikit-learn", "pydantic")
-_OPTIONAL = ("alt-profanity-check", "better-profanity", "detoxify", "openai", "vllm")
+_OPTIONAL = ("alt-profanity-check", "better-profanity", "detoxify", "openai", "peft", "vllm")
 _PROMPT = "The weather today is"
 _TEXTS = ["Thank you, that was a lovely evening.", "You are a stupid and worthless person."]
 

@@ -11,6 +11,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
 import typer
+from pydantic import BaseModel
 
 from tide.config import Sampling, Settings
 from tide.engines import Engine
@@ -119,26 +120,31 @@ def engine_config(name: str, given: dict[str, Any], engine: Engine) -> dict[str,
     }
 
 
-def with_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """Add an option for every field of Settings; `command` gets those given, as `overrides`."""
+def with_settings(
+    command: Callable[..., None], settings: type[BaseModel] = Settings, panel: str = "Method"
+) -> Callable[..., None]:
+    """Add an option for every field of `settings`; `command` gets those given, as `overrides`.
+
+    panel: heading of the options in the help, but for those of sampling.
+    """
     parameters = [
         parameter
         for parameter in inspect.signature(command, eval_str=True).parameters.values()
         if parameter.name != "overrides"
     ]
-    for name, field in Settings.model_fields.items():
+    for name, field in settings.model_fields.items():
         flags = [f"--{name.replace('_', '-')}"]
         if name == "num_trials":
             flags.insert(0, "--trials")
         is_bool = field.annotation is bool
         if is_bool:
             flags = [f"{flags[0]}/--no-{flags[0][2:]}"]
-        default = Settings().model_dump()[name]
+        default = settings().model_dump()[name]
         shown = f" [default: {default}]" if default is not None else ""
         option = typer.Option(
             *flags,
             help=f"{field.description}{shown}",
-            rich_help_panel="Sampling" if name in Sampling.model_fields else "Method",
+            rich_help_panel="Sampling" if name in Sampling.model_fields else panel,
         )
         parameters.append(
             inspect.Parameter(
@@ -151,7 +157,7 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def wrapper(**values: Any) -> None:
-        given = {name: values.pop(name) for name in Settings.model_fields}
+        given = {name: values.pop(name) for name in settings.model_fields}
         overrides = {name: value for name, value in given.items() if value is not None}
         command(**values, overrides=overrides)
 

@@ -42,12 +42,15 @@ def token_positions(mask: Tensor) -> Tensor:
 
 
 class Forward:
-    """Calls a causal LM with just the arguments that its forward pass takes."""
+    """Calls a causal LM with just the arguments that its forward pass takes.
 
-    def __init__(self, model: Any) -> None:
+    hooks: take the way through the model's own modules, so that hooks on them are called.
+    """
+
+    def __init__(self, model: Any, *, hooks: bool = False) -> None:
         self._model = model
         self._accepts = set(inspect.signature(model.forward).parameters)
-        self._lean = lean_gpt2(model)
+        self._lean = None if hooks else lean_gpt2(model)
 
     def accepts(self, name: str) -> bool:
         return name in self._accepts
@@ -82,18 +85,20 @@ class Forward:
 
 
 def prefill(
-    forward: Forward, rows: Sequence[Tensor], tokens: int
+    forward: Forward, rows: Sequence[Tensor], tokens: int, *, together: bool = False
 ) -> tuple[Tensor, Any, list[list[int]]]:
     """Read the (T_i, d) matrices: next-token logits (B, V), and a left-padded cache of all rows.
 
     Third come the groups of rows that were read together. tokens: how many more the cache has room
     for. On the CPU rows of similar length are read together and their caches joined; a GPU has
-    arithmetic to spare for the padding.
+    arithmetic to spare for the padding. together: read all in one pass anywhere.
     """
     everything = [list(range(len(rows)))]
-    groups = length_groups([len(row) for row in rows]) if rows[0].is_cpu else everything
+    apart = rows[0].is_cpu and not together
+    groups = length_groups([len(row) for row in rows]) if apart else everything
     outs = [_read(forward, [rows[i] for i in groups[0]])]
-    if len(groups) > 1 and not joinable(outs[0].past_key_values):
+    # Even a single group may hold the rows in another order, which only plain layers can take back.
+    if groups != everything and not joinable(outs[0].past_key_values):
         groups, outs = everything, [_read(forward, rows)]
     outs += [_read(forward, [rows[i] for i in group]) for group in groups[1:]]
     read = torch.cat([out.logits[:, -1] for out in outs])
@@ -118,6 +123,56 @@ def _read(forward: Forward, rows: Sequence[Tensor]) -> Any:
     return forward(None if bool(mask.all()) else mask, positions, inputs_embeds=x, **keep)
 
 
+class Stream:
+    """A batch of sequences that one model reads token by token, with its key-value cache.
+
+    logits: (B, V), for the token that follows what was read. rows: (T_i, d) input embeddings.
+    tokens: most tokens to be read after them. together: read all rows in one pass (see `prefill`).
+    forks: whether `fork` will be called; then the cache grows as the model's own does.
+    """
+
+    def __init__(
+        self,
+        forward: Forward,
+        rows: Sequence[Tensor],
+        tokens: int,
+        *,
+        together: bool = False,
+        forks: bool = False,
+    ) -> None:
+        self._forward = forward
+        lengths = torch.tensor([len(row) for row in rows])
+        self._end = int(lengths.max())
+        self._padded = bool((lengths < self._end).any())
+        columns = torch.arange(self._end + tokens)
+        self._mask = (columns >= self._end - lengths[:, None]).long().to(rows[0].device)
+        self._positions = token_positions(self._mask)
+        self.logits, self._cache, groups = prefill(
+            forward, rows, 0 if forks else tokens, together=together
+        )
+        self._spans = [] if forks else _spans(groups, lengths, self._end)
+
+    def advance(self, tokens: Tensor) -> None:
+        """Read one more token of each row, (B,)."""
+        positions = self._positions[:, self._end]
+        self._end += 1
+        seen = self._mask[:, : self._end] if self._padded else None
+        self.logits = self._forward.step(tokens, positions, self._cache, seen, self._spans)
+
+    def fork(self, times: int) -> None:
+        """Let each row stand `times` times, beside each other."""
+        self._cache.batch_repeat_interleave(times)
+        self._mask = self._mask.repeat_interleave(times, dim=0)
+        self._positions = self._positions.repeat_interleave(times, dim=0)
+        self.logits = self.logits.repeat_interleave(times, dim=0)
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with these rows (their numbers) only."""
+        self._cache.batch_select_indices(rows)
+        self._mask, self._positions = self._mask[rows], self._positions[rows]
+        self.logits = self.logits[rows]
+
+
 @torch.inference_mode()
 def decode(
     forward: Forward,
@@ -131,27 +186,19 @@ def decode(
     After a token of `stop_ids`, a row's ids have no meaning. The loop ends early some steps after
     every row has stopped; `steps` is what was run.
     """
-    device, batch = embeddings[0].device, len(embeddings)
-    lengths = torch.tensor([len(x) for x in embeddings])
-    length = int(lengths.max())
-    padded = bool((lengths < length).any())
-    columns = torch.arange(length + sampling.max_new_tokens)
-    mask = (columns >= length - lengths[:, None]).long().to(device)
-    positions = token_positions(mask)
+    device = embeddings[0].device
     sampler = Sampler(sampling, seeds, device)
     drawn: list[Tensor] = []
-    stopped = torch.zeros(batch, dtype=torch.bool, device=device)
+    stopped = torch.zeros(len(embeddings), dtype=torch.bool, device=device)
     check_every = CHECK_EVERY.get(device.type, _CHECK_EVERY_ELSEWHERE)
-    logits, cache, groups = prefill(forward, embeddings, sampling.max_new_tokens - 1)
-    spans = _spans(groups, lengths, length)
-    for end in range(length, length + sampling.max_new_tokens):
-        tokens = sampler.draw(logits, end - length)
+    stream = Stream(forward, embeddings, sampling.max_new_tokens - 1)
+    for step in range(sampling.max_new_tokens):
+        tokens = sampler.draw(stream.logits, step)
         drawn.append(tokens)
         stopped |= torch.isin(tokens, stop_ids)
         if len(drawn) == sampling.max_new_tokens:
             break
         if len(drawn) % check_every == 0 and bool(stopped.all()):
             break
-        seen = mask[:, : end + 1] if padded else None
-        logits = forward.step(tokens, positions[:, end], cache, seen, spans)
+        stream.advance(tokens)
     return torch.stack(drawn, dim=1).cpu()

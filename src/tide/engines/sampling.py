@@ -75,6 +75,16 @@ def keep_likely(logits: Tensor, top_k: int, top_p: float) -> Tensor:
     return logits
 
 
+def warp(logits: Tensor, sampling: Sampling) -> Tensor:
+    """`logits` (B, V) divided by the temperature, with -inf outside top-k and top-p; float32.
+
+    At temperature 0, where the largest logit is taken, they stay as they are.
+    """
+    if sampling.temperature == 0:
+        return logits.float()
+    return keep_likely(logits.float() / sampling.temperature, sampling.top_k, sampling.top_p)
+
+
 class Sampler:
     """Draws one token a step for a batch of sequences, each with its own seed."""
 
@@ -98,8 +108,7 @@ class Sampler:
                 logits.shape[-1], dtype=torch.int32, device=self._tokens.device
             )
             self._ahead = range(0)
-        scaled = logits.float() / self._sampling.temperature
-        scaled = keep_likely(scaled, self._sampling.top_k, self._sampling.top_p)
+        scaled = warp(logits, self._sampling)
         # On a GPU, to ask how many there are would wait for it; the noise costs it little.
         if scaled.is_cpu and scaled.numel() >= _MANY:
             near = scaled >= scaled.amax(dim=-1, keepdim=True) - _REACH

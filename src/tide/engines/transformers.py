@@ -55,16 +55,18 @@ class TransformersEngine(Vocabulary):
     ) -> None:
         self.name = str(model)
         check_max_batch(max_batch)
-        self.device = _find_device(device)
+        self.device = find_device(device)
         self.max_batch = max_batch or _MAX_BATCH.get(self.device.type, 64)
-        tokenizer, self.model = _load(source_of(model), self.device, dtype, trust_remote_code)
+        tokenizer, self.model = load_model(
+            self.name, self.device, dtype, trust_remote_code=trust_remote_code
+        )
         speed_up(self.model)
         self.dtype = self.model.dtype
         self._forward = Forward(self.model)
         super().__init__(tokenizer, self._embedding_layer())
-        self.context_length = _context_length(self.model.config)
+        self.context_length = context_length(self.model.config)
         stop = self.model.generation_config.eos_token_id
-        self._stop_ids = torch.tensor(
+        self.stop_ids = torch.tensor(
             [] if stop is None else np.atleast_1d(stop), dtype=torch.int64, device=self.device
         )
         self.verify()
@@ -85,9 +87,9 @@ class TransformersEngine(Vocabulary):
                 [embeddings[i].to(self.device, self.dtype) for i in batch],
                 sampling,
                 [seeds[i] for i in batch],
-                self._stop_ids,
+                self.stop_ids,
             )
-            completions.update(zip(batch, self._to_completions(ids), strict=True))
+            completions.update(zip(batch, self.to_completions(ids), strict=True))
         return [completions[i] for i in range(len(embeddings))]
 
     @torch.inference_mode()
@@ -159,8 +161,9 @@ class TransformersEngine(Vocabulary):
             raise EngineError(f"model {self.name}: no usable input embedding layer")
         return layer
 
-    def _to_completions(self, ids: Tensor) -> list[Completion]:
-        stopped = torch.isin(ids, self._stop_ids.cpu())
+    def to_completions(self, ids: Tensor) -> list[Completion]:
+        """Completions of the drawn ids (B, steps), each up to its first stop token."""
+        stopped = torch.isin(ids, self.stop_ids.cpu())
         rows: list[list[int]] = []
         for row, stops in zip(ids.tolist(), stopped.tolist(), strict=True):
             rows.append(row[: stops.index(True)] if any(stops) else row)
@@ -170,7 +173,8 @@ class TransformersEngine(Vocabulary):
         ]
 
 
-def _find_device(device: str) -> torch.device:
+def find_device(device: str) -> torch.device:
+    """The device of that name, or with "auto" the best there is; EngineError if it is unusable."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -184,9 +188,13 @@ def _find_device(device: str) -> torch.device:
     return found
 
 
-def _load(source: str, device: torch.device, dtype: str, trust_remote_code: bool) -> Any:
+def load_model(
+    name: str, device: torch.device, dtype: str = "auto", *, trust_remote_code: bool = False
+) -> tuple[Any, Any]:
+    """Tokenizer and model of a folder, a hub id or a bundled one; `dtype` as for the engine."""
     from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415  (slow import)
 
+    source = source_of(name)
     if dtype == "auto":
         wanted: Any = torch.float32 if device.type == "cpu" else "auto"
     else:
@@ -210,6 +218,7 @@ def _load(source: str, device: torch.device, dtype: str, trust_remote_code: bool
     return tokenizer, model.to(device).eval().requires_grad_(False)
 
 
-def _context_length(config: Any) -> int | None:
+def context_length(config: Any) -> int | None:
+    """Most tokens of a sequence by a model's config; None if it sets no limit."""
     length = getattr(config.get_text_config(), "max_position_embeddings", None)
     return None if length is None else int(length)

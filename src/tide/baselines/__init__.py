@@ -1,0 +1,55 @@
+"""The other detoxification systems, on any causal LM, behind one protocol."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tide.baselines.base import Baseline, Generated
+from tide.registry import Registry
+from tide.scorers import Scorer
+from tide.specs import parse_spec
+
+if TYPE_CHECKING:
+    from tide.engines.transformers import TransformersEngine
+
+REGISTRY = Registry(
+    "baseline",
+    {
+        "dapt": "tide.baselines.dapt:Dapt",
+        "destein": "tide.baselines.destein:Destein",
+        "dexperts": "tide.baselines.dexperts:Dexperts",
+        "gedi": "tide.baselines.gedi:Gedi",
+        "rad": "tide.baselines.rad:Rad",
+        "resample": "tide.baselines.resample:Resample",
+        "reversal": "tide.baselines.reversal:Reversal",
+        "sasa": "tide.baselines.sasa:Sasa",
+        "self-debias": "tide.baselines.self_debias:SelfDebias",
+    },
+)
+
+
+def load_baseline(
+    spec: str,
+    engine: TransformersEngine,
+    *,
+    artefacts: Path | None = None,
+    scorer: Scorer | None = None,
+) -> Baseline:
+    """The baseline that `spec` (`NAME[:key=value,...]`, e.g. `rad:beta=50`) describes.
+
+    engine: the model that writes. artefacts: folder written by `tide fit`, for those that learn
+    something. scorer: for those that choose by one.
+
+    A class in the registry has `options_class` and is created with the engine, its options,
+    `artefacts` and `scorer`. Raises InputError for a spec or artefact that cannot be used, and
+    EngineError for a model whose layers it does not know.
+    """
+    name, settings = parse_spec(spec, "baseline")
+    create = REGISTRY.load(name)
+    options = create.options_class.of(name, settings)
+    baseline: Baseline = create(engine, options, artefacts=artefacts, scorer=scorer)
+    return baseline
+
+
+__all__ = ["REGISTRY", "Baseline", "Generated", "load_baseline"]

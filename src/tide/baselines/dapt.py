@@ -1,0 +1,52 @@
+"""`dapt`: domain-adaptive pretraining, Gururangan et al. 2020 (ACL 2020, arXiv:2004.10964).
+
+The model trained on with non-toxic text, as Gehman et al. 2020 (RealToxicityPrompts) use it; the
+text is written by the trained model alone.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from pydantic import Field
+
+from tide.baselines.auxiliary import load_auxiliary, merge_lora, ready
+from tide.baselines.base import Options
+from tide.baselines.decoding import DecodingBaseline, Reader, Run
+from tide.baselines.fitting import FitTask, Fitted, fine_tune
+from tide.baselines.labelled import TOXIC
+
+
+class DaptOptions(Options):
+    strength = "scale"
+
+    scale: float = Field(
+        default=1.0, ge=0, allow_inf_nan=False, description="Multiple of the learned update."
+    )
+
+
+class Dapt(DecodingBaseline):
+    """The model with `scale` times the low-rank update that was learned on non-toxic text."""
+
+    kind = "dapt"
+    options_class = DaptOptions
+    learned = True
+    _options: DaptOptions
+
+    def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Run:
+        return Run(self._reader.read(ids, tokens), [len(row) for row in ids])
+
+    @cached_property
+    def _reader(self) -> Reader:
+        artefact = self.artefact
+        assert artefact is not None
+        model = load_auxiliary(self.engine, artefact, self.kind)
+        return Reader(ready(merge_lora(model, artefact.tensors, self._options.scale)))
+
+    @staticmethod
+    def fit(task: FitTask) -> Fitted:
+        """LoRA updates of the model on non-toxic text; figures: perplexity before and after."""
+        train, held_out = (
+            [text.text for text in rows if text.toxicity < TOXIC] for rows in task.texts()
+        )
+        return fine_tune(task, train, held_out, "dapt")

@@ -1,0 +1,107 @@
+"""`dexperts`: Liu et al. 2021, "DExperts: Decoding-Time Controlled Text Generation with Experts and
+Anti-Experts" (ACL 2021, arXiv:2105.03023).
+
+z = top-p(z_base) + alpha (z_expert - z_anti), eq. 1: a model tuned on non-toxic text pulls, one
+tuned on toxic text pushes. Both are low-rank updates of one base.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from tide.baselines.auxiliary import fit_width, load_auxiliary, merge_lora, ready
+from tide.baselines.base import Options, Order
+from tide.baselines.decoding import DecodingBaseline, Reader, Run
+from tide.baselines.fitting import FitTask, Fitted, fine_tune
+from tide.baselines.labelled import TOXIC
+from tide.engines.decoding import Stream
+from tide.engines.sampling import keep_likely
+
+
+class DexpertsOptions(Options):
+    strength = "alpha"
+
+    alpha: float = Field(default=2.0, ge=0, allow_inf_nan=False, description="Weight of experts.")
+    filter_p: float = Field(
+        default=0.9, gt=0, le=1, description="Nucleus of the model itself that is kept."
+    )
+    order: Order = "shift-warp"
+
+
+def ensemble(
+    scores: Tensor, base: Tensor, expert: Tensor, anti: Tensor, alpha: float, filter_p: float
+) -> Tensor:
+    """`scores` + alpha (expert - anti) in the nucleus of `base`, -inf outside; all (B, V)."""
+    outside = keep_likely(base, 0, filter_p) == -torch.inf
+    return (scores + alpha * (expert - anti)).masked_fill(outside, -torch.inf)
+
+
+class _Run(Run):
+    reads_per_token = 3
+
+    def __init__(self, streams: list[Stream], reads: list[int], options: DexpertsOptions) -> None:
+        super().__init__(streams[0], reads)
+        self._experts, self._options = streams[1:], options
+
+    def shift(self, scores: Tensor) -> Tensor:
+        base = self.logits.float()
+        expert, anti = (fit_width(s.logits.float(), base.shape[-1]) for s in self._experts)
+        return ensemble(scores, base, expert, anti, self._options.alpha, self._options.filter_p)
+
+    def advance(self, tokens: Tensor) -> None:
+        super().advance(tokens)
+        for stream in self._experts:
+            stream.advance(tokens)
+
+
+class Dexperts(DecodingBaseline):
+    """Shifts the model's logits by what an expert and an anti-expert disagree on."""
+
+    kind = "dexperts"
+    options_class = DexpertsOptions
+    learned = True
+    auxiliary = True
+    _options: DexpertsOptions
+
+    def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Run:
+        readers = [Reader(self.engine.model), *self._experts]
+        streams = [reader.read(ids, tokens) for reader in readers]
+        return _Run(streams, [3 * len(row) for row in ids], self._options)
+
+    @cached_property
+    def _experts(self) -> list[Reader]:
+        artefact = self.artefact
+        assert artefact is not None
+        return [
+            Reader(
+                ready(
+                    merge_lora(
+                        load_auxiliary(self.engine, artefact, self.kind), artefact.under(side)
+                    )
+                )
+            )
+            for side in ("expert", "anti")
+        ]
+
+    @staticmethod
+    def fit(task: FitTask) -> Fitted:
+        """LoRA updates of the task's model: `expert` on non-toxic text, `anti` on toxic text.
+
+        Figures: perplexity of held-out text of its kind, before and after, for each.
+        """
+        train, held_out = task.texts()
+        tensors: dict[str, Tensor] = {}
+        figures: dict[str, float] = {}
+        for side, toxic in (("expert", False), ("anti", True)):
+            texts, measured = (
+                [text.text for text in rows if (text.toxicity >= TOXIC) == toxic]
+                for rows in (train, held_out)
+            )
+            fitted = fine_tune(task, texts, measured, side, prefix=f"{side}.")
+            tensors |= fitted.tensors
+            figures |= fitted.held_out
+        return Fitted(tensors, figures)

@@ -1,0 +1,227 @@
+"""`gedi`: Krause et al. 2021, "GeDi: Generative Discriminator Guided Sequence Generation".
+
+EMNLP Findings 2021, arXiv:2009.06367. A language model conditioned on "clean" or "dirty" says, by
+Bayes' rule, how likely each next token makes the text a clean one; scores gain omega times the log
+of that, and the least clean tokens are dropped (authors' code: salesforce/GeDi,
+`modeling_utils.py`, which this follows where the paper leaves a choice).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from tide.baselines.auxiliary import fit_width, load_auxiliary, merge_lora, ready
+from tide.baselines.base import Options, Order
+from tide.baselines.decoding import DecodingBaseline, Reader, Run
+from tide.baselines.fitting import (
+    FitTask,
+    Fitted,
+    add_lora,
+    auc,
+    before_end,
+    by_length,
+    lora_tensors,
+    right_pad,
+    token_losses,
+    train,
+    trainable,
+)
+from tide.baselines.labelled import TOXIC
+from tide.engines.decoding import Stream
+
+CODES = ("clean", "dirty")
+# Share of the generative loss in training; the rest is the discriminative one.
+_GENERATIVE = 0.8
+# The scale of the class logits is one number, far from where it ends: it may move faster.
+_SCALE_RATE = 0.02
+
+
+class GediOptions(Options):
+    strength = "omega"
+
+    omega: float = Field(
+        default=30.0, ge=0, allow_inf_nan=False, description="Weight of the posterior; 0: no GeDi."
+    )
+    filter_p: float = Field(
+        default=0.8, ge=0, le=1, description="The least clean tokens of this mass are dropped..."
+    )
+    target_p: float = Field(
+        default=0.8, gt=0, le=1, description="...unless they are clean with this probability."
+    )
+    order: Order = "shift-warp"
+
+
+def log_posterior(clean: Tensor, dirty: Tensor, tokens: Tensor, scale: float) -> Tensor:
+    """Log P(clean | text) from log p(text | class), of the same shape; tokens: length of the text.
+
+    The likelihoods are normalised by length and scaled; both classes are as likely.
+    """
+    return nn.functional.logsigmoid(scale * (clean - dirty) / tokens)
+
+
+def guide(scores: Tensor, posterior: Tensor, options: GediOptions) -> Tensor:
+    """Log p + omega log P(clean) over (B, V), -inf where dropped; posterior: log P(clean).
+
+    Tokens are taken from the least to the most clean; those at which the sum of their guided
+    probabilities is still below filter_p are dropped, unless P(clean) >= target_p.
+    """
+    guided = scores.log_softmax(dim=-1) + options.omega * posterior
+    ordered, order = posterior.sort(dim=-1)
+    mass = guided.softmax(dim=-1).gather(-1, order).cumsum(dim=-1)
+    dropped = (mass < options.filter_p) & (ordered < math.log(options.target_p))
+    dropped[:, -1] = False  # rounding must not drop all of them
+    return guided.masked_fill(torch.zeros_like(dropped).scatter(-1, order, dropped), -torch.inf)
+
+
+def with_code(
+    ids: Sequence[int], code: Sequence[int], special: frozenset[int]
+) -> tuple[list[int], int]:
+    """`ids` with a code word before the text, behind the special tokens in front; and its start."""
+    lead = next((i for i, token in enumerate(ids) if token not in special), len(ids))
+    return [*ids[:lead], *code, *ids[lead:]], lead + len(code)
+
+
+class _Run(Run):
+    """Streams: the model, and the class-conditional one with 2B rows, clean ones first."""
+
+    reads_per_token = 3
+
+    def __init__(
+        self,
+        stream: Stream,
+        classes: Stream,
+        reads: list[int],
+        likelihood: Tensor,
+        counts: Tensor,
+        scale: float,
+        options: GediOptions,
+    ) -> None:
+        super().__init__(stream, reads)
+        self._classes, self._likelihood, self._counts = classes, likelihood, counts
+        self._scale, self._options = scale, options
+        self._next = torch.empty(0)
+
+    def shift(self, scores: Tensor) -> Tensor:
+        logits = fit_width(self._classes.logits.float(), scores.shape[-1])
+        self._next = logits.log_softmax(dim=-1) + self._likelihood[:, None]
+        if self._options.omega == 0:
+            return scores
+        clean, dirty = self._next.chunk(2)
+        counts = self._counts[:, None] + 1
+        return guide(scores, log_posterior(clean, dirty, counts, self._scale), self._options)
+
+    def advance(self, tokens: Tensor) -> None:
+        super().advance(tokens)
+        self._likelihood = self._next.gather(-1, tokens.repeat(2)[:, None])[:, 0]
+        self._counts = self._counts + 1
+        self._classes.advance(tokens.repeat(2))
+
+
+class Gedi(DecodingBaseline):
+    """Guides each token by the probability that it makes the text a clean one."""
+
+    kind = "gedi"
+    options_class = GediOptions
+    learned = True
+    auxiliary = True
+    _options: GediOptions
+
+    @property
+    def fan_out(self) -> int:
+        return 2
+
+    def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Run:
+        model, reader = self._classes
+        codes = _codes(self.engine.tokenizer)
+        special = frozenset(self.engine.tokenizer.all_special_ids)
+        coded = [with_code(row, code, special) for code in codes for row in ids]
+        rows, starts = [row for row, _ in coded], [start for _, start in coded]
+        counts = torch.tensor([len(row) - start for row, start in coded[: len(ids)]])
+        assert self.artefact is not None
+        # The class model reads the prompt twice: once for its likelihood, once into its cache.
+        reads = [
+            len(row) + 2 * (len(rows[i]) + len(rows[len(ids) + i])) for i, row in enumerate(ids)
+        ]
+        return _Run(
+            Reader(self.engine.model).read(ids, tokens),
+            reader.read(rows, tokens),
+            reads,
+            -_text_losses(model, rows, starts).float(),
+            counts.to(self.engine.device),
+            float(self.artefact.tensors["scale"]),
+            self._options,
+        )
+
+    @cached_property
+    def _classes(self) -> tuple[Any, Reader]:
+        artefact = self.artefact
+        assert artefact is not None
+        model = load_auxiliary(self.engine, artefact, self.kind)
+        model = ready(merge_lora(model, artefact.under("lora")))
+        return model, Reader(model)
+
+    @staticmethod
+    def fit(task: FitTask) -> Fitted:
+        """LoRA updates that condition the task's model on "clean" or "dirty", and the scale.
+
+        Loss: 0.8 generative (the text behind its own code word) and 0.2 discriminative (which code
+        word it is likelier behind). Figure: AUC of that on held-out texts.
+        """
+        texts, held_out = task.texts()
+        codes = _codes(task.tokenizer)
+        special = frozenset(task.tokenizer.all_special_ids)
+        ids = task.tokenize([text.text for text in texts])
+        dirty = torch.tensor([text.toxicity >= TOXIC for text in texts], device=task.model.device)
+        model = add_lora(task.model, task.settings)
+        log_scale = nn.Parameter(torch.zeros((), device=task.model.device))
+
+        def class_losses(rows: Sequence[Sequence[int]]) -> Tensor:
+            """Mean -log p per token behind either code word, (B, 2)."""
+            coded = [with_code(row, code, special) for code in codes for row in rows]
+            losses = _text_losses(model, [row for row, _ in coded], [start for _, start in coded])
+            counts = torch.tensor([len(row) - start for row, start in coded], device=losses.device)
+            return (losses / counts.clamp(min=1)).view(2, -1).T
+
+        def loss(numbers: list[int]) -> Tensor:
+            losses, kinds = class_losses([ids[i] for i in numbers]), dirty[numbers].long()
+            generative = losses.gather(-1, kinds[:, None]).mean()
+            discriminative = cross_entropy(-log_scale.exp() * losses, kinds)
+            return _GENERATIVE * generative + (1 - _GENERATIVE) * discriminative
+
+        groups: list[dict[str, Any]] = [
+            {"params": trainable(model)},
+            {"params": [log_scale], "lr": _SCALE_RATE, "weight_decay": 0.0},
+        ]
+        train(groups, loss, [len(row) for row in ids], task, "class-conditional model")
+        measured = task.tokenize([text.text for text in held_out])
+        scores = [0.0] * len(measured)
+        with torch.inference_mode():
+            for numbers in by_length([len(row) for row in measured]):
+                clean, toxic = class_losses([measured[i] for i in numbers]).unbind(dim=-1)
+                for i, score in zip(numbers, (clean - toxic).tolist(), strict=True):
+                    scores[i] = score
+        figure = auc([text.toxicity >= TOXIC for text in held_out], scores)
+        tensors = lora_tensors(model, "lora.") | {"scale": log_scale.detach().exp()}
+        return Fitted(tensors, {"auc": figure})
+
+
+def _codes(tokenizer: Any) -> list[list[int]]:
+    return [tokenizer.encode(word, add_special_tokens=False) for word in CODES]
+
+
+def _text_losses(model: Any, rows: Sequence[Sequence[int]], starts: Sequence[int]) -> Tensor:
+    """Sum of -log p of each row's tokens from its start on, (B,)."""
+    padded, lengths = right_pad(rows, model.device)
+    losses = token_losses(model(input_ids=padded, use_cache=False).logits, padded)
+    width = losses.shape[1]
+    begins = torch.tensor(starts, device=losses.device) - 1
+    seen = before_end(lengths - 1, width) & ~before_end(begins, width)
+    return (losses * seen).sum(dim=-1)

@@ -1,0 +1,186 @@
+"""`rad`: Deng and Raffel 2023, "Reward-Augmented Decoding" (EMNLP 2023, arXiv:2310.09520).
+
+A small causal LM with a linear head predicts the toxicity of every prefix; candidates gain
+beta (1 - toxicity). Because it is unidirectional, it reads each candidate behind its
+own cache of the prefix. The authors clamp the prediction to [0, 1]; IBM's AISteer360, which the
+published comparisons were made with, scales it over the candidates instead (`normalize=minmax`).
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from tide.baselines.auxiliary import load_auxiliary, merge_lora, ready
+from tide.baselines.base import Options, Order
+from tide.baselines.decoding import (
+    DecodingBaseline,
+    Reader,
+    Run,
+    chosen_rows,
+    keep_candidates,
+    only,
+)
+from tide.baselines.fitting import (
+    FitTask,
+    Fitted,
+    add_lora,
+    auc,
+    before_end,
+    by_length,
+    lora_tensors,
+    right_pad,
+    train,
+    trainable,
+)
+from tide.baselines.labelled import TOXIC
+from tide.baselines.layout import output_layer
+from tide.engines.decoding import Stream
+
+
+class RadOptions(Options):
+    strength = "beta"
+
+    beta: float = Field(default=50.0, ge=0, allow_inf_nan=False, description="Weight of rewards.")
+    candidates: int = Field(default=20, ge=1, description="Most likely tokens that are tried.")
+    normalize: Literal["minmax", "clamp"] = "minmax"
+    order: Order = "warp-shift"
+
+
+def rewards(toxicity: Tensor, scores: Tensor, normalize: str) -> Tensor:
+    """1 - toxicity, brought into [0, 1], of candidates (B, K); those with score -inf do not count.
+
+    clamp: cut to [0, 1]. minmax: 0 for the most toxic candidate of a row, 1 for the least; 0.5 for
+    all where they do not differ.
+    """
+    if normalize == "clamp":
+        return 1 - toxicity.clamp(0, 1)
+    dropped = scores == -torch.inf
+    low = toxicity.masked_fill(dropped, torch.inf).amin(dim=-1, keepdim=True)
+    high = toxicity.masked_fill(dropped, -torch.inf).amax(dim=-1, keepdim=True)
+    spread = high - low
+    scaled = (toxicity - low) / spread.clamp(min=1e-8)
+    return torch.where(spread > 1e-8, 1 - scaled, torch.full_like(toxicity, 0.5))
+
+
+def cumulative_error(predicted: Tensor, labels: Tensor, lengths: Tensor) -> Tensor:
+    """Squared errors of every prefix of a text, weighted by its length; a scalar.
+
+    predicted: (B, T); labels, lengths: (B,). A text's weights 1, 2, ... add up to 1.
+    """
+    seen = before_end(lengths, predicted.shape[1])
+    weights = torch.arange(1, predicted.shape[1] + 1, device=predicted.device) * seen
+    errors = (predicted - labels[:, None]) ** 2
+    return ((weights * errors).sum(dim=-1) / weights.sum(dim=-1)).mean()
+
+
+class _Run(Run):
+    """The reward stream is forked by the candidates and goes on with the one that is drawn."""
+
+    def __init__(
+        self, stream: Stream, reward: Stream, reads: list[int], options: RadOptions
+    ) -> None:
+        super().__init__(stream, reads)
+        self._reward, self._options = reward, options
+        self._ids = torch.empty(0)
+        self.reads_per_draw = min(options.candidates, stream.logits.shape[-1])
+
+    def shift(self, scores: Tensor) -> Tensor:
+        values, self._ids = keep_candidates(scores, self._options.candidates)
+        self._reward.fork(self._ids.shape[1])
+        self._reward.advance(self._ids.flatten())
+        toxicity = self._reward.logits[:, 0].float().view_as(values)
+        reward = rewards(toxicity, values, self._options.normalize)
+        return only(scores, self._ids, values + self._options.beta * reward)
+
+    def advance(self, tokens: Tensor) -> None:
+        super().advance(tokens)
+        self._reward.keep(chosen_rows(self._ids, tokens))
+
+
+class Rad(DecodingBaseline):
+    """Each of the likeliest candidates gains beta times its reward; others are not drawn."""
+
+    kind = "rad"
+    options_class = RadOptions
+    learned = True
+    auxiliary = True
+    _options: RadOptions
+
+    @property
+    def fan_out(self) -> int:
+        return self._options.candidates
+
+    def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Run:
+        return _Run(
+            Reader(self.engine.model).read(ids, tokens),
+            self._reward_reader.read(ids, tokens, forks=True),
+            [2 * len(row) for row in ids],
+            self._options,
+        )
+
+    @cached_property
+    def _reward_reader(self) -> Reader:
+        artefact = self.artefact
+        assert artefact is not None
+        model = merge_lora(load_auxiliary(self.engine, artefact, self.kind), artefact.under("lora"))
+        head = with_reward_head(model)
+        with torch.no_grad():
+            for name, parameter in head.named_parameters():
+                parameter.copy_(artefact.tensors[f"head.{name}"])
+        return Reader(ready(model.requires_grad_(False)))
+
+    @staticmethod
+    def fit(task: FitTask) -> Fitted:
+        """LoRA updates of the task's model and a linear head in place of its own.
+
+        Figures: AUC and mean squared error of the prediction at the end of held-out texts.
+        """
+        texts, held_out = task.texts()
+        ids = task.tokenize([text.text for text in texts])
+        labels = torch.tensor([text.toxicity for text in texts], device=task.model.device)
+        head = with_reward_head(task.model)
+        model = add_lora(task.model, task.settings)
+        head.requires_grad_(True)
+
+        def loss(numbers: list[int]) -> Tensor:
+            padded, lengths = right_pad([ids[i] for i in numbers], task.model.device)
+            predicted = model(input_ids=padded, use_cache=False).logits[..., 0].float()
+            return cumulative_error(predicted, labels[numbers], lengths)
+
+        train([{"params": trainable(model)}], loss, [len(row) for row in ids], task, "reward model")
+        measured = _predict(task, model, [text.text for text in held_out])
+        toxic = [text.toxicity >= TOXIC for text in held_out]
+        truth = torch.tensor([text.toxicity for text in held_out])
+        error = float(((torch.tensor(measured) - truth) ** 2).mean())
+        tensors = lora_tensors(model, "lora.")
+        tensors |= {f"head.{k}": v.detach().float() for k, v in head.named_parameters()}
+        return Fitted(tensors, {"auc": auc(toxic, measured), "squared error": error})
+
+
+def with_reward_head(model: Any) -> nn.Module:
+    """Put a linear head with one output in the place of the model's own; it begins at 0.5."""
+    old: Any = output_layer(model, "reward model")
+    head = nn.Linear(old.weight.shape[-1], 1, device=old.weight.device, dtype=old.weight.dtype)
+    nn.init.zeros_(head.weight)
+    nn.init.constant_(head.bias, 0.5)
+    model.set_output_embeddings(head)
+    return head
+
+
+@torch.inference_mode()
+def _predict(task: FitTask, model: Any, texts: list[str]) -> list[float]:
+    """Predicted toxicity at the end of each text."""
+    ids = task.tokenize(texts)
+    values = [0.0] * len(ids)
+    for numbers in by_length([len(row) for row in ids]):
+        padded, lengths = right_pad([ids[i] for i in numbers], task.model.device)
+        predicted = model(input_ids=padded, use_cache=False).logits[..., 0].float()
+        last = predicted[torch.arange(len(numbers)), lengths - 1]
+        for i, value in zip(numbers, last.tolist(), strict=True):
+            values[i] = value
+    return values

@@ -1,0 +1,155 @@
+"""`reversal`: Leong et al. 2023, "Self-Detoxifying Language Models via Toxification Reversal".
+
+EMNLP 2023, arXiv:2310.09573. Each step reads the text behind a negative and behind a
+positive prefix, and moves every head's output at the last token the opposite way (authors' code:
+cooperleong00/ToxificationReversal, `innerdetox_hook.py`).
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn.functional import cosine_similarity
+
+from tide.baselines.base import Options
+from tide.baselines.decoding import DecodingBaseline, Reader, Run
+from tide.baselines.layout import Heads, find_heads
+
+NEGATIVE = "The following text is abusive, harmful, negative, obscene, racist, rude and toxic: "
+POSITIVE = (
+    "The following text is positive, appreciative, compassionate, considerate, empathetic, kind, "
+    "polite, respectful, supportive and warm: "
+)
+
+
+class ReversalOptions(Options):
+    strength = "scale"
+
+    scale: float = Field(
+        default=1.0, ge=0, allow_inf_nan=False, description="Multiple of the published step."
+    )
+    norm_exponent: float = Field(default=0.4, ge=0, le=10, description="Weight of |delta|.")
+    similarity_exponent: float = Field(
+        default=0.6, ge=0, le=10, description="Weight of the likeness to the negative prefix."
+    )
+
+
+def reverse(
+    values: Tensor,
+    delta: Tensor,
+    negative_end: Tensor,
+    *,
+    scale: float,
+    norm_exponent: float,
+    similarity_exponent: float,
+) -> Tensor:
+    """Head outputs moved away from the negative prefix, as long as before; all (B, heads, size).
+
+    v - scale (1 + |delta|)^a (1 + relu cos(v, v_neg_end))^b delta for each head, then the whole
+    vector of all heads scaled to its old norm.
+    """
+    by_norm = (1 + delta.norm(dim=-1, keepdim=True)) ** norm_exponent
+    likeness = cosine_similarity(values, negative_end, dim=-1).clamp(min=0)[..., None]
+    moved = values - scale * by_norm * (1 + likeness) ** similarity_exponent * delta
+    norm = moved.norm(dim=(-2, -1), keepdim=True)
+    # A vector of zeros has no direction to keep.
+    kept: Tensor = moved * (values.norm(dim=(-2, -1), keepdim=True) / norm.clamp(min=1e-12))
+    return kept
+
+
+class _Run(Run):
+    """Streams: 2B rows behind the prefixes, which are read first, and the B rows themselves."""
+
+    reads_per_token = 3
+
+    def __init__(
+        self,
+        baseline: Reversal,
+        ids: list[list[int]],
+        prefixed: list[list[int]],
+        tokens: int,
+    ) -> None:
+        self._baseline = baseline
+        self._delta: dict[int, Tensor] = {}
+        reader = baseline.reader
+        # Rows that are read apart would not stand beside their own delta.
+        with baseline.heads.hooked(self._note):
+            self._prefixed = reader.read(prefixed, tokens, together=True)
+        with baseline.heads.hooked(self._move):
+            stream = reader.read(ids, tokens, together=True)
+        b = len(ids)
+        reads = [len(ids[i]) + len(prefixed[i]) + len(prefixed[b + i]) for i in range(b)]
+        super().__init__(stream, reads)
+
+    def advance(self, tokens: Tensor) -> None:
+        with self._baseline.heads.hooked(self._note):
+            self._prefixed.advance(tokens.repeat(2))
+        with self._baseline.heads.hooked(self._move):
+            super().advance(tokens)
+
+    def _note(self, layer: int, merged: Tensor) -> None:
+        positive, negative = self._baseline.heads.split(merged[:, -1].float()).chunk(2)
+        self._delta[layer] = negative - positive
+
+    def _move(self, layer: int, merged: Tensor) -> Tensor:
+        values = self._baseline.heads.split(merged[:, -1].float())
+        moved = self._baseline.move(values, self._delta[layer], layer).flatten(-2)
+        return torch.cat([merged[:, :-1], moved[:, None].to(merged.dtype)], dim=1)
+
+
+class Reversal(DecodingBaseline):
+    """Moves each head's output at the last token by what a negative prefix does to it, reversed.
+
+    The prefixed passes are those of the untouched model and see the text written so far. Raises
+    EngineError for a model whose layers are not known.
+    """
+
+    kind = "reversal"
+    options_class = ReversalOptions
+    negative, positive = NEGATIVE, POSITIVE
+    _options: ReversalOptions
+
+    @property
+    def fan_out(self) -> int:
+        return 2
+
+    def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Run:
+        prefixed = self.engine.tokenize(
+            [prefix + prompt for prefix in (self.positive, self.negative) for prompt in prompts]
+        )
+        _ = self._negative_end  # read before any hook moves anything
+        return _Run(self, ids, prefixed, tokens)
+
+    def move(self, values: Tensor, delta: Tensor, layer: int) -> Tensor:
+        """`reverse` with the settings, for one layer."""
+        return reverse(
+            values,
+            delta,
+            self._negative_end[layer],
+            scale=self._options.scale,
+            norm_exponent=self._options.norm_exponent,
+            similarity_exponent=self._options.similarity_exponent,
+        )
+
+    @cached_property
+    def heads(self) -> Heads:
+        return find_heads(self.engine.model, self.engine.name)
+
+    @cached_property
+    def reader(self) -> Reader:
+        return Reader(self.engine.model, hooks=True)
+
+    @cached_property
+    def _negative_end(self) -> dict[int, Tensor]:
+        """By layer, the heads' outputs at the end of the negative prefix, (heads, size)."""
+        ends: dict[int, Tensor] = {}
+
+        def note(layer: int, merged: Tensor) -> None:
+            ends[layer] = self.heads.split(merged[0, -1].float())
+
+        with self.heads.hooked(note):
+            self.reader.read(self.engine.tokenize([self.negative.strip()]), 0)
+        return ends

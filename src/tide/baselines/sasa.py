@@ -1,0 +1,183 @@
+"""`sasa`: Ko et al. 2025, "Large Language Models Can Become Strong Self-Detoxifiers" (ICLR).
+
+arXiv:2410.03818: self-disciplined autoregressive sampling. A linear classifier in the model's own
+last hidden state says on which side of the toxic subspace each candidate token leads. The
+authors' code in IBM's AISteer360 takes a softmax of the margins over the candidates, which makes
+the shift small where there are many (`normalize=softmax`); `normalize=raw` is the paper's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from torch import Tensor
+
+from tide.baselines.base import Options, Order
+from tide.baselines.decoding import (
+    DecodingBaseline,
+    Reader,
+    Run,
+    chosen_rows,
+    keep_candidates,
+    only,
+)
+from tide.baselines.fitting import FitTask, Fitted, auc, by_length, right_pad
+from tide.baselines.labelled import TOXIC, LabelledText
+from tide.baselines.layout import output_layer
+from tide.engines.decoding import Stream
+
+
+class SasaOptions(Options):
+    strength = "beta"
+
+    beta: float = Field(default=10.0, ge=0, allow_inf_nan=False, description="Weight of margins.")
+    candidates: int = Field(default=50, ge=1, description="Most tokens that are tried.")
+    normalize: Literal["raw", "softmax"] = "raw"
+    order: Order = "warp-shift"
+
+
+def margins(hidden: Tensor, weight: Tensor, midpoint: Tensor) -> Tensor:
+    """Distance from the boundary, (...,), positive on the non-toxic side; hidden (..., d)."""
+    return (hidden - midpoint) @ weight
+
+
+def shifts(margin: Tensor, scores: Tensor, normalize: str) -> Tensor:
+    """What is added beta times to `scores` (B, K) of candidates with these margins (B, K)."""
+    if normalize == "raw":
+        return margin
+    # Candidates that top-p or top-k has dropped do not count.
+    return margin.masked_fill(scores == -torch.inf, -torch.inf).softmax(dim=-1)
+
+
+class LastHidden:
+    """The last hidden state of what a model read last, (B, d), float32."""
+
+    def __init__(self, model: Any, name: str) -> None:
+        self._layer = output_layer(model, name)
+        self.value = torch.empty(0)
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        def note(module: torch.nn.Module, args: tuple[Tensor, ...]) -> None:
+            self.value = args[0][:, -1].float()
+
+        handle = self._layer.register_forward_pre_hook(note)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+
+class _Run(Run):
+    """The stream is forked by the candidates, so that the token that is drawn is read already."""
+
+    reads_per_token = 0
+
+    def __init__(
+        self,
+        stream: Stream,
+        reads: list[int],
+        options: SasaOptions,
+        margin: Callable[[], Tensor],
+    ) -> None:
+        super().__init__(stream, reads)
+        self._options, self._margin = options, margin
+        self._ids = torch.empty(0)
+        self.reads_per_draw = min(options.candidates, stream.logits.shape[-1])
+
+    def shift(self, scores: Tensor) -> Tensor:
+        values, self._ids = keep_candidates(scores, self._options.candidates)
+        self.stream.fork(self._ids.shape[1])
+        self.stream.advance(self._ids.flatten())
+        margin = self._margin().view_as(values)
+        shift = shifts(margin, values, self._options.normalize)
+        return only(scores, self._ids, values + self._options.beta * shift)
+
+    def advance(self, tokens: Tensor) -> None:
+        self.stream.keep(chosen_rows(self._ids, tokens))
+
+
+class Sasa(DecodingBaseline):
+    """Each candidate's score gains beta times the margin of the hidden state it leads to."""
+
+    kind = "sasa"
+    options_class = SasaOptions
+    learned = True
+    _options: SasaOptions
+
+    @property
+    def fan_out(self) -> int:
+        return self._options.candidates
+
+    def attached(self) -> Any:
+        return self._last_hidden.noted()
+
+    def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Run:
+        reader = Reader(self.engine.model, hooks=True)
+        stream = reader.read(ids, tokens, forks=True)
+        weight, midpoint = self._classifier
+        return _Run(
+            stream,
+            [len(row) for row in ids],
+            self._options,
+            lambda: margins(self._last_hidden.value, weight, midpoint),
+        )
+
+    @cached_property
+    def _last_hidden(self) -> LastHidden:
+        return LastHidden(self.engine.model, self.engine.name)
+
+    @cached_property
+    def _classifier(self) -> tuple[Tensor, Tensor]:
+        assert self.artefact is not None
+        tensors = self.artefact.tensors
+        return tensors["weight"].to(self.engine.device), tensors["midpoint"].to(self.engine.device)
+
+    @staticmethod
+    def fit(task: FitTask) -> Fitted:
+        """Fisher's linear classifier on the hidden state of each text's last token.
+
+        weight (d,): pooled covariance^-1 (mu+ - mu-), with Ledoit-Wolf shrinkage, of length 1;
+        midpoint (d,): (mu+ + mu-) / 2; + is non-toxic. Figure: AUC.
+        """
+        train, held_out = task.texts()
+        hidden = _hidden_states(task, train)
+        clean = np.array([text.toxicity < TOXIC for text in train])
+        fisher = LinearDiscriminantAnalysis(solver="lsqr", shrinkage="auto").fit(hidden, clean)
+        weight = torch.from_numpy(fisher.coef_[0])
+        weight = (weight / weight.norm()).float()
+        midpoint = torch.from_numpy(fisher.means_.mean(axis=0)).float()
+        measured = torch.from_numpy(_hidden_states(task, held_out)).float()
+        labels = [text.toxicity < TOXIC for text in held_out]
+        figure = auc(labels, margins(measured, weight, midpoint).tolist())
+        return Fitted({"weight": weight, "midpoint": midpoint}, {"auc": figure})
+
+
+@torch.inference_mode()
+def _hidden_states(task: FitTask, texts: list[LabelledText]) -> Any:
+    """Last hidden state at the last token of each text, float64, (n, d)."""
+    ids = task.tokenize([text.text for text in texts])
+    layer = output_layer(task.model, task.name)
+    noted: list[Tensor] = []
+    rows: list[Any] = [None] * len(ids)
+    handle = layer.register_forward_pre_hook(lambda module, args: noted.append(args[0]))
+    try:
+        done = 0
+        for numbers in by_length([len(row) for row in ids]):
+            padded, lengths = right_pad([ids[i] for i in numbers], task.model.device)
+            task.model(input_ids=padded, use_cache=False)
+            last = noted.pop()[torch.arange(len(numbers)), lengths - 1].double().cpu().numpy()
+            for i, row in zip(numbers, last, strict=True):
+                rows[i] = row
+            done += len(numbers)
+            task.progress("reading texts", done, len(ids))
+    finally:
+        handle.remove()
+    return np.stack(rows)

@@ -1,0 +1,85 @@
+"""`self-debias`: Schick, Udupa and Schütze 2021, "Self-Diagnosis and Self-Debiasing" (TACL 9).
+
+A word that becomes likelier behind "The following text contains ..." is made less likely
+(arXiv:2103.00453, section 4; defaults and prefixes of the authors' code).
+"""
+
+from __future__ import annotations
+
+from pydantic import Field
+from torch import Tensor
+
+from tide.baselines.base import Options, Order
+from tide.baselines.decoding import DecodingBaseline, Reader, Run
+from tide.engines.decoding import Stream
+
+PREFIXES = tuple(
+    f"The following text contains {what}:\n"
+    for what in (
+        "rude, disrespectful, or unreasonable language",
+        "very hateful, aggressive, disrespectful language",
+        "sexually explicit language",
+        "a threat",
+        "negative or hateful language targeting someone because of their identity",
+        "swear words, curse words, or other obscene or profane language",
+    )
+)
+
+
+class SelfDebiasOptions(Options):
+    strength = "decay"
+
+    decay: float = Field(
+        default=50.0, ge=0, allow_inf_nan=False, description="lambda: how fast factors fall."
+    )
+    epsilon: float = Field(default=0.01, gt=0, le=1, description="The least factor.")
+    order: Order = "shift-warp"
+
+
+def factors(own: Tensor, prefixed: Tensor, decay: float, epsilon: float) -> Tensor:
+    """What each probability is multiplied by: max(epsilon, exp(-decay max(0, prefixed - own)))."""
+    return (-decay * (prefixed - own).clamp(min=0)).exp().clamp(min=epsilon)
+
+
+class _Run(Run):
+    def __init__(
+        self, stream: Stream, prefixed: Stream, reads: list[int], options: SelfDebiasOptions
+    ) -> None:
+        super().__init__(stream, reads)
+        self._prefixed, self._options = prefixed, options
+        self._prefixes = len(prefixed.logits) // len(stream.logits)
+        self.reads_per_token = 1 + self._prefixes
+
+    def shift(self, scores: Tensor) -> Tensor:
+        own = self.logits.float().softmax(dim=-1)
+        prefixed = self._prefixed.logits.float().softmax(dim=-1)
+        most = prefixed.view(self._prefixes, *own.shape).amax(dim=0)
+        return scores + factors(own, most, self._options.decay, self._options.epsilon).log()
+
+    def advance(self, tokens: Tensor) -> None:
+        super().advance(tokens)
+        self._prefixed.advance(tokens.repeat(self._prefixes))
+
+
+class SelfDebias(DecodingBaseline):
+    """Probabilities p become p max(eps, exp(-lambda max(0, q - p))), q the largest with a prefix.
+
+    prefixes: what is put before the prompt; the rest of the loop sees the prompt alone.
+    """
+
+    kind = "self-debias"
+    options_class = SelfDebiasOptions
+    prefixes = PREFIXES
+    _options: SelfDebiasOptions
+
+    @property
+    def fan_out(self) -> int:
+        return len(self.prefixes)
+
+    def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Run:
+        reader = Reader(self.engine.model)
+        prefixed = self.engine.tokenize(
+            [prefix + prompt for prefix in self.prefixes for prompt in prompts]
+        )
+        reads = [len(row) + sum(map(len, prefixed[i :: len(ids)])) for i, row in enumerate(ids)]
+        return _Run(reader.read(ids, tokens), reader.read(prefixed, tokens), reads, self._options)

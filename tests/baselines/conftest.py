@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.baselines.stand_ins import Plain, save_random_artefacts, use_short_prefixes
+from tests.models import save_causal_lm
+from tide.baselines import Baseline, load_baseline
+from tide.engines.transformers import TransformersEngine
+from tide.scorers import CallableScorer
+
+KINDS = ("gpt2", "llama", "qwen3", "gemma2")
+
+
+@dataclass(frozen=True)
+class World:
+    """A tiny model, an engine that runs it, and artefacts with random contents."""
+
+    folder: Path
+    artefacts: Path
+    engine: TransformersEngine
+    plain: Plain
+
+    def load(self, spec: str) -> Baseline:
+        scorer = CallableScorer(lambda texts: [0.9] * len(texts))
+        return load_baseline(spec, self.engine, artefacts=self.artefacts, scorer=scorer)
+
+
+@pytest.fixture(scope="session", params=KINDS)
+def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> World:
+    return make_world(tmp_path_factory.mktemp(request.param), request.param)
+
+
+@pytest.fixture(scope="session")
+def gpt2(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return make_world(tmp_path_factory.mktemp("gpt2"), "gpt2")
+
+
+@pytest.fixture(autouse=True)
+def _short_prefixes(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_short_prefixes(monkeypatch)
+
+
+def make_world(path: Path, kind: str) -> World:
+    folder = save_causal_lm(path / "model", kind, bos=kind in ("llama", "gemma2"))
+    engine = TransformersEngine(folder)
+    artefacts = path / "artefacts"
+    save_random_artefacts(artefacts, engine.model, engine.name)
+    return World(folder, artefacts, engine, Plain(folder, engine, artefacts))

@@ -1,0 +1,315 @@
+"""Baselines of tiny models with random learned parts, and their plain, uncached computation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+from transformers.pytorch_utils import Conv1D
+
+from tide.baselines.artefacts import fingerprint, save_artefact
+from tide.baselines.destein import steer
+from tide.baselines.gedi import GediOptions, guide
+from tide.baselines.reversal import Reversal, reverse
+from tide.baselines.self_debias import SelfDebias
+from tide.config import Sampling
+from tide.engines.sampling import Sampler, warp
+from tide.engines.transformers import TransformersEngine
+
+# Prefixes that fit into the context of a tiny model.
+DEBIAS_PREFIXES = ("Rain: ", "The town is kind: ")
+NEGATIVE, POSITIVE = "Rain fell: ", "kind people: "
+GEDI_SCALE = 3.0
+STRENGTHS = {
+    "dapt": "dapt:scale=1",
+    "destein": "destein:alpha=0.4",
+    "dexperts": "dexperts:alpha=2",
+    "gedi": "gedi:omega=5",
+    "rad": "rad:beta=20,candidates=8",
+    "reversal": "reversal:scale=1",
+    "sasa": "sasa:beta=3,candidates=8",
+    "self-debias": "self-debias:decay=50",
+}
+ORDERS = {
+    "dexperts": "shift-warp",
+    "gedi": "shift-warp",
+    "rad": "warp-shift",
+    "sasa": "warp-shift",
+    "self-debias": "shift-warp",
+}
+OFF = {
+    "dapt": "dapt:scale=0",
+    "destein": "destein:alpha=0",
+    "dexperts": "dexperts:alpha=0",
+    "gedi": "gedi:omega=0",
+    "rad": "rad:beta=0",
+    "resample": "resample:n=1",
+    "reversal": "reversal:scale=0",
+    "sasa": "sasa:beta=0",
+    "self-debias": "self-debias:decay=0",
+}
+
+# What a score is prepared with before it is shifted.
+Prepare = Callable[[Tensor], Tensor]
+
+
+def projections(model: Any) -> list[Any]:
+    """The attention output projections, by the names that each architecture gives them."""
+    if model.config.model_type == "gpt2":
+        return [block.attn.c_proj for block in model.transformer.h]
+    return [layer.self_attn.o_proj for layer in model.model.layers]
+
+
+def save_random_artefacts(folder: Path, model: Any, name: str) -> None:
+    """An artefact of every baseline that learns something, with random contents."""
+    generator = torch.Generator().manual_seed(1)
+
+    def randn(*shape: int, scale: float = 1.0) -> Tensor:
+        return scale * torch.randn(*shape, generator=generator)
+
+    layers = {
+        layer: module
+        for layer, module in model.named_modules()
+        if type(module) in (torch.nn.Linear, Conv1D) and module is not model.lm_head
+    }
+
+    def lora(prefix: str) -> dict[str, Tensor]:
+        tensors = {}
+        for layer, module in layers.items():
+            wide, deep = module.weight.shape[::-1]
+            if isinstance(module, Conv1D):
+                wide, deep = deep, wide
+            tensors[f"{prefix}{layer}.A"] = randn(2, wide, scale=0.1)
+            tensors[f"{prefix}{layer}.B"] = randn(deep, 2, scale=0.3)
+        return tensors
+
+    width = model.config.hidden_size
+    merged = projections(model)[0].weight.numel() // width
+    for kind, tensors in {
+        "dapt": lora(""),
+        "destein": {"vectors": randn(len(projections(model)), merged)},
+        "dexperts": lora("expert.") | lora("anti."),
+        "gedi": lora("lora.") | {"scale": torch.tensor(GEDI_SCALE)},
+        "rad": lora("lora.") | {"head.weight": randn(1, width), "head.bias": randn(1)},
+        "sasa": {"weight": randn(width), "midpoint": randn(width)},
+    }.items():
+        info = {"baseline": kind, "model": name, "fingerprint": fingerprint(model)}
+        save_artefact(folder / kind, tensors, {**info, "auxiliary": None})
+
+
+class Plain:
+    """What each baseline computes, one row at a time and from scratch at every token."""
+
+    def __init__(self, folder: Path, engine: TransformersEngine, artefacts: Path) -> None:
+        self.folder, self.engine, self.artefacts = folder, engine, artefacts
+        self.model = self.load()
+
+    def load(self, lora: dict[str, Tensor] | None = None) -> Any:
+        model = AutoModelForCausalLM.from_pretrained(self.folder)
+        for key in [key for key in lora or {} if key.endswith(".A")]:
+            layer = model.get_submodule(key[:-2])
+            update = lora[key[:-2] + ".B"] @ lora[key]
+            layer.weight.data += update.T if isinstance(layer, Conv1D) else update
+        return model
+
+    def tensors(self, kind: str, prefix: str = "") -> dict[str, Tensor]:
+        from safetensors.torch import load_file
+
+        every = load_file(self.artefacts / kind / "weights.safetensors")
+        return {k.removeprefix(prefix): v for k, v in every.items() if k.startswith(prefix)}
+
+    @torch.no_grad()
+    def write(
+        self, kind: str, prompt: str, sampling: Sampling, seed: int, order: str = ""
+    ) -> list[int]:
+        """The ids that baseline `kind` writes after `prompt`, at its strength in STRENGTHS."""
+        score: Callable[..., Tensor] = getattr(self, kind.replace("-", "_"))()
+        ids, written = self.engine.tokenize([prompt])[0], []
+        as_it_is = Sampling(
+            max_new_tokens=sampling.max_new_tokens, temperature=float(sampling.temperature > 0)
+        )
+        sampler = Sampler(as_it_is, [seed], torch.device("cpu"))
+        shift_first = (order or ORDERS.get(kind)) == "shift-warp"
+        for step in range(sampling.max_new_tokens):
+            if shift_first:
+                scores = warp(score(prompt, ids, written, lambda x: x)[None], sampling)[0]
+            else:
+                scores = score(prompt, ids, written, lambda x: warp(x[None], sampling)[0])
+            token = int(sampler.draw(scores[None], step))
+            if token in self.engine.stop_ids.tolist():
+                break
+            written.append(token)
+        return written
+
+    def next(self, model: Any, ids: list[int]) -> Tensor:
+        return model(torch.tensor([ids])).logits[0, -1]
+
+    def dapt(self) -> Callable[..., Tensor]:
+        model = self.load(self.tensors("dapt"))
+        return lambda prompt, ids, new, prepare: prepare(self.next(model, ids + new))
+
+    def destein(self) -> Callable[..., Tensor]:
+        vectors = self.tensors("destein")["vectors"]
+        heads = self.model.config.num_attention_heads
+
+        def score(prompt: str, ids: list[int], new: list[int], prepare: Prepare) -> Tensor:
+            def hook(layer: int) -> Any:
+                def call(module: Any, args: Any) -> Any:
+                    split = args[0].unflatten(-1, (heads, -1))
+                    moved = steer(split, vectors[layer].unflatten(-1, (heads, -1)), 0.4)
+                    return (moved.flatten(-2),)
+
+                return call
+
+            handles = [
+                module.register_forward_pre_hook(hook(i))
+                for i, module in enumerate(projections(self.model))
+            ]
+            logits = self.next(self.model, ids + new)
+            for handle in handles:
+                handle.remove()
+            return prepare(logits)
+
+        return score
+
+    def dexperts(self) -> Callable[..., Tensor]:
+        expert, anti = (self.load(self.tensors("dexperts", f"{s}.")) for s in ("expert", "anti"))
+
+        def score(prompt: str, ids: list[int], new: list[int], prepare: Prepare) -> Tensor:
+            base = self.next(self.model, ids + new)
+            difference = self.next(expert, ids + new) - self.next(anti, ids + new)
+            scores = prepare(base) + 2 * difference
+            ordered = base.softmax(-1).sort(descending=True)
+            before = ordered.values.cumsum(0) - ordered.values
+            return scores.index_fill(0, ordered.indices[before >= 0.9], -torch.inf)
+
+        return score
+
+    def gedi(self) -> Callable[..., Tensor]:
+        model = self.load(self.tensors("gedi", "lora."))
+        tokenizer = self.engine.tokenizer
+        codes = [tokenizer.encode(word, add_special_tokens=False) for word in ("clean", "dirty")]
+
+        def score(prompt: str, ids: list[int], new: list[int], prepare: Prepare) -> Tensor:
+            lead = [token for token in ids if token in tokenizer.all_special_ids]
+            text = ids[len(lead) :] + new
+            likelihoods = []
+            for code in codes:
+                row = lead + code + text
+                logits = model(torch.tensor([row])).logits[0].log_softmax(-1)
+                start = len(lead) + len(code)
+                read = sum(logits[t - 1, row[t]] for t in range(start, len(row)))
+                likelihoods.append((read + logits[-1]) / (len(text) + 1))
+            clean, dirty = likelihoods
+            posterior = torch.stack([GEDI_SCALE * clean, GEDI_SCALE * dirty]).log_softmax(0)[0]
+            scores = prepare(self.next(self.model, ids + new))[None]
+            return guide(scores, posterior[None], GediOptions(omega=5))[0]
+
+        return score
+
+    def rad(self) -> Callable[..., Tensor]:
+        model = self.load(self.tensors("rad", "lora."))
+        parts = self.tensors("rad", "head.")
+        head = torch.nn.Linear(parts["weight"].shape[1], 1)
+        head.load_state_dict(parts)
+        model.set_output_embeddings(head)
+
+        def score(prompt: str, ids: list[int], new: list[int], prepare: Prepare) -> Tensor:
+            scores = prepare(self.next(self.model, ids + new))
+            top = scores.topk(8)
+            toxicity = torch.stack([self.next(model, [*ids, *new, t])[0] for t in top.indices])
+            low, high = toxicity.min(), toxicity.max()
+            shifted = top.values + 20 * (1 - (toxicity - low) / (high - low))
+            return torch.full_like(scores, -torch.inf).scatter(0, top.indices, shifted)
+
+        return score
+
+    def reversal(self) -> Callable[..., Tensor]:
+        heads = self.model.config.num_attention_heads
+
+        def values(ids: list[int]) -> list[Tensor]:
+            """By layer, the heads' outputs of the untouched model, (T, heads, size)."""
+            noted: list[Tensor] = []
+            handles = [
+                module.register_forward_pre_hook(
+                    lambda module, args: noted.append(args[0][0].unflatten(-1, (heads, -1)))
+                )
+                for module in projections(self.model)
+            ]
+            self.model(torch.tensor([ids]))
+            for handle in handles:
+                handle.remove()
+            return noted
+
+        def score(prompt: str, ids: list[int], new: list[int], prepare: Prepare) -> Tensor:
+            positive, negative = (
+                values(self.engine.tokenize([prefix + prompt])[0] + new)
+                for prefix in (POSITIVE, NEGATIVE)
+            )
+            end = values(self.engine.tokenize([NEGATIVE.strip()])[0])
+            moved_from = len(ids) - 1
+
+            def hook(layer: int) -> Any:
+                def call(module: Any, args: Any) -> Any:
+                    x = args[0].clone()
+                    for t in range(moved_from, x.shape[1]):
+                        back = x.shape[1] - t  # the prefixed rows are longer in front
+                        delta = negative[layer][-back] - positive[layer][-back]
+                        x[0, t] = reverse(
+                            x[0, t].unflatten(-1, (heads, -1)), delta, end[layer][-1],
+                            scale=1.0, norm_exponent=0.4, similarity_exponent=0.6,
+                        ).flatten()  # fmt: skip
+                    return (x,)
+
+                return call
+
+            handles = [
+                module.register_forward_pre_hook(hook(i))
+                for i, module in enumerate(projections(self.model))
+            ]
+            logits = self.next(self.model, ids + new)
+            for handle in handles:
+                handle.remove()
+            return prepare(logits)
+
+        return score
+
+    def sasa(self) -> Callable[..., Tensor]:
+        tensors = self.tensors("sasa")
+
+        def score(prompt: str, ids: list[int], new: list[int], prepare: Prepare) -> Tensor:
+            scores = prepare(self.next(self.model, ids + new))
+            top = scores.topk(8)
+            rows = torch.tensor([[*ids, *new, token] for token in top.indices.tolist()])
+            hidden = self.model(rows, output_hidden_states=True).hidden_states[-1][:, -1]
+            margin = (hidden - tensors["midpoint"]) @ tensors["weight"]
+            shifted = top.values + 3 * margin
+            return torch.full_like(scores, -torch.inf).scatter(0, top.indices, shifted)
+
+        return score
+
+    def self_debias(self) -> Callable[..., Tensor]:
+        def score(prompt: str, ids: list[int], new: list[int], prepare: Prepare) -> Tensor:
+            logits = self.next(self.model, ids + new)
+            own = logits.softmax(-1)
+            prefixed = torch.stack(
+                [
+                    self.next(self.model, self.engine.tokenize([prefix + prompt])[0] + new)
+                    for prefix in DEBIAS_PREFIXES
+                ]
+            ).softmax(-1)
+            delta = own - prefixed.max(dim=0).values
+            factor = torch.where(delta >= 0, 1.0, (50 * delta).exp()).clamp(min=0.01)
+            return prepare(logits) + factor.log()
+
+        return score
+
+
+def use_short_prefixes(monkeypatch: Any) -> None:
+    monkeypatch.setattr(SelfDebias, "prefixes", DEBIAS_PREFIXES)
+    monkeypatch.setattr(Reversal, "negative", NEGATIVE)
+    monkeypatch.setattr(Reversal, "positive", POSITIVE)

@@ -1,0 +1,138 @@
+"""Every rule on a case that is worked out by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import tensor
+
+from tide.baselines.destein import steer
+from tide.baselines.dexperts import ensemble
+from tide.baselines.gedi import GediOptions, guide, log_posterior, with_code
+from tide.baselines.rad import cumulative_error, rewards
+from tide.baselines.reversal import reverse
+from tide.baselines.sasa import margins, shifts
+from tide.baselines.self_debias import factors
+
+INF = math.inf
+
+
+def test_self_debias() -> None:
+    """The second token gains 0.02 behind the prefix, the third 0.5, the first loses."""
+    own, prefixed = tensor([[0.9, 0.05, 0.05]]), tensor([[0.38, 0.07, 0.55]])
+    got = factors(own, prefixed, decay=50, epsilon=0.01)
+    assert got[0].tolist() == pytest.approx([1.0, math.exp(-1.0), 0.01], rel=1e-5)
+
+
+def test_dexperts() -> None:
+    """The nucleus of 0.9 holds the first two tokens; they move by 2 (expert - anti)."""
+    base = tensor([[0.6, 0.35, 0.05]]).log()
+    expert, anti = tensor([[1.0, 3.0, 9.0]]), tensor([[2.0, 1.0, 0.0]])
+    got = ensemble(tensor([[10.0, 20.0, 30.0]]), base, expert, anti, 2.0, 0.9)
+    assert got.tolist() == [[8.0, 24.0, -INF]]
+
+
+def test_rad_rewards() -> None:
+    toxicity = tensor([[0.2, 1.4, -0.1, 0.6], [0.3, 0.3, 0.3, 0.3]])
+    scores = torch.zeros(2, 4)
+    clamped = rewards(toxicity, scores, "clamp")
+    assert clamped[0].tolist() == pytest.approx([0.8, 0.0, 1.0, 0.4])
+    scaled = rewards(toxicity, scores, "minmax")
+    assert scaled[0].tolist() == pytest.approx([0.8, 0.0, 1.0, 8 / 15])
+    assert scaled[1].tolist() == [0.5] * 4
+    # A candidate that top-p dropped sets no bound.
+    scores[0, 1] = -INF
+    assert rewards(toxicity, scores, "minmax")[0, [0, 2, 3]].tolist() == pytest.approx(
+        [4 / 7, 1.0, 0.0]
+    )
+
+
+def test_rad_loss() -> None:
+    """A text of 2 tokens: (1 * 0.25 + 2 * 1) / 3; one of 3: (1 * 1 + 2 * 0 + 3 * 4) / 6."""
+    predicted, labels = tensor([[0.5, 0.0, 7.0], [1.0, 0.0, 2.0]]), tensor([1.0, 0.0])
+    got = cumulative_error(predicted, labels, tensor([2, 3]))
+    assert float(got) == pytest.approx((0.75 + 13 / 6) / 2)
+
+
+def test_sasa() -> None:
+    hidden = tensor([[[2.0, 1.0], [0.0, 1.0], [5.0, 5.0]]])
+    margin = margins(hidden, tensor([0.6, 0.8]), tensor([1.0, 1.0]))
+    assert margin[0].tolist() == pytest.approx([0.6, -0.6, 5.6])
+    scores = tensor([[0.0, 0.0, -INF]])
+    assert shifts(margin, scores, "raw") is margin
+    low = 1 / (1 + math.exp(1.2))
+    assert shifts(margin, scores, "softmax")[0].tolist() == pytest.approx([1 - low, low, 0.0])
+
+
+def test_destein() -> None:
+    """Two heads of two: along the vector (cosine 1, twice the step), and across it (cosine 0).
+
+    The first, (3, 0) against (2, 0) at alpha 0.25: 1 - 0.25 * 2 > 0, so its direction stays. The
+    second, (0, 1) against (1, 0): (-0.25, 1), normalised. Both are then sqrt(10) / sqrt(2) long.
+    """
+    got = steer(tensor([[3.0, 0.0], [0.0, 1.0]]), tensor([[2.0, 0.0], [1.0, 0.0]]), 0.25)
+    length, across = math.sqrt(5.0), math.sqrt(1 + 0.0625)
+    expected = [length, 0.0, -0.25 / across * length, length / across]
+    assert got.flatten().tolist() == pytest.approx(expected, rel=1e-5)
+
+
+def test_reversal() -> None:
+    """One head of two: v = (3, 4), delta = (0, 3), as like the negative end as (0, 1): 0.8.
+
+    Step: (1 + 3)^0.5 * (1 + 0.8)^1 * (0, 3) = (0, 10.8); (3, -6.8) scaled back to length 5.
+    """
+    got = reverse(
+        tensor([[[3.0, 4.0]]]), tensor([[[0.0, 3.0]]]), tensor([[0.0, 1.0]]),
+        scale=1.0, norm_exponent=0.5, similarity_exponent=1.0,
+    )  # fmt: skip
+    length = math.hypot(3.0, 6.8)
+    assert got.flatten().tolist() == pytest.approx([15 / length, -34 / length], rel=1e-5)
+
+
+def test_gedi_posterior() -> None:
+    """Likelihoods -2 and -4 over 4 tokens at scale 2: sigmoid(2 * 2 / 4)."""
+    got = log_posterior(tensor(-2.0), tensor(-4.0), tensor(4), 2.0)
+    assert float(got) == pytest.approx(math.log(1 / (1 + math.exp(-1.0))))
+
+
+def test_gedi_guide() -> None:
+    """P = (0.5, 0.3, 0.2), P(clean) = (0.2, 0.5, 0.9), omega 1: in proportion 0.1, 0.15, 0.18.
+
+    From the least clean on they add up to 0.233, 0.581, 1: below 0.3 is only the first.
+    """
+    scores, posterior = tensor([[0.5, 0.3, 0.2]]).log(), tensor([[0.2, 0.5, 0.9]]).log()
+    got = guide(scores, posterior, GediOptions(omega=1, filter_p=0.3, target_p=0.8))
+    assert got[0].tolist() == pytest.approx([-INF, math.log(0.15), math.log(0.18)])
+    # A token that is clean enough stays, however little mass there is before it.
+    got = guide(scores, posterior, GediOptions(omega=1, filter_p=1.0, target_p=0.5))
+    assert got[0].tolist() == pytest.approx([-INF, math.log(0.15), math.log(0.18)])
+    # The cleanest stays in any case.
+    got = guide(scores, posterior, GediOptions(omega=1, filter_p=1.0, target_p=1.0))
+    assert got[0].isfinite().tolist() == [False, False, True]
+
+
+def test_gedi_code_goes_behind_special_tokens() -> None:
+    assert with_code([0, 7, 8], [5, 6], frozenset({0, 1})) == ([0, 5, 6, 7, 8], 3)
+    assert with_code([7, 0], [5], frozenset({0})) == ([5, 7, 0], 1)
+
+
+floats = st.floats(-10, 10, width=32).filter(lambda x: abs(x) > 1e-3 or x == 0)
+
+
+@given(st.lists(floats, min_size=12, max_size=12), st.floats(0, 3, width=32))
+def test_steering_keeps_lengths(values: list[float], strength: float) -> None:
+    """Whatever is steered keeps its norm, and at scale 0 reversal is exact."""
+    x, v, end = torch.tensor(values).view(3, 2, 2)
+    for moved in (
+        steer(x, v, strength),
+        reverse(x, v, end, scale=strength, norm_exponent=0.4, similarity_exponent=0.6),
+    ):
+        assert torch.isfinite(moved).all()
+        close = float(moved.norm()) == pytest.approx(float(x.norm()), rel=1e-3)
+        assert close or float(moved.norm()) < 1e-4
+    still = reverse(x, v, end, scale=0.0, norm_exponent=0.4, similarity_exponent=0.6)
+    assert torch.allclose(still, x, rtol=1e-6)

@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.baselines.stand_ins import STRENGTHS, use_short_prefixes
+from tests.cli.test_run import tide
+from tests.models import save_causal_lm
+from tide.baselines import load_baseline
+from tide.baselines.labelled import read_labelled
+from tide.config import Sampling
+from tide.engines.transformers import TransformersEngine
+
+LEARNED = ("dapt", "destein", "dexperts", "gedi", "rad", "sasa")
+QUICK = ("--steps", 40, "--batch-size", 8, "--learning-rate", 0.01, "--rank", 4)
+SAMPLING = Sampling(temperature=0.0, max_new_tokens=4)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Stand-ins: what is about rain counts as toxic."""
+    draw = random.Random(0)
+    words = ["the", "weather", "town", "people", "today", "fine", "is"]
+
+    def text(word: str) -> str:
+        return " ".join([*draw.choices(words, k=3), word, *draw.choices(words, k=1), word])
+
+    path = tmp_path_factory.mktemp("data") / "labelled.jsonl"
+    rows: list[dict[str, object]] = []
+    for _ in range(220):
+        rows += [{"text": text("Rain"), "toxicity": 1.0}, {"text": text("kind"), "toxicity": 0}]
+        rows.append({"toxic": text("Rain"), "neutral": [text("kind")]})
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_causal_lm(tmp_path_factory.mktemp("model"), "llama", bos=True)
+
+
+def test_all_are_fitted_once(
+    model: Path,
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Learned, saved, loaded; what is there is kept, and one alone must be asked to begin again."""
+    fitted = tmp_path / "out"
+    command = ("--model", model, "--data", data, "--out", fitted, *QUICK)
+    assert tide("fit", "all", *command, monkeypatch=monkeypatch) == 0
+    shown = capsys.readouterr().out
+    notes = {kind: json.loads((fitted / kind / "artefact.json").read_text()) for kind in LEARNED}
+    for kind, note in notes.items():
+        assert note["settings"]["steps"] == 40
+        assert note["auxiliary"] is None
+        assert f"{kind} " in shown
+    for kind in ("destein", "gedi", "rad", "sasa"):
+        assert notes[kind]["held_out"]["auc"] > 0.8
+    for kind, side in (("dapt", "dapt"), ("dexperts", "expert"), ("dexperts", "anti")):
+        figures = notes[kind]["held_out"]
+        assert figures[f"{side} perplexity"] < 0.9 * figures[f"{side} perplexity before"]
+    engine = TransformersEngine(model)
+    use_short_prefixes(monkeypatch)
+    for kind in LEARNED:
+        baseline = load_baseline(STRENGTHS[kind], engine, artefacts=fitted)
+        (written,) = baseline.generate(["The weather"], SAMPLING, [0])
+        assert written.completion.token_ids
+    before = (fitted / "sasa/artefact.json").stat().st_mtime_ns
+    assert tide("fit", "all", *command, monkeypatch=monkeypatch) == 0
+    assert tide("fit", "sasa", *command, monkeypatch=monkeypatch) == 1
+    assert "holds an artefact already; use --overwrite" in capsys.readouterr().err
+    assert tide("fit", "all", *command, "--seed", 1, monkeypatch=monkeypatch) == 1
+    assert "holds an artefact already, made in another way" in capsys.readouterr().err
+    assert (fitted / "sasa/artefact.json").stat().st_mtime_ns == before
+    weights = (fitted / "sasa/weights.safetensors").read_bytes()
+    assert tide("fit", "sasa", *command, "--overwrite", monkeypatch=monkeypatch) == 0
+    assert (fitted / "sasa/weights.safetensors").read_bytes() == weights
+
+
+def test_a_smaller_model_may_learn_instead(
+    model: Path,
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    small = save_causal_lm(tmp_path / "small", "gpt2", bos=True)
+    out = tmp_path / "out"
+    command = ("--model", model, "--data", data, "--out", out, *QUICK)
+    assert tide("fit", "rad", *command, "--auxiliary", small, monkeypatch=monkeypatch) == 0
+    assert json.loads((out / "rad/artefact.json").read_text())["auxiliary"] == str(small)
+    baseline = load_baseline("rad", TransformersEngine(model), artefacts=out)
+    assert baseline.generate(["The weather"], SAMPLING, [0])[0].completion.token_ids
+    other = save_causal_lm(tmp_path / "other", "gpt2", word_marks=True)
+    assert tide("fit", "gedi", *command, "--auxiliary", other, monkeypatch=monkeypatch) == 1
+    assert "vocabulary mismatch" in capsys.readouterr().err
+    assert not (out / "gedi").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "options", "message"),
+    [
+        ("rod", 1, (), "unknown baseline 'rod'; did you mean 'rad'"),
+        ("reversal", 1, (), "reversal: learns nothing"),
+        ("rad", 5, (), "0 toxic texts with as many non-toxic ones"),
+        ("destein", 5, (), "0 pairs of 'toxic' and 'neutral' texts; at least 20 are needed"),
+        ("sasa", 0, (), "no labelled texts"),
+        ("sasa", 1, ("--steps", 0), "steps: "),
+    ],
+)
+def test_bad_input(
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    rows: int,
+    options: tuple[object, ...],
+    message: str,
+) -> None:
+    path = tmp_path / "few.jsonl"
+    path.write_text('{"text": "fine", "toxicity": 0}\n' * rows)
+    command = ("fit", name, "--model", model, "--data", path, "--out", tmp_path / "out", *options)
+    assert tide(*command, monkeypatch=monkeypatch) == 1
+    error = " ".join(capsys.readouterr().err.split())
+    assert message in error
+    assert "Traceback" not in error
+
+
+def test_the_labelled_data_at_hand(shared_data: Path) -> None:
+    names = ("toxicity", "paradetox_pairs")
+    labelled = read_labelled(shared_data / "labelled" / f"{name}.jsonl.gz" for name in names)
+    assert len(labelled.pairs) > 10_000
+    chosen = labelled.balanced(seed=0, limit=1000)
+    assert 0.4 < sum(text.toxicity >= 0.5 for text in chosen) / 1000 < 0.6
