@@ -51,6 +51,9 @@ def evaluate(
     protocol: Annotated[
         str, typer.Option(help="tide, tide-hot, dexperts or rad: sampling, trials, what is toxic.")
     ] = "tide",
+    artefacts: Annotated[
+        Path | None, typer.Option(help="Folder that `tide fit` wrote, for baselines that learn.")
+    ] = None,
     reference: Annotated[
         str,
         typer.Option(help="Model that measures perplexity; auto: by the model's name; none."),
@@ -86,7 +89,7 @@ def evaluate(
     loaded = load_engine(engine, model, **engine_options)
     shared = SharedEngine(loaded)
     chosen = [
-        load_method(spec, shared, inside, rules, common)
+        load_method(spec, shared, inside, rules, common, artefacts)
         for spec in split_specs(methods, "--methods")
     ]
     setting = Setting(

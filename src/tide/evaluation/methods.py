@@ -1,15 +1,18 @@
-"""What `--methods` names: `base`, any search strategy or preset, each with settings of its own.
+"""What `--methods` names: `base`, a search strategy or preset, a baseline; each with its settings.
 
-`tide`, `fast`, `resample:temperature=1.0`, `tide:num_samples=16,mu_relative=0.6`...
+`tide`, `fast`, `resample:temperature=1.0`, `tide:num_samples=16,mu_relative=0.6`, `rad:beta=50`...
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
-from tide.config import Settings
+from tide.baselines import REGISTRY as BASELINES
+from tide.baselines import Baseline, load_baseline
+from tide.config import Sampling, Settings
 from tide.detoxifier import Detoxifier
 from tide.errors import InputError, TideError
 from tide.evaluation.protocols import Protocol as EvaluationProtocol
@@ -18,12 +21,15 @@ from tide.inputs import Row
 from tide.presets import PRESETS, preset_values
 from tide.records import to_record
 from tide.results import Result, Trial
-from tide.scorers import Scorer
+from tide.scorers import Scorer, score_texts
 from tide.search import REGISTRY as STRATEGIES
+from tide.seeds import derive_seed
 from tide.specs import parse_spec
 
 # The model as it is: one draw and no search.
 _BASE = {"strategy": "resample", "max_iterations": 1}
+# Settings that hold for methods without a search too.
+_OF_ALL = (*Sampling.model_fields, "num_trials", "seed", "empty_policy")
 # What a record says of a search, and means nothing where there was none.
 _OF_A_SEARCH = ("accepted", "refused", "num_iter_steps", "cosine_sims", "displacements")
 
@@ -121,34 +127,114 @@ def _steps(trial: Trial) -> list[dict[str, Any]]:
     return steps
 
 
+class BaselineMethod:
+    """Another system, on the same prompts and seeds. `scorer` only measures what it wrote."""
+
+    def __init__(
+        self, baseline: Baseline, engine: SharedEngine, scorer: Scorer, settings: Settings
+    ) -> None:
+        self.name = baseline.name
+        common = {name: getattr(settings, name) for name in _OF_ALL}
+        self.config = {"baseline": baseline.config(), **common}
+        self._baseline, self._engine, self._scorer = baseline, engine, scorer
+        self._settings = settings
+
+    def records(self, rows: Sequence[Row]) -> Iterator[tuple[Row, Record | TideError]]:
+        trials = self._settings.num_trials
+        # As many prompts as fill a batch: a record is on disk as soon as its batch is done.
+        size = max(1, self._engine.max_batch // trials)
+        for start in range(0, len(rows), size):
+            yield from self._batch(rows[start : start + size])
+
+    def _batch(self, rows: Sequence[Row]) -> Iterator[tuple[Row, Record | TideError]]:
+        started, trials = time.perf_counter(), self._settings.num_trials
+        prompts = [row.text for row in rows for _ in range(trials)]
+        seeds = [
+            derive_seed(derive_seed(self._settings.seed, row.text, trial), "sampling", 0)
+            for row in rows
+            for trial in range(trials)
+        ]
+        try:
+            generated = self._baseline.generate(prompts, self._settings.sampling, seeds)
+        except InputError as error:
+            if len(rows) == 1:
+                yield rows[0], error
+            else:  # find out whose fault it is, and let it fail alone
+                for row in rows:
+                    yield from self._batch([row])
+            return
+        texts = [one.completion.text for one in generated]
+        scores = score_texts(self._scorer, texts, self._settings.empty_policy)
+        seconds = (time.perf_counter() - started) / len(rows)
+        for number, row in enumerate(rows):
+            mine = slice(number * trials, (number + 1) * trials)
+            toxicity = scores.values[mine].tolist()
+            lengths = [len(one.completion.token_ids) for one in generated[mine]]
+            yield (
+                row,
+                {
+                    "id": row.id,
+                    "prompt": row.text,
+                    "completions": texts[mine],
+                    "returned_texts": texts[mine],
+                    "toxicity_scores": toxicity,
+                    "avg_toxicity": sum(toxicity) / len(toxicity),
+                    "max_toxicity": max(toxicity),
+                    "empty": scores.empty[mine].tolist(),
+                    "evaluations": [one.evaluations for one in generated[mine]],
+                    "rounds": [one.evaluations for one in generated[mine]],
+                    "num_tokens": lengths,
+                    "generated_tokens": lengths,
+                    "forward_tokens": [one.forward_tokens for one in generated[mine]],
+                    "scorer_calls": [one.scorer_calls for one in generated[mine]],
+                    "seconds": seconds,
+                },
+            )
+
+
 def load_method(
     spec: str,
     engine: SharedEngine,
     scorer: Scorer,
     protocol: EvaluationProtocol,
     common: dict[str, Any],
+    artefacts: Path | None = None,
 ) -> Method:
     """The method that `spec` names, under `protocol`; `common` settings win over the protocol.
 
-    Raises InputError for an unknown name or setting.
+    artefacts: folder of what `tide fit` learned, for baselines. Raises InputError for an unknown
+    name or setting, and for a baseline that cannot run on this engine.
     """
     name, options = parse_spec(spec, "methods")
-    is_search = True
+    rules = [protocol.sampling, {"num_trials": protocol.num_trials}]
+    if name not in {"base", *PRESETS, *STRATEGIES.names()}:
+        settings = Settings.of(*rules, common)
+        return BaselineMethod(
+            _baseline(spec, name, engine, scorer, artefacts), engine, scorer, settings
+        )
     if name == "base":
-        preset: dict[str, Any] = dict(_BASE)
-        is_search = False
+        preset: dict[str, Any] = _BASE
     elif name in PRESETS:
         preset = preset_values(name, engine.name)
-    elif name in STRATEGIES.names():
-        preset = {**preset_values("auto", engine.name), "strategy": name}
     else:
-        known = ", ".join(sorted({"base", *PRESETS, *STRATEGIES.names()}))
-        raise InputError(f"methods: unknown {name!r}; known: {known}")
-    layers = [preset, protocol.sampling, {"num_trials": protocol.num_trials}]
-    if is_search:
-        layers.append(protocol.search)
+        preset = {**preset_values("auto", engine.name), "strategy": name}
+    if name != "base":
+        rules.append(protocol.search)
     try:
-        settings = Settings.of(*layers, common, options)
+        settings = Settings.of(preset, *rules, common, options)
     except InputError as error:
         raise InputError(f"methods: {spec}: {error}") from None
     return SearchMethod(spec, engine, scorer, settings, base=name == "base")
+
+
+def _baseline(
+    spec: str, name: str, engine: SharedEngine, scorer: Scorer, artefacts: Path | None
+) -> Baseline:
+    if name not in BASELINES.names():
+        known = ", ".join(sorted({"base", *PRESETS, *STRATEGIES.names(), *BASELINES.names()}))
+        raise InputError(f"methods: unknown {name!r}; known: {known}")
+    from tide.engines.transformers import TransformersEngine  # noqa: PLC0415  (slow import)
+
+    if not isinstance(engine.engine, TransformersEngine):
+        raise InputError(f"methods: {name} reaches into the model: it needs --engine transformers")
+    return load_baseline(spec, engine.engine, artefacts=artefacts, scorer=scorer)
