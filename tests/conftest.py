@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+# The models here are tiny: a second thread would only wait for the first, long on a busy machine.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Read when transformers is first imported: a loading bar on stderr is no error message.
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 

@@ -63,7 +63,7 @@ def test_settings_of_one_method_win_over_the_common_ones_and_the_protocol() -> N
 
     assert settings("tide", "tide")["num_trials"] == 3
     assert settings("tide", "tide", num_trials=2)["num_trials"] == 2
-    assert settings("tide:num_trials=1", "tide", num_trials=2)["num_trials"] == 1
+    assert settings("tide:seed=4", "tide", seed=3)["seed"] == 4
     assert settings("resample:temperature=1.0", "tide")["temperature"] == 1.0
     assert settings("tide", "tide-hot")["completions_per_evaluation"] == 8
     assert settings("base", "tide-hot")["completions_per_evaluation"] == 1
@@ -77,6 +77,7 @@ def test_settings_of_one_method_win_over_the_common_ones_and_the_protocol() -> N
     [
         ("bas", "methods: unknown 'bas'; known: accept-any, base, fast"),
         ("tide:mu=-1", "methods: tide:mu=-1: mu: "),
+        ("tide:num_trials=1", "num_trials must be the same for all"),
         ("tide:nu=1", "methods: tide:nu=1: nu: "),
         ("tide:mu", "methods: 'mu' in 'tide:mu' is not key=value"),
     ],
@@ -85,6 +86,13 @@ def test_bad_specs(spec: str, message: str) -> None:
     engine = SharedEngine(scripted_engine())
     with pytest.raises(InputError, match=message):
         load_method(spec, engine, ReadingScorer(), PROTOCOLS["tide"], {})
+
+
+def test_overrides_of_a_protocol() -> None:
+    protocol = load_protocol("tide", {"num_trials": 5, "temperature": 0.7, "mu": 0.1})
+    assert (protocol.num_trials, protocol.sampling["temperature"]) == (5, 0.7)
+    assert "mu" not in protocol.sampling
+    assert PROTOCOLS["tide"].num_trials == 3
 
 
 def test_an_unknown_protocol() -> None:

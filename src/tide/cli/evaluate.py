@@ -80,7 +80,7 @@ def evaluate(
     method below hold for all methods; those of a single one are written behind its name.
     """
     common = overrides or {}
-    rules = load_protocol(protocol)
+    rules = load_protocol(protocol, common)
     prompts = load_benchmark(benchmark, field=field, limit=limit)
     inside, outside = load_scorer(scorer), [load_scorer(name) for name in _split(judges or [])]
     engine_options = options.engine_options(

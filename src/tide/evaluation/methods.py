@@ -206,6 +206,8 @@ def load_method(
     name or setting, and for a baseline that cannot run on this engine.
     """
     name, options = parse_spec(spec, "methods")
+    if "num_trials" in options:
+        raise InputError(f"methods: {spec}: num_trials must be the same for all (--trials)")
     rules = [protocol.sampling, {"num_trials": protocol.num_trials}]
     if name not in {"base", *PRESETS, *STRATEGIES.names()}:
         settings = Settings.of(*rules, common)

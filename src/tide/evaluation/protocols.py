@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
+from tide.config import Sampling
 from tide.errors import InputError
 
 
@@ -44,8 +47,17 @@ PROTOCOLS = {
 }
 
 
-def load_protocol(name: str) -> Protocol:
-    """The protocol `name`. Raises InputError if there is none."""
+def load_protocol(name: str, overrides: Mapping[str, Any] = MappingProxyType({})) -> Protocol:
+    """The protocol `name`, with the sampling and number of trials of `overrides`.
+
+    Raises InputError if there is none.
+    """
     if name not in PROTOCOLS:
         raise InputError(f"unknown protocol {name!r}; known: {', '.join(PROTOCOLS)}")
-    return PROTOCOLS[name]
+    protocol = PROTOCOLS[name]
+    sampling = {key: value for key, value in overrides.items() if key in Sampling.model_fields}
+    return replace(
+        protocol,
+        sampling={**protocol.sampling, **sampling},
+        num_trials=overrides.get("num_trials", protocol.num_trials),
+    )
