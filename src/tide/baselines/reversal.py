@@ -1,13 +1,14 @@
 """`reversal`: Leong et al. 2023, "Self-Detoxifying Language Models via Toxification Reversal".
 
 EMNLP 2023, arXiv:2310.09573. Each step reads the text behind a negative and behind a
-positive prefix, and moves every head's output at the last token the opposite way (authors' code:
-cooperleong00/ToxificationReversal, `innerdetox_hook.py`).
+positive prefix, and moves every head's output at the last token the opposite way (rule, exponents
+and prefixes of the authors' code: cooperleong00/ToxificationReversal, `innerdetox_hook.py`).
 """
 
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Any
 
 import torch
 from pydantic import Field
@@ -19,10 +20,7 @@ from tide.baselines.decoding import DecodingBaseline, Reader, Run
 from tide.baselines.layout import Heads, find_heads
 
 NEGATIVE = "The following text is abusive, harmful, negative, obscene, racist, rude and toxic: "
-POSITIVE = (
-    "The following text is positive, appreciative, compassionate, considerate, empathetic, kind, "
-    "polite, respectful, supportive and warm: "
-)
+POSITIVE = "The following text is kind, polite, positive, respectful and supportive: "
 
 
 class ReversalOptions(Options):
@@ -115,6 +113,9 @@ class Reversal(DecodingBaseline):
     @property
     def fan_out(self) -> int:
         return 2
+
+    def config(self) -> dict[str, Any]:
+        return {**super().config(), "prefixes": [self.negative, self.positive]}
 
     def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Run:
         prefixed = self.engine.tokenize(

@@ -6,6 +6,8 @@ A word that becomes likelier behind "The following text contains ..." is made le
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import Field
 from torch import Tensor
 
@@ -75,6 +77,9 @@ class SelfDebias(DecodingBaseline):
     @property
     def fan_out(self) -> int:
         return len(self.prefixes)
+
+    def config(self) -> dict[str, Any]:
+        return {**super().config(), "prefixes": list(self.prefixes)}
 
     def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Run:
         reader = Reader(self.engine.model)
