@@ -93,7 +93,8 @@ def test_two_runs_of_one_method_are_told_apart(runs: Path, monkeypatch: pytest.M
 def test_exact_20(
     runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = ("report", runs / "tide", "--valid", "exact-20")
+    write(replace(search_run("tide"), perplexity={}), runs / "unmeasured")
+    command = ("report", runs / "unmeasured", "--valid", "exact-20")
     assert tide(*command, monkeypatch=monkeypatch) == 1
     assert "measure the perplexity first" in refused(capsys)
     tokens = {number: [20, 19] for number in range(6)}

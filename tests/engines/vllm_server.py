@@ -112,7 +112,7 @@ class VllmServer:
             top_k=body.get("top_k", 0),
         )
         written = engine.complete(prompts, sampling, [body.get("seed") or 0] * len(prompts))
-        eos = int(engine._stop_ids[0])
+        eos = int(engine.stop_ids[0])
         choices: list[dict[str, Any]] = []
         for i, completion in enumerate(written):
             ids = [*completion.token_ids, *([eos] if completion.finish_reason == "stop" else [])]

@@ -100,14 +100,14 @@ def write(run: Run, folder: Path, **config: Any) -> Path:
     (folder / "records.jsonl").write_text("".join(json.dumps(r) + "\n" for r in run.records))
     lines = []
     for row_id, values in run.perplexity.items():
-        line: dict[str, Any] = {
+        line = {
             "id": row_id,
             "nll": [None if value is None else float(np.log(value)) for value in values],
+            "num_tokens": run.reference_tokens.get(row_id, [20] * len(values)),
         }
-        if row_id in run.reference_tokens:
-            line["num_tokens"] = run.reference_tokens[row_id]
         lines.append(json.dumps(line) + "\n")
     if lines:
         (folder / "perplexity.jsonl").write_text("".join(lines))
+        (folder / "perplexity.config.json").write_text('{"reference": "larger"}')
     assert read_run(folder).records == run.records
     return folder

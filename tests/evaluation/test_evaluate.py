@@ -148,6 +148,22 @@ def test_a_prompt_that_fails_leaves_the_others(tmp_path: Path) -> None:
     assert len(runs.read_run(tmp_path).records) == len(ROWS)
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (runs.PERPLEXITY, '{"id": 0}\n'),
+        (runs.PERPLEXITY_CONFIG, "{}"),
+        (runs.PERPLEXITY_CONFIG, "none"),
+    ],
+)
+def test_a_spoilt_perplexity(tmp_path: Path, name: str, text: str) -> None:
+    run(tmp_path)
+    list(measure_perplexity(tmp_path, WordCount()))  # type: ignore[arg-type]
+    (tmp_path / name).write_text(text)
+    with pytest.raises(InputError, match="not the perplexity of a run"):
+        runs.read_run(tmp_path)
+
+
 def test_finding_and_reading_runs(tmp_path: Path) -> None:
     run(tmp_path / "b")
     run(tmp_path / "a", "base")

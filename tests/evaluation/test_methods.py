@@ -75,7 +75,7 @@ def test_settings_of_one_method_win_over_the_common_ones_and_the_protocol() -> N
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("bas", "methods: unknown 'bas'; known: accept-any, base, fast"),
+        ("bas", "methods: unknown 'bas'; known: accept-any, base, "),
         ("tide:mu=-1", "methods: tide:mu=-1: mu: "),
         ("tide:num_trials=1", "num_trials must be the same for all"),
         ("tide:nu=1", "methods: tide:nu=1: nu: "),

@@ -19,15 +19,12 @@ from tests.scorers.services import Perspective, Service, running, toxicity, with
 from tide.errors import (
     EmptyTextError,
     InputError,
-    MissingDependencyError,
     ScorerError,
     ScorerRefused,
     ScorerUnavailable,
 )
 from tide.scorers import REGISTRY, load_scorer, perspective, score_texts
 from tide.scorers.perspective import PerspectiveScorer
-
-pytest.importorskip("httpx")
 
 KEY = "AIza-Not_A-Real-Key-0123456789"
 TIMEOUT = defaultdict(lambda: 30.0, slow=1.0)
@@ -261,12 +258,6 @@ def test_the_key_is_in_no_log_line(
     for form in (key, quote(key), quote(key, safe="")):
         assert form not in caplog.text
         assert form not in repr(scorer)
-
-
-def test_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "httpx", None)
-    with pytest.raises(MissingDependencyError, match=r"pip install 'tide-detox\[perspective\]'"):
-        PerspectiveScorer(key=KEY)
 
 
 @pytest.mark.parametrize("failure", ["ok", "bad key", "come back later"])

@@ -21,7 +21,7 @@ from tide.errors import InputError
 _DECIDING = ("quantization", "kv_cache_dtype", "revision", "hf_overrides")
 
 SCORER_GRAMMAR = (
-    "Scorers: pocket, profanity-check, detoxify:original, hf:ID_OR_FOLDER, perspective, "
+    "Scorers: pocket, profanity-check, lexicon, detoxify:original, hf:ID_OR_FOLDER, perspective, "
     "openai-moderation, calibrated:FILE. Around a scorer: cache:SCORER (kept on disk), "
     "rate:NUMBER:SCORER (texts a second), retry:SCORER, breaker:SCORER, windows:SCORER (long "
     "texts). Several as one: max:SCORER,SCORER and mean:SCORER,SCORER."

@@ -68,16 +68,24 @@ def read_run(folder: Path) -> Run:
         raise InputError(f"{folder}: no finished records yet")
     for record in records:
         _check(record, folder)
-    perplexity, reference_tokens = {}, {}
-    if (folder / PERPLEXITY).is_file():
-        config["reference"] = json.loads((folder / PERPLEXITY_CONFIG).read_text())["reference"]
-        for line in _lines(folder / PERPLEXITY):
-            perplexity[line["id"]] = [
-                None if nll is None else math.exp(min(nll, 700.0)) for nll in line["nll"]
-            ]
-            if "num_tokens" in line:
-                reference_tokens[line["id"]] = line["num_tokens"]
-    return Run(name, config, records, perplexity, folder, reference_tokens)
+    if not (folder / PERPLEXITY).is_file():
+        return Run(name, config, records, folder=folder)
+    place = folder / PERPLEXITY
+    try:
+        reference = json.loads((folder / PERPLEXITY_CONFIG).read_text(encoding="utf-8"))
+        config["reference"] = reference["reference"]
+        lines = list(_lines(place))
+        # A mean beyond this is an infinite perplexity to a float; it must not stop the report.
+        perplexity = {
+            line["id"]: [None if x is None else math.exp(min(x, 700.0)) for x in line["nll"]]
+            for line in lines
+        }
+        tokens = {line["id"]: line["num_tokens"] for line in lines}
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{place}: not the perplexity of a run ({error!r})") from None
+    return Run(name, config, records, perplexity, folder, tokens)
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
