@@ -14,6 +14,7 @@ from tide.evaluation.benchmarks import Benchmark
 from tide.evaluation.evaluate import Setting, measure_perplexity, run_method
 from tide.evaluation.methods import load_method
 from tide.evaluation.perplexity import Fluency
+from tide.evaluation.places import Here
 from tide.evaluation.protocols import PROTOCOLS
 from tide.evaluation.sharing import SharedEngine
 from tide.inputs import Row
@@ -57,7 +58,7 @@ def run(
     **common: Any,
 ) -> list[tuple[Row, TideError | None]]:
     engine, scorer = SharedEngine(scripted_engine()), ReadingScorer()
-    method = load_method(spec, engine, scorer, PROTOCOLS["tide"], common)
+    method = load_method(spec, Here(engine, scorer), PROTOCOLS["tide"], common)
     benchmark = Benchmark("mine", "mine.jsonl", rows)
     setting = Setting(benchmark, PROTOCOLS["tide"], scorer, [judge or Judge()], {"model": "world"})
     return list(run_method(method, setting, folder))

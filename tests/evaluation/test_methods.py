@@ -8,6 +8,7 @@ from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
 from tide import TideError
 from tide.errors import InputError
 from tide.evaluation.methods import Record, load_method
+from tide.evaluation.places import Here
 from tide.evaluation.protocols import PROTOCOLS, load_protocol
 from tide.evaluation.sharing import SharedEngine
 from tide.inputs import Row
@@ -19,7 +20,7 @@ def records(
     spec: str, protocol: str = "tide", engine: SharedEngine | None = None, **common: Any
 ) -> dict[int | str, Record]:
     engine = engine or SharedEngine(scripted_engine())
-    method = load_method(spec, engine, ReadingScorer(), load_protocol(protocol), common)
+    method = load_method(spec, Here(engine, ReadingScorer()), load_protocol(protocol), common)
     found = {}
     for row, record in method.records(ROWS):
         assert not isinstance(record, TideError)
@@ -57,7 +58,7 @@ def test_settings_of_one_method_win_over_the_common_ones_and_the_protocol() -> N
     engine, scorer = SharedEngine(scripted_engine()), ReadingScorer()
 
     def settings(spec: str, protocol: str, **common: Any) -> dict[str, Any]:
-        method = load_method(spec, engine, scorer, PROTOCOLS[protocol], common)
+        method = load_method(spec, Here(engine, scorer), PROTOCOLS[protocol], common)
         found: dict[str, Any] = method.config["settings"]
         return found
 
@@ -85,7 +86,7 @@ def test_settings_of_one_method_win_over_the_common_ones_and_the_protocol() -> N
 def test_bad_specs(spec: str, message: str) -> None:
     engine = SharedEngine(scripted_engine())
     with pytest.raises(InputError, match=message):
-        load_method(spec, engine, ReadingScorer(), PROTOCOLS["tide"], {})
+        load_method(spec, Here(engine, ReadingScorer()), PROTOCOLS["tide"], {})
 
 
 def test_overrides_of_a_protocol() -> None:

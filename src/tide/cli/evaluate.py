@@ -18,6 +18,7 @@ from tide.evaluation.benchmarks import load_benchmark
 from tide.evaluation.evaluate import Setting, measure_perplexity, run_method
 from tide.evaluation.methods import Method, load_method
 from tide.evaluation.perplexity import Reference, reference_for
+from tide.evaluation.places import Cluster, Here
 from tide.evaluation.protocols import load_protocol
 from tide.evaluation.sharing import SharedEngine
 from tide.evaluation.tables import slug
@@ -68,6 +69,12 @@ def evaluate(
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
     max_batch: options.MaxBatch = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(help="Run on Ray: local, auto, or ray://HOST:PORT (tide-detox[ray])."),
+    ] = None,
+    actors: Annotated[int, typer.Option(min=1, help="Processes on the cluster.")] = 1,
+    actor_gpus: Annotated[float, typer.Option(min=0, help="GPUs that each of them takes.")] = 0.0,
     limit: options.Limit = None,
     field: options.Field = "prompt",
     overwrite: options.Overwrite = False,
@@ -86,10 +93,18 @@ def evaluate(
     engine_options = options.engine_options(
         device=device, dtype=dtype, max_batch=max_batch, base_urls=base_url, further=engine_option
     )
-    loaded = load_engine(engine, model, **engine_options)
-    shared = SharedEngine(loaded)
+    place: Here | Cluster
+    if cluster is None:
+        loaded = load_engine(engine, model, **engine_options)
+        place = Here(SharedEngine(loaded), inside)
+        described = options.engine_config(engine, engine_options, loaded.dtype)
+    else:
+        place = Cluster(
+            model, scorer, engine, engine_options, cluster, actors=actors, gpus=actor_gpus
+        )
+        described = options.engine_config(engine, engine_options, dtype)
     chosen = [
-        load_method(spec, shared, inside, rules, common, artefacts)
+        load_method(spec, place, rules, common, artefacts)
         for spec in split_specs(methods, "--methods")
     ]
     setting = Setting(
@@ -99,7 +114,7 @@ def evaluate(
         judges=outside,
         config={
             "model": model,
-            **options.engine_config(engine, engine_options, loaded),
+            **described,
             "versions": {name: version(name) for name in _PACKAGES},
         },
         empty_policy=Settings.of(common).empty_policy,
@@ -113,7 +128,8 @@ def evaluate(
         for method in chosen:
             failed += _run(method, setting, folders[method.name], overwrite)
     finally:
-        shared.close()
+        if isinstance(place, Here):
+            place.engine.close()
     here = options.engine_options(device=device, max_batch=max_batch)
     _measure(list(folders.values()), reference, model, here)
     summarize_runs(list(folders.values()))

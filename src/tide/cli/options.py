@@ -14,7 +14,6 @@ import typer
 from pydantic import BaseModel
 
 from tide.config import Sampling, Settings
-from tide.engines import Engine
 from tide.errors import InputError
 
 # Options of an engine that change what it writes; others only say where and how fast it runs.
@@ -110,13 +109,13 @@ def engine_options(
     return options
 
 
-def engine_config(name: str, given: dict[str, Any], engine: Engine) -> dict[str, Any]:
+def engine_config(name: str, given: dict[str, Any], dtype: object) -> dict[str, Any]:
     """What of an engine and the options given to it decides what it writes, for records."""
     deciding = {option: given[option] for option in _DECIDING if option in given}
     return {
         "engine": name,
         **({"engine_options": deciding} if deciding else {}),
-        "dtype": str(engine.dtype).removeprefix("torch."),
+        "dtype": str(dtype).removeprefix("torch."),
     }
 
 

@@ -190,7 +190,7 @@ def _config(
 ) -> dict[str, Any]:
     return {
         "model": model,
-        **options.engine_config(engine, engine_options, detoxifier.engine),
+        **options.engine_config(engine, engine_options, detoxifier.engine.dtype),
         "scorer": detoxifier.scorer.name,
         "judge": None if judge is None else judge.name,
         "settings": detoxifier.settings.model_dump(),

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 from tide.baselines import REGISTRY as BASELINES
 from tide.baselines import Baseline, load_baseline
 from tide.config import Sampling, Settings
-from tide.detoxifier import Detoxifier
 from tide.errors import InputError, TideError
+from tide.evaluation.places import Cluster, Here
 from tide.evaluation.protocols import Protocol as EvaluationProtocol
 from tide.evaluation.sharing import SharedEngine
 from tide.inputs import Row
@@ -55,34 +55,34 @@ class Method(Protocol):
 
 
 class SearchMethod:
-    """A search strategy, or the model as it is."""
+    """A search strategy, or (`base`) the model as it is."""
 
-    def __init__(
-        self, name: str, engine: SharedEngine, scorer: Scorer, settings: Settings, *, base: bool
-    ) -> None:
+    def __init__(self, name: str, place: Here | Cluster, settings: Settings, *, base: bool) -> None:
         self.name = name
         self.config = {"settings": settings.model_dump()}
-        self._detoxifier = Detoxifier(engine, scorer=scorer, settings=settings)
-        self._engine = engine
+        self._complete = place.completer(settings)
+        self._engine = place.engine if isinstance(place, Here) else None
         self._base = base
 
     def records(self, rows: Sequence[Row]) -> Iterator[tuple[Row, Record | TideError]]:
-        texts = [row.text for row in rows]
-        results = self._detoxifier.map_numbered(texts, ordered=False)
-        started, saved = time.perf_counter(), self._engine.seconds_saved
-        for number, result in results:
-            # What a shared base completion took belongs to every method that used it.
-            spent = time.perf_counter() - started + self._engine.seconds_saved - saved
+        started = self._clock()
+        for number, result in self._complete([row.text for row in rows]):
+            spent = self._clock() - started
             row = rows[number]
             yield row, result if isinstance(result, TideError) else self._record(row, result, spent)
-            started, saved = time.perf_counter(), self._engine.seconds_saved
+            started = self._clock()
+
+    def _clock(self) -> float:
+        """Seconds; what a shared base completion took counts for every method that used it."""
+        return time.perf_counter() + (self._engine.seconds_saved if self._engine else 0.0)
 
     def _record(self, row: Row, result: Result, seconds: float) -> Record:
         record = to_record(row.id, result)
-        length = len(self._engine.tokenize([row.text])[0])
         record["returned_texts"] = [trial.returned.text for trial in result.trials]
         record["num_tokens"] = [trial.returned.num_tokens for trial in result.trials]
-        record["forward_tokens"] = [_forward_tokens(trial, length) for trial in result.trials]
+        if self._engine is not None:
+            length = len(self._engine.tokenize([row.text])[0])
+            record["forward_tokens"] = [_forward_tokens(trial, length) for trial in result.trials]
         record["seconds"] = seconds
         if self._base:
             for name in (*_OF_A_SEARCH, *(key for key in record if key.startswith("base_"))):
@@ -194,8 +194,7 @@ class BaselineMethod:
 
 def load_method(
     spec: str,
-    engine: SharedEngine,
-    scorer: Scorer,
+    place: Here | Cluster,
     protocol: EvaluationProtocol,
     common: dict[str, Any],
     artefacts: Path | None = None,
@@ -211,32 +210,34 @@ def load_method(
     rules = [protocol.sampling, {"num_trials": protocol.num_trials}]
     if name not in {"base", *PRESETS, *STRATEGIES.names()}:
         settings = Settings.of(*rules, common)
-        return BaselineMethod(
-            _baseline(spec, name, engine, scorer, artefacts), engine, scorer, settings
-        )
+        return _baseline(spec, name, place, settings, artefacts)
     if name == "base":
         preset: dict[str, Any] = _BASE
     elif name in PRESETS:
-        preset = preset_values(name, engine.name)
+        preset = preset_values(name, place.model)
     else:
-        preset = {**preset_values("auto", engine.name), "strategy": name}
+        preset = {**preset_values("auto", place.model), "strategy": name}
     if name != "base":
         rules.append(protocol.search)
     try:
         settings = Settings.of(preset, *rules, common, options)
     except InputError as error:
         raise InputError(f"methods: {spec}: {error}") from None
-    return SearchMethod(spec, engine, scorer, settings, base=name == "base")
+    return SearchMethod(spec, place, settings, base=name == "base")
 
 
 def _baseline(
-    spec: str, name: str, engine: SharedEngine, scorer: Scorer, artefacts: Path | None
-) -> Baseline:
+    spec: str, name: str, place: Here | Cluster, settings: Settings, artefacts: Path | None
+) -> BaselineMethod:
+    from tide.engines.transformers import TransformersEngine  # noqa: PLC0415  (slow import)
+
     if name not in BASELINES.names():
         known = ", ".join(sorted({"base", *PRESETS, *STRATEGIES.names(), *BASELINES.names()}))
         raise InputError(f"methods: unknown {name!r}; known: {known}")
-    from tide.engines.transformers import TransformersEngine  # noqa: PLC0415  (slow import)
-
-    if not isinstance(engine.engine, TransformersEngine):
-        raise InputError(f"methods: {name} reaches into the model: it needs --engine transformers")
-    return load_baseline(spec, engine.engine, artefacts=artefacts, scorer=scorer)
+    engine = place.engine.engine if isinstance(place, Here) else None
+    if not (isinstance(place, Here) and isinstance(engine, TransformersEngine)):
+        raise InputError(
+            f"methods: {name} reaches into the model: it needs --engine transformers, here"
+        )
+    baseline = load_baseline(spec, engine, artefacts=artefacts, scorer=place.scorer)
+    return BaselineMethod(baseline, place.engine, place.scorer, settings)
