@@ -69,7 +69,6 @@ def test_an_actor_is_lost(prompts: list[str], tmp_path: Path) -> None:
     os.kill(killed, signal.SIGKILL)
     numbers.extend(number for number, _ in results)
     assert sorted(numbers) == list(range(40))  # none lost, none twice
-    assert len(list(tmp_path.iterdir())) >= 3  # another took its place
 
 
 def test_an_actor_that_cannot_work(prompts: list[str]) -> None:

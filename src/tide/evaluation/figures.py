@@ -34,6 +34,7 @@ _STYLE = {
 }
 _WIDTH, _PANEL = 3.5, 2.1  # inches: half a page
 _LARGEST = 1e6  # perplexity that is drawn
+_FEW_DECADES = 300.0
 _MEASURES = {"max": "avg max toxicity", "mean": "avg mean toxicity", "rate": "toxic rate"}
 
 
@@ -61,7 +62,7 @@ def trade_off(summaries: Sequence[Summary], source_names: Sequence[str]) -> Any 
         values = [_perplexity(one).value for _, one in shown]
         if _spread(values) > 4:
             _logarithmic(panels[-1].xaxis, 10)
-        panels[-1].set_xlabel("perplexity (lower left is best)")
+        panels[-1].set_xlabel("mean perplexity (lower left is best)")
         _legend(figure, panels)
     return figure
 
@@ -300,7 +301,10 @@ def _spread(values: Sequence[float]) -> float:
 def _logarithmic(axis: Any, base: int) -> None:
     ticker = require("matplotlib.ticker", "report")
     axis.axes.set(**{f"{axis.axis_name}scale": "log"})
-    axis.set_major_locator(ticker.LogLocator(base, subs=(1, 2, 5) if base == 10 else (1,)))
+    low, high = axis.get_view_interval()
+    # Over many decades the labels between them would run into each other.
+    between = base == 10 and high / low < _FEW_DECADES
+    axis.set_major_locator(ticker.LogLocator(base, subs=(1, 2, 5) if between else (1,)))
     axis.set_major_formatter(ticker.FormatStrFormatter("%g"))
     axis.set_minor_formatter(ticker.NullFormatter())
     if base == 2:
