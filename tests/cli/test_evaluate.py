@@ -1,17 +1,14 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cli.test_run import PROMPTS, records, tide
+from tests.cli.test_run import PROMPTS, killed_after, records, tide
 from tide.evaluation.runs import read_run
 
 
@@ -63,19 +60,8 @@ def test_killed_and_started_again(tmp_path: Path) -> None:
         return [sys.executable, "-c", "from tide.cli import main; main()", *map(str, tail)]
 
     output = tmp_path / "killed" / "fast" / "records.jsonl"
-    process = subprocess.Popen(
-        command(tmp_path / "killed"), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-    )
-    deadline = time.monotonic() + 120
-    while not (output.exists() and output.read_bytes().count(b"\n") >= 4):
-        assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
-    left = output.read_bytes()
-    kept = left[: left.rfind(b"\n") + 1]
-    assert 4 <= kept.count(b"\n") < len(texts)
+    kept = killed_after(4, command(tmp_path / "killed"), output)
+    assert kept.count(b"\n") < len(texts)
 
     for name in ("killed", "unbroken"):
         subprocess.run(command(tmp_path / name), check=True, capture_output=True)

@@ -42,6 +42,22 @@ def tide(*arguments: object, monkeypatch: pytest.MonkeyPatch) -> int:
     return int(caught.value.code or 0)
 
 
+def killed_after(lines: int, command: list[str], output: Path) -> bytes:
+    """Run `command`, kill -9 it when `output` has so many lines; the whole lines that it left."""
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 120
+    while not (output.exists() and output.read_bytes().count(b"\n") >= lines):
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    left = output.read_bytes()
+    kept = left[: left.rfind(b"\n") + 1]
+    assert kept.count(b"\n") >= lines
+    return kept
+
+
 def records(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
@@ -168,17 +184,8 @@ def test_killed_and_started_again(tmp_path: Path) -> None:
         return [sys.executable, "-c", "from tide.cli import main; main()", *map(str, tail)]
 
     output = tmp_path / "killed.jsonl"
-    process = subprocess.Popen(command(output), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    deadline = time.monotonic() + 120
-    while not (output.exists() and output.read_bytes().count(b"\n") >= 5):
-        assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
-    left = output.read_bytes()
-    kept = left[: left.rfind(b"\n") + 1]
-    assert 5 <= kept.count(b"\n") < len(texts)
+    kept = killed_after(5, command(output), output)
+    assert kept.count(b"\n") < len(texts)
 
     subprocess.run(command(output), check=True, capture_output=True)
     assert output.read_bytes().startswith(kept)

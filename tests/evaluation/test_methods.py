@@ -66,6 +66,7 @@ def test_settings_of_one_method_win_over_the_common_ones_and_the_protocol() -> N
     assert settings("tide", "tide", num_trials=2)["num_trials"] == 2
     assert settings("tide:seed=4", "tide", seed=3)["seed"] == 4
     assert settings("resample:temperature=1.0", "tide")["temperature"] == 1.0
+    assert settings("resample:n=4", "tide")["max_iterations"] == 4
     assert settings("tide", "tide-hot")["completions_per_evaluation"] == 8
     assert settings("base", "tide-hot")["completions_per_evaluation"] == 1
     assert settings("base", "rad")["top_k"] == 20

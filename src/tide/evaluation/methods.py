@@ -207,6 +207,8 @@ def load_method(
     name, options = parse_spec(spec, "methods")
     if "num_trials" in options:
         raise InputError(f"methods: {spec}: num_trials must be the same for all (--trials)")
+    if name == "resample" and "n" in options:  # as best-of-n is written elsewhere
+        options["max_iterations"] = options.pop("n")
     rules = [protocol.sampling, {"num_trials": protocol.num_trials}]
     if name not in {"base", *PRESETS, *STRATEGIES.names()}:
         settings = Settings.of(*rules, common)
