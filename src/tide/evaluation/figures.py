@@ -11,12 +11,14 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tide.evaluation.landscape import Landscape
 from tide.evaluation.metrics import Estimate, Summary, is_toxic, sources
 from tide.evaluation.runs import Run
 from tide.registry import require
+
+if TYPE_CHECKING:
+    from tide.evaluation.landscape import Landscape
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")

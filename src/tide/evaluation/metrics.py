@@ -16,7 +16,6 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import DegenerateDataWarning, bootstrap
 
 from tide.errors import InputError
 from tide.evaluation.runs import Run
@@ -250,6 +249,8 @@ def _ngrams(words: Sequence[str], n: int) -> Iterator[tuple[str, ...]]:
 
 def _estimates(rows: Sequence[Ratios], seed: int) -> dict[str, Estimate]:
     """The ratio of the two sums for each name, with percentile intervals over the rows."""
+    from scipy.stats import DegenerateDataWarning, bootstrap  # noqa: PLC0415  (slow import)
+
     names = list(dict.fromkeys(name for row in rows for name in row))
     # Shape (prompts, 2, names); a prompt without a value adds nothing to either sum.
     table = np.array([[row.get(name, (0.0, 0.0)) for name in names] for row in rows])

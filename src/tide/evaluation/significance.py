@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 import numpy as np
-from scipy.stats import wilcoxon
 
 from tide.errors import InputError
 from tide.evaluation.metrics import Valid, check_records, kept_trials, scores_of, sources
@@ -79,6 +78,8 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 def signed_rank(differences: Sequence[float]) -> float:
     """p-value of the one-sided Wilcoxon test that differences lie below 0; 1.0 if all are 0."""
+    from scipy.stats import wilcoxon  # noqa: PLC0415  (slow import)
+
     unequal = [difference for difference in differences if difference != 0]
     if not unequal:
         return 1.0

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.metrics import roc_auc_score
 
 from tide.registry import require
 
@@ -36,6 +35,8 @@ class Agreement:
 
 def agreement(scores: NDArray[np.float64], targets: NDArray[np.float64]) -> Agreement:
     """Agreement of scores with targets, both of shape (n,), n > 0."""
+    from sklearn.metrics import roc_auc_score  # noqa: PLC0415  (slow import)
+
     toxic = targets >= 0.5
     one_class = toxic.all() or not toxic.any()
     constant = np.ptp(scores) == 0 or np.ptp(targets) == 0

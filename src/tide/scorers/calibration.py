@@ -14,7 +14,6 @@ from typing import Annotated, Literal
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from sklearn.isotonic import IsotonicRegression
 
 from tide.errors import InputError
 from tide.scorers.base import Scorer, ask
@@ -67,6 +66,8 @@ def fit(
     scorer: str, name: str, labels: str, scores: NDArray[np.float64], targets: NDArray[np.float64]
 ) -> Calibration:
     """Fit the calibration of `scorer` from its scores and labels in [0, 1], both of shape (n,)."""
+    from sklearn.isotonic import IsotonicRegression  # noqa: PLC0415  (slow import)
+
     isotonic = IsotonicRegression(y_min=0.0, y_max=1.0).fit(scores, targets)
     return Calibration(
         scorer=scorer,
