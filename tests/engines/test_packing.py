@@ -108,5 +108,5 @@ def test_caches_of_shapes_are_kept_small(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.delenv(small)
     monkeypatch.setenv(chosen, "7")
     packing.speed_up(nn.Linear(4, 4))
-    assert int(os.environ[small]) == packing._CACHED_SHAPES
+    assert int(os.environ[small]) == packing._CACHES[small]
     assert os.environ[chosen] == "7"  # what somebody set stays

@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2LMHeadModel
 from tests.models import CONFIGS, CONTEXT, save_causal_lm, save_mamba
 from tide.config import Sampling
 from tide.engines import Engine, decoding
+from tide.engines.decoding import Forward, Stream
 from tide.engines.transformers import TransformersEngine
 from tide.errors import EngineError, InputError
 
@@ -85,28 +86,24 @@ def test_satisfies_the_protocol(pocket: TransformersEngine) -> None:
     assert (pocket.dim, pocket.context_length, pocket.dtype) == (256, 256, torch.float32)
 
 
-def test_batches_are_capped_and_change_nothing(pocket: TransformersEngine) -> None:
+def test_batches_are_capped_and_change_nothing(
+    pocket: TransformersEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     prompts = PROMPTS * 5
     seeds = list(range(20))
     sampling = Sampling(temperature=0.7, top_p=0.9, top_k=50)
     small = TransformersEngine("pocket", max_batch=3)
     sizes = []
-    forward = small._forward
 
-    class Spy:
-        accepts = staticmethod(forward.accepts)
+    class Spy(Stream):
+        def __init__(self, forward: Forward, rows: list[torch.Tensor], tokens: int) -> None:
+            sizes.append(len(rows))
+            super().__init__(forward, rows, tokens)
 
-        def __call__(self, mask: object, positions: torch.Tensor, **inputs: torch.Tensor) -> object:
-            sizes.append(inputs["inputs_embeds"].shape[0])
-            return forward(mask, positions, **inputs)
-
-        def step(self, tokens: torch.Tensor, *args: object) -> torch.Tensor:
-            sizes.append(tokens.shape[0])
-            return forward.step(tokens, *args)
-
-    small._forward = Spy()  # type: ignore[assignment]
-    assert complete(small, prompts, sampling, seeds) == complete(pocket, prompts, sampling, seeds)
-    assert max(sizes) == 3
+    monkeypatch.setattr(decoding, "Stream", Spy)
+    written = complete(small, prompts, sampling, seeds)
+    assert sizes == [3, 3, 3, 3, 3, 3, 2]
+    assert written == complete(pocket, prompts, sampling, seeds)
 
 
 def test_sampling_belongs_to_the_seed(pocket: TransformersEngine) -> None:

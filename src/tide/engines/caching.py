@@ -74,14 +74,19 @@ def _room(
     parts: Sequence[Tensor], groups: Sequence[Sequence[int]], filled: int, tokens: int
 ) -> Tensor:
     _, heads, _, width = parts[0].shape
-    room = parts[0].new_empty(sum(map(len, groups)), heads, filled + tokens, width)
+    room = parts[0].new_zeros(sum(map(len, groups)), heads, filled + tokens, width)
     for part, rows in zip(parts, groups, strict=True):
-        # Rows that follow one another, as those sorted by length do, are copied faster.
-        where: Any = slice(rows[0], rows[-1] + 1)
-        if list(rows) != list(range(rows[0], rows[-1] + 1)):
-            where = torch.tensor(rows, device=part.device)
-        padding = filled - part.shape[-2]
-        room[where, :, padding:filled] = part
-        # What happens to lie in memory may be no number, and a mask takes no part of that.
-        room[where, :, :padding] = 0.0
+        put(part, room, rows, filled)
     return room
+
+
+def put(part: Tensor, room: Tensor, rows: Sequence[int], filled: int) -> None:
+    """Write keys or values (n, heads, T, width) into `rows` of the room, left of column `filled`.
+
+    What stands before them must be a number already: a mask takes no part of what is none.
+    """
+    # Rows that follow one another, as those sorted by length do, are copied faster.
+    where: Any = slice(rows[0], rows[-1] + 1)
+    if list(rows) != list(range(rows[0], rows[-1] + 1)):
+        where = torch.tensor(rows, device=part.device)
+    room[where, :, filled - part.shape[-2] : filled] = part

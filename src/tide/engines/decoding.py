@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tide.config import Sampling
 from tide.engines.caching import join, joinable
-from tide.engines.gpt2 import Span, lean_gpt2
+from tide.engines.gpt2 import lean_gpt2
 from tide.engines.grouping import length_groups
 from tide.engines.sampling import Sampler
 
@@ -50,51 +50,42 @@ class Forward:
     def __init__(self, model: Any, *, hooks: bool = False) -> None:
         self._model = model
         self._accepts = set(inspect.signature(model.forward).parameters)
-        self._lean = None if hooks else lean_gpt2(model)
+        self.lean = None if hooks else lean_gpt2(model)
 
     def accepts(self, name: str) -> bool:
         return name in self._accepts
 
     def __call__(self, mask: Tensor | None, positions: Tensor, **inputs: Any) -> Any:
-        if self._lean is not None:
-            return self._lean(mask, positions, **inputs)
+        if self.lean is not None:
+            return self.lean(mask, positions, **inputs)
         if self.accepts("position_ids"):
             inputs["position_ids"] = positions
         # Without padding the attention needs no mask, and its fast paths apply.
         return self._model(attention_mask=mask, use_cache=True, return_dict=True, **inputs)
 
-    def step(
-        self,
-        tokens: Tensor,
-        positions: Tensor,
-        cache: Any,
-        mask: Tensor | None,
-        spans: Sequence[Span] = (),
-    ) -> Tensor:
+    def step(self, tokens: Tensor, positions: Tensor, cache: Any, mask: Tensor | None) -> Tensor:
         """Next-token logits (B, V) for `tokens` and their `positions`, both (B,).
 
         The tokens join the `cache`. mask: (B, cached + 1), 1 = real; None where nothing is padding.
-        spans: rows with the first real column of any of them, for passes that can skip padding.
         """
-        more: dict[str, Any] = {} if self._lean is None else {"spans": spans}
-        out = self(
-            mask, positions[:, None], input_ids=tokens[:, None], past_key_values=cache, **more
-        )
+        out = self(mask, positions[:, None], input_ids=tokens[:, None], past_key_values=cache)
         logits: Tensor = out.logits[:, -1]
         return logits
 
 
 def prefill(
     forward: Forward, rows: Sequence[Tensor], tokens: int, *, together: bool = False
-) -> tuple[Tensor, Any, list[list[int]]]:
+) -> tuple[Tensor, Any]:
     """Read the (T_i, d) matrices: next-token logits (B, V), and a left-padded cache of all rows.
 
-    Third come the groups of rows that were read together. tokens: how many more the cache has room
-    for. On the CPU rows of similar length are read together and their caches joined; a GPU has
-    arithmetic to spare for the padding. together: read all in one pass anywhere.
+    tokens: how many more the cache has room for. On the CPU rows of similar length are read
+    together and their caches joined; a GPU has arithmetic to spare for the padding. together: read
+    all in one pass anywhere.
     """
     everything = [list(range(len(rows)))]
     apart = rows[0].is_cpu and not together
+    if apart and forward.lean is not None:
+        return forward.lean.read(rows, tokens)
     groups = length_groups([len(row) for row in rows]) if apart else everything
     outs = [_read(forward, [rows[i] for i in groups[0]])]
     # Even a single group may hold the rows in another order, which only plain layers can take back.
@@ -104,16 +95,7 @@ def prefill(
     read = torch.cat([out.logits[:, -1] for out in outs])
     logits = torch.empty_like(read)
     logits[[i for group in groups for i in group]] = read
-    return logits, join([out.past_key_values for out in outs], groups, tokens), groups
-
-
-def _spans(groups: list[list[int]], lengths: Tensor, length: int) -> list[Span]:
-    """The groups as spans of the cache, if they are rows in a row (as those sorted by length)."""
-    if [i for group in groups for i in group] != list(range(len(lengths))):
-        return []
-    return [
-        (slice(group[0], group[-1] + 1), length - int(lengths[group].max())) for group in groups
-    ]
+    return logits, join([out.past_key_values for out in outs], groups, tokens)
 
 
 def _read(forward: Forward, rows: Sequence[Tensor]) -> Any:
@@ -147,17 +129,14 @@ class Stream:
         columns = torch.arange(self._end + tokens)
         self._mask = (columns >= self._end - lengths[:, None]).long().to(rows[0].device)
         self._positions = token_positions(self._mask)
-        self.logits, self._cache, groups = prefill(
-            forward, rows, 0 if forks else tokens, together=together
-        )
-        self._spans = [] if forks else _spans(groups, lengths, self._end)
+        self.logits, self._cache = prefill(forward, rows, 0 if forks else tokens, together=together)
 
     def advance(self, tokens: Tensor) -> None:
         """Read one more token of each row, (B,)."""
         positions = self._positions[:, self._end]
         self._end += 1
         seen = self._mask[:, : self._end] if self._padded else None
-        self.logits = self._forward.step(tokens, positions, self._cache, seen, self._spans)
+        self.logits = self._forward.step(tokens, positions, self._cache, seen)
 
     def fork(self, times: int) -> None:
         """Let each row stand `times` times, beside each other."""

@@ -6,7 +6,9 @@ from the loaded model, and `lean_gpt2` returns nothing unless the results agree 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from itertools import accumulate, groupby
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +17,12 @@ from torch import Tensor
 from torch.nn.functional import embedding, layer_norm, scaled_dot_product_attention
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
-Span = tuple[slice, int]
+from tide.engines.caching import PreallocatedLayer, put
+
+# Tokens of prompts read in one pass, about. More take more memory and no less time.
+_PASS = 1024
+# Tokens of a pass are made up to a multiple of this: oneDNN compiles for each number of them anew.
+_MULTIPLE = 64
 
 _TOLERANCE = 1e-4  # of the largest logit, in float32
 
@@ -25,8 +32,7 @@ class LeanGpt2:
 
     mask: (B, cached + T), 1 = real; None where nothing is padding. positions: (B, T).
     inputs_embeds (B, T, d) or input_ids (B, T). With a cache, T is 1. Returns `logits`, of the last
-    `logits_to_keep` tokens (0: all), and `past_key_values`. spans: rows that follow one another and
-    the first column of the cache that is real in any of them; the padding before it is skipped.
+    `logits_to_keep` tokens (0: all), and `past_key_values`.
     """
 
     def __init__(self, model: Any) -> None:
@@ -46,7 +52,6 @@ class LeanGpt2:
         input_ids: Tensor | None = None,
         past_key_values: Any = None,
         logits_to_keep: int = 0,
-        spans: Sequence[Span] = (),
     ) -> SimpleNamespace:
         x = inputs_embeds if input_ids is None else embedding(input_ids, self._tables[0])
         x = x + embedding(positions, self._tables[1])
@@ -65,25 +70,78 @@ class LeanGpt2:
             qkv = qkv.view(rows, tokens, 3, attention.num_heads, -1)
             query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)
             keys, values = layer.update(key, value)
-            if len(spans) > 1 and bias is not None:
-                mixed = torch.empty_like(query)
-                for span, first in spans:
-                    mixed[span] = scaled_dot_product_attention(
-                        query[span],
-                        keys[span, :, first:],
-                        values[span, :, first:],
-                        attn_mask=bias[span, ..., first:],
-                        scale=attention.scaling,
-                    )
-            else:
-                mixed = scaled_dot_product_attention(
-                    query, keys, values, attn_mask=bias, is_causal=causal, scale=attention.scaling
-                )
+            mixed = scaled_dot_product_attention(
+                query, keys, values, attn_mask=bias, is_causal=causal, scale=attention.scaling
+            )
             x = x + attention.c_proj.forward(mixed.transpose(1, 2).reshape(rows, tokens, width))
             inner = mlp.act.forward(mlp.c_fc.forward(layer_norm(x, *norm_2)))
             x = x + mlp.c_proj.forward(inner)
         logits = self._head.forward(layer_norm(x[:, -logits_to_keep:], *self._norm))
         return SimpleNamespace(logits=logits, past_key_values=cache)
+
+    def read(self, rows: Sequence[Tensor], tokens: int) -> tuple[Tensor, Any]:
+        """Next-token logits (B, V) of (T_i, d) prompts, and a left-padded cache of all of them.
+
+        tokens: how many more the cache has room for. No padding is read: the layers take the
+        tokens of many prompts one behind another, and attention those of one length at a time.
+        """
+        filled, heads = max(map(len, rows)), self._blocks[0][1].num_heads
+        shape = len(rows), heads, filled + tokens, rows[0].shape[-1] // heads
+        layers = [(rows[0].new_zeros(shape), rows[0].new_zeros(shape)) for _ in self._blocks]
+        last = rows[0].new_empty(len(rows), rows[0].shape[-1])
+        for numbers in _passes([len(row) for row in rows]):
+            last[numbers] = self._read(rows, numbers, layers, filled)
+        cache = DynamicCache()
+        cache.layers.extend(PreallocatedLayer(keys, values, filled) for keys, values in layers)
+        return self._head.forward(layer_norm(last, *self._norm)), cache
+
+    def _read(
+        self,
+        rows: Sequence[Tensor],
+        numbers: list[int],
+        layers: list[tuple[Tensor, Tensor]],
+        filled: int,
+    ) -> Tensor:
+        """Last hidden states of the rows of these numbers, which come sorted by length."""
+        lengths = [len(rows[i]) for i in numbers]
+        alike = [(n, list(some)) for n, some in groupby(numbers, lambda i: len(rows[i]))]
+        x = torch.cat([rows[i] for i in numbers])
+        positions = torch.cat([torch.arange(length) for length in lengths])
+        x = x + embedding(positions, self._tables[1])
+        real, width = x.shape
+        padding = x.new_zeros(-real % _MULTIPLE, width)
+        x = torch.cat([x, padding])
+        for (norm_1, attention, norm_2, mlp), (keys, values) in zip(
+            self._blocks, layers, strict=True
+        ):
+            qkv = attention.c_attn.forward(layer_norm(x, *norm_1))[:real]
+            parts = qkv.split([n * len(some) for n, some in alike])
+            mixed = []
+            for (length, some), part in zip(alike, parts, strict=True):
+                heads = part.view(len(some), length, 3, attention.num_heads, -1)
+                query, key, value = heads.permute(2, 0, 3, 1, 4).unbind(0)
+                put(key, keys, some, filled)
+                put(value, values, some, filled)
+                read = scaled_dot_product_attention(
+                    query, key, value, is_causal=True, scale=attention.scaling
+                )
+                mixed.append(read.transpose(1, 2).reshape(-1, width))
+            x = x + attention.c_proj.forward(torch.cat([*mixed, padding]))
+            inner = mlp.act.forward(mlp.c_fc.forward(layer_norm(x, *norm_2)))
+            x = x + mlp.c_proj.forward(inner)
+        return x[torch.tensor(lengths).cumsum(0) - 1]
+
+
+def _passes(lengths: Sequence[int]) -> list[list[int]]:
+    """All rows, from short to long, in passes of about equally many tokens, about `_PASS` each."""
+    order = sorted(range(len(lengths)), key=lengths.__getitem__)
+    total = sum(lengths)
+    count = math.ceil(total / _PASS)
+    before = accumulate((lengths[i] for i in order[:-1]), initial=0)
+    numbered = zip(order, before, strict=True)
+    return [
+        [i for i, _ in some] for _, some in groupby(numbered, lambda row: row[1] * count // total)
+    ]
 
 
 def _causal_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:

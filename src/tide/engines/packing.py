@@ -20,11 +20,10 @@ MAX_PARAMETERS = 500_000_000
 _ROWS_HINT = 16
 # Of the largest result. Sums in another order differ by about 1e-6, and anything wrong by 1.
 _TOLERANCE = 1e-4
-# oneDNN, and torch's layer above it, keep what they compiled for each of the last 1024 shapes, and
-# every round has shapes of its own: half a gigabyte in a long run. A decode step needs about 20 of
-# them, and with 64 nothing is slower. Both read these variables when they are first used.
-_CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
-_CACHED_SHAPES = 64
+# oneDNN and torch's layer above it keep what they compiled for each of the last 1024 shapes, and
+# every batch has shapes of its own: half a gigabyte in a long run. A batch needs about 20 of them;
+# more than 64 in torch made nothing faster. Both read these variables when they are first used.
+_CACHES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": 256, "LRU_CACHE_CAPACITY": 64}
 
 
 def speed_up(model: nn.Module) -> None:
@@ -36,8 +35,8 @@ def speed_up(model: nn.Module) -> None:
     parameters = list(model.parameters())
     if any(p.dtype != torch.float32 or p.device.type != "cpu" for p in parameters):
         return
-    for variable in _CACHES:
-        os.environ.setdefault(variable, str(_CACHED_SHAPES))
+    for variable, shapes in _CACHES.items():
+        os.environ.setdefault(variable, str(shapes))
     _fuse_activations(model)
     if _can_pack() and sum(p.numel() for p in parameters) <= MAX_PARAMETERS:
         for module in model.modules():
