@@ -53,7 +53,7 @@ def test_likelihoods_choose_among_passing_completions() -> None:
     assert calls == sum(asked) > 0
 
 
-def test_the_next_cohort_is_written_while_one_is_scored() -> None:
+def test_the_next_batch_is_written_while_one_is_scored() -> None:
     """The scorer waits for the engine's second call: without overlap this would never end."""
     second_call = threading.Event()
     engine = scripted_engine(max_batch=2)

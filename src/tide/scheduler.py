@@ -1,8 +1,9 @@
-"""Runs many searches together: one engine call and one scorer call per round serve them all.
+"""Runs many searches together: each engine call serves as many of them as it has room for.
 
-Searches enter as long as the engine's batch has room and leave when they are done, so the batch
-stays full while prompts are left. They run in two cohorts that take turns: while one's completions
-are scored, in a thread, the engine writes the other's. Which searches share a round changes no
+A search whose scores have come is ready for its next round; whenever the engine is free, a full
+batch of ready searches is taken, of similar prompt lengths, and new searches enter while there are
+too few. So calls stay full while prompts are left, whichever round each of them is in. While one
+batch is scored, in a thread, the engine writes the next. Which searches share a call changes no
 result: all randomness belongs to the search itself.
 """
 
@@ -43,7 +44,7 @@ class Search:
 
 @dataclass
 class _Round:
-    """What one cohort asked, what the engine wrote, and the scores on their way."""
+    """What the searches of a batch asked, what the engine wrote, and the scores on their way."""
 
     asked: list[tuple[Search, Sequence[Candidate]]]
     completions: list[list[Completion]]
@@ -59,35 +60,61 @@ def run_searches(
     never held in memory. Raises EngineError, ScorerUnavailable, and ScorerError if the scorer
     fails for every search of a round: then it is the scorer that is broken, not a prompt.
     """
-    cohorts: tuple[list[Search], list[Search]] = ([], [])
-    rounds: list[_Round | None] = [None, None]
-    turn = 0
+    ready: list[Search] = []
+    scored: _Round | None = None
     with ThreadPoolExecutor(max_workers=1) as scoring:
         while True:
-            cohort = cohorts[turn]
-            _admit(cohort, searches, engine.max_batch)
-            asked = [(search, _candidates(search)) for search in cohort]
-            if asked:
-                completions = _complete(asked, engine, settings)
-                texts = [[completion.text for completion in written] for written in completions]
-                scores = scoring.submit(_score, texts, scorer, settings)
-                rounds[turn] = _Round(asked, completions, scores)
-            turn = 1 - turn
-            finishing, rounds[turn] = rounds[turn], None
-            if finishing is not None:
-                yield from _tell(finishing, cohorts[turn], engine)
-            elif not asked:
+            _admit(ready, searches, engine.max_batch)
+            # Scores on their way make more searches ready; a batch without them would be small.
+            if scored is not None and _asked_by(ready) < engine.max_batch:
+                yield from _tell(scored, ready, engine)
+                scored = None
+                continue
+            if not ready:
                 return
+            asked = [(search, _candidates(search)) for search in _take(ready, engine.max_batch)]
+            completions = _complete(asked, engine, settings)
+            texts = [[completion.text for completion in written] for written in completions]
+            scores = scoring.submit(_score, texts, scorer, settings)
+            if scored is not None:
+                yield from _tell(scored, ready, engine)
+            scored = _Round(asked, completions, scores)
 
 
-def _admit(cohort: list[Search], searches: Iterator[Search], max_batch: int) -> None:
-    pending = sum(len(_candidates(search)) for search in cohort)
-    while pending < max_batch:
+def _admit(ready: list[Search], searches: Iterator[Search], max_batch: int) -> None:
+    asked = _asked_by(ready)
+    while asked < max_batch:
         entering = next(searches, None)
         if entering is None:
             return
-        cohort.append(entering)
-        pending += len(_candidates(entering))
+        ready.append(entering)
+        asked += len(_candidates(entering))
+
+
+def _asked_by(searches: Sequence[Search]) -> int:
+    return sum(len(_candidates(search)) for search in searches)
+
+
+def _take(ready: list[Search], max_batch: int) -> list[Search]:
+    """Take a batch out of the searches that are `ready`, at least one.
+
+    It has the one that is furthest, so that none is left behind to end in small batches, and then
+    those with prompts of the most similar length: the engine pads less.
+    """
+    first = max(ready, key=lambda search: len(search.trace))
+    room = max_batch - len(_candidates(first))
+    batch = [first]
+    for search in sorted(ready, key=lambda search: abs(_length(search) - _length(first))):
+        if search is not first and len(_candidates(search)) <= room:
+            batch.append(search)
+            room -= len(_candidates(search))
+    taken = set(map(id, batch))
+    ready[:] = [search for search in ready if id(search) not in taken]
+    return batch
+
+
+def _length(search: Search) -> int:
+    return len(search.token_ids)
 
 
 def _candidates(search: Search) -> Sequence[Candidate]:
@@ -140,21 +167,22 @@ def _score_alone(texts: list[str], scorer: Scorer, settings: Settings) -> Scores
         return error
 
 
-def _tell(finishing: _Round, cohort: list[Search], engine: Engine) -> list[Search]:
-    """Tell a cohort its scores; returns the searches that are done and takes them out of it."""
-    results = finishing.scores.result()
+def _tell(scored: _Round, ready: list[Search], engine: Engine) -> Iterator[Search]:
+    """Tell the searches of a round their scores; yields those that are done, others are `ready`."""
+    going: list[Search] = []
     for (search, asked), written, scores in zip(
-        finishing.asked, finishing.completions, results, strict=True
+        scored.asked, scored.completions, scored.scores.result(), strict=True
     ):
         if isinstance(scores, TideError):
             search.error = scores
+            yield search
             continue
         _record(search, asked, written, scores)
         search.strategy.tell(scores.values.tolist())
-    _tell_likelihoods([search for search in cohort if search.error is None], engine)
-    done = [search for search in cohort if search.error is not None or search.strategy.done]
-    cohort[:] = [search for search in cohort if search.error is None and not search.strategy.done]
-    return done
+        going.append(search)
+    _tell_likelihoods(going, engine)
+    ready += [search for search in going if not search.strategy.done]
+    yield from (search for search in going if search.strategy.done)
 
 
 def _tell_likelihoods(searches: list[Search], engine: Engine) -> None:
