@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from pathlib import Path
@@ -97,7 +97,7 @@ class Features:
         A text without any word gives a row of zeros.
         """
         return HashingVectorizer(
-            analyzer=lambda text: list(self._ngrams(text)),
+            analyzer=self._ngrams,
             n_features=self.n_features,
             binary=True,
             norm="l2",
@@ -135,12 +135,14 @@ class Features:
             raise ScorerError("these weights belong to other features than this version computes")
         return features
 
-    def _ngrams(self, text: str) -> Iterator[str]:
+    def _ngrams(self, text: str) -> list[str]:
         words = _WORD.findall(normalize(text))
+        ngrams: list[str] = []
         for word in words:
-            yield from _word_ngrams(word, self.char_min, self.char_max)
+            ngrams += _word_ngrams(word, self.char_min, self.char_max)
         for n in range(2, self.word_max + 1):
-            yield from map(" ".join, zip(*(words[i:] for i in range(n)), strict=False))
+            ngrams += map(" ".join, zip(*(words[i:] for i in range(n)), strict=False))
+        return ngrams
 
     def _fingerprint(self) -> str:
         columns = self.vectorizer().transform([_PROBE]).indices
