@@ -17,6 +17,7 @@ from torch import Tensor
 from tide.config import Sampling
 from tide.engines.caching import join, joinable
 from tide.engines.gpt2 import lean_gpt2
+from tide.engines.graphs import StepGraphs, Steps
 from tide.engines.grouping import length_groups
 from tide.engines.sampling import Sampler
 
@@ -44,8 +45,11 @@ def token_positions(mask: Tensor) -> Tensor:
 class Forward:
     """Calls a causal LM with just the arguments that its forward pass takes.
 
-    hooks: take the way through the model's own modules, so that hooks on them are called.
+    hooks: take the way through the model's own modules, so that hooks on them are called. `graphs`,
+    if set, takes the steps of streams that do not fork.
     """
+
+    graphs: StepGraphs | None = None
 
     def __init__(self, model: Any, *, hooks: bool = False) -> None:
         self._model = model
@@ -130,11 +134,17 @@ class Stream:
         self._mask = (columns >= self._end - lengths[:, None]).long().to(rows[0].device)
         self._positions = token_positions(self._mask)
         self.logits, self._cache = prefill(forward, rows, 0 if forks else tokens, together=together)
+        self._captured: Steps | None = None
+        if forward.graphs is not None and not forks:
+            self._captured = forward.graphs.begin(self._cache, self._mask, self._end)
 
     def advance(self, tokens: Tensor) -> None:
-        """Read one more token of each row, (B,)."""
+        """Read one more token of each row, (B,). What `logits` was before is lost."""
         positions = self._positions[:, self._end]
         self._end += 1
+        if self._captured is not None:
+            self.logits = self._captured.step(tokens, positions)
+            return
         seen = self._mask[:, : self._end] if self._padded else None
         self.logits = self._forward.step(tokens, positions, self._cache, seen)
 

@@ -22,6 +22,7 @@ from tide.engines.base import (
 )
 from tide.engines.checkpoint import source_of
 from tide.engines.decoding import Forward, decode, left_pad, token_positions
+from tide.engines.graphs import StepGraphs
 from tide.engines.grouping import length_groups
 from tide.engines.packing import speed_up
 from tide.engines.vocabulary import Vocabulary
@@ -38,10 +39,13 @@ class TransformersEngine(Vocabulary):
     device: "auto" (CUDA if there is one), "cpu", "cuda", "cuda:1"...
     dtype: "auto" (the checkpoint's on CUDA, float32 on the CPU), "float32", "bfloat16", "float16".
     max_batch: sequences run at once, None for a default by device.
+    cuda_graphs: capture the decode step of each shape of batch once and replay it, for models whose
+    layers all keep plain keys and values (no sliding windows). Takes a cache for each of up to 8
+    shapes. Off unless asked for: it was tested on the CPU, without the capture, and never timed.
 
     Only safetensors weights are read, and code from the hub runs only with `trust_remote_code`.
     Raises EngineError if the model cannot be loaded, has no usable embedding layer, or does not
-    give the same result for token ids and their embeddings.
+    give the same result for token ids and their embeddings, and for `cuda_graphs` without CUDA.
     """
 
     def __init__(
@@ -51,11 +55,14 @@ class TransformersEngine(Vocabulary):
         device: str = "auto",
         dtype: str = "auto",
         max_batch: int | None = None,
+        cuda_graphs: bool = False,
         trust_remote_code: bool = False,
     ) -> None:
         self.name = str(model)
         check_max_batch(max_batch)
         self.device = find_device(device)
+        if cuda_graphs and self.device.type != "cuda":
+            raise EngineError(f"cuda_graphs: need device 'cuda' (it is {str(self.device)!r})")
         self.max_batch = max_batch or _MAX_BATCH.get(self.device.type, 64)
         tokenizer, self.model = load_model(
             self.name, self.device, dtype, trust_remote_code=trust_remote_code
@@ -63,6 +70,8 @@ class TransformersEngine(Vocabulary):
         speed_up(self.model)
         self.dtype = self.model.dtype
         self._forward = Forward(self.model)
+        if cuda_graphs and self._forward.accepts("position_ids"):
+            self._forward.graphs = StepGraphs(self.model)
         super().__init__(tokenizer, self._embedding_layer())
         self.context_length = context_length(self.model.config)
         stop = self.model.generation_config.eos_token_id
