@@ -73,6 +73,25 @@ def test_the_next_batch_is_written_while_one_is_scored() -> None:
     assert len(list(Detoxifier(engine, scorer=scorer).map(PROMPTS))) == len(PROMPTS)
 
 
+def test_calls_are_full_while_there_are_prompts() -> None:
+    """Searches in any round share a call, so only the first call and the last can be small."""
+    engine = scripted_engine(max_batch=16)
+    sizes: list[int] = []
+    complete = engine.complete
+
+    def spy(embeddings: Sequence[Any], *rest: Any) -> Any:
+        sizes.append(len(embeddings))
+        return complete(embeddings, *rest)
+
+    engine.complete = spy  # type: ignore[method-assign]
+    prompts = [f"{prompt} {n}" for n in range(40) for prompt in PROMPTS]
+    detox = Detoxifier(engine, scorer=ReadingScorer(), num_samples=4)
+    total = sum(trial.evaluations for result in detox.map(prompts) for trial in result.trials)
+    assert sum(sizes) == total > 2 * len(prompts)
+    assert max(sizes) <= 16
+    assert min(sizes[:-10]) > 12
+
+
 def test_a_text_the_scorer_cannot_take_fails_its_prompt_alone() -> None:
     expected = list(Detoxifier(scripted_engine(), scorer=ReadingScorer()).map(PROMPTS))
     poison = expected[2].trials[0].base.text

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from tests.models import CONFIGS
-from tide.engines.gpt2 import LeanGpt2, lean_gpt2
+from tide.engines.gpt2 import LeanGpt2, _passes, lean_gpt2
 
 
 def gpt2(**config: object) -> GPT2LMHeadModel:
@@ -59,6 +61,46 @@ def test_equals_the_models_own(config: dict[str, object], padded: bool) -> None:
             input_ids=ids[:, i : i + 1], past_key_values=lean,
         ).logits[:, -1]  # fmt: skip
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("size", [1, 12, 1000])
+def test_reads_prompts_one_behind_another(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In passes of a prompt, of some, or of all; then goes on from the cache."""
+    monkeypatch.setattr("tide.engines.gpt2._PASS", size)
+    model = gpt2()
+    lean = lean_gpt2(model)
+    assert lean is not None
+    rows = [torch.randint(0, 300, (length,)) for length in (7, 2, 12, 2, 1, 7)]
+    logits, cache = lean.read([model.transformer.wte(row) for row in rows], 1)
+    expected = torch.stack([model(row[None]).logits[0, -1] for row in rows])
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
+    next_tokens = torch.arange(6)
+    lengths = torch.tensor([len(row) for row in rows])
+    mask = (torch.arange(13) >= 12 - lengths[:, None]).long()
+    out = lean(mask, lengths[:, None], input_ids=next_tokens[:, None], past_key_values=cache)
+    longer = [torch.cat([row, token[None]]) for row, token in zip(rows, next_tokens, strict=True)]
+    expected = torch.stack([model(row[None]).logits[0, -1] for row in longer])
+    torch.testing.assert_close(out.logits[:, -1], expected, rtol=1e-4, atol=1e-5)
+
+
+@given(lengths=st.lists(st.integers(1, 400), min_size=1, max_size=80))
+def test_passes_hold_every_row_once_from_short_to_long(lengths: list[int]) -> None:
+    passes = _passes(lengths)
+    rows = [i for some in passes for i in some]
+    assert sorted(rows) == list(range(len(lengths)))
+    assert [lengths[i] for i in rows] == sorted(lengths)
+    assert all(sum(lengths[i] for i in some) < 1024 + 400 for some in passes)
+
+
+def test_a_reading_that_computes_something_else_is_found_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    right = LeanGpt2.read
+    monkeypatch.setattr(
+        LeanGpt2, "read", lambda self, rows, tokens: (1.01 * right(self, rows, tokens)[0], None)
+    )
+    assert lean_gpt2(gpt2()) is None
 
 
 def test_other_models_and_precisions_have_none() -> None:
