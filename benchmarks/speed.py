@@ -14,6 +14,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -144,33 +145,48 @@ def compare_ways(prompts: Sequence[str], repeats: int) -> dict[str, Any]:
 
 
 def compare_decoding(prompts: Sequence[str], repeats: int) -> list[dict[str, float]]:
-    """Our decode loop against `generate(inputs_embeds=...)` of an untouched model."""
-    engine = TransformersEngine()
-    engine.stop_ids = engine.stop_ids[:0]  # both write all tokens, whatever they are
+    """Our decode loop against `generate(inputs_embeds=...)` of an untouched model, in float32.
+
+    And ours in bfloat16 against ours in float32.
+    """
+    engine, half = TransformersEngine(), TransformersEngine(dtype="bfloat16")
+    for ours in (engine, half):
+        ours.stop_ids = ours.stop_ids[:0]  # all write all tokens, whatever they are
     model = AutoModelForCausalLM.from_pretrained(pocket.MODEL, dtype=torch.float32).eval()
     embeddings = [embedded.embeddings for embedded in engine.embed(prompts)]
+
+    def generate(x: torch.Tensor, mask: torch.Tensor) -> None:
+        model.generate(
+            inputs_embeds=x, attention_mask=mask, max_new_tokens=20, min_new_tokens=20,
+            do_sample=True, temperature=0.1, top_k=0, top_p=1.0, pad_token_id=0,
+        )  # fmt: skip
+
     rows = []
-    table = Table(title=f"20 tokens, float32, medians of {repeats} turns")
-    for column in ("batch", "generate ms", "ours ms", "ratio"):
+    table = Table(title=f"20 tokens, medians of {repeats} turns")
+    for column in ("batch", "generate ms", "ours ms", "ratio", "ours in bfloat16 ms", "ratio"):
         table.add_column(column, justify="right")
     for batch in BATCHES:
         some = [embeddings[i % len(embeddings)] for i in range(batch)]
-        x, mask = left_pad(some)
-
-        def generate(x: torch.Tensor = x, mask: torch.Tensor = mask) -> None:
-            model.generate(
-                inputs_embeds=x, attention_mask=mask, max_new_tokens=20, min_new_tokens=20,
-                do_sample=True, temperature=0.1, top_k=0, top_p=1.0, pad_token_id=0,
-            )  # fmt: skip
-
-        def ours(some: list[torch.Tensor] = some) -> None:
-            engine.complete(some, Sampling(), range(len(some)))
-
-        pairs = [(seconds(generate), seconds(ours)) for _ in range(repeats + 2)][2:]
-        theirs, mine = (1000 * statistics.median(column) for column in zip(*pairs, strict=True))
-        ratio = statistics.median(a / b for a, b in pairs)
-        table.add_row(str(batch), f"{theirs:.1f}", f"{mine:.1f}", f"{ratio:.2f}")
-        rows.append({"batch": batch, "generate_ms": theirs, "ours_ms": mine, "ratio": ratio})
+        works = [
+            partial(generate, *left_pad(some)),
+            partial(engine.complete, some, Sampling(), range(batch)),
+            partial(half.complete, some, Sampling(), range(batch)),
+        ]
+        turns = [[seconds(work) for work in works] for _ in range(repeats + 2)][2:]
+        theirs, mine, halved = (
+            1000 * statistics.median(column) for column in zip(*turns, strict=True)
+        )
+        row = {
+            "batch": batch,
+            "generate_ms": theirs,
+            "ours_ms": mine,
+            "ratio": statistics.median(a / b for a, b, _ in turns),
+            "ours_bfloat16_ms": halved,
+            "bfloat16_ratio": statistics.median(b / c for _, b, c in turns),
+        }
+        digits = {"batch": 0, "ratio": 2, "bfloat16_ratio": 2}
+        table.add_row(*(f"{value:.{digits.get(name, 1)}f}" for name, value in row.items()))
+        rows.append(row)
     console.print(table)
     return rows
 

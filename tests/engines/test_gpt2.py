@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from hypothesis import given
@@ -7,7 +9,9 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from tests.models import CONFIGS
+from tide.engines.decoding import Forward, Stream
 from tide.engines.gpt2 import LeanGpt2, _passes, lean_gpt2
+from tide.engines.packing import speed_up
 
 
 def gpt2(**config: object) -> GPT2LMHeadModel:
@@ -103,24 +107,54 @@ def test_a_reading_that_computes_something_else_is_found_out(
     assert lean_gpt2(gpt2()) is None
 
 
+@torch.inference_mode()
+def test_bfloat16_is_as_near_to_float32_as_the_models_own() -> None:
+    """Prompts of mixed lengths, read apart, and the tokens after them."""
+    half = gpt2().to(torch.bfloat16)
+    exact, own = Forward(copy.deepcopy(half).float(), hooks=True), Forward(half, hooks=True)
+    fast = copy.deepcopy(half)
+    speed_up(fast)
+    lean = Forward(fast)
+    assert lean.lean is not None
+    embeddings = [half.transformer.wte(torch.randint(0, 300, (n,))) for n in (9, 3, 12, 3)]
+    streams = [
+        Stream(exact, [x.float() for x in embeddings], 6),
+        Stream(own, embeddings, 6),
+        Stream(lean, embeddings, 6),
+    ]
+    logits = []
+    for step in range(7):
+        logits.append(torch.stack([stream.logits.float() for stream in streams]))
+        for stream in streams if step < 6 else []:
+            stream.advance(torch.arange(4) * 7 + step)
+    right, before, after = torch.stack(logits, dim=1)
+    assert (before - right).norm() > 0  # it did compute in bfloat16
+    assert (after - right).norm() <= 1.1 * (before - right).norm()
+
+
 def test_other_models_and_precisions_have_none() -> None:
     for kind in set(CONFIGS) - {"gpt2"}:
         assert lean_gpt2(AutoModelForCausalLM.from_config(CONFIGS[kind]())) is None
-    assert lean_gpt2(gpt2().to(torch.bfloat16)) is None
+    assert lean_gpt2(gpt2().to(torch.float16)) is None
     assert lean_gpt2(gpt2(add_cross_attention=True)) is None
 
 
-def test_a_model_that_computes_something_else_has_none() -> None:
-    model = gpt2()
-    model.transformer.ln_f.register_forward_hook(lambda module, inputs, output: 1.01 * output)
+@pytest.mark.parametrize(("dtype", "factor"), [(torch.float32, 1.01), (torch.bfloat16, 1.1)])
+def test_a_model_that_computes_something_else_has_none(dtype: torch.dtype, factor: float) -> None:
+    model = gpt2().to(dtype)
+    model.transformer.ln_f.register_forward_hook(lambda module, inputs, output: factor * output)
     assert lean_gpt2(model) is None
 
 
-def test_a_pass_that_ignores_the_mask_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_pass_that_ignores_the_mask_is_found_out(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    assert lean_gpt2(gpt2().to(dtype)) is not None
     right = LeanGpt2.__call__
     monkeypatch.setattr(
         LeanGpt2, "__call__", lambda self, mask, positions, **inputs: right(
             self, None, positions, **inputs
         ),
     )  # fmt: skip
-    assert lean_gpt2(gpt2()) is None
+    assert lean_gpt2(gpt2().to(dtype)) is None

@@ -16,6 +16,9 @@ from tide.engines import packing
 needs_packing = pytest.mark.skipif(
     not packing._can_pack(), reason="this torch has no packed multiplication here"
 )
+needs_bfloat16 = pytest.mark.skipif(
+    not packing.multiplies_bfloat16(), reason="this CPU has no instructions for bfloat16"
+)
 
 
 def layer(kind: str, bias: bool) -> nn.Module:
@@ -43,6 +46,21 @@ def test_packed_layers_equal_plain_ones(kind: str, bias: bool) -> None:
         assert torch.equal(packed(x), packed(x))
     for x in (torch.randn(5, 7, 48), torch.randn(3, 48, 4).transpose(1, 2)):
         torch.testing.assert_close(packed(x), plain(x.contiguous()), rtol=1e-5, atol=1e-5)
+
+
+@needs_packing
+@needs_bfloat16
+@pytest.mark.parametrize("kind", ["linear", "conv1d"])
+def test_packed_bfloat16_is_rounded_once(kind: str) -> None:
+    """Sums are float32: the result is that of float32 arithmetic, rounded at the end."""
+    half = layer(kind, bias=True).to(torch.bfloat16)
+    exact = copy.deepcopy(half).float()
+    assert packing.pack(half)
+    for rows in (1, 9, 257):
+        x = torch.randn(rows, 48).to(torch.bfloat16)
+        result = half(x)
+        assert result.dtype == torch.bfloat16
+        torch.testing.assert_close(result.float(), exact(x.float()), rtol=2**-8, atol=1e-5)
 
 
 @needs_packing
@@ -83,10 +101,34 @@ def test_a_sped_up_model_computes_the_same(kind: str) -> None:
         assert is_packed(model.get_output_embeddings())
 
 
-def test_half_precision_and_large_models_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    half = nn.Sequential(nn.Linear(4, 4), NewGELUActivation()).to(torch.bfloat16)
-    packing.speed_up(half)
-    assert not any(is_packed(module) for module in half)
+@needs_packing
+@needs_bfloat16
+@pytest.mark.parametrize("kind", list(CONFIGS))
+def test_a_sped_up_bfloat16_model_is_as_near_to_float32(kind: str) -> None:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(CONFIGS[kind]()).eval().requires_grad_(False)
+    model = model.to(torch.bfloat16)
+    ids = torch.randint(0, 300, (8, 11))
+    exact, before = copy.deepcopy(model).float()(ids).logits, model(ids).logits
+    packing.speed_up(model)
+    assert is_packed(model.get_output_embeddings())
+    after = model(ids).logits
+    assert (after - exact).norm() <= 1.1 * (before - exact).norm()
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_what_is_slow_or_mixed_is_left_alone(monkeypatch: pytest.MonkeyPatch, native: bool) -> None:
+    monkeypatch.setattr(packing, "multiplies_bfloat16", lambda: native)
+    kinds = [[torch.float16] * 2, [torch.float32, torch.bfloat16]]
+    for first, second in kinds if native else [*kinds, [torch.bfloat16] * 2]:
+        model = nn.Sequential(
+            nn.Linear(4, 4, dtype=first), nn.Linear(4, 4, dtype=second), NewGELUActivation()
+        )
+        packing.speed_up(model)
+        assert not any(is_packed(module) for module in model)
+
+
+def test_large_models_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "MAX_PARAMETERS", 19)
     large = nn.Sequential(nn.Linear(4, 4), NewGELUActivation())
     packing.speed_up(large)

@@ -106,6 +106,18 @@ def test_batches_are_capped_and_change_nothing(
     assert written == complete(pocket, prompts, sampling, seeds)
 
 
+def test_bfloat16_is_near_float32_and_not_the_default(pocket: TransformersEngine) -> None:
+    assert pocket.device.type == "cuda" or pocket.dtype == torch.float32
+    half = TransformersEngine("pocket", dtype="bfloat16", device="cpu")
+    assert half.dtype == torch.bfloat16
+    assert half._forward.lean is not None
+    prompts = half.tokenize(PROMPTS)
+    completions = [list(ids) for ids in complete(half, PROMPTS, GREEDY, [0] * 4)]
+    assert all(completions)
+    measured = half.likelihood(prompts, completions)
+    assert measured == pytest.approx(pocket.likelihood(prompts, completions), abs=0.05)
+
+
 def test_sampling_belongs_to_the_seed(pocket: TransformersEngine) -> None:
     sampling = Sampling(temperature=1.0)
     one, two, again = complete(pocket, ["The weather"] * 3, sampling, [1, 2, 1])

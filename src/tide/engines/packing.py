@@ -1,7 +1,8 @@
-"""Faster arithmetic for a loaded float32 model on an x86 CPU, with the same results but rounding.
+"""Faster arithmetic for a loaded model on an x86 CPU, with the same results but rounding.
 
 torch multiplies float32 matrices there by MKL, which on AMD takes two to three times as long as
-oneDNN does with weights that were laid out for it beforehand. Such a layout is made once, here.
+oneDNN does with weights that were laid out for it beforehand. Such a layout is made once, here,
+and for bfloat16 too where the CPU multiplies that by itself.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from torch import Tensor, nn
 MAX_PARAMETERS = 500_000_000
 # oneDNN lays weights out for a number of rows. That for 16 was the fastest with any, 1 included.
 _ROWS_HINT = 16
-# Of the largest result. Sums in another order differ by about 1e-6, and anything wrong by 1.
-_TOLERANCE = 1e-4
+# Of the largest result. float32 sums in another order differ by about 1e-6, each rounding to
+# bfloat16 by 4e-3 at most, and anything wrong by 1.
+_TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 # oneDNN and torch's layer above it keep what they compiled for each of the last 1024 shapes, and
 # every batch has shapes of its own: half a gigabyte in a long run. A batch needs about 20 of them;
 # more than 64 in torch made nothing faster. Both read these variables when they are first used.
@@ -33,7 +35,10 @@ def speed_up(model: nn.Module) -> None:
     layer would go on with the old weights.
     """
     parameters = list(model.parameters())
-    if any(p.dtype != torch.float32 or p.device.type != "cpu" for p in parameters):
+    kinds = {(p.device.type, p.dtype) for p in parameters}
+    if kinds != {("cpu", torch.float32)} and not (
+        kinds == {("cpu", torch.bfloat16)} and multiplies_bfloat16()
+    ):
         return
     for variable, shapes in _CACHES.items():
         os.environ.setdefault(variable, str(shapes))
@@ -86,9 +91,9 @@ def _packed_as(
     """A packed layer, if oneDNN has one on this machine and it gives what `plain` gives."""
     try:
         apply = _packed(weight, bias, **options)
-        probe = torch.linspace(-1, 1, 3 * weight.shape[1]).reshape(3, -1)
-        expected = plain(probe)
-        close = bool((apply(probe) - expected).abs().max() <= _TOLERANCE * expected.abs().max())
+        probe = torch.linspace(-1, 1, 3 * weight.shape[1], dtype=weight.dtype).reshape(3, -1)
+        expected, tolerance = plain(probe), _TOLERANCES[weight.dtype]
+        close = bool((apply(probe) - expected).abs().max() <= tolerance * expected.abs().max())
     except RuntimeError:  # what oneDNN cannot do, torch still can
         return None
     return apply if close else None
@@ -117,6 +122,12 @@ def _can_pack() -> bool:
         and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     )
+
+
+def multiplies_bfloat16() -> bool:
+    """Whether this CPU has instructions for bfloat16; the others convert each number to float32."""
+    # Not `torch.ops.mkldnn._is_mkldnn_bf16_supported`: that asks for AVX512 alone.
+    return bool(getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)())
 
 
 def _fuse_activations(model: nn.Module) -> None:

@@ -37,7 +37,9 @@ class TransformersEngine(Vocabulary):
 
     model: folder, hub id, "pocket" or "pocket-reference" (bundled).
     device: "auto" (CUDA if there is one), "cpu", "cuda", "cuda:1"...
-    dtype: "auto" (the checkpoint's on CUDA, float32 on the CPU), "float32", "bfloat16", "float16".
+    dtype: "auto" (the checkpoint's on CUDA; float32 on the CPU, where results are then the same on
+    every machine but for the order of sums), "float32", "bfloat16" (the fastest on a CPU with
+    AVX512-BF16; logits are rounded to 8 bits), "float16".
     max_batch: sequences run at once, None for a default by device.
     cuda_graphs: capture the decode step of each shape of batch once and replay it, for models whose
     layers all keep plain keys and values (no sliding windows). Takes a cache for each of up to 8
