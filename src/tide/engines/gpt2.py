@@ -24,9 +24,9 @@ _PASS = 1024
 # Tokens of a pass are made up to a multiple of this: oneDNN compiles for each number of them anew.
 _MULTIPLE = 64
 
-# Of the largest logit. Other orders of sums, or attention that is kept in another precision, differ
-# by less; a mask that is ignored by 0.2.
-_TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
+# Of the largest logit. In bfloat16, 24 layers differ by 0.02 in what they round; a mask that is
+# ignored makes 0.2.
+_TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
 
 
 class LeanGpt2:
@@ -35,6 +35,8 @@ class LeanGpt2:
     mask: (B, cached + T), 1 = real; None where nothing is padding. positions: (B, T).
     inputs_embeds (B, T, d) or input_ids (B, T). With a cache, T is 1. Returns `logits`, of the last
     `logits_to_keep` tokens (0: all), and `past_key_values`.
+
+    Attention is in float32 in any case: that in bfloat16 takes a third longer on a CPU.
     """
 
     def __init__(self, model: Any) -> None:
@@ -63,19 +65,20 @@ class LeanGpt2:
             cache = DynamicCache()
             cache.layers.extend(DynamicLayer() for _ in self._blocks)
             causal = mask is None
-            bias = None if mask is None else _causal_bias(mask, x.dtype)
+            bias = None if mask is None else _causal_bias(mask)
         elif mask is not None:
             # Added to the attention scores as it is; a boolean one is converted in every layer.
-            bias = mask[:, None, None].to(x.dtype).log()
+            bias = mask[:, None, None].float().log()
         for (norm_1, attention, norm_2, mlp), layer in zip(self._blocks, cache.layers, strict=True):
-            qkv = attention.c_attn.forward(layer_norm(x, *norm_1))
+            qkv = attention.c_attn.forward(layer_norm(x, *norm_1)).float()
             qkv = qkv.view(rows, tokens, 3, attention.num_heads, -1)
             query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)
             keys, values = layer.update(key, value)
             mixed = scaled_dot_product_attention(
                 query, keys, values, attn_mask=bias, is_causal=causal, scale=attention.scaling
             )
-            x = x + attention.c_proj.forward(mixed.transpose(1, 2).reshape(rows, tokens, width))
+            mixed = mixed.transpose(1, 2).reshape(rows, tokens, width)
+            x = x + attention.c_proj.forward(mixed.to(x.dtype))
             inner = mlp.act.forward(mlp.c_fc.forward(layer_norm(x, *norm_2)))
             x = x + mlp.c_proj.forward(inner)
         logits = self._head.forward(layer_norm(x[:, -logits_to_keep:], *self._norm))
@@ -89,7 +92,7 @@ class LeanGpt2:
         """
         filled, heads = max(map(len, rows)), self._blocks[0][1].num_heads
         shape = len(rows), heads, filled + tokens, rows[0].shape[-1] // heads
-        layers = [(rows[0].new_zeros(shape), rows[0].new_zeros(shape)) for _ in self._blocks]
+        layers = [(torch.zeros(shape), torch.zeros(shape)) for _ in self._blocks]
         last = rows[0].new_empty(len(rows), rows[0].shape[-1])
         for numbers in _passes([len(row) for row in rows]):
             last[numbers] = self._read(rows, numbers, layers, filled)
@@ -116,7 +119,7 @@ class LeanGpt2:
         for (norm_1, attention, norm_2, mlp), (keys, values) in zip(
             self._blocks, layers, strict=True
         ):
-            qkv = attention.c_attn.forward(layer_norm(x, *norm_1))[:real]
+            qkv = attention.c_attn.forward(layer_norm(x, *norm_1))[:real].float()
             parts = qkv.split([n * len(some) for n, some in alike])
             mixed = []
             for (length, some), part in zip(alike, parts, strict=True):
@@ -127,7 +130,7 @@ class LeanGpt2:
                 read = scaled_dot_product_attention(
                     query, key, value, is_causal=True, scale=attention.scaling
                 )
-                mixed.append(read.transpose(1, 2).reshape(-1, width))
+                mixed.append(read.transpose(1, 2).reshape(-1, width).to(x.dtype))
             x = x + attention.c_proj.forward(torch.cat([*mixed, padding]))
             inner = mlp.act.forward(mlp.c_fc.forward(layer_norm(x, *norm_2)))
             x = x + mlp.c_proj.forward(inner)
@@ -146,14 +149,14 @@ def _passes(lengths: Sequence[int]) -> list[list[int]]:
     ]
 
 
-def _causal_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
+def _causal_bias(mask: Tensor) -> Tensor:
     """0 where a token may look and -inf elsewhere, shape (B, 1, T, T).
 
     Padding looks at itself: a row that may look nowhere would be NaN, and NaN spreads.
     """
     ones = torch.ones(mask.shape[1], mask.shape[1], dtype=torch.bool, device=mask.device)
     allowed = (ones.tril() & mask[:, None].bool()) | torch.eye(len(ones), device=mask.device).bool()
-    return allowed[:, None].to(dtype).log()
+    return allowed[:, None].float().log()
 
 
 def _norm(module: Any) -> tuple[Any, ...]:
