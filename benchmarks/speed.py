@@ -147,45 +147,50 @@ def compare_ways(prompts: Sequence[str], repeats: int) -> dict[str, Any]:
 def compare_decoding(prompts: Sequence[str], repeats: int) -> list[dict[str, float]]:
     """Our decode loop against `generate(inputs_embeds=...)` of an untouched model, in float32.
 
-    And ours in bfloat16 against ours in float32.
+    And others of ours against that: in bfloat16, on CUDA also with captured steps.
     """
-    engine, half = TransformersEngine(), TransformersEngine(dtype="bfloat16")
-    for ours in (engine, half):
-        ours.stop_ids = ours.stop_ids[:0]  # all write all tokens, whatever they are
-    model = AutoModelForCausalLM.from_pretrained(pocket.MODEL, dtype=torch.float32).eval()
-    embeddings = [embedded.embeddings for embedded in engine.embed(prompts)]
+    engines = {"ours": TransformersEngine(), "bfloat16": TransformersEngine(dtype="bfloat16")}
+    device = engines["ours"].device
+    if device.type == "cuda":
+        engines["graphs"] = TransformersEngine(cuda_graphs=True)
+    for engine in engines.values():
+        engine.stop_ids = engine.stop_ids[:0]  # all write all tokens, whatever they are
+    model = AutoModelForCausalLM.from_pretrained(pocket.MODEL, dtype=torch.float32)
+    model.to(device).eval()
+    embeddings = [embedded.embeddings for embedded in engines["ours"].embed(prompts)]
 
     def generate(x: torch.Tensor, mask: torch.Tensor) -> None:
-        model.generate(
+        ids = model.generate(
             inputs_embeds=x, attention_mask=mask, max_new_tokens=20, min_new_tokens=20,
             do_sample=True, temperature=0.1, top_k=0, top_p=1.0, pad_token_id=0,
         )  # fmt: skip
+        ids.cpu()  # a GPU is done only then
 
     rows = []
     table = Table(title=f"20 tokens, medians of {repeats} turns")
-    for column in ("batch", "generate ms", "ours ms", "ratio", "ours in bfloat16 ms", "ratio"):
+    others = [name for name in engines if name != "ours"]
+    columns = ["batch", "generate ms", "ours ms", "ratio"]
+    for column in columns + [text for name in others for text in (f"{name} ms", "ours / it")]:
         table.add_column(column, justify="right")
     for batch in BATCHES:
         some = [embeddings[i % len(embeddings)] for i in range(batch)]
-        works = [
-            partial(generate, *left_pad(some)),
-            partial(engine.complete, some, Sampling(), range(batch)),
-            partial(half.complete, some, Sampling(), range(batch)),
+        x, mask = left_pad(some)
+        works = {"generate": partial(generate, x.to(device), mask.to(device))}
+        for name, engine in engines.items():
+            works[name] = partial(engine.complete, some, Sampling(), range(batch))
+        turns = [{name: seconds(work) for name, work in works.items()} for _ in range(repeats + 2)][
+            2:
         ]
-        turns = [[seconds(work) for work in works] for _ in range(repeats + 2)][2:]
-        theirs, mine, halved = (
-            1000 * statistics.median(column) for column in zip(*turns, strict=True)
-        )
-        row = {
-            "batch": batch,
-            "generate_ms": theirs,
-            "ours_ms": mine,
-            "ratio": statistics.median(a / b for a, b, _ in turns),
-            "ours_bfloat16_ms": halved,
-            "bfloat16_ratio": statistics.median(b / c for _, b, c in turns),
-        }
-        digits = {"batch": 0, "ratio": 2, "bfloat16_ratio": 2}
-        table.add_row(*(f"{value:.{digits.get(name, 1)}f}" for name, value in row.items()))
+        row = {"batch": float(batch)}
+        cells = [str(batch)]
+        for name in works:
+            row[f"{name}_ms"] = 1000 * statistics.median(turn[name] for turn in turns)
+            cells.append(f"{row[f'{name}_ms']:.1f}")
+            if name != "generate":
+                than, key = ("generate", "ratio") if name == "ours" else ("ours", f"{name}_ratio")
+                row[key] = statistics.median(turn[than] / turn[name] for turn in turns)
+                cells.append(f"{row[key]:.2f}")
+        table.add_row(*cells)
         rows.append(row)
     console.print(table)
     return rows

@@ -92,7 +92,11 @@ class LeanGpt2:
         """
         filled, heads = max(map(len, rows)), self._blocks[0][1].num_heads
         shape = len(rows), heads, filled + tokens, rows[0].shape[-1] // heads
-        layers = [(torch.zeros(shape), torch.zeros(shape)) for _ in self._blocks]
+        device = rows[0].device
+        layers = [
+            (torch.zeros(shape, device=device), torch.zeros(shape, device=device))
+            for _ in self._blocks
+        ]
         last = rows[0].new_empty(len(rows), rows[0].shape[-1])
         for numbers in _passes([len(row) for row in rows]):
             last[numbers] = self._read(rows, numbers, layers, filled)
