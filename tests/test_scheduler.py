@@ -92,6 +92,17 @@ def test_calls_are_full_while_there_are_prompts() -> None:
     assert min(sizes[:-10]) > 12
 
 
+def test_no_prompt_ends_much_later_than_its_turn() -> None:
+    """Batches are of similar lengths, but each has a search of the oldest prompt."""
+    prompts = [f"{prompt} {n}" for n in range(60) for prompt in PROMPTS]
+    prompts.insert(50, "word " * 30)
+    detox = Detoxifier(
+        scripted_engine(max_batch=16), scorer=ReadingScorer(), toxicity_threshold=0.1
+    )
+    order = [number for number, _ in detox.map_numbered(prompts, ordered=False)]
+    assert max(place - number for place, number in enumerate(order)) < 16
+
+
 def test_a_text_the_scorer_cannot_take_fails_its_prompt_alone() -> None:
     expected = list(Detoxifier(scripted_engine(), scorer=ReadingScorer()).map(PROMPTS))
     poison = expected[2].trials[0].base.text

@@ -98,10 +98,10 @@ def _asked_by(searches: Sequence[Search]) -> int:
 def _take(ready: list[Search], max_batch: int) -> list[Search]:
     """Take a batch out of the searches that are `ready`, at least one.
 
-    It has the one that is furthest, so that none is left behind to end in small batches, and then
-    those with prompts of the most similar length: the engine pads less.
+    It has one of the oldest prompt, so that none waits for ever and results in the order of the
+    prompts come soon, and then those with prompts of the most similar length: the engine pads less.
     """
-    first = max(ready, key=lambda search: len(search.trace))
+    first = min(ready, key=lambda search: search.prompt_number)
     room = max_batch - len(_candidates(first))
     batch = [first]
     for search in sorted(ready, key=lambda search: abs(_length(search) - _length(first))):
