@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer
 
@@ -76,17 +75,20 @@ def _room(
     _, heads, _, width = parts[0].shape
     room = parts[0].new_zeros(sum(map(len, groups)), heads, filled + tokens, width)
     for part, rows in zip(parts, groups, strict=True):
-        put(part, room, rows, filled)
+        put(part, room, row_index(rows), filled)
     return room
 
 
-def put(part: Tensor, room: Tensor, rows: Sequence[int], filled: int) -> None:
-    """Write keys or values (n, heads, T, width) into `rows` of the room, left of column `filled`.
+def row_index(rows: Sequence[int]) -> slice | list[int]:
+    """These rows as an index: a slice if they follow one another, which is copied faster."""
+    if list(rows) == list(range(rows[0], rows[-1] + 1)):  # as those sorted by length do
+        return slice(rows[0], rows[-1] + 1)
+    return list(rows)
+
+
+def put(part: Tensor, room: Tensor, where: slice | list[int], filled: int) -> None:
+    """Write keys or values (n, heads, T, width) into rows of the room, left of column `filled`.
 
     What stands before them must be a number already: a mask takes no part of what is none.
     """
-    # Rows that follow one another, as those sorted by length do, are copied faster.
-    where: Any = slice(rows[0], rows[-1] + 1)
-    if list(rows) != list(range(rows[0], rows[-1] + 1)):
-        where = torch.tensor(rows, device=part.device)
     room[where, :, filled - part.shape[-2] : filled] = part

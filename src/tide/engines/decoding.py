@@ -86,10 +86,10 @@ def prefill(
     together and their caches joined; a GPU has arithmetic to spare for the padding. together: read
     all in one pass anywhere.
     """
-    everything = [list(range(len(rows)))]
     apart = rows[0].is_cpu and not together
     if apart and forward.lean is not None:
         return forward.lean.read(rows, tokens)
+    everything = [list(range(len(rows)))]
     groups = length_groups([len(row) for row in rows]) if apart else everything
     outs = [_read(forward, [rows[i] for i in groups[0]])]
     # Even a single group may hold the rows in another order, which only plain layers can take back.

@@ -7,17 +7,19 @@ from the loaded model, and `lean_gpt2` returns nothing unless the results agree 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, groupby
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding, layer_norm, scaled_dot_product_attention
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
-from tide.engines.caching import PreallocatedLayer, put
+from tide.engines.caching import PreallocatedLayer, put, row_index
+
+_Layer = TypeVar("_Layer")
 
 # Tokens of prompts read in one pass, about. More take more memory and no less time.
 _PASS = 1024
@@ -41,7 +43,7 @@ class LeanGpt2:
 
     def __init__(self, model: Any) -> None:
         body = model.transformer
-        self.table, self._places = body.wte.weight, body.wpe.weight
+        self._table, self._places = body.wte.weight, body.wpe.weight
         self._blocks = [
             (_norm(block.ln_1), block.attn, _norm(block.ln_2), block.mlp) for block in body.h
         ]
@@ -57,7 +59,7 @@ class LeanGpt2:
         past_key_values: Any = None,
         logits_to_keep: int = 0,
     ) -> SimpleNamespace:
-        x = inputs_embeds if input_ids is None else embedding(input_ids, self.table)
+        x = inputs_embeds if input_ids is None else embedding(input_ids, self._table)
         x = x + embedding(positions, self._places)
         rows, tokens, width = x.shape
         cache, bias, causal = past_key_values, None, False
@@ -69,18 +71,17 @@ class LeanGpt2:
         elif mask is not None:
             # Added to the attention scores as it is; a boolean one is converted in every layer.
             bias = mask[:, None, None].float().log()
-        for (norm_1, attention, norm_2, mlp), layer in zip(self._blocks, cache.layers, strict=True):
-            qkv = attention.c_attn.forward(layer_norm(x, *norm_1)).float()
+
+        def attend(qkv: Tensor, attention: Any, layer: Any) -> Tensor:
             qkv = qkv.view(rows, tokens, 3, attention.num_heads, -1)
             query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)
             keys, values = layer.update(key, value)
             mixed = scaled_dot_product_attention(
                 query, keys, values, attn_mask=bias, is_causal=causal, scale=attention.scaling
             )
-            mixed = mixed.transpose(1, 2).reshape(rows, tokens, width)
-            x = x + attention.c_proj.forward(mixed.to(x.dtype))
-            inner = mlp.act.forward(mlp.c_fc.forward(layer_norm(x, *norm_2)))
-            x = x + mlp.c_proj.forward(inner)
+            return mixed.transpose(1, 2).reshape(rows, tokens, width)
+
+        x = self._through(x, cache.layers, attend)
         logits = self._head.forward(layer_norm(x[:, -logits_to_keep:], *self._norm))
         return SimpleNamespace(logits=logits, past_key_values=cache)
 
@@ -114,31 +115,44 @@ class LeanGpt2:
         """Last hidden states of the rows of these numbers, which come sorted by length."""
         lengths = [len(rows[i]) for i in numbers]
         alike = [(n, list(some)) for n, some in groupby(numbers, lambda i: len(rows[i]))]
+        runs = [(n, len(some), row_index(some)) for n, some in alike]
         x = torch.cat([rows[i] for i in numbers])
         positions = torch.cat([torch.arange(length, device=x.device) for length in lengths])
         x = x + embedding(positions, self._places)
         real, width = x.shape
-        padding = x.new_zeros(-real % _MULTIPLE, width)
-        x = torch.cat([x, padding])
-        for (norm_1, attention, norm_2, mlp), (keys, values) in zip(
-            self._blocks, layers, strict=True
-        ):
-            qkv = attention.c_attn.forward(layer_norm(x, *norm_1))[:real].float()
-            parts = qkv.split([n * len(some) for n, some in alike])
+        x = torch.cat([x, x.new_zeros(-real % _MULTIPLE, width)])
+
+        def attend(qkv: Tensor, attention: Any, layer: tuple[Tensor, Tensor]) -> Tensor:
             mixed = []
-            for (length, some), part in zip(alike, parts, strict=True):
-                heads = part.view(len(some), length, 3, attention.num_heads, -1)
+            parts = torch.split(qkv[:real], [length * count for length, count, _ in runs])
+            for (length, count, where), part in zip(runs, parts, strict=True):
+                heads = part.view(count, length, 3, attention.num_heads, -1)
                 query, key, value = heads.permute(2, 0, 3, 1, 4).unbind(0)
-                put(key, keys, some, filled)
-                put(value, values, some, filled)
+                put(key, layer[0], where, filled)
+                put(value, layer[1], where, filled)
                 read = scaled_dot_product_attention(
                     query, key, value, is_causal=True, scale=attention.scaling
                 )
-                mixed.append(read.transpose(1, 2).reshape(-1, width).to(x.dtype))
-            x = x + attention.c_proj.forward(torch.cat([*mixed, padding]))
+                mixed.append(read.transpose(1, 2).reshape(-1, width))
+            return torch.cat([*mixed, qkv.new_zeros(len(qkv) - real, width)])
+
+        x = self._through(x, layers, attend)
+        return x[torch.tensor(lengths).cumsum(0) - 1]
+
+    def _through(
+        self, x: Tensor, layers: Iterable[_Layer], attend: Callable[[Tensor, Any, _Layer], Tensor]
+    ) -> Tensor:
+        """Hidden states (..., d) after all blocks.
+
+        attend: from queries, keys and values (..., 3 d), the attention module and its one of
+        `layers`, to what attention gives (..., d).
+        """
+        for (norm_1, attention, norm_2, mlp), layer in zip(self._blocks, layers, strict=True):
+            qkv = attention.c_attn.forward(layer_norm(x, *norm_1)).float()
+            x = x + attention.c_proj.forward(attend(qkv, attention, layer).to(x.dtype))
             inner = mlp.act.forward(mlp.c_fc.forward(layer_norm(x, *norm_2)))
             x = x + mlp.c_proj.forward(inner)
-        return x[torch.tensor(lengths).cumsum(0) - 1]
+        return x
 
 
 def _passes(lengths: Sequence[int]) -> list[list[int]]:
@@ -203,5 +217,5 @@ def lean_gpt2(model: Any) -> LeanGpt2 | None:
             if not agree(ours.logits[:, -1], own):
                 return None
             caches = [ours.past_key_values, own.past_key_values]
-    read, _ = lean.read([embedding(ids[0, 1:], lean.table), embedding(ids[1], lean.table)], 0)
+    read, _ = lean.read([model.transformer.wte(ids[0, 1:]), model.transformer.wte(ids[1])], 0)
     return lean if agree(read, own) else None
