@@ -64,9 +64,9 @@ def run_searches(
     scored: _Round | None = None
     with ThreadPoolExecutor(max_workers=1) as scoring:
         while True:
-            _admit(ready, searches, engine.max_batch)
+            waiting = _admit(ready, searches, engine.max_batch)
             # Scores on their way make more searches ready; a batch without them would be small.
-            if scored is not None and _asked_by(ready) < engine.max_batch:
+            if scored is not None and waiting < engine.max_batch:
                 yield from _tell(scored, ready, engine)
                 scored = None
                 continue
@@ -81,18 +81,16 @@ def run_searches(
             scored = _Round(asked, completions, scores)
 
 
-def _admit(ready: list[Search], searches: Iterator[Search], max_batch: int) -> None:
-    asked = _asked_by(ready)
-    while asked < max_batch:
+def _admit(ready: list[Search], searches: Iterator[Search], max_batch: int) -> int:
+    """Let searches enter while fewer candidates wait than a batch has; returns how many do."""
+    waiting = sum(len(_candidates(search)) for search in ready)
+    while waiting < max_batch:
         entering = next(searches, None)
         if entering is None:
-            return
+            break
         ready.append(entering)
-        asked += len(_candidates(entering))
-
-
-def _asked_by(searches: Sequence[Search]) -> int:
-    return sum(len(_candidates(search)) for search in searches)
+        waiting += len(_candidates(entering))
+    return waiting
 
 
 def _take(ready: list[Search], max_batch: int) -> list[Search]:
