@@ -249,10 +249,9 @@ class Strategy(ABC):
         self, points: Tensor, role: Role, sampling_seeds: Sequence[int]
     ) -> list[Candidate]:
         """`points` (n, movable, d) with the rows that do not move, as the engine will see them."""
-        full = rounded = self.cast(points)
-        if self.x0.shape != self.problem.x0.shape:
-            full = self.cast(self.problem.x0).repeat(len(points), 1, 1)
-            full[:, self.problem.movable] = rounded
+        rounded = self.cast(points)
+        full = self.cast(self.problem.x0).repeat(len(points), 1, 1)
+        full[:, self.problem.movable] = rounded
         cosines, displacements = geometry.measure(rounded, self.x0)
         return [
             Candidate(x, role, self.iterations, seed, cosine, displacement)

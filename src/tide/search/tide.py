@@ -69,7 +69,7 @@ class TideStrategy(Strategy):
             (points,) if self.settings.common_random_numbers else ("perturbation", evaluated + i)
             for i in range(len(noise))
         ]
-        nearby = noise.mul_(self.mu).add_(x)
+        nearby = x + self.mu * noise
         perturbed = yield from self.evaluate(nearby, "perturbation", seeds)
         if (yield from self.after_perturbations(perturbed)):
             return None
@@ -77,7 +77,7 @@ class TideStrategy(Strategy):
         if not weights.any():
             return None
         # What the engine saw is rounded to its dtype; use the step it really took.
-        taken = (self.cast(nearby) - self.cast(x)).div_(self.mu)
+        taken = (self.cast(nearby) - self.cast(x)) / self.mu
         return estimate_gradient(taken, weights.float(), self.mu)
 
     def draw_perturbations(self) -> Tensor:
