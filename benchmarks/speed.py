@@ -178,9 +178,8 @@ def compare_decoding(prompts: Sequence[str], repeats: int) -> list[dict[str, flo
         works = {"generate": partial(generate, x.to(device), mask.to(device))}
         for name, engine in engines.items():
             works[name] = partial(engine.complete, some, Sampling(), range(batch))
-        turns = [{name: seconds(work) for name, work in works.items()} for _ in range(repeats + 2)][
-            2:
-        ]
+        turns = [{name: seconds(work) for name, work in works.items()} for _ in range(repeats + 2)]
+        del turns[:2]  # they warm up
         row = {"batch": float(batch)}
         cells = [str(batch)]
         for name in works:
