@@ -1,7 +1,7 @@
 """How much each baseline takes away at three strengths, and what becomes of the text.
 
     tide fit all --data ../shared/data/labelled/toxicity.jsonl.gz \
-        --data ../shared/data/labelled/paradetox_pairs.jsonl.gz --out baselines/pocket
+        --data ../shared/data/labelled/paradetox_pairs.jsonl.gz --out artefacts/pocket
     python benchmarks/baselines.py [--limit 100] [--temperature 0.1] [--only A,B] [--add SPEC]
 
 Runs the bundled model on the first prompts of RealToxicityPrompts-challenging, one completion each
@@ -28,8 +28,8 @@ from rich.table import Table
 
 from tide import Sampling, load_scorer
 from tide.baselines import load_baseline
-from tide.engines.transformers import TransformersEngine
-from tide.inputs import read_rows
+from tide.data.prompts import read_rows
+from tide.engines.local.engine import TransformersEngine
 from tide.scorers import Scorer
 from tide.seeds import derive_seed
 from tide.specs import parse_spec
@@ -127,7 +127,7 @@ def main(
     temperature: float = 0.1,
     only: Annotated[str, typer.Option(help="Names, comma-separated.")] = "",
     add: Annotated[list[str] | None, typer.Option(help="NAME:KEY=VALUE,...")] = None,
-    artefacts: Path = REPOSITORY / "baselines" / "pocket",
+    artefacts: Path = REPOSITORY / "artefacts" / "pocket",
     data: Path = SHARED / "data" / "benchmarks" / "rtp_challenging.jsonl",
     reference: Path = SHARED / "pocket" / "reference",
     out: Path | None = None,

@@ -26,11 +26,11 @@ from rich.console import Console
 from rich.table import Table
 
 from tide.config import Sampling
+from tide.data.prompts import read_rows
 from tide.engines import Engine
-from tide.engines.remote import RemoteEngine
-from tide.engines.transformers import TransformersEngine
+from tide.engines.local.engine import TransformersEngine
+from tide.engines.remote.engine import RemoteEngine
 from tide.engines.vllm import VllmEngine
-from tide.inputs import read_rows
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PROMPTS = REPOSITORY.parent / "shared" / "data" / "benchmarks" / "rtp_challenging.jsonl"

@@ -28,9 +28,9 @@ from transformers import AutoModelForCausalLM
 
 from tide import Detoxifier, Settings, load_scorer, pocket
 from tide.config import Sampling
-from tide.engines.decoding import left_pad
-from tide.engines.transformers import TransformersEngine
-from tide.inputs import read_rows
+from tide.data.prompts import read_rows
+from tide.engines.local.decode import left_pad
+from tide.engines.local.engine import TransformersEngine
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PROMPTS = REPOSITORY.parent / "shared" / "data" / "benchmarks" / "rtp_challenging.jsonl"

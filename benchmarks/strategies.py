@@ -24,9 +24,9 @@ from rich.progress import Progress
 from rich.table import Table
 
 from tide import Detoxifier, Result, load_scorer
-from tide.engines.transformers import TransformersEngine
+from tide.data.prompts import read_rows
+from tide.engines.local.engine import TransformersEngine
 from tide.evaluation.perplexity import Reference
-from tide.inputs import read_rows
 from tide.presets import PRESETS
 from tide.scorers import Scorer
 from tide.specs import parse_spec

@@ -9,7 +9,7 @@ from statistics import fmean
 import pytest
 
 from tide import Detoxifier, Result, load_scorer
-from tide.inputs import read_rows
+from tide.data.prompts import read_rows
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import pytest
 from tests.baselines.stand_ins import Plain, save_random_artefacts, use_short_prefixes
 from tests.models import save_causal_lm
 from tide.baselines import Baseline, load_baseline
-from tide.engines.transformers import TransformersEngine
+from tide.engines.local.engine import TransformersEngine
 from tide.scorers import CallableScorer
 
 KINDS = ("gpt2", "llama", "qwen3", "gemma2")

@@ -11,14 +11,14 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
-from tide.baselines.artefacts import fingerprint, save_artefact
+from tide.baselines.common.artefacts import fingerprint, save_artefact
 from tide.baselines.destein import steer
 from tide.baselines.gedi import GediOptions, guide
 from tide.baselines.reversal import Reversal, reverse
 from tide.baselines.self_debias import SelfDebias
 from tide.config import Sampling
-from tide.engines.sampling import Sampler, warp
-from tide.engines.transformers import TransformersEngine
+from tide.engines.local.engine import TransformersEngine
+from tide.engines.local.sampling import Sampler, warp
 
 # Prefixes that fit into the context of a tiny model.
 DEBIAS_PREFIXES = ("Rain: ", "The town is kind: ")

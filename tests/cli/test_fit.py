@@ -10,9 +10,9 @@ from tests.baselines.stand_ins import STRENGTHS, use_short_prefixes
 from tests.cli.test_run import tide
 from tests.models import save_causal_lm
 from tide.baselines import load_baseline
-from tide.baselines.labelled import read_labelled
+from tide.baselines.common.labelled import read_labelled
 from tide.config import Sampling
-from tide.engines.transformers import TransformersEngine
+from tide.engines.local.engine import TransformersEngine
 
 LEARNED = ("dapt", "destein", "dexperts", "gedi", "rad", "sasa")
 QUICK = ("--steps", 40, "--batch-size", 8, "--learning-rate", 0.01, "--rank", 4)

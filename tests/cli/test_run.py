@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from tests.engines.vllm_server import VllmServer
+from tests.engines.remote.vllm_server import VllmServer
 from tests.models import save_causal_lm, save_classifier
 from tide.cli import main
 from tide.engines import REGISTRY as ENGINES
-from tide.engines.transformers import TransformersEngine
+from tide.engines.local.engine import TransformersEngine
 from tide.scorers import REGISTRY, CallableScorer
 
 # Mild prompts that the pocket model likes to continue badly.

@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 from tests.models import CONFIGS, save_causal_lm
 from tide.engines import checkpoint
 from tide.engines.checkpoint import read_config, read_vocabulary, source_of
-from tide.engines.transformers import TransformersEngine
-from tide.engines.vocabulary import Vocabulary
+from tide.engines.embedding_table import Vocabulary
+from tide.engines.local.engine import TransformersEngine
 from tide.errors import EngineError
 
 PROMPT = "The weather today is fine"

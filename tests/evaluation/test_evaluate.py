@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
+from tide.data.prompts import Row
 from tide.errors import InputError, ScorerUnavailable, TideError
 from tide.evaluation import runs
 from tide.evaluation.benchmarks import Benchmark
@@ -17,7 +18,6 @@ from tide.evaluation.perplexity import Fluency
 from tide.evaluation.places import Here
 from tide.evaluation.protocols import PROTOCOLS
 from tide.evaluation.sharing import SharedEngine
-from tide.inputs import Row
 
 ROWS = [Row(i, prompt, "odd" if i % 2 else "even") for i, prompt in enumerate(PROMPTS)]
 

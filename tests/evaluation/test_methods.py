@@ -6,12 +6,12 @@ import pytest
 
 from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
 from tide import TideError
+from tide.data.prompts import Row
 from tide.errors import InputError
 from tide.evaluation.methods import Record, load_method
 from tide.evaluation.places import Here
 from tide.evaluation.protocols import PROTOCOLS, load_protocol
 from tide.evaluation.sharing import SharedEngine
-from tide.inputs import Row
 
 ROWS = [Row(i, prompt) for i, prompt in enumerate(PROMPTS)]
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.vllm.servers import VllmProcess, cpu_environment
-from tide.engines.transformers import TransformersEngine
+from tide.data.prompts import read_rows
+from tide.engines.local.engine import TransformersEngine
 from tide.engines.vllm import VllmEngine
-from tide.inputs import read_rows
 
 
 @pytest.fixture(scope="session")

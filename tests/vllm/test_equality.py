@@ -13,8 +13,8 @@ from tests.vllm.servers import VllmProcess
 from tide import Detoxifier, load_scorer
 from tide.config import Sampling
 from tide.engines import Engine
-from tide.engines.remote import RemoteEngine
-from tide.engines.transformers import TransformersEngine
+from tide.engines.local.engine import TransformersEngine
+from tide.engines.remote.engine import RemoteEngine
 from tide.engines.vllm import VllmEngine
 from tide.errors import EngineError, InputError
 

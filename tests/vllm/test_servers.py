@@ -14,7 +14,7 @@ import pytest
 
 from tests.vllm.servers import VllmProcess, cpu_environment
 from tide import Detoxifier
-from tide.engines.remote import RemoteEngine
+from tide.engines.remote.engine import RemoteEngine
 
 TIDE = [sys.executable, "-c", "from tide.cli import main; main()", "run"]
 

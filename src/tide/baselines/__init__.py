@@ -11,7 +11,7 @@ from tide.scorers import Scorer
 from tide.specs import parse_spec
 
 if TYPE_CHECKING:
-    from tide.engines.transformers import TransformersEngine
+    from tide.engines.local.engine import TransformersEngine
 
 REGISTRY = Registry(
     "baseline",

@@ -10,11 +10,11 @@ from functools import cached_property
 
 from pydantic import Field
 
-from tide.baselines.auxiliary import load_auxiliary, merge_lora, ready
 from tide.baselines.base import Options
-from tide.baselines.decoding import DecodingBaseline, Reader, Run
-from tide.baselines.fitting import FitTask, Fitted, fine_tune
-from tide.baselines.labelled import TOXIC
+from tide.baselines.common.auxiliary import load_auxiliary, merge_lora, ready
+from tide.baselines.common.decoding import DecodingBaseline, Reader, Run
+from tide.baselines.common.fitting import FitTask, Fitted, fine_tune
+from tide.baselines.common.labelled import TOXIC
 
 
 class DaptOptions(Options):

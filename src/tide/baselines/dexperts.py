@@ -13,13 +13,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from tide.baselines.auxiliary import fit_width, load_auxiliary, merge_lora, ready
 from tide.baselines.base import Options, Order
-from tide.baselines.decoding import DecodingBaseline, Reader, Run
-from tide.baselines.fitting import FitTask, Fitted, fine_tune
-from tide.baselines.labelled import TOXIC
-from tide.engines.decoding import Stream
-from tide.engines.sampling import keep_likely
+from tide.baselines.common.auxiliary import fit_width, load_auxiliary, merge_lora, ready
+from tide.baselines.common.decoding import DecodingBaseline, Reader, Run
+from tide.baselines.common.fitting import FitTask, Fitted, fine_tune
+from tide.baselines.common.labelled import TOXIC
+from tide.engines.local.decode import Stream
+from tide.engines.local.sampling import keep_likely
 
 
 class DexpertsOptions(Options):

@@ -18,10 +18,10 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from tide.baselines.auxiliary import fit_width, load_auxiliary, merge_lora, ready
 from tide.baselines.base import Options, Order
-from tide.baselines.decoding import DecodingBaseline, Reader, Run
-from tide.baselines.fitting import (
+from tide.baselines.common.auxiliary import fit_width, load_auxiliary, merge_lora, ready
+from tide.baselines.common.decoding import DecodingBaseline, Reader, Run
+from tide.baselines.common.fitting import (
     FitTask,
     Fitted,
     add_lora,
@@ -34,8 +34,8 @@ from tide.baselines.fitting import (
     train,
     trainable,
 )
-from tide.baselines.labelled import TOXIC
-from tide.engines.decoding import Stream
+from tide.baselines.common.labelled import TOXIC
+from tide.engines.local.decode import Stream
 
 CODES = ("clean", "dirty")
 # Share of the generative loss in training; the rest is the discriminative one.

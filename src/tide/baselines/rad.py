@@ -15,9 +15,9 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from tide.baselines.auxiliary import load_auxiliary, merge_lora, ready
 from tide.baselines.base import Options, Order
-from tide.baselines.decoding import (
+from tide.baselines.common.auxiliary import load_auxiliary, merge_lora, ready
+from tide.baselines.common.decoding import (
     DecodingBaseline,
     Reader,
     Run,
@@ -25,7 +25,7 @@ from tide.baselines.decoding import (
     keep_candidates,
     only,
 )
-from tide.baselines.fitting import (
+from tide.baselines.common.fitting import (
     FitTask,
     Fitted,
     add_lora,
@@ -37,9 +37,9 @@ from tide.baselines.fitting import (
     train,
     trainable,
 )
-from tide.baselines.labelled import TOXIC
-from tide.baselines.layout import output_layer
-from tide.engines.decoding import Stream
+from tide.baselines.common.labelled import TOXIC
+from tide.baselines.common.layers import output_layer
+from tide.engines.local.decode import Stream
 
 
 class RadOptions(Options):

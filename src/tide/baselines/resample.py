@@ -15,7 +15,7 @@ from pydantic import Field
 from tide.baselines.base import Generated, Options
 from tide.config import EmptyPolicy, Sampling
 from tide.engines.base import Completion
-from tide.engines.transformers import TransformersEngine
+from tide.engines.local.engine import TransformersEngine
 from tide.errors import InputError
 from tide.scorers import Scorer, score_texts
 from tide.seeds import derive_seed

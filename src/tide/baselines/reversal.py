@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from tide.baselines.base import Options
-from tide.baselines.decoding import DecodingBaseline, Reader, Run
-from tide.baselines.layout import Heads, find_heads
+from tide.baselines.common.decoding import DecodingBaseline, Reader, Run
+from tide.baselines.common.layers import Heads, find_heads
 
 NEGATIVE = "The following text is abusive, harmful, negative, obscene, racist, rude and toxic: "
 POSITIVE = "The following text is kind, polite, positive, respectful and supportive: "

@@ -20,7 +20,7 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch import Tensor
 
 from tide.baselines.base import Options, Order
-from tide.baselines.decoding import (
+from tide.baselines.common.decoding import (
     DecodingBaseline,
     Reader,
     Run,
@@ -28,10 +28,10 @@ from tide.baselines.decoding import (
     keep_candidates,
     only,
 )
-from tide.baselines.fitting import FitTask, Fitted, auc, by_length, right_pad
-from tide.baselines.labelled import TOXIC, LabelledText
-from tide.baselines.layout import output_layer
-from tide.engines.decoding import Stream
+from tide.baselines.common.fitting import FitTask, Fitted, auc, by_length, right_pad
+from tide.baselines.common.labelled import TOXIC, LabelledText
+from tide.baselines.common.layers import output_layer
+from tide.engines.local.decode import Stream
 
 
 class SasaOptions(Options):

@@ -12,8 +12,8 @@ from pydantic import Field
 from torch import Tensor
 
 from tide.baselines.base import Options, Order
-from tide.baselines.decoding import DecodingBaseline, Reader, Run
-from tide.engines.decoding import Stream
+from tide.baselines.common.decoding import DecodingBaseline, Reader, Run
+from tide.engines.local.decode import Stream
 
 PREFIXES = tuple(
     f"The following text contains {what}:\n"

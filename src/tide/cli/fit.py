@@ -12,14 +12,14 @@ import typer
 from rich.table import Table
 
 from tide.baselines import REGISTRY
-from tide.baselines.labelled import Labelled, read_labelled
-from tide.baselines.settings import FitSettings
+from tide.baselines.common.labelled import Labelled, read_labelled
+from tide.baselines.common.settings import FitSettings
 from tide.cli import options
 from tide.cli.display import ERRORS, OUTPUT, progress_bar
 from tide.errors import InputError
 
 if TYPE_CHECKING:
-    from tide.baselines.fitting import Fitted
+    from tide.baselines.common.fitting import Fitted
 
 
 @partial(options.with_settings, settings=FitSettings, panel="Training")
@@ -100,10 +100,10 @@ def _fit(
 ) -> dict[str, float]:
     """Fit one baseline, save it with `note`, and return its held-out figures."""
     # Slow imports, which the other commands must not wait for.
-    from tide.baselines.artefacts import fingerprint, save_artefact  # noqa: PLC0415
-    from tide.baselines.auxiliary import check_vocabulary  # noqa: PLC0415
-    from tide.baselines.fitting import FitTask  # noqa: PLC0415
-    from tide.engines.transformers import find_device, load_model  # noqa: PLC0415
+    from tide.baselines.common.artefacts import fingerprint, save_artefact  # noqa: PLC0415
+    from tide.baselines.common.auxiliary import check_vocabulary  # noqa: PLC0415
+    from tide.baselines.common.fitting import FitTask  # noqa: PLC0415
+    from tide.engines.local.engine import find_device, load_model  # noqa: PLC0415
 
     name, auxiliary = note["model"], note["auxiliary"]
     device = find_device(loading[0])

@@ -15,10 +15,10 @@ import typer
 from tide.cli import options
 from tide.cli.display import ERRORS, OUTPUT, completions_table, progress_bar, summary_table
 from tide.config import EmptyPolicy
+from tide.data.prompts import Row, read_rows
+from tide.data.records import RecordFile, to_record
 from tide.detoxifier import Detoxifier
 from tide.errors import InputError, TideError
-from tide.inputs import Row, read_rows
-from tide.records import RecordFile, to_record
 from tide.results import Result
 from tide.scorers import Scorer, load_scorer, score_texts
 

@@ -12,8 +12,8 @@ from rich.text import Text
 
 from tide.cli import options
 from tide.cli.display import ERRORS, OUTPUT, masked_if, progress_bar
+from tide.data.prompts import Row, read_rows
 from tide.errors import InputError
-from tide.inputs import Row, read_rows
 from tide.scorers import load_scorer, score_texts
 
 _CHUNK = 256

@@ -20,13 +20,13 @@ from rich.text import Text
 
 from tide.cli import options
 from tide.cli.display import ERRORS, OUTPUT, progress_bar
+from tide.data.labelled import read_labelled
 from tide.errors import InputError
-from tide.labelled import read_labelled
 from tide.scorers import Scorer, load_scorer, score_texts
 from tide.scorers.agreement import Agreement, agreement, plot_calibration
 from tide.scorers.base import is_empty
-from tide.scorers.calibration import fit
 from tide.scorers.probes import DISGUISES, neutral_sentences
+from tide.scorers.wrappers.calibration import fit
 
 _CHUNK = 256
 

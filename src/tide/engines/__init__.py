@@ -11,9 +11,9 @@ from tide.registry import Registry
 REGISTRY = Registry(
     "engine",
     {
-        "transformers": "tide.engines.transformers:TransformersEngine",
+        "transformers": "tide.engines.local.engine:TransformersEngine",
         "vllm": "tide.engines.vllm:VllmEngine",
-        "remote": "tide.engines.remote:RemoteEngine",
+        "remote": "tide.engines.remote.engine:RemoteEngine",
     },
 )
 

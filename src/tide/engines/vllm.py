@@ -18,8 +18,8 @@ from torch import Tensor
 from tide.config import Sampling
 from tide.engines.base import Completion, check_embeddings, check_max_batch, check_tokens
 from tide.engines.checkpoint import read_config, read_vocabulary, source_of
+from tide.engines.embedding_table import Vocabulary
 from tide.engines.equivalence import PROBES, FirstToken, difference, scaled_probes
-from tide.engines.vocabulary import Vocabulary
 from tide.errors import EngineError, InputError, first_line
 from tide.registry import require
 

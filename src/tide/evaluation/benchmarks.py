@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tide.data.prompts import Row, read_rows
 from tide.errors import InputError, first_line
-from tide.inputs import Row, read_rows
 from tide.registry import require
 
 

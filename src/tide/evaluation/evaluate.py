@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from tide.config import EmptyPolicy
+from tide.data.prompts import Row
+from tide.data.records import RecordFile
 from tide.errors import TideError
 from tide.evaluation import runs
 from tide.evaluation.benchmarks import Benchmark
 from tide.evaluation.methods import Method, Record
 from tide.evaluation.perplexity import Reference
 from tide.evaluation.protocols import Protocol
-from tide.inputs import Row
-from tide.records import RecordFile
 from tide.scorers import Scorer, score_texts
 
 # Prompts whose completions are measured and written at a time.

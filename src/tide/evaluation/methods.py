@@ -13,13 +13,13 @@ from typing import Any, Protocol
 from tide.baselines import REGISTRY as BASELINES
 from tide.baselines import Baseline, load_baseline
 from tide.config import Sampling, Settings
+from tide.data.prompts import Row
+from tide.data.records import to_record
 from tide.errors import InputError, TideError
 from tide.evaluation.places import Cluster, Here
 from tide.evaluation.protocols import Protocol as EvaluationProtocol
 from tide.evaluation.sharing import SharedEngine
-from tide.inputs import Row
 from tide.presets import PRESETS, preset_values
-from tide.records import to_record
 from tide.results import Result, Trial
 from tide.scorers import Scorer, score_texts
 from tide.search import REGISTRY as STRATEGIES
@@ -231,7 +231,7 @@ def load_method(
 def _baseline(
     spec: str, name: str, place: Here | Cluster, settings: Settings, artefacts: Path | None
 ) -> BaselineMethod:
-    from tide.engines.transformers import TransformersEngine  # noqa: PLC0415  (slow import)
+    from tide.engines.local.engine import TransformersEngine  # noqa: PLC0415  (slow import)
 
     if name not in BASELINES.names():
         known = ", ".join(sorted({"base", *PRESETS, *STRATEGIES.names(), *BASELINES.names()}))

@@ -1,0 +1,1 @@
+"""What the baselines share: their decoding, fits, artefacts and the layers they reach into."""

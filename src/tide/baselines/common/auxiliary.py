@@ -1,0 +1,81 @@
+"""Models beside the one that writes: the model itself or a smaller one, changed by what was fitted.
+
+Every auxiliary model has its own weights and its own key-value cache, and the same vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from tide.baselines.common.artefacts import Artefact, fingerprint, vocabulary
+from tide.engines.local.engine import TransformersEngine, load_model
+from tide.engines.local.packed_weights import speed_up
+from tide.errors import InputError
+
+
+def load_auxiliary(engine: TransformersEngine, artefact: Artefact, kind: str) -> Any:
+    """The model that `artefact` changes, as it was before: the engine's own, loaded again, or the
+    one named as `auxiliary`.
+
+    Raises InputError if that is not the model it was fitted on, or has another vocabulary.
+    """
+    name = artefact.info.get("auxiliary") or engine.name
+    dtype = str(engine.dtype).removeprefix("torch.")
+    tokenizer, model = load_model(name, engine.device, dtype)
+    if artefact.info.get("auxiliary"):
+        check_vocabulary(tokenizer, engine.tokenizer, name, engine.name)
+        if fingerprint(model) != artefact.info.get("auxiliary_fingerprint"):
+            raise InputError(f"baseline {kind}: was fitted on another {name!r} than there is")
+    return model
+
+
+def check_vocabulary(tokenizer: Any, other: Any, name: str, other_name: str) -> None:
+    """Raise InputError unless both tokenizers give the same ids to the same tokens."""
+    if vocabulary(tokenizer) != vocabulary(other):
+        raise InputError(
+            f"vocabulary mismatch: {name!r} has other tokens than {other_name!r}; "
+            "an auxiliary model must share the model's vocabulary"
+        )
+
+
+@torch.no_grad()
+def merge_lora(model: Any, tensors: Mapping[str, Tensor], strength: float = 1.0) -> Any:
+    """Add low-rank updates to the weights of `model`, in place (Hu et al. 2021, section 4.1).
+
+    tensors: for each changed layer, `NAME.A` (rank, in) and `NAME.B` (out, rank), whose product is
+    added `strength` times.
+    """
+    from transformers.pytorch_utils import Conv1D  # noqa: PLC0415  (slow import)
+
+    for key in [key for key in tensors if key.endswith(".A")]:
+        layer = model.get_submodule(key.removesuffix(".A"))
+        a, b = (
+            tensors[f"{key.removesuffix('.A')}.{part}"].to(layer.weight.device, torch.float32)
+            for part in "AB"
+        )
+        update = strength * (b @ a)
+        # transformers' Conv1D keeps its weight the other way round.
+        layer.weight += (update.T if isinstance(layer, Conv1D) else update).to(layer.weight.dtype)
+    return model
+
+
+def ready(model: Any) -> Any:
+    """A model whose weights will not change any more."""
+    speed_up(model)
+    return model
+
+
+def fit_width(logits: Tensor, width: int) -> Tensor:
+    """`logits` (B, V') for a vocabulary that another model keeps in `width` places.
+
+    Models of one family pad the table of one vocabulary to different sizes; places that one of them
+    lacks stand for no token.
+    """
+    if logits.shape[-1] >= width:
+        return logits[..., :width]
+    return pad(logits, (0, width - logits.shape[-1]), value=float(logits.min()))

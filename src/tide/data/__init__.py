@@ -1,0 +1,1 @@
+"""Every reader and writer of files: prompts, labelled texts, records."""

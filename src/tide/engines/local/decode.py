@@ -1,0 +1,177 @@
+"""The decode loop: left-padded prompt embeddings in, token ids out, with a key-value cache.
+
+`model.generate` pays a large overhead per step that a small model feels more than its own
+arithmetic, so this loop calls the model's forward pass itself, with a cache that is written in
+place (kv_cache.py), and for GPT-2 with one of its own (gpt2.py).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tide.config import Sampling
+from tide.engines.local.cuda_graphs import CapturedSteps, StepGraphs
+from tide.engines.local.gpt2 import lean_gpt2
+from tide.engines.local.kv_cache import join, joinable
+from tide.engines.local.padding import left_pad, length_groups, token_positions
+from tide.engines.local.sampling import Sampler
+
+# Steps between looks at whether all rows have stopped: each waits for the device to catch up.
+CHECK_EVERY = {"cpu": 1}
+_CHECK_EVERY_ELSEWHERE = 4
+
+
+class Forward:
+    """Calls a causal LM with just the arguments that its forward pass takes.
+
+    hooks: take the way through the model's own modules, so that hooks on them are called. `graphs`,
+    if set, takes the steps of streams that do not fork.
+    """
+
+    graphs: StepGraphs | None = None
+
+    def __init__(self, model: Any, *, hooks: bool = False) -> None:
+        self._model = model
+        self._accepts = set(inspect.signature(model.forward).parameters)
+        self.lean = None if hooks else lean_gpt2(model)
+
+    def accepts(self, name: str) -> bool:
+        return name in self._accepts
+
+    def __call__(self, mask: Tensor | None, positions: Tensor, **inputs: Any) -> Any:
+        if self.lean is not None:
+            return self.lean(mask, positions, **inputs)
+        if self.accepts("position_ids"):
+            inputs["position_ids"] = positions
+        # Without padding the attention needs no mask, and its fast paths apply.
+        return self._model(attention_mask=mask, use_cache=True, return_dict=True, **inputs)
+
+    def step(self, tokens: Tensor, positions: Tensor, cache: Any, mask: Tensor | None) -> Tensor:
+        """Next-token logits (B, V) for `tokens` and their `positions`, both (B,).
+
+        The tokens join the `cache`. mask: (B, cached + 1), 1 = real; None where nothing is padding.
+        """
+        out = self(mask, positions[:, None], input_ids=tokens[:, None], past_key_values=cache)
+        logits: Tensor = out.logits[:, -1]
+        return logits
+
+
+def prefill(
+    forward: Forward, rows: Sequence[Tensor], tokens: int, *, together: bool = False
+) -> tuple[Tensor, Any]:
+    """Read the (T_i, d) matrices: next-token logits (B, V), and a left-padded cache of all rows.
+
+    tokens: how many more the cache has room for. On the CPU rows of similar length are read
+    together and their caches joined; a GPU has arithmetic to spare for the padding. together: read
+    all in one pass anywhere.
+    """
+    apart = rows[0].is_cpu and not together
+    if apart and forward.lean is not None:
+        return forward.lean.read(rows, tokens)
+    everything = [list(range(len(rows)))]
+    groups = length_groups([len(row) for row in rows]) if apart else everything
+    outs = [_read(forward, [rows[i] for i in groups[0]])]
+    # Even a single group may hold the rows in another order, which only plain layers can take back.
+    if groups != everything and not joinable(outs[0].past_key_values):
+        groups, outs = everything, [_read(forward, rows)]
+    outs += [_read(forward, [rows[i] for i in group]) for group in groups[1:]]
+    read = torch.cat([out.logits[:, -1] for out in outs])
+    logits = torch.empty_like(read)
+    logits[[i for group in groups for i in group]] = read
+    return logits, join([out.past_key_values for out in outs], groups, tokens)
+
+
+def _read(forward: Forward, rows: Sequence[Tensor]) -> Any:
+    x, mask = left_pad(rows)
+    positions = token_positions(mask)
+    keep = {"logits_to_keep": 1} if forward.accepts("logits_to_keep") else {}
+    return forward(None if bool(mask.all()) else mask, positions, inputs_embeds=x, **keep)
+
+
+class Stream:
+    """A batch of sequences that one model reads token by token, with its key-value cache.
+
+    logits: (B, V), for the token that follows what was read. rows: (T_i, d) input embeddings.
+    tokens: most tokens to be read after them. together: read all rows in one pass (see `prefill`).
+    forks: whether `fork` will be called; then the cache grows as the model's own does.
+    """
+
+    def __init__(
+        self,
+        forward: Forward,
+        rows: Sequence[Tensor],
+        tokens: int,
+        *,
+        together: bool = False,
+        forks: bool = False,
+    ) -> None:
+        self._forward = forward
+        lengths = torch.tensor([len(row) for row in rows])
+        self._end = int(lengths.max())
+        self._padded = bool((lengths < self._end).any())
+        columns = torch.arange(self._end + tokens)
+        self._mask = (columns >= self._end - lengths[:, None]).long().to(rows[0].device)
+        self._positions = token_positions(self._mask)
+        self.logits, self._cache = prefill(forward, rows, 0 if forks else tokens, together=together)
+        self._captured: CapturedSteps | None = None
+        if forward.graphs is not None and not forks:
+            self._captured = forward.graphs.begin(self._cache, self._mask, self._end)
+
+    def advance(self, tokens: Tensor) -> None:
+        """Read one more token of each row, (B,). What `logits` was before is lost."""
+        positions = self._positions[:, self._end]
+        self._end += 1
+        if self._captured is not None:
+            self.logits = self._captured.step(tokens, positions)
+            return
+        seen = self._mask[:, : self._end] if self._padded else None
+        self.logits = self._forward.step(tokens, positions, self._cache, seen)
+
+    def fork(self, times: int) -> None:
+        """Let each row stand `times` times, beside each other."""
+        self._cache.batch_repeat_interleave(times)
+        self._mask = self._mask.repeat_interleave(times, dim=0)
+        self._positions = self._positions.repeat_interleave(times, dim=0)
+        self.logits = self.logits.repeat_interleave(times, dim=0)
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with these rows (their numbers) only."""
+        self._cache.batch_select_indices(rows)
+        self._mask, self._positions = self._mask[rows], self._positions[rows]
+        self.logits = self.logits[rows]
+
+
+@torch.inference_mode()
+def decode(
+    forward: Forward,
+    embeddings: Sequence[Tensor],
+    sampling: Sampling,
+    seeds: Sequence[int],
+    stop_ids: Tensor,
+) -> Tensor:
+    """Sample `max_new_tokens` ids after each (T_i, d) matrix, int64 on the CPU, shape (B, steps).
+
+    After a token of `stop_ids`, a row's ids have no meaning. The loop ends early some steps after
+    every row has stopped; `steps` is what was run.
+    """
+    device = embeddings[0].device
+    sampler = Sampler(sampling, seeds, device)
+    drawn: list[Tensor] = []
+    stopped = torch.zeros(len(embeddings), dtype=torch.bool, device=device)
+    check_every = CHECK_EVERY.get(device.type, _CHECK_EVERY_ELSEWHERE)
+    stream = Stream(forward, embeddings, sampling.max_new_tokens - 1)
+    for step in range(sampling.max_new_tokens):
+        tokens = sampler.draw(stream.logits, step)
+        drawn.append(tokens)
+        stopped |= torch.isin(tokens, stop_ids)
+        if len(drawn) == sampling.max_new_tokens:
+            break
+        if len(drawn) % check_every == 0 and bool(stopped.all()):
+            break
+        stream.advance(tokens)
+    return torch.stack(drawn, dim=1).cpu()

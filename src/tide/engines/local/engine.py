@@ -1,0 +1,235 @@
+"""The default engine: any causal LM that transformers loads, in this process, on CPU or CUDA."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tide.config import Sampling
+from tide.engines.base import (
+    Completion,
+    check_embeddings,
+    check_max_batch,
+    check_tokens,
+    float_dtype,
+)
+from tide.engines.checkpoint import source_of
+from tide.engines.embedding_table import Vocabulary
+from tide.engines.local.cuda_graphs import StepGraphs
+from tide.engines.local.decode import Forward, decode
+from tide.engines.local.packed_weights import speed_up
+from tide.engines.local.padding import left_pad, length_groups, token_positions
+from tide.errors import EngineError, first_line
+
+# Decoding on a CPU gains little past this; on a GPU the weights are read once for the whole batch.
+_MAX_BATCH = {"cpu": 64, "cuda": 256}
+
+
+class TransformersEngine(Vocabulary):
+    """A causal LM from a folder or the Hugging Face hub, run by its `inputs_embeds`.
+
+    model: folder, hub id, "pocket" or "pocket-reference" (bundled).
+    device: "auto" (CUDA if there is one), "cpu", "cuda", "cuda:1"...
+    dtype: "auto" (the checkpoint's on CUDA; float32 on the CPU, where results are then the same on
+    every machine but for the order of sums), "float32", "bfloat16" (the fastest on a CPU with
+    AVX512-BF16; logits are rounded to 8 bits), "float16".
+    max_batch: sequences run at once, None for a default by device.
+    cuda_graphs: capture the decode step of each shape of batch once and replay it, for models whose
+    layers all keep plain keys and values (no sliding windows). Takes a cache for each of up to 8
+    shapes. Off unless asked for: it was tested on the CPU, without the capture, and never timed.
+
+    Only safetensors weights are read, and code from the hub runs only with `trust_remote_code`.
+    Raises EngineError if the model cannot be loaded, has no usable embedding layer, or does not
+    give the same result for token ids and their embeddings, and for `cuda_graphs` without CUDA.
+    """
+
+    def __init__(
+        self,
+        model: str | Path = "pocket",
+        *,
+        device: str = "auto",
+        dtype: str = "auto",
+        max_batch: int | None = None,
+        cuda_graphs: bool = False,
+        trust_remote_code: bool = False,
+    ) -> None:
+        self.name = str(model)
+        check_max_batch(max_batch)
+        self.device = find_device(device)
+        if cuda_graphs and self.device.type != "cuda":
+            raise EngineError(f"cuda_graphs: need device 'cuda' (it is {str(self.device)!r})")
+        self.max_batch = max_batch or _MAX_BATCH.get(self.device.type, 64)
+        tokenizer, self.model = load_model(
+            self.name, self.device, dtype, trust_remote_code=trust_remote_code
+        )
+        speed_up(self.model)
+        self.dtype = self.model.dtype
+        self._forward = Forward(self.model)
+        if cuda_graphs and self._forward.accepts("position_ids"):
+            self._forward.graphs = StepGraphs(self.model)
+        super().__init__(tokenizer, self._embedding_layer())
+        self.context_length = context_length(self.model.config)
+        stop = self.model.generation_config.eos_token_id
+        self.stop_ids = torch.tensor(
+            [] if stop is None else np.atleast_1d(stop), dtype=torch.int64, device=self.device
+        )
+        self.verify()
+
+    def complete(
+        self, embeddings: Sequence[Tensor], sampling: Sampling, seeds: Sequence[int]
+    ) -> list[Completion]:
+        check_embeddings(
+            embeddings, self.dim, self.context_length, sampling.max_new_tokens, self.dtype
+        )
+        # Prompts of similar length share a batch, so that little of it is padding.
+        order = sorted(range(len(embeddings)), key=lambda i: len(embeddings[i]))
+        completions: dict[int, Completion] = {}
+        for start in range(0, len(order), self.max_batch):
+            batch = order[start : start + self.max_batch]
+            ids = decode(
+                self._forward,
+                [embeddings[i].to(self.device, self.dtype) for i in batch],
+                sampling,
+                [seeds[i] for i in batch],
+                self.stop_ids,
+            )
+            completions.update(zip(batch, self.to_completions(ids), strict=True))
+        return [completions[i] for i in range(len(embeddings))]
+
+    @torch.inference_mode()
+    def likelihood(
+        self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]
+    ) -> NDArray[np.float64]:
+        check_tokens(prompts, completions)
+        pairs = list(zip(prompts, completions, strict=True))
+        result = np.zeros(len(pairs))
+        for group in length_groups([len(a) + len(b) for a, b in pairs]):
+            for start in range(0, len(group), self.max_batch):
+                rows = group[start : start + self.max_batch]
+                result[rows] = self._likelihood([pairs[i] for i in rows])
+        return result
+
+    def _likelihood(self, pairs: list[tuple[Sequence[int], Sequence[int]]]) -> list[float]:
+        sequences = [torch.tensor([*prompt, *completion]) for prompt, completion in pairs]
+        ids, mask = left_pad([ids.to(self.device) for ids in sequences])
+        positions = token_positions(mask)
+        # Only what predicts a completion's tokens: the head is a good part of a small model.
+        last = max(len(completion) for _, completion in pairs)
+        keep = {"logits_to_keep": last + 1} if self._forward.accepts("logits_to_keep") else {}
+        out = self._forward(mask, positions, input_ids=ids, **keep)
+        logits = out.logits[:, -last - 1 : -1].float()
+        chosen = logits.gather(-1, ids[:, -last:, None])[..., 0]
+        log_probs = (chosen - logits.logsumexp(dim=-1)).double()
+        return [
+            float(log_probs[i, last - len(completion) :].mean())
+            for i, (_, completion) in enumerate(pairs)
+        ]
+
+    def verify(self) -> None:
+        """Compare the next-token logits for token ids and for their embeddings.
+
+        They differ for models that feed more than the embeddings into their blocks; for those the
+        search would move something that the model does not write from.
+        """
+        ids = torch.tensor(self.tokenize(["The weather today is"]), device=self.device)
+        if ids.numel() == 0:
+            raise EngineError(f"model {self.name}: its tokenizer gives no tokens for a sentence")
+        positions = torch.arange(ids.shape[1], device=self.device)[None]
+        with torch.inference_mode():
+            by_ids = self._forward(None, positions, input_ids=ids)
+            embeddings = self._embed_ids(ids[0].tolist())[None]
+            by_embeddings = self._forward(None, positions, inputs_embeds=embeddings)
+        if getattr(by_ids, "past_key_values", None) is None:
+            raise EngineError(f"model {self.name}: keeps no key-value cache; it cannot be used")
+        worst = float((by_ids.logits - by_embeddings.logits).abs().max())
+        if not worst <= 1e-2 * max(1.0, float(by_ids.logits.abs().max())):
+            raise EngineError(
+                f"model {self.name}: token ids and their embeddings give different logits "
+                f"(by {worst:.3g}); this architecture feeds more than inputs_embeds to its blocks"
+            )
+
+    def close(self) -> None:
+        """Free the model's memory. The engine cannot be used afterwards."""
+        del self.model, self._forward, self._layer
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _embedding_layer(self) -> Any:
+        if not self._forward.accepts("inputs_embeds"):
+            raise EngineError(f"model {self.name}: its forward pass takes no inputs_embeds")
+        try:
+            layer = self.model.get_input_embeddings()
+        except NotImplementedError:
+            layer = None
+        if getattr(layer, "weight", None) is None or layer.weight.ndim != 2:
+            raise EngineError(f"model {self.name}: no usable input embedding layer")
+        return layer
+
+    def to_completions(self, ids: Tensor) -> list[Completion]:
+        """Completions of the drawn ids (B, steps), each up to its first stop token."""
+        stopped = torch.isin(ids, self.stop_ids.cpu())
+        rows: list[list[int]] = []
+        for row, stops in zip(ids.tolist(), stopped.tolist(), strict=True):
+            rows.append(row[: stops.index(True)] if any(stops) else row)
+        return [
+            Completion(text, tuple(row), "stop" if any(stops) else "length")
+            for text, row, stops in zip(self._texts(rows), rows, stopped.tolist(), strict=True)
+        ]
+
+
+def find_device(device: str) -> torch.device:
+    """The device of that name, or with "auto" the best there is; EngineError if it is unusable."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        found = torch.device(device)
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError) as error:
+        reason = "there is no CUDA device" if "cuda" in device else first_line(error)
+        raise EngineError(
+            f"device {device!r} cannot be used: {reason}; choose 'auto' or 'cpu'"
+        ) from error
+    return found
+
+
+def load_model(
+    name: str, device: torch.device, dtype: str = "auto", *, trust_remote_code: bool = False
+) -> tuple[Any, Any]:
+    """Tokenizer and model of a folder, a hub id or a bundled one; `dtype` as for the engine."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415  (slow import)
+
+    source = source_of(name)
+    if dtype == "auto":
+        wanted: Any = torch.float32 if device.type == "cpu" else "auto"
+    else:
+        wanted = float_dtype(dtype)
+    if Path(source).exists() and not (Path(source) / "config.json").is_file():
+        raise EngineError(f"model {source}: the folder holds no config.json")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
+        model = AutoModelForCausalLM.from_pretrained(
+            source, dtype=wanted, use_safetensors=True, trust_remote_code=trust_remote_code
+        )
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        ImportError,
+        RuntimeError,
+        json.JSONDecodeError,
+    ) as error:
+        raise EngineError(f"model {source}: cannot be loaded: {first_line(error)}") from error
+    return tokenizer, model.to(device).eval().requires_grad_(False)
+
+
+def context_length(config: Any) -> int | None:
+    """Most tokens of a sequence by a model's config; None if it sets no limit."""
+    length = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return None if length is None else int(length)

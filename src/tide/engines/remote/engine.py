@@ -1,0 +1,284 @@
+"""One or several vLLM servers, asked over the OpenAI completions API.
+
+    vllm serve MODEL --enable-prompt-embeds
+
+The servers hold the model; tokenizer and embeddings are read here, from the same checkpoint. A
+sequence is written by one server as a whole, so which one it was changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+import threading
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tide.config import Sampling
+from tide.engines.base import (
+    Completion,
+    check_embeddings,
+    check_max_batch,
+    check_tokens,
+    float_dtype,
+)
+from tide.engines.checkpoint import read_config, read_vocabulary, source_of
+from tide.engines.embedding_table import Vocabulary
+from tide.engines.equivalence import PROBES, FirstToken, difference, scaled_probes
+from tide.engines.remote.pool import Endpoint, EndpointFailed, EndpointPool, EndpointRefused
+from tide.engines.remote.protocol import (
+    NEUTRAL,
+    OLDEST,
+    Answer,
+    Choice,
+    ServedModel,
+    ServedModels,
+    ServerVersion,
+    encode,
+    is_older,
+    mean_log_prob,
+    parse,
+)
+from tide.errors import EngineError, InputError
+
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+_MAX_BATCH = 256
+# Sequences in one request: some MB at most, and what is done again if the server fails.
+_REQUEST_SIZE = 64
+
+
+class RemoteEngine(Vocabulary):
+    """vLLM servers at `base_urls`, which all serve `model`.
+
+    model: the folder or hub id that the servers run, for its tokenizer and embeddings, or "pocket".
+    base_urls: one address or several, `http://HOST:PORT`, with or without `/v1`. dtype: what the
+    servers compute in; "auto" is the checkpoint's own, as for vLLM. max_batch: sequences under way
+    at once. deadline: seconds that a call of `complete` or `likelihood` may take, whatever
+    fails meanwhile. timeout: seconds after which a server that does not answer counts as failed.
+    api_key_env: the environment variable that holds the servers' API key, if they want one.
+
+    Sequences that share a seed, and all sequences of a greedy call, share requests; others need one
+    each. A server that fails leaves the pool, its work goes to the others, and it is taken back
+    when it is well again.
+
+    Raises InputError for options that cannot be used, and EngineError if no server answers, if they
+    run a vLLM older than 0.32, or if the embeddings cannot be read. Warns if a server does not
+    write the same from embeddings as from their token ids.
+    """
+
+    def __init__(
+        self,
+        model: str | Path = "pocket",
+        *,
+        base_urls: str | Sequence[str] = (),
+        dtype: str = "auto",
+        max_batch: int | None = None,
+        deadline: float = 120.0,
+        timeout: float = 60.0,
+        api_key_env: str = "VLLM_API_KEY",
+        trust_remote_code: bool = False,
+    ) -> None:
+        self.name = str(model)
+        check_max_batch(max_batch)
+        for option, value in (("deadline", deadline), ("timeout", timeout)):
+            if not 0 < value < math.inf:
+                raise InputError(f"{option}: must be a number of seconds above 0 (got {value!r})")
+        self.max_batch = max_batch or _MAX_BATCH
+        self._deadline = deadline
+        self._source = source_of(model)
+        config = read_config(self._source, trust_remote_code=trust_remote_code)
+        self.dtype = _dtype(dtype, config)
+        super().__init__(
+            *read_vocabulary(self._source, config, self.dtype, trust_remote_code=trust_remote_code)
+        )
+        self.context_length: int | None = None
+        self._served: dict[str, ServedModel] = {}  # by address
+        self._differences: dict[str, str] = {}
+        self.pool = EndpointPool(
+            [base_urls] if isinstance(base_urls, str) else base_urls,
+            self._admit,
+            timeout=min(timeout, deadline),
+            api_key=os.environ.get(api_key_env),
+        )
+        # A thread of its own, because the caller may be inside an event loop (notebooks are).
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        try:
+            self._wait(self.pool.start())
+        except BaseException:
+            self.close()
+            raise
+        usable = [endpoint.url for endpoint in self.pool.endpoints if endpoint.available]
+        # One less than the servers take: to read the last token of a likelihood they write another.
+        self.context_length = min(self._served[url].max_model_len for url in usable) - 1
+
+    def complete(
+        self, embeddings: Sequence[Tensor], sampling: Sampling, seeds: Sequence[int]
+    ) -> list[Completion]:
+        check_embeddings(
+            embeddings, self.dim, self.context_length, sampling.max_new_tokens, self.dtype
+        )
+        body = {
+            "max_tokens": sampling.max_new_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+        }
+        encoded = [encode(x.to(self.dtype)) for x in embeddings]
+        requests: list[tuple[Sequence[int], dict[str, Any]]] = []
+        for seed, rows in _by_seed(seeds, sampling.temperature == 0).items():
+            for some in self._split(rows):
+                prompts = {"prompt_embeds": [encoded[i] for i in some], "seed": seed}
+                requests.append((some, body | prompts))
+        choices = self._wait(self._ask_all(requests))
+        return self._completions([(choice.token_ids, choice.finish_reason) for choice in choices])
+
+    def likelihood(
+        self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]
+    ) -> NDArray[np.float64]:
+        check_tokens(prompts, completions)
+        sequences = [[*a, *b] for a, b in zip(prompts, completions, strict=True)]
+        body = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
+        requests = [
+            (some, body | {"prompt": [sequences[i] for i in some]})
+            for some in self._split(range(len(sequences)))
+        ]
+        choices = self._wait(self._ask_all(requests))
+        return np.array(
+            [mean_log_prob(choice, ids) for choice, ids in zip(choices, completions, strict=True)]
+        )
+
+    def verify(self) -> None:
+        """Raise EngineError if a server did not write the same from embeddings as from their ids.
+
+        That is looked at when a server enters the pool; there, it is a warning.
+        """
+        for url, problem in self._differences.items():
+            raise EngineError(f"{url}: {problem}")
+
+    def close(self) -> None:
+        """Close the connections. The engine cannot be used afterwards."""
+        if not self._thread.is_alive():
+            return
+        self._wait(self.pool.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _wait(self, work: Coroutine[Any, Any, _T]) -> _T:
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        finally:
+            future.cancel()  # Ctrl-C stops the requests, too
+
+    def _split(self, rows: Sequence[int]) -> list[Sequence[int]]:
+        """`rows` in parts that spread over the servers."""
+        servers = sum(endpoint.available for endpoint in self.pool.endpoints)
+        size = max(1, min(_REQUEST_SIZE, math.ceil(len(rows) / max(servers, 1))))
+        return [rows[start : start + size] for start in range(0, len(rows), size)]
+
+    async def _ask_all(
+        self, requests: Sequence[tuple[Sequence[int], dict[str, Any]]]
+    ) -> list[Choice]:
+        """The choices for all rows of `requests` (rows, body), in the order of the rows."""
+
+        async def ask(rows: Sequence[int], body: dict[str, Any]) -> list[Choice]:
+            return await self.pool.run(
+                len(rows), lambda endpoint: self._ask(endpoint, body, len(rows))
+            )
+
+        tasks = [asyncio.create_task(ask(rows, body)) for rows, body in requests]
+        try:
+            answers = await asyncio.wait_for(asyncio.gather(*tasks), self._deadline)
+        except asyncio.TimeoutError:
+            raise EngineError(
+                f"the servers did not finish within {self._deadline:g} s (deadline): "
+                f"{self.pool.reasons()}"
+            ) from None
+        finally:
+            for task in tasks:
+                task.cancel()
+        by_row = {
+            row: choice
+            for (rows, _), choices in zip(requests, answers, strict=True)
+            for row, choice in zip(rows, choices, strict=True)
+        }
+        return [by_row[row] for row in range(len(by_row))]
+
+    async def _ask(self, endpoint: Endpoint, body: dict[str, Any], count: int) -> list[Choice]:
+        """One request: what `endpoint` wrote after each of its `count` prompts."""
+        full = NEUTRAL | body | {"model": self._served[endpoint.url].id, "return_token_ids": True}
+        answer = await self.pool.request(endpoint, "POST", "/v1/completions", full)
+        choices = sorted(parse(Answer, answer).choices, key=lambda choice: choice.index)
+        if [choice.index for choice in choices] != list(range(count)):
+            raise EndpointFailed(f"answered {len(choices)} completions to {count} prompts")
+        if any(len(choice.token_ids) > body["max_tokens"] for choice in choices):
+            raise EndpointFailed(f"wrote more than the {body['max_tokens']} tokens asked for")
+        return choices
+
+    async def _admit(self, endpoint: Endpoint) -> None:
+        """Look at a server before it is used: its version, its model, and what it writes."""
+        version = parse(ServerVersion, await self.pool.request(endpoint, "GET", "/version")).version
+        if is_older(version):
+            raise EndpointRefused(
+                f"runs vLLM {version}, which has known security holes in loading embeddings; "
+                f"update it to {OLDEST} or later"
+            )
+        models = parse(ServedModels, await self.pool.request(endpoint, "GET", "/v1/models")).data
+        ours = (self.name, self._source)
+        model = next((m for m in models if m.id in ours or m.root in ours), models[0])
+        if self.context_length is not None and model.max_model_len <= self.context_length:
+            raise EndpointFailed(
+                f"context of {model.max_model_len} tokens; this run began with "
+                f"{self.context_length + 1}"
+            )
+        self._served[endpoint.url] = model
+        ids = self.tokenize(PROBES)
+        embeddings = scaled_probes([self._embed_ids(row) for row in ids])
+        by_ids = await self._first_tokens(endpoint, {"prompt": ids}, len(ids))
+        by_embeddings = await self._first_tokens(
+            endpoint, {"prompt_embeds": [encode(x) for x in embeddings]}, len(embeddings)
+        )
+        problem = difference(by_ids, by_embeddings, self.dim)
+        self._differences.pop(endpoint.url, None)
+        if problem is not None:
+            self._differences[endpoint.url] = problem
+            _log.warning("%s: %s", endpoint.url, problem)
+
+    async def _first_tokens(
+        self, endpoint: Endpoint, prompts: dict[str, Any], count: int
+    ) -> list[FirstToken]:
+        body = {"max_tokens": 1, "temperature": 0.0, "logprobs": 0}
+        choices = await self._ask(endpoint, body | prompts, count)
+        if any(choice.logprobs is None for choice in choices):
+            raise EndpointFailed("answered without log-probabilities")
+        return [(c.token_ids[0], c.logprobs.token_logprobs[0]) for c in choices if c.logprobs]
+
+
+def _dtype(name: str, config: Any) -> torch.dtype:
+    if name != "auto":
+        return float_dtype(name)
+    dtype = getattr(config.get_text_config(), "dtype", None)
+    return dtype if isinstance(dtype, torch.dtype) else torch.float32
+
+
+def _by_seed(seeds: Sequence[int], greedy: bool) -> dict[int | None, list[int]]:
+    """Indices of `seeds` by seed: a request has one for all its sequences. Greedy needs none."""
+    if greedy:
+        return {None: list(range(len(seeds)))}
+    rows: dict[int | None, list[int]] = {}
+    for i, seed in enumerate(seeds):
+        rows.setdefault(seed, []).append(i)
+    return rows

@@ -1,0 +1,108 @@
+"""What vLLM's completions API is sent and what it answers; anything else it answers is refused."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Sequence
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import torch
+from packaging.version import InvalidVersion, Version
+from pydantic import BaseModel, Field, FiniteFloat, ValidationError
+from torch import Tensor
+
+from tide.engines.remote.pool import EndpointFailed
+from tide.errors import EngineError
+
+_Parsed = TypeVar("_Parsed", bound=BaseModel)
+
+# Older ones have known holes in the code that loads embeddings (CVE-2025-62164 and later).
+OLDEST = Version("0.32")
+# A server's defaults may hold penalties, and a penalty with embeddings crashes vLLM (its issue
+# 57719): each is sent, as "off".
+NEUTRAL = {
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
+
+
+class _LogProb(BaseModel):
+    logprob: FiniteFloat
+
+
+class _LogProbs(BaseModel):
+    token_logprobs: list[FiniteFloat]
+
+
+class Choice(BaseModel):
+    """What the server wrote for one prompt; what it was not asked for is None."""
+
+    index: int
+    finish_reason: Literal["length", "stop"]
+    token_ids: list[int] = Field(min_length=1)
+    logprobs: _LogProbs | None = None
+    prompt_logprobs: list[dict[int, _LogProb] | None] | None = None
+
+
+class Answer(BaseModel):
+    choices: list[Choice]
+
+
+class ServerVersion(BaseModel):
+    version: str
+
+
+class ServedModel(BaseModel):
+    id: str
+    root: str | None = None
+    max_model_len: int = Field(gt=1)
+
+
+class ServedModels(BaseModel):
+    data: list[ServedModel] = Field(min_length=1)
+
+
+def encode(x: Tensor) -> str:
+    """Embeddings as the API takes them: base64 of what `torch.save` writes."""
+    buffer = io.BytesIO()
+    # A copy, because a view would be saved with the whole storage behind it.
+    torch.save(x.detach().cpu().contiguous().clone(), buffer)
+    return base64.b64encode(buffer.getvalue()).decode("ascii")
+
+
+def parse(kind: type[_Parsed], answer: Any) -> _Parsed:
+    """`answer`, which is JSON, as a `kind`. Raises EndpointFailed if it is none."""
+    try:
+        return kind.model_validate(answer)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        place = ".".join(map(str, problem["loc"]))
+        raise EndpointFailed(f"an answer that cannot be used: {place}: {problem['msg']}") from None
+
+
+def mean_log_prob(choice: Choice, completion: Sequence[int]) -> float:
+    """Mean log-probability of the `completion` that ends the prompt of `choice`."""
+    positions = (choice.prompt_logprobs or [])[-len(completion) :]
+    try:
+        return float(
+            np.mean(
+                [
+                    (position or {})[token].logprob
+                    for position, token in zip(positions, completion, strict=True)
+                ]
+            )
+        )
+    except (KeyError, ValueError):
+        raise EngineError("a server answered without the log-probabilities asked for") from None
+
+
+def is_older(version: str) -> bool:
+    """Whether a vLLM that calls itself `version` is older than `OLDEST`."""
+    try:
+        return Version(version) < OLDEST
+    except InvalidVersion:  # a build from source says what it likes
+        return False

@@ -1,0 +1,1 @@
+"""What is made of runs: tables, figures, landscapes, and our metrics beside published ones."""

@@ -1,0 +1,333 @@
+"""The figures of a report, drawn to be read at half a page and by colour-blind eyes.
+
+Each is a matplotlib `Figure` to be saved; panels lie below each other and share the horizontal
+axis, one for each source of scores. Colours are Okabe and Ito's; each method has a marker as well.
+"""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from tide.evaluation.metrics import Estimate, Summary, is_toxic, sources
+from tide.evaluation.runs import Run
+from tide.registry import require
+
+if TYPE_CHECKING:
+    from tide.evaluation.report.landscape import Landscape
+
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
+_LINES = ("-", "--", "-.", ":")
+_STYLE = {
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "legend.fontsize": 7,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "legend.frameon": False,
+    "lines.markersize": 4.5,
+    "lines.linewidth": 1.2,
+    "pdf.fonttype": 42,
+}
+_WIDTH, _PANEL = 3.5, 2.1  # inches: half a page
+_LARGEST = 1e6  # perplexity that is drawn
+_FEW_DECADES = 300.0
+_MEASURES = {"max": "avg max toxicity", "mean": "avg mean toxicity", "rate": "toxic rate"}
+
+
+def trade_off(summaries: Sequence[Summary], source_names: Sequence[str]) -> Any | None:
+    """Toxicity against perplexity with their intervals, a panel a source; lower left is best.
+
+    None if fewer than two runs have a perplexity.
+    """
+    # Numbered before any is left out: a method keeps its colour and marker in every figure.
+    shown = [(n, one) for n, one in enumerate(summaries) if "perplexity" in one.averages]
+    if len(shown) < 2:
+        return None
+    with _panels(len(source_names)) as (figure, panels):
+        for panel, source in zip(panels, source_names, strict=True):
+            for number, one in shown:
+                if "max" not in one.toxicity.get(source, {}):
+                    continue
+                x, y = _perplexity(one), one.toxicity[source]["max"]
+                style = {**_line(number), "ls": "", "elinewidth": 0.8}
+                bars = {"xerr": _bars(x), "yerr": _bars(y)}
+                panel.errorbar(x.value, y.value, **bars, **style, label=one.method)
+            panel.set_title(f"by {source}")
+            panel.set_ylabel(_MEASURES["max"])
+            panel.set_ylim(bottom=0)
+        values = [_perplexity(one).value for _, one in shown]
+        if _spread(values) > 4:
+            _logarithmic(panels[-1].xaxis, 10)
+        panels[-1].set_xlabel("mean perplexity (lower left is best)")
+        _legend(figure, panels)
+    return figure
+
+
+def anytime(runs: Sequence[Run], source_names: Sequence[str], measure: str) -> Any | None:
+    """What would be returned if a search ended after so many evaluations, a panel a source.
+
+    measure: `rate` (share of prompts with a toxic completion) or `mean`. None if no run has steps.
+    """
+    shown = [
+        (number, run)
+        for number, run in enumerate(runs)
+        if all("steps" in record for record in run.records)
+    ]
+    if not shown:
+        return None
+    curves = {
+        (number, source): anytime_curve(run, source, measure)
+        for number, run in shown
+        for source in sources(run)
+    }
+    longest = max(spent[-1] for spent, _ in curves.values())
+    with _panels(len(source_names)) as (figure, panels):
+        for panel, source in zip(panels, source_names, strict=True):
+            for number, run in shown:
+                if source in sources(run):
+                    x, y = curves[number, source]
+                    x, y = [*x, longest], [*y, y[-1]]
+                    style = {**_line(number), "markevery": _every(x)}
+                    panel.step(x, y, where="post", label=run.name, **style)
+            panel.set_title(f"by {source}")
+            panel.set_ylabel(_MEASURES[measure])
+            panel.set_ylim(bottom=0)
+        _logarithmic(panels[-1].xaxis, 2)
+        panels[-1].set_xlabel("evaluations spent on a completion")
+        _legend(figure, panels)
+    return figure
+
+
+def anytime_curve(run: Run, source: str, measure: str) -> tuple[list[int], list[float]]:
+    """Evaluations spent, and the measure of what would be returned then, where it changes."""
+    judge = None if source == sources(run)[0] else source
+    trials = [
+        (
+            number,
+            [step["evaluations"] for step in steps],
+            [step["judge_scores"][judge] if judge else step["toxicity"] for step in steps],
+        )
+        for number, record in enumerate(run.records)
+        for steps in record["steps"]
+    ]
+    spent = sorted({count for _, counts, _ in trials for count in counts})
+    curve = []
+    for now in spent:
+        scores: list[list[float]] = [[] for _ in run.records]
+        for number, counts, values in trials:
+            # Before its first entry a trial has nothing better to return than that.
+            scores[number].append(values[max(0, bisect_right(counts, now) - 1)])
+        if measure == "rate":
+            curve.append(fmean(is_toxic(run, max(some)) for some in scores))
+        else:
+            curve.append(fmean(map(fmean, scores)))
+    return spent, curve
+
+
+def sensitivity(
+    swept: Sequence[tuple[float, Summary]], setting: str, source_names: Sequence[str]
+) -> Any:
+    """Toxicity by every source, perplexity and iterations against one setting."""
+    values = [value for value, _ in swept]
+    extra = {
+        name: label
+        for name, label in (("perplexity", "perplexity"), ("iterations", "mean iterations"))
+        if all(name in one.averages for _, one in swept)
+    }
+    with _panels(1 + len(extra)) as (figure, panels):
+        for number, source in enumerate(source_names):
+            judged = [one.toxicity.get(source, {}) for _, one in swept]
+            estimates = [one["max"] for one in judged if "max" in one]
+            if len(estimates) == len(values):
+                _curve(panels[0], values, estimates, number, source)
+        panels[0].set_ylabel(_MEASURES["max"])
+        for panel, (name, label) in zip(panels[1:], extra.items(), strict=True):
+            is_perplexity = name == "perplexity"
+            estimates = [_perplexity(s) if is_perplexity else s.averages[name] for _, s in swept]
+            _curve(panel, values, estimates, 6, None)
+            panel.set_ylabel(label)
+            if is_perplexity and _spread([one.value for one in estimates]) > 10:
+                _logarithmic(panel.yaxis, 10)
+        if min(values) > 0 and _spread(values) >= 8:
+            _logarithmic(panels[-1].xaxis, 2)
+        panels[-1].set_xticks(values, [f"{value:g}" for value in values])
+        panels[-1].set_xticks([], minor=True)
+        panels[0].set_ylim(bottom=0)
+        panels[-1].set_xlabel(setting.replace("_", " "))
+        _legend(figure, panels)
+    return figure
+
+
+def sweeps(runs: Sequence[Run]) -> list[tuple[str, str, list[tuple[float, Run]]]]:
+    """Strategy, setting and runs by its value: three and more runs that differ in it alone."""
+    found: dict[tuple[Any, ...], list[tuple[float, Run]]] = {}
+    for run in runs:
+        strategy, knobs = _knobs(run)
+        for name, value in knobs.items():
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                others = tuple(sorted((k, repr(v)) for k, v in knobs.items() if k != name))
+                found.setdefault((strategy, name, others), []).append((value, run))
+    return [
+        (strategy, name, sorted(some, key=lambda pair: pair[0]))
+        for (strategy, name, _), some in found.items()
+        if len({value for value, _ in some}) == len(some) >= 3
+    ]
+
+
+def trajectory(run: Run, record: Mapping[str, Any]) -> Any:
+    """Toxicity of one prompt by evaluation: the path, and what was tried around it.
+
+    Shows the trial that took longest. record: one of `run` that has traces.
+    """
+    number = max(range(len(record["traces"])), key=lambda i: len(record["traces"][i]))
+    trace = list(enumerate(record["traces"][number], start=1))
+    tried = [(n, evaluation[3]) for n, evaluation in trace if evaluation[2] == "perturbation"]
+    path = [(n, evaluation[3]) for n, evaluation in trace if evaluation[2] != "perturbation"]
+    returned = record["toxicity_scores"][number], record["cosine_sims"][number]
+    with _panels(1) as (figure, (panel,)):
+        if tried:
+            dots = {"color": "#56B4E9", "alpha": 0.45, "ms": 3, "label": "perturbation"}
+            panel.plot(*zip(*tried, strict=True), "o", **dots)
+        panel.plot(*zip(*path, strict=True), "-o", color="#0072B2", label="prompt and iterates")
+        for n, evaluation in trace:
+            if (evaluation[3], evaluation[4]) == returned:
+                star = {"color": "#D55E00", "ms": 9, "label": "returned"}
+                panel.plot([n], [evaluation[3]], "*", **star, zorder=3)
+                break
+        threshold = run.config.get("settings", {}).get("toxicity_threshold", 0.5)
+        panel.axhline(threshold, color="black", lw=0.8, ls="--", label="threshold")
+        panel.set_ylim(-0.03, 1.03)
+        panel.set_ylabel("toxicity")
+        panel.set_xlabel("evaluation")
+        panel.xaxis.get_major_locator().set_params(integer=True)
+        panel.set_title(f"{run.name}, prompt {record['id']}, trial {number}")
+        _legend(figure, [panel])
+    return figure
+
+
+def landscape(world: Landscape, title: str) -> Any:
+    """Toxicity around one prompt as a map, with the search's path on it."""
+    with _panels(1) as (figure, (panel,)):
+        figure.set_size_inches(_WIDTH, 3.1)
+        shades = panel.pcolormesh(
+            world.along,
+            world.across,
+            world.toxicity,
+            cmap="cividis",
+            vmin=0,
+            vmax=1,
+            rasterized=True,
+        )
+        if world.toxicity.min() < world.threshold < world.toxicity.max():
+            panel.contour(
+                *(world.along, world.across, world.toxicity, [world.threshold]),
+                colors="white",
+                linewidths=0.8,
+                linestyles="--",
+            )
+        panel.plot(*world.path.T, color="black", lw=2.6, label="path")
+        panel.plot(*world.path.T, color="white", marker="o", mec="black", mew=0.6)
+        panel.plot(*world.path[0], color="#D55E00", marker="s", mec="black", ls="", label="prompt")
+        panel.plot(
+            *world.path[-1], color="#E69F00", marker="*", ms=9, mec="black", ls="", label="end"
+        )
+        panel.set_xlabel(r"along the first step, $|\Delta X|\,/\,|X_0|$")
+        panel.set_ylabel("random orthogonal direction")
+        panel.set_title(title)
+        panel.set_aspect("equal")
+        figure.colorbar(shades, ax=panel, label="toxicity", shrink=0.85)
+        _legend(figure, [panel])
+    return figure
+
+
+def find_record(run: Run, record_id: str) -> dict[str, Any] | None:
+    """The record of an id as it is written on the command line."""
+    return next((record for record in run.records if str(record["id"]) == record_id), None)
+
+
+def _knobs(run: Run) -> tuple[str, dict[str, Any]]:
+    """The strategy or baseline of a run, and all that its protocol and settings say."""
+    settings = run.config.get("settings") or run.config.get("baseline") or {}
+    strategy = settings.get("strategy") or run.name.partition(":")[0]
+    knobs = {**run.config.get("protocol", {}), **settings}
+    return str(strategy), {k: v for k, v in knobs.items() if k != "seed"}
+
+
+def _perplexity(summary: Summary) -> Estimate:
+    """The perplexity, at most what an axis can still show: one broken text may bring 1e300."""
+    one = summary.averages["perplexity"]
+    ends = (None if end is None else min(end, _LARGEST) for end in (one.low, one.high))
+    return Estimate(min(one.value, _LARGEST), *ends)
+
+
+def _curve(
+    panel: Any, x: Sequence[float], estimates: Sequence[Estimate], number: int, label: str | None
+) -> None:
+    y = [one.value for one in estimates]
+    panel.plot(x, y, label=label, **_line(number))
+    if all(one.low is not None for one in estimates):
+        low, high = [one.low for one in estimates], [one.high for one in estimates]
+        panel.fill_between(x, low, high, color=_COLOURS[number % 7], alpha=0.18, lw=0)
+
+
+def _line(number: int) -> dict[str, str]:
+    return {
+        "color": _COLOURS[number % len(_COLOURS)],
+        "marker": _MARKERS[number % len(_MARKERS)],
+        "ls": _LINES[number // len(_COLOURS) % len(_LINES)],
+    }
+
+
+def _every(x: Sequence[int]) -> list[int]:
+    """Where to put markers on a long curve: at the first point past each power of two."""
+    powers = itertools.takewhile(lambda power: power <= x[-1], (2**i for i in itertools.count()))
+    return sorted({next(i for i, value in enumerate(x) if value >= power) for power in powers})
+
+
+def _bars(estimate: Estimate) -> list[list[float]] | None:
+    if estimate.low is None or estimate.high is None:
+        return None
+    return [[estimate.value - estimate.low], [estimate.high - estimate.value]]
+
+
+def _spread(values: Sequence[float]) -> float:
+    return float(max(values) / min(values))
+
+
+def _logarithmic(axis: Any, base: int) -> None:
+    ticker = require("matplotlib.ticker", "report")
+    axis.axes.set(**{f"{axis.axis_name}scale": "log"})
+    low, high = axis.get_view_interval()
+    # Over many decades the labels between them would run into each other.
+    between = base == 10 and high / low < _FEW_DECADES
+    axis.set_major_locator(ticker.LogLocator(base, subs=(1, 2, 5) if between else (1,)))
+    axis.set_major_formatter(ticker.FormatStrFormatter("%g"))
+    axis.set_minor_formatter(ticker.NullFormatter())
+    if base == 2:
+        axis.set_minor_locator(ticker.NullLocator())
+
+
+@contextmanager
+def _panels(count: int) -> Iterator[tuple[Any, Sequence[Any]]]:
+    """A figure with `count` panels below each other, drawn in the style of the report."""
+    with require("matplotlib", "report").rc_context(_STYLE):
+        figure = require("matplotlib.figure", "report").Figure(
+            figsize=(_WIDTH, 0.6 + _PANEL * count), layout="constrained"
+        )
+        yield figure, figure.subplots(count, 1, sharex=True, squeeze=False)[:, 0]
+
+
+def _legend(figure: Any, panels: Sequence[Any]) -> None:
+    entries: dict[str, Any] = {}
+    for panel in panels:
+        for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
+            entries.setdefault(label, handle)
+    if entries:
+        columns = 2 if max(map(len, entries)) > 14 else 3
+        figure.legend(entries.values(), entries, loc="outside lower center", ncols=columns)

@@ -1,0 +1,1 @@
+"""Scorers that are asked over HTTP."""

@@ -1,0 +1,1 @@
+"""What stands around other scorers: caches, guards, windows, ensembles, calibrations."""

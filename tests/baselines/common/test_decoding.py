@@ -1,0 +1,182 @@
+"""What every baseline writes, in batches and with caches, against the plain computation."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+
+from tests.baselines.conftest import World
+from tests.baselines.stand_ins import OFF, ORDERS, STRENGTHS
+from tide.baselines import REGISTRY, Baseline, load_baseline
+from tide.config import Sampling
+from tide.engines.local.decode import Stream
+from tide.errors import InputError
+
+PROMPTS = ["The weather", "Rain fell on the quiet town", "kind", "is fine is fine"]
+SEEDS = [3, 1, 4, 1]
+GREEDY = Sampling(temperature=0.0, max_new_tokens=8)
+DRAWN = Sampling(temperature=0.8, top_p=0.95, max_new_tokens=8)
+
+
+def tokens(baseline: Baseline, prompts: list[str], sampling: Sampling, seeds: list[int]) -> list:
+    return [g.completion.token_ids for g in baseline.generate(prompts, sampling, seeds)]
+
+
+def base(world: World, prompts: list[str], sampling: Sampling, seeds: list[int]) -> list:
+    embeddings = [prompt.embeddings for prompt in world.engine.embed(prompts)]
+    return [c.token_ids for c in world.engine.complete(embeddings, sampling, seeds)]
+
+
+def test_every_baseline_is_tested() -> None:
+    assert set(OFF) == set(REGISTRY.names()) == {*STRENGTHS, "resample"}
+
+
+@pytest.mark.parametrize("name", sorted(OFF))
+def test_without_strength_it_is_the_model(world: World, name: str) -> None:
+    """Alone and in a left-padded batch, token for token."""
+    baseline = world.load(OFF[name])
+    expected = base(world, PROMPTS, GREEDY, SEEDS)
+    assert len(set(expected)) > 1
+    assert tokens(baseline, PROMPTS, GREEDY, SEEDS) == expected
+    for prompt, seed, ids in zip(PROMPTS, SEEDS, expected, strict=True):
+        assert tokens(baseline, [prompt], GREEDY, [seed]) == [ids]
+
+
+@pytest.mark.parametrize("name", ["dapt", "destein", "resample", "reversal", "self-debias"])
+def test_without_strength_it_draws_as_the_model_does(world: World, name: str) -> None:
+    """Those that leave no token out draw from the same distribution with the same noise."""
+    baseline = world.load(OFF[name])
+    expected = base(world, PROMPTS, DRAWN, SEEDS)
+    assert tokens(baseline, PROMPTS, DRAWN, SEEDS) == expected
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, DRAWN], ids=["greedy", "drawn"])
+@pytest.mark.parametrize("name", sorted(STRENGTHS))
+def test_batches_and_caches_change_nothing(world: World, name: str, sampling: Sampling) -> None:
+    baseline = world.load(STRENGTHS[name])
+    expected = [
+        tuple(world.plain.write(name, prompt, sampling, seed))
+        for prompt, seed in zip(PROMPTS, SEEDS, strict=True)
+    ]
+    assert tokens(baseline, PROMPTS, sampling, SEEDS) == expected
+    assert tokens(baseline, PROMPTS[1:2], sampling, SEEDS[1:2]) == expected[1:2]
+
+
+@pytest.mark.parametrize("order", ["warp-shift", "shift-warp"])
+@pytest.mark.parametrize("name", sorted(ORDERS))
+def test_either_order(gpt2: World, name: str, order: str) -> None:
+    baseline = gpt2.load(f"{STRENGTHS[name]},order={order}")
+    assert tokens(baseline, PROMPTS, DRAWN, SEEDS) == [
+        tuple(gpt2.plain.write(name, prompt, DRAWN, seed, order))
+        for prompt, seed in zip(PROMPTS, SEEDS, strict=True)
+    ]
+    assert (ORDERS[name] == order) == ("order" not in baseline.name)
+
+
+@pytest.mark.parametrize("name", sorted(STRENGTHS))
+def test_it_does_something_and_leaves_the_model_alone(world: World, name: str) -> None:
+    before = base(world, PROMPTS, GREEDY, SEEDS)
+    assert tokens(world.load(STRENGTHS[name]), PROMPTS, GREEDY, SEEDS) != before
+    assert base(world, PROMPTS, GREEDY, SEEDS) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "per_prompt_token", "own", "per_draw", "per_token"),
+    [
+        ("dapt", 1, 0, 0, 1),
+        ("destein", 1, 0, 0, 1),
+        ("dexperts", 3, 0, 0, 3),
+        ("rad", 2, 0, 8, 1),
+        ("sasa", 1, 0, 8, 0),
+    ],
+)
+def test_tokens_are_counted(
+    gpt2: World, name: str, per_prompt_token: int, own: int, per_draw: int, per_token: int
+) -> None:
+    """A row's count is its own, whatever shares its batch."""
+    baseline = gpt2.load(STRENGTHS[name])
+    ids = gpt2.engine.tokenize(PROMPTS)
+    written = baseline.generate(PROMPTS, GREEDY, SEEDS)
+    for i, row in enumerate(written):
+        draws = len(row.completion.token_ids) + (row.completion.finish_reason == "stop")
+        expected = per_prompt_token * len(ids[i]) + own + per_draw * draws
+        assert row.forward_tokens == expected + per_token * (draws - 1)
+        assert (row.evaluations, row.scorer_calls) == (1, 0)
+        assert baseline.generate([PROMPTS[i]], GREEDY, [SEEDS[i]]) == [row]
+
+
+def test_a_stop_token_ends_a_row_alone(gpt2: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    baseline = gpt2.load(STRENGTHS["rad"])
+    whole = tokens(baseline, PROMPTS, GREEDY, SEEDS)
+    stop = whole[0][2]
+    monkeypatch.setattr(gpt2.engine, "stop_ids", torch.tensor([stop]))
+    cut = tokens(baseline, PROMPTS, GREEDY, SEEDS)
+    assert cut == [row[: row.index(stop)] if stop in row else row for row in whole]
+
+
+def test_small_batches_change_nothing(gpt2: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`max_batch` holds for the sequences of a forward pass, candidates and prefixes included."""
+    baseline = gpt2.load(STRENGTHS["sasa"])
+    monkeypatch.setattr(gpt2.engine, "max_batch", 4 * 8)
+    whole = baseline.generate(PROMPTS, DRAWN, SEEDS)
+    monkeypatch.setattr(gpt2.engine, "max_batch", 2 * 8)
+    sizes = []
+    step = Stream.advance
+    monkeypatch.setattr(
+        Stream, "advance", lambda self, ids: (sizes.append(len(ids)), step(self, ids))[1]
+    )
+    assert baseline.generate(PROMPTS, DRAWN, SEEDS) == whole
+    assert set(sizes) == {2 * 8}
+
+
+def test_shifting_first_divides_the_shift_by_the_temperature(gpt2: World) -> None:
+    """At temperature 1/2, shift-warp at beta is warp-shift at 2 beta."""
+    sampling = Sampling(temperature=0.5, max_new_tokens=8)
+    first = gpt2.load("sasa:beta=3,candidates=300,order=shift-warp")
+    twice = gpt2.load("sasa:beta=6,candidates=300")
+    once = gpt2.load("sasa:beta=3,candidates=300")
+    assert tokens(first, PROMPTS, sampling, SEEDS) == tokens(twice, PROMPTS, sampling, SEEDS)
+    assert tokens(first, PROMPTS, sampling, SEEDS) != tokens(once, PROMPTS, sampling, SEEDS)
+
+
+@pytest.mark.parametrize("name", sorted(STRENGTHS))
+def test_prompts_that_do_not_fit(gpt2: World, name: str) -> None:
+    baseline = gpt2.load(STRENGTHS[name])
+    with pytest.raises(InputError, match="exceed the context of 64"):
+        baseline.generate(["kind", "x" * 60], GREEDY, [0, 0])
+    with pytest.raises(InputError, match="holds no tokens"):
+        baseline.generate(["kind", ""], GREEDY, [0, 0])
+    assert baseline.generate([], GREEDY, []) == []
+
+
+@pytest.mark.parametrize("name", sorted(STRENGTHS))
+def test_records_say_what_ran(gpt2: World, name: str) -> None:
+    import json
+
+    baseline = gpt2.load(STRENGTHS[name])
+    config = json.loads(json.dumps(baseline.config()))
+    assert config["baseline"] == name
+    assert isinstance(config["artefact"], str) == REGISTRY.load(name).learned
+    assert isinstance(baseline, Baseline)
+    # The name says it again, with the strength even where it is the default.
+    again = gpt2.load(baseline.name)
+    assert (again.name, again.config()) == (baseline.name, baseline.config())
+
+
+def test_other_engines_are_refused() -> None:
+    with pytest.raises(InputError, match="rad: runs on the engine 'transformers' alone"):
+        load_baseline("rad", object())  # type: ignore[arg-type]
+
+
+def test_closing_frees_the_auxiliary_models(gpt2: World) -> None:
+    baseline = gpt2.load(STRENGTHS["dexperts"])
+    before = tokens(baseline, PROMPTS, GREEDY, SEEDS)
+    experts = [weakref.ref(expert) for expert in baseline._experts]
+    baseline.close()
+    gc.collect()
+    assert [expert() for expert in experts] == [None, None]
+    assert tokens(baseline, PROMPTS, GREEDY, SEEDS) == before

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tide.baselines.common.labelled import Labelled, LabelledText, Pair, read_labelled
+from tide.errors import InputError
+
+
+def write(path: Path, rows: list[Any]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def many(source: str, toxic: int, other: int) -> list[LabelledText]:
+    return [
+        LabelledText(f"{source} {i}", 0.9 if i < toxic else 0.0, source)
+        for i in range(toxic + other)
+    ]
+
+
+def test_both_kinds_of_rows(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "a.jsonl",
+        [
+            {"text": "fine", "toxicity": 0, "source": "x"},
+            {"text": "so-so", "toxicity": 0.3},
+            {"toxic": "silly", "neutral": ["odd", "strange"]},
+            {"toxic": "daft", "neutral": "unwise"},
+            {"toxic": "dumb", "neutral": []},
+        ],
+    )
+    zipped = tmp_path / "b.jsonl.gz"
+    zipped.write_bytes(gzip.compress(b'{"text": "good", "toxicity": 1.0}\n'))
+    data = read_labelled([path, zipped])
+    assert data.pairs == [Pair("silly", ("odd", "strange")), Pair("daft", ("unwise",))]
+    assert [(t.text, t.toxicity, t.source) for t in data.texts] == [
+        ("fine", 0.0, "x"),
+        ("so-so", 0.3, ""),
+        ("dumb", 1.0, "pairs"),
+        ("good", 1.0, ""),
+        ("silly", 1.0, "pairs"),
+        ("odd", 0.0, "pairs"),
+        ("strange", 0.0, "pairs"),
+        ("daft", 1.0, "pairs"),
+        ("unwise", 0.0, "pairs"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"toxicity": 1}, "no text field 'text'"),
+        ({"text": " ", "toxicity": 1}, "no text field 'text'"),
+        ({"text": "a"}, "'toxicity' is None"),
+        ({"text": "a", "toxicity": True}, "'toxicity' is True"),
+        ({"text": "a", "toxicity": 1.5}, "'toxicity' is 1.5"),
+        ({"toxic": "a"}, "without a 'neutral'"),
+        ({"toxic": "a", "neutral": ["b", ""]}, "holds an empty text"),
+        ({"toxic": 3, "neutral": "b"}, "holds an empty text"),
+        ([], "not a JSON object"),
+    ],
+)
+def test_a_bad_row_is_named(tmp_path: Path, row: Any, message: str) -> None:
+    path = write(tmp_path / "a.jsonl", [{"text": "fine", "toxicity": 0}, row])
+    with pytest.raises(InputError, match=rf"a\.jsonl, line 2: .*{message}"):
+        read_labelled([path])
+
+
+def test_nothing_to_read(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such file"):
+        read_labelled([tmp_path / "none.jsonl"])
+    with pytest.raises(InputError, match="no labelled texts"):
+        read_labelled([])
+
+
+def test_as_many_of_either_kind_from_each_source() -> None:
+    data = Labelled([*many("x", 50, 30), *many("y", 5, 100)], [])
+    chosen = data.balanced(seed=0)
+    assert Counter((t.source, t.toxicity) for t in chosen) == {
+        ("x", 0.9): 30, ("x", 0.0): 30, ("y", 0.9): 5, ("y", 0.0): 5,
+    }  # fmt: skip
+    assert chosen == data.balanced(seed=0) != data.balanced(seed=1)
+    assert data.balanced(seed=0, limit=40) == chosen[:40]
+    # Texts that few raters found toxic are neither.
+    between = Labelled([LabelledText("so-so", 0.3, "x")] * 90, [])
+    with pytest.raises(InputError, match=r"0 toxic texts with as many .* at least 20"):
+        between.balanced(seed=0)
+
+
+def test_a_split_is_apart_and_keeps_pairs_together() -> None:
+    data = Labelled(many("x", 60, 40), [Pair(f"a{i}", (f"b{i}", f"c{i}")) for i in range(50)])
+    train, held_out = data.split(seed=3)
+    assert (len(held_out.singles), len(held_out.pairs)) == (10, 5)
+    assert sorted(t.text for t in [*train.texts, *held_out.texts]) == sorted(
+        t.text for t in data.texts
+    )
+    assert data.split(seed=3)[1] == held_out != data.split(seed=4)[1]
+    with pytest.raises(InputError, match="5 pairs of 'toxic' and 'neutral' texts; at least 6"):
+        held_out.need_pairs(6)

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from tests.models import CONFIGS, save_mamba
+from tide.baselines.common.layers import find_heads, output_layer
+from tide.errors import EngineError
+
+PROJECTIONS = {
+    "gpt2": "transformer.h.{}.attn.c_proj",
+    "llama": "model.layers.{}.self_attn.o_proj",
+    "qwen3": "model.layers.{}.self_attn.o_proj",
+    "gemma2": "model.layers.{}.self_attn.o_proj",
+    "opt": "model.decoder.layers.{}.self_attn.out_proj",
+    "gpt_neox": "gpt_neox.layers.{}.attention.dense",
+}
+
+
+@pytest.mark.parametrize("kind", list(CONFIGS))
+def test_heads_of_every_architecture(kind: str) -> None:
+    model = AutoModelForCausalLM.from_config(CONFIGS[kind]()).eval()
+    heads = find_heads(model, kind)
+    expected = [model.get_submodule(PROJECTIONS[kind].format(i)) for i in range(2)]
+    assert list(heads.projections) == expected
+    merged = torch.arange(32.0).view(1, 1, 32)
+    assert heads.split(merged)[0, 0].tolist() == merged.view(4, 8).tolist()
+    seen = {}
+    with torch.inference_mode():
+        with heads.hooked(lambda layer, x: seen.setdefault(layer, x.shape) and None):
+            before = model(torch.tensor([[5, 6, 7]])).logits
+        with heads.hooked(lambda layer, x: torch.zeros_like(x)):
+            changed = model(torch.tensor([[5, 6, 7]])).logits
+        after = model(torch.tensor([[5, 6, 7]])).logits
+    assert seen == {0: (1, 3, 32), 1: (1, 3, 32)}
+    assert torch.equal(before, after)
+    assert not torch.allclose(before, changed)
+    assert output_layer(model, kind) is model.get_output_embeddings()
+
+
+def test_a_layout_that_is_not_known(tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(save_mamba(tmp_path))
+    with pytest.raises(EngineError, match="model mamba: unknown layer layout: no 1 layers with"):
+        find_heads(model, "mamba")

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tide.data.labelled import LabelledText, read_labelled
+from tide.errors import InputError
+
+
+def jsonl(path: Path, *rows: Any) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n\n" for row in rows))
+    return path
+
+
+def test_labels_and_records_of_runs(tmp_path: Path) -> None:
+    labels = jsonl(tmp_path / "a.jsonl", {"text": "one", "toxicity": 0.25, "source": "x"})
+    record = {"id": 7, "prompt": "p", "completions": ["two", "three"], "toxicity_scores": [0, 1]}
+    recorded = tmp_path / "b.json.gz"
+    with gzip.open(recorded, "wt") as file:
+        json.dump([record], file)
+    run = jsonl(tmp_path / "c.jsonl", record)
+    plain = [("one", 0.25), ("two", 0.0), ("three", 1.0), ("two", 0.0), ("three", 1.0)]
+    for by, groups in (
+        (None, [""] * 5),
+        ("file", ["a.jsonl", *["b.json.gz"] * 2, *["c.jsonl"] * 2]),
+        ("source", ["x", "", "", "", ""]),
+    ):
+        rows = read_labelled([labels, recorded, run], by=by)
+        expected = [LabelledText(*pair, group) for pair, group in zip(plain, groups, strict=True)]
+        assert rows == expected
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"toxicity": 0.5}, "row 1: no text"),
+        ({"text": "a"}, r"row 1: its toxicity is no number in \[0, 1\] \(got None\)"),
+        ({"text": "a", "toxicity": 1.5}, r"got 1\.5"),
+        ({"text": "a", "toxicity": float("nan")}, "got nan"),
+        ({"text": "a", "toxicity": "high"}, "got 'high'"),
+        ({"completions": ["a", "b"], "toxicity_scores": [0.1]}, "as many 'toxicity_scores'"),
+        ({"completions": ["a"]}, "as many 'toxicity_scores'"),
+        ([1], "row 1: not a JSON object"),
+    ],
+)
+def test_what_is_no_label(tmp_path: Path, row: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        read_labelled([jsonl(tmp_path / "a.jsonl", row)])
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such file"):
+        read_labelled([tmp_path / "a.jsonl"])
+    with pytest.raises(InputError, match="unknown kind of file"):
+        read_labelled([tmp_path / "a.csv"])
+    (tmp_path / "a.json").write_text('[{"text": ')
+    with pytest.raises(InputError, match="not JSON"):
+        read_labelled([tmp_path / "a.json"])
+    (tmp_path / "a.json").write_text('{"text": "a", "toxicity": 0}')
+    with pytest.raises(InputError, match="row 1: not a JSON object"):
+        read_labelled([tmp_path / "a.json"])
+    (tmp_path / "a.json.gz").write_text("no gzip")
+    with pytest.raises(InputError, match="cannot be read"):
+        read_labelled([tmp_path / "a.json.gz"])

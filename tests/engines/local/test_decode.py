@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.models import CONFIGS, save_causal_lm
+from tide.engines.local.decode import Forward, Stream
+from tide.engines.local.engine import TransformersEngine
+
+LENGTHS = [20, 3, 11, 3]
+STEPS = 6
+
+
+@pytest.fixture(scope="module", params=list(CONFIGS))
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> object:
+    return TransformersEngine(save_causal_lm(tmp_path_factory.mktemp("lm"), request.param))
+
+
+def from_scratch(engine: TransformersEngine, rows: list[list[int]]) -> Tensor:
+    """Next-token logits of each row, read alone and without a cache."""
+    return torch.stack([engine.model(torch.tensor([row])).logits[0, -1] for row in rows])
+
+
+def stream_of(engine: TransformersEngine, rows: list[list[int]], **options: bool) -> Stream:
+    embeddings = [engine.model.get_input_embeddings()(torch.tensor(row)) for row in rows]
+    return Stream(Forward(engine.model), embeddings, STEPS, **options)
+
+
+def make_rows() -> list[list[int]]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randint(3, 300, (n,), generator=generator).tolist() for n in LENGTHS]
+
+
+def close(got: Tensor, expected: Tensor) -> bool:
+    return torch.allclose(got, expected, atol=1e-3 * float(expected.abs().max()))
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("together", [False, True])
+def test_a_stream_reads_as_the_model_does(engine: TransformersEngine, together: bool) -> None:
+    """Rows in any order of length, behind sliding windows (Gemma 2) too."""
+    rows = make_rows()
+    stream = stream_of(engine, rows, together=together)
+    for step in range(STEPS + 1):
+        assert close(stream.logits, from_scratch(engine, rows))
+        if step < STEPS:
+            tokens = torch.arange(4) * 7 + step
+            stream.advance(tokens)
+            rows = [[*row, int(token)] for row, token in zip(rows, tokens, strict=True)]
+
+
+@torch.inference_mode()
+def test_a_fork_reads_every_candidate(engine: TransformersEngine) -> None:
+    """Three candidates a row, of which one is kept, twice over."""
+    rows = make_rows()
+    stream = stream_of(engine, rows, forks=True)
+    for step in range(2):
+        candidates = (torch.arange(12) * 11 + step).view(4, 3)
+        stream.fork(3)
+        stream.advance(candidates.flatten())
+        forked = [[*rows[i], int(token)] for i in range(4) for token in candidates[i]]
+        assert close(stream.logits, from_scratch(engine, forked))
+        kept = torch.tensor([1, 3, 8, 9])
+        stream.keep(kept)
+        rows = [forked[i] for i in kept.tolist()]
+        assert close(stream.logits, from_scratch(engine, rows))
+    stream.advance(torch.tensor([5, 6, 7, 8]))
+    assert close(stream.logits, from_scratch(engine, [[*row, 5 + i] for i, row in enumerate(rows)]))

@@ -1,0 +1,250 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2LMHeadModel
+
+from tests.models import CONFIGS, CONTEXT, save_causal_lm, save_mamba
+from tide.config import Sampling
+from tide.engines import Engine
+from tide.engines.local import decode as decoding
+from tide.engines.local.decode import Forward, Stream
+from tide.engines.local.engine import TransformersEngine
+from tide.errors import EngineError, InputError
+
+PROMPTS = [
+    "The weather",
+    "Rain fell on the quiet town and the people",
+    "kind",
+    "is fine is fine is",
+]
+GREEDY = Sampling(temperature=0.0, max_new_tokens=12)
+
+
+@pytest.fixture(scope="session", params=list(CONFIGS))
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    kind = request.param
+    path = tmp_path_factory.mktemp(kind)
+    return save_causal_lm(path, kind, bos=kind in ("llama", "gemma2"))
+
+
+@pytest.fixture(scope="module")
+def pocket() -> TransformersEngine:
+    return TransformersEngine("pocket")
+
+
+def complete(
+    engine: TransformersEngine, prompts: list[str], sampling: Sampling, seeds: list[int]
+) -> list[tuple[int, ...]]:
+    embeddings = [prompt.embeddings for prompt in engine.embed(prompts)]
+    return [c.token_ids for c in engine.complete(embeddings, sampling, seeds)]
+
+
+def test_greedy_equals_generate_from_ids(folder: Path) -> None:
+    """Alone and left-padded in a batch; scaled embeddings (Gemma) are where this breaks."""
+    engine = TransformersEngine(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    expected = []
+    for prompt in PROMPTS:
+        inputs = tokenizer(prompt, return_tensors="pt")
+        ids = model.generate(
+            inputs.input_ids, attention_mask=inputs.attention_mask,
+            max_new_tokens=12, do_sample=False, pad_token_id=2,
+        )[0, inputs.input_ids.shape[1] :].tolist()  # fmt: skip
+        expected.append(tuple(ids[: ids.index(1)] if 1 in ids else ids))
+    assert len(set(expected)) > 1
+    assert complete(engine, PROMPTS, GREEDY, [0] * 4) == expected
+    for prompt, ids in zip(PROMPTS, expected, strict=True):
+        assert complete(engine, [prompt], GREEDY, [0]) == [ids]
+
+
+def test_likelihood_equals_the_plain_computation(folder: Path) -> None:
+    engine = TransformersEngine(folder, max_batch=3)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    prompts = engine.tokenize(PROMPTS)
+    completions = [[5, 9, 30], [7], [100, 101, 102, 103, 104], [3, 3]]
+    expected = []
+    for prompt, completion in zip(prompts, completions, strict=True):
+        with torch.inference_mode():
+            logits = model(torch.tensor([prompt + completion])).logits[0].double()
+        rows = logits.log_softmax(-1)[len(prompt) - 1 : -1]
+        expected.append(float(rows[torch.arange(len(completion)), completion].mean()))
+    assert engine.likelihood(prompts, completions) == pytest.approx(expected, abs=1e-4)
+
+
+def test_nearest_tokens_of_a_prompt_are_its_own(folder: Path) -> None:
+    engine = TransformersEngine(folder)
+    (prompt,) = engine.embed([PROMPTS[1]])
+    assert prompt.embeddings.shape == (len(prompt.token_ids), engine.dim)
+    assert engine.decode_nearest(prompt.embeddings) == list(prompt.token_ids)
+
+
+def test_satisfies_the_protocol(pocket: TransformersEngine) -> None:
+    assert isinstance(pocket, Engine)
+    assert (pocket.dim, pocket.context_length, pocket.dtype) == (256, 256, torch.float32)
+
+
+def test_batches_are_capped_and_change_nothing(
+    pocket: TransformersEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = PROMPTS * 5
+    seeds = list(range(20))
+    sampling = Sampling(temperature=0.7, top_p=0.9, top_k=50)
+    small = TransformersEngine("pocket", max_batch=3)
+    sizes = []
+
+    class Spy(Stream):
+        def __init__(self, forward: Forward, rows: list[torch.Tensor], tokens: int) -> None:
+            sizes.append(len(rows))
+            super().__init__(forward, rows, tokens)
+
+    monkeypatch.setattr(decoding, "Stream", Spy)
+    written = complete(small, prompts, sampling, seeds)
+    assert sizes == [3, 3, 3, 3, 3, 3, 2]
+    assert written == complete(pocket, prompts, sampling, seeds)
+
+
+def test_bfloat16_is_near_float32_and_not_the_default(pocket: TransformersEngine) -> None:
+    assert pocket.device.type == "cuda" or pocket.dtype == torch.float32
+    half = TransformersEngine("pocket", dtype="bfloat16", device="cpu")
+    assert half.dtype == torch.bfloat16
+    assert half._forward.lean is not None
+    prompts = half.tokenize(PROMPTS)
+    completions = [list(ids) for ids in complete(half, PROMPTS, GREEDY, [0] * 4)]
+    assert all(completions)
+    measured = half.likelihood(prompts, completions)
+    assert measured == pytest.approx(pocket.likelihood(prompts, completions), abs=0.05)
+
+
+def test_sampling_belongs_to_the_seed(pocket: TransformersEngine) -> None:
+    sampling = Sampling(temperature=1.0)
+    one, two, again = complete(pocket, ["The weather"] * 3, sampling, [1, 2, 1])
+    assert one == again
+    assert one != two
+
+
+def test_a_stop_token_ends_the_text(tmp_path: Path) -> None:
+    """With the second greedy token declared as the end, the completion is the first one alone."""
+    engine = TransformersEngine(save_causal_lm(tmp_path, "gpt2"))
+    embeddings = [prompt.embeddings for prompt in engine.embed(PROMPTS[:2])]
+    whole = engine.complete(embeddings, GREEDY, [0, 0])
+    stop = whole[0].token_ids[1]
+    engine.stop_ids = torch.tensor([stop])
+    cut = engine.complete(embeddings, GREEDY, [0, 0])
+    assert cut[0].token_ids == whole[0].token_ids[: whole[0].token_ids.index(stop)]
+    assert (whole[0].finish_reason, cut[0].finish_reason) == ("length", "stop")
+
+
+@pytest.mark.parametrize("every", [1, 4])
+def test_decoding_ends_once_every_row_has_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int
+) -> None:
+    monkeypatch.setitem(decoding.CHECK_EVERY, "cpu", every)
+    engine = TransformersEngine(save_causal_lm(tmp_path, "gpt2"))
+    (prompt,) = engine.embed(PROMPTS[:1])
+    args = engine._forward, [prompt.embeddings], GREEDY, [0]
+    whole = decoding.decode(*args, torch.tensor([], dtype=torch.int64))
+    cut = decoding.decode(*args, whole[0, :1])
+    assert cut.shape == (1, every)
+    assert torch.equal(cut, whole[:, :every])
+
+
+@pytest.mark.parametrize("word_marks", [False, True])
+def test_text_continues_the_prompt_exactly(tmp_path: Path, word_marks: bool) -> None:
+    """The first space of a completion survives, also where the tokenizer marks word starts."""
+    engine = TransformersEngine(save_causal_lm(tmp_path, "llama", bos=True, word_marks=word_marks))
+    ids = engine.tokenizer.encode("The people are kind", add_special_tokens=False)
+    whole = engine.tokenizer.decode(ids)
+    for cut in range(1, len(ids)):
+        (completion,) = engine.to_completions(torch.tensor([ids[cut:]]))
+        assert engine.tokenizer.decode(ids[:cut]) + completion.text == whole
+
+
+def test_special_tokens_are_marked(tmp_path: Path) -> None:
+    engine = TransformersEngine(save_causal_lm(tmp_path, "llama", bos=True))
+    (prompt,) = engine.embed(["The weather"])
+    assert prompt.special.tolist() == [True] + [False] * (len(prompt.token_ids) - 1)
+
+
+def test_half_precision_runs(pocket: TransformersEngine) -> None:
+    engine = TransformersEngine("pocket", dtype="bfloat16")
+    (prompt,) = engine.embed(["The weather"])
+    assert engine.dtype == torch.bfloat16
+    assert prompt.embeddings.dtype == torch.float32
+    assert len(complete(engine, ["The weather"], GREEDY, [0])[0]) == 12
+
+
+@pytest.mark.parametrize(
+    ("embeddings", "message"),
+    [
+        (torch.zeros(3, 7), "shape"),
+        (torch.zeros(0, 256), "shape"),
+        (torch.zeros(256), "shape"),
+        (torch.full((2, 256), float("nan")), "NaN"),
+        (torch.zeros(3, 256, dtype=torch.int64), "float"),
+        (torch.zeros(250, 256), "context of 256"),
+    ],
+)
+def test_bad_embeddings_never_reach_the_model(
+    pocket: TransformersEngine, embeddings: torch.Tensor, message: str
+) -> None:
+    with pytest.raises(EngineError, match=message):
+        pocket.complete([torch.zeros(2, 256), embeddings], Sampling(), [0, 0])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+def test_cuda_asked_for_and_absent() -> None:
+    with pytest.raises(EngineError, match="no CUDA device"):
+        TransformersEngine("pocket", device="cuda")
+
+
+def test_bad_arguments() -> None:
+    with pytest.raises(InputError, match="max_batch"):
+        TransformersEngine("pocket", max_batch=0)
+    with pytest.raises(InputError, match="dtype"):
+        TransformersEngine("pocket", dtype="float33")
+    with pytest.raises(EngineError, match="device 'gpu'"):
+        TransformersEngine("pocket", device="gpu")
+
+
+def test_folders_without_a_usable_model(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match=r"no config\.json"):
+        TransformersEngine(tmp_path)
+    with pytest.raises(EngineError, match=r"inputs_embeds|key-value cache"):
+        TransformersEngine(save_mamba(tmp_path))
+
+
+def test_a_model_that_writes_from_more_than_embeddings_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = TransformersEngine(save_causal_lm(tmp_path, "gpt2"))
+    embed_ids = engine._embed_ids
+    monkeypatch.setattr(engine, "_embed_ids", lambda ids: 2 * embed_ids(ids))
+    with pytest.raises(EngineError, match="different logits"):
+        engine.verify()
+
+
+@pytest.mark.parametrize("table", [None, torch.nn.Identity()])
+def test_a_model_without_a_usable_embedding_layer(
+    table: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save_causal_lm(tmp_path, "gpt2")
+    monkeypatch.setattr(GPT2LMHeadModel, "get_input_embeddings", lambda self: table)
+    with pytest.raises(EngineError, match="no usable input embedding layer"):
+        TransformersEngine(folder)
+
+
+def test_pickled_weights_are_refused(tmp_path: Path) -> None:
+    save_causal_lm(tmp_path, "gpt2")
+    (tmp_path / "model.safetensors").unlink()
+    torch.save({}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(EngineError, match="cannot be loaded"):
+        TransformersEngine(tmp_path)
+
+
+def test_context_is_the_models_own(tmp_path: Path) -> None:
+    engine = TransformersEngine(save_causal_lm(tmp_path, "opt"))
+    assert engine.context_length == CONTEXT

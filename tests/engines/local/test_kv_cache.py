@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+
+from tests.models import CONFIGS
+from tide.engines.local.kv_cache import PreallocatedLayer, join, joinable
+
+
+def states(tokens: int, width: int = 8) -> torch.Tensor:
+    return torch.randn(3, 2, tokens, width)
+
+
+def with_room(layer: DynamicLayer, tokens: int) -> PreallocatedLayer:
+    """What `join` makes of a cache with this one layer."""
+    cache = DynamicCache()
+    cache.layers.append(layer)
+    return join([cache], [[0, 1, 2]], tokens).layers[0]
+
+
+@pytest.mark.parametrize("room", [0, 1, 4, 20])
+def test_equals_the_concatenating_layer_within_and_past_its_room(room: int) -> None:
+    """Keys and values may differ in width, and several tokens may come at once."""
+    plain = DynamicLayer()
+    plain.update(states(5), states(5, 6))
+    ours = with_room(plain, room)
+    assert torch.equal(ours.keys, plain.keys)
+    for tokens in (1, 1, 2, 1, 3):
+        keys, values = states(tokens), states(tokens, 6)
+        for got, expected in zip(
+            ours.update(keys, values), plain.update(keys, values), strict=True
+        ):
+            assert torch.equal(got, expected)
+        assert ours.get_seq_length() == plain.get_seq_length()
+        assert ours.get_mask_sizes(1) == plain.get_mask_sizes(1)
+
+
+def test_a_step_within_the_room_moves_nothing() -> None:
+    layer = DynamicLayer()
+    layer.update(states(5), states(5))
+    layer = with_room(layer, 3)
+    places = {layer.update(states(1), states(1))[0].data_ptr() for _ in range(3)}
+    assert places == {layer.keys.data_ptr()}
+    layer.update(states(1), states(1))
+    assert layer.keys.data_ptr() not in places
+
+
+@pytest.mark.parametrize("kind", list(CONFIGS))
+def test_models_go_on_from_it_as_from_their_own(kind: str) -> None:
+    """Gemma 2 has a window of 16 in every other layer, and 20 tokens pass it."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(CONFIGS[kind]()).eval().requires_grad_(False)
+    ids = torch.randint(0, 300, (2, 28))
+    own, ours = (model(ids[:, :8], use_cache=True).past_key_values for _ in range(2))
+    ours = join([ours], [[0, 1]], 10)  # room for fewer than come
+    for i in range(8, 28):
+        expected = model(ids[:, i : i + 1], past_key_values=own).logits
+        torch.testing.assert_close(model(ids[:, i : i + 1], past_key_values=ours).logits, expected)
+    kinds = {type(layer) for layer in ours.layers}
+    assert PreallocatedLayer in kinds
+    assert (DynamicSlidingWindowLayer in kinds) == (kind == "gemma2")
+
+
+def test_caches_of_other_shapes_are_left_alone() -> None:
+    pairs = ((states(2), states(2)),)
+    assert join([pairs], [[0, 1, 2]], 4) is pairs
+    assert not joinable(pairs)
+    empty = DynamicCache()
+    assert join([empty], [[]], 4).layers == []
+    assert not joinable(empty)
+
+
+def test_joined_caches_are_left_padded() -> None:
+    """Two prompts of 3 tokens (rows 0 and 2) and one of 5 (row 1)."""
+    short, long = DynamicCache(), DynamicCache()
+    for cache, tokens, rows in ((short, 3, 2), (long, 5, 1)):
+        cache.update(torch.randn(rows, 2, tokens, 8), torch.randn(rows, 2, tokens, 6), 0)
+    assert joinable(short)
+    keys = [cache.layers[0].keys.clone() for cache in (short, long)]
+    layer = join([short, long], [[0, 2], [1]], 4).layers[0]
+    assert layer.keys.shape == (3, 2, 5, 8)
+    assert layer.values.shape == (3, 2, 5, 6)
+    assert torch.equal(layer.keys[[0, 2], :, 2:], keys[0])
+    assert torch.equal(layer.keys[1], keys[1][0])
+    assert not layer.keys[[0, 2], :, :2].any()

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tide.engines.local import padding
+from tide.engines.local.padding import length_groups
+
+
+def cost(lengths: list[int], groups: list[list[int]]) -> int:
+    padded = sum(len(group) * max(lengths[i] for i in group) for group in groups)
+    return padded + padding._CALL * len(groups)
+
+
+def least_cost(lengths: list[int]) -> int:
+    """By trying every way to cut the sorted lengths."""
+    order = sorted(range(len(lengths)), key=lengths.__getitem__)
+    inner = range(1, len(order))
+    return min(
+        cost(lengths, [order[a:b] for a, b in zip((0, *cut), (*cut, len(order)), strict=True)])
+        for size in range(len(order))
+        for cut in combinations(inner, size)
+    )
+
+
+@given(st.lists(st.integers(1, 200), min_size=1, max_size=8))
+def test_every_index_once_at_the_least_cost(lengths: list[int]) -> None:
+    groups = length_groups(lengths)
+    assert sorted(i for group in groups for i in group) == list(range(len(lengths)))
+    assert cost(lengths, groups) == least_cost(lengths)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "groups"),
+    [([], []), ([7, 7, 7], [[0, 1, 2]]), ([300, 5, 300, 6], [[1, 3], [0, 2]])],
+)
+def test_examples(lengths: list[int], groups: list[list[int]]) -> None:
+    assert length_groups(lengths) == groups

@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from tide.config import Sampling
+from tide.engines.local import sampling
+from tide.engines.local.sampling import (
+    _MANY,
+    _REACH,
+    Sampler,
+    gumbel_noise,
+    keep_likely,
+    noise_keys,
+)
+
+CPU = torch.device("cpu")
+
+
+def noise(seeds: list[int], vocabulary: int, steps: int = 1) -> np.ndarray:
+    keys, tokens = noise_keys(seeds, steps), torch.arange(vocabulary, dtype=torch.int32)
+    return torch.stack([gumbel_noise(keys[step], tokens) for step in range(steps)]).numpy()
+
+
+def test_noise_is_gumbel_over_tokens_seeds_and_steps() -> None:
+    assert stats.kstest(noise([5], 100_000).ravel(), "gumbel_r").pvalue > 0.001
+    assert stats.kstest(noise(list(range(20_000)), 3)[0, :, 2], "gumbel_r").pvalue > 0.001
+    assert stats.kstest(noise([9], 2, steps=20_000)[:, 0, 1], "gumbel_r").pvalue > 0.001
+
+
+def test_noise_of_neighbouring_seeds_steps_and_tokens_is_uncorrelated() -> None:
+    a = noise([0, 1, 2**62], 50_000, steps=2)
+    pairs = [(a[0, 0], a[0, 1]), (a[0, 0], a[0, 2]), (a[0, 0], a[1, 0])]
+    pairs.append((a[0, 0, :-1], a[0, 0, 1:]))
+    for x, y in pairs:
+        assert abs(np.corrcoef(x, y)[0, 1]) < 0.02
+
+
+@given(st.lists(st.integers(0, 2**63 - 1), min_size=1, max_size=5))
+@settings(max_examples=30)
+def test_a_seed_has_its_noise_in_any_batch(seeds: list[int]) -> None:
+    together = noise(seeds, 50, steps=3)
+    for row, seed in enumerate(seeds):
+        assert np.array_equal(together[:, row], noise([seed], 50, steps=3)[:, 0])
+    assert np.isfinite(together).all()
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_draws_follow_the_tempered_distribution(temperature: float) -> None:
+    logits = torch.tensor([0.0, 1.0, -1.0, 2.0, 0.5])
+    count = 20_000
+    sampler = Sampler(Sampling(temperature=temperature, max_new_tokens=1), range(count), CPU)
+    drawn = torch.bincount(sampler.draw(logits.expand(count, -1), 0), minlength=5)
+    expected = (logits.double() / temperature).softmax(-1) * count
+    assert stats.chisquare(drawn.numpy(), expected.numpy()).pvalue > 0.001
+
+
+def test_equal_seeds_share_their_noise() -> None:
+    logits = torch.zeros(6, 100)
+    tokens = Sampler(Sampling(temperature=1.0), [3, 8, 3, 3, 8, 1], CPU).draw(logits, 0)
+    alone = [
+        int(Sampler(Sampling(temperature=1.0), [s], CPU).draw(logits[:1], 0)) for s in (3, 8, 1)
+    ]
+    assert tokens.tolist() == [alone[i] for i in (0, 1, 0, 0, 1, 2)]
+
+
+def test_temperature_zero_is_greedy() -> None:
+    logits = torch.randn(4, 9, generator=torch.Generator().manual_seed(0))
+    drawn = Sampler(Sampling(temperature=0.0), [1, 2, 3, 4], CPU).draw(logits, 0)
+    assert torch.equal(drawn, logits.argmax(-1))
+
+
+def test_top_k_and_top_p_by_hand() -> None:
+    logits = torch.tensor([[0.5, 0.2, 0.15, 0.1, 0.05]]).log()
+
+    def kept(top_k: int, top_p: float) -> list[int]:
+        return torch.isfinite(keep_likely(logits, top_k, top_p))[0].nonzero()[:, 0].tolist()
+
+    assert kept(0, 1.0) == [0, 1, 2, 3, 4]
+    assert kept(2, 1.0) == [0, 1]
+    assert kept(0, 0.6) == [0, 1]
+    assert kept(0, 0.75) == [0, 1, 2]
+    assert kept(0, 0.01) == [0]
+    assert kept(2, 0.6) == [0]  # the nucleus is taken of what top-k left: 0.5 / 0.7 > 0.6
+    assert kept(99, 1.0) == [0, 1, 2, 3, 4]
+
+
+@given(st.floats(0.05, 1.0), st.integers(0, 12), st.integers(0, 2**31))
+@settings(max_examples=50)
+def test_kept_mass_reaches_top_p(top_p: float, top_k: int, seed: int) -> None:
+    logits = 3 * torch.randn(3, 10, generator=torch.Generator().manual_seed(seed))
+    kept = keep_likely(logits, top_k, top_p)
+    assert torch.isfinite(kept.amax(dim=-1)).all()
+    if top_k == 0:
+        mass = logits.softmax(-1).masked_fill(kept.isinf(), 0.0).sum(-1)
+        assert bool((mass >= top_p - 1e-5).all())
+    else:
+        assert bool((kept.isfinite().sum(-1) <= min(top_k, 10)).all())
+
+
+def test_matches_the_filters_of_transformers() -> None:
+    from transformers import TopKLogitsWarper, TopPLogitsWarper
+
+    logits = 2 * torch.randn(16, 200, generator=torch.Generator().manual_seed(0))
+    ours = keep_likely(logits, 50, 0.9)
+    ids = torch.zeros(16, 1, dtype=torch.long)
+    theirs = TopPLogitsWarper(0.9)(ids, TopKLogitsWarper(50)(ids, logits))
+    assert torch.equal(ours, theirs)
+    assert math.isinf(float(ours.min()))
+
+
+@pytest.mark.parametrize("chunk", [1, 250, 10_000])
+def test_noise_made_ahead_is_the_noise_of_its_step(
+    monkeypatch: pytest.MonkeyPatch, chunk: int
+) -> None:
+    """Also for another vocabulary in between, and for a step that comes again."""
+    monkeypatch.setattr(sampling, "_CHUNK", chunk)
+    seeds = [4, 7]
+    sampler = Sampler(Sampling(temperature=1.0, max_new_tokens=9), seeds, CPU)
+    for step, vocabulary in [*((step, 50) for step in range(9)), (8, 30), (2, 30), (3, 50)]:
+        keys, tokens = noise_keys(seeds, 9), torch.arange(vocabulary, dtype=torch.int32)
+        expected = gumbel_noise(keys[step], tokens).argmax(-1)
+        assert torch.equal(sampler.draw(torch.zeros(2, vocabulary), step), expected)
+
+
+@given(st.floats(0.02, 2.0), st.integers(0, 2**31), st.booleans())
+@settings(max_examples=25, deadline=None)
+def test_noise_for_tokens_within_reach_alone_changes_nothing(
+    temperature: float, seed: int, shared: bool
+) -> None:
+    """Large batches look for the tokens that can win first; small ones do not."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = 4 * torch.randn(40, 2048, generator=generator)
+    seeds = [seed + i // (2 if shared else 1) for i in range(40)]
+    sampling = Sampling(temperature=temperature, max_new_tokens=2)
+    together = Sampler(sampling, seeds, CPU).draw(logits, 1)
+    assert logits.numel() >= _MANY > logits[0].numel()
+    alone = [
+        int(Sampler(sampling, [s], CPU).draw(logits[i : i + 1], 1)) for i, s in enumerate(seeds)
+    ]
+    assert together.tolist() == alone
+
+
+def test_the_reach_covers_the_noise() -> None:
+    """The hash gives uniform values of 23 bits: the noise of the least and of the greatest."""
+    least, greatest = torch.tensor([0.5, 2**23 - 0.5]).mul(2.0**-23).log().neg().log().neg()
+    assert float(greatest - least) < _REACH

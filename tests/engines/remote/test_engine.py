@@ -1,0 +1,426 @@
+"""The remote engine against servers that misbehave on demand, with a real model behind them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.engines.remote.vllm_server import VllmServer, hang
+from tests.models import save_causal_lm
+from tide import Detoxifier
+from tide.config import Sampling
+from tide.engines import Engine, load_engine
+from tide.engines.local.engine import TransformersEngine
+from tide.engines.remote.engine import RemoteEngine
+from tide.errors import EngineError, InputError
+
+PROMPTS = ["The weather", "Rain fell on the quiet town and the people", "kind", "is fine is fine"]
+GREEDY = Sampling(temperature=0.0, max_new_tokens=6)
+
+
+@pytest.fixture(scope="module")
+def local() -> TransformersEngine:
+    return TransformersEngine("pocket")
+
+
+@pytest.fixture
+def servers(local: TransformersEngine) -> Iterator[list[VllmServer]]:
+    with VllmServer(local) as one, VllmServer(local) as two:
+        yield [one, two]
+
+
+@pytest.fixture
+def connect(servers: list[VllmServer]) -> Iterator[Callable[..., RemoteEngine]]:
+    """Makes engines on both servers, or on those given, and closes them."""
+    made: list[RemoteEngine] = []
+
+    def make(*some: VllmServer, **options: Any) -> RemoteEngine:
+        urls = [server.url for server in some or servers]
+        options = {"dtype": "float32", "deadline": 20.0, **options}
+        made.append(RemoteEngine("pocket", base_urls=urls, **options))
+        for server in servers:  # what was asked to look at them is of no interest
+            server.requests.clear()
+        return made[-1]
+
+    yield make
+    for engine in made:
+        engine.close()
+
+
+def completions_of(engine: Engine, count: int = 4, sampling: Sampling = GREEDY) -> Any:
+    embeddings = [prompt.embeddings for prompt in engine.embed((PROMPTS * count)[:count])]
+    return engine.complete(embeddings, sampling, range(count))
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20.0
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_satisfies_the_protocol(connect: Callable[..., RemoteEngine]) -> None:
+    engine = connect()
+    assert isinstance(engine, Engine)
+    assert (engine.dim, engine.dtype, engine.context_length) == (256, torch.float32, 255)
+    engine.verify()
+
+
+def test_what_it_does_is_what_the_local_engine_does(
+    connect: Callable[..., RemoteEngine], local: TransformersEngine
+) -> None:
+    engine = connect()
+    (here, there) = (e.embed(PROMPTS) for e in (local, engine))
+    for a, b in zip(here, there, strict=True):
+        assert a.token_ids == b.token_ids
+        assert torch.equal(a.embeddings, b.embeddings)
+    assert completions_of(engine) == completions_of(local)
+    sampling = Sampling(temperature=1.0, top_p=0.9, top_k=50, max_new_tokens=6)
+    assert completions_of(engine, sampling=sampling) == completions_of(local, sampling=sampling)
+    prompts, rows = engine.tokenize(PROMPTS), [[5, 9, 30], [7], [100, 101], [3, 3]]
+    assert engine.likelihood(prompts, rows) == pytest.approx(local.likelihood(prompts, rows))
+    assert engine.decode_nearest(there[1].embeddings) == list(there[1].token_ids)
+
+
+def test_a_completion_ends_before_its_stop_token(
+    connect: Callable[..., RemoteEngine], servers: list[VllmServer], local: TransformersEngine
+) -> None:
+    ids = completions_of(local)[0].token_ids
+    choice = {"index": 0, "finish_reason": "stop", "token_ids": [*ids[:2], 0]}
+    engine = connect(servers[0])
+    servers[0].misbehave = lambda body: (200, {"choices": [choice]})
+    (completion,) = completions_of(engine, 1)
+    assert (completion.token_ids, completion.finish_reason) == (ids[:2], "stop")
+    assert completions_of(local)[0].text.startswith(completion.text)
+
+
+def test_no_work_is_no_request(
+    connect: Callable[..., RemoteEngine], servers: list[VllmServer]
+) -> None:
+    engine = connect()
+    assert engine.complete([], GREEDY, []) == []
+    assert engine.likelihood([], []).shape == (0,)
+    assert not servers[0].requests + servers[1].requests
+
+
+# What is sent
+
+
+def test_greedy_sequences_share_requests_over_all_servers(
+    connect: Callable[..., RemoteEngine], servers: list[VllmServer]
+) -> None:
+    completions_of(connect(), 20)
+    assert [[len(r["prompt_embeds"]) for r in s.requests] for s in servers] == [[10], [10]]
+    (body,) = servers[0].requests
+    assert body["model"] == "served"
+    assert body["seed"] is None
+    assert "prompt" not in body
+
+
+def test_large_batches_are_cut(
+    connect: Callable[..., RemoteEngine], servers: list[VllmServer]
+) -> None:
+    engine = connect(servers[0])
+    completions_of(engine, 150, Sampling(temperature=0.0, max_new_tokens=1))
+    assert sorted(len(r["prompt_embeds"]) for r in servers[0].requests) == [22, 64, 64]
+
+
+def test_sequences_of_one_seed_share_a_request(
+    connect: Callable[..., RemoteEngine], servers: list[VllmServer]
+) -> None:
+    engine = connect(servers[0])
+    embeddings = [prompt.embeddings for prompt in engine.embed(PROMPTS)]
+    engine.complete(embeddings, Sampling(temperature=0.5, max_new_tokens=2), [7, 8, 7, 7])
+    sent = {r["seed"]: len(r["prompt_embeds"]) for r in servers[0].requests}
+    assert sent == {7: 3, 8: 1}
+
+
+def test_penalties_of_the_server_are_switched_off(
+    connect: Callable[..., RemoteEngine], servers: list[VllmServer]
+) -> None:
+    """A default in the server's generation config would crash it."""
+    completions_of(connect(), 2)
+    (body,) = servers[0].requests
+    assert body["repetition_penalty"] == 1.0
+    assert body["presence_penalty"] == body["frequency_penalty"] == body["min_p"] == 0.0
+
+
+def test_a_view_is_sent_without_the_storage_behind_it(
+    connect: Callable[..., RemoteEngine], servers: list[VllmServer]
+) -> None:
+    engine = connect(servers[0])
+    view = torch.zeros(500, 256).index_fill_(0, torch.tensor([3]), 0.5)[3:4]
+    engine.complete([view], GREEDY, [0])
+    assert len(servers[0].requests[0]["prompt_embeds"][0]) < 6000
+
+
+def test_the_key_comes_from_the_environment(
+    connect: Callable[..., RemoteEngine],
+    servers: list[VllmServer],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MY_KEY", "s3cret")
+    connect(servers[0], api_key_env="MY_KEY")
+    assert set(servers[0].keys) == {"Bearer s3cret"}
+    monkeypatch.delenv("VLLM_API_KEY", raising=False)
+    connect(servers[1])
+    assert set(servers[1].keys) == {None}
+
+
+@pytest.mark.parametrize(
+    ("embeddings", "message"),
+    [
+        (torch.zeros(3, 7), "shape"),
+        (torch.zeros(0, 256), "shape"),
+        (torch.full((2, 256), float("nan")), "NaN"),
+        (torch.zeros(3, 256, dtype=torch.int64), "float"),
+        (torch.zeros(250, 256), "context of 255"),
+    ],
+)
+def test_bad_embeddings_are_not_sent(
+    embeddings: torch.Tensor,
+    message: str,
+    connect: Callable[..., RemoteEngine],
+    servers: list[VllmServer],
+) -> None:
+    engine = connect()
+    with pytest.raises(EngineError, match=message):
+        engine.complete([torch.zeros(2, 256), embeddings], GREEDY, [0, 0])
+    with pytest.raises(EngineError, match="likelihood: an empty"):
+        engine.likelihood([[1], [2]], [[3], []])
+    assert not servers[0].requests + servers[1].requests
+
+
+# Servers that fail
+
+FAILURES: dict[str, Any] = {
+    "an error": (500, {"error": {"message": "out of order"}}),
+    "overloaded": (429, {}),
+    "a page": (200, b"<html>welcome</html>"),
+    "an error page": (502, b"<html>bad gateway</html>"),
+    "nothing": (200, {"choices": []}),
+    "aborted": (200, {"choices": [{"index": 0, "finish_reason": "abort", "token_ids": [1]}]}),
+    "too much": (200, {"choices": [{"index": 0, "finish_reason": "length", "token_ids": [1] * 9}]}),
+    "no token ids": (200, {"choices": [{"index": 0, "finish_reason": "length", "text": "x"}]}),
+    "one of another index": (
+        200,
+        {"choices": [{"index": 1, "finish_reason": "length", "token_ids": [1]}]},
+    ),
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_the_other_server_does_the_work(
+    failure: str,
+    connect: Callable[..., RemoteEngine],
+    servers: list[VllmServer],
+    local: TransformersEngine,
+) -> None:
+    engine = connect()
+    servers[0].misbehave = lambda body: FAILURES[failure]
+    assert completions_of(engine, 2) == completions_of(local, 2)
+    assert servers[0].requests
+    assert [endpoint.answered for endpoint in engine.pool.endpoints] == [0, 2]
+
+
+def test_a_server_that_hangs_counts_as_failed(
+    connect: Callable[..., RemoteEngine], servers: list[VllmServer], local: TransformersEngine
+) -> None:
+    engine = connect(timeout=0.5)
+    servers[0].misbehave = hang(2.0)
+    assert completions_of(engine) == completions_of(local)
+
+
+def test_a_server_leaves_and_returns(
+    connect: Callable[..., RemoteEngine],
+    servers: list[VllmServer],
+    local: TransformersEngine,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    engine = connect()
+    first = engine.pool.endpoints[0]
+    servers[0].stop()
+    with caplog.at_level(logging.WARNING, "tide"):
+        assert completions_of(engine, 20) == completions_of(local, 20)
+    assert not first.available
+    assert caplog.text.count(f"{first.url} is out of the pool: ConnectError") == 1
+    servers[0].start()
+    wait_until(lambda: first.available)
+    assert completions_of(engine, 20) == completions_of(local, 20)
+    assert first.answered == 10
+
+
+def test_a_server_with_less_context_does_not_return(
+    connect: Callable[..., RemoteEngine], servers: list[VllmServer]
+) -> None:
+    engine = connect()
+    servers[0].misbehave = lambda body: (500, {})
+    completions_of(engine)
+    servers[0].misbehave = lambda body: None
+    servers[0].max_model_len = 100
+    wait_until(lambda: "context of 100" in engine.pool.endpoints[0].reason)
+    assert not engine.pool.endpoints[0].available
+
+
+def test_one_server_may_be_down_at_the_start(
+    connect: Callable[..., RemoteEngine], servers: list[VllmServer], local: TransformersEngine
+) -> None:
+    servers[0].stop()
+    engine = connect()
+    assert completions_of(engine) == completions_of(local)
+    servers[0].start()
+    wait_until(lambda: engine.pool.endpoints[0].available)
+
+
+def test_an_overloaded_server_is_asked_again(
+    connect: Callable[..., RemoteEngine], servers: list[VllmServer], local: TransformersEngine
+) -> None:
+    engine = connect(servers[0])
+    busy = iter([(429, {}), (429, {})])
+    servers[0].misbehave = lambda body: next(busy, None)
+    assert completions_of(engine) == completions_of(local)
+    assert len(servers[0].requests) == 3
+
+
+def test_all_servers_gone_is_an_error_after_the_deadline(
+    connect: Callable[..., RemoteEngine], servers: list[VllmServer]
+) -> None:
+    engine = connect(deadline=1.0)
+    for server in servers:
+        server.stop()
+    with pytest.raises(EngineError, match=r"within 1 s \(deadline\).*ConnectError.*ConnectError"):
+        completions_of(engine)
+    servers[1].start()
+    wait_until(lambda: engine.pool.endpoints[1].available)
+    assert len(completions_of(engine)) == 4
+
+
+def test_finished_results_survive_the_servers(
+    connect: Callable[..., RemoteEngine], servers: list[VllmServer]
+) -> None:
+    engine = connect(deadline=0.5, max_batch=2)
+    results = Detoxifier(engine).map(f"The weather {i} is" for i in range(40))
+    kept = [next(results)]
+    for server in servers:
+        server.stop()
+    with pytest.raises(EngineError, match="deadline"):
+        kept.extend(results)
+    assert 1 <= len(kept) < 40
+    assert [result.prompt for result in kept] == [f"The weather {i} is" for i in range(len(kept))]
+
+
+def test_a_refused_request_is_an_error_at_once(
+    connect: Callable[..., RemoteEngine], servers: list[VllmServer]
+) -> None:
+    engine = connect()
+    for server in servers:
+        server.misbehave = lambda body: (400, {"error": {"message": "no\nembeddings here"}})
+    with pytest.raises(EngineError, match=r"http.*: HTTP 400 to /v1/completions: no embeddings"):
+        completions_of(engine, 1)
+    assert len(servers[0].requests + servers[1].requests) == 1
+
+
+def test_a_likelihood_that_was_not_sent(
+    connect: Callable[..., RemoteEngine], servers: list[VllmServer]
+) -> None:
+    engine = connect(servers[0])
+    choice = {"index": 0, "finish_reason": "length", "token_ids": [1]}
+    for wrong in (None, [None, None], [None, {"7": {"logprob": -1.0}}]):
+        answer = {"choices": [{**choice, "prompt_logprobs": wrong}]}
+        servers[0].misbehave = lambda body, answer=answer: (200, answer)
+        with pytest.raises(EngineError, match="without the log-probabilities"):
+            engine.likelihood([[5]], [[6]])
+
+
+# Servers that are looked at before they are used
+
+
+def test_a_wrong_key_is_said(
+    connect: Callable[..., RemoteEngine], servers: list[VllmServer]
+) -> None:
+    for server in servers:
+        server.misbehave = lambda body: (401, {"error": "Unauthorized"})
+    with pytest.raises(EngineError, match=r"no server can be used: .*another API key"):
+        connect()
+
+
+def test_no_server_is_an_error_at_once() -> None:
+    with pytest.raises(EngineError, match=r"no server can be used: http://127.0.0.1:9: Connect"):
+        RemoteEngine("pocket", base_urls="http://127.0.0.1:9")
+
+
+def test_an_old_vllm_is_refused(
+    connect: Callable[..., RemoteEngine], servers: list[VllmServer]
+) -> None:
+    for server in servers:
+        server.version = "0.31.1"
+    with pytest.raises(EngineError, match=r"runs vLLM 0\.31\.1, which has known security holes"):
+        connect()
+    servers[1].version = "0.1.dev7+g2f5"  # a development build of any age
+    with pytest.raises(EngineError, match="security holes"):
+        connect()
+    servers[1].version = "1.0.0rc1"
+    assert [e.available for e in connect().pool.endpoints] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("scale", "message"), [(1 / 16.0, "multiplied by 16:"), (5.0, "does it run another model?")]
+)
+def test_a_server_that_writes_something_else_from_embeddings(
+    scale: float,
+    message: str,
+    connect: Callable[..., RemoteEngine],
+    servers: list[VllmServer],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    servers[1].scale = scale
+    with caplog.at_level(logging.WARNING, "tide"):
+        engine = connect()
+    assert f"{servers[1].url}: " in caplog.text
+    assert message in caplog.text
+    with pytest.raises(EngineError, match="embeddings"):
+        engine.verify()
+
+
+def test_another_model_than_the_servers(servers: list[VllmServer], tmp_path: Path) -> None:
+    folder = save_causal_lm(tmp_path, "gpt2")
+    with pytest.raises(EngineError, match="no server can be used"):  # of another width
+        RemoteEngine(folder, base_urls=[server.url for server in servers])
+
+
+# Options
+
+
+def test_bad_options() -> None:
+    for options, message in (
+        ({}, "give at least one server"),
+        ({"base_urls": "ftp://somewhere"}, "no address"),
+        ({"base_urls": "localhost:8000"}, "no address"),
+        ({"base_urls": ["http://a:1", "http://a:1/v1"]}, "twice"),
+        ({"base_urls": "http://a", "deadline": 0}, "deadline"),
+        ({"base_urls": "http://a", "timeout": float("nan")}, "timeout"),
+        ({"base_urls": "http://a", "max_batch": 0}, "max_batch"),
+        ({"base_urls": "http://a", "dtype": "float33"}, "dtype"),
+    ):
+        with pytest.raises(InputError, match=message):
+            RemoteEngine("pocket", **options)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="engine 'remote' has no option 'device'"):
+        load_engine("remote", "pocket", device="cuda")
+    with pytest.raises(EngineError, match="no usable config"):
+        RemoteEngine("/nowhere/at/all", base_urls="http://a")
+
+
+def test_the_dtype_is_the_checkpoints(
+    connect: Callable[..., RemoteEngine], servers: list[VllmServer]
+) -> None:
+    engine = connect(servers[0], dtype="auto")
+    assert engine.dtype == torch.float16
+    assert len(completions_of(engine)) == 4
+    with pytest.raises(EngineError, match=r"infinite values \(as torch.float16\)"):
+        engine.complete([torch.full((2, 256), 1e6)], GREEDY, [0])

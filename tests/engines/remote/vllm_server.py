@@ -1,0 +1,166 @@
+"""A server that speaks as vLLM's completions API does, and misbehaves when told to."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import threading
+import time
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import torch
+
+from tide.config import Sampling
+from tide.engines.local.engine import TransformersEngine
+
+Answer = tuple[int, Any]
+
+
+class VllmServer:
+    """Runs a real model behind the API. Use it as a context; `stop` and `start` at will.
+
+    requests: the bodies of all completion requests. misbehave: called with each of them; what it
+    returns, if anything, is the answer (status, JSON or bytes). scale: what embeddings are
+    multiplied by before the model gets them.
+    """
+
+    def __init__(self, engine: TransformersEngine) -> None:
+        self.engine = engine
+        self.requests: list[dict[str, Any]] = []
+        self.keys: list[str | None] = []
+        self.misbehave: Callable[[dict[str, Any]], Answer | None] = lambda body: None
+        self.scale = 1.0
+        self.version = "0.32.0"
+        self.max_model_len = engine.context_length
+        self._lock = threading.Lock()
+        self._port = 0
+        self._http: ThreadingHTTPServer | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._port}"
+
+    def start(self) -> None:
+        """Listen, at the same address as before if it was stopped."""
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self._send(*server._get(self.path))
+
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                server.keys.append(self.headers["Authorization"])
+                self._send(*server._complete(body))
+
+            def _send(self, status: int, answer: Any) -> None:
+                content = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(content)))
+                if status == 429:
+                    self.send_header("Retry-After", "0.1")
+                self.end_headers()
+                self.wfile.write(content)
+
+            def log_message(self, *args: Any) -> None:
+                pass
+
+        self._http = _QuietServer(("127.0.0.1", self._port), Handler)
+        self._port = self._http.server_address[1]
+        threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True).start()
+
+    def stop(self) -> None:
+        if self._http is not None:
+            self._http.shutdown()
+            self._http.server_close()
+            self._http = None
+
+    def __enter__(self) -> VllmServer:
+        self.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
+
+    def _get(self, path: str) -> Answer:
+        if path == "/version":
+            return 200, {"version": self.version}
+        model = {"id": "served", "root": "/models/served", "max_model_len": self.max_model_len}
+        return 200, {"object": "list", "data": [model]}
+
+    def _complete(self, body: dict[str, Any]) -> Answer:
+        self.requests.append(body)
+        answer = self.misbehave(body)
+        if answer is not None:
+            return answer
+        with self._lock:
+            return 200, {"choices": self._choices(body)}
+
+    def _choices(self, body: dict[str, Any]) -> list[dict[str, Any]]:
+        engine = self.engine
+        if "prompt_embeds" in body:
+            prompts = [self.scale * _decoded(text) for text in body["prompt_embeds"]]
+        else:
+            prompts = [engine._embed_ids(ids) for ids in body["prompt"]]
+        sampling = Sampling(
+            max_new_tokens=body["max_tokens"],
+            temperature=body["temperature"],
+            top_p=body.get("top_p", 1.0),
+            top_k=body.get("top_k", 0),
+        )
+        written = engine.complete(prompts, sampling, [body.get("seed") or 0] * len(prompts))
+        eos = int(engine.stop_ids[0])
+        choices: list[dict[str, Any]] = []
+        for i, completion in enumerate(written):
+            ids = [*completion.token_ids, *([eos] if completion.finish_reason == "stop" else [])]
+            choice = {
+                "index": i,
+                "text": completion.text,
+                "finish_reason": completion.finish_reason,
+                "token_ids": ids,
+            }
+            if body.get("logprobs") is not None:
+                choice["logprobs"] = {"token_logprobs": [_log_probs(engine, prompts[i])[ids[0]]]}
+            if body.get("prompt_logprobs") is not None:
+                row = body["prompt"][i]
+                values = [_log_probs(engine, prompts[i][:n])[row[n]] for n in range(1, len(row))]
+                choice["prompt_logprobs"] = [
+                    None,
+                    *(
+                        {str(token): {"logprob": value, "rank": 1}}
+                        for token, value in zip(row[1:], values, strict=True)
+                    ),
+                ]
+            choices.append(choice)
+        return choices[::-1]  # the order is said by the index alone
+
+
+class _QuietServer(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        pass  # a client that gave up waiting
+
+
+def hang(seconds: float) -> Callable[[dict[str, Any]], Answer | None]:
+    """Misbehaviour: answer nothing for so long, and then an error."""
+
+    def misbehave(body: dict[str, Any]) -> Answer:
+        time.sleep(seconds)
+        return 500, {}
+
+    return misbehave
+
+
+def _decoded(text: str) -> torch.Tensor:
+    tensor: torch.Tensor = torch.load(io.BytesIO(base64.b64decode(text)), weights_only=True)
+    return tensor.float()
+
+
+@torch.inference_mode()
+def _log_probs(engine: TransformersEngine, x: torch.Tensor) -> list[float]:
+    positions = torch.arange(len(x))[None]
+    logits = engine._forward(None, positions, inputs_embeds=x[None]).logits[0, -1]
+    values: list[float] = logits.float().log_softmax(-1).tolist()
+    return values

@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.evaluation.runs import JUDGE, run, search_run
+from tide.evaluation.metrics import summarize
+from tide.evaluation.report import figures
+from tide.evaluation.report.landscape import Landscape
+
+SOURCES = ["scorer@1", JUDGE]
+
+
+def drawn(figure: Any) -> list[Any]:
+    """The panels of a figure that can be saved without a warning."""
+    figure.savefig(io.BytesIO(), format="png")
+    return list(figure.axes)
+
+
+def test_trade_off_has_a_panel_a_source_and_a_point_a_method() -> None:
+    runs = [run([[0.1], [0.2]]), search_run("tide"), search_run("fast", seed=1)]
+    panels = drawn(figures.trade_off([summarize(one) for one in runs], SOURCES))
+    assert [panel.get_title() for panel in panels] == [f"by {source}" for source in SOURCES]
+    assert panels[0].get_legend_handles_labels()[1] == ["tide", "fast"]
+    colours = [container.lines[0].get_color() for container in panels[0].containers]
+    assert colours == list(figures._COLOURS[1:3])  # as in the other figures
+
+
+def test_no_trade_off_without_perplexities() -> None:
+    assert figures.trade_off([summarize(run([[0.1]]))], SOURCES) is None
+
+
+def test_anytime_curve_is_what_would_be_returned_after_so_many_evaluations() -> None:
+    one = search_run("tide", prompts=2)
+    for record, ends in zip(one.records, ([(1, 0.9), (3, 0.2)], [(1, 0.4)]), strict=True):
+        record["steps"] = [
+            [
+                {"evaluations": n, "text": "", "toxicity": x, "judge_scores": {JUDGE: 1 - x}}
+                for n, x in ends
+            ]
+        ]
+    assert figures.anytime_curve(one, "scorer@1", "rate") == ([1, 3], [0.5, 0.0])
+    spent, mean = figures.anytime_curve(one, "scorer@1", "mean")
+    assert (spent, mean) == ([1, 3], pytest.approx([0.65, 0.3]))
+    assert figures.anytime_curve(one, JUDGE, "rate") == ([1, 3], [0.5, 1.0])
+
+
+def test_anytime_shows_searches_and_leaves_out_what_has_no_steps() -> None:
+    runs = [run([[0.1], [0.2]]), search_run("tide"), search_run("fast", seed=1)]
+    panels = drawn(figures.anytime(runs, SOURCES, "rate"))
+    assert panels[1].get_legend_handles_labels()[1] == ["tide", "fast"]
+    assert len({line.get_xdata()[-1] for line in panels[0].get_lines()}) == 1
+    assert figures.anytime(runs[:1], SOURCES, "rate") is None
+
+
+def test_sweeps_are_three_runs_that_differ_in_one_number() -> None:
+    swept = [search_run(f"tide:mu={mu}", mu=mu, num_samples=8) for mu in (2.0, 0.5, 1.0)]
+    other = search_run("tide:num_samples=4", mu=1.0, num_samples=4)
+    ((strategy, setting, found),) = figures.sweeps([*swept, other])
+    assert (strategy, setting) == ("tide", "mu")
+    assert [(value, one.name) for value, one in found] == [
+        *((0.5, "tide:mu=0.5"), (1.0, "tide:mu=1.0"), (2.0, "tide:mu=2.0")),
+    ]
+    assert figures.sweeps([*swept[:2], other]) == []
+
+
+def test_seeds_and_switches_are_no_sweep() -> None:
+    seeds = [search_run("tide", mu=1.0, seed=seed) for seed in range(3)]
+    for seed, one in enumerate(seeds):
+        one.config["settings"]["seed"] = seed
+    assert figures.sweeps(seeds) == []
+
+
+def test_sensitivity_has_toxicity_perplexity_and_iterations() -> None:
+    summaries = [(mu, summarize(search_run("tide", seed=i))) for i, mu in enumerate((0.1, 1, 10))]
+    panels = drawn(figures.sensitivity(summaries, "mu", SOURCES))
+    assert [panel.get_ylabel() for panel in panels] == [
+        *("avg max toxicity", "perplexity", "mean iterations"),
+    ]
+    assert [text.get_text() for text in panels[-1].get_xticklabels()] == ["0.1", "1", "10"]
+
+
+def test_sensitivity_of_a_baseline_to_a_setting_that_can_be_zero() -> None:
+    made = [(t, summarize(run([[0.1], [t]]))) for t in (0.0, 0.5, 1.0)]
+    (panel,) = drawn(figures.sensitivity(made, "temperature", SOURCES))
+    assert panel.get_xscale() == "linear"
+
+
+def test_trajectory_of_the_longest_trial() -> None:
+    one = search_run("tide")
+    record = one.records[0]
+    lengths = [len(trace) for trace in record["traces"]]
+    (panel,) = drawn(figures.trajectory(one, record))
+    assert f"trial {lengths.index(max(lengths))}" in panel.get_title()
+    labels = panel.get_legend_handles_labels()[1]
+    assert {"prompt and iterates", "returned", "threshold"} <= set(labels)
+
+
+def test_a_trajectory_of_one_evaluation() -> None:
+    one = search_run("tide")
+    record = one.records[0] | {"traces": [[[1, 1, "initial", 0.1, 1.0, 0.0]]]}
+    record |= {"toxicity_scores": [0.1], "cosine_sims": [1.0]}
+    drawn(figures.trajectory(one, record))
+
+
+def test_landscape_with_its_path() -> None:
+    axis = np.linspace(-1, 1, 5)
+    toxicity = np.add.outer(axis, axis) / 4 + 0.5
+    path = np.array([[0.0, 0.0], [0.5, 0.0]])
+    panel, colours = drawn(figures.landscape(Landscape(axis, axis, toxicity, path, 0.5), "a"))
+    assert panel.get_legend_handles_labels()[1] == ["path", "prompt", "end"]
+    assert colours.get_ylabel() == "toxicity"
+    flat = Landscape(axis, axis, np.ones((5, 5)), path, 0.5)  # no threshold to draw
+    drawn(figures.landscape(flat, "b"))
+
+
+def test_many_methods_have_markers_of_their_own() -> None:
+    runs = [replace(search_run("m"), name=f"method {i}") for i in range(12)]
+    panels = drawn(figures.trade_off([summarize(one) for one in runs], SOURCES))
+    looks = {(c.lines[0].get_color(), c.lines[0].get_marker()) for c in panels[0].containers}
+    assert len(looks) == 12
+
+
+def test_one_broken_text_does_not_break_the_figure() -> None:
+    broken = search_run("broken")
+    broken.perplexity[0] = [1e304, 2.0]
+    drawn(figures.trade_off([summarize(search_run("tide")), summarize(broken)], SOURCES))

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
+from tide.detoxifier import Detoxifier
+from tide.errors import InputError
+from tide.evaluation.report.landscape import _plane, detoxifier_of, explore, loadable
+
+
+@pytest.fixture
+def detoxifier() -> Detoxifier:
+    return Detoxifier(scripted_engine(), scorer=ReadingScorer(), toxicity_threshold=0.3)
+
+
+def moved_prompt(detoxifier: Detoxifier) -> str:
+    """A prompt from which the search takes more than one step."""
+    detoxifier = Detoxifier(
+        detoxifier.engine, scorer=detoxifier.scorer, settings=detoxifier.settings
+    )
+    return next(r.prompt for r in detoxifier.map(PROMPTS) if r.best.iterations > 2)
+
+
+def test_the_path_is_that_of_the_search(detoxifier: Detoxifier) -> None:
+    prompt = moved_prompt(detoxifier)
+    world = explore(detoxifier, prompt, grid=5)
+    trace = [e for e in detoxifier(prompt).trace if e.role != "perturbation"]
+    assert world.toxicity.shape == (5, 5)
+    assert len(world.path) == len(trace)
+    assert world.path[0] == pytest.approx([0, 0])
+    # The first step lies in the plane, so it keeps its length and has nothing across it.
+    assert world.path[1] == pytest.approx([trace[1].displacement, 0], abs=1e-5)
+    for point, evaluation in zip(world.path, trace, strict=True):
+        assert np.linalg.norm(point) <= evaluation.displacement + 1e-5
+    assert np.abs(world.path).max() < world.along.max()
+
+
+def test_the_middle_of_the_map_is_the_prompt(detoxifier: Detoxifier) -> None:
+    prompt = moved_prompt(detoxifier)
+    world = explore(detoxifier, prompt, grid=5)
+    base = detoxifier(prompt).trials[0].base.toxicity
+    assert world.toxicity[2, 2] == pytest.approx(base, abs=0.05)  # other sampling noise
+    assert world.toxicity[2, -1] < world.toxicity[2, 0]  # the step leads downhill
+
+
+def test_the_map_is_one_engine_call_and_repeatable(detoxifier: Detoxifier) -> None:
+    prompt = moved_prompt(detoxifier)
+    first, again = (explore(detoxifier, prompt, grid=3, seed=1) for _ in range(2))
+    assert np.array_equal(first.toxicity, again.toxicity)
+    assert isinstance(detoxifier.scorer, ReadingScorer)
+    assert len(detoxifier.scorer.batches[-1]) == 9
+
+
+def test_the_directions_are_orthonormal() -> None:
+    import torch
+
+    plane = _plane(torch.randn(3, 7), seed=0).flatten(1)
+    assert torch.allclose(plane @ plane.T, torch.eye(2), atol=1e-6)
+
+
+def test_a_prompt_that_passes_has_no_landscape(detoxifier: Detoxifier) -> None:
+    easy = Detoxifier(scripted_engine(), scorer=lambda texts: [0.1] * len(texts))
+    with pytest.raises(InputError, match="choose another id"):
+        explore(easy, PROMPTS[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "loads"),
+    [
+        ("pocket@4926c191", "pocket"),
+        ("hf:org/model@0123abcd#toxic", "hf:org/model#toxic"),
+        ("hf:/home/me@here/model#toxic", "hf:/home/me@here/model#toxic"),
+        ("detoxify:original@0.5.4", "detoxify:original"),
+    ],
+)
+def test_the_name_of_a_scorer_loads_it_again(name: str, loads: str) -> None:
+    assert loadable(name) == loads
+
+
+def test_reloaded_from_the_config_of_a_run(caplog: pytest.LogCaptureFixture) -> None:
+    settings = Detoxifier(scripted_engine()).settings.model_copy(update={"num_samples": 3})
+    config = {"model": "pocket", "scorer": "pocket@0123abcd", "settings": settings.model_dump()}
+    with detoxifier_of(config) as detoxifier:
+        assert detoxifier.settings == settings
+        assert detoxifier.scorer.name.startswith("pocket@")
+    assert "the run was by pocket@0123abcd" in caplog.text
+    with pytest.raises(InputError, match="needs a run of a search"):
+        detoxifier_of({"model": "pocket", "scorer": "pocket", "baseline": {}})

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from tests.evaluation.runs import JUDGE, run, search_run
+from tide.evaluation.metrics import Estimate, summarize
+from tide.evaluation.report import tables
+from tide.evaluation.report.tables import Column, Table
+from tide.evaluation.significance import compare
+
+TABLE = Table(
+    name="toy",
+    title="50% & more",
+    columns=[Column("method"), Column("rate", 2, interval=True), Column("p", form="p")],
+    rows=[["a_b|c", Estimate(0.5, 0.4, 0.62), 0.00001], ["d", Estimate(0.25), None]],
+    notes=["a note"],
+)
+
+
+def read_csv(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def test_markdown() -> None:
+    assert tables.to_markdown(TABLE).splitlines() == [
+        "**50% & more**",
+        "",
+        "| method | rate | p |",
+        "| --- | ---: | ---: |",
+        r"| a_b\|c | 0.50 ±0.11 | 1e-05 |",
+        "| d | 0.25 | - |",
+        "",
+        "a note.",
+    ]
+
+
+def test_latex_is_escaped_and_uses_booktabs() -> None:
+    text = tables.to_latex(TABLE)
+    assert r"\caption{50\% \& more; a note.}" in text
+    assert r"\begin{tabular}{lrr}" in text
+    assert r"  a\_b|c & 0.50 $\pm$0.11 & 1e-05 \\" in text
+    assert [r"\toprule" in text, r"\midrule" in text, r"\bottomrule" in text] == [True] * 3
+
+
+def test_csv_keeps_all_digits_and_both_ends_of_intervals() -> None:
+    first, second = read_csv(tables.to_csv(TABLE))
+    assert first == {
+        **{"method": "a_b|c", "rate": "0.5", "rate low": "0.4", "rate high": "0.62"},
+        **{"p": "1e-05"},
+    }
+    assert (second["rate"], second["rate low"], second["p"]) == ("0.25", "", "")
+
+
+def test_a_row_a_method_and_a_table_a_source() -> None:
+    summaries = [summarize(run([[0.2, 0.9], [0.1, 0.1]])), summarize(search_run("tide"))]
+    by_scorer = tables.quality_table(summaries, "scorer@1", "t", "n")
+    headings = [column.heading for column in by_scorer.columns]
+    assert headings == [
+        *("method", "prompts", "avg max", "avg mean", "toxic rate", "perplexity", "K-bar"),
+    ]
+    base, tide = read_csv(tables.to_csv(by_scorer))
+    assert float(base["avg max"]) == pytest.approx(0.5)
+    assert (base["perplexity"], base["K-bar"], tide["K-bar"]) == ("", "", "2.0")
+    by_judge = tables.quality_table(summaries, JUDGE, "t", "n")
+    assert by_judge.rows[0][2] == summaries[0].toxicity[JUDGE]["max"]
+
+
+def test_columns_that_no_run_recorded_are_left_out() -> None:
+    table = tables.cost_table([summarize(run([[0.1]]))], "t", "n")
+    assert [column.heading for column in table.columns] == ["method"]
+
+
+def test_dropped_completions_are_told() -> None:
+    one = replace(run([[0.1, 0.2]]), reference_tokens={0: [20, 3]}, perplexity={0: [2.0, 3.0]})
+    table = tables.quality_table([summarize(one, valid="exact-20")], "scorer@1", "t", "n")
+    assert "dropped: base 1" in table.notes[-1]
+
+
+def test_significance_of_one_source() -> None:
+    comparisons = compare([run([[0.9], [0.8]]), run([[0.1], [0.3]], "tide")])
+    table = tables.significance_table(comparisons, JUDGE, "t", "n")
+    (row,) = read_csv(tables.to_csv(table))
+    assert (row["method"], row["pairs"], row["untied max"]) == ("tide", "2", "2")
+    assert row["p (Holm) mean"]
+    assert float(row["diff max"]) == pytest.approx(-0.65)
+    assert "all 4 tests" in table.notes[2]
+
+
+def test_all_tables_fit_a_terminal() -> None:
+    runs = [replace(search_run("resample:temperature=1.0", seed=i), name=f"m{i}") for i in (1, 2)]
+    summaries = [summarize(one) for one in runs]
+    made = [
+        tables.quality_table(summaries, JUDGE, "t", "n"),
+        tables.fluency_table(summaries, "t", "n"),
+        tables.cost_table(summaries, "t", "n"),
+        tables.significance_table(compare(runs), JUDGE, "t", "n"),
+    ]
+    for table in made:
+        console = Console(width=80, file=io.StringIO(), record=True)
+        console.print(tables.to_rich(table))
+        text = console.export_text()
+        keys = tables.to_csv(table).splitlines()[0].split(",")
+        assert len(set(keys)) == len(keys)
+        assert "…" not in text
+        assert all(column.heading in text for column in table.columns)
+
+
+def test_file_names_have_no_odd_characters() -> None:
+    assert tables.slug("hf:some/model@1#toxic") == "hf-some-model-1-toxic"
+    assert tables.slug("../..") == "unnamed"

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from tests.scorers.services.stand_ins import Moderation, Service, running, toxicity, without_waiting
+from tide.errors import (
+    InputError,
+    MissingDependencyError,
+    ScorerError,
+    ScorerRefused,
+    ScorerUnavailable,
+)
+from tide.scorers import load_scorer, score_texts
+from tide.scorers.services.openai_moderation import OpenAIModerationScorer
+
+pytest.importorskip("openai")
+
+KEY = "sk-not-a-real-key-0123456789"
+
+
+@pytest.fixture
+def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+    with running(Moderation) as service:
+        monkeypatch.setenv("OPENAI_API_KEY", KEY)
+        monkeypatch.setenv("OPENAI_BASE_URL", service.url)
+        yield service
+
+
+def quick(**options: Any) -> OpenAIModerationScorer:
+    defaults = {"queries_per_second": 500, "attempts": 3, "backoff": 0.001}
+    return OpenAIModerationScorer(**{**defaults, **options})
+
+
+def test_speaks_the_wire_format_in_batches(service: Service) -> None:
+    scorer = load_scorer("openai-moderation")
+    where = f"127.0.0.1:{service.server_port}"
+    assert scorer.name == f"openai-moderation:omni-moderation-2024-09-26@{where}"
+    texts = [f"text {i}" for i in range(70)]
+    assert quick().score(texts) == pytest.approx([toxicity(text) for text in texts])
+    assert sorted(len(r["body"]["input"]) for r in service.requests) == [6, 32, 32]
+    assert service.requests[0]["body"]["model"] == "omni-moderation-2024-09-26"
+
+
+def test_other_categories(service: Service) -> None:
+    scorer = quick(categories=("violence", "hate"))
+    assert "#violence,hate" in scorer.name
+    assert scorer.score(["a text"]) == pytest.approx([0.99])
+    with pytest.raises(InputError, match="no category 'rudeness'; it has harassment"):
+        quick(categories=("rudeness",)).score(["a text"])
+
+
+@pytest.mark.parametrize(
+    "failure", ["burst", "broken", "slow", "half", "hang up", "bad json", "too few"]
+)
+def test_a_passing_failure_is_tried_again(service: Service, failure: str) -> None:
+    service.answer = lambda number: failure if number < 2 else "ok"
+    texts = ["a text", "two texts"]
+    scorer = quick(timeout=1.0 if failure == "slow" else 30.0)
+    assert scorer.score(texts) == pytest.approx([toxicity(text) for text in texts])
+    service.answer = lambda number: failure
+    with pytest.raises(ScorerUnavailable, match="3 attempts"):
+        scorer.score(["a text"])
+
+
+@pytest.mark.parametrize(
+    ("failure", "error", "message"),
+    [
+        ("no credit", ScorerRefused, "HTTP 429 insufficient_quota; check OPENAI_API_KEY"),
+        ("bad key", ScorerRefused, "HTTP 401 invalid_api_key"),
+        ("bad request", ScorerError, "HTTP 400"),
+    ],
+)
+def test_a_refusal_is_not_tried_again(
+    service: Service, failure: str, error: type[ScorerError], message: str
+) -> None:
+    service.answer = lambda number: failure
+    with pytest.raises(ScorerError, match=message) as caught:
+        quick().score(["a text"])
+    assert type(caught.value) is error
+    assert KEY not in str(caught.value)
+    assert len(service.requests) == 1
+
+
+def test_a_thousand_texts_through_a_misbehaving_server(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_waiting(service, monkeypatch)
+    failures = ["burst", "broken", "unavailable", "bad json"]
+    service.answer = lambda n: failures[n // 5 % 4] if n % 5 == 2 else "ok"
+    texts = [f"text number {i}" for i in range(1000)]
+    scorer = OpenAIModerationScorer(concurrency=2, attempts=10)
+    scores = score_texts(scorer, texts, "zero")
+    assert scores.values == pytest.approx([toxicity(text) for text in texts])
+    assert max(service.scored.values()) == 1
+    assert service.most_in(2) <= 5 * 2 + 1 + 2
+
+
+def test_the_key_is_nowhere(service: Service, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    for failure in ("ok", "bad key", "no credit", "broken", "hang up"):
+        service.answer = lambda number, failure=failure: failure  # type: ignore[misc]
+        with suppress(ScorerError):
+            quick().score([f"a text for {failure}"])
+    assert "moderations" in caplog.text  # the client does log its requests
+    assert KEY not in caplog.text
+    assert KEY not in repr(quick())
+
+
+def test_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "openai", None)
+    with pytest.raises(MissingDependencyError, match=r"pip install 'tide-detox\[openai\]'"):
+        OpenAIModerationScorer(key=KEY)
+
+
+def test_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    with pytest.raises(InputError, match="set the environment variable OPENAI_API_KEY"):
+        load_scorer("openai-moderation")

@@ -1,0 +1,316 @@
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import date
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from tests.cli.test_run import PROMPTS, records, tide
+from tests.scorers.services.stand_ins import (
+    Perspective,
+    Service,
+    running,
+    toxicity,
+    without_waiting,
+)
+from tide.errors import (
+    EmptyTextError,
+    InputError,
+    ScorerError,
+    ScorerRefused,
+    ScorerUnavailable,
+)
+from tide.scorers import REGISTRY, load_scorer, score_texts
+from tide.scorers.services import perspective
+from tide.scorers.services.perspective import PerspectiveScorer
+
+KEY = "AIza-Not_A-Real-Key-0123456789"
+TIMEOUT = defaultdict(lambda: 30.0, slow=1.0)
+
+
+@pytest.fixture
+def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+    with running(Perspective) as service:
+        monkeypatch.setenv("PERSPECTIVE_API_KEY", KEY)
+        monkeypatch.setenv("PERSPECTIVE_URL", service.url)
+        yield service
+
+
+def quick(**options: Any) -> PerspectiveScorer:
+    defaults = {"queries_per_second": 5000, "concurrency": 4, "attempts": 3, "backoff": 0.001}
+    return PerspectiveScorer(**{**defaults, **options})
+
+
+def test_speaks_the_wire_format(service: Service) -> None:
+    scorer = quick()
+    texts = ["one text", "another one", "one text"]
+    assert scorer.score(texts) == pytest.approx([toxicity(text) for text in texts])
+    assert scorer.score([]).shape == (0,)
+    assert scorer.name == f"perspective:TOXICITY@127.0.0.1:{service.server_port}"
+    sent = {request["body"]["comment"]["text"]: request for request in service.requests}
+    assert sorted(sent) == ["another one", "one text"]
+    assert len(service.requests) == 2
+    assert sent["one text"]["path"] == f"/v1alpha1/comments:analyze?key={KEY}"
+    assert sent["one text"]["body"] == {
+        "comment": {"text": "one text"},
+        "languages": ["en"],
+        "requestedAttributes": {"TOXICITY": {}},
+        "doNotStore": True,
+    }
+
+
+def test_another_attribute(service: Service) -> None:
+    scorer = load_scorer("perspective:INSULT")
+    assert scorer.name.startswith("perspective:INSULT@")
+    assert scorer.score(["a text"]) == pytest.approx([toxicity("a text")])
+    with pytest.raises(InputError, match="no attribute"):
+        load_scorer("perspective:TOXICITY?key=x")
+
+
+@pytest.mark.parametrize("failure", ["broken", "burst", "slow", "half", "hang up", "bad json"])
+def test_a_passing_failure_is_tried_again(service: Service, failure: str) -> None:
+    service.answer = lambda number: failure if number < 2 else "ok"
+    assert quick(timeout=TIMEOUT[failure]).score(["a text"]) == pytest.approx([toxicity("a text")])
+    assert len(service.requests) == 3
+
+
+@pytest.mark.parametrize(
+    "failure",
+    ["broken", "unavailable", "burst", "slow", "half", "hang up", "bad json", "no score"],
+)
+def test_a_lasting_failure_is_unavailable(service: Service, failure: str) -> None:
+    service.answer = lambda number: failure
+    with pytest.raises(ScorerUnavailable, match="3 attempts") as caught:
+        quick(timeout=TIMEOUT[failure]).score(["a text"])
+    assert not isinstance(caught.value, ScorerRefused)
+    assert len(service.requests) == 3
+
+
+def test_nobody_there(service: Service) -> None:
+    with pytest.raises(ScorerUnavailable, match=r"no answer: ConnectError \(3 attempts\)"):
+        quick(url="http://127.0.0.1:9").score(["a text"])
+
+
+def test_a_pause_of_a_day_is_not_waited_for(service: Service) -> None:
+    service.answer = lambda number: "come back later"
+    with pytest.raises(ScorerUnavailable, match="come back in 86400 seconds"):
+        quick().score(["a text"])
+    assert len(service.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("failure", "error", "message"),
+    [
+        ("too long", ScorerError, "COMMENT_TOO_LONG"),
+        ("language", ScorerError, "LANGUAGE_NOT_SUPPORTED_BY_ATTRIBUTE"),
+        ("empty", EmptyTextError, "calls 1 of the texts empty"),
+        ("bad key", ScorerRefused, "API_KEY_INVALID; check PERSPECTIVE_API_KEY"),
+        ("forbidden", ScorerRefused, "PERMISSION_DENIED; check"),
+        ("missing", ScorerRefused, "HTTP 404"),
+        ("gone", ScorerRefused, "retired; the Perspective API ended on 2026-12-31; use pocket"),
+    ],
+)
+def test_a_refusal_is_not_tried_again(
+    service: Service, failure: str, error: type[ScorerError], message: str
+) -> None:
+    service.answer = lambda number: failure
+    with pytest.raises(ScorerError, match=message) as caught:
+        quick().score(["a text"])
+    assert type(caught.value) is error
+    assert len(service.requests) == 1
+    assert KEY not in str(caught.value)
+    assert "a text" not in str(caught.value)
+
+
+@pytest.mark.parametrize("failure", ["forbidden", "missing", "gone"])
+def test_after_its_end_the_service_is_retired(
+    service: Service, failure: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class NextYear(date):
+        @classmethod
+        def today(cls) -> date:
+            return date(2027, 1, 1)
+
+    monkeypatch.setattr(perspective, "date", NextYear)
+    service.answer = lambda number: failure
+    with pytest.raises(ScorerRefused, match=r"retired.*use pocket"):
+        quick().score(["a text"])
+
+
+def test_the_end_of_the_service_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("PERSPECTIVE_URL", raising=False)
+    scorer = PerspectiveScorer(key=KEY)
+    assert scorer.name == "perspective:TOXICITY@v1alpha1"
+    assert "2026-12-31" in caplog.text
+
+
+def test_what_is_no_score_is_refused(service: Service) -> None:
+    service.answer = lambda number: "out of range"
+    with pytest.raises(ScorerError, match=r"1\.7 is not a score"):
+        score_texts(quick(), ["a text"], "zero")
+
+
+def test_empty_by_the_policy_and_the_rest_paid_once(service: Service) -> None:
+    service.answer = lambda number: "empty if dots"
+    texts = ["first", ".....", "second", "...", "first"]
+    for policy, value in (("zero", 0.0), ("one", 1.0)):
+        service.scored.clear()
+        scores = score_texts(quick(), texts, policy)  # type: ignore[arg-type]
+        expected = [toxicity("first"), value, toxicity("second"), value, toxicity("first")]
+        assert scores.values == pytest.approx(expected)
+        assert scores.empty.tolist() == [False, True, False, True, False]
+        assert service.scored == {"first": 1, "second": 1}
+    with pytest.raises(EmptyTextError):
+        score_texts(quick(), texts, "score")
+
+
+def test_a_long_text_is_split_or_refused(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = " ".join(f"word{i}" for i in range(40))
+    score = quick(max_bytes=100).score([text, "short"])
+    parts = [request["body"]["comment"]["text"] for request in service.requests]
+    assert all(len(part.encode()) <= 100 for part in parts)
+    assert "".join(sorted(set(parts) - {"short"}, key=text.index)) == text
+    assert score == pytest.approx([max(toxicity(p) for p in parts if p != "short"),
+                                   toxicity("short")])  # fmt: skip
+    monkeypatch.setenv("PERSPECTIVE_LONG_TEXT", "refuse")
+    with pytest.raises(ScorerError, match="longer than 100 bytes"):
+        quick(max_bytes=100).score([text])
+
+
+def test_a_thousand_texts_through_a_misbehaving_server(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """20 % of requests fail in one way or another: every text is scored once, within the quota."""
+    without_waiting(service, monkeypatch)
+    failures = ["burst", "broken", "unavailable", "half", "bad json"]
+    service.answer = lambda n: failures[n // 5 % 5] if n % 5 == 2 else "ok"
+    texts = [f"text number {i}" for i in range(1000)]
+    concurrency = 8
+    scorer = PerspectiveScorer(concurrency=concurrency, attempts=10)
+    scores = score_texts(scorer, texts, "zero")
+    assert scores.values == pytest.approx([toxicity(text) for text in texts])
+    # A half answer was scored there, but never arrived.
+    lost = sum(service.answer(n) == "half" for n in range(len(service.requests)))
+    assert sum(service.scored.values()) == 1000 + lost
+    assert set(service.scored) == set(texts)
+    # One a second; those under way when a period begins belong to the time before.
+    for seconds in (10, 60):
+        assert service.most_in(seconds) <= seconds + 1 + concurrency
+
+
+def test_two_scorers_of_one_host_share_the_quota(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_waiting(service, monkeypatch)
+    both = [PerspectiveScorer(), PerspectiveScorer("INSULT")]
+    for i in range(10):
+        for scorer in both:
+            scorer.score([f"text {i}"])
+    assert len(service.requests) == 20
+    assert service.most_in(5) <= 5 + 1
+
+
+def test_an_outage_costs_only_the_rest(service: Service) -> None:
+    service.answer = lambda number: "ok" if number < 50 else "broken"
+    texts = [f"text number {i}" for i in range(100)]
+    scorer = quick(concurrency=1)
+    with pytest.raises(ScorerUnavailable, match="HTTP 500"):
+        scorer.score(texts)
+    service.answer = lambda number: "ok"
+    assert scorer.score(texts) == pytest.approx([toxicity(text) for text in texts])
+    assert max(service.scored.values()) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("PERSPECTIVE_API_KEY", "", "no key; set the environment variable PERSPECTIVE_API_KEY"),
+        ("PERSPECTIVE_API_KEY", "a\nb", "characters that no key has"),
+        ("PERSPECTIVE_QPS", "fast", "PERSPECTIVE_QPS: expected a number"),
+        ("PERSPECTIVE_QPS", "0", "queries_per_second must be above 0"),
+        ("PERSPECTIVE_URL", "example.org", "the base URL must be like"),
+        ("PERSPECTIVE_LONG_TEXT", "cut", "split or refuse"),
+    ],
+)
+def test_bad_settings(
+    service: Service, name: str, value: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(InputError, match=message):
+        load_scorer("perspective")
+
+
+@pytest.mark.parametrize("key", [KEY, "of+another/server=="])
+def test_the_key_is_in_no_log_line(
+    service: Service, key: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    scorer = quick(key=key)
+    for failure in ("ok", "bad key", "broken", "half", "hang up", "gone"):
+        service.answer = lambda number, failure=failure: failure  # type: ignore[misc]
+        with suppress(ScorerError):
+            scorer.score([f"a text for {failure}"])
+    assert "POST" in caplog.text  # the client does log its requests
+    for form in (key, quote(key), quote(key, safe="")):
+        assert form not in caplog.text
+        assert form not in repr(scorer)
+
+
+@pytest.mark.parametrize("failure", ["ok", "bad key", "come back later"])
+def test_the_key_is_in_no_output(service: Service, failure: str, tmp_path: Path) -> None:
+    """Everything that a command prints or writes, with the HTTP client's own logging on."""
+    service.answer = lambda number: failure
+    program = (
+        "import logging; logging.basicConfig(level=logging.DEBUG)\n"
+        "from tide.cli import main; main()"
+    )
+    arguments = ["score", "one text", "-s", "perspective", "-o", str(tmp_path / "scores.jsonl")]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == (0 if failure == "ok" else 1), done.stderr
+    written = "".join(path.read_text() for path in tmp_path.iterdir())
+    assert "HTTP" in done.stderr
+    assert KEY not in done.stdout + done.stderr + written
+
+
+def test_the_service_goes_down_in_the_middle_of_a_run(
+    service: Service,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setitem(REGISTRY._targets, "perspective", partial(quick, attempts=2))
+    prompts, output = tmp_path / "prompts.txt", tmp_path / "out.jsonl"
+    prompts.write_text("".join(f"{text} number {i}\n" for i in range(3) for text in PROMPTS))
+    command = ("run", "-i", prompts, "-o", output, "-s", "perspective", "--max-batch", 2)
+    service.answer = lambda number: "ok" if number < 12 else "unavailable"
+    assert tide(*command, monkeypatch=monkeypatch) == 1
+    assert "error: scorer perspective" in capsys.readouterr().err
+    kept = output.read_bytes()
+    finished = records(output)
+    assert 0 < len(finished) < 12
+    service.answer = lambda number: "ok"
+    assert tide(*command, monkeypatch=monkeypatch) == 0
+    assert output.read_bytes().startswith(kept)
+    assert sorted(record["id"] for record in records(output)) == list(range(12))
+    assert KEY not in output.read_text() + (tmp_path / "out.jsonl.config.json").read_text()
+    for record in records(output):
+        for text, score, accepted, empty in zip(
+            record["completions"], record["toxicity_scores"], record["accepted"], record["empty"],
+            strict=True,
+        ):  # fmt: skip
+            assert empty or service.scored[text]
+            assert score == (0.0 if empty else pytest.approx(toxicity(text)))
+            assert accepted == (score < 0.5)

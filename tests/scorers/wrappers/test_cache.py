@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tide.errors import InputError, ScorerError, ScorerUnavailable
+from tide.scorers import CallableScorer, load_scorer, score_texts
+from tide.scorers.wrappers.cache import CachedScorer
+
+TEXTS = [f"text number {i}" for i in range(200)]
+
+
+class Counting:
+    """By length; counts what it is asked, and fails from text number `fails_at` on."""
+
+    threshold = 0.4
+
+    def __init__(self, name: str = "counting@1", fails_at: int | None = None) -> None:
+        self.name = name
+        self.asked: list[str] = []
+        self._fails_at = fails_at
+
+    def score(self, texts: Sequence[str]) -> NDArray[np.float64]:
+        if self._fails_at is not None and len(self.asked) + len(texts) > self._fails_at:
+            raise TimeoutError("late")
+        self.asked += texts
+        return np.array([len(text) / 100 for text in texts])
+
+    def close(self) -> None:
+        pass
+
+
+def test_asks_once_across_objects(tmp_path: Path) -> None:
+    first, second = Counting(), Counting()
+    scorer = CachedScorer(first, tmp_path / "a" / "scores.sqlite3")
+    assert (scorer.name, scorer.threshold) == ("counting@1", 0.4)
+    expected = [len(text) / 100 for text in TEXTS]
+    assert scorer.score(TEXTS) == pytest.approx(expected)
+    assert scorer.score(TEXTS[::-1]) == pytest.approx(expected[::-1])
+    assert first.asked == TEXTS
+    scorer.close()
+    again = CachedScorer(second, tmp_path / "a" / "scores.sqlite3")
+    assert again.score([*TEXTS, "a new one", TEXTS[0]])[:200] == pytest.approx(expected)
+    assert second.asked == ["a new one"]
+    assert again.score([]).shape == (0,)
+    again.close()
+
+
+def test_another_revision_is_another_scorer(tmp_path: Path) -> None:
+    for revision in ("counting@1", "counting@2"):
+        counting = Counting(revision)
+        scorer = CachedScorer(counting, tmp_path / "scores.sqlite3")
+        scorer.score(TEXTS[:3])
+        assert counting.asked == TEXTS[:3]
+        scorer.close()
+
+
+def test_what_was_scored_before_an_outage_is_kept(tmp_path: Path) -> None:
+    scorer = CachedScorer(Counting(fails_at=130), tmp_path / "scores.sqlite3")
+    with pytest.raises(ScorerUnavailable, match="counting@1: TimeoutError"):
+        score_texts(scorer, TEXTS, "zero")
+    scorer.close()
+    back = Counting()
+    scorer = CachedScorer(back, tmp_path / "scores.sqlite3")
+    scorer.score(TEXTS)
+    assert back.asked == TEXTS[128:]
+    scorer.close()
+
+
+@pytest.mark.parametrize("answer", [float("nan"), 1.5])
+def test_what_is_no_score_is_not_stored(tmp_path: Path, answer: float) -> None:
+    bad = CallableScorer(lambda texts: [answer] * len(texts))
+    bad.name = "counting@1"
+    scorer = CachedScorer(bad, tmp_path / "scores.sqlite3")
+    with pytest.raises(ScorerError, match="not a score"):
+        scorer.score(TEXTS[:1])
+    scorer.close()
+    scorer = CachedScorer(Counting(), tmp_path / "scores.sqlite3")
+    assert scorer.score(TEXTS[:1]) == pytest.approx([0.13])
+    scorer.close()
+
+
+def test_a_function_has_no_revision(tmp_path: Path) -> None:
+    function = CallableScorer(lambda texts: [0.5] * len(texts))
+    with pytest.raises(InputError, match="has no revision"):
+        CachedScorer(function, tmp_path / "scores.sqlite3")
+    scorer = CachedScorer(function, ":memory:")
+    assert scorer.score(["a text"]) == [0.5]
+    scorer.close()
+
+
+def test_a_file_that_is_no_cache(tmp_path: Path) -> None:
+    path = tmp_path / "scores.sqlite3"
+    path.write_text("something else entirely, long enough to be looked at" * 100)
+    with pytest.raises(ScorerError, match=r"scores\.sqlite3: cannot be used: .*delete it") as error:
+        CachedScorer(Counting(), path)
+    assert "\n" not in str(error.value)
+
+
+def test_the_place_comes_from_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TIDE_CACHE", str(tmp_path / "here.sqlite3"))
+    scorer = load_scorer("cache:pocket")
+    assert scorer.name == load_scorer("pocket").name
+    scorer.score(["a secret text"])
+    scorer.close()
+    assert b"a secret text" not in (tmp_path / "here.sqlite3").read_bytes()
+    monkeypatch.delenv("TIDE_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    load_scorer("cache:pocket").close()
+    assert (tmp_path / "tide" / "scores.sqlite3").exists()
+
+
+WORKER = """
+import sys, numpy as np
+from tide.scorers.wrappers.cache import CachedScorer
+
+class Slow:
+    name, threshold = "slow@1", 0.5
+    def score(self, texts):
+        return np.array([len(text) / 1000 for text in texts])
+    def close(self): pass
+
+scorer = CachedScorer(Slow(), sys.argv[1])
+print("ready", flush=True)
+sys.stdin.readline()
+for start in range(int(sys.argv[2]), int(sys.argv[3]), 8):
+    scorer.score([f"{i} " * 20 for i in range(start, start + 8)])
+"""
+
+
+def worker(path: Path, first: int, last: int) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", WORKER, str(path), str(first), str(last)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n", process.communicate()[1]
+    return process
+
+
+def contents(path: Path) -> int:
+    database = sqlite3.connect(path)
+    try:
+        assert database.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        return int(database.execute("SELECT count(*) FROM scores").fetchone()[0])
+    finally:
+        database.close()
+
+
+def test_two_processes_share_one_file(tmp_path: Path) -> None:
+    path = tmp_path / "scores.sqlite3"
+    processes = [worker(path, 0, 1600), worker(path, 800, 2400)]
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    for process in processes:
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, errors
+    assert contents(path) == 2400
+
+
+def test_a_killed_process_leaves_it_readable(tmp_path: Path) -> None:
+    path = tmp_path / "scores.sqlite3"
+    process = worker(path, 0, 10**9)
+    assert process.stdin is not None
+    process.stdin.write("go\n")
+    process.stdin.flush()
+    deadline = time.monotonic() + 60
+    while (tmp_path / "scores.sqlite3-wal").stat().st_size < 100_000:
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    stored = contents(path)
+    assert stored > 0
+    assert stored % 8 == 0  # whole calls, never a part of one
+    scorer = CachedScorer(Counting("slow@1", fails_at=0), path)
+    assert scorer.score(["0 " * 20]) == [0.04]
+    scorer.close()
