@@ -102,8 +102,7 @@ class _Worker:
         for i, result in self._detoxifier.map_numbered(prompts, ordered=False):
             number = int(rows["number"][i])
             if isinstance(result, TideError):
-                text = str(result).replace(f"prompt {i}:", f"prompt {number}:", 1)
-                done.append((number, text, type(result).__name__))
+                done.append((number, str(result), type(result).__name__))
             else:
                 done.append((number, result.model_dump_json(), ""))
         return done
