@@ -175,7 +175,9 @@ def test_a_bug_in_the_thread_reaches_every_call() -> None:
 def test_the_bundled_model_serves_concurrent_calls_as_it_does_alone() -> None:
     async def run() -> list[Result]:
         async with AsyncDetoxifier() as detox:
-            return await asyncio.gather(*(detox(prompt, **changes) for prompt, changes in MANY[:24]))
+            return await asyncio.gather(
+                *(detox(prompt, **changes) for prompt, changes in MANY[:24])
+            )
 
     results = asyncio.run(run())
     alone = Detoxifier()

@@ -106,11 +106,10 @@ class Detoxifier(Loaded):
 
         Keywords override settings for this call alone. Raises as `map` does.
         """
-        for _, result in self._run([prompt], None, overrides):
-            if isinstance(result, Result):
-                return result
+        ((_, result),) = self._run([prompt], None, overrides)
+        if isinstance(result, TideError):
             raise result
-        raise AssertionError("a prompt has an outcome")
+        return result
 
     def map(
         self,
@@ -171,11 +170,10 @@ class Detoxifier(Loaded):
                 for search in scheduler.step():
                     if isinstance(search.error, _STOPS):
                         raise search.error
-                    job = search.tag
-                    if job.outcome is None:
-                        job.take(search)
-                        if job.outcome is not None:
-                            yield job.number, job.outcome
+                    job: Job = search.tag
+                    outcome = job.take(search)
+                    if outcome is not None:
+                        yield job.number, outcome
 
 
 def _problem(check: Callable[..., None], *arguments: Any) -> InputError | None:

@@ -72,18 +72,19 @@ class Job:
             return []
         return [] if self._cancelled else list(self._seeds)
 
-    def take(self, search: Search) -> None:
-        """Add a search of this job that ended; after the last one there is an outcome."""
+    def take(self, search: Search) -> Result | TideError | None:
+        """Add a search of this job that ended; returns the outcome if that is known with it."""
         if self.outcome is not None:
-            return  # another trial failed
+            return None  # another trial failed
         try:
             self._done.append(self._trial(search))
         except TideError as error:
             self.fail(error)
-            return
-        if len(self._done) == len(self._seeds):
-            in_order = sorted(self._done, key=lambda trial: trial.number)
-            self.outcome = Result(prompt=self.prompt, trials=tuple(in_order))
+        else:
+            if len(self._done) == len(self._seeds):
+                in_order = sorted(self._done, key=lambda trial: trial.number)
+                self.outcome = Result(prompt=self.prompt, trials=tuple(in_order))
+        return self.outcome
 
     def _open(self, embedded: EmbeddedPrompt, engine: Engine) -> None:
         settings = self._settings
@@ -148,7 +149,10 @@ def open_jobs(jobs: Iterable[JobT], engine: Engine) -> Iterator[Search | JobT]:
         embedded = iter(engine.embed([job.prompt for job in chunk if job.outcome is None]))
         for job in chunk:
             searches = job.searches(next(embedded), engine) if job.outcome is None else []
-            yield from searches or [job]
+            if searches:
+                yield from searches
+            else:
+                yield job
 
 
 def check_prompt(prompt: Any) -> None:

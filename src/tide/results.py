@@ -12,7 +12,6 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-
 _SHOWN = 60  # characters of a text in a `repr`
 
 

@@ -152,9 +152,8 @@ class Scheduler:
         while self._entering:
             search = self._entering.popleft()
             asked = _guarded(search, search.strategy.ask)
-            if isinstance(asked, LikelihoodRequest):
-                search.error = StrategyError("a strategy asked for likelihoods of nothing")
-            if search.error is not None or asked is None:
+            if asked is None or isinstance(asked, LikelihoodRequest):
+                search.error = search.error or StrategyError("asked for likelihoods of nothing")
                 self._ended.append(search)
             else:
                 self._ready.append(search)
