@@ -21,9 +21,9 @@ from tide.detoxifier import Detoxifier
 from tide.errors import InputError
 from tide.scheduler import Search, run_searches
 from tide.scorers import score_texts
-from tide.search import Problem
+from tide.search import Problem, load_strategy
 from tide.search.base import Part, Point, Role
-from tide.search.tide import TideStrategy
+from tide.search.tide import TideOptions, TideStrategy
 from tide.seeds import derive_seed
 
 _LOG = logging.getLogger(__name__)
@@ -84,8 +84,11 @@ def explore(
     (embedded,) = engine.embed([prompt])
     movable = torch.ones_like(embedded.special) if settings.perturb == "all" else ~embedded.special
     search_seed = derive_seed(settings.seed, prompt, trial)
+    options = load_strategy(settings.strategy).options
     strategy = _Recording(
-        Problem(embedded.embeddings, movable, search_seed, engine.dtype), settings
+        Problem(embedded.embeddings, movable, search_seed, engine.dtype),
+        settings,
+        options if isinstance(options, TideOptions) else None,
     )
     search = Search(0, trial, search_seed, strategy, embedded.token_ids)
     for finished in run_searches(iter([search]), engine, detoxifier.scorer, settings):
@@ -119,12 +122,12 @@ def explore(
 class _Recording(TideStrategy):
     """`tide` that keeps its path: the prompt and each iterate, (movable, d)."""
 
-    def __init__(self, problem: Problem, settings: Settings) -> None:
+    def __init__(self, problem: Problem, settings: Settings, options: TideOptions | None) -> None:
         self.points: list[Tensor] = []
-        super().__init__(problem, settings)
+        super().__init__(problem, settings, options)
 
     def evaluate(
-        self, points: Tensor, role: Role, seeds: Sequence[tuple[int | str, ...]]
+        self, points: Tensor, role: Role, seeds: Sequence[tuple[int | str, ...]] | None = None
     ) -> Part[list[Point]]:
         if role != "perturbation":
             self.points.extend(points)
