@@ -65,7 +65,7 @@ def parse(
     if called and "," in around.get(called[1], "") and _inside(called[2]) is not None:
         name, rest = called[1], _inside(called[2])
     else:
-        name, rest = _head(text, names)
+        name, rest = _head(text, names or around)
     if not name:
         raise InputError(f"{option}: {text!r} begins with no name")
     usage = around.get(name)
@@ -152,11 +152,11 @@ def _number(usage: str, rest: str) -> tuple[str, str]:
 
 def _is_open(spec: str, around: Around, names: Container[str]) -> bool:
     """Whether a comma behind `spec` belongs to it, because it ends inside an ensemble."""
-    name, rest = _head(spec, names)
+    name, rest = _head(spec, names or around)
     while rest is not None and name in around:
         if "," in around[name]:
             return True
-        name, rest = _head(_number(around[name], rest)[1], names)
+        name, rest = _head(_number(around[name], rest)[1], names or around)
     return False
 
 

@@ -12,6 +12,7 @@ from tide.evaluation.methods import Record, load_method
 from tide.evaluation.places import Here
 from tide.evaluation.protocols import PROTOCOLS, load_protocol
 from tide.evaluation.sharing import SharedEngine
+from tide.presets import PRESETS
 
 ROWS = [Row(i, prompt) for i, prompt in enumerate(PROMPTS)]
 
@@ -66,11 +67,17 @@ def test_settings_of_one_method_win_over_the_common_ones_and_the_protocol() -> N
     assert settings("tide", "tide", num_trials=2)["num_trials"] == 2
     assert settings("tide:seed=4", "tide", seed=3)["seed"] == 4
     assert settings("resample:temperature=1.0", "tide")["temperature"] == 1.0
-    assert settings("resample:n=4", "tide")["max_iterations"] == 4
+    assert settings("resample:n=4", "tide")["strategy"] == "resample:n=4"
+    assert (
+        settings("tide:estimator=rank,num_samples=4", "tide")["strategy"] == "tide:estimator=rank"
+    )
     assert settings("tide", "tide-hot")["completions_per_evaluation"] == 8
     assert settings("base", "tide-hot")["completions_per_evaluation"] == 1
     assert settings("base", "rad")["top_k"] == 20
-    assert settings("fast", "tide")["strategy"] == "ladder"
+    assert settings("fast", "tide")["strategy"] == PRESETS["fast"]["strategy"]
+    growth = settings("fast:growth=2,num_samples=3", "tide")
+    assert growth["strategy"] == "ladder:from=0.6,growth=2,samples_growth=1.5"
+    assert (growth["num_samples"], growth["mu_relative"]) == (3, 1.3)
     assert settings("random-walk", "dexperts")["strategy"] == "random-walk"
 
 
@@ -80,7 +87,7 @@ def test_settings_of_one_method_win_over_the_common_ones_and_the_protocol() -> N
         ("bas", "methods: unknown 'bas'; known: accept-any, base, "),
         ("tide:mu=-1", "methods: tide:mu=-1: mu: "),
         ("tide:num_trials=1", "num_trials must be the same for all"),
-        ("tide:nu=1", "methods: tide:nu=1: nu: "),
+        ("tide:nu=1", "methods: tide:nu=1: strategy tide: no option 'nu'; known: cosine_thr"),
         ("tide:mu", "methods: 'mu' in 'tide:mu' is not key=value"),
     ],
 )

@@ -24,10 +24,10 @@ from tide.results import Result, Trial
 from tide.scorers import Scorer, score_texts
 from tide.search import REGISTRY as STRATEGIES
 from tide.seeds import derive_seed
-from tide.specs import parse_spec
+from tide.specs import format_spec, parse_spec
 
 # The model as it is: one draw and no search.
-_BASE = {"strategy": "resample", "max_iterations": 1}
+_BASE = {"strategy": "resample:n=1"}
 # Settings that hold for methods without a search too.
 _OF_ALL = (*Sampling.model_fields, "num_trials", "seed", "empty_policy")
 # What a record says of a search, and means nothing where there was none.
@@ -207,8 +207,6 @@ def load_method(
     name, options = parse_spec(spec, "methods")
     if "num_trials" in options:
         raise InputError(f"methods: {spec}: num_trials must be the same for all (--trials)")
-    if name == "resample" and "n" in options:  # as best-of-n is written elsewhere
-        options["max_iterations"] = options.pop("n")
     rules = [protocol.sampling, {"num_trials": protocol.num_trials}]
     if name not in {"base", *PRESETS, *STRATEGIES.names()}:
         settings = Settings.of(*rules, common)
@@ -221,8 +219,10 @@ def load_method(
         preset = {**preset_values("auto", place.model), "strategy": name}
     if name != "base":
         rules.append(protocol.search)
+    strategy, own = parse_spec(preset.get("strategy", "tide"))
+    chosen = {"strategy": format_spec(strategy, {**own, **options})}
     try:
-        settings = Settings.of(preset, *rules, common, options)
+        settings = Settings.of(preset, *rules, common, chosen)
     except InputError as error:
         raise InputError(f"methods: {spec}: {error}") from None
     return SearchMethod(spec, place, settings, base=name == "base")
