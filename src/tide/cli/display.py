@@ -19,8 +19,9 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-OUTPUT = Console()
-ERRORS = Console(stderr=True)
+# Names of scorers and texts of models are no markup: `windows:pocket` holds no emoji.
+OUTPUT = Console(markup=False, emoji=False)
+ERRORS = Console(stderr=True, markup=False, emoji=False)
 
 
 def mask(text: str) -> str:
@@ -42,7 +43,7 @@ def shown(text: str, toxicity: float, threshold: float, masked: bool) -> Text:
 
 def progress_bar() -> Progress:
     return Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +12,7 @@ import typer
 from tide.cli import options
 from tide.cli.display import ERRORS, progress_bar
 from tide.cli.report import summarize_runs
-from tide.config import Settings
+from tide.config import Sampling, Settings
 from tide.engines import load_engine
 from tide.errors import InputError, TideError
 from tide.evaluation.benchmarks import load_benchmark
@@ -26,29 +27,18 @@ from tide.scorers import load_scorer
 from tide.specs import split_specs
 
 _PACKAGES = ("tide-detox", "torch", "transformers", "numpy", "scikit-learn", "scipy")
-_ENSEMBLES = ("mean:", "max:")
+_BY_PROTOCOL = (*Sampling.model_fields, "num_trials", "completions_per_evaluation")
 
 
-@options.with_settings
+@partial(options.with_settings, by_protocol=_BY_PROTOCOL)
 def evaluate(
     benchmark: Annotated[
         str, typer.Argument(help="rtp, attaq, bold, or a file of prompts (.jsonl, .csv, .txt).")
     ],
-    methods: Annotated[
-        str,
-        typer.Option(
-            help="base, tide, fast, a strategy or a baseline, each with settings of its own: "
-            "base,fast,resample:temperature=1.0,..."
-        ),
-    ] = "base,tide,fast",
+    methods: options.Methods = "base,tide,fast",
     model: options.Model = "pocket",
     scorer: options.Scorer = "pocket",
-    judges: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--judges", "-j", help="Scorers kept out of the search, comma-separated or repeated."
-        ),
-    ] = None,
+    judges: options.Judges = None,
     protocol: Annotated[
         str, typer.Option(help="tide, tide-hot, dexperts or rad: sampling, trials, what is toxic.")
     ] = "tide",
@@ -89,7 +79,7 @@ def evaluate(
     common = overrides or {}
     rules = load_protocol(protocol, common)
     prompts = load_benchmark(benchmark, field=field, limit=limit)
-    inside, outside = load_scorer(scorer), [load_scorer(name) for name in _split(judges or [])]
+    inside, outside = load_scorer(scorer), [load_scorer(name) for name in options.judges(judges)]
     engine_options = options.engine_options(
         device=device, dtype=dtype, max_batch=max_batch, base_urls=base_url, further=engine_option
     )
@@ -136,14 +126,6 @@ def evaluate(
     ERRORS.print(f"written to {out}; tide report {out} makes tables and figures", markup=False)
     if failed:
         raise TideError(f"{failed} prompts failed (see above); the same command tries them again")
-
-
-def _split(names: list[str]) -> list[str]:
-    return [
-        name
-        for value in names
-        for name in ([value] if value.startswith(_ENSEMBLES) else value.split(","))
-    ]
 
 
 def _run(method: Method, setting: Setting, folder: Path, overwrite: bool) -> int:

@@ -37,10 +37,8 @@ def run(
     ] = None,
     model: options.Model = "pocket",
     scorer: options.Scorer = "pocket",
-    judge: options.Judge = None,
-    preset: Annotated[
-        str, typer.Option(help="Step sizes of a published model, or auto.", show_default=True)
-    ] = "auto",
+    judges: options.Judges = None,
+    preset: options.Preset = "auto",
     engine: options.EngineName = "transformers",
     base_url: options.BaseUrl = None,
     engine_option: options.EngineOption = None,
@@ -59,7 +57,10 @@ def run(
     killed run stopped. Without it, the completions are shown.
     """
     rows = _rows(prompts, input_file, field, limit)
-    judge_scorer = None if judge is None else load_scorer(judge)
+    specs = options.judges(judges)
+    if len(specs) > 1:
+        raise InputError("--judges: a record of tide run holds one")
+    judge_scorer = load_scorer(specs[0]) if specs else None
     engine_options = options.engine_options(
         device=device, dtype=dtype, max_batch=max_batch, base_urls=base_url, further=engine_option
     )

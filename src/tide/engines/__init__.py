@@ -1,12 +1,16 @@
 """The language model as a black box: embeddings in, completions out. Knows no toxicity."""
 
+from __future__ import annotations
+
 import inspect
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tide.engines.base import Completion, EmbeddedPrompt, Engine
 from tide.errors import InputError
-from tide.registry import Registry
+from tide.registry import Registry, lazily
+
+if TYPE_CHECKING:
+    from tide.engines.base import Completion, EmbeddedPrompt, Engine
 
 REGISTRY = Registry(
     "engine",
@@ -35,5 +39,9 @@ def load_engine(name: str, model: str | Path, **options: Any) -> Engine:
     engine: Engine = create(model, **options)
     return engine
 
+
+__getattr__ = lazily(
+    __name__, dict.fromkeys(("Completion", "EmbeddedPrompt", "Engine"), "tide.engines.base")
+)
 
 __all__ = ["REGISTRY", "Completion", "EmbeddedPrompt", "Engine", "load_engine"]
