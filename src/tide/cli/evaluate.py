@@ -20,7 +20,7 @@ from tide.evaluation.methods import Method, load_method
 from tide.evaluation.perplexity import Reference, reference_for
 from tide.evaluation.places import Cluster, Here
 from tide.evaluation.protocols import load_protocol
-from tide.evaluation.report.tables import slug
+from tide.evaluation.reporting.tables import slug
 from tide.evaluation.sharing import SharedEngine
 from tide.scorers import load_scorer
 from tide.specs import split_specs

@@ -16,9 +16,9 @@ import typer
 from tide.cli.display import ERRORS, OUTPUT
 from tide.errors import InputError
 from tide.evaluation.metrics import Summary, Valid, place, sources, summarize
-from tide.evaluation.report import figures, tables
-from tide.evaluation.report.published import paper_tables
-from tide.evaluation.report.tables import Table
+from tide.evaluation.reporting import figures, tables
+from tide.evaluation.reporting.published import paper_tables
+from tide.evaluation.reporting.tables import Table
 from tide.evaluation.runs import SUMMARY, Run, find_runs, read_run
 from tide.evaluation.significance import compare
 
@@ -216,7 +216,7 @@ def _figures(group: _Group, trajectory: str | None) -> Iterator[tuple[str, Any]]
 
 def _landscape(group: _Group, record_id: str, grid: int) -> Iterator[tuple[str, Any]]:
     """By the settings of one search, `tide` itself if it is there; the trial that took longest."""
-    from tide.evaluation.report import landscape  # noqa: PLC0415  (slow import)
+    from tide.evaluation.reporting import landscape  # noqa: PLC0415  (slow import)
 
     found = [
         (run.config["settings"].get("strategy") != "tide", number)

@@ -9,7 +9,7 @@ import pytest
 from tests.evaluation.runs import record, run
 from tide.errors import InputError
 from tide.evaluation.metrics import summarize
-from tide.evaluation.report.published import (
+from tide.evaluation.reporting.published import (
     paper_tables,
     printed_row,
     read_published,

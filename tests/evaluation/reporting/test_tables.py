@@ -9,8 +9,8 @@ from rich.console import Console
 
 from tests.evaluation.runs import JUDGE, run, search_run
 from tide.evaluation.metrics import Estimate, summarize
-from tide.evaluation.report import tables
-from tide.evaluation.report.tables import Column, Table
+from tide.evaluation.reporting import tables
+from tide.evaluation.reporting.tables import Column, Table
 from tide.evaluation.significance import compare
 
 TABLE = Table(

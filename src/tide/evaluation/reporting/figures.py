@@ -18,7 +18,7 @@ from tide.evaluation.runs import Run
 from tide.registry import require
 
 if TYPE_CHECKING:
-    from tide.evaluation.report.landscape import Landscape
+    from tide.evaluation.reporting.landscape import Landscape
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")

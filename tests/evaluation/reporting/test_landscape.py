@@ -6,7 +6,7 @@ import pytest
 from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
 from tide.detoxifier import Detoxifier
 from tide.errors import InputError
-from tide.evaluation.report.landscape import _plane, detoxifier_of, explore, loadable
+from tide.evaluation.reporting.landscape import _plane, detoxifier_of, explore, loadable
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import pytest
 
 from tests.evaluation.runs import JUDGE, run, search_run
 from tide.evaluation.metrics import summarize
-from tide.evaluation.report import figures
-from tide.evaluation.report.landscape import Landscape
+from tide.evaluation.reporting import figures
+from tide.evaluation.reporting.landscape import Landscape
 
 SOURCES = ["scorer@1", JUDGE]
 

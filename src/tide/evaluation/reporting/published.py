@@ -14,7 +14,7 @@ from typing import Any
 
 from tide.errors import InputError
 from tide.evaluation.metrics import Estimate, check_records, summarize
-from tide.evaluation.report.tables import Column, Table, Value, slug
+from tide.evaluation.reporting.tables import Column, Table, Value, slug
 from tide.evaluation.runs import Run
 
 _FIELDS = (
