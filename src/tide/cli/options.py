@@ -16,9 +16,6 @@ from pydantic import BaseModel
 from tide.config import Sampling, Settings
 from tide.errors import InputError
 
-# Options of an engine that change what it writes; others only say where and how fast it runs.
-_DECIDING = ("quantization", "kv_cache_dtype", "revision", "hf_overrides")
-
 SCORER_GRAMMAR = (
     "Scorers: pocket, profanity-check, lexicon, detoxify:original, hf:ID_OR_FOLDER, perspective, "
     "openai-moderation, calibrated:FILE. Around a scorer: cache:SCORER (kept on disk), "
@@ -42,9 +39,14 @@ Scorers = Annotated[
     list[str] | None,
     typer.Option("--scorer", "-s", help="A scorer; repeat for several. [default: pocket]"),
 ]
-Judge = Annotated[
-    str | None,
-    typer.Option("--judge", "-j", help="A second scorer, kept out of the search."),
+Judges = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--judges",
+        "--judge",
+        "-j",
+        help="Scorers kept out of the search, comma-separated or repeated.",
+    ),
 ]
 EngineName = Annotated[
     str, typer.Option("--engine", help="What runs the model: transformers, vllm or remote.")
@@ -109,14 +111,13 @@ def engine_options(
     return options
 
 
-def engine_config(name: str, given: dict[str, Any], dtype: object) -> dict[str, Any]:
-    """What of an engine and the options given to it decides what it writes, for records."""
-    deciding = {option: given[option] for option in _DECIDING if option in given}
-    return {
-        "engine": name,
-        **({"engine_options": deciding} if deciding else {}),
-        "dtype": str(dtype).removeprefix("torch."),
-    }
+def judges(values: list[str] | None) -> list[str]:
+    """The specs that `Judges` was given; behind an ensemble's colon, commas are its own."""
+    return [
+        spec
+        for value in values or ()
+        for spec in ([value] if value.startswith(("mean:", "max:")) else value.split(","))
+    ]
 
 
 def with_settings(

@@ -139,6 +139,11 @@ class Record(_Frozen):
         scores = [score for score in self.judge_scores.get(judge, ()) if score is not None]
         return scores if len(scores) == len(self.trials) else None
 
+    def base_scores_by(self, judge: str) -> list[float] | None:
+        """The judge's scores of the prompt's own completions; None if it has not all."""
+        scores = [steps[0] for steps in self.step_judge_scores.get(judge, ()) if steps]
+        return scores if len(scores) == len(self.trials) else None
+
     def to_json(self, *, further: bool = False) -> str:
         """One line. further: as a part that adds these trials to a record that is there."""
         excluded = {"prompt", "group", *_DERIVED} if further else None
@@ -226,7 +231,7 @@ def merged(parts: Sequence[tuple[str, dict[str, Any]]]) -> tuple[str, dict[str, 
     Raises InputError for a part that repeats what is there, or whose lists do not fit its trials.
     """
     begin, first = parts[0]
-    found = {name: first[name] for name in ("id", "prompt", "group") if name in first}
+    found: dict[str, Any] = {k: first[k] for k in ("id", "prompt", "group") if k in first}
     columns: dict[Column, dict[int, Any]] = {}
     for where, part in parts:
         trials = _trials(part, where)
@@ -242,7 +247,7 @@ def merged(parts: Sequence[tuple[str, dict[str, Any]]]) -> tuple[str, dict[str, 
                 raise InputError(f"{where}: {name} has not one entry a trial ({len(trials)})")
             known = columns.setdefault(column, {})
             for trial, value in zip(trials, values, strict=True):
-                if trial in known:
+                if known.get(trial) is not None:
                     raise InputError(f"{where}: {name} of trial {trial} is there already ({begin})")
                 known[trial] = value
     found["trials"] = sorted(columns.get(_FIRST, {}))
@@ -405,12 +410,15 @@ class RecordFile:
         elif row_id not in self._offsets:
             raise InputError(f"{where}: not a record of a run: no prompt")
         covered = self._covered.setdefault(row_id, {})
-        for column, _ in _columns(part):
+        for column, values in _columns(part):
             if column == _FIRST or column[0] in _ADDED:
+                if not isinstance(values, list) or len(values) != len(trials):
+                    raise InputError(f"{where}: {'.'.join(column)} has not one entry a trial")
+                there = [t for t, value in zip(trials, values, strict=True) if value is not None]
                 before = covered.get(column, ())
-                if set(before).intersection(trials):
+                if set(before).intersection(there):
                     raise InputError(f"{where}: repeats {'.'.join(column)} of record {row_id!r}")
-                covered[column] = (*before, *trials)
+                covered[column] = (*before, *there)
         self._offsets.setdefault(row_id, []).append(offset)
 
 
