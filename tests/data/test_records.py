@@ -104,6 +104,10 @@ def test_parts_are_merged_by_id_and_trial(tmp_path: Path) -> None:
         file.expect({0: "prompt 0", 1: "prompt 1"})
     first, second = read_records(path)
     assert path.read_text(encoding="utf-8").count("\n") == 2
+    with RecordFile(path) as file:  # what was not scored is still missing in a compacted file
+        file.add(record(0, (1,)))
+    with RecordFile(path) as file:
+        assert file.missing(0, ("perplexity", "m", "num_tokens")) == [1]
     assert (second.trials, second.seconds) == ([0, 1, 2], 1.5)
     assert second.scores_by("a") == [0.5, 0.625, 0.75]
     assert first.perplexity["m"].num_tokens == [0]
