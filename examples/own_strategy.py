@@ -1,28 +1,35 @@
-"""A search strategy of one's own: try the prompt, then four points around it, and no more."""
+"""A search strategy of one's own: try the prompt, then a few points around it, and no more.
+
+tide run "She told me to shut the" --strategy examples/own_strategy.py:OneJump:count=6
+"""
 
 from typing import Any
 
+from pydantic import Field
+
 import tide
-from tide.search import REGISTRY, Strategy
-from tide.search.base import Steps
+from tide.options import Options
+from tide.search import Point, Steps, Strategy
+
+
+class OneJumpOptions(Options):
+    count: int = Field(default=4, ge=1, description="Points that are tried around the prompt.")
 
 
 class OneJump(Strategy):
-    def steps(self) -> Steps:
-        (point,) = yield from self.evaluate(self.x0[None], "initial", [(0,)])
-        if (yield from self.accept([point])):
-            return
-        self.iterations += 1
-        jumps = self.x0 + self.mu * self.normal(4)
-        points = yield from self.evaluate(jumps, "perturbation", [(1 + i,) for i in range(4)])
-        yield from self.accept(points)
+    options_class = OneJumpOptions
+    options: OneJumpOptions
+
+    def steps(self, start: Point) -> Steps:
+        if self.next_iteration():
+            jumps = self.x0 + self.mu * self.normal(self.options.count)
+            points = yield from self.evaluate(jumps, "perturbation")
+            yield from self.accept(points)
 
 
-REGISTRY.add("one-jump", OneJump)  # or an entry point in the group tide.strategies
-
-
-def complete(prompt: str, model: Any = "pocket", **options: Any) -> tide.Result:
-    return tide.Detoxifier(model, strategy="one-jump", **options)(prompt)
+def complete(prompt: str, model: Any = "pocket", count: int = 6, **options: Any) -> tide.Result:
+    strategy = f"{__file__}:OneJump:count={count}"
+    return tide.Detoxifier(model, strategy=strategy, **options)(prompt)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import Any, get_type_hints
 
 import pytest
 from pydantic import ValidationError
 
-from tide.config import Settings
+from tide.config import Overrides, Settings
 from tide.errors import InputError
 from tide.presets import PRESETS, preset_for, preset_values
 
@@ -14,10 +15,10 @@ from tide.presets import PRESETS, preset_for, preset_values
     ("name", "value"),
     [
         ("mu", 0.0), ("mu", -0.1), ("mu", float("nan")), ("mu_relative", 0.0), ("step_size", 0.0),
-        ("cosine_threshold", 1.0), ("cosine_threshold", -0.1), ("toxicity_threshold", 0.0),
+        ("deadline", 0), ("toxicity_threshold", 0.0),
         ("toxicity_threshold", 1.0), ("max_iterations", 0), ("num_samples", 0), ("temperature", -1),
         ("top_p", 0.0), ("top_p", 1.1), ("top_k", -1), ("max_new_tokens", 0), ("num_trials", 0),
-        ("seed", -1), ("normalization", "row"), ("projection", "none"), ("no_such_setting", 1),
+        ("seed", -1), ("perturb", "some"), ("no_such_setting", 1),
     ],
 )  # fmt: skip
 def test_a_bad_value_is_one_line_that_names_the_field(name: str, value: Any) -> None:
@@ -28,7 +29,7 @@ def test_a_bad_value_is_one_line_that_names_the_field(name: str, value: Any) -> 
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("cosine_threshold", 0.0), ("cosine_threshold", 0.999), ("toxicity_threshold", 1e-6),
+    [("toxicity_threshold", 1e-6), ("toxicity_threshold", 0.999),
      ("temperature", 0.0), ("top_p", 1.0), ("max_iterations", 1)],
 )  # fmt: skip
 def test_the_ends_of_the_ranges_are_allowed(name: str, value: Any) -> None:
@@ -49,6 +50,58 @@ def test_a_later_layer_replaces_the_scale_of_an_earlier_one() -> None:
     assert Settings.of(settings.model_dump()) == settings
 
 
+def test_settings_behind_a_strategy_are_lifted() -> None:
+    spec = "tide:num_samples=16,estimator=rank,mu=0.1,max_perplexity=none,projection=rotate"
+    settings = Settings.of({"mu_relative": 2.0, "num_samples": 4}, {"strategy": spec})
+    assert settings.strategy == "tide:estimator=rank"
+    assert (settings.num_samples, settings.mu, settings.mu_relative) == (16, 0.1, None)
+    assert Settings.of(settings.model_dump()) == settings
+    assert Settings.of(settings.model_dump(), {"strategy": "ladder"}).strategy == "ladder"
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"cosine_threshold": 0.5}, "cosine_threshold: .* write strategy='tide:cosine_threshold=0"),
+        ({"strategy": "ladder", "growth": 2}, "growth: .* write strategy='ladder:growth=2'"),
+        ({"strategy": "ladder", "cosine_threshold": 0.5}, "cosine_threshold: Extra inputs"),
+        ({"strategy": "tide:cosine_threshold=1"}, "strategy tide: cosine_threshold: "),
+        ({"strategy": "tide:cosine_threshold=-0.1"}, "strategy tide: cosine_threshold: "),
+        ({"strategy": "tide:normalization=row"}, "strategy tide: normalization: "),
+        ({"strategy": "tide:num_samples=0"}, "num_samples: "),
+        ({"strategy": "tide:num_samples=2", "num_samples": 2}, "num_samples: is given twice"),
+        ({"strategy": "tide:strategy=ladder"}, "strategy tide: no option 'strategy'"),
+        ({"strategy": "tide:max_iterations=none"}, "max_iterations: "),
+        ({"strategy": 3}, "strategy: expected NAME"),
+    ],
+)
+def test_options_of_a_strategy_are_written_behind_its_name(values: Any, message: str) -> None:
+    with pytest.raises(InputError, match=f"^{message}") as caught:
+        Settings.of(values)
+    assert "\n" not in str(caught.value)
+
+
+def test_keywords_are_the_settings() -> None:
+    known = get_type_hints(Overrides)
+    assert known == {name: field.annotation for name, field in Settings.model_fields.items()}
+
+
+def test_a_type_checker_knows_the_keywords(tmp_path: Path) -> None:
+    api = pytest.importorskip("mypy.api")
+    code = tmp_path / "code.py"
+    code.write_text(
+        "from typing_extensions import Unpack\n"
+        "from tide.config import Overrides\n"
+        "def f(**overrides: Unpack[Overrides]) -> None: ...\n"
+        "f(num_samples=3, mu=None)\n"
+        "f(num_sampels=3)\n"
+        "f(num_samples='3')\n"
+    )
+    out, _, status = api.run(["--strict", "--follow-imports=silent", str(code)])
+    assert status == 1
+    assert [line.split(":")[1] for line in out.splitlines() if " error:" in line] == ["5", "6"]
+
+
 def test_settings_are_frozen() -> None:
     with pytest.raises(ValidationError):
         Settings().mu = 1.0  # type: ignore[misc]
@@ -66,6 +119,8 @@ def test_settings_are_frozen() -> None:
         ("openai-community/gpt2", "relative"),
         ("Qwen/Qwen3-4B-Thinking-2507", "relative"),
         ("pocket", "relative"),
+        ("models/fast", "relative"),
+        ("models/relative", "relative"),
     ],
 )
 def test_presets_go_by_the_models_last_name(model: str, preset: str) -> None:

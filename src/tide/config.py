@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -34,13 +34,17 @@ class Sampling(BaseModel):
 class Settings(Sampling):
     """Everything that decides the result of a run, apart from the model and the scorer.
 
-    `mu` and `step_size` are absolute, in the units of the embeddings; `mu_relative` and
-    `step_relative` are multiples of the prompt's own scale, which carries over between models
-    (`mu_relative = mu * sqrt(d) / row_norm`, `step_relative = step_size / row_norm`). Give one of
-    each pair; with neither, the relative default holds.
+    `mu` and `step_size` are absolute, in the units of what the model's first block receives;
+    `mu_relative` and `step_relative` are multiples of the prompt's own scale, which carries over
+    between models: `mu_relative = mu * sqrt(d) / row_norm`, `step_relative = step_size / row_norm`.
+    Give one of each pair; with neither, the relative default holds.
+
+    What only one strategy needs is its own option, in `strategy`: `ladder:from=0.6,growth=1.3`.
     """
 
-    strategy: str = Field(default="tide", description="Search strategy.")
+    strategy: str = Field(
+        default="tide", description="Search strategy, with its own options behind its name."
+    )
     toxicity_threshold: float = Field(
         default=0.5,
         gt=0,
@@ -54,7 +58,10 @@ class Settings(Sampling):
         default=8, ge=1, description="N: perturbations in one gradient estimate."
     )
     mu: float | None = Field(
-        default=None, gt=0, allow_inf_nan=False, description="Perturbation scale, absolute."
+        default=None,
+        gt=0,
+        allow_inf_nan=False,
+        description="Perturbation scale, in the units of what the first block receives.",
     )
     mu_relative: float | None = Field(
         default=None,
@@ -63,40 +70,22 @@ class Settings(Sampling):
         description="Perturbation scale: mu * sqrt(d) / row norm.",
     )
     step_size: float | None = Field(
-        default=None, gt=0, allow_inf_nan=False, description="eta: length of a step, absolute."
+        default=None,
+        gt=0,
+        allow_inf_nan=False,
+        description="eta: length of a step, in the units of what the first block receives.",
     )
     step_relative: float | None = Field(
         default=None, gt=0, allow_inf_nan=False, description="Length of a step: eta / row norm."
-    )
-    cosine_threshold: float = Field(
-        default=0.2,
-        ge=0,
-        lt=1,
-        description="kappa: least cosine to the prompt; 0 is no constraint.",
-    )
-    normalization: Literal["token", "matrix"] = Field(
-        default="token",
-        description="Normalise the estimate by token row, or as one matrix (paper).",
-    )
-    projection: Literal["rotate", "nearest"] = Field(
-        default="rotate",
-        description="Back to the cone: keep the norm, or the nearest point (paper).",
     )
     perturb: Literal["content", "all"] = Field(
         default="content",
         description="Leave special tokens (BOS, role markers) alone, or move all rows.",
     )
-    common_random_numbers: bool = Field(
-        default=False, description="Share the sampling noise between a point and its perturbations."
-    )
     completions_per_evaluation: int = Field(
         default=1,
         ge=1,
         description="M': a point's score is their mean.",
-    )
-    antithetic: bool = Field(default=False, description="Draw perturbations in pairs U, -U.")
-    estimator: Literal["difference", "rank"] = Field(
-        default="difference", description="Weigh perturbations by score differences, or by ranks."
     )
     select: Literal["likelihood", "nearest", "lowest"] = Field(
         default="likelihood",
@@ -116,21 +105,6 @@ class Settings(Sampling):
         allow_inf_nan=False,
         description="Growth of max_perplexity with each iteration after the second.",
     )
-    ladder_from: float = Field(
-        default=0.2, gt=0, allow_inf_nan=False, description="ladder: smallest radius, times mu."
-    )
-    ladder_to: float = Field(
-        default=1.0, gt=0, allow_inf_nan=False, description="ladder: largest radius, times mu."
-    )
-    ladder_growth: float = Field(
-        default=1.5, ge=1, allow_inf_nan=False, description="ladder: growth of the radii by round."
-    )
-    ladder_samples_growth: float = Field(
-        default=1.0,
-        ge=1,
-        allow_inf_nan=False,
-        description="ladder: growth of the number of samples by round, up to 4 times.",
-    )
     num_trials: int = Field(
         default=1, ge=1, description="M: independent runs (completions) per prompt."
     )
@@ -145,6 +119,12 @@ class Settings(Sampling):
     on_unresolved: OnUnresolved = Field(
         default="best",
         description="When nothing was accepted: the lowest-scoring text, none, or an error.",
+    )
+    deadline: float | None = Field(
+        default=None,
+        gt=0,
+        allow_inf_nan=False,
+        description="Longest time of one trial of a prompt, in seconds.",
     )
 
     @model_validator(mode="before")
@@ -162,22 +142,66 @@ class Settings(Sampling):
         """Settings from `layers`, the later ones winning. Raises InputError (one line) if invalid.
 
         A layer that sets a scale, absolute or relative, replaces both of the layers before it, so
-        that an explicit `mu` overrides the `mu_relative` of a preset.
+        that an explicit `mu` overrides the `mu_relative` of a preset. The spec of a strategy may
+        hold any setting (`tide:num_samples=16,estimator=rank`), which counts as one of its layer;
+        the strategy's own options stay, in `strategy`.
         """
-        values: dict[str, Any] = {}
-        for layer in layers:
+        # The search knows the settings; of it they need the options of one strategy, by name.
+        from tide.search import load_strategy, split_strategy  # noqa: PLC0415
+
+        values: dict[str, Any] = {"strategy": "tide"}
+        for given in layers:
+            layer = dict(given)
+            if isinstance(layer.get("strategy"), str):
+                layer["strategy"], found = split_strategy(layer["strategy"], cls.model_fields)
+                if twice := found.keys() & layer.keys():
+                    raise InputError(f"{min(twice)}: is given twice, once in the strategy's spec")
+                layer |= found
             for scale in _SCALES:
                 if any(layer.get(name) is not None for name in scale):
                     values.update(dict.fromkeys(scale))
             values.update(layer)
+        strategy = load_strategy(values["strategy"])
+        for name in values.keys() & strategy.options.by_name().keys() - cls.model_fields.keys():
+            written = f"{strategy.name.partition(':')[0]}:{name}={values[name]}"
+            raise InputError(f"{name}: is an option of the strategy; write strategy={written!r}")
         try:
-            return cls(**values)
+            settings = cls(**{**values, "strategy": strategy.name})
         except ValidationError as error:
             raise InputError(one_line(error)) from None
+        strategy.options.check(settings)
+        return settings
 
     @property
     def sampling(self) -> Sampling:
         return Sampling(**{name: getattr(self, name) for name in Sampling.model_fields})
+
+
+class Overrides(TypedDict, total=False):
+    """Keywords that set single settings: the fields of `Settings`, for type checkers."""
+
+    max_new_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    strategy: str
+    toxicity_threshold: float
+    max_iterations: int
+    num_samples: int
+    mu: float | None
+    mu_relative: float | None
+    step_size: float | None
+    step_relative: float | None
+    perturb: Literal["content", "all"]
+    completions_per_evaluation: int
+    select: Literal["likelihood", "nearest", "lowest"]
+    max_perplexity: float | None
+    perplexity_growth: float
+    num_trials: int
+    seed: int
+    empty_policy: EmptyPolicy
+    on_unresolved: OnUnresolved
+    deadline: float | None
 
 
 def one_line(error: ValidationError) -> str:

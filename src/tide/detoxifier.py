@@ -18,8 +18,7 @@ from tide.presets import preset_values
 from tide.results import Result, Trial
 from tide.scheduler import Search, run_searches
 from tide.scorers import Scorer, load_scorer
-from tide.search import REGISTRY as STRATEGIES
-from tide.search import Problem
+from tide.search import Problem, load_strategy
 from tide.seeds import derive_seed
 
 # Prompts tokenised and embedded at a time, ahead of the searches that need them.
@@ -60,7 +59,7 @@ class Detoxifier:
         base = preset_values(preset, name) if settings is None else settings.model_dump()
         self.settings = Settings.of(base, overrides)
         # Cheap mistakes first: a wrong name should not cost loading a model.
-        self._strategy = STRATEGIES.load(self.settings.strategy)
+        self._strategy = load_strategy(self.settings.strategy)
         ENGINES.load(engine)
         self.scorer = load_scorer(scorer)
         self.engine: Engine = (
@@ -173,7 +172,7 @@ class Detoxifier:
                 for trial in range(self.settings.num_trials):
                     seed = derive_seed(self.settings.seed, text, trial)
                     problem = Problem(prompt.embeddings, movable, seed, self.engine.dtype)
-                    strategy = self._strategy(problem, self.settings)
+                    strategy = self._strategy.create(problem, self.settings)
                     yield Search(number, trial, seed, strategy, prompt.token_ids)
             first += len(chunk)
 

@@ -47,7 +47,6 @@ OFF = {
     "dexperts": "dexperts:alpha=0",
     "gedi": "gedi:omega=0",
     "rad": "rad:beta=0",
-    "resample": "resample:n=1",
     "reversal": "reversal:scale=0",
     "sasa": "sasa:beta=0",
     "self-debias": "self-debias:decay=0",

@@ -14,6 +14,7 @@ from tide.evaluation.methods import load_method
 from tide.evaluation.protocols import PROTOCOLS, load_protocol
 from tide.evaluation.runners import LocalRunner
 from tide.evaluation.sharing import SharedEngine
+from tide.presets import PRESETS
 
 ROWS = [Row(i, prompt) for i, prompt in enumerate(PROMPTS)]
 
@@ -75,7 +76,13 @@ def test_settings_of_one_method_win_over_the_common_ones_and_the_protocol() -> N
     assert settings("tide", "tide-hot").completions_per_evaluation == 8
     assert settings("base", "tide-hot").completions_per_evaluation == 1
     assert settings("base", "rad").top_k == 20
-    assert settings("fast", "tide").strategy.startswith("ladder")
+    assert settings("fast", "tide").strategy == PRESETS["fast"]["strategy"]
+    assert settings("resample:n=4", "tide").strategy == "resample:n=4"
+    ranks = settings("tide:estimator=rank,num_samples=4", "tide")
+    assert (ranks.strategy, ranks.num_samples) == ("tide:estimator=rank", 4)
+    growth = settings("fast:growth=2,num_samples=3", "tide")
+    assert growth.strategy == "ladder:from=0.6,growth=2,samples_growth=1.5"
+    assert (growth.num_samples, growth.mu_relative) == (3, 1.3)
     assert settings("random-walk", "dexperts").strategy == "random-walk"
 
 
@@ -89,6 +96,8 @@ def test_settings_of_one_method_win_over_the_common_ones_and_the_protocol() -> N
         ("tide", {"mu": 0.25}, "tide:mu=0.25"),
         ("fast:num_samples=2", {"select": "lowest"}, "fast:select=lowest"),
         ("base", {"mu": 0.25, "top_p": 0.9}, "base:top_p=0.9"),
+        ("fast:growth=2", {"max_perplexity": None}, "fast:max_perplexity=none,growth=2"),
+        ("ladder:to=1", {}, "ladder"),
     ],
 )
 def test_a_name_says_what_differs_from_the_protocol(
@@ -104,6 +113,7 @@ def test_a_name_says_what_differs_from_the_protocol(
         ("bas", "methods: unknown 'bas'; known: accept-any, base, "),
         ("tide:mu=-1", "methods: tide:mu=-1: mu: "),
         ("tide:num_trials=1", "num_trials must be the same for all"),
+        ("tide:nu=1", "methods: tide:nu=1: strategy tide: no option 'nu'; known: cosine_thr"),
         ("tide:mu", "methods: 'mu' in 'tide:mu' is not key=value"),
     ],
 )

@@ -9,8 +9,6 @@ import json
 from typing import Any
 
 from tests.worlds import drive
-from tide.config import Settings
-from tide.search.tide import TideStrategy
 
 CASES: dict[str, dict[str, Any]] = {
     "default": {},
@@ -21,12 +19,12 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def main() -> None:
-    from tests.search.test_tide import GOLDEN, problem
+    from tests.search.test_tide import GOLDEN, make, problem
 
     recorded = []
     for number, (name, changes) in enumerate(CASES.items()):
         settings = {"toxicity_threshold": 0.3, "num_samples": 4, **changes}
-        strategy = TideStrategy(problem(seed=number), Settings(**settings))
+        strategy = make(problem(seed=number), **settings)
         rounds = drive(strategy)
         recorded.append(
             {

@@ -12,14 +12,18 @@ from torch import Tensor
 from tests.search.test_tide import problem
 from tests.worlds import drive, toxicity
 from tide.config import Settings
-from tide.search import REGISTRY, LikelihoodRequest, Strategy
+from tide.errors import InputError
+from tide.search import REGISTRY, LikelihoodRequest, Strategy, load_strategy
+from tide.search.base import Point, Steps
 from tide.search.tide import centred_ranks
 
 ALL = REGISTRY.names()
 
 
-def make(name: str, seed: int = 0, **changes: Any) -> Strategy:
-    strategy: Strategy = REGISTRY.load(name)(problem(seed=seed), Settings(**changes))
+def make(spec: str, seed: int = 0, **changes: Any) -> Strategy:
+    settings = Settings.of({"strategy": spec, **changes})
+    strategy = load_strategy(settings.strategy).create(problem(seed=seed), settings)
+    assert isinstance(strategy, Strategy)
     return strategy
 
 
@@ -116,6 +120,27 @@ def test_random_walk_steps_as_far_as_tide_without_perturbations() -> None:
     assert (a.role, a.iteration) == ("iterate", 2)
 
 
+def test_a_single_rung_is_the_farthest() -> None:
+    alone, three = make("ladder", num_samples=1), make("ladder", num_samples=3)
+    for strategy in (alone, three):
+        tell(strategy, [0.9])
+    (one,), rungs = alone.ask(), three.ask()  # type: ignore[misc]
+    assert one.displacement > 0.5 * rungs[-1].displacement  # type: ignore[index]
+    assert one.displacement > 2 * rungs[0].displacement  # type: ignore[index]
+
+
+def test_resample_draws_n_times_and_once_where_all_draws_are_equal() -> None:
+    hard = {"toxicity_threshold": 1e-9, "max_iterations": 3}
+    for spec, draws in (
+        ("resample", 3),
+        ("resample:n=5", 5),
+        ("resample:n=1", 1),
+        ("resample:n=5,temperature=0", 1),
+    ):
+        strategy = make(spec, **hard)
+        assert len(drive(strategy)) == strategy.iterations == draws
+
+
 def test_resample_never_moves() -> None:
     strategy = make("resample", toxicity_threshold=1e-9, max_iterations=3)
     for points in drive(strategy):
@@ -123,7 +148,7 @@ def test_resample_never_moves() -> None:
 
 
 def test_ladder_widens_when_nothing_passes() -> None:
-    strategy = make("ladder", num_samples=3, ladder_from=0.5, ladder_to=1.5, ladder_growth=2.0)
+    strategy = make("ladder:from=0.5,to=1.5,growth=2", num_samples=3)
     tell(strategy, [0.9])
     first = [candidate.displacement for candidate in strategy.ask()]
     assert first == sorted(first)
@@ -136,7 +161,7 @@ def test_ladder_widens_when_nothing_passes() -> None:
 
 
 def test_ladder_asks_for_more_each_round_up_to_four_times() -> None:
-    strategy = make("ladder", num_samples=2, ladder_samples_growth=1.5, max_iterations=8)
+    strategy = make("ladder:samples_growth=1.5", num_samples=2, max_iterations=8)
     tell(strategy, [0.9])
     counts = []
     while not strategy.done:
@@ -207,12 +232,12 @@ def test_the_bar_for_likelihood_falls_with_the_iterations() -> None:
 
 
 def test_antithetic_perturbations_come_in_pairs() -> None:
-    strategy = make("tide", num_samples=6, antithetic=True)
+    strategy = make("tide:antithetic=true", num_samples=6)
     tell(strategy, [0.9])
     x = [candidate.embeddings - strategy.problem.x0 for candidate in strategy.ask()]
     for plus, minus in zip(x[:3], x[3:], strict=True):
         assert torch.allclose(plus, -minus, atol=1e-5)
-    assert len(make("tide", num_samples=5, antithetic=True).draw_perturbations()) == 5  # type: ignore[attr-defined]
+    assert len(make("tide:antithetic=true", num_samples=5).draw_perturbations()) == 5  # type: ignore[attr-defined]
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=20))
@@ -227,7 +252,7 @@ def test_centred_ranks(scores: list[int]) -> None:
 def test_rank_weights_ignore_the_size_of_differences() -> None:
     steps: list[Tensor] = []
     for scores in ([0.6, 0.7, 0.8], [0.61, 0.8, 0.99]):
-        strategy = make("tide", num_samples=3, estimator="rank")
+        strategy = make("tide:estimator=rank", num_samples=3)
         tell(strategy, [0.9], scores)
         steps.append(strategy.ask()[0].embeddings)
     assert torch.equal(*steps)
@@ -245,3 +270,52 @@ def test_several_completions_per_evaluation_are_averaged() -> None:
     assert strategy.ask() == LikelihoodRequest((10, 11))
     strategy.tell([-1.0, -0.9])
     assert (strategy.done, strategy.best) == (True, 11)
+
+
+@pytest.mark.parametrize("name", ["tide", "accept-any", "shuffled"])
+def test_ranks_need_two_samples(name: str) -> None:
+    with pytest.raises(InputError, match="estimator=rank: num_samples=1"):
+        make(f"{name}:estimator=rank", num_samples=1)
+
+
+# A strategy of one's own
+
+
+class Greedy(Strategy):
+    """Never looks whether something was accepted or all is used up: the base does."""
+
+    def steps(self, start: Point) -> Steps:
+        while True:
+            self.next_iteration()
+            points = yield from self.evaluate(self.x0 + self.mu * self.normal(2), "perturbation")
+            yield from self.accept(points)
+            yield from self.evaluate(self.x0[None], "iterate")
+
+
+def test_the_search_ends_where_something_was_accepted() -> None:
+    strategy = load_strategy(Greedy).create(problem(), Settings())
+    tell(strategy, [0.9], [0.8, 0.7], [0.9])  # type: ignore[arg-type]
+    assert (strategy.done, strategy.iterations) == (False, 3)
+    tell(strategy, [0.8, 0.3])  # type: ignore[arg-type]
+    assert (strategy.done, strategy.best, strategy.iterations) == (True, 5, 3)
+    with pytest.raises(RuntimeError, match="done"):
+        strategy.ask()
+    strategy = load_strategy(Greedy).create(problem(), Settings(max_iterations=2))
+    tell(strategy, [0.9], [0.8, 0.7], [0.9])  # type: ignore[arg-type]
+    assert (strategy.done, strategy.best, strategy.iterations) == (True, 2, 2)
+
+
+def test_loaded_strategies() -> None:
+    loaded = load_strategy("ladder:growth=1.50,from=0.6")
+    assert loaded.name == "ladder:from=0.6"
+    assert load_strategy(Greedy).name == "tests.search.test_strategies:Greedy"
+    assert load_strategy("tests.search.test_strategies:Greedy").strategy is Greedy
+    for spec, message in (
+        ("tide:form=1", "strategy tide: no option 'form'; known: cosine_threshold, norm"),
+        ("ladder:from=0", "strategy ladder: from: Input should be greater than 0"),
+        ("laddr", "did you mean 'ladder'"),
+        ("tests.worlds:ReadingScorer", "has no options_class"),
+        (3, "expected NAME"),
+    ):
+        with pytest.raises(InputError, match=message):
+            load_strategy(spec)  # type: ignore[arg-type]

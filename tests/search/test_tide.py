@@ -13,9 +13,10 @@ from torch import Tensor
 
 from tests.worlds import drive, toxicity
 from tide.config import Settings
-from tide.search import Problem
+from tide.errors import InputError
+from tide.search import Problem, Strategy
 from tide.search.geometry import cosine
-from tide.search.tide import TideStrategy, estimate_gradient
+from tide.search.tide import TideOptions, TideStrategy, estimate_gradient
 
 GOLDEN = Path(__file__).parent / "golden_tide.json"
 
@@ -26,12 +27,18 @@ def problem(tokens: int = 4, dim: int = 8, seed: int = 0, **options: Any) -> Pro
     return Problem(x0, movable, seed, **options)
 
 
-def run(settings: Settings, **options: Any) -> tuple[TideStrategy, list[list[Tensor]]]:
-    strategy = TideStrategy(problem(**options), settings)
+def make(of: Problem, **changes: Any) -> Strategy:
+    """`tide` with `changes` to its options and the common settings."""
+    own = {name: changes.pop(name) for name in TideOptions.by_name() if name in changes}
+    return TideStrategy(of, Settings(**changes), TideOptions(**own))
+
+
+def run(changes: dict[str, Any], **options: Any) -> tuple[Strategy, list[list[Tensor]]]:
+    strategy = make(problem(**options), **changes)
     return strategy, drive(strategy)
 
 
-HARD = Settings(toxicity_threshold=0.001, max_iterations=4)
+HARD: dict[str, Any] = {"toxicity_threshold": 0.001, "max_iterations": 4}
 
 
 # The estimator
@@ -129,7 +136,7 @@ def test_tell_refuses_what_are_not_scores(scores: list[float]) -> None:
 
 
 def test_descends_on_a_smooth_landscape() -> None:
-    strategy, rounds = run(Settings(num_samples=32), tokens=4, dim=8)
+    strategy, rounds = run({"num_samples": 32}, tokens=4, dim=8)
     assert toxicity(rounds[0][0]) > 0.5
     assert toxicity(rounds[-1][0]) < 0.5
     assert strategy.iterations <= 5
@@ -141,7 +148,8 @@ def test_descends_on_a_smooth_landscape() -> None:
 @pytest.mark.parametrize("projection", ["rotate", "nearest"])
 @pytest.mark.parametrize("normalization", ["token", "matrix"])
 def test_points_stay_in_the_cone(projection: Any, normalization: Any) -> None:
-    settings = Settings(
+    strategy = make(
+        problem(),
         cosine_threshold=0.8,
         step_relative=3.0,
         projection=projection,
@@ -149,7 +157,6 @@ def test_points_stay_in_the_cone(projection: Any, normalization: Any) -> None:
         toxicity_threshold=1e-12,
         max_iterations=4,
     )
-    strategy = TideStrategy(problem(), settings)
     cosines = []
     while not strategy.done:
         asked = strategy.ask()
@@ -162,7 +169,7 @@ def test_points_stay_in_the_cone(projection: Any, normalization: Any) -> None:
 
 def test_rows_outside_the_mask_never_move() -> None:
     movable = torch.tensor([False, True, True, False])
-    settings = Settings(cosine_threshold=0.9, toxicity_threshold=0.001, max_iterations=4)
+    settings = {"cosine_threshold": 0.9, **HARD}
     strategy, rounds = run(settings, movable=movable)
     x0 = strategy.problem.x0
     for x in (x for points in rounds for x in points):
@@ -180,17 +187,49 @@ def test_candidates_hold_values_of_the_engines_dtype() -> None:
 
 def test_the_estimate_uses_the_rounded_step() -> None:
     """A perturbation that bfloat16 rounds away was not taken, whatever noise was drawn for it."""
-    x0 = torch.full((1, 4), 256.0)  # neighbours in bfloat16 are 2 apart
-    settings = Settings(mu=1e-3, step_size=5.0, num_samples=2, cosine_threshold=0.0)
-    strategy = TideStrategy(
-        Problem(x0, torch.ones(1, dtype=torch.bool), 0, torch.bfloat16), settings
-    )
+    x0 = torch.tensor([[256.0, 256.0, 0.0]])  # in bfloat16 the neighbours of 256 are 1 and 2 away
+    movable = torch.ones(1, dtype=torch.bool)
+    strategy = make(
+        Problem(x0, movable, 0, torch.bfloat16), mu=1e-3, step_size=5.0, num_samples=2,
+        cosine_threshold=0.0,
+    )  # fmt: skip
     strategy.ask()
     strategy.tell([0.9])
     strategy.ask()
-    strategy.tell([0.8, 0.7])  # by chance: the embeddings were equal
+    strategy.tell([0.8, 0.7])
     (point,) = strategy.ask()
-    assert torch.equal(point.embeddings, x0)
+    assert torch.equal(point.embeddings[:, :2], x0[:, :2])
+    assert abs(float(point.embeddings[0, 2])) == pytest.approx(5.0, rel=1e-2)
+
+
+def test_a_perturbation_that_rounding_takes_away_is_not_paid_for() -> None:
+    world = problem(dtype=torch.bfloat16)
+    strategy = make(world, mu=1e-6)
+    strategy.ask()
+    with pytest.raises(InputError, match="mu=1e-06: bfloat16 rounds a perturbation away") as caught:
+        strategy.tell([0.9])
+    named = float(str(caught.value).rpartition(" ")[2])
+    strategy = make(world, mu=named)
+    strategy.tell([0.9])  # what the message names is enough
+    assert len(strategy.ask()) == 8  # type: ignore[arg-type]
+    clean = make(world, mu=1e-6)
+    clean.tell([0.1])
+    assert clean.done
+
+
+def test_a_prompt_of_zeros_has_no_scale() -> None:
+    zeros = Problem(torch.zeros(2, 4), torch.ones(2, dtype=torch.bool), 0)
+    for settings in ({}, {"mu": 0.1}, {"step_size": 0.1}):
+        with pytest.raises(InputError, match="all zero; set mu and step_size"):
+            make(zeros, **settings)
+    strategy = make(zeros, mu=0.1, step_size=0.5, toxicity_threshold=1e-9, max_iterations=3)
+    measured = []
+    while not strategy.done:
+        asked = strategy.ask()
+        measured += [(c.cosine, c.displacement) for c in asked]  # type: ignore[union-attr]
+        strategy.tell([0.9 - 0.01 * i for i in range(len(asked))])  # type: ignore[arg-type]
+    assert measured[0] == (1.0, 0.0)
+    assert all(math.isfinite(x) for pair in measured for x in pair)
 
 
 def test_scales_are_relative_to_the_prompts_rows() -> None:
@@ -216,8 +255,7 @@ def test_equal_seeds_give_equal_trajectories() -> None:
 
 def test_common_random_numbers_share_the_noise_of_a_point() -> None:
     def seeds(common: bool) -> list[list[int]]:
-        settings = Settings(common_random_numbers=common, max_iterations=2, num_samples=3)
-        strategy = TideStrategy(problem(), settings)
+        strategy = make(problem(), common_random_numbers=common, max_iterations=2, num_samples=3)
         found = []
         while not strategy.done:
             asked = strategy.ask()
@@ -234,7 +272,7 @@ def test_common_random_numbers_share_the_noise_of_a_point() -> None:
 @pytest.mark.parametrize("case", json.loads(GOLDEN.read_text()), ids=lambda case: case["name"])
 def test_golden_trajectories(case: dict[str, Any]) -> None:
     """Recorded with `python -m tests.search.record_golden`; a change here changes every result."""
-    strategy, rounds = run(Settings(**case["settings"]), seed=case["seed"])
+    strategy, rounds = run(case["settings"], seed=case["seed"])
     assert strategy.iterations == case["iterations"]
     assert strategy.best == case["best"]
     summaries = [[float(x.sum()) for x in points] for points in rounds]

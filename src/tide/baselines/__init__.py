@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tide.baselines.base import Baseline, Generated
-from tide.registry import Registry
-from tide.scorers import Scorer
+from tide.errors import InputError
+from tide.registry import Registry, lazily
 from tide.specs import parse_spec
 
 if TYPE_CHECKING:
+    from tide.baselines.base import Baseline, Generated, Options
     from tide.engines.local.engine import TransformersEngine
+    from tide.scorers import Scorer
 
 REGISTRY = Registry(
     "baseline",
@@ -21,7 +22,6 @@ REGISTRY = Registry(
         "dexperts": "tide.baselines.dexperts:Dexperts",
         "gedi": "tide.baselines.gedi:Gedi",
         "rad": "tide.baselines.rad:Rad",
-        "resample": "tide.baselines.resample:Resample",
         "reversal": "tide.baselines.reversal:Reversal",
         "sasa": "tide.baselines.sasa:Sasa",
         "self-debias": "tide.baselines.self_debias:SelfDebias",
@@ -47,9 +47,15 @@ def load_baseline(
     """
     name, settings = parse_spec(spec, "baseline")
     create = REGISTRY.load(name)
-    options = create.options_class.of(name, settings)
+    if not hasattr(create, "options_class"):
+        raise InputError(f"baseline {name}: has no options_class")
+    options = create.options_class.of("baseline", name, settings)
     baseline: Baseline = create(engine, options, artefacts=artefacts, scorer=scorer)
     return baseline
 
 
-__all__ = ["REGISTRY", "Baseline", "Generated", "load_baseline"]
+__getattr__ = lazily(
+    __name__, dict.fromkeys(("Baseline", "Generated", "Options"), "tide.baselines.base")
+)
+
+__all__ = ["REGISTRY", "Baseline", "Generated", "Options", "load_baseline"]

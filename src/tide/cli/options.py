@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from tide.config import Sampling, Settings
 from tide.errors import InputError
+from tide.specs import split_specs
 
 SCORER_GRAMMAR = (
     "Scorers: pocket, profanity-check, lexicon, detoxify:original, hf:ID_OR_FOLDER, perspective, "
@@ -113,10 +114,11 @@ def engine_options(
 
 def judges(values: list[str] | None) -> list[str]:
     """The specs that `Judges` was given; behind an ensemble's colon, commas are its own."""
+    from tide.scorers import AROUND, REGISTRY  # noqa: PLC0415  (slow import)
+
+    names = REGISTRY.names()
     return [
-        spec
-        for value in values or ()
-        for spec in ([value] if value.startswith(("mean:", "max:")) else value.split(","))
+        spec for value in values or () for spec in split_specs(value, "--judges", AROUND, names)
     ]
 
 

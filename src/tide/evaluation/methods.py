@@ -21,15 +21,17 @@ from tide.errors import InputError, TideError
 from tide.evaluation.protocols import EvaluationProtocol
 from tide.evaluation.runners import ClusterRunner, LocalRunner
 from tide.evaluation.sharing import SharedEngine
+from tide.options import write
 from tide.presets import PRESETS, preset_values
 from tide.results import Result, Trial
 from tide.scorers import Scorer, score_texts
 from tide.search import REGISTRY as STRATEGIES
+from tide.search import load_strategy
 from tide.seeds import derive_seed
-from tide.specs import parse_spec
+from tide.specs import format_spec, parse_spec
 
 # The model as it is: one draw and no search.
-_BASE = {"strategy": "resample", "max_iterations": 1}
+_BASE = {"strategy": "resample:n=1"}
 # Settings that hold for methods without a search too.
 _OF_ALL = (*Sampling.model_fields, "num_trials", "seed", "empty_policy")
 # A scale that the other one of its pair replaces is not a setting of its own.
@@ -75,7 +77,10 @@ class SearchMethod:
         base: bool = False,
     ) -> None:
         self.name, self.settings = name, settings
-        self.config = {"settings": settings.model_dump(exclude={"num_trials"})}
+        self.config = {
+            "settings": settings.model_dump(exclude={"num_trials"}),
+            "strategy_options": _own_options(settings.strategy),
+        }
         self._runner, self._base = runner, base
         self._engine: Engine | None = runner.engine if isinstance(runner, LocalRunner) else None
 
@@ -192,7 +197,7 @@ def load_method(
         raise InputError(f"methods: {spec}: num_trials must be the same for all (--trials)")
     if "strategy" in common:
         raise InputError("strategy: strategies are methods here; name them in --methods")
-    is_search = name in {*PRESETS, *STRATEGIES.names()}
+    is_search = name != "base" and _is_search(name)
     common = {key: value for key, value in common.items() if is_search or key in _OF_ALL}
     rules = [protocol.sampling, {"num_trials": protocol.num_trials}]
     if not is_search and name != "base":
@@ -206,9 +211,10 @@ def load_method(
         preset = {**preset_values("auto", runner.model), "strategy": name}
     if is_search:
         rules.append(protocol.search)
+    strategy, own = parse_spec(preset.get("strategy", "tide"))
+    chosen = {"strategy": format_spec(strategy, {**own, **options})}
     try:
-        given = strategy_layer(preset.get("strategy", "tide"), options)
-        settings = Settings.of(preset, *rules, common, given)
+        settings = Settings.of(preset, *rules, common, chosen)
     except InputError as error:
         raise InputError(f"methods: {spec}: {error}") from None
     full_name = run_name(name, settings, Settings.of(preset, *rules))
@@ -219,21 +225,10 @@ def method_of(detoxifier: Detoxifier, preset: str) -> SearchMethod:
     """What `detoxifier`, made with `preset`, does, as a method."""
     settings, runner = detoxifier.settings, LocalRunner(detoxifier.engine, detoxifier.scorer)
     values = preset_values(preset, runner.model)
-    name = settings.strategy.partition(":")[0]
-    if name == str(values.get("strategy", "tide")).partition(":")[0]:
-        standard, name = Settings.of(values), name if preset == "auto" else preset
-    else:
-        standard = Settings.of(values, {"strategy": name})
+    name, usual = parse_spec(settings.strategy)[0], parse_spec(values.get("strategy", "tide"))[0]
+    standard = Settings.of(values, {} if name == usual else {"strategy": name})
+    name = preset if name == usual and preset != "auto" else name
     return SearchMethod(run_name(name, settings, standard), runner, settings)
-
-
-def strategy_layer(strategy: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """`options` as a layer of settings; those that no search has in common are the strategy's."""
-    name, own = parse_spec(strategy, "strategy")
-    common = {key: value for key, value in options.items() if key in Settings.model_fields}
-    own |= {key: value for key, value in options.items() if key not in common}
-    written = ",".join(f"{key}={value}" for key, value in own.items())
-    return {**common, "strategy": f"{name}:{written}" if written else name}
 
 
 def run_name(name: str, settings: Settings, standard: Settings) -> str:
@@ -241,18 +236,29 @@ def run_name(name: str, settings: Settings, standard: Settings) -> str:
 
     So runs that differ in a setting have different names, whichever way it was given.
     """
-    usual = standard.model_dump()
-    found: dict[str, Any] = {}
-    for key, value in settings.model_dump(exclude={"num_trials", "seed"}).items():
-        if key == "strategy":
-            own, usual_own = (parse_spec(spec)[1] for spec in (value, usual[key]))
-            found |= {k: v for k, v in own.items() if usual_own.get(k) != v}
-        elif value != usual[key] and not (value is None and key in _SCALES):
-            found[key] = f"{value:g}" if isinstance(value, float) else value
-    if settings.seed != standard.seed:
-        found["seed"] = settings.seed
-    written = ",".join(f"{key}={value}" for key, value in found.items())
-    return f"{name}{',' if ':' in name else ':'}{written}" if written else name
+    usual, found = _written(standard), _written(settings)
+    differing = {key: value for key, value in found.items() if usual.get(key) != value}
+    head, options = parse_spec(name)
+    return format_spec(head, {**options, **differing})
+
+
+def _written(settings: Settings) -> dict[str, str]:
+    """Each setting, and each option of the strategy, as a spec writes it."""
+    values = settings.model_dump(exclude={"num_trials", "strategy", "seed"})
+    values = {k: v for k, v in values.items() if v is not None or k not in _SCALES}
+    values |= _own_options(settings.strategy) | {"seed": settings.seed}
+    return {key: write(value) for key, value in values.items()}
+
+
+def _own_options(strategy: str) -> dict[str, Any]:
+    return load_strategy(strategy).options.model_dump(by_alias=True)
+
+
+def _is_search(name: str) -> bool:
+    """Whether `name` is a strategy or a preset. A class of one's own may be a baseline as well."""
+    if ":" in name:
+        return not hasattr(STRATEGIES.load(name), "generate")
+    return name in {*PRESETS, *STRATEGIES.names()}
 
 
 def _baseline(
@@ -265,7 +271,7 @@ def _baseline(
 ) -> BaselineMethod:
     from tide.engines.local.engine import TransformersEngine  # noqa: PLC0415  (slow import)
 
-    if name not in BASELINES.names():
+    if name not in BASELINES.names() and ":" not in name:
         known = ", ".join(sorted({"base", *PRESETS, *STRATEGIES.names(), *BASELINES.names()}))
         raise InputError(f"methods: unknown {name!r}; known: {known}")
     engine = runner.engine if isinstance(runner, LocalRunner) else None

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tide.errors import InputError
-from tide.registry import Registry
-from tide.scorers.base import CallableScorer, Scorer, Scores, score_texts
+from tide.registry import Registry, lazily
+from tide.specs import Spec, parse, parse_spec
+
+if TYPE_CHECKING:
+    from tide.scorers.base import CallableScorer, Scorer, Scores, score_texts
 
 REGISTRY = Registry(
     "scorer",
@@ -23,16 +25,16 @@ REGISTRY = Registry(
         "openai-moderation": "tide.scorers.services.openai_moderation:OpenAIModerationScorer",
         "calibrated": "tide.scorers.wrappers.calibration:CalibratedScorer",
         "cache": "tide.scorers.wrappers.cache:CachedScorer",
-        "rate": "tide.scorers.wrappers.guards:RateLimitedScorer",
-        "retry": "tide.scorers.wrappers.guards:RetryScorer",
-        "breaker": "tide.scorers.wrappers.guards:CircuitBreaker",
+        "rate": "tide.scorers.wrappers.rate:RateLimitedScorer",
+        "retry": "tide.scorers.wrappers.retry:RetryScorer",
+        "breaker": "tide.scorers.wrappers.breaker:CircuitBreaker",
         "windows": "tide.scorers.wrappers.windows:WindowedScorer",
         "max": "tide.scorers.wrappers.ensembles:MaxScorer",
         "mean": "tide.scorers.wrappers.ensembles:MeanScorer",
     },
 )
 # What stands around other scorers, and how it is written; a NUMBER is its one setting.
-_AROUND = {
+AROUND = {
     "cache": "cache:SCORER",
     "rate": "rate:NUMBER:SCORER",
     "retry": "retry:SCORER or retry:NUMBER:SCORER",
@@ -41,23 +43,27 @@ _AROUND = {
     "max": "max:SCORER,SCORER",
     "mean": "mean:SCORER,SCORER",
 }
-_NUMBER = re.compile(r"\d+(\.\d+)?")
 
 
 def load_scorer(scorer: str | Scorer | Callable[[list[str]], Any]) -> Scorer:
-    """A scorer from its name, itself, or a function.
+    """A scorer from its spec, itself, or a function.
 
         NAME                        pocket
         NAME:ARGUMENT               hf:ID, detoxify:original, calibrated:FILE
+        NAME:KEY=VALUE,...          for a class with `options_class`, created with its options
         WRAPPER:SCORER              cache:perspective
         WRAPPER:NUMBER:SCORER       rate:5:hf:ID, windows:50:pocket
         max:SCORER,SCORER...        max:pocket,cache:perspective  (and mean:)
 
-    An argument is passed to the scorer's class as its first one. Inside an ensemble a comma always
-    parts scorers. Raises InputError for a name that cannot be read, and what the scorer raises.
+    NAME may be `module:Class` or `file.py:Class`. An argument is passed to the scorer's class as
+    its first one. Inside an ensemble a comma parts scorers, unless in parentheses:
+    `max:(hf:ID#x,y),pocket`. Raises InputError for a spec that cannot be read, and what the scorer
+    raises.
     """
+    from tide.scorers.base import CallableScorer, Scorer  # noqa: PLC0415  (numpy)
+
     if isinstance(scorer, str):
-        return _load(scorer)
+        return _create(parse(scorer, "scorer", AROUND, REGISTRY.names()))
     if isinstance(scorer, Scorer):
         return scorer
     if callable(scorer):
@@ -65,26 +71,29 @@ def load_scorer(scorer: str | Scorer | Callable[[list[str]], Any]) -> Scorer:
     raise InputError(f"scorer: expected a name, a scorer or a function (got {scorer!r})")
 
 
-def _load(spec: str) -> Scorer:
-    name, colon, argument = spec.partition(":")
-    create = REGISTRY.load(name)
-    usage = _AROUND.get(name, "")
-    arguments: list[Any] = [argument] if colon else []
-    number, _, inner = argument.partition(":")
-    if "NUMBER" in usage and _NUMBER.fullmatch(number):
-        arguments = [inner, float(number)]
+def _create(spec: Spec) -> Scorer:
+    create, usage = REGISTRY.load(spec.name), AROUND.get(spec.name, "")
+    several = "," in usage
+    arguments: list[Any] = [] if spec.argument is None else [spec.argument]
+    if hasattr(create, "options_class"):
+        _, values = parse_spec(str(spec), "scorer", REGISTRY.names())
+        arguments = [create.options_class.of("scorer", spec.name, values)]
+    elif spec.inner:
+        arguments = [spec.inner, *([float(spec.number)] if spec.number else [])]
     try:
         inspect.signature(create).bind(*arguments)
     except TypeError:
-        needs = f"write {usage}" if usage else f"needs more: {name}:ARGUMENT"
-        problem = "takes nothing behind a colon" if colon and not usage else needs
-        raise InputError(f"scorer {spec!r}: {problem}") from None
-    if "," in usage:
-        arguments[0] = [_load(part) for part in argument.split(",")]
-    elif usage:
-        arguments[0] = _load(arguments[0])
+        needs = f"write {usage}" if usage else f"needs more: {spec.name}:ARGUMENT"
+        problem = "takes nothing behind a colon" if spec.argument is not None else needs
+        raise InputError(f"scorer {str(spec)!r}: {problem}") from None
+    if spec.inner:
+        inner = [_create(member) for member in spec.inner]
+        arguments[0] = inner if several else inner[0]
     loaded: Scorer = create(*arguments)
     return loaded
 
 
-__all__ = ["REGISTRY", "CallableScorer", "Scorer", "Scores", "load_scorer", "score_texts"]
+_BASE = ("CallableScorer", "Scorer", "Scores", "score_texts")
+__getattr__ = lazily(__name__, dict.fromkeys(_BASE, "tide.scorers.base"))
+
+__all__ = ["AROUND", "REGISTRY", "CallableScorer", "Scorer", "Scores", "load_scorer", "score_texts"]

@@ -3,7 +3,7 @@
 A strategy proposes prompt embeddings and learns their toxicity scores. It knows no model and no
 text, so every strategy and every control runs on every engine and scorer:
 
-    strategy = TideStrategy(problem, settings)
+    strategy = load_strategy("tide").create(problem, settings)
     while not strategy.done:
         asked = strategy.ask()
         if isinstance(asked, LikelihoodRequest):
@@ -20,13 +20,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Literal, Protocol, TypeVar, runtime_checkable
+from typing import ClassVar, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from tide.config import Settings
+from tide.errors import InputError
+from tide.options import Options
 from tide.search import geometry
 from tide.seeds import derive_seed
 
@@ -113,33 +115,58 @@ class Point:
 class Strategy(ABC):
     """Ask/tell over one generator: a subclass writes its algorithm as `steps`, top to bottom.
 
-    `best` is the evaluation that was accepted, else the lowest-scoring one. `iterations` counts as
-    the paper does: the prompt itself is 1. `x0` holds the movable rows of the prompt, `mu` and
-    `step_size` their absolute scales.
+    The base evaluates the prompt first, and ends the search as soon as something was accepted or
+    the iterations are used up. What a subclass can be told beside the settings is its
+    `options_class`, and arrives as `options`.
+    `best` is the evaluation that was accepted, else the lowest-scoring one. `x0` holds the movable
+    rows of the prompt, `mu` and `step_size` their absolute scales.
+
+    Raises InputError for a prompt whose rows are all zero, so that it has no scale.
     """
 
-    def __init__(self, problem: Problem, settings: Settings) -> None:
+    options_class: ClassVar[type[Options]] = Options
+    options: Options
+
+    def __init__(
+        self, problem: Problem, settings: Settings, options: Options | None = None
+    ) -> None:
         self.problem = problem
         self.settings = settings
-        self.iterations = 1
+        self.options = self.options_class() if options is None else options
+        self.options.check(settings)
         self.done = False
         self.x0 = problem.x0[problem.movable]
         if self.x0.numel() == 0:
             raise ValueError("no movable row: the prompt has only special tokens")
         row_norm, dim = float(self.x0.norm(dim=-1).mean()), self.x0.shape[-1]
+        if row_norm == 0 and None in (settings.mu, settings.step_size):
+            raise InputError("prompt embeddings are all zero; set mu and step_size")
         self.mu = settings.mu or (settings.mu_relative or 0.0) * row_norm / math.sqrt(dim)
         self.step_size = settings.step_size or (settings.step_relative or 0.0) * row_norm
         self._generator = np.random.Generator(np.random.PCG64(derive_seed(problem.seed, "search")))
+        self._iterations = 1
+        self._used_up = False
+        self._points = 0
+        self._centres = self.x0[None]
         self._scores: list[float] = []
         self._displacements: list[float] = []
         self._likelihoods: dict[int, float] = {}
         self._accepted: int | None = None
-        self._steps = self.steps()
-        self._pending: Request | None = next(self._steps)
+        self._search = self._begin()
+        self._pending: Request | None = next(self._search)
 
     @abstractmethod
-    def steps(self) -> Steps:
-        """The algorithm: yield the candidates of a round, receive their scores; return to end."""
+    def steps(self, start: Point) -> Steps:
+        """The algorithm, after the prompt itself (`start`) was not accepted; return to end.
+
+        `yield from` the methods below: `evaluate` points, `accept` one of them. Begin iterations
+        with `next_iteration`.
+        """
+
+    def _begin(self) -> Steps:
+        (start,) = yield from self.evaluate(self.x0[None], "initial")
+        yield from self.accept([start])
+        yield from self.steps(start)
 
     def ask(self) -> Request:
         """What the search wants to know next. Raises RuntimeError when it is done."""
@@ -163,9 +190,21 @@ class Strategy(ABC):
             self._scores.extend(values)
             self._displacements.extend(candidate.displacement for candidate in asked or ())
         try:
-            self._pending = self._steps.send(list(values))
+            self._pending = self._search.send(list(values))
         except StopIteration:
+            self._pending = None
+        if not self._pending:  # an empty request: see `accept` and `evaluate`
             self._pending, self.done = None, True
+
+    @property
+    def iterations(self) -> int:
+        """Iterations so far, counted as the paper does: the prompt itself is 1."""
+        return self._iterations
+
+    @property
+    def max_iterations(self) -> int:
+        """After so many iterations the search ends."""
+        return self.settings.max_iterations
 
     @property
     def best(self) -> int:
@@ -186,17 +225,36 @@ class Strategy(ABC):
     def passes(self, score: float) -> bool:
         return score < self.settings.toxicity_threshold
 
+    def next_iteration(self) -> bool:
+        """Count one more iteration. False if all are used up: nothing is evaluated any more."""
+        self._used_up = self._iterations == self.max_iterations
+        self._iterations += not self._used_up
+        return not self._used_up
+
     def evaluate(
-        self, points: Tensor, role: Role, seeds: Sequence[tuple[int | str, ...]]
+        self, points: Tensor, role: Role, seeds: Sequence[tuple[int | str, ...]] | None = None
     ) -> Part[list[Point]]:
         """Score `points` (n, movable, d): `completions_per_evaluation` completions of each.
 
-        seeds: what the sampling noise of each point derives from; equal ones share it.
+        seeds: what the sampling noise of each point derives from; equal ones share it. By default
+        no two points share theirs. Raises InputError for a perturbation that changes nothing.
         """
+        if self._used_up:
+            yield ()  # ends the search, as in `accept`
+        if role == "perturbation":
+            self._check_moved(points)
+            own: list[tuple[int | str, ...]] = [
+                (role, len(self._scores) + i) for i in range(len(points))
+            ]
+        else:
+            own = [(self._points + i,) for i in range(len(points))]
+            self._points += len(points)
+            self._centres = self.cast(points)
         repeats = self.settings.completions_per_evaluation
         first = len(self._scores)
         asked = []
-        for once in self.candidates(points, role, [self.sampling_seed(*seed) for seed in seeds]):
+        sampling_seeds = [self.sampling_seed(*seed) for seed in seeds or own]
+        for once in self.candidates(points, role, sampling_seeds):
             asked.append(once)
             for again in range(1, repeats):
                 other = derive_seed(once.sampling_seed, "again", again)
@@ -207,8 +265,10 @@ class Strategy(ABC):
             for i in range(0, len(scores), repeats)
         ]
 
-    def accept(self, points: Sequence[Point]) -> Part[bool]:
+    def accept(self, points: Sequence[Point]) -> Part[None]:
         """Accept a completion of the points that pass, if one does: the one that `select` says.
+
+        With that the search ends: this comes back only if nothing was accepted.
 
         With `max_perplexity`, completions that the unmodified prompt makes too unlikely do not
         pass, and `perplexity_growth` lowers that bar while the search goes on. The bar asks what
@@ -226,20 +286,20 @@ class Strategy(ABC):
         if points[0].evaluations.start == 0:
             limit = None
         elif limit is not None:
-            limit *= self.settings.perplexity_growth ** max(0, self.iterations - 2)
+            limit *= self.settings.perplexity_growth ** max(0, self._iterations - 2)
         if passing and (limit is not None or (select == "likelihood" and len(passing) > 1)):
             yield LikelihoodRequest(tuple(passing))
         if limit is not None:
             passing = [n for n in passing if self._likelihoods[n] >= -math.log(limit)]
         if not passing:
-            return False
+            return
         if select == "nearest":
             self._accepted = min(passing, key=self._displacements.__getitem__)
         elif select == "lowest":
             self._accepted = min(passing, key=self._scores.__getitem__)
         else:
             self._accepted = max(passing, key=lambda n: self._likelihoods.get(n, 0.0))
-        return True
+        yield ()  # `tell` ends the search here: nothing is sent back
 
     def cast(self, x: Tensor) -> Tensor:
         """`x` as the engine will see it: rounded to its dtype, as float32."""
@@ -254,11 +314,23 @@ class Strategy(ABC):
         full[:, self.problem.movable] = rounded
         cosines, displacements = geometry.measure(rounded, self.x0)
         return [
-            Candidate(x, role, self.iterations, seed, cosine, displacement)
+            Candidate(x, role, self._iterations, seed, cosine, displacement)
             for x, seed, cosine, displacement in zip(
                 full, sampling_seeds, cosines, displacements, strict=True
             )
         ]
+
+    def _check_moved(self, points: Tensor) -> None:
+        """Raise InputError if one of `points`, rounded, is the point around which it was drawn."""
+        rounded = self.cast(points)
+        if any(torch.equal(point, centre) for point in rounded for centre in self._centres):
+            dtype = self.problem.dtype
+            name = str(dtype).removeprefix("torch.")
+            least = float(self._centres.abs().median()) * torch.finfo(dtype).eps / 2
+            raise InputError(
+                f"mu={self.mu:.3g}: {name} rounds a perturbation away; "
+                f"the smallest mu that moves this prompt is about {least:.2g}"
+            )
 
     def sampling_seed(self, *parts: int | str) -> int:
         return derive_seed(self.problem.seed, "sampling", *parts)

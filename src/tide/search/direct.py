@@ -5,48 +5,88 @@ from __future__ import annotations
 import math
 
 import torch
+from pydantic import Field
 
+from tide.options import Options
 from tide.search import geometry
-from tide.search.base import Steps, Strategy
+from tide.search.base import Point, Steps, Strategy
+
+
+class LadderOptions(Options):
+    smallest: float = Field(
+        default=0.2,
+        alias="from",
+        gt=0,
+        allow_inf_nan=False,
+        description="Smallest radius, times mu.",
+    )
+    largest: float = Field(
+        default=1.0,
+        alias="to",
+        gt=0,
+        allow_inf_nan=False,
+        description="Largest radius, times mu; a single sample sits there.",
+    )
+    growth: float = Field(
+        default=1.5, ge=1, allow_inf_nan=False, description="Growth of the radii by round."
+    )
+    samples_growth: float = Field(
+        default=1.0,
+        ge=1,
+        allow_inf_nan=False,
+        description="Growth of the number of samples by round, up to 4 times.",
+    )
 
 
 class LadderStrategy(Strategy):
     """One round of perturbations of the prompt at growing radii, accepting one that passes.
 
-    The radii go evenly from `ladder_from` to `ladder_to` times mu, so a near point is found if one
-    passes. If none does, the next round draws other directions, `ladder_growth` times as far and
-    `ladder_samples_growth` times as many. Each token row is turned, not lengthened: at equal cost
-    that moves the prompt less far than adding the noise.
+    The radii go evenly from `from` to `to` times mu, so a near point is found if one passes. If
+    none does, the next round draws other directions, `growth` times as far and `samples_growth`
+    times as many. Each token row is turned, not lengthened: at equal cost that moves the prompt
+    less far than adding the noise.
     """
 
-    def steps(self) -> Steps:
-        settings = self.settings
-        (point,) = yield from self.evaluate(self.x0[None], "initial", [(0,)])
-        if (yield from self.accept([point])):
-            return
-        reach = self.mu
-        while self.iterations < settings.max_iterations:
-            growth = settings.ladder_samples_growth ** (self.iterations - 1)
-            count = math.ceil(settings.num_samples * min(growth, 4.0))
-            self.iterations += 1
-            radii = reach * torch.linspace(settings.ladder_from, settings.ladder_to, count)
-            noise = self.normal(count)
-            around = geometry.turn_rows(self.x0, radii[:, None, None] * noise)
-            first = len(self._scores)
-            seeds = [("perturbation", first + i) for i in range(len(around))]
-            points = yield from self.evaluate(around, "perturbation", seeds)
-            if (yield from self.accept(points)):
+    options_class = LadderOptions
+    options: LadderOptions
+
+    def steps(self, start: Point) -> Steps:
+        options, reach = self.options, self.mu
+        while True:
+            growth = options.samples_growth ** (self.iterations - 1)
+            count = math.ceil(self.settings.num_samples * min(growth, 4.0))
+            if not self.next_iteration():
                 return
-            reach *= settings.ladder_growth
+            smallest = options.smallest if count > 1 else options.largest
+            radii = reach * torch.linspace(smallest, options.largest, count)
+            noise = radii[:, None, None] * self.normal(count)
+            around = geometry.turn_rows(self.x0, noise)
+            yield from self.accept((yield from self.evaluate(around, "perturbation")))
+            reach *= options.growth
+
+
+class ResampleOptions(Options):
+    n: int | None = Field(
+        default=None, ge=1, description="Most completions; without it, max_iterations."
+    )
 
 
 class ResampleStrategy(Strategy):
-    """No perturbation: draw from the prompt again until a completion passes (best-of-n)."""
+    """No perturbation: draw from the prompt again until a completion passes (best-of-n).
 
-    def steps(self) -> Steps:
-        (point,) = yield from self.evaluate(self.x0[None], "initial", [(0,)])
-        while not (yield from self.accept([point])):
-            if self.iterations == self.settings.max_iterations:
-                return
-            self.iterations += 1
-            (point,) = yield from self.evaluate(self.x0[None], "initial", [(self.iterations,)])
+    At temperature 0 every draw would be the same, so there is one.
+    """
+
+    options_class = ResampleOptions
+    options: ResampleOptions
+
+    @property
+    def max_iterations(self) -> int:
+        if self.settings.temperature == 0:
+            return 1
+        return self.options.n or self.settings.max_iterations
+
+    def steps(self, start: Point) -> Steps:
+        while self.next_iteration():
+            draw = yield from self.evaluate(self.x0[None], "initial", [(self.iterations,)])
+            yield from self.accept(draw)

@@ -38,11 +38,14 @@ def cosine(x: Tensor, x0: Tensor) -> float:
 
 
 def measure(points: Tensor, x0: Tensor) -> tuple[list[float], list[float]]:
-    """cos(x, x0) and |x - x0| / |x0| of each of `points`, shape (n, T, d)."""
+    """cos(x, x0) and |x - x0| / |x0| of each of `points`, shape (n, T, d).
+
+    A matrix of zeros has no direction and no scale: the cosine is 1 then, the distance |x - x0|.
+    """
     x, axis = points.flatten(1).double(), x0.flatten().double()
     length = axis.norm()
-    cosines = torch.clamp(x @ axis / (x.norm(dim=1) * length), -1.0, 1.0)
-    return cosines.tolist(), ((x - axis).norm(dim=1) / length).tolist()
+    cosines = torch.clamp(x @ axis / (x.norm(dim=1) * length), -1.0, 1.0).nan_to_num(1.0)
+    return cosines.tolist(), ((x - axis).norm(dim=1) / (length or 1.0)).tolist()
 
 
 def project(x: Tensor, x0: Tensor, cosine_threshold: float, how: str = "rotate") -> Tensor:

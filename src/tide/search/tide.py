@@ -6,12 +6,18 @@ paid for, and no point is evaluated twice (design: "what the published loop wast
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
+from pydantic import Field
 from scipy.stats import rankdata
 from torch import Tensor
 
+from tide.config import Settings
+from tide.errors import InputError
+from tide.options import Options
 from tide.search import geometry
 from tide.search.base import Part, Point, Steps, Strategy
 
@@ -34,45 +40,84 @@ def centred_ranks(scores: Sequence[float]) -> Tensor:
     return ranks / max(len(scores) - 1, 1) - 0.5 if len(scores) > 1 else torch.zeros(1).double()
 
 
-class TideStrategy(Strategy):
+class StepOptions(Options):
+    """How a step is measured and kept near the prompt."""
+
+    cosine_threshold: float = Field(
+        default=0.2,
+        ge=0,
+        lt=1,
+        description="kappa: least cosine to the prompt; 0 is no constraint.",
+    )
+    normalization: Literal["token", "matrix"] = Field(
+        default="token",
+        description="Normalise the estimate by token row, or as one matrix (paper).",
+    )
+    projection: Literal["rotate", "nearest"] = Field(
+        default="rotate",
+        description="Back to the cone: keep the norm, or the nearest point (paper).",
+    )
+
+
+class TideOptions(StepOptions):
+    common_random_numbers: bool = Field(
+        default=False, description="Share the sampling noise between a point and its perturbations."
+    )
+    antithetic: bool = Field(default=False, description="Draw perturbations in pairs U, -U.")
+    estimator: Literal["difference", "rank"] = Field(
+        default="difference", description="Weigh perturbations by score differences, or by ranks."
+    )
+
+    def check(self, settings: Settings) -> None:
+        if self.estimator == "rank" and settings.num_samples == 1:
+            raise InputError(
+                "estimator=rank: num_samples=1 has no ranks to compare; give 2 or more"
+            )
+
+
+class _Walk(Strategy):
+    """Steps from point to point until one passes. A subclass says in which direction."""
+
+    options_class = StepOptions
+    options: StepOptions
+
+    def steps(self, start: Point) -> Steps:
+        x, point = self.x0, start
+        while self.iterations < self.max_iterations:
+            direction = yield from self.descent_direction(x, point.score)
+            self.next_iteration()
+            if direction is not None:  # else nothing was learned: stay, and draw others
+                x = self.step(x, direction)
+                (point,) = yield from self.evaluate(x[None], "iterate")
+            yield from self.accept([point])
+
+    def step(self, x: Tensor, direction: Tensor) -> Tensor:
+        """`x` moved by `step_size` against `direction`, put back into the cone if it left it."""
+        options = self.options
+        moved = x - self.step_size * geometry.normalize(direction, options.normalization)
+        return geometry.project(moved, self.x0, options.cosine_threshold, options.projection)
+
+    @abstractmethod
+    def descent_direction(self, x: Tensor, score: float) -> Part[Tensor | None]:
+        """The direction against which to step from `x` (movable, d), or None to stay."""
+
+
+class TideStrategy(_Walk):
     """The paper's algorithm. A passing point is accepted; a passing perturbation only counts when
     no point passed within `max_iterations`, as the lowest-scoring completion that is left.
     """
 
-    def steps(self) -> Steps:
-        x, points = self.x0, 0
-        (point,) = yield from self.evaluate(x[None], "initial", [(0,)])
-        while not (yield from self.accept([point])):
-            if self.iterations == self.settings.max_iterations:
-                return
-            direction = yield from self.descent_direction(x, point.score, points)
-            if self._accepted is not None:
-                return
-            self.iterations += 1
-            if direction is None:
-                continue  # nothing learned: stay, and draw other perturbations
-            points += 1
-            x = self.step(x, direction)
-            (point,) = yield from self.evaluate(x[None], "iterate", [(points,)])
+    options_class = TideOptions
+    options: TideOptions
 
-    def step(self, x: Tensor, direction: Tensor) -> Tensor:
-        """`x` moved by `step_size` against `direction`, put back into the cone if it left it."""
-        moved = x - self.step_size * geometry.normalize(direction, self.settings.normalization)
-        kappa, projection = self.settings.cosine_threshold, self.settings.projection
-        return geometry.project(moved, self.x0, kappa, projection)
-
-    def descent_direction(self, x: Tensor, score: float, points: int) -> Part[Tensor | None]:
+    def descent_direction(self, x: Tensor, score: float) -> Part[Tensor | None]:
         """Evaluate the perturbations of `x` and estimate the gradient; None if it is zero."""
         noise = self.draw_perturbations()
-        evaluated = len(self._scores)
-        seeds: list[tuple[int | str, ...]] = [
-            (points,) if self.settings.common_random_numbers else ("perturbation", evaluated + i)
-            for i in range(len(noise))
-        ]
         nearby = x + self.mu * noise
-        perturbed = yield from self.evaluate(nearby, "perturbation", seeds)
-        if (yield from self.after_perturbations(perturbed)):
-            return None
+        # The noise of `x` itself, which was the last point.
+        shared = [(self._points - 1,)] * len(noise) if self.options.common_random_numbers else None
+        perturbed = yield from self.evaluate(nearby, "perturbation", shared)
+        yield from self.after_perturbations(perturbed)
         weights = self.weights([point.score for point in perturbed], score)
         if not weights.any():
             return None
@@ -83,28 +128,27 @@ class TideStrategy(Strategy):
     def draw_perturbations(self) -> Tensor:
         """Standard normal noise, shape (N, movable, d); with `antithetic` in pairs U, -U."""
         count = self.settings.num_samples
-        if not self.settings.antithetic:
+        if not self.options.antithetic:
             return self.normal(count)
         half = self.normal((count + 1) // 2)
         return torch.cat([half, -half])[:count]
 
     def weights(self, scores: list[float], score: float) -> Tensor:
         """What the perturbations weigh in the estimate, float64, shape (N,)."""
-        if self.settings.estimator == "rank":
+        if self.options.estimator == "rank":
             return centred_ranks(scores)
         return torch.tensor(scores, dtype=torch.float64) - score
 
-    def after_perturbations(self, perturbed: list[Point]) -> Part[bool]:
-        """Whether the search ends with one of the perturbed points: never, in the paper."""
+    def after_perturbations(self, perturbed: list[Point]) -> Part[None]:
+        """What becomes of perturbed points that pass: nothing, in the paper."""
         yield from ()
-        return False
 
 
 class AcceptAnyStrategy(TideStrategy):
     """As `tide`, but a perturbed point that passes is accepted at once; of several, by `select`."""
 
-    def after_perturbations(self, perturbed: list[Point]) -> Part[bool]:
-        return (yield from self.accept(perturbed))
+    def after_perturbations(self, perturbed: list[Point]) -> Part[None]:
+        yield from self.accept(perturbed)
 
 
 class ShuffledStrategy(TideStrategy):
@@ -115,9 +159,9 @@ class ShuffledStrategy(TideStrategy):
         return super().weights(scores, score)[order]
 
 
-class RandomWalkStrategy(TideStrategy):
+class RandomWalkStrategy(_Walk):
     """Control without an estimate: steps of the same length in random directions."""
 
-    def descent_direction(self, x: Tensor, score: float, points: int) -> Part[Tensor | None]:
+    def descent_direction(self, x: Tensor, score: float) -> Part[Tensor | None]:
         yield from ()
         return self.normal(1)[0]

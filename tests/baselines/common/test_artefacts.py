@@ -126,7 +126,7 @@ def test_tables_of_one_vocabulary_may_be_padded() -> None:
     ("spec", "message"),
     [
         ("red:beta=3", "unknown baseline 'red'; did you mean 'rad'"),
-        ("rad:bita=3", "baseline rad: no setting 'bita'; known: beta, candidates"),
+        ("rad:bita=3", "baseline rad: no option 'bita'; known: beta, candidates"),
         ("rad:beta=-1", "baseline rad: beta: .*greater than or equal to 0"),
         ("rad:beta=many", "baseline rad: beta: .*number"),
         ("rad:beta=inf", "baseline rad: beta: .*finite"),

@@ -264,17 +264,10 @@ def _knobs(run: Run) -> tuple[str, dict[str, Any]]:
     """The strategy or baseline of a run, and all that its protocol and settings say."""
     config = run.config
     settings = {**config.get("baseline", {}), **(config.get("settings") or {})}
-    strategy, options = parse_spec(settings.get("strategy") or run.name.partition(":")[0])
+    strategy = parse_spec(settings.get("strategy") or run.name)[0]
     knobs = {**config.get("protocol", {}), **config.get("sampling", {}), **settings}
-    knobs |= {name: _number(value) for name, value in options.items()}
+    knobs |= config.get("strategy_options", {})
     return strategy, {k: v for k, v in knobs.items() if k not in ("seed", "strategy")}
-
-
-def _number(text: str) -> float | str:
-    try:
-        return float(text)
-    except ValueError:
-        return text
 
 
 def _perplexity(summary: Summary) -> Estimate:

@@ -205,11 +205,15 @@ def _rows(runs: Sequence[Run]) -> list[list[Run]]:
 
 def _configuration(run: Run) -> tuple[Any, str]:
     """The seed of a run, and all that decides its records otherwise."""
-    config = {key: run.config.get(key) for key in ("settings", "sampling", "baseline", "scorer")}
+    config = {
+        key: run.config.get(key)
+        for key in ("settings", "strategy_options", "sampling", "baseline", "scorer")
+    }
     inner = config["settings"] or config["sampling"] or {}
     rest = {key: value for key, value in inner.items() if key != "seed"}
     name = re.sub(r"[:,]seed=[0-9]+$", "", run.name)
-    return inner.get("seed"), json.dumps([name, rest, config["baseline"], config["scorer"]])
+    rest = {**config, "settings": rest, "sampling": rest}
+    return inner.get("seed"), json.dumps([name, rest])
 
 
 def _apart(places: Sequence[str]) -> list[str]:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tide.errors import InputError
 from tide.scorers.base import Scorer, ask, score_texts
+from tide.scorers.wrappers.base import check_number
 
 
 class WindowedScorer:
@@ -20,8 +20,7 @@ class WindowedScorer:
     """
 
     def __init__(self, scorer: Scorer, words: float = 100) -> None:
-        if words < 2 or words != int(words):
-            raise InputError(f"scorer windows: expected a whole number above 1 (got {words:g})")
+        check_number("windows", words, above=1, whole=True)
         self._scorer = scorer
         self._words = int(words)
         self.name = f"windows:{self._words}:{scorer.name}"

@@ -1,0 +1,75 @@
+"""Options of one strategy, baseline or scorer: declared in its file, written behind its name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import NoneType
+from typing import TYPE_CHECKING, Any, ClassVar, get_args
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic.fields import FieldInfo
+
+from tide.config import one_line
+from tide.errors import InputError
+from tide.specs import format_spec
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from tide.config import Settings
+
+
+class Options(BaseModel):
+    """Base of all options: frozen and validated; fields are numbers, booleans, texts or choices.
+
+    A field's alias is the name that is written, for names that Python keeps for itself (`from`).
+    strength: an option that the spec shows even at its default.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+    strength: ClassVar[str] = ""
+
+    @classmethod
+    def by_name(cls) -> dict[str, FieldInfo]:
+        """The fields under the names that are written."""
+        return {field.alias or name: field for name, field in cls.model_fields.items()}
+
+    @classmethod
+    def of(cls, kind: str, name: str, values: Mapping[str, str]) -> Self:
+        """Options of what is called `name`, as its spec has them. Raises InputError (one line)."""
+        fields = cls.by_name()
+        if unknown := values.keys() - fields.keys():
+            known = f"known: {', '.join(fields)}" if fields else "it has none"
+            raise InputError(f"{kind} {name}: no option {min(unknown)!r}; {known}")
+        try:
+            return cls.model_validate({key: read(fields[key], values[key]) for key in values})
+        except ValidationError as error:
+            raise InputError(f"{kind} {name}: {one_line(error)}") from None
+
+    def spec(self, name: str) -> str:
+        """`name` with its strength and every other option that differs from its default."""
+        shown = {}
+        for (written, field), value in zip(
+            self.by_name().items(), dict(self).values(), strict=True
+        ):
+            if written == self.strength or value != field.get_default(call_default_factory=True):
+                shown[written] = write(value)
+        return format_spec(name, shown)
+
+    def check(self, settings: Settings) -> None:
+        """Raise InputError if a strategy with these options cannot run under `settings`."""
+
+
+def read(field: FieldInfo, text: str) -> str | None:
+    """The value that `text` stands for in a spec: None for `none`, where a field allows it."""
+    return None if text == "none" and NoneType in get_args(field.annotation) else text
+
+
+def write(value: Any) -> str:
+    """`value` as a spec writes it; `Options.of` reads it back."""
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return short if float(short := f"{value:g}") == value else repr(value)
+    return str(value)

@@ -1,0 +1,55 @@
+"""`breaker:SCORER`: stops asking a scorer that is down."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tide.errors import ScorerUnavailable
+from tide.scorers.base import Scorer, ask
+from tide.scorers.wrappers.base import Guard, check_number
+
+
+class CircuitBreaker(Guard):
+    """After `failures` calls in a row found the scorer unavailable, fails at once for `cooldown` s.
+
+    Then one call is let through: if it works the circuit is closed again. For services that must
+    not queue up behind a scorer that is down.
+    """
+
+    def __init__(
+        self,
+        scorer: Scorer,
+        failures: float = 3,
+        *,
+        cooldown: float = 30.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(scorer)
+        check_number("breaker", failures, above=0, whole=True)
+        self._failures = int(failures)
+        self._cooldown = cooldown
+        self._clock = clock
+        self._failed = 0
+        self._open_until = -math.inf
+
+    def score(self, texts: Sequence[str]) -> NDArray[np.float64]:
+        left = self._open_until - self._clock()
+        if left > 0:
+            raise ScorerUnavailable(
+                f"scorer {self.name}: was unavailable {self._failed} times in a row; "
+                f"not asked again for {left:.0f} seconds"
+            )
+        try:
+            scores = ask(self._scorer, texts)
+        except ScorerUnavailable:
+            self._failed += 1
+            if self._failed >= self._failures:
+                self._open_until = self._clock() + self._cooldown
+            raise
+        self._failed = 0
+        return np.array(scores, dtype=np.float64)

@@ -1,0 +1,39 @@
+"""`rate:NUMBER:SCORER`: so many texts a second."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tide.scorers.base import Scorer, ask
+from tide.scorers.pace import Pace
+from tide.scorers.wrappers.base import Guard, check_number
+
+
+class RateLimitedScorer(Guard):
+    """At most `per_second` texts a second."""
+
+    def __init__(
+        self,
+        scorer: Scorer,
+        per_second: float,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        super().__init__(scorer)
+        check_number("rate", per_second, above=0)
+        self._pace = Pace(per_second, clock)
+        self._batch = max(1, int(per_second))
+        self._sleep = sleep
+
+    def score(self, texts: Sequence[str]) -> NDArray[np.float64]:
+        scores: list[float] = []
+        for start in range(0, len(texts), self._batch):
+            batch = texts[start : start + self._batch]
+            self._sleep(self._pace.reserve(len(batch)))
+            scores += ask(self._scorer, batch)
+        return np.array(scores, dtype=np.float64)

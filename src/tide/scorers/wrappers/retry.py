@@ -1,0 +1,46 @@
+"""`retry:SCORER`: asks again while the scorer is unavailable."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import tenacity
+from numpy.typing import NDArray
+
+from tide.errors import ScorerRefused, ScorerUnavailable
+from tide.scorers.base import Scorer, ask
+from tide.scorers.wrappers.base import Guard, check_number
+
+
+class RetryScorer(Guard):
+    """Asks again, up to `attempts` times in all, while the scorer is unavailable.
+
+    Pauses double from `backoff` seconds to 60, with jitter. Any other error is raised at once.
+    """
+
+    def __init__(
+        self,
+        scorer: Scorer,
+        attempts: float = 4,
+        *,
+        backoff: float = 1.0,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        super().__init__(scorer)
+        check_number("retry", attempts, above=0, whole=True)
+        self._retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception(_may_pass),
+            stop=tenacity.stop_after_attempt(int(attempts)),
+            wait=tenacity.wait_random_exponential(multiplier=backoff, max=60),
+            sleep=sleep,
+            reraise=True,
+        )
+
+    def score(self, texts: Sequence[str]) -> NDArray[np.float64]:
+        return np.array(self._retrying(ask, self._scorer, texts), dtype=np.float64)
+
+
+def _may_pass(error: BaseException) -> bool:
+    return isinstance(error, ScorerUnavailable) and not isinstance(error, ScorerRefused)

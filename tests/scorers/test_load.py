@@ -1,0 +1,110 @@
+"""How scorers are written: by name, around each other, and as classes of one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from pydantic import Field
+
+from tide.errors import InputError
+from tide.options import Options
+from tide.scorers import load_scorer
+
+
+class TunedOptions(Options):
+    level: float = Field(default=0.25, ge=0, le=1)
+    words: str = ""
+
+
+class Tuned:
+    """Scores `level` for what holds one of `words`."""
+
+    threshold = 0.5
+    options_class = TunedOptions
+
+    def __init__(self, options: TunedOptions) -> None:
+        self.name = options.spec("tuned")
+        self._options = options
+
+    def score(self, texts: Sequence[str]) -> NDArray[np.float64]:
+        words = self._options.words.split(",")
+        return np.array([self._options.level * any(w in text for w in words) for text in texts])
+
+    def close(self) -> None:
+        pass
+
+
+class Strict:
+    def __init__(self, argument: str) -> None: ...
+
+
+def test_by_name() -> None:
+    pocket = load_scorer("pocket")
+    for spec in ("rate:1000:pocket", "retry:pocket", "retry:2:pocket", "breaker:2:retry:pocket"):
+        scorer = load_scorer(spec)
+        assert scorer.name == pocket.name
+        assert scorer.score(["a text"]) == pocket.score(["a text"])
+        scorer.close()
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("rate:pocket", "write rate:NUMBER:SCORER"),
+        ("rate:0:pocket", "rate: expected a number above 0"),
+        ("retry:0.5:pocket", "retry: expected a whole number above 0"),
+        ("breaker", "write breaker:SCORER or breaker:NUMBER:SCORER"),
+        ("windows:1:pocket", "windows: expected a whole number above 1"),
+        ("cache:5:pocket", "unknown scorer '5'"),
+        ("max:pocket", "max: needs two or more, as in max:A,B"),
+        ("mean:pocket,pockt", "did you mean 'pocket'"),
+        ("chache:pocket", "did you mean 'cache'"),
+        ("cache:", "begins with no name"),
+        ("max:pocket,,lexicon", "an empty place between commas"),
+        ("max:(pocket,lexicon", "a parenthesis without its partner"),
+        ("tests.nowhere:Mine", "tests.nowhere cannot be imported: No module named"),
+        ("tests.worlds:Nothing", "tests.worlds has no class 'Nothing'"),
+        ("nowhere/mine.py:Mine", "nowhere/mine.py cannot be imported"),
+        ("tests.scorers.test_load:Strict", "needs more: tests.scorers.test_load:Strict:ARGUMENT"),
+        ("tests.scorers.test_load:Tuned:lvel=1", "no option 'lvel'; known: level, words"),
+        ("tests.scorers.test_load:Tuned:level=2", "Tuned: level: Input should be less than"),
+    ],
+)
+def test_names_that_cannot_be_read(spec: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        load_scorer(spec)
+
+
+def test_a_class_with_options() -> None:
+    here = "tests.scorers.test_load:Tuned"
+    assert load_scorer(here).name == "tuned"
+    scorer = load_scorer(f"max:{here}:level=0.75,words=(a,b),retry:2:{here},({here})")
+    assert scorer.name == "max:tuned:level=0.75,words=(a,b),tuned,tuned"
+    assert scorer.score(["b", "c"]).tolist() == [0.75, 0.25]
+
+
+def test_a_class_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text("from tests.scorers.test_load import Tuned as Mine\n")
+    assert load_scorer(f"{path}:Mine:level=1").name == "tuned:level=1"
+    path = tmp_path / "bad.py"
+    path.write_text("this is no Python\n")
+    with pytest.raises(InputError, match=r"bad\.py cannot be imported: invalid syntax") as caught:
+        load_scorer(f"{path}:Mine")
+    assert "\n" not in str(caught.value)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=r"for the file write mine\.py:Mine"):
+        load_scorer("mine:Mine")
+
+
+def test_arguments_are_taken_as_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "a:b,c=d (e).txt"
+    path.write_text("fool\n")
+    scorer = load_scorer(f"lexicon:{path}")
+    assert scorer.score(["you fool", "good"]).tolist() == [1.0, 0.0]
+    both = load_scorer(f"max:(lexicon:{path}),pocket")
+    assert both.name.startswith("max:lexicon@")
