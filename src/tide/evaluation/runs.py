@@ -26,7 +26,7 @@ RECORDS = "records.jsonl"
 SUMMARY = "summary.json"
 # What does not decide the records that are there, by its path in the configuration.
 _GROWS = {
-    *(("versions",), ("created",), ("judges",), ("references",), ("num_trials",)),
+    *(("method",), ("versions",), ("created",), ("judges",), ("references",), ("num_trials",)),
     *(("benchmark", "prompts"), ("benchmark", "fingerprint"), ("scorer", "spec")),
 }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import re
 from collections import Counter
@@ -20,7 +19,9 @@ from tide.evaluation.reporting.tables import Table
 from tide.evaluation.runs import Run, find_runs, read_run
 from tide.evaluation.significance import compare, opponent
 
-_LOG = logging.getLogger(__name__)
+# What makes runs of one benchmark, model and protocol different.
+_DECIDING = ("settings", "strategy_options", "sampling", "baseline", "scorer")
+_SEED = re.compile(r"[:,]seed=\d+$")
 
 
 @dataclass(frozen=True)
@@ -194,7 +195,7 @@ def _rows(runs: Sequence[Run]) -> list[list[Run]]:
         if len(seeds) == 1:
             rows.append([first])
         else:
-            name = f"{re.sub(r'[:,]seed=[0-9]+$', '', first.name)} ({len(seeds)} seeds)"
+            name = f"{_SEED.sub('', first.name)} ({len(seeds)} seeds)"
             rows.append([replace(run, name=name) for run in seeds.values()])
     counts = Counter(row[0].name for row in rows)
     twice = [row for row in rows if counts[row[0].name] > 1]
@@ -205,13 +206,10 @@ def _rows(runs: Sequence[Run]) -> list[list[Run]]:
 
 def _configuration(run: Run) -> tuple[Any, str]:
     """The seed of a run, and all that decides its records otherwise."""
-    config = {
-        key: run.config.get(key)
-        for key in ("settings", "strategy_options", "sampling", "baseline", "scorer")
-    }
+    config = {key: run.config.get(key) for key in _DECIDING}
     inner = config["settings"] or config["sampling"] or {}
     rest = {key: value for key, value in inner.items() if key != "seed"}
-    name = re.sub(r"[:,]seed=[0-9]+$", "", run.name)
+    name = _SEED.sub("", run.name)
     rest = {**config, "settings": rest, "sampling": rest}
     return inner.get("seed"), json.dumps([name, rest])
 
