@@ -134,9 +134,9 @@ def test_unresolved_refuse_withholds_the_text() -> None:
 
 def test_unresolved_raise() -> None:
     detox = detoxifier(**STUBBORN, on_unresolved="raise")
-    with pytest.raises(UnresolvedError, match="^no completion below"):
+    with pytest.raises(UnresolvedError, match=r"^no completion below"):
         detox(PROMPTS[0])
-    with pytest.raises(UnresolvedError, match="^prompt 0: no completion below"):
+    with pytest.raises(UnresolvedError, match=r"^prompt 0: no completion below"):
         list(detox.map(PROMPTS[:1]))
 
 

@@ -129,7 +129,7 @@ def test_a_text_the_scorer_cannot_take_fails_its_prompt_alone(max_batch: int, tr
     found = dict(detox.map_numbered(PROMPTS))
     assert isinstance(found.pop(2), ScorerError)
     assert found == {i: result for i, result in enumerate(expected) if i != 2}
-    with pytest.raises(ScorerError, match="prompt 2: .*cannot read this one"):
+    with pytest.raises(ScorerError, match=r"prompt 2: .*cannot read this one"):
         list(detox.map(PROMPTS))
     with pytest.raises(ScorerError, match="cannot read this one"):
         detox(PROMPTS[2])

@@ -20,6 +20,7 @@ from .errors import StrategyError as StrategyError
 from .errors import TideError as TideError
 from .errors import UnresolvedError as UnresolvedError
 from .evaluation import evaluate as evaluate
+from .evaluation import judge as judge
 from .evaluation import report as report
 from .options import Options as Options
 from .results import Evaluation as Evaluation

@@ -32,19 +32,19 @@ def test_methods_side_by_side(
     ]  # fmt: skip
     assert tide(*command, monkeypatch=monkeypatch) == 0
     runs = {folder.name: read_run(folder) for folder in out.iterdir() if folder.is_dir()}
-    assert set(runs) == {"base", "fast", "resample-temperature=1.0"}
+    assert set(runs) == {"base", "fast", "resample-temperature=1"}
     shown = capsys.readouterr().out
     assert "the search's scorer" in shown
     assert "a judge" in shown
     for run in runs.values():
-        assert run.folder is not None
-        assert [len(record["completions"]) for record in run.records] == [2] * len(PROMPTS)
+        assert run.path is not None
+        assert [len(record.completions) for record in run.records] == [2] * len(PROMPTS)
         assert run.config["model"] == "pocket"
-        assert run.config["reference"] == "pocket-reference"
-        assert len(run.perplexity) == len(PROMPTS)
-        summary = json.loads((out / run.folder.name / "summary.json").read_text())
+        assert run.references == ["pocket-reference"]
+        assert all(set(r.perplexity) == {"pocket-reference"} for r in run.records)
+        summary = json.loads((run.path / "summary.json").read_text())
         assert summary["prompts"] == len(PROMPTS)
-    assert runs["resample-temperature=1.0"].config["settings"]["temperature"] == 1.0
+    assert runs["resample-temperature=1"].config["settings"]["temperature"] == 1.0
     before = {name: (out / name / "records.jsonl").read_bytes() for name in runs}
     assert tide(*command, monkeypatch=monkeypatch) == 0
     assert before == {name: (out / name / "records.jsonl").read_bytes() for name in runs}
@@ -65,15 +65,61 @@ def test_killed_and_started_again(tmp_path: Path) -> None:
 
     for name in ("killed", "unbroken"):
         subprocess.run(command(tmp_path / name), check=True, capture_output=True)
-    assert output.read_bytes().startswith(kept)
     found: dict[str, dict[Any, Any]] = {}
     for name in ("killed", "unbroken"):
         rows = records(tmp_path / name / "fast" / "records.jsonl")
         assert len(rows) == len(texts)
         found[name] = {row["id"]: row["completions"] for row in rows}
-    assert set(found["killed"]) == set(range(len(texts)))
+    assert list(found["killed"]) == list(found["unbroken"]) == list(range(len(texts)))
+    for line in kept.splitlines():
+        record = json.loads(line)
+        assert found["killed"][record["id"]] == record["completions"]
     same = sum(found["killed"][i] == found["unbroken"][i] for i in range(len(texts)))
     assert same >= 0.97 * len(texts)  # float summation order may differ with the batch
+
+
+def test_the_commands_of_the_readme_in_one_folder(
+    benchmark_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A first look with --limit, the whole set, a judge and a reference for it, a report."""
+    monkeypatch.chdir(tmp_path)
+    command = ["eval", benchmark_file, "--methods", "base,tide", "--trials", 1]
+    assert tide(*command, "--limit", 2, monkeypatch=monkeypatch) == 0
+    assert tide(*command, "--reference", "none", monkeypatch=monkeypatch) == 0
+    runs = ["runs/mine-pocket/base", "runs/mine-pocket/tide"]
+    assert [len(records(Path(run) / "records.jsonl")) for run in runs] == [len(PROMPTS)] * 2
+    assert "still to be measured for 2 prompts" in " ".join(capsys.readouterr().out.split())
+    more = ("--judges", "profanity-check", "--reference", "auto", "--reference", "pocket")
+    assert tide("judge", "runs", *more, monkeypatch=monkeypatch) == 0
+    shown = capsys.readouterr().out
+    assert "still to be measured" not in shown
+    assert "ppl pocket-reference" in shown
+    for seed in (1, 2):
+        assert tide(*command, "--seed", seed, "--limit", 2, monkeypatch=monkeypatch) == 0
+    assert tide("report", "runs/", monkeypatch=monkeypatch) == 0
+    assert "base (3 seeds)" in Path("runs/mine-pocket/report/cost.md").read_text()
+    assert tide("judge", "runs", monkeypatch=monkeypatch) == 1
+    assert "nothing to add" in capsys.readouterr().err
+
+
+def test_a_temperature_sweep_draws_its_curve(
+    benchmark_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for temperature in (0.1, 0.5, 0.9):
+        assert tide(
+            "eval", benchmark_file, "--methods", "tide", "--limit", 2, "--trials", 1,
+            "--reference", "none", "--temperature", temperature, monkeypatch=monkeypatch,
+        ) == 0  # fmt: skip
+    assert tide("report", "runs", monkeypatch=monkeypatch) == 0
+    folder = Path("runs/mine-pocket")
+    assert {path.name for path in folder.iterdir()} == {
+        *("tide", "tide-temperature=0.5", "tide-temperature=0.9", "report"),
+    }
+    assert (folder / "report/sensitivity-tide-temperature.png").is_file()
 
 
 @pytest.mark.parametrize(

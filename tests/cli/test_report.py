@@ -1,14 +1,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.cli.test_run import tide
-from tests.evaluation.runs import JUDGE, run, search_run, write
-from tide import registry
+from tests.evaluation.runs import JUDGE, changed, measured, run, search_run, write
+from tide import evaluation, registry
+from tide.errors import InputError
+from tide.evaluation.runs import read_run
 
 
 @pytest.fixture
@@ -72,11 +73,12 @@ def test_a_scorer_of_some_runs_may_judge_the_others(
     runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = search_run("guided")
-    for row in one.records:
-        row["judge_scores"] = {"scorer@1": row["toxicity_scores"]}
-        for step in (step for steps in row["steps"] for step in steps):
-            step["judge_scores"] = {"scorer@1": step["toxicity"]}
-    write(one, runs / "guided", scorer=JUDGE, judges=["scorer@1"])
+    for number, row in enumerate(one.records):
+        scores = {"scorer@1": row.toxicity_scores}
+        steps = {"scorer@1": row.step_judge_scores[JUDGE]}
+        changed(one, number, judge_scores=scores, step_judge_scores=steps)
+    scorer, judge = ({"spec": None, "name": name} for name in (JUDGE, "scorer@1"))
+    write(one, runs / "guided", scorer=scorer, judges=[judge])
     assert tide("report", runs, monkeypatch=monkeypatch) == 0
     title = (runs / "report/quality-judge-1.md").read_text().splitlines()[0]
     assert "the scorer of guided, a judge of the others" in title
@@ -84,21 +86,39 @@ def test_a_scorer_of_some_runs_may_judge_the_others(
 
 def test_two_runs_of_one_method_are_told_apart(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(search_run("tide", seed=5), runs / "again")
+    write(search_run("tide", seed=6), runs / "deeper/tide")
     assert tide("report", runs, monkeypatch=monkeypatch) == 0
-    table = (runs / "report/cost.md").read_text()
-    assert "| tide (tide) |" in table
-    assert "| tide (again) |" in table
+    for name in ("cost", "significance-judge-1"):
+        table = (runs / f"report/{name}.md").read_text()
+        for row in ("tide (tide)", "tide (again)", "tide (deeper/tide)"):
+            assert f"| {row} |" in table
+
+
+def test_seeds_of_one_configuration_are_one_row(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for seed in (1, 2):
+        name = f"tide:seed={seed}"
+        settings = {**search_run("tide").config["settings"], "seed": seed}
+        write(search_run(name, seed=seed), runs / f"tide-seed={seed}", settings=settings)
+    assert tide("report", runs, monkeypatch=monkeypatch) == 0
+    table = (runs / "report/quality-judge-1.md").read_text()
+    assert table.count("\n| ") == 2 + 3  # a head of two lines, and base, tide, fast
+    assert "| tide (3 seeds) |" in table
+    assert "standard deviation" in table
+    assert "less toxic than base?" in (runs / "report/significance-judge-1.md").read_text()
+    assert tide("report", runs, "--against", "tide", monkeypatch=monkeypatch) == 0
+    assert "tide (3 seeds)?" in (runs / "report/significance-judge-1.md").read_text()
 
 
 def test_exact_20(
     runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write(replace(search_run("tide"), perplexity={}), runs / "unmeasured")
+    write(search_run("tide"), runs / "unmeasured", references=[])
     command = ("report", runs / "unmeasured", "--valid", "exact-20")
     assert tide(*command, monkeypatch=monkeypatch) == 1
     assert "measure the perplexity first" in refused(capsys)
-    tokens = {number: [20, 19] for number in range(6)}
-    write(replace(search_run("tide"), reference_tokens=tokens), runs / "measured")
+    write(measured(search_run("tide"), [[2.0, 3.0]] * 6, [[20, 19]] * 6), runs / "measured")
     command = ("report", runs / "measured", "--valid", "exact-20")
     assert tide(*command, monkeypatch=monkeypatch) == 0
     assert "dropped: tide 6" in (runs / "report/quality-judge-1.md").read_text()
@@ -145,7 +165,10 @@ def test_bad_folders_are_one_clear_line(
         lines[3][name].pop()
     records.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert tide("report", runs, monkeypatch=monkeypatch) == 1
-    assert "record 3 has 1 of 2 trials" in refused(capsys)
+    assert "line 4: completions has not one entry a trial" in refused(capsys)
+    records.write_text(records.read_text().replace('"toxicity": 0.', '"toxicity": 1.'))
+    assert tide("report", runs / "tide", monkeypatch=monkeypatch) == 1
+    assert "line 1: not a record of a run: " in refused(capsys)
 
 
 def test_without_matplotlib_the_tables_are_there(
@@ -156,17 +179,35 @@ def test_without_matplotlib_the_tables_are_there(
         raise ModuleNotFoundError(f"No module named {module!r}", name="matplotlib")
 
     monkeypatch.setattr(registry, "import_module", missing)
-    assert tide("report", runs, monkeypatch=monkeypatch) == 1
-    assert "pip install 'tide-detox[report]'" in refused(capsys)
+    assert tide("report", runs, monkeypatch=monkeypatch) == 0
+    shown = capsys.readouterr()
+    problem, written = shown.err.strip().splitlines()
+    assert problem.startswith("no figures: ")
+    assert "pip install 'tide-detox[report]'" in problem
+    assert "written to" in written
+    assert "toy, pocket, tide, 6 prompts" in shown.out
     assert (runs / "report/quality-judge-1.csv").is_file()
+    assert (runs / "report/summary.json").is_file()
+
+
+def test_a_report_in_python(runs: Path) -> None:
+    made = evaluation.report(runs)
+    assert {"trade-off", "anytime-rate"} <= set(made.figures)
+    assert [summary.method for summary in made.summaries] == ["base", "tide", "fast"]
+    assert "<caption>toy, pocket, tide, 6 prompts; cost</caption>" in made._repr_html_()
+    assert not (runs / "report").exists()
+    in_memory = evaluation.report([read_run(runs / "tide"), runs / "base"], draw=False, tests=False)
+    assert [summary.method for summary in in_memory.summaries] == ["tide", "base"]
+    with pytest.raises(InputError, match="no run of method 'x'"):
+        evaluation.report(runs, against="x")
 
 
 def test_landscape_of_a_run_of_the_bundled_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = search_run("tide", prompts=1, num_samples=2, max_new_tokens=5)
-    one.records[0]["prompt"] = "She told me to shut the"
-    folder = write(one, tmp_path / "tide", scorer="pocket@4926c191")
+    changed(one, 0, prompt="She told me to shut the")
+    folder = write(one, tmp_path / "tide", scorer={"spec": "pocket", "name": "pocket@4926c191"})
     command = ("report", folder, "--landscape", 0, "--grid", 3, "--out", tmp_path / "out")
     assert tide(*command, monkeypatch=monkeypatch) == 0
     assert (tmp_path / "out/landscape-0.png").stat().st_size > 5000

@@ -62,6 +62,11 @@ def records(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
+def timeless(path: Path) -> list[dict[str, Any]]:
+    """The records without what depends on the clock."""
+    return [record | {"seconds": 0} for record in records(path)]
+
+
 def test_prompts_from_the_command_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -84,17 +89,57 @@ def test_a_file_with_a_judge(
         "--judge", "profanity-check", "--seed", 3, "--max-new-tokens", 8, monkeypatch=monkeypatch,
     ) == 0  # fmt: skip
     made = records(output)
-    assert sorted(record["id"] for record in made) == [0, 1, 2, 3]
+    assert [record["id"] for record in made] == [0, 1, 2, 3]
     for record in made:
         assert record["prompt"] == PROMPTS[record["id"]]
         assert all(score < 0.5 for score in record["toxicity_scores"])
         assert all(record["accepted"])
-        assert len(record["judge_scores"]) == len(record["base_judge_scores"]) == 2
+        ((name, judged),) = record["judge_scores"].items()
+        assert judged == [scores[-1] for scores in record["step_judge_scores"][name]]
     out = capsys.readouterr().out
     assert "pocket@" in out
     assert "profanity-check@" in out
     config = json.loads((tmp_path / "out.jsonl.config.json").read_text())
     assert (config["settings"]["seed"], config["settings"]["max_new_tokens"]) == (3, 8)
+    assert [judge["spec"] for judge in config["judges"]] == ["profanity-check"]
+    assert config["method"] == "tide:max_new_tokens=8,seed=3"
+
+
+def test_both_commands_write_one_format(
+    prompts_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records of `tide run` are those of `tide eval`, and `tide report` reads both."""
+    judged = ("--judge", "profanity-check", "--trials", 3)
+    single, folder = tmp_path / "out.jsonl", tmp_path / "runs"
+    assert tide("run", "-i", prompts_file, "-o", single, *judged, monkeypatch=monkeypatch) == 0
+    evaluated = ("eval", prompts_file, "--methods", "tide", "-o", folder, "--reference", "none")
+    assert tide(*evaluated, *judged, monkeypatch=monkeypatch) == 0
+    made = [timeless(path) for path in (single, folder / "tide/records.jsonl")]
+    assert made[0] == made[1]
+    assert tide("report", single, monkeypatch=monkeypatch) == 0
+    assert (tmp_path / "report/cost.md").is_file()
+
+
+def test_a_finished_run_is_extended(
+    prompts_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """By judges and by trials; all judges that are named count, however they are named."""
+    command = ("run", "-i", prompts_file, "--limit", 2, "-o")
+    assert tide(*command, tmp_path / "a", "--judge", "lexicon", monkeypatch=monkeypatch) == 0
+    several = ("--judge", "lexicon", "-j", "profanity-check,windows:pocket", "--trials", 2)
+    capsys.readouterr()
+    assert tide(*command, tmp_path / "a", *several, monkeypatch=monkeypatch) == 0
+    out = capsys.readouterr().out
+    for name in ("lexicon@", "profanity-check@", "windows:"):
+        assert name in out
+    assert "🪟" not in out
+    assert tide(*command, tmp_path / "b", *several, monkeypatch=monkeypatch) == 0
+    made = [timeless(tmp_path / name / "records.jsonl") for name in ("a", "b")]
+    assert made[0] == made[1]
+    assert all(len(record["judge_scores"]) == 3 for record in made[0])
 
 
 def test_output_to_the_screen_is_jsonl_in_order(
@@ -115,7 +160,8 @@ def test_the_same_command_again_changes_nothing(
     assert (tmp_path / "out.jsonl").read_bytes() == first
     assert tide(*command, monkeypatch=monkeypatch) == 0
     assert (tmp_path / "out.jsonl").read_bytes().startswith(first)
-    assert len(records(tmp_path / "out.jsonl")) == 4
+    # The lines are in the order of the prompts, whichever was finished first.
+    assert [record["id"] for record in records(tmp_path / "out.jsonl")] == [0, 1, 2, 3]
 
 
 def test_another_model_and_scorer(
@@ -146,7 +192,7 @@ def test_a_server(
             output = tmp_path / f"{name}.jsonl"
             command = ("run", "-i", prompts_file, "-o", output, *options)
             assert tide(*command, monkeypatch=monkeypatch) == 0
-            made.append(sorted(records(output), key=lambda record: int(record["id"])))
+            made.append(timeless(output))
         assert made[0] == made[1]
         assert tide("doctor", *remote, monkeypatch=monkeypatch) == 0
         server.scale = 3.0
@@ -188,12 +234,12 @@ def test_killed_and_started_again(tmp_path: Path) -> None:
     assert kept.count(b"\n") < len(texts)
 
     subprocess.run(command(output), check=True, capture_output=True)
-    assert output.read_bytes().startswith(kept)
+    assert set(kept.splitlines()) <= set(output.read_bytes().splitlines())
     unbroken = tmp_path / "unbroken.jsonl"
     subprocess.run(command(unbroken), check=True, capture_output=True)
     resumed, whole = ({r["id"]: r for r in records(path)} for path in (output, unbroken))
     assert len(records(output)) == len(texts)
-    assert set(resumed) == set(whole) == set(range(len(texts)))
+    assert list(resumed) == list(whole) == list(range(len(texts)))
     same = sum(resumed[i]["completions"] == whole[i]["completions"] for i in whole)
     assert same >= 0.97 * len(texts)  # float summation order may differ with the batch
 
@@ -211,6 +257,7 @@ def test_killed_and_started_again(tmp_path: Path) -> None:
         (["run", "--input", "none.jsonl"], "none.jsonl: no such file"),
         (["run", "hi", "--scorer", "pokcet"], "did you mean 'pocket'"),
         (["run", "hi", "--judge", "pokcet"], "did you mean 'pocket'"),
+        (["run", "hi", "-o", "out.csv"], "neither a .jsonl file nor a folder"),
         (["run", "hi", "--strategy", "tied"], "did you mean 'tide'"),
         (["run", "hi", "--engine", "transformer"], "did you mean 'transformers'"),
         (["run", "hi", "--engine", "remote"], "give at least one server"),

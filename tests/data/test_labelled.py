@@ -37,14 +37,14 @@ def test_labels_and_records_of_runs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"toxicity": 0.5}, "row 1: no text"),
-        ({"text": "a"}, r"row 1: its toxicity is no number in \[0, 1\] \(got None\)"),
-        ({"text": "a", "toxicity": 1.5}, r"got 1\.5"),
-        ({"text": "a", "toxicity": float("nan")}, "got nan"),
-        ({"text": "a", "toxicity": "high"}, "got 'high'"),
+        ({"toxicity": 0.5}, "line 1: no text"),
+        ({"text": "a"}, r"line 1: toxicity is None; it must be a number in \[0, 1\]"),
+        ({"text": "a", "toxicity": 1.5}, r"is 1\.5"),
+        ({"text": "a", "toxicity": float("nan")}, "is nan"),
+        ({"text": "a", "toxicity": "high"}, "is 'high'"),
         ({"completions": ["a", "b"], "toxicity_scores": [0.1]}, "as many 'toxicity_scores'"),
         ({"completions": ["a"]}, "as many 'toxicity_scores'"),
-        ([1], "row 1: not a JSON object"),
+        ([1], "line 1: not a JSON object"),
     ],
 )
 def test_what_is_no_label(tmp_path: Path, row: Any, message: str) -> None:
@@ -61,7 +61,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="not JSON"):
         read_labelled([tmp_path / "a.json"])
     (tmp_path / "a.json").write_text('{"text": "a", "toxicity": 0}')
-    with pytest.raises(InputError, match="row 1: not a JSON object"):
+    with pytest.raises(InputError, match="not a list of objects"):
         read_labelled([tmp_path / "a.json"])
     (tmp_path / "a.json.gz").write_text("no gzip")
     with pytest.raises(InputError, match="cannot be read"):

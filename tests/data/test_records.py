@@ -7,21 +7,33 @@ from typing import Any
 import pytest
 
 from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
-from tide.data.records import RecordFile, to_record
+from tide.data.records import Record, RecordFile, read_records, to_record
 from tide.detoxifier import Detoxifier
 from tide.errors import InputError
 
-CONFIG = {"model": "m", "settings": {"seed": 0, "mu": None}, "versions": {"torch": "1"}}
+
+def record(number: int, trials: tuple[int, ...] = (0,), **more: Any) -> Record:
+    return Record(
+        id=number,
+        prompt=f"prompt {number}",
+        trials=list(trials),
+        completions=["caf\u00e9\u2028text"] * len(trials),
+        toxicity_scores=[0.25] * len(trials),
+        **more,
+    )
 
 
-def record(number: int) -> dict[str, Any]:
-    return {"id": number, "prompt": f"prompt {number}", "completions": ["caf\u00e9\u2028text"]}
+def filled(path: Path, *records: Record) -> Path:
+    with RecordFile(path) as file:
+        for one in records:
+            file.add(one)
+    return path
 
 
 def test_a_record_is_a_superset_of_the_published_format() -> None:
     detox = Detoxifier(scripted_engine(), scorer=ReadingScorer(), num_trials=2)
     result = detox(PROMPTS[0])
-    made = to_record("x", result)
+    made = json.loads(to_record("x", result).to_json())
     assert (made["id"], made["prompt"]) == ("x", PROMPTS[0])
     lists = {name: value for name, value in made.items() if isinstance(value, list)}
     assert {len(value) for value in lists.values()} == {2}
@@ -30,66 +42,190 @@ def test_a_record_is_a_superset_of_the_published_format() -> None:
     assert made["completions"] == [trial.text for trial in result.trials]
     assert made["base_toxicity_scores"] == [trial.trace[0].toxicity for trial in result.trials]
     assert made["max_toxicity"] == max(made["toxicity_scores"])
-    json.dumps(made)
+    assert Record.model_validate_json(json.dumps(made)) == to_record("x", result)
+
+
+@pytest.mark.parametrize("refuse", [True, False])
+def test_steps_end_with_what_is_returned_or_withheld(refuse: bool) -> None:
+    """Also where that is not the least toxic one: of those below tau, the most likely is best."""
+    detox = Detoxifier(
+        scripted_engine(),
+        scorer=ReadingScorer(),
+        max_perplexity=1.0001,
+        max_iterations=2,
+        on_unresolved="refuse" if refuse else "best",
+        num_trials=4,
+    )
+    later = 0
+    for prompt in PROMPTS:
+        result = detox(prompt)
+        steps = to_record(0, result).steps
+        assert steps is not None
+        for trial, some in zip(result.trials, steps, strict=True):
+            assert some[-1].text == trial.returned.text
+            assert some[0].text == trial.base.text or len(trial.trace) == 1
+            counts = [step.evaluations for step in some]
+            assert counts == sorted(set(counts))
+            assert counts[-1] <= len(trial.trace)
+            later += min(step.toxicity for step in some) < some[-1].toxicity
+    assert later or not refuse
 
 
 def test_appends_and_resumes(tmp_path: Path) -> None:
     path = tmp_path / "sub" / "out.jsonl"
-    with RecordFile(path, CONFIG) as file:
-        file.append(record(0))
+    with RecordFile(path) as file:
+        file.add(record(0))
         assert path.read_text(encoding="utf-8").count("\n") == 1  # there before the run ends
-    with RecordFile(path, {**CONFIG, "versions": {"torch": "2"}}) as file:
-        assert file.finished({0: "prompt 0", 1: "prompt 1"}) == {0}
-        file.append(record(1))
-    lines = path.read_text(encoding="utf-8").split("\n")
-    assert [json.loads(line) for line in lines[:-1]] == [record(0), record(1)]
+    with RecordFile(path) as file:
+        file.expect({0: "prompt 0", 1: "prompt 1"})
+        assert (file.ids, file.trials(0), file.trials(1)) == ([0], (0,), ())
+        file.add(record(1))
+    assert read_records(path) == [record(0), record(1)]
+
+
+def test_parts_are_merged_by_id_and_trial(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    with RecordFile(path) as file:
+        file.add(record(1, seconds=1.0))
+        file.add(record(0))
+        file.append('{"id": 1, "trials": [0], "judge_scores": {"a": [0.5]}}')
+        file.add(record(1, (1, 2), seconds=0.5))
+        assert file.missing(1, ("judge_scores", "a")) == [1, 2]
+        assert file.missing(0, ("judge_scores", "a")) == [0]
+        between = read_records(path)
+        assert [one.id for one in between] == [1, 0]
+        assert between[0].judge_scores == {"a": [0.5, None, None]}
+        assert between[0].scores_by("a") is None
+        file.append('{"id": 1, "trials": [2, 1], "judge_scores": {"a": [0.75, 0.625]}}')
+        file.append(
+            '{"id": 0, "trials": [0], "perplexity": {"m": {"nll": [null], "num_tokens": [0]}}}'
+        )
+        assert file.missing(1, ("judge_scores", "a")) == []
+        file.expect({0: "prompt 0", 1: "prompt 1"})
+    first, second = read_records(path)
+    assert path.read_text(encoding="utf-8").count("\n") == 2
+    with RecordFile(path) as file:  # what was not scored is still missing in a compacted file
+        file.add(record(0, (1,)))
+    with RecordFile(path) as file:
+        assert file.missing(0, ("perplexity", "m", "num_tokens")) == [1]
+    assert (second.trials, second.seconds) == ([0, 1, 2], 1.5)
+    assert second.scores_by("a") == [0.5, 0.625, 0.75]
+    assert first.perplexity["m"].num_tokens == [0]
+
+
+def test_a_finished_file_is_that_of_an_unbroken_run(tmp_path: Path) -> None:
+    prompts = {number: f"prompt {number}" for number in range(3)}
+    for name, order in (("a", [2, 0, 1]), ("b", [1, 2, 0])):
+        with RecordFile(tmp_path / name) as file:
+            file.expect(prompts)
+            for number in order:
+                file.add(record(number, (0, 1)))
+    broken = tmp_path / "c"
+    killed = RecordFile(broken)
+    killed.add(record(2, (0, 1)))
+    killed.add(record(0, (1,)))
+    killed.__exit__(KeyboardInterrupt)
+    assert broken.read_text(encoding="utf-8").startswith('{"id":2')  # left as it was
+    with RecordFile(broken) as file:
+        file.expect(prompts)
+        file.add(record(0, (0,)))
+        file.add(record(1, (0, 1)))
+    contents = {(tmp_path / name).read_bytes() for name in "abc"}
+    assert len(contents) == 1
+
+
+def test_nothing_new_leaves_the_file_alone(tmp_path: Path) -> None:
+    path = filled(tmp_path / "out.jsonl", record(0), record(1))
+    before = path.stat()
+    with RecordFile(path) as file:
+        file.expect({0: "prompt 0"})
+    assert path.stat() == before
 
 
 def test_a_torn_last_line_is_dropped_and_the_rest_kept(tmp_path: Path) -> None:
-    path = tmp_path / "out.jsonl"
-    with RecordFile(path, CONFIG) as file:
-        file.append(record(0))
+    path = filled(tmp_path / "out.jsonl", record(0))
     whole = path.read_bytes()
-    unterminated = json.dumps(record(1)).encode()
-    for torn in (b'{"id": 1, "pro', b'{"id": 1, "prompt": "caf\xc3', unterminated):
+    unterminated = record(1).to_json().encode()
+    for torn in (b'{"id": 1, "pro', b'{"id": 1, "prompt": "caf', unterminated):
         path.write_bytes(whole + torn)
-        with RecordFile(path, CONFIG) as file:
-            assert file.records == [{"id": 0, "prompt": "prompt 0"}]  # texts stay on disk
+        assert read_records(path) == [record(0)]
+        with RecordFile(path) as file:
+            assert file.ids == [0]
         assert path.read_bytes() == whole
 
 
-def test_another_configuration_is_refused_by_name(tmp_path: Path) -> None:
-    path = tmp_path / "out.jsonl"
-    with RecordFile(path, CONFIG) as file:
-        file.append(record(0))
-    before = path.read_bytes()
-    with pytest.raises(InputError, match=r"settings\.seed = 0, this run has 1; .*--overwrite"):
-        RecordFile(path, {**CONFIG, "settings": {"seed": 1, "mu": None}})
-    with pytest.raises(InputError, match="model = 'm', this run has 'n'"):
-        RecordFile(path, {**CONFIG, "model": "n"})
-    with pytest.raises(InputError, match="judge = None, this run has 'j'"):
-        RecordFile(path, {**CONFIG, "judge": "j"})
-    assert path.read_bytes() == before
-    with RecordFile(path, {**CONFIG, "model": "n"}, overwrite=True) as file:
-        assert file.records == []
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("my notes", "line 2: not JSON"),
+        ("[]", "line 2: not a JSON object"),
+        ('{"id": true, "prompt": "x"}', "line 2: not a record of a run: no id"),
+        ('{"id": 7, "trials": [0], "judge_scores": {"a": [1]}}', "line 2: .*no prompt"),
+        (record(0).to_json(), "line 2: .*there already"),
+        (record(0).to_json(further=True), "line 2: .*completions of .*0"),
+        ('{"id": 0, "trials": [0, 0]}', "line 2: .*no distinct numbers"),
+    ],
+)
+def test_a_line_that_does_not_belong_is_named(tmp_path: Path, line: str, message: str) -> None:
+    path = filled(tmp_path / "out.jsonl", record(0))
+    whole = path.read_bytes() + line.encode() + b"\n"
+    path.write_bytes(whole)
+    with pytest.raises(InputError, match=message) as caught:
+        RecordFile(path)
+    assert "\n" not in str(caught.value)
+    assert path.read_bytes() == whole
+    with pytest.raises(InputError, match=r"line \d: "):
+        read_records(path)
 
 
-def test_what_is_not_a_record_file_is_left_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"completions": []}, "completions has not one entry a trial"),
+        ({"toxicity_scores": [1.5]}, r"toxicity_scores\.0: .*less than or equal to 1"),
+        ({"toxicity_scores": ["0.5"]}, r"toxicity_scores\.0: .*valid number"),
+        ({"toxicity_scores": [float("nan")]}, r"toxicity_scores\.0"),
+        ({"accepted": [1]}, r"accepted\.0: .*boolean"),
+        ({"judge_scores": [0.5]}, "judge_scores is not at its place"),
+        ({"judge_scores": {"a": [2]}}, r"judge_scores\.a\.0"),
+        ({"judge_scores": {"a": [0.5, 0.5]}}, r"judge_scores\.a has not one entry a trial"),
+        ({"steps": [[{"evaluations": 0, "text": "", "toxicity": 0.5}]]}, "steps.0.0.evaluations"),
+        ({"surprise": [1]}, "surprise: Extra"),
+        ({"id": 1.5}, "no id that is a number"),
+        ({"trials": []}, "entry a trial"),
+    ],
+)
+def test_records_are_validated_on_reading(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
     path = tmp_path / "out.jsonl"
-    path.write_text("my notes\n")
-    with pytest.raises(InputError, match="does not say what made it"):
-        RecordFile(path, CONFIG)
-    (tmp_path / "out.jsonl.config.json").write_text(json.dumps(CONFIG))
-    with pytest.raises(InputError, match="line 1: not a record"):
-        RecordFile(path, CONFIG)
-    assert path.read_text() == "my notes\n"
-    with pytest.raises(InputError, match="cannot be written"):
-        RecordFile(tmp_path, CONFIG)
+    path.write_text(json.dumps(json.loads(record(0).to_json()) | change) + "\n")
+    with pytest.raises(InputError, match=message) as caught:
+        read_records(path)
+    assert "line 1" in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_records_of_other_prompts_are_refused(tmp_path: Path) -> None:
-    with RecordFile(tmp_path / "out.jsonl", CONFIG) as file:
-        file.append(record(0))
+    with RecordFile(filled(tmp_path / "out.jsonl", record(0))) as file:
         with pytest.raises(InputError, match="record 0 was made from another prompt"):
-            file.finished({0: "something else"})
-        assert file.finished({5: "prompt 5"}) == {0}  # ids beyond the input are no conflict
+            file.expect({0: "something else"})
+        file.expect({5: "prompt 5"})  # ids beyond the input are no conflict
+    with pytest.raises(InputError, match="cannot be written"):
+        RecordFile(tmp_path)
+
+
+def test_texts_and_traces_of_finished_records_are_not_held(tmp_path: Path) -> None:
+    import tracemalloc
+
+    path = tmp_path / "out.jsonl"
+    long = "a kind text " * 2000
+    tracemalloc.start()
+    with RecordFile(path) as file:
+        for number in range(400):
+            one = record(number).model_copy(update={"completions": [long]})
+            file.add(one)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert path.stat().st_size > 9_000_000
+    assert peak < 2_000_000

@@ -1,42 +1,74 @@
-"""Run folders made up for the tests of the reports: mild texts, scores drawn at random."""
+"""Runs made up for the tests of the reports: mild texts, scores drawn at random."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tide.evaluation.runs import Run, read_run
+from tide.data.records import Likelihoods, Record, Step
+from tide.evaluation.runs import FORMAT, Run, read_run
 
 JUDGE = "judge@1"
+REFERENCE = "larger"
 
 
 def record(
     number: int, scores: list[float], judged: list[float] | None = None, **more: Any
-) -> dict[str, Any]:
+) -> Record:
     """A record as a baseline writes it."""
     words = [f"a kind text of {number} words and {trial} more" for trial in range(len(scores))]
-    return {
+    values = {
         "id": number,
         "prompt": f"prompt {number}",
+        "trials": list(range(len(scores))),
         "completions": words,
         "toxicity_scores": scores,
         "judge_scores": {JUDGE: scores if judged is None else judged},
-        **more,
     }
+    return Record(**{**values, **more})
+
+
+def likelihoods(
+    perplexity: Sequence[float | None], tokens: Sequence[int] | None = None
+) -> dict[str, Likelihoods]:
+    nll = [None if value is None else float(np.log(value)) for value in perplexity]
+    return {REFERENCE: Likelihoods(nll=nll, num_tokens=list(tokens or [20] * len(nll)))}
+
+
+def measured(
+    run: Run,
+    perplexity: Sequence[Sequence[float | None]],
+    tokens: Sequence[Sequence[int]] | None = None,
+) -> Run:
+    """`run` with the perplexity of each record's completions."""
+    lengths = tokens or [None] * len(perplexity)
+    records = [
+        one.model_copy(update={"perplexity": likelihoods(values, counts)})
+        for one, values, counts in zip(run.records, perplexity, lengths, strict=True)
+    ]
+    return Run(run.name, {**run.config, "references": [REFERENCE]}, records, run.path)
+
+
+def changed(run: Run, number: int, **update: Any) -> Run:
+    """`run` with other fields in one of its records."""
+    run.records[number] = run.records[number].model_copy(update=update)
+    return run
 
 
 def config(method: str, **more: Any) -> dict[str, Any]:
     return {
+        "format": FORMAT,
         "method": method,
         "benchmark": {"name": "toy", "source": "made up", "prompts": 0},
         "protocol": {"name": "tide", "toxic_threshold": 0.5, "toxic_inclusive": False},
         "model": "pocket",
-        "scorer": "scorer@1",
-        "judges": [JUDGE],
-        "seed": 0,
+        "scorer": {"spec": "scorer", "name": "scorer@1"},
+        "judges": [{"spec": "judge", "name": JUDGE}],
+        "references": [],
         **more,
     }
 
@@ -46,7 +78,7 @@ def run(scores: list[list[float]], method: str = "base", **more: Any) -> Run:
     return Run(method, config(method, **more), [record(i, some) for i, some in enumerate(scores)])
 
 
-def search_record(number: int, generator: np.random.Generator, trials: int = 2) -> dict[str, Any]:
+def search_record(number: int, generator: np.random.Generator, trials: int = 2) -> Record:
     """A record as a search writes it: the toxicity falls with the evaluations."""
     traces, steps = [], []
     for _ in range(trials):
@@ -55,11 +87,11 @@ def search_record(number: int, generator: np.random.Generator, trials: int = 2) 
         roles = ["initial", *["perturbation"] * (count - 2), "iterate"]
         rows = zip(roles, scores, strict=True)
         traces.append(
-            [[1 + n, 1, role, score, 1 - 0.1 * n, 0.1 * n] for n, (role, score) in enumerate(rows)]
+            [(1 + n, 1, role, score, 1 - 0.1 * n, 0.1 * n) for n, (role, score) in enumerate(rows)]
         )
         steps.append(
             [
-                {"evaluations": n, "text": "", "toxicity": score, "judge_scores": {JUDGE: score}}
+                Step(evaluations=n, text="", toxicity=score)
                 for n, score in enumerate(scores, start=1)
             ]
         )
@@ -82,32 +114,25 @@ def search_record(number: int, generator: np.random.Generator, trials: int = 2) 
         seconds=0.5,
         traces=traces,
         steps=steps,
+        step_judge_scores={JUDGE: [[step.toxicity for step in some] for some in steps]},
     )
 
 
 def search_run(method: str, prompts: int = 6, seed: int = 0, **settings: Any) -> Run:
+    """seed: of the numbers that are made up; `settings` may hold that of the run."""
     generator = np.random.default_rng(seed)
     records = [search_record(number, generator) for number in range(prompts)]
-    perplexity = {r["id"]: generator.uniform(2, 9, 2).tolist() for r in records}
+    perplexity = [generator.uniform(2, 9, 2).tolist() for _ in records]
     settings = {"strategy": "tide", "toxicity_threshold": 0.5, "seed": 0, **settings}
-    return Run(method, config(method, settings=settings), records, perplexity)
+    return measured(Run(method, config(method, settings=settings), records), perplexity)
 
 
 def write(run: Run, folder: Path, **config: Any) -> Path:
     """Write a run folder as `tide eval` does."""
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(run.config | config))
-    (folder / "records.jsonl").write_text("".join(json.dumps(r) + "\n" for r in run.records))
-    lines = []
-    for row_id, values in run.perplexity.items():
-        line = {
-            "id": row_id,
-            "nll": [None if value is None else float(np.log(value)) for value in values],
-            "num_tokens": run.reference_tokens.get(row_id, [20] * len(values)),
-        }
-        lines.append(json.dumps(line) + "\n")
-    if lines:
-        (folder / "perplexity.jsonl").write_text("".join(lines))
-        (folder / "perplexity.config.json").write_text('{"reference": "larger"}')
+    created = f"{len(list(folder.parent.parent.rglob('config.json'))):09}"
+    found = {**run.config, "created": created, **config}
+    (folder / "config.json").write_text(json.dumps(found))
+    (folder / "records.jsonl").write_text("".join(r.to_json() + "\n" for r in run.records))
     assert read_run(folder).records == run.records
     return folder

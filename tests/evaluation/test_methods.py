@@ -6,11 +6,13 @@ import pytest
 
 from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
 from tide import TideError
+from tide.config import Settings
 from tide.data.prompts import Row
+from tide.data.records import Record
 from tide.errors import InputError
-from tide.evaluation.methods import Record, load_method
-from tide.evaluation.places import Here
+from tide.evaluation.methods import load_method
 from tide.evaluation.protocols import PROTOCOLS, load_protocol
+from tide.evaluation.runners import LocalRunner
 from tide.evaluation.sharing import SharedEngine
 from tide.presets import PRESETS
 
@@ -18,12 +20,12 @@ ROWS = [Row(i, prompt) for i, prompt in enumerate(PROMPTS)]
 
 
 def records(
-    spec: str, protocol: str = "tide", engine: SharedEngine | None = None, **common: Any
+    spec: str, engine: SharedEngine | None = None, trials: Any = range(3), **common: Any
 ) -> dict[int | str, Record]:
-    engine = engine or SharedEngine(scripted_engine())
-    method = load_method(spec, Here(engine, ReadingScorer()), load_protocol(protocol), common)
+    runner = LocalRunner(engine or SharedEngine(scripted_engine()), ReadingScorer())
+    method = load_method(spec, runner, load_protocol("tide"), common)
     found = {}
-    for row, record in method.records(ROWS):
+    for row, record in method.records(ROWS, trials):
         assert not isinstance(record, TideError)
         found[row.id] = record
     assert sorted(found, key=str) == [row.id for row in ROWS]
@@ -32,53 +34,77 @@ def records(
 
 def test_base_is_the_first_completion_of_every_search() -> None:
     base, tide = records("base"), records("tide")
-    assert any(max(record["toxicity_scores"]) >= 0.5 for record in base.values())
+    assert any(max(record.toxicity_scores) >= 0.5 for record in base.values())
     for number, record in base.items():
-        assert record["completions"] == tide[number]["base_completions"]
-        assert record["evaluations"] == [1, 1, 1]
-        assert "accepted" not in record
-        assert "base_completions" not in record
+        assert record.completions == tide[number].base_completions
+        assert record.evaluations == [1, 1, 1]
+        assert record.accepted is record.base_completions is record.steps is None
 
 
 def test_a_record_of_a_search() -> None:
     for record in records("tide").values():
-        assert max(record["toxicity_scores"]) < 0.5
-        for trial, trace in enumerate(record["traces"]):
-            assert len(trace) == record["evaluations"][trial]
-            steps = record["steps"][trial]
-            assert steps[0]["evaluations"] == 1
-            assert steps[0]["toxicity"] == record["base_toxicity_scores"][trial]
-            assert steps[-1]["text"] == record["completions"][trial]
-            counts = [step["evaluations"] for step in steps]
-            assert counts == sorted(set(counts))
-            assert counts[-1] <= len(trace)
-        assert record["seconds"] > 0
+        assert max(record.toxicity_scores) < 0.5
+        assert record.traces is not None
+        assert record.steps is not None
+        assert [len(trace) for trace in record.traces] == record.evaluations
+        for trial, steps in enumerate(record.steps):
+            assert steps[0].evaluations == 1
+            assert [steps[0].toxicity] == (record.base_toxicity_scores or [])[trial : trial + 1]
+            assert steps[-1].text == record.completions[trial]
+        assert record.seconds is not None
+        assert record.seconds > 0
+
+
+def test_trials_are_the_same_alone_and_together() -> None:
+    whole, part = records("tide"), records("tide", trials=[2, 1])
+    for number, record in part.items():
+        assert record.trials == [1, 2]
+        assert record.completions == whole[number].completions[1:]
+        assert record.traces == (whole[number].traces or [])[1:]
+
+
+def settings(spec: str, protocol: str, **common: Any) -> Settings:
+    runner = LocalRunner(SharedEngine(scripted_engine()), ReadingScorer())
+    return load_method(spec, runner, PROTOCOLS[protocol], common).settings
 
 
 def test_settings_of_one_method_win_over_the_common_ones_and_the_protocol() -> None:
-    engine, scorer = SharedEngine(scripted_engine()), ReadingScorer()
-
-    def settings(spec: str, protocol: str, **common: Any) -> dict[str, Any]:
-        method = load_method(spec, Here(engine, scorer), PROTOCOLS[protocol], common)
-        found: dict[str, Any] = method.config["settings"]
-        return found
-
-    assert settings("tide", "tide")["num_trials"] == 3
-    assert settings("tide", "tide", num_trials=2)["num_trials"] == 2
-    assert settings("tide:seed=4", "tide", seed=3)["seed"] == 4
-    assert settings("resample:temperature=1.0", "tide")["temperature"] == 1.0
-    assert settings("resample:n=4", "tide")["strategy"] == "resample:n=4"
-    assert (
-        settings("tide:estimator=rank,num_samples=4", "tide")["strategy"] == "tide:estimator=rank"
-    )
-    assert settings("tide", "tide-hot")["completions_per_evaluation"] == 8
-    assert settings("base", "tide-hot")["completions_per_evaluation"] == 1
-    assert settings("base", "rad")["top_k"] == 20
-    assert settings("fast", "tide")["strategy"] == PRESETS["fast"]["strategy"]
+    assert settings("tide", "tide").num_trials == 3
+    assert settings("tide", "tide", num_trials=2).num_trials == 2
+    assert settings("tide:seed=4", "tide", seed=3).seed == 4
+    assert settings("resample:temperature=1.0", "tide").temperature == 1.0
+    assert settings("tide", "tide-hot").completions_per_evaluation == 8
+    assert settings("base", "tide-hot").completions_per_evaluation == 1
+    assert settings("base", "rad").top_k == 20
+    assert settings("fast", "tide").strategy == PRESETS["fast"]["strategy"]
+    assert settings("resample:n=4", "tide").strategy == "resample:n=4"
+    ranks = settings("tide:estimator=rank,num_samples=4", "tide")
+    assert (ranks.strategy, ranks.num_samples) == ("tide:estimator=rank", 4)
     growth = settings("fast:growth=2,num_samples=3", "tide")
-    assert growth["strategy"] == "ladder:from=0.6,growth=2,samples_growth=1.5"
-    assert (growth["num_samples"], growth["mu_relative"]) == (3, 1.3)
-    assert settings("random-walk", "dexperts")["strategy"] == "random-walk"
+    assert growth.strategy == "ladder:from=0.6,growth=2,samples_growth=1.5"
+    assert (growth.num_samples, growth.mu_relative) == (3, 1.3)
+    assert settings("random-walk", "dexperts").strategy == "random-walk"
+
+
+@pytest.mark.parametrize(
+    ("spec", "common", "name"),
+    [
+        ("tide", {}, "tide"),
+        ("tide", {"num_trials": 7, "temperature": 0.1}, "tide"),
+        ("tide", {"seed": 2, "temperature": 0.7}, "tide:temperature=0.7,seed=2"),
+        ("tide:seed=2,temperature=0.7", {}, "tide:temperature=0.7,seed=2"),
+        ("tide", {"mu": 0.25}, "tide:mu=0.25"),
+        ("fast:num_samples=2", {"select": "lowest"}, "fast:select=lowest"),
+        ("base", {"mu": 0.25, "top_p": 0.9}, "base:top_p=0.9"),
+        ("fast:growth=2", {"max_perplexity": None}, "fast:max_perplexity=none,growth=2"),
+        ("ladder:to=1", {}, "ladder"),
+    ],
+)
+def test_a_name_says_what_differs_from_the_protocol(
+    spec: str, common: dict[str, Any], name: str
+) -> None:
+    runner = LocalRunner(SharedEngine(scripted_engine()), ReadingScorer())
+    assert load_method(spec, runner, PROTOCOLS["tide"], common).name == name
 
 
 @pytest.mark.parametrize(
@@ -92,16 +118,13 @@ def test_settings_of_one_method_win_over_the_common_ones_and_the_protocol() -> N
     ],
 )
 def test_bad_specs(spec: str, message: str) -> None:
-    engine = SharedEngine(scripted_engine())
     with pytest.raises(InputError, match=message):
-        load_method(spec, Here(engine, ReadingScorer()), PROTOCOLS["tide"], {})
+        settings(spec, "tide")
 
 
-def test_overrides_of_a_protocol() -> None:
-    protocol = load_protocol("tide", {"num_trials": 5, "temperature": 0.7, "mu": 0.1})
-    assert (protocol.num_trials, protocol.sampling["temperature"]) == (5, 0.7)
-    assert "mu" not in protocol.sampling
-    assert PROTOCOLS["tide"].num_trials == 3
+def test_a_strategy_is_a_method_here() -> None:
+    with pytest.raises(InputError, match="name them in --methods"):
+        settings("tide", "tide", strategy="ladder")
 
 
 def test_an_unknown_protocol() -> None:
@@ -125,8 +148,9 @@ def test_base_completions_are_written_once() -> None:
     assert sum(written) == 3 * len(PROMPTS)
     written.clear()
     shared = records("tide", engine=engine)
-    evaluations = sum(sum(record["evaluations"]) for record in shared.values())
+    evaluations = sum(sum(record.evaluations or []) for record in shared.values())
     assert sum(written) == evaluations - 3 * len(PROMPTS)
     assert engine.seconds_saved > 0
     for number, record in alone.items():
-        assert shared[number] == record | {"seconds": shared[number]["seconds"]}
+        update = {"seconds": shared[number].seconds}
+        assert shared[number] == record.model_copy(update=update)

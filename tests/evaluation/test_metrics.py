@@ -1,17 +1,15 @@
 from __future__ import annotations
 
 import json
-import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from scipy.stats import bootstrap
 
-from tests.evaluation.runs import JUDGE, record, run, search_run
+from tests.evaluation.runs import JUDGE, REFERENCE, changed, measured, record, run, search_run
 from tide.errors import InputError
 from tide.evaluation import metrics
-from tide.evaluation.metrics import summarize
+from tide.evaluation.metrics import over_seeds, summarize
 from tide.evaluation.runs import Run
 from tide.seeds import derive_seed
 
@@ -56,8 +54,7 @@ def test_the_interval_of_a_mean_over_completions_resamples_prompts() -> None:
     values = np.random.default_rng(2).uniform(1, 9, (30, 2))
     rows = values.tolist()
     rows[4][1] = None
-    one = replace(one, perplexity=dict(enumerate(rows)))
-    summary = summarize(one, seed=3)
+    summary = summarize(measured(one, rows), seed=3)
     sums, counts = values.sum(axis=1), np.full(30, 2.0)
     sums[4], counts[4] = values[4, 0], 1
     expected = bootstrap(
@@ -69,19 +66,21 @@ def test_the_interval_of_a_mean_over_completions_resamples_prompts() -> None:
         vectorized=True,
         random_state=np.random.default_rng(derive_seed(3, "bootstrap")),
     ).confidence_interval
-    found = summary.averages["perplexity"]
+    found = summary.fluency[REFERENCE].mean
+    assert found is not None
+    assert summary.perplexity == found
     assert found.value == pytest.approx(sums.sum() / 59)
     assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
-    assert summary.without_perplexity == 1
-    assert summary.perplexity_median == pytest.approx(
+    assert summary.fluency[REFERENCE].without == 1
+    assert summary.fluency[REFERENCE].median == pytest.approx(
         np.median([v for row in rows for v in row if v is not None])
     )
 
 
 def test_distinct_ngrams_over_words_of_a_prompt_as_in_dexperts() -> None:
     one = run([[0.1, 0.1], [0.1, 0.1]])
-    one.records[0]["completions"] = ["one two one", "one two"]
-    one.records[1]["completions"] = ["", " "]  # no words: no value, not zero
+    changed(one, 0, completions=["one two one", "one two"])
+    changed(one, 1, completions=["", " "])  # no words: no value, not zero
     averages = summarize(one).averages
     assert averages["dist_1"].value == pytest.approx(2 / 5)
     assert averages["dist_2"].value == pytest.approx(2 / 5)
@@ -92,26 +91,24 @@ def test_distinct_ngrams_over_words_of_a_prompt_as_in_dexperts() -> None:
 def test_costs_count_all_trials_of_a_prompt_and_iterations_are_of_a_trial() -> None:
     one = search_run("tide")
     averages = summarize(one).averages
-    spent = [sum(r["evaluations"]) for r in one.records]
+    spent = [sum(r.evaluations or []) for r in one.records]
     assert averages["evaluations"].value == pytest.approx(np.mean(spent))
     assert averages["iterations"].value == 2.0
     assert averages["seconds"].value == 0.5
-    unresolved = np.mean([not all(r["accepted"]) for r in one.records])
+    unresolved = np.mean([not all(r.accepted or []) for r in one.records])
     assert averages["unresolved"].value == pytest.approx(unresolved)
 
 
 def test_what_was_not_recorded_is_absent() -> None:
     summary = summarize(run([[0.1], [0.2]]))
-    assert not {"iterations", "evaluations", "perplexity", "seconds", "refused"} & set(
-        summary.averages
-    )
-    assert summary.without_perplexity is None
+    assert not {"iterations", "evaluations", "seconds", "refused"} & set(summary.averages)
+    assert summary.fluency == {}
 
 
 def test_a_withheld_text_keeps_its_score_and_is_no_empty_completion() -> None:
     one = run([[0.9], [0.1]])
-    one.records[0] |= {"completions": [""], "refused": [True]}
-    one.records[1] |= {"refused": [False]}
+    changed(one, 0, completions=[""], refused=[True])
+    changed(one, 1, refused=[False])
     summary = summarize(one)
     assert summary.toxicity["scorer@1"]["rate"].value == 0.5
     assert summary.averages["refused"].value == 0.5
@@ -124,12 +121,9 @@ def test_a_single_prompt_has_values_without_intervals() -> None:
 
 
 def test_broken_perplexities_go_to_json() -> None:
-    one = replace(run([[0.1], [0.2]]), perplexity={0: [1e304], 1: [2.0]})
+    one = measured(run([[0.1], [0.2]]), [[1e300], [2.0]])
     found = json.loads(json.dumps(summarize(one).to_dict(), allow_nan=False))
-    assert found["averages"]["perplexity"]["value"] == 5e303
-    infinite = replace(one, perplexity={0: [math.inf], 1: [2.0]})
-    found = json.loads(json.dumps(summarize(infinite).to_dict(), allow_nan=False))
-    assert found["averages"]["perplexity"]["value"] is None
+    assert found["fluency"][REFERENCE]["mean"]["value"] == pytest.approx(5e299)
     assert found["toxicity"]["scorer@1"]["max"]["value"] == pytest.approx(0.15)
 
 
@@ -141,12 +135,12 @@ def test_equal_seeds_give_equal_intervals() -> None:
 
 def test_exact_20_drops_completions_of_other_lengths_and_says_how_many() -> None:
     one = run([[0.9, 0.2], [0.6, 0.4], [0.1, 0.1]])
-    tokens = {0: [19, 20], 1: [20, 20], 2: [21, 1]}
-    one = replace(one, reference_tokens=tokens, perplexity={i: [2.0, 4.0] for i in range(3)})
+    one = measured(one, [[2.0, 4.0]] * 3, [[19, 20], [20, 20], [21, 1]])
     summary = summarize(one, valid="exact-20")
     assert (summary.dropped, summary.completions, summary.valid) == (3, 3, "exact-20")
     assert summary.toxicity["scorer@1"]["max"].value == pytest.approx((0.2 + 0.6) / 2)
-    assert summary.averages["perplexity"].value == pytest.approx((4 + 2 + 4) / 3)
+    assert summary.perplexity is not None
+    assert summary.perplexity.value == pytest.approx((4 + 2 + 4) / 3)
     assert summarize(one).dropped == 0
 
 
@@ -159,22 +153,35 @@ def test_records_that_cannot_be_used_are_refused_by_id() -> None:
     missing = run([[0.1, 0.2], [0.3]])
     with pytest.raises(InputError, match="record 1 has 1 of 2 trials"):
         summarize(missing)
-    planned = run([[0.1]], protocol={"num_trials": 3})
+    planned = run([[0.1]], num_trials=3)
     with pytest.raises(InputError, match="record 0 has 1 of 3 trials"):
         summarize(planned)
-    unjudged = run([[0.1], [0.2]])
-    unjudged.records[1]["judge_scores"] = {}
-    with pytest.raises(InputError, match=f"record 1 has no scores of judge '{JUDGE}'"):
-        summarize(unjudged)
-    uneven = run([[0.1]])
-    uneven.records[0]["evaluations"] = [1, 2]
-    with pytest.raises(InputError, match="record 0: evaluations has not one entry a trial"):
-        summarize(uneven)
-    twice = run([[0.1], [0.2]])
-    twice.records[1]["id"] = 0
-    with pytest.raises(InputError, match="record 0 is there 2 times"):
-        summarize(twice)
-    step = search_run("tide")
-    step.records[4]["steps"][1][0]["judge_scores"] = {}
-    with pytest.raises(InputError, match="record 4: a step has no scores of judge"):
-        summarize(step)
+
+
+def test_what_a_judge_has_not_scored_yet_is_left_out_and_counted() -> None:
+    one = run([[0.1], [0.2], [0.9]])
+    changed(one, 1, judge_scores={})
+    changed(one, 2, judge_scores={JUDGE: [None]})
+    summary = summarize(one)
+    assert summary.unscored == {"scorer@1": 0, JUDGE: 2}
+    assert summary.toxicity[JUDGE]["max"].value == pytest.approx(0.1)
+    assert summary.toxicity["scorer@1"]["max"].value == pytest.approx(0.4)
+
+
+def test_a_perplexity_by_every_reference() -> None:
+    one = measured(run([[0.1], [0.2]]), [[2.0], [4.0]])
+    both = one.records[0].perplexity | {"other": one.records[0].perplexity[REFERENCE]}
+    changed(one, 0, perplexity=both)
+    one.config["references"] = [REFERENCE, "other"]
+    fluency = summarize(one).fluency
+    assert [f.mean.value for f in fluency.values() if f.mean] == pytest.approx([3.0, 2.0])
+    assert [f.unmeasured for f in fluency.values()] == [0, 1]
+
+
+def test_seeds_are_averaged_with_their_spread() -> None:
+    runs = [run([[x], [x]]) for x in (0.1, 0.2, 0.6)]
+    summary = over_seeds([summarize(one) for one in runs], "base (3 seeds)")
+    found = summary.toxicity["scorer@1"]["max"]
+    assert found.value == pytest.approx(0.3)
+    assert found.std == found.half_width == pytest.approx(np.std([0.1, 0.2, 0.6], ddof=1))
+    assert (summary.method, summary.completions) == ("base (3 seeds)", 6)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import wilcoxon
 
-from tests.evaluation.runs import JUDGE, run
+from tests.evaluation.runs import JUDGE, changed, run
 from tide.errors import InputError
 from tide.evaluation.significance import compare, holm, signed_rank
 
@@ -39,7 +39,7 @@ def test_prompts_pair_by_id_and_text() -> None:
     base, other = run([[0.9], [0.8], [0.7], [0.6]]), run([[0.1], [0.2], [0.3], [0.4]], "tide")
     del other.records[2]
     other.records.reverse()
-    other.records[0]["prompt"] = "another prompt under id 3"
+    changed(other, 0, prompt="another prompt under id 3")
     found = compare([base, other])[0]
     assert found.pairs == 2
     assert found.difference == pytest.approx((0.1 - 0.9 + 0.2 - 0.8) / 2)
@@ -47,7 +47,7 @@ def test_prompts_pair_by_id_and_text() -> None:
 
 def test_nothing_in_common_is_no_crash() -> None:
     other = run([[0.1]], "tide")
-    other.records[0]["id"] = "elsewhere"
+    changed(other, 0, id="elsewhere")
     found = compare([run([[0.9]]), other])[0]
     assert (found.pairs, found.difference, found.p_value) == (0, None, 1.0)
 
@@ -70,6 +70,16 @@ def test_an_unknown_method_is_named() -> None:
 
 def test_the_first_run_stands_in_for_a_missing_base() -> None:
     assert compare([run([[0.5]], "a"), run([[0.5]], "b")])[0].against == "a"
+
+
+def test_runs_of_one_name_are_seeds_and_a_prompt_has_their_mean() -> None:
+    base = run([[0.9], [0.8]])
+    seeds = [run([[0.1], [0.4]], "tide (2 seeds)"), run([[0.3], [0.2]], "tide (2 seeds)")]
+    found = compare([base, *seeds])
+    assert len(found) == 4
+    assert found[0].pairs == 2
+    assert found[0].difference == pytest.approx((0.2 - 0.9 + 0.3 - 0.8) / 2)
+    assert compare([base, *seeds], "tide")[0].against == "tide (2 seeds)"
 
 
 def test_holm_on_known_values() -> None:

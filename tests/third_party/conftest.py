@@ -13,7 +13,7 @@ _HERE = Path(__file__).parent
 _INFO = "elsewhere-1.0.dist-info"
 _FILES = {
     f"{_INFO}/METADATA": "Metadata-Version: 2.1\nName: elsewhere\nVersion: 1.0\n",
-    f"{_INFO}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    f"{_INFO}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     f"{_INFO}/entry_points.txt": (
         "[tide.engines]\nelsewhere-engine = elsewhere:Scribbler\n"
         "[tide.scorers]\nelsewhere-scorer = elsewhere:LengthScorer\n"

@@ -76,8 +76,7 @@ class Bias(DecodingBaseline):
     options_class = BiasOptions
     learned = True
 
-    def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Run:
-        ...
+    def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Run: ...
 
     @staticmethod
     def fit(task: FitTask) -> Fitted:

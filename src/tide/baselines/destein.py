@@ -19,8 +19,8 @@ from torch.nn.functional import cosine_similarity, normalize
 from tide.baselines.base import Options
 from tide.baselines.common.decoding import DecodingBaseline, Reader
 from tide.baselines.common.fitting import FitTask, Fitted, auc
-from tide.baselines.common.labelled import Pair
 from tide.baselines.common.layers import Heads, find_heads
+from tide.data.labelled import Pair
 from tide.engines.local.decode import Writing
 
 _LAST = 8  # tokens at the end of a text whose mean stands for it

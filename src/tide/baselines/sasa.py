@@ -28,8 +28,9 @@ from tide.baselines.common.decoding import (
     only,
 )
 from tide.baselines.common.fitting import FitTask, Fitted, auc, read, right_pad
-from tide.baselines.common.labelled import TOXIC, LabelledText
+from tide.baselines.common.labelled import TOXIC
 from tide.baselines.common.layers import output_layer
+from tide.data.labelled import LabelledText
 from tide.engines.local.decode import Stream, Writing
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from tide.cli import doctor, evaluate, fit, methods, report, run, score, scorers
+from tide.cli import doctor, evaluate, fit, judge, methods, report, run, score, scorers
 from tide.cli.display import ERRORS
 from tide.errors import TideError
 
@@ -21,6 +21,7 @@ app = typer.Typer(
 )
 app.command("run")(run.run)
 app.command("eval")(evaluate.evaluate)
+app.command("judge")(judge.judge)
 app.command("score")(score.score)
 app.command("report")(report.report)
 app.command("fit")(fit.fit)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from statistics import fmean
-from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -19,14 +18,13 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from tide.data.records import Record
+from tide.evaluation import progress
+from tide.results import mask
+
 # Names of scorers and texts of models are no markup: `windows:pocket` holds no emoji.
 OUTPUT = Console(markup=False, emoji=False)
 ERRORS = Console(stderr=True, markup=False, emoji=False)
-
-
-def mask(text: str) -> str:
-    """All letters and digits but the first of each word replaced by `*`."""
-    return re.sub(r"(?<=\w)\w", "*", text)
 
 
 def masked_if(wanted: bool, text: str) -> str:
@@ -54,74 +52,111 @@ def progress_bar() -> Progress:
     )
 
 
-def completions_table(records: Sequence[dict[str, Any]], threshold: float, masked: bool) -> Table:
-    """Prompt, completion before, completion after: a row a trial."""
+class Bars(progress.Progress):
+    """The progress of an evaluation as bars, and its failures as lines."""
+
+    def begin(self, what: str, total: int) -> None:
+        self._bar = progress_bar()
+        self._task = self._bar.add_task(what, total=total)
+        self._bar.start()
+
+    def advance(self, count: int = 1) -> None:
+        self._bar.advance(self._task, count)
+
+    def end(self) -> None:
+        self._bar.stop()
+
+    def failed(self, what: str, row_id: int | str, error: Exception) -> None:
+        ERRORS.print(f"{what}, id {row_id}: {error}", style="red", soft_wrap=True)
+
+    def say(self, message: str) -> None:
+        ERRORS.print(message, highlight=False, soft_wrap=True)
+
+
+def completions_table(records: Sequence[Record], threshold: float, masked: bool) -> Table:
+    """Prompt, completion before, completion after: a row a trial. records: of searches."""
     table = Table(show_lines=True)
     for name, ratio in (("prompt", 2), ("before", 3), ("after", 3)):
         table.add_column(name, ratio=ratio, overflow="fold")
     for record in records:
-        for trial, completion in enumerate(record["completions"]):
-            after = shown(completion, record["toxicity_scores"][trial], threshold, masked)
-            if record["refused"][trial]:
+        trials = zip(
+            record.base_completions or (),
+            record.base_toxicity_scores or (),
+            record.completions,
+            record.toxicity_scores,
+            record.refused or (),
+            record.accepted or (),
+            strict=True,
+        )
+        for trial, (base, before, text, toxicity, refused, accepted) in enumerate(trials):
+            after = shown(text, toxicity, threshold, masked)
+            if refused:
                 after.append(" withheld", "yellow")
-            elif not record["accepted"][trial]:
+            elif not accepted:
                 after.append(" not accepted", "yellow")
-            before = record["base_completions"][trial], record["base_toxicity_scores"][trial]
-            table.add_row(
-                Text(record["prompt"]) if trial == 0 else "",
-                shown(*before, threshold, masked),
-                after,
-            )
+            prompt = Text(record.prompt) if trial == 0 else ""
+            table.add_row(prompt, shown(base, before, threshold, masked), after)
     return table
 
 
 def summary_table(
-    records: Sequence[dict[str, Any]],
+    records: Iterable[Record],
     *,
     scorer: tuple[str, float],
-    judge: tuple[str, float] | None,
+    judges: Sequence[tuple[str, float]],
     seconds: float,
-) -> Table:
-    """The closing table of a run. scorer, judge: name and the threshold that means toxic.
+) -> Table | None:
+    """The closing table of a run. scorer, judges: name and the threshold that means toxic.
 
     Toxic rate: share of prompts with any completion at or above the threshold. Max and mean
     toxicity: averages over prompts of the largest and the mean score of their completions.
+    None if there are no records.
     """
+    # By scorer, and then for before and after: rate, max and mean of each prompt.
+    found: dict[str, list[list[tuple[float, float, float]]]] = {}
+    counts: Counter[str] = Counter()
+    for record in records:
+        counts["prompts"] += 1
+        counts["trials"] += len(record.trials)
+        counts["not accepted"] += (record.accepted or []).count(False)
+        counts["withheld"] += (record.refused or []).count(True)
+        counts["empty completions"] += (record.empty or []).count(True)
+        for label, field in _COSTS.items():
+            counts[label] += sum(getattr(record, field) or ())
+        for number, (name, threshold) in enumerate([scorer, *judges]):
+            after = record.scores_by(name) if number else record.toxicity_scores
+            before = record.base_scores_by(name) if number else record.base_toxicity_scores
+            columns = found.setdefault(name, [[], []])
+            for column, scores in zip(columns, (before, after), strict=True):
+                if scores:
+                    rate = float(max(scores) >= threshold)
+                    column.append((rate, max(scores), fmean(scores)))
+    if not counts:
+        return None
     table = Table(title="before and after")
     table.add_column("")
     table.add_column("before", justify="right")
     table.add_column("after", justify="right")
-    sources = [(scorer, "base_toxicity_scores", "toxicity_scores")]
-    if judge is not None:
-        sources.append((judge, "base_judge_scores", "judge_scores"))
-    for (name, threshold), *keys in sources:
+    for name, columns in found.items():
         table.add_row(Text(name, style="bold"))
-        columns = [[record[key] for record in records] for key in keys]
-        for label, measure in (
-            ("toxic rate", lambda scores, limit: float(max(scores) >= limit)),
-            ("max toxicity", lambda scores, limit: max(scores)),
-            ("mean toxicity", lambda scores, limit: fmean(scores)),
-        ):
-            means = [fmean(measure(scores, threshold) for scores in column) for column in columns]
-            table.add_row(f"  {label}", *(f"{mean:.3f}" for mean in means))
+        for place, label in enumerate(("toxic rate", "max toxicity", "mean toxicity")):
+            means = [fmean(row[place] for row in column) if column else None for column in columns]
+            cells = ("-" if mean is None else f"{mean:.3f}" for mean in means)
+            table.add_row(f"  {label}", *cells)
     table.add_section()
-    trials = len(records[0]["accepted"])
-    table.add_row("prompts", "", str(len(records)))
-    table.add_row("trials per prompt", "", str(trials))
-    table.add_row("not accepted", "", str(_total(records, "accepted", False)))
-    if _total(records, "refused", True):
-        table.add_row("withheld", "", str(_total(records, "refused", True)))
-    table.add_row("empty completions", "", str(_total(records, "empty", True)))
-    for label, key in (
-        ("iterations per trial", "num_iter_steps"),
-        ("evaluations per trial", "evaluations"),
-        ("rounds per trial", "rounds"),
-    ):
-        values = [value for record in records for value in record[key]]
-        table.add_row(label, "", f"{fmean(values):.2f}")
+    table.add_row("prompts", "", str(counts["prompts"]))
+    table.add_row("trials per prompt", "", f"{counts['trials'] / counts['prompts']:g}")
+    for label in ("not accepted", "withheld", "empty completions"):
+        if counts[label] or label != "withheld":
+            table.add_row(label, "", str(counts[label]))
+    for label in _COSTS:
+        table.add_row(label, "", f"{counts[label] / counts['trials']:.2f}")
     table.add_row("seconds (this call)", "", f"{seconds:.1f}")
     return table
 
 
-def _total(records: Sequence[dict[str, Any]], key: str, value: bool) -> int:
-    return sum(record[key].count(value) for record in records)
+_COSTS = {
+    "iterations per trial": "num_iter_steps",
+    "evaluations per trial": "evaluations",
+    "rounds per trial": "rounds",
+}

@@ -146,16 +146,6 @@ def engine_options(
     return options
 
 
-def engine_config(name: str, given: dict[str, Any], dtype: object) -> dict[str, Any]:
-    """What of an engine and the options given to it decides what it writes, for records."""
-    deciding = {option: given[option] for option in _DECIDING if option in given}
-    return {
-        "engine": name,
-        **({"engine_options": deciding} if deciding else {}),
-        "dtype": str(dtype).removeprefix("torch."),
-    }
-
-
 def judges(values: Iterable[str] | None) -> list[str]:
     """The specs of `Judges`. Raises InputError for one that cannot be read."""
     names = SCORERS.names()

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import json
+import functools
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.metadata import version
+from dataclasses import field as dataclass_field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tide.cli import options
-from tide.cli.display import ERRORS, OUTPUT, completions_table, progress_bar, summary_table
-from tide.config import EmptyPolicy
+from tide.cli.display import OUTPUT, Bars, completions_table, summary_table
 from tide.data.prompts import Row, read_rows
-from tide.data.records import RecordFile, to_record
-from tide.detoxifier import Detoxifier
+from tide.data.records import Record, RecordFile
 from tide.errors import InputError, TideError
-from tide.results import Result
-from tide.scorers import Scorer, load_scorer, score_texts
 
-_PACKAGES = ("tide-detox", "torch", "transformers", "numpy", "scikit-learn")
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from tide.detoxifier import Detoxifier
+    from tide.evaluation.judging import NamedScorer
+    from tide.evaluation.methods import Method
 
 
 @options.with_settings
@@ -32,7 +32,10 @@ def run(
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", help="Append records to this .jsonl; '-' prints them. Resumes."
+            "--output",
+            "-o",
+            help="Append records to this .jsonl file, or to a run folder; '-' prints them. "
+            "Goes on with what is there.",
         ),
     ] = None,
     model: options.Model = "pocket",
@@ -54,16 +57,22 @@ def run(
     """Complete PROMPTS (or those of --input) with text that the scorer accepts.
 
     With --output, records are appended as prompts finish, and the same command goes on where a
-    killed run stopped. Without it, the completions are shown.
+    killed run stopped; with another judge, a larger --limit or more --trials, it adds what is
+    missing. `tide report` reads the file. Without it, the completions are shown.
     """
     rows = _rows(prompts, input_file, field, limit)
-    specs = options.judges(judges)
-    if len(specs) > 1:
-        raise InputError("--judges: a record of tide run holds one")
-    judge_scorer = load_scorer(specs[0]) if specs else None
     engine_options = options.engine_options(
         device=device, dtype=dtype, max_batch=max_batch, base_urls=base_url, further=engine_option
     )
+    from tide.detoxifier import Detoxifier  # noqa: PLC0415  (slow import)
+    from tide.evaluation.evaluating import Job, describe, run_method  # noqa: PLC0415
+    from tide.evaluation.judging import NamedScorer  # noqa: PLC0415
+    from tide.evaluation.methods import method_of  # noqa: PLC0415
+    from tide.evaluation.runs import files_of  # noqa: PLC0415
+
+    if output is not None and output.suffix not in ("", ".jsonl"):
+        raise InputError(f"--output: {output} is neither a .jsonl file nor a folder")
+    loaded = [NamedScorer.of(spec) for spec in options.judges(judges)]
     with Detoxifier(
         model,
         scorer=scorer,
@@ -76,25 +85,18 @@ def run(
         for row, error in zip(rows, detoxifier.check([row.text for row in rows]), strict=True):
             if error is not None:
                 raise InputError(f"id {row.id}: {error}")
-        started = time.monotonic()
-        job = _Job(rows, detoxifier, judge_scorer)
-        if output is None:
-            records = _show(job, mask)
-        elif str(output) == "-":
-            records = _print(job)
+        job = _Job(detoxifier, method_of(detoxifier, preset), rows, loaded)
+        if output is None or str(output) == "-":
+            failed = job.show(mask) if output is None else job.print()
         else:
-            config = _config(model, engine, engine_options, detoxifier, judge_scorer)
-            records = _append(job, output, config, overwrite)
-    if records and str(output) != "-":
-        table = summary_table(
-            records,
-            scorer=(detoxifier.scorer.name, detoxifier.settings.toxicity_threshold),
-            judge=None if judge_scorer is None else (judge_scorer.name, judge_scorer.threshold),
-            seconds=time.monotonic() - started,
-        )
-        OUTPUT.print(table)
-    if job.failed:
-        raise TideError(f"{job.failed} of {len(rows)} prompts failed (see above)")
+            guide = NamedScorer(scorer, detoxifier.scorer).config
+            described = describe(model, engine, engine_options, detoxifier.engine.dtype)
+            shared = Job(rows, {"scorer": guide, **described}, loaded, overwrite, Bars())
+            failed = len(run_method(job.method, output, shared))
+            with RecordFile(files_of(output)[0]) as file:
+                job.summarize(file.read(row.id) for row in rows if file.trials(row.id))
+    if failed:
+        raise TideError(f"{failed} of {len(rows)} prompts failed (see above)")
 
 
 def _rows(
@@ -111,89 +113,59 @@ def _rows(
 
 @dataclass
 class _Job:
-    """Rows to detoxify, and how many of them failed."""
+    """A method on rows. failed: how many of them have no record."""
 
-    rows: list[Row]
     detoxifier: Detoxifier
-    judge: Scorer | None
+    method: Method
+    rows: list[Row]
+    judges: list[NamedScorer]
     failed: int = 0
+    started: float = dataclass_field(default_factory=time.monotonic)
 
-    def records(self, rows: list[Row], *, ordered: bool) -> Iterator[dict[str, Any]]:
-        """Records of `rows` as prompts finish, or in their order, with a progress bar.
-
-        A prompt that fails is told at once and does not stop the others.
-        """
-        texts = [row.text for row in rows]
-        with progress_bar() as bar:
-            task = bar.add_task("detoxifying", total=len(rows))
-            for number, result in self.detoxifier.map_numbered(texts, ordered=ordered):
-                bar.advance(task)
-                if isinstance(result, TideError):
+    def records(self) -> Iterator[Record]:
+        """In the order of the rows. One that fails is told at once and does not stop the others."""
+        bars, trials = Bars(), range(self.method.settings.num_trials)
+        bars.begin("detoxifying", len(self.rows))
+        try:
+            for row, record in self.method.records(self.rows, trials, ordered=True):
+                bars.advance()
+                if isinstance(record, TideError):
                     self.failed += 1
-                    ERRORS.print(f"id {rows[number].id}: {result}", style="red", markup=False)
+                    bars.failed(self.method.name, row.id, record)
                     continue
-                record = to_record(rows[number].id, result)
-                if self.judge is not None:
-                    policy = self.detoxifier.settings.empty_policy
-                    record.update(_judged(result, self.judge, policy))
-                yield record
+                yield functools.reduce(self._judged, self.judges, record)
+        finally:
+            bars.end()
 
+    def _judged(self, record: Record, judge: NamedScorer) -> Record:
+        from tide.evaluation.judging import judged  # noqa: PLC0415  (slow import)
 
-def _show(job: _Job, mask: bool) -> list[dict[str, Any]]:
-    """Completions as a table; after an error, those that were finished before it."""
-    records: list[dict[str, Any]] = []
-    try:
-        records.extend(job.records(job.rows, ordered=True))
-    finally:
-        if records:
-            threshold = job.detoxifier.settings.toxicity_threshold
-            OUTPUT.print(completions_table(records, threshold, mask))
-    return records
+        return judged(record, judge.scorer, self.detoxifier.settings.empty_policy)
 
+    def show(self, mask: bool) -> int:
+        """Completions as a table; after an error, those that were finished before it."""
+        records: list[Record] = []
+        try:
+            records.extend(self.records())
+        finally:
+            if records:
+                threshold = self.detoxifier.settings.toxicity_threshold
+                OUTPUT.print(completions_table(records, threshold, mask))
+        self.summarize(records)
+        return self.failed
 
-def _print(job: _Job) -> list[dict[str, Any]]:
-    records = []
-    for record in job.records(job.rows, ordered=True):
-        print(json.dumps(record, ensure_ascii=False), flush=True)
-        records.append(record)
-    return records
+    def print(self) -> int:
+        for record in self.records():
+            print(record.to_json(), flush=True)
+        return self.failed
 
-
-def _append(
-    job: _Job, output: Path, config: dict[str, Any], overwrite: bool
-) -> list[dict[str, Any]]:
-    """Append the records that are not in the file yet; returns those of all rows."""
-    with RecordFile(output, config, overwrite=overwrite) as file:
-        finished = file.finished({row.id: row.text for row in job.rows})
-        left = [row for row in job.rows if row.id not in finished]
-        if finished:
-            ERRORS.print(f"{output}: {len(finished)} records are there, {len(left)} to go")
-        for record in job.records(left, ordered=False):
-            file.append(record)
-        wanted = {row.id for row in job.rows}
-        return [record for record in file.records if record["id"] in wanted]
-
-
-def _judged(result: Result, judge: Scorer, empty_policy: EmptyPolicy) -> dict[str, list[float]]:
-    # The judge sees a withheld text too: withholding must not make a method look better.
-    after = [trial.returned.text for trial in result.trials]
-    before = [trial.base.text for trial in result.trials]
-    scores = score_texts(judge, after + before, empty_policy).values.tolist()
-    return {"judge_scores": scores[: len(after)], "base_judge_scores": scores[len(after) :]}
-
-
-def _config(
-    model: str,
-    engine: str,
-    engine_options: dict[str, Any],
-    detoxifier: Detoxifier,
-    judge: Scorer | None,
-) -> dict[str, Any]:
-    return {
-        "model": model,
-        **options.engine_config(engine, engine_options, detoxifier.engine.dtype),
-        "scorer": detoxifier.scorer.name,
-        "judge": None if judge is None else judge.name,
-        "settings": detoxifier.settings.model_dump(),
-        "versions": {name: version(name) for name in _PACKAGES},
-    }
+    def summarize(self, records: Iterable[Record]) -> None:
+        settings, guide = self.detoxifier.settings, self.detoxifier.scorer.name
+        table = summary_table(
+            records,
+            scorer=(guide, settings.toxicity_threshold),
+            judges=[(judge.scorer.name, judge.scorer.threshold) for judge in self.judges],
+            seconds=time.monotonic() - self.started,
+        )
+        if table is not None:
+            OUTPUT.print(table)

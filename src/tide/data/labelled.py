@@ -1,72 +1,99 @@
-"""Texts with labels, or with recorded scores of another scorer: what scorers are compared on."""
+"""Texts with labels, or with recorded scores: what scorers are compared and baselines fitted on."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tide.data.prompts import open_text
+from tide.data.jsonl import read_objects
 from tide.errors import InputError
+
+PAIRS = "pairs"  # the group of the texts of pairs
 
 
 @dataclass(frozen=True)
 class LabelledText:
-    """toxicity: in [0, 1]; the share of raters who called it toxic, or a recorded score."""
+    """toxicity: in [0, 1]; the share of raters who called it toxic, or a recorded score.
+
+    group: where it is from, or what else its file sorts it by.
+    """
 
     text: str
     toxicity: float
     group: str
 
 
+@dataclass(frozen=True)
+class Pair:
+    """A toxic text and neutral ones that say the same."""
+
+    toxic: str
+    neutral: tuple[str, ...]
+
+    @property
+    def texts(self) -> list[LabelledText]:
+        neutral = [LabelledText(text, 0.0, PAIRS) for text in self.neutral]
+        return [LabelledText(self.toxic, 1.0, PAIRS), *neutral]
+
+
 def read_labelled(paths: Iterable[Path], *, by: str | None = None) -> list[LabelledText]:
-    """All labelled texts of jsonl or json files (a list of objects), plain or gzipped.
+    """All labelled texts of `read_entries`, those of pairs as well."""
+    return [
+        text
+        for entry in read_entries(paths, by=by)
+        for text in (entry.texts if isinstance(entry, Pair) else [entry])
+    ]
 
-    An object is a labelled text (`text`, `toxicity`) or a record of a run (`completions`,
-    `toxicity_scores`), which holds several. by: the field that names a row's group, or "file".
-    Raises InputError, with the row's number, for a row that is neither.
+
+def read_entries(paths: Iterable[Path], *, by: str | None = None) -> Iterator[LabelledText | Pair]:
+    """The rows of .jsonl or .json files (a list of objects), plain or gzipped.
+
+    A row is a labelled text (`text`, `toxicity`), a pair (`toxic`, and `neutral`: a text or a list
+    of them), or a record of a run (`completions`, `toxicity_scores`), which holds several texts. A
+    pair without neutral texts is just a toxic text.
+    by: the field that names a row's group, or "file".
+    Raises InputError, with the row's line, for a row that is none of these.
     """
-    rows = []
     for path in paths:
-        for number, row in _objects(path):
-            place = f"{path}, row {number}"
+        for where, row in read_objects(path):
             group = path.name if by == "file" else str(row.get(by, "")) if by else ""
-            rows += [LabelledText(*pair, group) for pair in _pairs(row, place)]
-    return rows
+            if "toxic" in row:
+                pair = _pair(row, where)
+                yield pair if pair.neutral else pair.texts[0]
+            elif "completions" in row:
+                texts, scores = row["completions"], row.get("toxicity_scores")
+                if not (isinstance(texts, list) and isinstance(scores, list)) or len(texts) != len(
+                    scores
+                ):
+                    raise InputError(f"{where}: needs as many 'toxicity_scores' as 'completions'")
+                for text, score in zip(texts, scores, strict=True):
+                    yield _labelled(text, score, group, where)
+            else:
+                text = row.get("text")
+                if not isinstance(text, str) or not text.strip():
+                    raise InputError(
+                        f"{where}: no text field 'text' (nor 'toxic' and 'neutral', nor "
+                        "'completions')"
+                    )
+                yield _labelled(text, row.get("toxicity"), group, where)
 
 
-def _objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    kind = [suffix for suffix in path.suffixes if suffix != ".gz"][-1:]
-    if kind not in ([".json"], [".jsonl"]):
-        raise InputError(f"{path}: unknown kind of file; use .jsonl or .json (or these .gz)")
-    try:
-        with open_text(path) as file:
-            lines = map(json.loads, filter(str.strip, file))
-            rows = lines if kind == [".jsonl"] else json.load(file)
-            for number, row in enumerate(rows, start=1):
-                if not isinstance(row, dict):
-                    raise InputError(f"{path}, row {number}: not a JSON object")
-                yield number, row
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file") from None
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read: {error}") from error
-    except json.JSONDecodeError as error:
-        raise InputError(f"{path}: not JSON: {error.msg}") from None
+def _labelled(text: Any, toxicity: Any, group: str, where: str) -> LabelledText:
+    if not isinstance(text, str):
+        raise InputError(f"{where}: a completion must be a text, got {type(text).__name__}")
+    is_number = isinstance(toxicity, int | float) and not isinstance(toxicity, bool)
+    if not is_number or not 0 <= toxicity <= 1:
+        raise InputError(f"{where}: toxicity is {toxicity!r}; it must be a number in [0, 1]")
+    return LabelledText(text, float(toxicity), group)
 
 
-def _pairs(row: dict[str, Any], place: str) -> list[tuple[str, float]]:
-    if "completions" in row:
-        texts, scores = row["completions"], row.get("toxicity_scores")
-        if not (isinstance(texts, list) and isinstance(scores, list) and len(texts) == len(scores)):
-            raise InputError(f"{place}: needs as many 'toxicity_scores' as 'completions'")
-    else:
-        texts, scores = [row.get("text")], [row.get("toxicity")]
-    for text, score in zip(texts, scores, strict=True):
-        if not isinstance(text, str):
-            raise InputError(f"{place}: no text; needs 'text' and 'toxicity', or 'completions'")
-        if not isinstance(score, int | float) or not 0 <= score <= 1:
-            raise InputError(f"{place}: its toxicity is no number in [0, 1] (got {score!r})")
-    return list(zip(texts, map(float, scores), strict=True))
+def _pair(row: dict[str, Any], where: str) -> Pair:
+    neutral = row.get("neutral")
+    neutral = [neutral] if isinstance(neutral, str) else neutral
+    if not isinstance(neutral, list):
+        raise InputError(f"{where}: 'toxic' without a 'neutral' text or list of texts")
+    if not all(isinstance(text, str) and text.strip() for text in (row["toxic"], *neutral)):
+        raise InputError(f"{where}: 'toxic' or 'neutral' holds an empty text")
+    return Pair(row["toxic"], tuple(neutral))

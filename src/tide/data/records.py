@@ -1,175 +1,426 @@
-"""Records of a run on disk: the published format and more, appended as prompts finish.
+"""Records of a run: what each prompt became, one entry a trial in every list; and their file.
 
-Beside `out.jsonl` stands `out.jsonl.config.json`, which says what made the records. A run that was
-killed is started again with the same command: finished prompts are kept as they are, a line that
-was cut off is dropped, and records of another configuration are never mixed in.
+A file of records is a log while work is under way: each line is a part of the record of an id.
+The first holds its first trials. Later parts hold further trials, a judge's scores, or the
+perplexity under a reference model; `trials` says which trials the lists of a part are of. Reading
+merges the parts. When the work is done, the file is written anew with one line a record.
 """
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any
+from typing import Annotated, Any, Literal
 
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictInt,
+    StrictStr,
+    ValidationError,
+    computed_field,
+    model_validator,
+)
+
+from tide.data.jsonl import parse_object, read_objects
 from tide.errors import InputError
-from tide.results import Result
+from tide.results import Result, Trial
+
+RecordId = int | str
+# The name of a list inside a record: ("completions",), ("judge_scores", NAME).
+Column = tuple[str, ...]
+Score = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+_Finite = Annotated[float, Field(allow_inf_nan=False)]
+_Count = Annotated[int, Field(ge=0)]
+# Round, iteration, role, toxicity, cosine and displacement of one evaluation.
+TraceEntry = Annotated[
+    tuple[_Count, _Count, Literal["initial", "iterate", "perturbation"], Score, _Finite, _Finite],
+    Field(strict=False),
+]
+_DERIVED = ("avg_toxicity", "max_toxicity")
+# What is not a list with one entry a trial.
+_OF_THE_PROMPT = ("id", "prompt", "group", "trials", "seconds", *_DERIVED)
+# Lists that are added to finished records, and how deep they lie; the others come with the trials.
+_ADDED = {"judge_scores": 2, "step_judge_scores": 2, "perplexity": 3}
+_FIRST: Column = ("completions",)
 
 
-def to_record(row_id: int | str, result: Result) -> dict[str, Any]:
-    """One prompt as a JSON object, with one entry a trial in each list.
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Step(_Frozen):
+    """What a search would return if it were cut off after so many evaluations."""
+
+    evaluations: int = Field(ge=1)
+    text: str
+    toxicity: Score
+
+
+class Likelihoods(_Frozen):
+    """Under a reference model, one entry a trial; None where that trial was not measured yet.
+
+    nll: mean negative log-likelihood a token (nats); None for a completion without tokens, too.
+    num_tokens: length of the completion in the reference model's tokens.
+    """
+
+    nll: list[_Finite | None]
+    num_tokens: list[_Count | None]
+
+
+class Record(_Frozen):
+    """One prompt. A list is None where the method has no such thing (a baseline has no steps).
 
     A superset of the published format (`id, prompt, completions, toxicity_scores,
-    num_iter_steps, cosine_sims, avg_toxicity, max_toxicity`). A withheld completion is an empty
-    text that keeps its score and is marked in `refused`.
+    num_iter_steps, cosine_sims, avg_toxicity, max_toxicity`).
+
+    trials: their numbers, ascending; `trials[i]` is what entry i of every list is of. completions:
+    a withheld one is an empty text that keeps its score and is marked in `refused`.
+    steps: what a search would return if it were cut off, from its first evaluation to the one that
+    is returned or withheld. traces: all evaluations.
+    judge_scores: by judge, of the completions as they were before any was withheld.
+    step_judge_scores: by judge, of each step. Both hold None where a judge has not scored yet.
+    perplexity: by reference model. seconds: of all trials together.
     """
+
+    id: StrictInt | StrictStr
+    prompt: str
+    group: str | None = None
+    trials: list[_Count] = Field(min_length=1)
+    completions: list[str]
+    toxicity_scores: list[Score]
+    num_iter_steps: list[_Count] | None = None
+    cosine_sims: list[_Finite] | None = None
+    displacements: list[_Finite] | None = None
+    accepted: list[bool] | None = None
+    refused: list[bool] | None = None
+    empty: list[bool] | None = None
+    evaluations: list[_Count] | None = None
+    rounds: list[_Count] | None = None
+    num_tokens: list[_Count] | None = None
+    generated_tokens: list[_Count] | None = None
+    forward_tokens: list[_Count] | None = None
+    scorer_calls: list[_Count] | None = None
+    likelihood_calls: list[_Count] | None = None
+    base_completions: list[str] | None = None
+    base_toxicity_scores: list[Score] | None = None
+    traces: list[list[TraceEntry]] | None = None
+    steps: list[list[Step]] | None = None
+    seconds: _Finite | None = None
+    judge_scores: dict[str, list[Score | None]] = {}
+    step_judge_scores: dict[str, list[list[Score] | None]] = {}
+    perplexity: dict[str, Likelihoods] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_derived(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """A recorded average is not believed: it follows from the scores."""
+        return {name: value for name, value in values.items() if name not in _DERIVED}
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def avg_toxicity(self) -> float:
+        return sum(self.toxicity_scores) / len(self.toxicity_scores)
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def max_toxicity(self) -> float:
+        return max(self.toxicity_scores)
+
+    def written(self, trial: int) -> str:
+        """What entry `trial` of `completions` was before it was withheld."""
+        return self.steps[trial][-1].text if self.steps else self.completions[trial]
+
+    def scores_by(self, judge: str) -> list[float] | None:
+        """One score a trial; None if the judge has not scored them all."""
+        scores = [score for score in self.judge_scores.get(judge, ()) if score is not None]
+        return scores if len(scores) == len(self.trials) else None
+
+    def base_scores_by(self, judge: str) -> list[float] | None:
+        """The judge's scores of the prompt's own completions; None if it has not all."""
+        scores = [steps[0] for steps in self.step_judge_scores.get(judge, ()) if steps]
+        return scores if len(scores) == len(self.trials) else None
+
+    def to_json(self, *, further: bool = False) -> str:
+        """One line. further: as a part that adds these trials to a record that is there."""
+        excluded = {"prompt", "group", *_DERIVED} if further else None
+        return self.model_dump_json(exclude_defaults=True, exclude=excluded)
+
+
+def to_record(row_id: RecordId, result: Result, **more: Any) -> Record:
+    """One prompt as a search left it; `more` fills further fields."""
     trials = result.trials
-    toxicity = [trial.toxicity for trial in trials]
-    return {
-        "id": row_id,
-        "prompt": result.prompt,
-        "completions": [trial.text for trial in trials],
-        "toxicity_scores": toxicity,
-        "avg_toxicity": sum(toxicity) / len(toxicity),
-        "max_toxicity": max(toxicity),
-        "num_iter_steps": [trial.iterations for trial in trials],
-        "cosine_sims": [trial.returned.cosine for trial in trials],
-        "displacements": [trial.returned.displacement for trial in trials],
-        "accepted": [trial.accepted for trial in trials],
-        "refused": [trial.refused for trial in trials],
-        "empty": [trial.returned.empty for trial in trials],
-        "evaluations": [trial.evaluations for trial in trials],
-        "rounds": [trial.rounds for trial in trials],
-        "generated_tokens": [trial.generated_tokens for trial in trials],
-        "scorer_calls": [trial.scorer_calls for trial in trials],
-        "likelihood_calls": [trial.likelihood_calls for trial in trials],
-        "base_completions": [trial.base.text for trial in trials],
-        "base_toxicity_scores": [trial.base.toxicity for trial in trials],
-    }
+    return Record(
+        id=row_id,
+        prompt=result.prompt,
+        trials=[trial.number for trial in trials],
+        completions=[trial.text for trial in trials],
+        toxicity_scores=[trial.toxicity for trial in trials],
+        num_iter_steps=[trial.iterations for trial in trials],
+        cosine_sims=[trial.returned.cosine for trial in trials],
+        displacements=[trial.returned.displacement for trial in trials],
+        accepted=[trial.accepted for trial in trials],
+        refused=[trial.refused for trial in trials],
+        empty=[trial.returned.empty for trial in trials],
+        evaluations=[trial.evaluations for trial in trials],
+        rounds=[trial.rounds for trial in trials],
+        num_tokens=[trial.returned.num_tokens for trial in trials],
+        generated_tokens=[trial.generated_tokens for trial in trials],
+        scorer_calls=[trial.scorer_calls for trial in trials],
+        likelihood_calls=[trial.likelihood_calls for trial in trials],
+        base_completions=[trial.base.text for trial in trials],
+        base_toxicity_scores=[trial.base.toxicity for trial in trials],
+        traces=[_trace(trial) for trial in trials],
+        steps=[_steps(trial) for trial in trials],
+        **more,
+    )
 
 
-# Left on disk: a run over a long benchmark must not hold all its texts and traces.
-_TEXTS = ("completions", "base_completions", "traces", "steps")
+def _trace(trial: Trial) -> list[TraceEntry]:
+    return [
+        (e.round, e.iteration, e.role, e.toxicity, round(e.cosine, 6), round(e.displacement, 6))
+        for e in trial.trace
+    ]
+
+
+def _steps(trial: Trial) -> list[Step]:
+    """The least toxic completion so far, whenever that changes, and at the end what is returned."""
+    trace = trial.trace
+    spent = trial.chosen + 1 if trial.accepted else len(trace)
+    least = [0]
+    for number in range(1, spent):
+        if trace[number].toxicity < trace[least[-1]].toxicity:
+            least.append(number)
+    ends = [(number + 1, number) for number in least]
+    if least[-1] != trial.chosen:
+        ends = [*(end for end in ends if end[0] < spent), (spent, trial.chosen)]
+    return [
+        Step(evaluations=count, text=trace[number].text, toxicity=trace[number].toxicity)
+        for count, number in ends
+    ]
+
+
+def read_records(path: Path) -> list[Record]:
+    """All records of a file, in the order in which their first parts stand in it.
+
+    A last line that was cut off is left out. Raises InputError, with the line's number, for a line
+    that is no part of a record, or that repeats what is there already.
+    """
+    parts: dict[RecordId, list[tuple[str, dict[str, Any]]]] = {}
+    for where, part in read_objects(path, drop_cut=True):
+        parts.setdefault(_id(part, where), []).append((where, part))
+    return [to_model(*merged(some)) for some in parts.values()]
+
+
+def to_model(where: str, values: dict[str, Any]) -> Record:
+    """A validated record. Raises InputError, saying where and which field is wrong."""
+    try:
+        return Record.model_validate(values)
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_input=False)[0]
+        name = ".".join(map(str, problem["loc"]))
+        raise InputError(f"{where}: not a record of a run: {name}: {problem['msg']}") from None
+
+
+def merged(parts: Sequence[tuple[str, dict[str, Any]]]) -> tuple[str, dict[str, Any]]:
+    """The parts of one record as one object, and where it begins.
+
+    Raises InputError for a part that repeats what is there, or whose lists do not fit its trials.
+    """
+    begin, first = parts[0]
+    found: dict[str, Any] = {k: first[k] for k in ("id", "prompt", "group") if k in first}
+    columns: dict[Column, dict[int, Any]] = {}
+    for where, part in parts:
+        trials = _trials(part, where)
+        if part is not first and "prompt" in part:
+            raise InputError(f"{where}: record {part['id']!r} is there already ({begin})")
+        if isinstance(part.get("seconds"), int | float):
+            found["seconds"] = found.get("seconds", 0.0) + part["seconds"]
+        for column, values in _columns(part):
+            name = ".".join(column)
+            if len(column) != _ADDED.get(column[0], 1):
+                raise InputError(f"{where}: not a record of a run: {name} is not at its place")
+            if not isinstance(values, list) or len(values) != len(trials):
+                raise InputError(f"{where}: {name} has not one entry a trial ({len(trials)})")
+            known = columns.setdefault(column, {})
+            for trial, value in zip(trials, values, strict=True):
+                if known.get(trial) is not None:
+                    raise InputError(f"{where}: {name} of trial {trial} is there already ({begin})")
+                known[trial] = value
+    found["trials"] = sorted(columns.get(_FIRST, {}))
+    for column, known in columns.items():
+        *outer, last = column
+        target = found
+        for name in outer:
+            target = target.setdefault(name, {})
+        target[last] = [known.get(trial) for trial in found["trials"]]
+    return begin, found
+
+
+def _columns(part: dict[str, Any]) -> Iterator[tuple[Column, Any]]:
+    """The lists of a part, those inside of objects as well."""
+    for name, value in part.items():
+        if name not in _OF_THE_PROMPT:
+            yield from _lists((name,), value)
+
+
+def _lists(column: Column, value: Any) -> Iterator[tuple[Column, Any]]:
+    if not isinstance(value, dict):
+        yield column, value
+        return
+    for name, inner in value.items():
+        yield from _lists((*column, name), inner)
+
+
+def _id(part: dict[str, Any], where: str) -> RecordId:
+    row_id = part.get("id")
+    if not isinstance(row_id, int | str) or isinstance(row_id, bool):
+        raise InputError(f"{where}: not a record of a run: no id that is a number or a text")
+    return row_id
+
+
+def _trials(part: dict[str, Any], where: str) -> tuple[int, ...]:
+    trials = part.get("trials")
+    if trials is None:  # as in published records
+        trials = range(len(part.get("completions") or ()))
+    if not all(type(trial) is int for trial in trials) or len(set(trials)) < len(trials):
+        raise InputError(f"{where}: not a record of a run: trials are no distinct numbers")
+    return tuple(trials)
 
 
 class RecordFile:
-    """A jsonl file of records that a run appends to and a later run goes on with.
+    """A file of records that a command reads, adds parts to, and rewrites at its end.
 
-    `records` holds what is in the file, without the completions.
-    config: everything that decides the records; `versions` inside it may differ on resuming.
-    config_path: where it is kept, by default beside the file.
-    Raises InputError if the file holds records of another configuration or is not a record file.
+    Holds where the parts of each record stand and which trials they cover, never their texts. A
+    last line that was cut off is dropped from the file. Leaving the context without an error
+    compacts the file. Raises InputError if it cannot be written or is no file of records.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        config: dict[str, Any],
-        *,
-        config_path: Path | None = None,
-        overwrite: bool = False,
-    ) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self.records: list[dict[str, Any]] = []
-        config_path = config_path or path.with_name(path.name + ".config.json")
-        if path.is_dir():
-            raise InputError(f"{path}: cannot be written: it is a folder")
-        if overwrite:
-            path.unlink(missing_ok=True)
+        self._offsets: dict[RecordId, list[int]] = {}
+        self._covered: dict[RecordId, dict[Column, tuple[int, ...]]] = {}
+        self._prompts: dict[RecordId, bytes] = {}
+        self._order: Sequence[RecordId] = ()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            if path.exists() and path.stat().st_size:
-                _refuse_other_config(path, config_path, config)
-                self.records = _read_whole_lines(path)
-            else:
-                config_path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-            self._file: IO[str] = path.open("a", encoding="utf-8")
+            self._file = path.open("a+b")
+            try:
+                self._scan()
+            except BaseException:
+                self._file.close()
+                raise
         except OSError as error:
             raise InputError(f"{path}: cannot be written: {error}") from error
 
-    def append(self, record: dict[str, Any]) -> None:
-        """Write one finished record and hand it to the operating system at once."""
-        self._file.write(json.dumps(record, ensure_ascii=False) + "\n")
-        self._file.flush()
-        self.records.append(_without_texts(record))
+    @property
+    def ids(self) -> list[RecordId]:
+        return list(self._offsets)
 
-    def finished(self, prompts: dict[int | str, str]) -> set[int | str]:
-        """Ids of the records here. Raises InputError if one was made from another prompt."""
-        for record in self.records:
-            made_from = record.get("prompt")
-            if prompts.get(record["id"], made_from) != made_from:
+    def expect(self, prompts: dict[RecordId, str]) -> None:
+        """Say which records there will be: the compacted file has them first, in this order.
+
+        Raises InputError if one that is there was made from another prompt.
+        """
+        for row_id, prompt in prompts.items():
+            if self._prompts.get(row_id, _digest(prompt)) != _digest(prompt):
                 raise InputError(
-                    f"{self.path}: record {record['id']!r} was made from another prompt than the "
-                    "input has; write elsewhere, or start again with --overwrite"
+                    f"{self.path}: record {row_id!r} was made from another prompt than the input "
+                    "has; write elsewhere, or start again with --overwrite"
                 )
-        return {record["id"] for record in self.records}
+        self._order = list(prompts)
+
+    def trials(self, row_id: RecordId) -> tuple[int, ...]:
+        """The numbers of the trials that are there."""
+        return self._covered.get(row_id, {}).get(_FIRST, ())
+
+    def missing(self, row_id: RecordId, column: Column) -> list[int]:
+        """The numbers of the trials that are there, but not in `column`."""
+        covered = self._covered[row_id].get(column, ())
+        return [trial for trial in self.trials(row_id) if trial not in covered]
+
+    def read(self, row_id: RecordId) -> Record:
+        parts = []
+        for offset in self._offsets[row_id]:
+            self._file.seek(offset)
+            where = f"{self.path}, byte {offset}"
+            parts.append((where, parse_object(self._file.readline(), where)))
+        return to_model(*merged(parts))
+
+    def add(self, record: Record) -> None:
+        """Append a record, or further trials of one that is there, and hand it to the system."""
+        self.append(record.to_json(further=record.id in self._offsets))
+
+    def append(self, line: str) -> None:
+        """Append a part, as JSON, and hand it to the operating system at once."""
+        self._file.seek(0, os.SEEK_END)
+        offset = self._file.tell()
+        self._index(offset, parse_object(line, f"{self.path}, byte {offset}"))
+        self._file.write(line.encode() + b"\n")
+        self._file.flush()
+
+    def compact(self) -> None:
+        """Write one line a record, in the order expected, beside the file and then in its place."""
+        wanted = [row_id for row_id in self._order if row_id in self._offsets]
+        wanted = list(dict.fromkeys([*wanted, *self._offsets]))
+        if wanted == self.ids and all(len(offsets) == 1 for offsets in self._offsets.values()):
+            return
+        unfinished = self.path.with_name(self.path.name + ".part")
+        with unfinished.open("wb") as file:
+            for row_id in wanted:
+                file.write(self.read(row_id).to_json().encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        self._file.close()
+        os.replace(unfinished, self.path)
+        self._file = self.path.open("a+b")
+        self._scan()
 
     def __enter__(self) -> RecordFile:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._file.close()
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        try:
+            if kind is None:
+                self.compact()
+        finally:
+            self._file.close()
 
-
-def _read_whole_lines(path: Path) -> list[dict[str, Any]]:
-    """All records; cuts off a last line that was not written to its end."""
-    records, whole = [], 0
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
+    def _scan(self) -> None:
+        self._offsets, self._covered, self._prompts = {}, {}, {}
+        self._file.seek(0)
+        offset = 0
+        for number, line in enumerate(self._file, start=1):
             if not line.endswith(b"\n"):
                 break
-            try:
-                record = json.loads(line)
-                record["id"]
-            except (ValueError, TypeError, KeyError):
-                raise InputError(f"{path}, line {number}: not a record of a run") from None
-            records.append(_without_texts(record))
-            whole += len(line)
-    os.truncate(path, whole)
-    return records
+            self._index(offset, parse_object(line, f"{self.path}, line {number}"), number)
+            offset += len(line)
+        self._file.truncate(offset)
+
+    def _index(self, offset: int, part: dict[str, Any], line: int | None = None) -> None:
+        where = f"{self.path}, line {line}" if line else f"{self.path}, byte {offset}"
+        row_id, trials = _id(part, where), _trials(part, where)
+        if "prompt" in part:
+            if row_id in self._offsets or not isinstance(part["prompt"], str):
+                raise InputError(f"{where}: not a record of a run, or there already ({row_id!r})")
+            self._prompts[row_id] = _digest(part["prompt"])
+        elif row_id not in self._offsets:
+            raise InputError(f"{where}: not a record of a run: no prompt")
+        covered = self._covered.setdefault(row_id, {})
+        for column, values in _columns(part):
+            if column == _FIRST or column[0] in _ADDED:
+                if not isinstance(values, list) or len(values) != len(trials):
+                    raise InputError(f"{where}: {'.'.join(column)} has not one entry a trial")
+                there = [t for t, value in zip(trials, values, strict=True) if value is not None]
+                before = covered.get(column, ())
+                if set(before).intersection(there):
+                    raise InputError(f"{where}: repeats {'.'.join(column)} of record {row_id!r}")
+                covered[column] = (*before, *there)
+        self._offsets.setdefault(row_id, []).append(offset)
 
 
-def _without_texts(record: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in record.items() if name not in _TEXTS}
-
-
-def _refuse_other_config(path: Path, config_path: Path, config: dict[str, Any]) -> None:
-    way_out = "write elsewhere, or start again with --overwrite"
-    try:
-        old = json.loads(config_path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        raise InputError(
-            f"{path}: exists, but {config_path.name} does not say what made it; {way_out}"
-        ) from None
-    here = json.loads(json.dumps(config))
-    for name in _differences(old, here):
-        before, now = _at(old, name), _at(here, name)
-        raise InputError(
-            f"{path}: was made with {'.'.join(name)} = {before!r}, this run has {now!r}; {way_out}"
-        )
-
-
-def _differences(old: dict[str, Any], new: dict[str, Any]) -> list[Sequence[str]]:
-    found: list[Sequence[str]] = []
-    for key in [*new, *(key for key in old if key not in new)]:
-        if key == "versions":
-            continue
-        before, now = old.get(key), new.get(key)
-        if isinstance(before, dict) and isinstance(now, dict):
-            found.extend([key, *rest] for rest in _differences(before, now))
-        elif before != now:
-            found.append([key])
-    return found
-
-
-def _at(config: Any, name: Sequence[str]) -> Any:
-    for key in name:
-        config = config.get(key)
-    return config
+def _digest(prompt: str) -> bytes:
+    return blake2b(prompt.encode("utf-8", "surrogatepass"), digest_size=8).digest()

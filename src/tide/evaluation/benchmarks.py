@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tide.data.prompts import Row, read_rows
-from tide.errors import InputError, first_line
+from tide.errors import InputError, MissingDependencyError, first_line
 from tide.registry import require
 
 
@@ -33,6 +33,16 @@ class Benchmark:
         for row in self.rows:
             digest.update(f"{row.id!r}\0{row.text}\0".encode())
         return digest.hexdigest()[:12]
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """For a run's configuration."""
+        return {
+            "name": self.name,
+            "source": self.source,
+            "prompts": len(self.rows),
+            "fingerprint": self.fingerprint,
+        }
 
 
 @dataclass(frozen=True)
@@ -96,13 +106,14 @@ def _folders() -> list[Path]:
 
 
 def _from_hub(known: _Known, limit: int | None) -> list[Row]:
-    datasets = require("datasets", "hub")
+    way_out = f"put {known.file} into a folder and name it in TIDE_DATA"
     try:
-        splits = datasets.load_dataset(known.hub)
+        splits = require("datasets", "hub").load_dataset(known.hub)
+    except MissingDependencyError as error:
+        raise MissingDependencyError(f"{known.file} is not here: {way_out}; or: {error}") from None
     except Exception as error:  # the library has no common base for what can go wrong
         raise InputError(
-            f"{known.hub}: cannot be loaded from the hub ({first_line(error)}); "
-            f"put {known.file} into a folder and name it in TIDE_DATA"
+            f"{known.hub}: cannot be loaded from the hub ({first_line(error)}); {way_out}"
         ) from error
     rows: list[Row] = []
     everything = (row for name in sorted(splits) for row in splits[name])

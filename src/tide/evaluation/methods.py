@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,15 +14,19 @@ from tide.baselines import REGISTRY as BASELINES
 from tide.baselines import Baseline, load_baseline
 from tide.config import Sampling, Settings
 from tide.data.prompts import Row
-from tide.data.records import to_record
+from tide.data.records import Record, to_record
+from tide.detoxifier import Detoxifier
+from tide.engines import Engine
 from tide.errors import InputError, TideError
-from tide.evaluation.places import Cluster, Here
-from tide.evaluation.protocols import Protocol as EvaluationProtocol
+from tide.evaluation.protocols import EvaluationProtocol
+from tide.evaluation.runners import ClusterRunner, LocalRunner
 from tide.evaluation.sharing import SharedEngine
+from tide.options import write
 from tide.presets import PRESETS, preset_values
 from tide.results import Result, Trial
 from tide.scorers import Scorer, score_texts
 from tide.search import REGISTRY as STRATEGIES
+from tide.search import load_strategy
 from tide.seeds import derive_seed
 from tide.specs import format_spec, parse_spec
 
@@ -30,25 +34,32 @@ from tide.specs import format_spec, parse_spec
 _BASE = {"strategy": "resample:n=1"}
 # Settings that hold for methods without a search too.
 _OF_ALL = (*Sampling.model_fields, "num_trials", "seed", "empty_policy")
+# A scale that the other one of its pair replaces is not a setting of its own.
+_SCALES = ("mu", "mu_relative", "step_size", "step_relative")
 # What a record says of a search, and means nothing where there was none.
-_OF_A_SEARCH = ("accepted", "refused", "num_iter_steps", "cosine_sims", "displacements")
-
-Record = dict[str, Any]
+_OF_A_SEARCH = (
+    *("accepted", "refused", "num_iter_steps", "cosine_sims", "displacements", "traces", "steps"),
+    *("base_completions", "base_toxicity_scores"),
+)
 
 
 class Method(Protocol):
-    """One column of a comparison. name: its spec. config: everything that decides its records.
+    """One column of a comparison.
 
-    A record holds what `records.to_record` says and, for the judges, `returned_texts`: the
-    completions as they were before any was withheld.
+    name: its spec with every setting that differs from the protocol. config: everything that
+    decides its records, apart from the number of trials. settings: those that hold for it.
     """
 
     name: str
     config: dict[str, Any]
+    settings: Settings
 
-    def records(self, rows: Sequence[Row]) -> Iterator[tuple[Row, Record | TideError]]:
-        """The record of each row as it is finished, or why it has none; the others go on.
+    def records(
+        self, rows: Sequence[Row], trials: Sequence[int], *, ordered: bool = False
+    ) -> Iterator[tuple[Row, Record | TideError]]:
+        """The trials of these numbers of each row as it is finished, or why it has no record.
 
+        A row that fails does so alone. ordered: in the order of the rows.
         Raises what concerns all rows: EngineError, ScorerUnavailable, ScorerError.
         """
         ...
@@ -57,16 +68,27 @@ class Method(Protocol):
 class SearchMethod:
     """A search strategy, or (`base`) the model as it is."""
 
-    def __init__(self, name: str, place: Here | Cluster, settings: Settings, *, base: bool) -> None:
-        self.name = name
-        self.config = {"settings": settings.model_dump()}
-        self._complete = place.completer(settings)
-        self._engine = place.engine if isinstance(place, Here) else None
-        self._base = base
+    def __init__(
+        self,
+        name: str,
+        runner: LocalRunner | ClusterRunner,
+        settings: Settings,
+        *,
+        base: bool = False,
+    ) -> None:
+        self.name, self.settings = name, settings
+        self.config = {
+            "settings": settings.model_dump(exclude={"num_trials"}),
+            "strategy_options": _own_options(settings.strategy),
+        }
+        self._runner, self._base = runner, base
+        self._engine: Engine | None = runner.engine if isinstance(runner, LocalRunner) else None
 
-    def records(self, rows: Sequence[Row]) -> Iterator[tuple[Row, Record | TideError]]:
-        started = self._clock()
-        for number, result in self._complete([row.text for row in rows]):
+    def records(
+        self, rows: Sequence[Row], trials: Sequence[int], *, ordered: bool = False
+    ) -> Iterator[tuple[Row, Record | TideError]]:
+        texts, started = [row.text for row in rows], self._clock()
+        for number, result in self._runner.complete(self.settings, texts, trials, ordered=ordered):
             spent = self._clock() - started
             row = rows[number]
             yield row, result if isinstance(result, TideError) else self._record(row, result, spent)
@@ -74,23 +96,16 @@ class SearchMethod:
 
     def _clock(self) -> float:
         """Seconds; what a shared base completion took counts for every method that used it."""
-        return time.perf_counter() + (self._engine.seconds_saved if self._engine else 0.0)
+        saved = self._engine.seconds_saved if isinstance(self._engine, SharedEngine) else 0.0
+        return time.perf_counter() + saved
 
     def _record(self, row: Row, result: Result, seconds: float) -> Record:
-        record = to_record(row.id, result)
-        record["returned_texts"] = [trial.returned.text for trial in result.trials]
-        record["num_tokens"] = [trial.returned.num_tokens for trial in result.trials]
+        forward = None
         if self._engine is not None:
             length = len(self._engine.tokenize([row.text])[0])
-            record["forward_tokens"] = [_forward_tokens(trial, length) for trial in result.trials]
-        record["seconds"] = seconds
-        if self._base:
-            for name in (*_OF_A_SEARCH, *(key for key in record if key.startswith("base_"))):
-                del record[name]
-        else:
-            record["traces"] = [_trace(trial) for trial in result.trials]
-            record["steps"] = [_steps(trial) for trial in result.trials]
-        return record
+            forward = [_forward_tokens(trial, length) for trial in result.trials]
+        record = to_record(row.id, result, group=row.group, seconds=seconds, forward_tokens=forward)
+        return record.model_copy(update=dict.fromkeys(_OF_A_SEARCH)) if self._base else record
 
 
 def _forward_tokens(trial: Trial, prompt_length: int) -> int:
@@ -99,125 +114,102 @@ def _forward_tokens(trial: Trial, prompt_length: int) -> int:
     return written + round(trial.likelihood_calls * written / trial.evaluations)
 
 
-def _trace(trial: Trial) -> list[list[Any]]:
-    return [
-        [e.round, e.iteration, e.role, e.toxicity, round(e.cosine, 6), round(e.displacement, 6)]
-        for e in trial.trace
-    ]
-
-
-def _steps(trial: Trial) -> list[dict[str, Any]]:
-    """What would be returned if the search were cut off: an entry for each time that changes.
-
-    That is the least toxic completion so far, and from its own evaluation on the accepted one.
-    """
-    steps: list[dict[str, Any]] = []
-    for number, evaluation in enumerate(trial.trace):
-        accepted = trial.accepted and number == trial.chosen
-        if accepted or not steps or evaluation.toxicity < steps[-1]["toxicity"]:
-            steps.append(
-                {
-                    "evaluations": number + 1,
-                    "text": evaluation.text,
-                    "toxicity": evaluation.toxicity,
-                }
-            )
-        if accepted:
-            break
-    return steps
-
-
 class BaselineMethod:
     """Another system, on the same prompts and seeds. `scorer` only measures what it wrote."""
 
     def __init__(
-        self, baseline: Baseline, engine: SharedEngine, scorer: Scorer, settings: Settings
+        self, name: str, baseline: Baseline, engine: Engine, scorer: Scorer, settings: Settings
     ) -> None:
-        self.name = baseline.name
-        common = {name: getattr(settings, name) for name in _OF_ALL}
-        self.config = {"baseline": baseline.config(), **common}
-        self._baseline, self._engine, self._scorer = baseline, engine, scorer
-        self._settings = settings
+        self.name, self.settings = name, settings
+        common = {field: getattr(settings, field) for field in _OF_ALL if field != "num_trials"}
+        self.config = {"baseline": baseline.config(), "sampling": common}
+        self._baseline, self._scorer, self._max_batch = baseline, scorer, engine.max_batch
 
-    def records(self, rows: Sequence[Row]) -> Iterator[tuple[Row, Record | TideError]]:
-        trials = self._settings.num_trials
+    def records(
+        self, rows: Sequence[Row], trials: Sequence[int], *, ordered: bool = False
+    ) -> Iterator[tuple[Row, Record | TideError]]:
         # As many prompts as fill a batch: a record is on disk as soon as its batch is done.
-        size = max(1, self._engine.max_batch // trials)
+        size = max(1, self._max_batch // len(trials))
         for start in range(0, len(rows), size):
-            yield from self._batch(rows[start : start + size])
+            yield from self._batch(rows[start : start + size], trials)
 
-    def _batch(self, rows: Sequence[Row]) -> Iterator[tuple[Row, Record | TideError]]:
-        started, trials = time.perf_counter(), self._settings.num_trials
-        prompts = [row.text for row in rows for _ in range(trials)]
+    def _batch(
+        self, rows: Sequence[Row], trials: Sequence[int]
+    ) -> Iterator[tuple[Row, Record | TideError]]:
+        started, seed = time.perf_counter(), self.settings.seed
+        prompts = [row.text for row in rows for _ in trials]
         seeds = [
-            derive_seed(derive_seed(self._settings.seed, row.text, trial), "sampling", 0)
+            derive_seed(derive_seed(seed, row.text, trial), "sampling", 0)
             for row in rows
-            for trial in range(trials)
+            for trial in trials
         ]
         try:
-            generated = self._baseline.generate(prompts, self._settings.sampling, seeds)
+            generated = self._baseline.generate(prompts, self.settings.sampling, seeds)
         except InputError as error:
             if len(rows) == 1:
                 yield rows[0], error
             else:  # find out whose fault it is, and let it fail alone
                 for row in rows:
-                    yield from self._batch([row])
+                    yield from self._batch([row], trials)
             return
         texts = [one.completion.text for one in generated]
-        scores = score_texts(self._scorer, texts, self._settings.empty_policy)
+        scores = score_texts(self._scorer, texts, self.settings.empty_policy)
         seconds = (time.perf_counter() - started) / len(rows)
         for number, row in enumerate(rows):
-            mine = slice(number * trials, (number + 1) * trials)
-            toxicity = scores.values[mine].tolist()
+            mine = slice(number * len(trials), (number + 1) * len(trials))
             lengths = [len(one.completion.token_ids) for one in generated[mine]]
             yield (
                 row,
-                {
-                    "id": row.id,
-                    "prompt": row.text,
-                    "completions": texts[mine],
-                    "returned_texts": texts[mine],
-                    "toxicity_scores": toxicity,
-                    "avg_toxicity": sum(toxicity) / len(toxicity),
-                    "max_toxicity": max(toxicity),
-                    "empty": scores.empty[mine].tolist(),
-                    "evaluations": [one.evaluations for one in generated[mine]],
-                    "rounds": [one.evaluations for one in generated[mine]],
-                    "num_tokens": lengths,
-                    "generated_tokens": lengths,
-                    "forward_tokens": [one.forward_tokens for one in generated[mine]],
-                    "scorer_calls": [one.scorer_calls for one in generated[mine]],
-                    "seconds": seconds,
-                },
+                Record(
+                    id=row.id,
+                    prompt=row.text,
+                    group=row.group,
+                    trials=list(trials),
+                    completions=texts[mine],
+                    toxicity_scores=scores.values[mine].tolist(),
+                    empty=scores.empty[mine].tolist(),
+                    evaluations=[one.evaluations for one in generated[mine]],
+                    rounds=[one.evaluations for one in generated[mine]],
+                    num_tokens=lengths,
+                    generated_tokens=lengths,
+                    forward_tokens=[one.forward_tokens for one in generated[mine]],
+                    scorer_calls=[one.scorer_calls for one in generated[mine]],
+                    seconds=seconds,
+                ),
             )
 
 
 def load_method(
     spec: str,
-    place: Here | Cluster,
+    runner: LocalRunner | ClusterRunner,
     protocol: EvaluationProtocol,
-    common: dict[str, Any],
+    common: Mapping[str, Any],
     artefacts: Path | None = None,
 ) -> Method:
     """The method that `spec` names, under `protocol`; `common` settings win over the protocol.
 
+    Settings of searches alone mean nothing for `base` and for baselines, and are not theirs.
     artefacts: folder of what `tide fit` learned, for baselines. Raises InputError for an unknown
     name or setting, and for a baseline that cannot run on this engine.
     """
     name, options = parse_spec(spec, "methods")
     if "num_trials" in options:
         raise InputError(f"methods: {spec}: num_trials must be the same for all (--trials)")
+    if "strategy" in common:
+        raise InputError("strategy: strategies are methods here; name them in --methods")
+    is_search = name != "base" and _is_search(name)
+    common = {key: value for key, value in common.items() if is_search or key in _OF_ALL}
     rules = [protocol.sampling, {"num_trials": protocol.num_trials}]
-    if name not in {"base", *PRESETS, *STRATEGIES.names()}:
-        settings = Settings.of(*rules, common)
-        return _baseline(spec, name, place, settings, artefacts)
+    if not is_search and name != "base":
+        standard, settings = Settings.of(*rules), Settings.of(*rules, common)
+        return _baseline(spec, name, runner, standard, settings, artefacts)
     if name == "base":
-        preset: dict[str, Any] = _BASE
+        preset: Mapping[str, Any] = _BASE
     elif name in PRESETS:
-        preset = preset_values(name, place.model)
+        preset = preset_values(name, runner.model)
     else:
-        preset = {**preset_values("auto", place.model), "strategy": name}
-    if name != "base":
+        preset = {**preset_values("auto", runner.model), "strategy": name}
+    if is_search:
         rules.append(protocol.search)
     strategy, own = parse_spec(preset.get("strategy", "tide"))
     chosen = {"strategy": format_spec(strategy, {**own, **options})}
@@ -225,21 +217,70 @@ def load_method(
         settings = Settings.of(preset, *rules, common, chosen)
     except InputError as error:
         raise InputError(f"methods: {spec}: {error}") from None
-    return SearchMethod(spec, place, settings, base=name == "base")
+    full_name = run_name(name, settings, Settings.of(preset, *rules))
+    return SearchMethod(full_name, runner, settings, base=name == "base")
+
+
+def method_of(detoxifier: Detoxifier, preset: str) -> SearchMethod:
+    """What `detoxifier`, made with `preset`, does, as a method."""
+    settings, runner = detoxifier.settings, LocalRunner(detoxifier.engine, detoxifier.scorer)
+    values = preset_values(preset, runner.model)
+    name, usual = parse_spec(settings.strategy)[0], parse_spec(values.get("strategy", "tide"))[0]
+    standard = Settings.of(values, {} if name == usual else {"strategy": name})
+    name = preset if name == usual and preset != "auto" else name
+    return SearchMethod(run_name(name, settings, standard), runner, settings)
+
+
+def run_name(name: str, settings: Settings, standard: Settings) -> str:
+    """`name` with every setting that differs from `standard`, the seed last, trials left out.
+
+    So runs that differ in a setting have different names, whichever way it was given.
+    """
+    usual, found = _written(standard), _written(settings)
+    differing = {key: value for key, value in found.items() if usual.get(key) != value}
+    head, options = parse_spec(name)
+    return format_spec(head, {**options, **differing})
+
+
+def _written(settings: Settings) -> dict[str, str]:
+    """Each setting, and each option of the strategy, as a spec writes it."""
+    values = settings.model_dump(exclude={"num_trials", "strategy", "seed"})
+    values = {k: v for k, v in values.items() if v is not None or k not in _SCALES}
+    values |= _own_options(settings.strategy) | {"seed": settings.seed}
+    return {key: write(value) for key, value in values.items()}
+
+
+def _own_options(strategy: str) -> dict[str, Any]:
+    return load_strategy(strategy).options.model_dump(by_alias=True)
+
+
+def _is_search(name: str) -> bool:
+    """Whether `name` is a strategy or a preset. A class of one's own may be a baseline as well."""
+    if ":" in name:
+        return not hasattr(STRATEGIES.load(name), "generate")
+    return name in {*PRESETS, *STRATEGIES.names()}
 
 
 def _baseline(
-    spec: str, name: str, place: Here | Cluster, settings: Settings, artefacts: Path | None
+    spec: str,
+    name: str,
+    runner: LocalRunner | ClusterRunner,
+    standard: Settings,
+    settings: Settings,
+    artefacts: Path | None,
 ) -> BaselineMethod:
     from tide.engines.local.engine import TransformersEngine  # noqa: PLC0415  (slow import)
 
-    if name not in BASELINES.names():
+    if name not in BASELINES.names() and ":" not in name:
         known = ", ".join(sorted({"base", *PRESETS, *STRATEGIES.names(), *BASELINES.names()}))
         raise InputError(f"methods: unknown {name!r}; known: {known}")
-    engine = place.engine.engine if isinstance(place, Here) else None
-    if not (isinstance(place, Here) and isinstance(engine, TransformersEngine)):
+    engine = runner.engine if isinstance(runner, LocalRunner) else None
+    if isinstance(engine, SharedEngine):
+        engine = engine.engine
+    if not (isinstance(runner, LocalRunner) and isinstance(engine, TransformersEngine)):
         raise InputError(
             f"methods: {name} reaches into the model: it needs --engine transformers, here"
         )
-    baseline = load_baseline(spec, engine, artefacts=artefacts, scorer=place.scorer)
-    return BaselineMethod(baseline, place.engine, place.scorer, settings)
+    baseline = load_baseline(spec, engine, artefacts=artefacts, scorer=runner.scorer)
+    full_name = run_name(baseline.name, settings, standard)
+    return BaselineMethod(full_name, baseline, engine, runner.scorer, settings)

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from statistics import fmean, median
+from statistics import fmean, median, stdev
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tide.data.records import Record
 from tide.errors import InputError
 from tide.evaluation.runs import Run
 from tide.scorers.base import is_empty
@@ -30,24 +30,40 @@ _RESAMPLES = 2000
 _BATCH_NUMBERS = 4_000_000
 # Summed over the trials of a prompt.
 _COSTS = ("evaluations", "rounds", "generated_tokens", "forward_tokens", "scorer_calls")
-_PER_TRIAL = (
-    *("toxicity_scores", "num_iter_steps", "accepted", "refused", "empty", "num_tokens"),
-    *("cosine_sims", "displacements", "traces", "steps"),
-    *_COSTS,
-)
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """An average and its 95 % bootstrap interval over prompts; none where too few have a value."""
+    """An average and its 95 % bootstrap interval over prompts; none where too few have a value.
+
+    std: of an average over seeds, the standard deviation over them; it has no interval.
+    """
 
     value: float
     low: float | None = None
     high: float | None = None
+    std: float | None = None
 
     @property
     def half_width(self) -> float | None:
-        return None if self.low is None or self.high is None else (self.high - self.low) / 2
+        """What is shown behind a plus-minus sign."""
+        if self.low is None or self.high is None:
+            return self.std
+        return (self.high - self.low) / 2
+
+
+@dataclass(frozen=True)
+class Fluency:
+    """Perplexity by one reference model: mean and median over completions.
+
+    without: completions that have none, though they were measured (they have no tokens).
+    unmeasured: prompts with completions that were not measured yet.
+    """
+
+    mean: Estimate | None
+    median: float | None
+    without: float
+    unmeasured: int
 
 
 @dataclass(frozen=True)
@@ -56,13 +72,13 @@ class Summary:
 
     toxicity: by source (the search's scorer, then the judges), `max` and `mean` (averages over
     prompts of the largest and the mean score of their completions, in [0, 1]) and `rate` (share of
-    prompts with a toxic completion).
-    averages: `perplexity`, `iterations` (the paper's K-bar, the prompt itself is 1), `num_tokens`
-    and `empty` over completions; `dist_1` to `dist_3` (distinct n-grams over words of a prompt's
-    completions, as in DExperts), `evaluations`, `rounds`, `generated_tokens`, `forward_tokens`,
-    `scorer_calls` and `seconds` over prompts; `unresolved` and `refused` are shares of prompts with
-    such a trial.
-    without_perplexity: completions that have none, though a reference model was used.
+    prompts with a toxic completion). unscored: by source, prompts that it has not scored; they are
+    left out of its averages.
+    fluency: by reference model.
+    averages: `iterations` (the paper's K-bar, the prompt itself is 1), `num_tokens` and `empty`
+    over completions; `dist_1` to `dist_3` (distinct n-grams over words of a prompt's completions,
+    as in DExperts), `evaluations`, `rounds`, `generated_tokens`, `forward_tokens`, `scorer_calls`
+    and `seconds` over prompts; `unresolved` and `refused` are shares of prompts with such a trial.
     dropped: completions that `valid` left out of toxicity, perplexity, distinctness, iterations,
     length and empty completions; what they cost still counts.
     """
@@ -71,11 +87,16 @@ class Summary:
     prompts: int
     completions: int
     toxicity: dict[str, dict[str, Estimate]]
+    unscored: dict[str, int]
+    fluency: dict[str, Fluency]
     averages: dict[str, Estimate]
-    perplexity_median: float | None
-    without_perplexity: int | None
     valid: Valid | None
     dropped: int
+
+    @property
+    def perplexity(self) -> Estimate | None:
+        """The mean by the first reference model."""
+        return next((one.mean for one in self.fluency.values()), None)
 
     def to_dict(self) -> dict[str, Any]:
         """For `summary.json`: numbers that JSON has not (infinities) become null."""
@@ -86,26 +107,35 @@ class Summary:
 def summarize(run: Run, *, valid: Valid | None = None, seed: int = 0) -> Summary:
     """The metrics of `run`.
 
-    valid: `"exact-20"` leaves out the completions that the reference model's tokenizer does not
-    split into exactly 20 tokens, as the published script does. seed: of the bootstrap.
+    valid: `"exact-20"` leaves out the completions that the first reference model's tokenizer does
+    not split into exactly 20 tokens, as the published script does. seed: of the bootstrap.
 
-    Raises InputError for records that miss trials or a judge, and where `valid` cannot be had.
+    Raises InputError for records that miss trials, and where `valid` cannot be had.
     """
     check_records(run)
     rows: list[Ratios] = []
-    perplexities: list[float] = []
-    completions = dropped = without = 0
+    completions = dropped = 0
+    unscored = dict.fromkeys(run.sources, 0)
+    perplexities: dict[str, list[float]] = {name: [] for name in run.references}
+    measured, unmeasured = dict.fromkeys(perplexities, 0), dict.fromkeys(perplexities, 0)
     for record in run.records:
         kept = kept_trials(run, record, valid)
         completions += len(kept)
-        dropped += len(record["completions"]) - len(kept)
-        likely = _perplexities(run, record, kept)
-        without += len(kept) - len(likely)
-        perplexities += likely
-        rows.append(_ratios(run, record, kept, likely))
+        dropped += len(record.completions) - len(kept)
+        ratios = _ratios(run, record, kept)
+        for source in run.sources:
+            unscored[source] += scores_of(run, record, source) is None
+        for name in perplexities:
+            there, values = _perplexities(record, name, kept)
+            perplexities[name] += values
+            measured[name] += there
+            unmeasured[name] += there < len(kept)
+            if values:
+                ratios[f"perplexity\0{name}"] = math.fsum(values), len(values)
+        rows.append(ratios)
     estimates = _estimates(rows, seed)
     judged: dict[str, dict[str, Estimate]] = {}
-    for source in sources(run):
+    for source in run.sources:
         names = {name: f"{source}\0{name}" for name in ("max", "mean", "rate")}
         judged[source] = {
             name: estimates.pop(key) for name, key in names.items() if key in estimates
@@ -115,27 +145,68 @@ def summarize(run: Run, *, valid: Valid | None = None, seed: int = 0) -> Summary
         prompts=len(run.records),
         completions=completions,
         toxicity=judged,
+        unscored=unscored,
+        fluency={
+            name: Fluency(
+                mean=estimates.pop(f"perplexity\0{name}", None),
+                median=median(values) if values else None,
+                without=measured[name] - len(values),
+                unmeasured=unmeasured[name],
+            )
+            for name, values in perplexities.items()
+        },
         averages=estimates,
-        perplexity_median=median(perplexities) if perplexities else None,
-        without_perplexity=without if run.perplexity else None,
         valid=valid,
         dropped=dropped,
     )
 
 
-def sources(run: Run) -> list[str]:
-    """Who scored the completions: the search's scorer first, then the judges."""
-    judges = run.config.get("judges")
-    if judges is None:
-        judges = run.records[0].get("judge_scores", {})
-    return list(dict.fromkeys([_scorer(run), *judges]))
+def over_seeds(summaries: Sequence[Summary], method: str) -> Summary:
+    """The mean of runs of one configuration that differ in their seed; spreads are in `std`."""
+    first = summaries[0]
+    return Summary(
+        method=method,
+        prompts=max(one.prompts for one in summaries),
+        completions=sum(one.completions for one in summaries),
+        toxicity={
+            source: _mean([one.toxicity.get(source, {}) for one in summaries])
+            for source in first.toxicity
+        },
+        unscored={
+            source: max(one.unscored.get(source, one.prompts) for one in summaries)
+            for source in first.unscored
+        },
+        fluency={
+            name: Fluency(
+                mean=_mean([{"": one.mean} if one.mean else {} for one in some]).get(""),
+                median=fmean(medians)
+                if (medians := [o.median for o in some if o.median])
+                else None,
+                without=fmean(one.without for one in some),
+                unmeasured=max(one.unmeasured for one in some),
+            )
+            for name in first.fluency
+            if (some := [one.fluency[name] for one in summaries if name in one.fluency])
+        },
+        averages=_mean([one.averages for one in summaries]),
+        valid=first.valid,
+        dropped=sum(one.dropped for one in summaries),
+    )
 
 
-def scores_of(run: Run, record: Mapping[str, Any], source: str) -> list[float]:
-    """The scores of a record's completions by `source`, one a trial."""
-    if source == _scorer(run):
-        return list(record["toxicity_scores"])
-    return list(record["judge_scores"][source])
+def _mean(some: Sequence[Mapping[str, Estimate]]) -> dict[str, Estimate]:
+    """The mean of each estimate that all have, with its standard deviation."""
+    found = {}
+    for name in some[0]:
+        if all(name in one for one in some):
+            values = [one[name].value for one in some]
+            found[name] = Estimate(fmean(values), std=stdev(values) if len(values) > 1 else None)
+    return found
+
+
+def scores_of(run: Run, record: Record, source: str) -> list[float] | None:
+    """The scores of a record's completions by `source`, one a trial; None if it lacks any."""
+    return record.toxicity_scores if source == run.scorer else record.scores_by(source)
 
 
 def is_toxic(run: Run, score: float) -> bool:
@@ -145,100 +216,80 @@ def is_toxic(run: Run, score: float) -> bool:
     return score >= threshold if protocol.get("toxic_inclusive", False) else score > threshold
 
 
-def kept_trials(run: Run, record: Mapping[str, Any], valid: Valid | None) -> list[int]:
-    """The numbers of the trials that `valid` leaves in. Raises InputError if it cannot tell."""
-    trials = range(len(record["completions"]))
+def kept_trials(run: Run, record: Record, valid: Valid | None) -> list[int]:
+    """The places of the trials that `valid` leaves in. Raises InputError if it cannot tell."""
+    places = range(len(record.completions))
     if valid is None:
-        return list(trials)
-    lengths = run.reference_tokens.get(record["id"])
-    if lengths is None or len(lengths) != len(trials):
+        return list(places)
+    measured = record.perplexity.get(run.references[0]) if run.references else None
+    if measured is None or None in measured.num_tokens:
         raise InputError(
-            f"{place(run)}: valid={valid!r} needs the length of each completion in the reference "
-            f"model's tokens, and record {record['id']!r} has none; measure the perplexity first"
+            f"{run.where}: valid={valid!r} needs the length of each completion in the reference "
+            f"model's tokens, and record {record.id!r} has none; measure the perplexity first "
+            "(tide judge --reference)"
         )
-    return [trial for trial in trials if lengths[trial] == 20]
+    return [place for place in places if measured.num_tokens[place] == 20]
 
 
 def check_records(run: Run) -> None:
     """Raise InputError for the first record that the metrics must not be computed from."""
-    expected = run.config.get("protocol", {}).get("num_trials")
-    if expected is None:
-        expected = max(len(record["completions"]) for record in run.records)
-    judges = sources(run)[1:]
-    for record_id, count in Counter(record["id"] for record in run.records).items():
-        if count > 1:
-            raise InputError(f"{place(run)}: record {record_id!r} is there {count} times")
+    expected = run.config.get("num_trials") or max(len(one.completions) for one in run.records)
     for record in run.records:
-        here = f"{place(run)}: record {record['id']!r}"
-        trials = len(record["completions"])
-        if trials != expected:
-            raise InputError(f"{here} has {trials} of {expected} trials; run it again")
-        judged = record.get("judge_scores", {})
-        if missing := [judge for judge in judges if judge not in judged]:
-            raise InputError(f"{here} has no scores of judge {missing[0]!r}; run it again")
-        lists = {name: record[name] for name in _PER_TRIAL if name in record}
-        lists |= {f"judge_scores[{name}]": judged[name] for name in judges}
-        if record["id"] in run.perplexity:
-            lists["perplexity"] = run.perplexity[record["id"]]
-        for name, values in lists.items():
-            if not isinstance(values, list) or len(values) != trials:
-                raise InputError(f"{here}: {name} has not one entry a trial ({trials})")
-        for step in (step for steps in record.get("steps", []) for step in steps):
-            if missing := [judge for judge in judges if judge not in step.get("judge_scores", {})]:
-                raise InputError(f"{here}: a step has no scores of judge {missing[0]!r}")
+        if len(record.completions) != expected:
+            raise InputError(
+                f"{run.where}: record {record.id!r} has {len(record.completions)} of {expected} "
+                "trials; run it again"
+            )
 
 
-def place(run: Run) -> str:
-    """Where a run lies, for messages."""
-    return str(run.folder or run.name)
+def _perplexities(record: Record, name: str, kept: Sequence[int]) -> tuple[int, list[float]]:
+    """How many of the trials were measured, and the perplexities of those that have one."""
+    measured = record.perplexity.get(name)
+    if measured is None:
+        return 0, []
+    there = [place for place in kept if measured.num_tokens[place] is not None]
+    values = [nll for place in there if (nll := measured.nll[place]) is not None]
+    # A mean beyond this is an infinite perplexity to a float; it must not stop the report.
+    return len(there), [math.exp(min(nll, 700.0)) for nll in values]
 
 
-def _scorer(run: Run) -> str:
-    return str(run.config.get("scorer") or "scorer")
-
-
-def _perplexities(run: Run, record: Mapping[str, Any], kept: Sequence[int]) -> list[float]:
-    values = run.perplexity.get(record["id"])
-    return [] if values is None else [v for trial in kept if (v := values[trial]) is not None]
-
-
-def _ratios(
-    run: Run, record: Mapping[str, Any], kept: Sequence[int], perplexities: Sequence[float]
-) -> Ratios:
+def _ratios(run: Run, record: Record, kept: Sequence[int]) -> Ratios:
     """What one prompt adds to the two sums of each average."""
     found: Ratios = {}
-    for source in sources(run):
+    for source in run.sources:
         scores = scores_of(run, record, source)
-        if values := [scores[trial] for trial in kept]:
+        if scores is not None and kept:
+            values = [scores[place] for place in kept]
             found[f"{source}\0max"] = max(values), 1
             found[f"{source}\0mean"] = fmean(values), 1
             found[f"{source}\0rate"] = float(is_toxic(run, max(values))), 1
-    if perplexities:
-        found["perplexity"] = math.fsum(perplexities), len(perplexities)
-    texts = [record["completions"][trial] for trial in kept]
-    words = [text.split() for text in texts]
+    words = [record.completions[place].split() for place in kept]
     if total := sum(map(len, words)):
         for n in (1, 2, 3):
             grams = {gram for some in words for gram in _ngrams(some, n)}
             found[f"dist_{n}"] = len(grams) / total, 1
-    for name, key in (("iterations", "num_iter_steps"), ("num_tokens", "num_tokens")):
-        if key in record:
-            found[name] = sum(record[key][trial] for trial in kept), len(kept)
-    refused = record.get("refused", [False] * len(record["completions"]))
     # A withheld text is no empty completion; records of other systems do not say which are.
-    empty = record.get("empty") or [
+    refused = record.refused or [False] * len(record.completions)
+    empty = record.empty or [
         is_empty(text) and not withheld
-        for text, withheld in zip(record["completions"], refused, strict=True)
+        for text, withheld in zip(record.completions, refused, strict=True)
     ]
-    found["empty"] = sum(empty[trial] for trial in kept), len(kept)
+    of_completions = {
+        "iterations": record.num_iter_steps,
+        "num_tokens": record.num_tokens,
+        "empty": empty,
+    }
+    for name, each in of_completions.items():
+        if each is not None:
+            found[name] = sum(each[place] for place in kept), len(kept)
     for name in _COSTS:
-        if name in record:
-            found[name] = sum(record[name]), 1
-    if "seconds" in record:
-        found["seconds"] = record["seconds"], 1
-    if "accepted" in record:
-        found["unresolved"] = float(not all(record["accepted"])), 1
-    if "refused" in record:
+        if (spent := getattr(record, name)) is not None:
+            found[name] = sum(spent), 1
+    if record.seconds is not None:
+        found["seconds"] = record.seconds, 1
+    if record.accepted is not None:
+        found["unresolved"] = float(not all(record.accepted)), 1
+    if record.refused is not None:
         found["refused"] = float(any(refused)), 1
     return found
 

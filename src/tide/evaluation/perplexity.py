@@ -6,6 +6,7 @@ larger model of the same family, or one model for all.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,7 +35,10 @@ def reference_for(model: str) -> str | None:
 
 @dataclass(frozen=True)
 class Fluency:
-    """Of one completion: mean negative log-likelihood a token (nats), None without tokens."""
+    """Of one completion. nll: mean negative log-likelihood a token (nats).
+
+    It is None without tokens, and where the model's numbers overflow.
+    """
 
     nll: float | None
     num_tokens: int
@@ -79,7 +83,7 @@ class Reference:
                 [prompts[i] for i in rows], [completions[i] for i in rows]
             )
         for value, ids in zip(values.tolist(), completions, strict=True):
-            yield Fluency(value if ids else None, len(ids))
+            yield Fluency(value if math.isfinite(value) else None, len(ids))
 
     def _completions(
         self, pairs: Sequence[tuple[str, str]], prompts: Sequence[list[int]]

@@ -1,112 +1,190 @@
-"""A run on disk: one method on one benchmark, in a folder of its own.
+"""A run on disk: the records of one method, and what made them.
 
-`config.json` says everything that decides the records; `records.jsonl` holds one prompt a line,
-appended as prompts finish; `perplexity.jsonl` the likelihoods of the completions under a reference
-model; `summary.json` the metrics. A folder that holds such folders stands for all of them.
+A run is a folder (`records.jsonl`, `config.json`, and `summary.json` with the metrics), or a file
+`NAME.jsonl` with `NAME.jsonl.config.json` beside it. The configuration says everything that decides
+the records. What a run can be extended by may differ from one command to the next: the number of
+prompts and of trials, the judges, the reference models.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tide.errors import InputError
+from tide.data.jsonl import read_object, write_text
+from tide.data.records import Record, RecordFile, RecordId, read_records
+from tide.errors import InputError, TideError
 
+FORMAT = 2
 CONFIG = "config.json"
 RECORDS = "records.jsonl"
-PERPLEXITY = "perplexity.jsonl"
-PERPLEXITY_CONFIG = "perplexity.config.json"
 SUMMARY = "summary.json"
+# What does not decide the records that are there, by its path in the configuration.
+_GROWS = {
+    *(("method",), ("versions",), ("created",), ("judges",), ("references",), ("num_trials",)),
+    *(("benchmark", "prompts"), ("benchmark", "fingerprint"), ("scorer", "spec")),
+}
 
 
 @dataclass(frozen=True)
 class Run:
-    """One method on one benchmark, as it lies on disk.
+    """The records of one method, as they lie at `path`.
 
-    name: of the method, for tables. records: one dict a prompt (see `records.to_record` and
-    `evaluation.evaluate`). perplexity: by id, of each completion; None where it has none. Empty if
-    no reference model was used. reference_tokens: by id, the length of each completion in the
-    reference model's tokens, where recorded.
+    name: of the method and its settings, for tables. failed: prompts that the command that made or
+    extended it could not complete, with the reason.
     """
 
     name: str
     config: dict[str, Any]
-    records: list[dict[str, Any]]
-    perplexity: dict[int | str, list[float | None]] = field(default_factory=dict)
-    folder: Path | None = None
-    reference_tokens: dict[int | str, list[int]] = field(default_factory=dict)
+    records: list[Record]
+    path: Path | None = None
+    failed: dict[RecordId, TideError] = field(default_factory=dict, compare=False)
+
+    @property
+    def scorer(self) -> str:
+        """The name of the scorer that guided the search, or only measured a baseline."""
+        return str((self.config.get("scorer") or {}).get("name") or "scorer")
+
+    @cached_property
+    def sources(self) -> list[str]:
+        """Who scored the completions: the search's scorer first, then the judges."""
+        judges = [judge["name"] for judge in self.config.get("judges") or ()]
+        return list(dict.fromkeys([self.scorer, *judges]))
+
+    @property
+    def references(self) -> list[str]:
+        """The models that measured perplexity."""
+        return list(self.config.get("references") or ())
+
+    @property
+    def where(self) -> str:
+        """Where it lies, for messages."""
+        return str(self.path or self.name)
+
+
+def files_of(run: Path) -> tuple[Path, Path]:
+    """The files of records and configuration of the run at `run`: a folder or a .jsonl file."""
+    if run.suffix == ".jsonl":
+        return run, run.with_name(f"{run.name}.{CONFIG}")
+    return run / RECORDS, run / CONFIG
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
-    """The run folders among and below `paths`, each once, in order.
+    """The runs at and below `paths`, each once, in the order in which they were made.
 
     Raises InputError for a path without any.
     """
     found: dict[Path, None] = {}
     for path in paths:
-        here = [path] if (path / CONFIG).is_file() else [p.parent for p in path.glob(f"*/{CONFIG}")]
+        is_run = files_of(path)[1].is_file()
+        here = [path] if is_run else list(filter(None, map(_run_of, path.rglob(f"*{CONFIG}"))))
         if not here:
-            raise InputError(f"{path}: no run here (no {CONFIG}, nor in the folders below)")
-        # In the order in which they were made, which is that of the methods on the command line.
-        found.update(dict.fromkeys(sorted(here, key=lambda p: (p / CONFIG).stat().st_mtime_ns)))
+            raise InputError(f"{path}: no run here, nor in the folders below")
+        found.update(dict.fromkeys(sorted(here, key=lambda run: (_created(run), run))))
     return list(found)
 
 
-def read_run(folder: Path) -> Run:
-    """Read a run folder. Raises InputError if something in it is not what a run writes."""
-    try:
-        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        name = config["method"]
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise InputError(f"{folder / CONFIG}: not the configuration of a run ({error})") from None
-    records = list(_lines(folder / RECORDS))
+def _run_of(config: Path) -> Path | None:
+    """The run that a configuration file belongs to, if it belongs to one."""
+    run = (
+        config.parent
+        if config.name == CONFIG
+        else config.with_name(config.name[: -len(CONFIG) - 1])
+    )
+    return run if files_of(run)[1] == config and files_of(run)[0].is_file() else None
+
+
+def _created(run: Path) -> str:
+    return str(read_config(run).get("created", ""))
+
+
+def read_config(run: Path) -> dict[str, Any]:
+    """Raises InputError if it is missing, of another format, or says no method."""
+    path = files_of(run)[1]
+    config = read_object(path)
+    if "format" not in config or config["format"] == 1:
+        raise InputError(
+            f"{path}: written by an earlier version; "
+            f"`python -m tide.data.convert {run}` makes it one of today's"
+        )
+    if not isinstance(config.get("method"), str):
+        raise InputError(f"{path}: not the configuration of a run")
+    return config
+
+
+def read_run(run: Path) -> Run:
+    """Read a run. Raises InputError if something in it is not what a run writes."""
+    config = read_config(run)
+    records = read_records(files_of(run)[0])
     if not records:
-        raise InputError(f"{folder}: no finished records yet")
-    for record in records:
-        _check(record, folder)
-    if not (folder / PERPLEXITY).is_file():
-        return Run(name, config, records, folder=folder)
-    place = folder / PERPLEXITY
+        raise InputError(f"{run}: no finished records yet")
+    return Run(config["method"], config, records, run)
+
+
+def open_run(
+    run: Path, config: dict[str, Any], prompts: dict[RecordId, str], *, overwrite: bool = False
+) -> RecordFile:
+    """The records of a run to go on with, which is begun if there is none.
+
+    config: see `config_of`. prompts: by id, in the order that the file will have.
+    Raises InputError if there is a run with another configuration or from other prompts.
+    """
+    records = files_of(run)[0]
+    if records.is_dir() or (run != records and run.is_file()):
+        raise InputError(f"{run}: cannot be written: a run is a folder or a .jsonl file")
+    if overwrite:
+        records.unlink(missing_ok=True)
+    if records.exists() and records.stat().st_size:
+        _refuse_other(run, config)
+        config = _grown(read_config(run), config)
+    else:
+        config = {**config, "created": datetime.now(timezone.utc).isoformat()}
+    file = RecordFile(records)
     try:
-        reference = json.loads((folder / PERPLEXITY_CONFIG).read_text(encoding="utf-8"))
-        config["reference"] = reference["reference"]
-        lines = list(_lines(place))
-        # A mean beyond this is an infinite perplexity to a float; it must not stop the report.
-        perplexity = {
-            line["id"]: [None if x is None else math.exp(min(x, 700.0)) for x in line["nll"]]
-            for line in lines
-        }
-        tokens = {line["id"]: line["num_tokens"] for line in lines}
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"{place}: not the perplexity of a run ({error!r})") from None
-    return Run(name, config, records, perplexity, folder, tokens)
+        file.expect(prompts)
+        write_config(run, config)
+    except BaseException:
+        file.__exit__(TideError)
+        raise
+    return file
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    try:
-        with path.open(encoding="utf-8") as file:
-            for number, line in enumerate(file, start=1):
-                if not line.endswith("\n"):
-                    return  # cut off by a kill; the run that resumes drops it
-                try:
-                    row = json.loads(line)
-                    row["id"]
-                except (ValueError, TypeError, KeyError):
-                    raise InputError(f"{path}, line {number}: not a record of a run") from None
-                yield row
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error}") from None
+def write_config(run: Path, config: dict[str, Any]) -> None:
+    path, text = files_of(run)[1], json.dumps(config, indent=2) + "\n"
+    if not path.is_file() or path.read_text(encoding="utf-8") != text:
+        write_text(path, text)
 
 
-def _check(record: dict[str, Any], folder: Path) -> None:
-    texts, scores = record.get("completions"), record.get("toxicity_scores")
-    if not isinstance(texts, list) or not isinstance(scores, list) or len(texts) != len(scores):
-        raise InputError(f"{folder}: record {record['id']!r} has not one score a completion")
-    if not texts:
-        raise InputError(f"{folder}: record {record['id']!r} has no trials")
+def _refuse_other(run: Path, config: dict[str, Any]) -> None:
+    way_out = "write elsewhere, or start again with --overwrite"
+    path = files_of(run)[1]
+    if not path.is_file():
+        raise InputError(f"{run}: exists, but {path.name} does not say what made it; {way_out}")
+    old, new = dict(_leaves(read_config(run))), dict(_leaves(json.loads(json.dumps(config))))
+    for name in [*new, *(name for name in old if name not in new)]:
+        if old.get(name) != new.get(name) and not any(name[: len(g)] == g for g in _GROWS):
+            raise InputError(
+                f"{run}: was made with {'.'.join(name)} = {old.get(name)!r}, this run has "
+                f"{new.get(name)!r}; {way_out}"
+            )
+
+
+def _leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    if not isinstance(value, dict):
+        yield path, value
+        return
+    for name, inner in value.items():
+        yield from _leaves(inner, (*path, name))
+
+
+def _grown(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """`old` with what `new` adds to it."""
+    grown = {**old, "num_trials": max(old["num_trials"], new["num_trials"])}
+    if "benchmark" in old and new["benchmark"]["prompts"] > old["benchmark"]["prompts"]:
+        grown["benchmark"] = new["benchmark"]
+    return grown

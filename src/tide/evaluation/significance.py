@@ -9,8 +9,9 @@ from statistics import fmean
 
 import numpy as np
 
+from tide.data.records import RecordId
 from tide.errors import InputError
-from tide.evaluation.metrics import Valid, check_records, kept_trials, scores_of, sources
+from tide.evaluation.metrics import Valid, check_records, kept_trials, scores_of
 from tide.evaluation.runs import Run
 
 MEASURES: dict[str, Callable[[list[float]], float]] = {"max": max, "mean": fmean}
@@ -43,27 +44,35 @@ def compare(
     """Every run against the run named `against`, by every source that both have.
 
     against: by default `base`, or the first run if there is none. Prompts pair by id, and only if
-    they are the same text. All comparisons returned are one family of Holm's correction.
+    they are the same text. Runs of one name are seeds of one configuration: a prompt's value is
+    the mean over them. All comparisons returned are one family of Holm's correction.
 
     Raises InputError if no run has that name, or for records that cannot be used.
     """
+    by_name: dict[str, list[Run]] = {}
     for run in runs:
         check_records(run)
-    names = [run.name for run in runs]
-    if against is None:
-        against = "base" if "base" in names else names[0]
-    if against not in names:
-        raise InputError(f"no run of method {against!r} to compare with; there are {names}")
-    other = runs[names.index(against)]
+        by_name.setdefault(run.name, []).append(run)
+    name_of_other = opponent([*by_name], against)
+    if name_of_other is None:
+        raise InputError(f"no run of method {against!r} to compare with; there are {[*by_name]}")
+    other = by_name[name_of_other]
     found = [
-        _compare(run, other, source, measure, valid)
-        for source in sources(other)
+        _compare(some, other, source, measure, valid)
+        for source in other[0].sources
         for measure in MEASURES
-        for run in runs
-        if run is not other and source in sources(run)
+        for name, some in by_name.items()
+        if name != name_of_other and source in some[0].sources
     ]
     corrected = holm([one.p_value for one in found])
     return [replace(one, p_holm=p) for one, p in zip(found, corrected, strict=True)]
+
+
+def opponent(names: Sequence[str], against: str | None) -> str | None:
+    """The name that `against` means, `tide (3 seeds)` for `tide` too; None if there is none."""
+    wanted = "base" if against is None else against
+    found = [name for name in names if name == wanted or name.startswith(f"{wanted} (")]
+    return found[0] if found else names[0] if against is None else None
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -89,19 +98,17 @@ def signed_rank(differences: Sequence[float]) -> float:
         return float(wilcoxon(np.asarray(unequal), alternative="less").pvalue)
 
 
-def _compare(run: Run, other: Run, source: str, measure: str, valid: Valid | None) -> Comparison:
-    mine, theirs = (_values(one, source, measure, valid) for one in (run, other))
-    differences = [
-        value - theirs[key][1]
-        for key, (prompt, value) in mine.items()
-        if key in theirs and theirs[key][0] == prompt
-    ]
+def _compare(
+    runs: Sequence[Run], others: Sequence[Run], source: str, measure: str, valid: Valid | None
+) -> Comparison:
+    mine, theirs = (_values(some, source, measure, valid) for some in (runs, others))
+    differences = [value - theirs[key] for key, value in mine.items() if key in theirs]
     p_value = signed_rank(differences)
     return Comparison(
         source=source,
         measure=measure,
-        method=run.name,
-        against=other.name,
+        method=runs[0].name,
+        against=others[0].name,
         pairs=len(differences),
         unequal=sum(difference != 0 for difference in differences),
         difference=fmean(differences) if differences else None,
@@ -111,12 +118,14 @@ def _compare(run: Run, other: Run, source: str, measure: str, valid: Valid | Non
 
 
 def _values(
-    run: Run, source: str, measure: str, valid: Valid | None
-) -> dict[int | str, tuple[str, float]]:
-    """By id: the prompt, and its value by `measure`; prompts without a kept trial are left out."""
-    found = {}
-    for record in run.records:
-        scores = scores_of(run, record, source)
-        if kept := [scores[trial] for trial in kept_trials(run, record, valid)]:
-            found[record["id"]] = record["prompt"], MEASURES[measure](kept)
-    return found
+    runs: Sequence[Run], source: str, measure: str, valid: Valid | None
+) -> dict[tuple[RecordId, str], float]:
+    """By id and prompt, its value by `measure`; prompts without a kept trial are left out."""
+    found: dict[tuple[RecordId, str], list[float]] = {}
+    for run in runs:
+        for record in run.records:
+            scores, kept = scores_of(run, record, source), kept_trials(run, record, valid)
+            if scores is not None and kept:
+                value = MEASURES[measure]([scores[place] for place in kept])
+                found.setdefault((record.id, record.prompt), []).append(value)
+    return {key: fmean(values) for key, values in found.items()}

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tide.baselines.common.labelled import Labelled, LabelledText, Pair, read_labelled
+from tide.baselines.common.labelled import Labelled, read_labelled
+from tide.data.labelled import LabelledText, Pair
 from tide.errors import InputError
 
 
@@ -39,7 +40,7 @@ def test_both_kinds_of_rows(tmp_path: Path) -> None:
     zipped.write_bytes(gzip.compress(b'{"text": "good", "toxicity": 1.0}\n'))
     data = read_labelled([path, zipped])
     assert data.pairs == [Pair("silly", ("odd", "strange")), Pair("daft", ("unwise",))]
-    assert [(t.text, t.toxicity, t.source) for t in data.texts] == [
+    assert [(t.text, t.toxicity, t.group) for t in data.texts] == [
         ("fine", 0.0, "x"),
         ("so-so", 0.3, ""),
         ("dumb", 1.0, "pairs"),
@@ -57,9 +58,9 @@ def test_both_kinds_of_rows(tmp_path: Path) -> None:
     [
         ({"toxicity": 1}, "no text field 'text'"),
         ({"text": " ", "toxicity": 1}, "no text field 'text'"),
-        ({"text": "a"}, "'toxicity' is None"),
-        ({"text": "a", "toxicity": True}, "'toxicity' is True"),
-        ({"text": "a", "toxicity": 1.5}, "'toxicity' is 1.5"),
+        ({"text": "a"}, "toxicity is None"),
+        ({"text": "a", "toxicity": True}, "toxicity is True"),
+        ({"text": "a", "toxicity": 1.5}, "toxicity is 1.5"),
         ({"toxic": "a"}, "without a 'neutral'"),
         ({"toxic": "a", "neutral": ["b", ""]}, "holds an empty text"),
         ({"toxic": 3, "neutral": "b"}, "holds an empty text"),
@@ -82,7 +83,7 @@ def test_nothing_to_read(tmp_path: Path) -> None:
 def test_as_many_of_either_kind_from_each_source() -> None:
     data = Labelled([*many("x", 50, 30), *many("y", 5, 100)], [])
     chosen = data.balanced(seed=0)
-    assert Counter((t.source, t.toxicity) for t in chosen) == {
+    assert Counter((t.group, t.toxicity) for t in chosen) == {
         ("x", 0.9): 30, ("x", 0.0): 30, ("y", 0.9): 5, ("y", 0.0): 5,
     }  # fmt: skip
     assert chosen == data.balanced(seed=0) != data.balanced(seed=1)

@@ -15,8 +15,9 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from tide.baselines.common.labelled import Labelled, LabelledText
+from tide.baselines.common.labelled import Labelled
 from tide.baselines.common.settings import FitSettings
+from tide.data.labelled import LabelledText
 from tide.engines.local.padding import by_length, in_batches
 from tide.registry import require
 

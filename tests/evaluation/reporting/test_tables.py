@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from tests.evaluation.runs import JUDGE, run, search_run
-from tide.evaluation.metrics import Estimate, summarize
-from tide.evaluation.report import tables
-from tide.evaluation.report.tables import Column, Table
+from tests.evaluation.runs import JUDGE, REFERENCE, changed, measured, run, search_run
+from tide.evaluation.metrics import Estimate, over_seeds, summarize
+from tide.evaluation.reporting import tables
+from tide.evaluation.reporting.tables import Column, Table
 from tide.evaluation.significance import compare
 
 TABLE = Table(
@@ -76,9 +76,32 @@ def test_columns_that_no_run_recorded_are_left_out() -> None:
 
 
 def test_dropped_completions_are_told() -> None:
-    one = replace(run([[0.1, 0.2]]), reference_tokens={0: [20, 3]}, perplexity={0: [2.0, 3.0]})
+    one = measured(run([[0.1, 0.2]]), [[2.0, 3.0]], [[20, 3]])
     table = tables.quality_table([summarize(one, valid="exact-20")], "scorer@1", "t", "n")
     assert "dropped: base 1" in table.notes[-1]
+
+
+def test_a_column_a_reference() -> None:
+    one = measured(run([[0.2], [0.9]]), [[2.0], [4.0]])
+    for number, record in enumerate(one.records):
+        changed(one, number, perplexity=record.perplexity | {"a/b": record.perplexity[REFERENCE]})
+    one.config["references"] = [REFERENCE, "a/b"]
+    for make in (tables.quality_table, lambda s, *rest: tables.fluency_table(s, *rest[1:])):
+        (row,) = read_csv(tables.to_csv(make([summarize(one)], JUDGE, "t", "n")))
+        assert row[f"perplexity {REFERENCE}"] == row["perplexity a/b"] == "3.0"
+
+
+def test_seeds_and_what_is_missing_are_told() -> None:
+    one = run([[0.2], [0.9]])
+    changed(one, 1, judge_scores={})
+    summaries = [summarize(one), over_seeds([summarize(run([[x], [x]])) for x in (0.1, 0.3)], "s")]
+    table = tables.quality_table(summaries, JUDGE, "t", "n")
+    assert "base: 1 of 2 prompts are not scored yet and left out" in table.notes
+    assert "| s | 0.200 ±0.141 |" in tables.to_markdown(table)
+    assert "standard deviation" in tables.to_markdown(table)
+    second = read_csv(tables.to_csv(table))[1]
+    assert float(second["avg max std"]) == pytest.approx(0.1414, abs=1e-4)
+    assert "<td>0.200 ±0.141</td>" in tables.to_html(table)
 
 
 def test_significance_of_one_source() -> None:

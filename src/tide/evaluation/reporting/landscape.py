@@ -6,7 +6,6 @@ The plane is spanned by the first step of a `tide` search and a random direction
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,12 +17,11 @@ from torch import Tensor
 
 from tide.config import Settings
 from tide.detoxifier import Detoxifier
-from tide.errors import InputError
-from tide.scheduler import Search, run_searches
+from tide.engines.base import Completion, Engine
+from tide.errors import InputError, TideError
+from tide.evaluation.runners import LocalRunner
+from tide.evaluation.sharing import SharedEngine
 from tide.scorers import score_texts
-from tide.search import Problem, load_strategy
-from tide.search.base import Part, Point, Role
-from tide.search.tide import TideOptions, TideStrategy
 from tide.seeds import derive_seed
 
 _LOG = logging.getLogger(__name__)
@@ -46,29 +44,28 @@ class Landscape:
 
 
 def detoxifier_of(config: dict[str, Any]) -> Detoxifier:
-    """The model, scorer and settings of a run's `config.json`, loaded again.
+    """The model, scorer and settings of a run's configuration, loaded again.
 
-    Raises InputError for a run that was no search, and as Detoxifier does.
+    Raises InputError for a run that was no search, or whose scorer has no spec that loads it
+    (it was a function, not a name), and as Detoxifier does.
     """
     if not config.get("settings") or not config.get("model") or not config.get("scorer"):
-        raise InputError("landscape: needs a run of a search (config.json with model and settings)")
+        raise InputError("landscape: needs a run of a search (its model, scorer and settings)")
+    scorer = config["scorer"]
+    if scorer["spec"] is None:
+        raise InputError(f"landscape: the scorer {scorer['name']} was no name that loads it again")
     detoxifier = Detoxifier(
         config["model"],
-        scorer=loadable(config["scorer"]),
+        scorer=scorer["spec"],
         engine=config.get("engine", "transformers"),
         settings=Settings.of(config["settings"]),
-        engine_options={"dtype": config.get("dtype", "auto")},
+        engine_options={"dtype": config.get("dtype", "auto"), **config.get("engine_options", {})},
     )
-    if detoxifier.scorer.name != config["scorer"]:
+    if detoxifier.scorer.name != scorer["name"]:
         _LOG.warning(
-            "landscape: scored by %s, the run was by %s", detoxifier.scorer.name, config["scorer"]
+            "landscape: scored by %s, the run was by %s", detoxifier.scorer.name, scorer["name"]
         )
     return detoxifier
-
-
-def loadable(scorer: str) -> str:
-    """What loads the scorer of this name: `hf:ID@REVISION#LABEL` without the revision."""
-    return re.sub(r"@[\w.]+(?=#|$)", "", scorer)
 
 
 def explore(
@@ -80,21 +77,23 @@ def explore(
     The points of the map share their sampling noise, so that differences come from the embeddings.
     seed: of the random direction. Raises InputError if the search makes no step.
     """
-    settings, engine = detoxifier.settings, detoxifier.engine
+    settings, engine = detoxifier.settings, _Recording(detoxifier.engine)
+    if settings.strategy.partition(":")[0] != "tide":
+        settings = settings.model_copy(update={"strategy": "tide"})
+    runner = LocalRunner(engine, detoxifier.scorer)
+    ((_, result),) = runner.complete(settings, [prompt], [trial], ordered=True)
+    if isinstance(result, TideError):
+        raise result
     (embedded,) = engine.embed([prompt])
     movable = torch.ones_like(embedded.special) if settings.perturb == "all" else ~embedded.special
-    search_seed = derive_seed(settings.seed, prompt, trial)
-    options = load_strategy(settings.strategy).options
-    strategy = _Recording(
-        Problem(embedded.embeddings, movable, search_seed, engine.dtype),
-        settings,
-        options if isinstance(options, TideOptions) else None,
-    )
-    search = Search(0, trial, search_seed, strategy, embedded.token_ids)
-    for finished in run_searches(iter([search]), engine, detoxifier.scorer, settings):
-        if finished.error is not None:
-            raise finished.error
-    steps = torch.stack(strategy.points) - strategy.x0
+    x0 = embedded.embeddings[movable]
+    # The prompt and the iterates, by round: a point may be completed several times in one.
+    points = {
+        evaluation.round: x[movable].float()
+        for x, evaluation in zip(engine.rows, result.best.trace, strict=False)
+        if evaluation.role != "perturbation"
+    }
+    steps = torch.stack([*points.values()]) - x0
     moved = steps.flatten(1).norm(dim=1).nonzero().flatten()
     if len(moved) == 0:
         raise InputError(
@@ -102,36 +101,36 @@ def explore(
             " or no perturbation changed the score); choose another id"
         )
     plane = _plane(steps[moved[0]], seed)
-    size = float(strategy.x0.norm())
+    size = float(x0.norm())
     path = torch.einsum("ptd,atd->pa", steps, plane).double().numpy() / size
     reach = _MARGIN * float(np.abs(path).max())
     axis = np.linspace(-reach, reach, grid)
     across, along = np.meshgrid(axis, axis, indexing="ij")
-    points = []
+    tried = []
     for weights in np.stack([along.ravel(), across.ravel()], axis=1) * size:
         x = embedded.embeddings.clone()
         x[movable] += torch.einsum("a,atd->td", torch.from_numpy(weights).float(), plane)
-        points.append(x)
-    noise = [derive_seed(search_seed, "landscape")] * len(points)
-    completions = engine.complete(points, settings.sampling, noise)
+        tried.append(x)
+    search_seed = derive_seed(settings.seed, prompt, trial)
+    noise = [derive_seed(search_seed, "landscape")] * len(tried)
+    completions = engine.complete(tried, settings.sampling, noise)
     texts = [completion.text for completion in completions]
     scores = score_texts(detoxifier.scorer, texts, settings.empty_policy).values
     return Landscape(axis, axis, scores.reshape(grid, grid), path, settings.toxicity_threshold)
 
 
-class _Recording(TideStrategy):
-    """`tide` that keeps its path: the prompt and each iterate, (movable, d)."""
+class _Recording(SharedEngine):
+    """Any engine, keeping the embeddings that completions were written from, in order."""
 
-    def __init__(self, problem: Problem, settings: Settings, options: TideOptions | None) -> None:
-        self.points: list[Tensor] = []
-        super().__init__(problem, settings, options)
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
+        self.rows: list[Tensor] = []
 
-    def evaluate(
-        self, points: Tensor, role: Role, seeds: Sequence[tuple[int | str, ...]] | None = None
-    ) -> Part[list[Point]]:
-        if role != "perturbation":
-            self.points.extend(points)
-        return (yield from super().evaluate(points, role, seeds))
+    def complete(
+        self, embeddings: Sequence[Tensor], sampling: Any, seeds: Sequence[int]
+    ) -> list[Completion]:
+        self.rows.extend(embeddings)
+        return super().complete(embeddings, sampling, seeds)
 
 
 def _plane(step: Tensor, seed: int) -> Tensor:

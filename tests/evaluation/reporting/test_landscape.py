@@ -6,7 +6,7 @@ import pytest
 from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
 from tide.detoxifier import Detoxifier
 from tide.errors import InputError
-from tide.evaluation.report.landscape import _plane, detoxifier_of, explore, loadable
+from tide.evaluation.reporting.landscape import _plane, detoxifier_of, explore
 
 
 @pytest.fixture
@@ -65,25 +65,15 @@ def test_a_prompt_that_passes_has_no_landscape(detoxifier: Detoxifier) -> None:
         explore(easy, PROMPTS[0])
 
 
-@pytest.mark.parametrize(
-    ("name", "loads"),
-    [
-        ("pocket@4926c191", "pocket"),
-        ("hf:org/model@0123abcd#toxic", "hf:org/model#toxic"),
-        ("hf:/home/me@here/model#toxic", "hf:/home/me@here/model#toxic"),
-        ("detoxify:original@0.5.4", "detoxify:original"),
-    ],
-)
-def test_the_name_of_a_scorer_loads_it_again(name: str, loads: str) -> None:
-    assert loadable(name) == loads
-
-
 def test_reloaded_from_the_config_of_a_run(caplog: pytest.LogCaptureFixture) -> None:
     settings = Detoxifier(scripted_engine()).settings.model_copy(update={"num_samples": 3})
-    config = {"model": "pocket", "scorer": "pocket@0123abcd", "settings": settings.model_dump()}
+    scorer = {"spec": "windows:50:pocket", "name": "pocket@0123abcd"}
+    config = {"model": "pocket", "scorer": scorer, "settings": settings.model_dump()}
     with detoxifier_of(config) as detoxifier:
         assert detoxifier.settings == settings
-        assert detoxifier.scorer.name.startswith("pocket@")
+        assert detoxifier.scorer.name.startswith("windows:50:pocket@")
     assert "the run was by pocket@0123abcd" in caplog.text
+    with pytest.raises(InputError, match="callable:f was no name that loads it again"):
+        detoxifier_of({**config, "scorer": {"spec": None, "name": "callable:f"}})
     with pytest.raises(InputError, match="needs a run of a search"):
-        detoxifier_of({"model": "pocket", "scorer": "pocket", "baseline": {}})
+        detoxifier_of({"model": "pocket", "scorer": scorer, "baseline": {}})

@@ -12,9 +12,11 @@ import re
 from pathlib import Path
 from typing import Any
 
+from tide.data.jsonl import read_object, read_objects
+from tide.data.records import merged, to_model
 from tide.errors import InputError
 from tide.evaluation.metrics import Estimate, check_records, summarize
-from tide.evaluation.report.tables import Column, Table, Value, slug
+from tide.evaluation.reporting.tables import Column, Table, Value, slug
 from tide.evaluation.runs import Run
 
 _FIELDS = (
@@ -33,46 +35,34 @@ def read_published(path: Path, *, scorer: str = "perspective") -> Run:
     """A file of published records as a run, named as the file.
 
     Where ids repeat (two of the published files number five prompts twice and all later ones five
-    too low), no id of the file can be trusted, and each record gets its place in the file instead:
+    too low), no id of the file can be trusted, and each record gets its number in the file instead:
     the published runs went through the benchmark in its order. The recorded `max_toxicity` is not
     used; metrics start from the scores.
 
     Raises InputError for a file that does not hold such records.
     """
-    try:
-        open_file = gzip.open if path.suffix == ".gz" else open
-        with open_file(path, "rt", encoding="utf-8") as file:
-            records = json.load(file)
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file") from None
-    except (OSError, EOFError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read as JSON: {error}") from None
-    if not isinstance(records, list) or not records:
-        raise InputError(f"{path}: not a list of records")
-    for number, record in enumerate(records):
-        _check(record, f"{path}: record {number}")
-    if len({record["id"] for record in records}) < len(records):
-        records = [{**record, "id": number} for number, record in enumerate(records)]
-    name = path.name.removesuffix(".gz").removesuffix(".json")
-    run = Run(name, {"method": name, "scorer": scorer, "judges": []}, records, folder=path)
+    rows = list(read_objects(path))
+    if not rows:
+        raise InputError(f"{path}: holds no records")
+    repeats = len({str(row.get("id")) for _, row in rows}) < len(rows)
+    records = []
+    for number, (where, row) in enumerate(rows):
+        known = {name: row[name] for name in _FIELDS if name in row}
+        if repeats:
+            known["id"] = number
+        records.append(to_model(*merged([(where, known)])))
+    name = path.name.removesuffix(".gz").rpartition(".")[0]
+    run = Run(name, {"method": name, "scorer": {"spec": None, "name": scorer}}, records, path)
     check_records(run)
     return run
 
 
 def write_published(run: Run, path: Path) -> None:
     """Write the records of `run` in the published format, gzipped if `path` ends in `.gz`."""
-    records = [
-        {name: record[name] for name in _FIELDS if name in record}
-        | {
-            "avg_toxicity": sum(record["toxicity_scores"]) / len(record["toxicity_scores"]),
-            "max_toxicity": max(record["toxicity_scores"]),
-        }
-        for record in run.records
-    ]
-    open_file = gzip.open if path.suffix == ".gz" else open
+    records = [record.model_dump(include={*_FIELDS}, exclude_none=True) for record in run.records]
+    text = json.dumps(records, ensure_ascii=False)
     try:
-        with open_file(path, "wt", encoding="utf-8") as file:
-            json.dump(records, file, ensure_ascii=False)
+        path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
     except OSError as error:
         raise InputError(f"{path}: cannot be written: {error}") from error
 
@@ -84,10 +74,9 @@ def paper_tables(folder: Path) -> list[Table]:
     published script's filter, which leaves out completions of other than 20 tokens of the
     perplexity model. Raises InputError if files are missing or one belongs to no printed row.
     """
-    try:
-        printed = json.loads((folder / "tables.json").read_text(encoding="utf-8"))["rtp"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{folder / 'tables.json'}: not the paper's tables ({error})") from None
+    printed = read_object(folder / "tables.json").get("rtp")
+    if not isinstance(printed, dict):
+        raise InputError(f"{folder / 'tables.json'}: not the paper's tables")
     files = sorted((folder / "recorded").glob("*/*.json*"))
     if not files:
         raise InputError(f"{folder / 'recorded'}: no files <model>/<method>.json.gz")
@@ -149,15 +138,3 @@ def printed_row(file_name: str, rows: dict[str, Any]) -> str | None:
         if re.sub(r"[^a-z0-9]|beta|model", "", row.lower()) == wanted:
             return row
     return None
-
-
-def _check(record: Any, here: str) -> None:
-    if not isinstance(record, dict) or not isinstance(record.get("id"), int | str):
-        raise InputError(f"{here}: not an object with an id")
-    if not isinstance(record.get("prompt"), str):
-        raise InputError(f"{here}: no text field 'prompt'")
-    texts, scores = record.get("completions"), record.get("toxicity_scores")
-    if not isinstance(texts, list) or not isinstance(scores, list) or not texts:
-        raise InputError(f"{here}: no lists of 'completions' and 'toxicity_scores'")
-    if not all(isinstance(score, int | float) and 0 <= score <= 1 for score in scores):
-        raise InputError(f"{here}: a toxicity score is not a number in [0, 1]")

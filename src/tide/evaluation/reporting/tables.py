@@ -7,6 +7,7 @@ import io
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from typing import Literal
 
 from rich import box
@@ -71,20 +72,21 @@ class Table:
 
 def quality_table(summaries: Sequence[Summary], source: str, title: str, name: str) -> Table:
     """The paper's table by one source: toxicity, perplexity, iterations; a row a method."""
+    references = _references(summaries)
     columns = [
         Column("method"),
         Column("avg max", 3, interval=True),
         Column("avg mean", 3, interval=True),
         Column("toxic rate", 3, interval=True),
-        Column("perplexity", 2, interval=True),
+        *(Column(heading, 2, interval=True, key=key) for heading, key in references.values()),
         Column("K-bar", 2),
     ]
     rows: list[list[Value]] = []
     for one in summaries:
         judged = one.toxicity.get(source, {})
         toxicity = [judged.get(key) for key in ("max", "mean", "rate")]
-        rest = [one.averages.get(key) for key in ("perplexity", "iterations")]
-        rows.append([one.method, *toxicity, *rest])
+        fluency = [one.fluency[r].mean if r in one.fluency else None for r in references]
+        rows.append([one.method, *toxicity, *fluency, one.averages.get("iterations")])
     dropped = {one.method: one.dropped for one in summaries if one.valid is not None}
     counts = {one.prompts for one in summaries}
     if len(counts) > 1:
@@ -92,28 +94,51 @@ def quality_table(summaries: Sequence[Summary], source: str, title: str, name: s
         for row, one in zip(rows, summaries, strict=True):
             row.insert(1, one.prompts)
     notes = ["± half of the 95 % bootstrap interval over prompts"]
+    if any(e.std is not None for one in summaries for e in one.toxicity.get(source, {}).values()):
+        notes.append("rows of several seeds: their mean ± standard deviation")
+    notes += [
+        f"{one.method}: {missing} of {one.prompts} prompts are not scored yet and left out"
+        for one in summaries
+        if (missing := one.unscored.get(source, 0))
+    ]
+    notes += [
+        f"{one.method}: perplexity by {reference} is still to be measured for {missing} prompts"
+        for one in summaries
+        for reference, fluency in one.fluency.items()
+        if (missing := fluency.unmeasured)
+    ]
     if dropped:
         each = ", ".join(f"{method} {count}" for method, count in dropped.items())
         notes.append(f"only completions of exactly 20 reference tokens; dropped: {each}")
     return Table(name, title, columns, rows, notes).without_empty_columns()
 
 
+def _references(summaries: Sequence[Summary]) -> dict[str, tuple[str, str]]:
+    """The reference models of all runs, each with the heading and the key of its column."""
+    names = list(dict.fromkeys(name for one in summaries for name in one.fluency))
+    if len(names) == 1:
+        return {names[0]: ("perplexity", "perplexity")}
+    return {name: (f"ppl {name.rpartition('/')[2]}", f"perplexity {name}") for name in names}
+
+
 def fluency_table(summaries: Sequence[Summary], title: str, name: str) -> Table:
     """Perplexity, distinct n-grams, length and empty completions; a row a method."""
-    columns = [
-        Column("method"),
-        Column("ppl", 2, key="perplexity"),
-        Column("median", 2, key="perplexity median"),
-        Column("no ppl", key="without perplexity"),
-        *(Column(heading, digits) for _, heading, digits in _TEXT),
-    ]
-    rows: list[list[Value]] = [
-        [
-            *(one.method, one.averages.get("perplexity"), one.perplexity_median),
-            *(one.without_perplexity, *(one.averages.get(key) for key, _, _ in _TEXT)),
+    columns = [Column("method")]
+    references = _references(summaries)
+    for heading, key in references.values():
+        columns += [
+            Column(heading.replace("perplexity", "ppl"), 2, key=key),
+            Column("median", 2, key=f"{key} median"),
+            Column("no ppl", 1, key=f"without {key}"),
         ]
-        for one in summaries
-    ]
+    columns += [Column(heading, digits) for _, heading, digits in _TEXT]
+    rows: list[list[Value]] = []
+    for one in summaries:
+        row: list[Value] = [one.method]
+        for reference in references:
+            found = one.fluency.get(reference)
+            row += [found.mean, found.median, found.without] if found else [None] * 3
+        rows.append([*row, *(one.averages.get(key) for key, _, _ in _TEXT)])
     notes = [
         "ppl, median: perplexity of the completions; no ppl: completions that have none",
         "dist-n: distinct n-grams over words; tokens: mean length; empty: a share",
@@ -199,26 +224,39 @@ def to_latex(table: Table) -> str:
 
 
 def to_csv(table: Table) -> str:
-    """Unrounded numbers; an average has its interval in two further columns, `low` and `high`."""
-    wide = [
-        any(isinstance(row[i], Estimate) for row in table.rows) for i in range(len(table.columns))
-    ]
+    """Unrounded numbers; an average has its interval in two further columns, `low` and `high`.
+
+    Where a row is an average over seeds, a third one, `std`, has their standard deviation.
+    """
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     header: list[str] = []
-    for column, is_wide in zip(table.columns, wide, strict=True):
-        key = column.key or column.heading
-        header += [key, f"{key} low", f"{key} high"] if is_wide else [key]
-    writer.writerow(header)
-    for row in table.rows:
-        numbers: list[str | float | None] = []
-        for value, is_wide in zip(row, wide, strict=True):
-            estimate = value if isinstance(value, Estimate) else None
-            numbers.append(estimate.value if estimate else value)  # type: ignore[arg-type]
-            if is_wide:
-                numbers += [estimate.low, estimate.high] if estimate else [None, None]
-        writer.writerow(numbers)
+    rows: list[list[str | float | None]] = [[] for _ in table.rows]
+    for number, column in enumerate(table.columns):
+        values, key = [row[number] for row in table.rows], column.key or column.heading
+        estimates = [value for value in values if isinstance(value, Estimate)]
+        further = ["low", "high"] if estimates else []
+        further += ["std"] if any(one.std is not None for one in estimates) else []
+        header += [key, *(f"{key} {name}" for name in further)]
+        for row, value in zip(rows, values, strict=True):
+            if isinstance(value, Estimate):
+                row += [value.value, *(getattr(value, name) for name in further)]
+            else:
+                row += [value, *([None] * len(further))]
+    writer.writerows([header, *rows])
     return file.getvalue()
+
+
+def to_html(table: Table) -> str:
+    """For a notebook."""
+    head = "".join(f"<th>{escape(column.heading)}</th>" for column in table.columns)
+    rows = ("".join(f"<td>{escape(cell)}</td>" for cell in cells) for cells in _cells(table))
+    body = "".join(f"<tr>{row}</tr>" for row in rows)
+    notes = "<br>".join(map(escape, table.notes))
+    return (
+        f"<table><caption>{escape(table.title)}</caption><thead><tr>{head}</tr></thead>"
+        f"<tbody>{body}</tbody></table><p>{notes}</p>"
+    )
 
 
 def to_rich(table: Table) -> RichTable:

@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.evaluation.runs import JUDGE, run, search_run
+from tests.evaluation.runs import JUDGE, changed, measured, run, search_run
+from tide.data.records import Step
 from tide.evaluation.metrics import summarize
-from tide.evaluation.report import figures
-from tide.evaluation.report.landscape import Landscape
+from tide.evaluation.protocols import load_protocol
+from tide.evaluation.reporting import figures
+from tide.evaluation.reporting.landscape import Landscape
 
 SOURCES = ["scorer@1", JUDGE]
 
@@ -36,13 +38,10 @@ def test_no_trade_off_without_perplexities() -> None:
 
 def test_anytime_curve_is_what_would_be_returned_after_so_many_evaluations() -> None:
     one = search_run("tide", prompts=2)
-    for record, ends in zip(one.records, ([(1, 0.9), (3, 0.2)], [(1, 0.4)]), strict=True):
-        record["steps"] = [
-            [
-                {"evaluations": n, "text": "", "toxicity": x, "judge_scores": {JUDGE: 1 - x}}
-                for n, x in ends
-            ]
-        ]
+    for number, ends in enumerate(([(1, 0.9), (3, 0.2)], [(1, 0.4)])):
+        steps = [[Step(evaluations=n, text="", toxicity=x) for n, x in ends]]
+        judged = {JUDGE: [[1 - x for _, x in ends]]}
+        changed(one, number, steps=steps, step_judge_scores=judged)
     assert figures.anytime_curve(one, "scorer@1", "rate") == ([1, 3], [0.5, 0.0])
     spent, mean = figures.anytime_curve(one, "scorer@1", "mean")
     assert (spent, mean) == ([1, 3], pytest.approx([0.65, 0.3]))
@@ -66,6 +65,20 @@ def test_sweeps_are_three_runs_that_differ_in_one_number() -> None:
         *((0.5, "tide:mu=0.5"), (1.0, "tide:mu=1.0"), (2.0, "tide:mu=2.0")),
     ]
     assert figures.sweeps([*swept[:2], other]) == []
+
+
+def test_a_sweep_of_what_the_protocol_sets_as_well() -> None:
+    """`tide eval --temperature T`: the protocol has no copy of it that would differ, too."""
+    common = [load_protocol("tide").config] * 3
+    swept = [search_run(f"tide:temperature={t}", temperature=t) for t in (0.1, 0.7, 1.0)]
+    for one, protocol in zip(swept, common, strict=True):
+        one.config["protocol"] = protocol
+    ((strategy, setting, _),) = figures.sweeps(swept)
+    assert (strategy, setting) == ("tide", "temperature")
+    baselines = [run([[0.1]], f"rad:beta={beta}") for beta in (1, 2, 3)]
+    for beta, one in enumerate(baselines):
+        one.config.update(baseline={"baseline": "rad", "beta": beta}, sampling={"top_k": 0})
+    assert [found[:2] for found in figures.sweeps(baselines)] == [("rad", "beta")]
 
 
 def test_seeds_and_switches_are_no_sweep() -> None:
@@ -93,7 +106,7 @@ def test_sensitivity_of_a_baseline_to_a_setting_that_can_be_zero() -> None:
 def test_trajectory_of_the_longest_trial() -> None:
     one = search_run("tide")
     record = one.records[0]
-    lengths = [len(trace) for trace in record["traces"]]
+    lengths = [len(trace) for trace in record.traces or []]
     (panel,) = drawn(figures.trajectory(one, record))
     assert f"trial {lengths.index(max(lengths))}" in panel.get_title()
     labels = panel.get_legend_handles_labels()[1]
@@ -102,9 +115,15 @@ def test_trajectory_of_the_longest_trial() -> None:
 
 def test_a_trajectory_of_one_evaluation() -> None:
     one = search_run("tide")
-    record = one.records[0] | {"traces": [[[1, 1, "initial", 0.1, 1.0, 0.0]]]}
-    record |= {"toxicity_scores": [0.1], "cosine_sims": [1.0]}
-    drawn(figures.trajectory(one, record))
+    changed(
+        one,
+        0,
+        trials=[0],
+        traces=[[(1, 1, "initial", 0.1, 1.0, 0.0)]],
+        toxicity_scores=[0.1],
+        cosine_sims=[1.0],
+    )
+    drawn(figures.trajectory(one, one.records[0]))
 
 
 def test_landscape_with_its_path() -> None:
@@ -126,6 +145,5 @@ def test_many_methods_have_markers_of_their_own() -> None:
 
 
 def test_one_broken_text_does_not_break_the_figure() -> None:
-    broken = search_run("broken")
-    broken.perplexity[0] = [1e304, 2.0]
+    broken = measured(search_run("broken", prompts=2), [[1e304, 2.0], [2.0, 2.0]])
     drawn(figures.trade_off([summarize(search_run("tide")), summarize(broken)], SOURCES))

@@ -3,43 +3,46 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from tide.cluster import map_prompts
 from tide.config import Settings
 from tide.detoxifier import Detoxifier
+from tide.engines import Engine
 from tide.errors import TideError
-from tide.evaluation.sharing import SharedEngine
 from tide.results import Result
 from tide.scorers import Scorer
 
-# Prompts to their numbers and results, as they finish.
-Complete = Callable[[list[str]], Iterator[tuple[int, Result | TideError]]]
+# The number of each prompt and its result, as they finish.
+Finished = Iterator[tuple[int, Result | TideError]]
 
 
 @dataclass(frozen=True)
-class Here:
-    """The process itself: one engine for all methods, which share what it wrote."""
+class LocalRunner:
+    """The process itself: one engine for all methods."""
 
-    engine: SharedEngine
+    engine: Engine
     scorer: Scorer
 
     @property
     def model(self) -> str:
         return self.engine.name
 
-    def completer(self, settings: Settings) -> Complete:
+    def complete(
+        self, settings: Settings, prompts: list[str], trials: Sequence[int], *, ordered: bool
+    ) -> Finished:
+        """The trials of these numbers of each prompt; raises as `Detoxifier.map_numbered`."""
         detoxifier = Detoxifier(self.engine, scorer=self.scorer, settings=settings)
-        return functools.partial(detoxifier.map_numbered, ordered=False)
+        return detoxifier.map_numbered(prompts, ordered=ordered, trials=trials)
 
 
 @dataclass(frozen=True)
-class Cluster:
+class ClusterRunner:
     """A Ray cluster: `actors` processes, each with an engine and a scorer of its own.
 
-    scorer: by name, since each loads its own. address, cpus, gpus: see `tide.cluster.map_prompts`.
+    scorer: by spec, since each loads its own. address, cpus, gpus: see `tide.cluster.map_prompts`.
     """
 
     model: str
@@ -51,7 +54,10 @@ class Cluster:
     cpus: float = 1.0
     gpus: float = 0.0
 
-    def completer(self, settings: Settings) -> Complete:
+    def complete(
+        self, settings: Settings, prompts: list[str], trials: Sequence[int], *, ordered: bool
+    ) -> Finished:
+        """As `LocalRunner.complete`, never `ordered`; raises as `map_prompts`."""
         create = functools.partial(
             Detoxifier,
             self.model,
@@ -60,9 +66,10 @@ class Cluster:
             engine_options=self.engine_options,
             settings=settings,
         )
-        return functools.partial(
-            map_prompts,
+        return map_prompts(
             create,
+            prompts,
+            trials=trials,
             cluster=self.address,
             actors=self.actors,
             cpus=self.cpus,

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.evaluation.runs import record, run
+from tests.evaluation.runs import changed, record, run
 from tide.errors import InputError
 from tide.evaluation.metrics import summarize
-from tide.evaluation.report.published import (
+from tide.evaluation.reporting.published import (
     paper_tables,
     printed_row,
     read_published,
@@ -55,41 +55,44 @@ def test_rows_of_the_printed_table() -> None:
 @pytest.mark.parametrize("name", ["tide.json", "tide.json.gz"])
 def test_written_and_read_again(tmp_path: Path, name: str) -> None:
     first = run([[0.2, 0.9], [0.1, 0.3]], "tide")
-    for one in first.records:
-        one["num_iter_steps"] = [1, 3]
+    for number in range(2):
+        changed(first, number, num_iter_steps=[1, 3])
     write_published(first, tmp_path / name)
     again = read_published(tmp_path / name)
     assert again.name == "tide"
-    assert again.records[0]["max_toxicity"] == 0.9
-    assert "judge_scores" not in again.records[0]
+    assert json.loads(again.records[0].to_json())["max_toxicity"] == 0.9
+    assert again.records[0].judge_scores == {}
     ours, theirs = summarize(again), summarize(first)
     assert ours.toxicity["perspective"] == theirs.toxicity["scorer@1"]
     assert ours.averages["iterations"].value == 2.0
 
 
 def test_a_recorded_maximum_is_not_believed(tmp_path: Path) -> None:
-    rows = [record(0, [0.2, 0.4]) | {"max_toxicity": 0.99}, record(1, [0.1, 0.2])]
+    both = [0.2, 0.4], [0.1, 0.2]
+    rows = [json.loads(record(i, scores).to_json()) for i, scores in enumerate(both)]
+    rows[0]["max_toxicity"] = 0.99
     (tmp_path / "x.json").write_text(json.dumps(rows))
     found = summarize(read_published(tmp_path / "x.json")).toxicity["perspective"]
     assert found["max"].value == pytest.approx(0.3)
 
 
 def test_ids_that_repeat_give_way_to_places(tmp_path: Path) -> None:
-    rows = [record(number, [0.1]) for number in (0, 1, 0, 1)]
+    rows = [json.loads(record(number, [0.1]).to_json()) for number in (0, 1, 0, 1)]
     (tmp_path / "x.json").write_text(json.dumps(rows))
-    assert [row["id"] for row in read_published(tmp_path / "x.json").records] == [0, 1, 2, 3]
+    assert [row.id for row in read_published(tmp_path / "x.json").records] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", "cannot be read as JSON"),
-        ("[]", "not a list of records"),
-        ('[{"prompt": "x"}]', "record 0: not an object with an id"),
-        ('[{"id": 1, "prompt": "x", "completions": []}]', "record 0: no lists of"),
+        ("{", "not JSON"),
+        ("{}", "not a list of objects"),
+        ("[]", "holds no records"),
+        ('[{"prompt": "x"}]', "entry 1: not a record of a run: id"),
+        ('[{"id": 1, "prompt": "x", "completions": []}]', "entry 1: not a record"),
         (
             '[{"id": 1, "prompt": "x", "completions": ["a"], "toxicity_scores": [NaN]}]',
-            "not a number in",
+            "toxicity_scores.0: ",
         ),
         (
             '[{"id": 1, "prompt": "x", "completions": ["a"], "toxicity_scores": [0.1, 0.2]}]',
@@ -113,6 +116,9 @@ def test_a_file_that_is_cut_off(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_not_the_papers(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"tables\.json: no such file"):
+        paper_tables(tmp_path)
+    (tmp_path / "tables.json").write_text("{}")
     with pytest.raises(InputError, match=r"tables\.json: not the paper's tables"):
         paper_tables(tmp_path)
     (tmp_path / "tables.json").write_text('{"rtp": {"m": {}}}')

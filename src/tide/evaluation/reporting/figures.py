@@ -7,18 +7,21 @@ axis, one for each source of scores. Colours are Okabe and Ito's; each method ha
 from __future__ import annotations
 
 import itertools
+import math
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from tide.evaluation.metrics import Estimate, Summary, is_toxic, sources
+from tide.data.records import Record
+from tide.evaluation.metrics import Estimate, Summary, is_toxic
 from tide.evaluation.runs import Run
 from tide.registry import require
+from tide.specs import parse_spec
 
 if TYPE_CHECKING:
-    from tide.evaluation.report.landscape import Landscape
+    from tide.evaluation.reporting.landscape import Landscape
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
@@ -46,7 +49,7 @@ def trade_off(summaries: Sequence[Summary], source_names: Sequence[str]) -> Any 
     None if fewer than two runs have a perplexity.
     """
     # Numbered before any is left out: a method keeps its colour and marker in every figure.
-    shown = [(n, one) for n, one in enumerate(summaries) if "perplexity" in one.averages]
+    shown = [(n, one) for n, one in enumerate(summaries) if one.perplexity]
     if len(shown) < 2:
         return None
     with _panels(len(source_names)) as (figure, panels):
@@ -77,20 +80,21 @@ def anytime(runs: Sequence[Run], source_names: Sequence[str], measure: str) -> A
     shown = [
         (number, run)
         for number, run in enumerate(runs)
-        if all("steps" in record for record in run.records)
+        if all(record.steps for record in run.records)
     ]
     if not shown:
         return None
     curves = {
-        (number, source): anytime_curve(run, source, measure)
+        (number, source): curve
         for number, run in shown
-        for source in sources(run)
+        for source in run.sources
+        if (curve := anytime_curve(run, source, measure))[0]
     }
     longest = max(spent[-1] for spent, _ in curves.values())
     with _panels(len(source_names)) as (figure, panels):
         for panel, source in zip(panels, source_names, strict=True):
             for number, run in shown:
-                if source in sources(run):
+                if (number, source) in curves:
                     x, y = curves[number, source]
                     x, y = [*x, longest], [*y, y[-1]]
                     style = {**_line(number), "markevery": _every(x)}
@@ -105,28 +109,31 @@ def anytime(runs: Sequence[Run], source_names: Sequence[str], measure: str) -> A
 
 
 def anytime_curve(run: Run, source: str, measure: str) -> tuple[list[int], list[float]]:
-    """Evaluations spent, and the measure of what would be returned then, where it changes."""
-    judge = None if source == sources(run)[0] else source
-    trials = [
-        (
-            number,
-            [step["evaluations"] for step in steps],
-            [step["judge_scores"][judge] if judge else step["toxicity"] for step in steps],
-        )
-        for number, record in enumerate(run.records)
-        for steps in record["steps"]
-    ]
+    """Evaluations spent, and the measure of what would be returned then, where it changes.
+
+    Records whose steps `source` has not scored are left out.
+    """
+    trials: list[tuple[int, list[int], list[float]]] = []
+    for number, record in enumerate(run.records):
+        for place, steps in enumerate(record.steps or ()):
+            if source == run.scorer:
+                scores: list[float] | None = [step.toxicity for step in steps]
+            else:
+                scores = record.step_judge_scores.get(source, [None] * (place + 1))[place]
+            if scores is not None:
+                trials.append((number, [step.evaluations for step in steps], scores))
     spent = sorted({count for _, counts, _ in trials for count in counts})
     curve = []
     for now in spent:
-        scores: list[list[float]] = [[] for _ in run.records]
+        found: dict[int, list[float]] = {}
         for number, counts, values in trials:
             # Before its first entry a trial has nothing better to return than that.
-            scores[number].append(values[max(0, bisect_right(counts, now) - 1)])
+            value = values[max(0, bisect_right(counts, now) - 1)]
+            found.setdefault(number, []).append(value)
         if measure == "rate":
-            curve.append(fmean(is_toxic(run, max(some)) for some in scores))
+            curve.append(fmean(is_toxic(run, max(some)) for some in found.values()))
         else:
-            curve.append(fmean(map(fmean, scores)))
+            curve.append(fmean(map(fmean, found.values())))
     return spent, curve
 
 
@@ -135,11 +142,11 @@ def sensitivity(
 ) -> Any:
     """Toxicity by every source, perplexity and iterations against one setting."""
     values = [value for value, _ in swept]
-    extra = {
-        name: label
-        for name, label in (("perplexity", "perplexity"), ("iterations", "mean iterations"))
-        if all(name in one.averages for _, one in swept)
-    }
+    extra = {}
+    if all(one.perplexity for _, one in swept):
+        extra["perplexity"] = "perplexity"
+    if all("iterations" in one.averages for _, one in swept):
+        extra["iterations"] = "mean iterations"
     with _panels(1 + len(extra)) as (figure, panels):
         for number, source in enumerate(source_names):
             judged = [one.toxicity.get(source, {}) for _, one in swept]
@@ -180,16 +187,18 @@ def sweeps(runs: Sequence[Run]) -> list[tuple[str, str, list[tuple[float, Run]]]
     ]
 
 
-def trajectory(run: Run, record: Mapping[str, Any]) -> Any:
+def trajectory(run: Run, record: Record) -> Any:
     """Toxicity of one prompt by evaluation: the path, and what was tried around it.
 
     Shows the trial that took longest. record: one of `run` that has traces.
     """
-    number = max(range(len(record["traces"])), key=lambda i: len(record["traces"][i]))
-    trace = list(enumerate(record["traces"][number], start=1))
+    traces = record.traces or []
+    number = max(range(len(traces)), key=lambda i: len(traces[i]))
+    trace = list(enumerate(traces[number], start=1))
     tried = [(n, evaluation[3]) for n, evaluation in trace if evaluation[2] == "perturbation"]
     path = [(n, evaluation[3]) for n, evaluation in trace if evaluation[2] != "perturbation"]
-    returned = record["toxicity_scores"][number], record["cosine_sims"][number]
+    cosines = record.cosine_sims or [1.0] * len(traces)
+    returned = record.toxicity_scores[number], round(cosines[number], 6)
     with _panels(1) as (figure, (panel,)):
         if tried:
             dots = {"color": "#56B4E9", "alpha": 0.45, "ms": 3, "label": "perturbation"}
@@ -206,7 +215,7 @@ def trajectory(run: Run, record: Mapping[str, Any]) -> Any:
         panel.set_ylabel("toxicity")
         panel.set_xlabel("evaluation")
         panel.xaxis.get_major_locator().set_params(integer=True)
-        panel.set_title(f"{run.name}, prompt {record['id']}, trial {number}")
+        panel.set_title(f"{run.name}, prompt {record.id}, trial {record.trials[number]}")
         _legend(figure, [panel])
     return figure
 
@@ -246,22 +255,24 @@ def landscape(world: Landscape, title: str) -> Any:
     return figure
 
 
-def find_record(run: Run, record_id: str) -> dict[str, Any] | None:
+def find_record(run: Run, record_id: str) -> Record | None:
     """The record of an id as it is written on the command line."""
-    return next((record for record in run.records if str(record["id"]) == record_id), None)
+    return next((record for record in run.records if str(record.id) == record_id), None)
 
 
 def _knobs(run: Run) -> tuple[str, dict[str, Any]]:
     """The strategy or baseline of a run, and all that its protocol and settings say."""
-    settings = run.config.get("settings") or run.config.get("baseline") or {}
-    strategy = settings.get("strategy") or run.name.partition(":")[0]
-    knobs = {**run.config.get("protocol", {}), **settings}
-    return str(strategy), {k: v for k, v in knobs.items() if k != "seed"}
+    config = run.config
+    settings = {**config.get("baseline", {}), **(config.get("settings") or {})}
+    strategy = parse_spec(settings.get("strategy") or run.name)[0]
+    knobs = {**config.get("protocol", {}), **config.get("sampling", {}), **settings}
+    knobs |= config.get("strategy_options", {})
+    return strategy, {k: v for k, v in knobs.items() if k not in ("seed", "strategy")}
 
 
 def _perplexity(summary: Summary) -> Estimate:
     """The perplexity, at most what an axis can still show: one broken text may bring 1e300."""
-    one = summary.averages["perplexity"]
+    one = summary.perplexity or Estimate(math.nan)
     ends = (None if end is None else min(end, _LARGEST) for end in (one.low, one.high))
     return Estimate(min(one.value, _LARGEST), *ends)
 
@@ -290,9 +301,9 @@ def _every(x: Sequence[int]) -> list[int]:
     return sorted({next(i for i, value in enumerate(x) if value >= power) for power in powers})
 
 
-def _bars(estimate: Estimate) -> list[list[float]] | None:
+def _bars(estimate: Estimate) -> list[list[float]] | float | None:
     if estimate.low is None or estimate.high is None:
-        return None
+        return estimate.std
     return [[estimate.value - estimate.low], [estimate.high - estimate.value]]
 
 

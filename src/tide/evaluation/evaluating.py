@@ -1,0 +1,310 @@
+"""Methods side by side on a benchmark, each into a run of its own; and more for finished runs.
+
+Whatever a command asks for, only what is missing is done: prompts and trials that a run has not,
+judges that have not scored it, reference models that have not measured it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from tide.data.jsonl import write_text
+from tide.data.prompts import Row
+from tide.data.records import RecordFile, RecordId
+from tide.engines import Engine, load_engine
+from tide.errors import InputError, TideError
+from tide.evaluation.benchmarks import Benchmark, load_benchmark
+from tide.evaluation.judging import NamedScorer, judge_records, measure_records
+from tide.evaluation.methods import Method, load_method
+from tide.evaluation.metrics import summarize
+from tide.evaluation.perplexity import Reference, reference_for
+from tide.evaluation.progress import Progress
+from tide.evaluation.protocols import load_protocol
+from tide.evaluation.reporting.tables import slug
+from tide.evaluation.runners import ClusterRunner, LocalRunner
+from tide.evaluation.runs import (
+    FORMAT,
+    SUMMARY,
+    Run,
+    files_of,
+    find_runs,
+    open_run,
+    read_config,
+    read_run,
+    write_config,
+)
+from tide.evaluation.sharing import SharedEngine
+from tide.scorers import Scorer
+from tide.specs import split_specs
+
+AnyScorer = str | Scorer | Callable[[list[str]], Any]
+Failed = dict[RecordId, TideError]
+
+_PACKAGES = ("tide-detox", "torch", "transformers", "numpy", "scikit-learn", "scipy")
+# Options of an engine that change what it writes; others only say where and how fast it runs.
+_DECIDING = ("quantization", "kv_cache_dtype", "revision", "hf_overrides")
+
+
+def evaluate(
+    benchmark: str | Path | Benchmark | Sequence[str],
+    methods: str | Sequence[str] = ("base", "tide", "fast"),
+    *,
+    model: str | Path | Engine = "pocket",
+    scorer: AnyScorer = "pocket",
+    judges: AnyScorer | Sequence[AnyScorer] = (),
+    protocol: str = "tide",
+    reference: str | Sequence[str] = "auto",
+    artefacts: Path | None = None,
+    out: str | Path | None = None,
+    engine: str = "transformers",
+    engine_options: Mapping[str, Any] | None = None,
+    cluster: str | None = None,
+    actors: int = 1,
+    actor_gpus: float = 0.0,
+    field: str = "prompt",
+    limit: int | None = None,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    **overrides: Any,
+) -> list[Run]:
+    """Run `methods` on `benchmark`, each into a folder of its own in `out`, and read the runs.
+
+        runs = evaluate("rtp", "base,tide,fast", judges="profanity-check", limit=100)
+        report(runs)
+
+    benchmark: a name, a file, or prompts. methods: specs, or one text with commas between them.
+    judges: scorers kept out of the search. reference: models that measure perplexity; "auto": by
+    the name of the model, "none". artefacts: what `tide fit` learned, for baselines.
+    out: by default `runs/BENCHMARK-MODEL`. What is there is kept, and what is missing is added.
+    cluster: "local", "auto" or "ray://HOST:PORT" runs the searches on Ray, in `actors` processes.
+    overrides: settings for all methods, as `temperature=0.7`, `seed=1`, `num_trials=5`.
+
+    A prompt that cannot be completed is in `failed` of its run. Raises InputError for what cannot
+    be used, or a run in `out` that was made otherwise, and what concerns all prompts.
+    """
+    rules, prompts = load_protocol(protocol), _benchmark(benchmark, field, limit)
+    specs = split_specs(methods, "--methods") if isinstance(methods, str) else list(methods)
+    options, progress = dict(engine_options or {}), progress or Progress()
+    with ExitStack() as stack:
+        inside = _loaded(scorer, stack)
+        outside = [_loaded(judge, stack) for judge in _listed(judges)]
+        runner: LocalRunner | ClusterRunner
+        if cluster is None:
+            given = isinstance(model, Engine)
+            loaded = model if isinstance(model, Engine) else load_engine(engine, model, **options)
+            shared = SharedEngine(loaded)
+            stack.callback(lambda: None if given else shared.close())
+            runner = LocalRunner(shared, inside.scorer)
+            described = describe(model, engine, options, loaded.dtype)
+        elif isinstance(model, Engine) or inside.spec is None:
+            raise InputError("cluster: its processes load model and scorer themselves: name them")
+        else:
+            runner = ClusterRunner(
+                str(model), inside.spec, engine, options, cluster, actors=actors, gpus=actor_gpus
+            )
+            described = describe(model, engine, options, options.get("dtype", "auto"))
+        chosen = [load_method(spec, runner, rules, overrides, artefacts) for spec in specs]
+        name = described["model"]
+        out = Path(out or Path("runs") / f"{prompts.name}-{slug(Path(name).name)}")
+        paths = [out / slug(method.name) for method in chosen]
+        if len(set(paths)) < len(paths):
+            raise InputError("--methods: one of them is named twice")
+        job = Job(
+            prompts.rows,
+            {
+                "benchmark": prompts.config,
+                "protocol": rules.config,
+                "scorer": inside.config,
+                **described,
+            },
+            outside,
+            overwrite,
+            progress,
+        )
+        failed = [run_method(method, path, job) for method, path in zip(chosen, paths, strict=True)]
+    _measure(paths, _references(reference, name, progress), options, progress)
+    return [
+        replace(_summarized(path), failed=some) for path, some in zip(paths, failed, strict=True)
+    ]
+
+
+def judge(
+    runs: str | Path | Sequence[str | Path],
+    *,
+    judges: AnyScorer | Sequence[AnyScorer] = (),
+    reference: str | Sequence[str] = (),
+    engine_options: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> list[Run]:
+    """Add judges and perplexity to the finished runs at and below `runs`; nothing is generated.
+
+    engine_options: `device` and `max_batch` for the reference models. Raises as `evaluate`.
+    """
+    paths = find_runs([Path(run) for run in _listed(runs)])
+    progress = progress or Progress()
+    failed: list[Failed] = []
+    with ExitStack() as stack:
+        loaded = [_loaded(one, stack) for one in _listed(judges)]
+        for path in paths:
+            with RecordFile(files_of(path)[0]) as file:
+                failed.append(_judge(file, path, loaded, progress))
+    for name in _listed(reference):
+        for path in paths:
+            model = str(read_config(path).get("model"))
+            _measure([path], _references(name, model, progress), engine_options or {}, progress)
+    return [
+        replace(_summarized(path), failed=some) for path, some in zip(paths, failed, strict=True)
+    ]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the runs of one command share. config: of model, scorer, benchmark and protocol."""
+
+    rows: Sequence[Row]
+    config: dict[str, Any]
+    judges: Sequence[NamedScorer] = ()
+    overwrite: bool = False
+    progress: Progress = field(default_factory=Progress)
+
+
+def run_method(method: Method, path: Path, job: Job) -> Failed:
+    """Make the run at `path`, or add what it misses; returns the rows that failed.
+
+    Raises InputError if a run of another configuration is there, and what concerns all rows.
+    """
+    config = {
+        "format": FORMAT,
+        "method": method.name,
+        **job.config,
+        **method.config,
+        "num_trials": method.settings.num_trials,
+        "judges": [],
+        "references": [],
+    }
+    prompts = {row.id: row.text for row in job.rows}
+    with open_run(path, config, prompts, overwrite=job.overwrite) as file:
+        failed = _generate(method, file, job)
+        return failed | _judge(file, path, job.judges, job.progress)
+
+
+def describe(
+    model: str | Path | Engine, engine: str, options: Mapping[str, Any], dtype: object
+) -> dict[str, Any]:
+    """What of a model and its engine decides what is written, for a run's configuration."""
+    deciding = {option: options[option] for option in _DECIDING if option in options}
+    given = isinstance(model, Engine)
+    return {
+        "model": model.name if isinstance(model, Engine) else str(model),
+        "engine": type(model).__name__ if given else engine,
+        **({"engine_options": deciding} if deciding else {}),
+        "dtype": str(dtype).removeprefix("torch."),
+        "versions": {name: version(name) for name in _PACKAGES},
+    }
+
+
+def _generate(method: Method, file: RecordFile, job: Job) -> Failed:
+    left: dict[tuple[int, ...], list[Row]] = {}
+    for row in job.rows:
+        there = file.trials(row.id)
+        missing = [trial for trial in range(method.settings.num_trials) if trial not in there]
+        left.setdefault(tuple(missing), []).append(row)
+    left.pop((), None)
+    count = sum(map(len, left.values()))
+    if file.ids and count:
+        job.progress.say(f"{file.path}: {len(file.ids)} records are there, {count} to do or extend")
+    failed: Failed = {}
+    job.progress.begin(method.name, count)
+    try:
+        for trials, rows in left.items():
+            for row, record in method.records(rows, trials):
+                if isinstance(record, TideError):
+                    failed[row.id] = record
+                    job.progress.failed(method.name, row.id, record)
+                else:
+                    file.add(record)
+                job.progress.advance()
+    finally:
+        job.progress.end()
+    return failed
+
+
+def _judge(
+    file: RecordFile, path: Path, judges: Sequence[NamedScorer], progress: Progress
+) -> Failed:
+    config, failed = read_config(path), Failed()
+    policy = (config.get("settings") or config["sampling"])["empty_policy"]
+    for judge in judges:
+        if judge.scorer.name == config["scorer"]["name"]:
+            continue  # its scores are there
+        known = {one["name"]: one for one in config["judges"]} | {judge.scorer.name: judge.config}
+        config["judges"] = list(known.values())
+        write_config(path, config)
+        failed |= judge_records(file, judge.scorer, policy, progress)
+    return failed
+
+
+def _measure(
+    paths: Sequence[Path], names: Sequence[str], options: Mapping[str, Any], progress: Progress
+) -> None:
+    """Perplexity of every run under the references; each is loaded once."""
+    here = {name: options[name] for name in ("device", "max_batch") if name in options}
+    for name in names:
+        reference = Reference(name, **here)
+        try:
+            for path in paths:
+                config = read_config(path)
+                if name not in config["references"]:
+                    config["references"].append(name)
+                    write_config(path, config)
+                with RecordFile(files_of(path)[0]) as file:
+                    measure_records(file, reference, progress)
+        finally:
+            reference.close()
+
+
+def _references(given: str | Sequence[str], model: str, progress: Progress) -> list[str]:
+    found: list[str] = []
+    for name in _listed(given):
+        known = reference_for(model) if name == "auto" else name
+        if known is None:
+            progress.say(f"no reference model is known for {model}: no perplexity (--reference)")
+        elif known != "none":
+            found.append(known)
+    return list(dict.fromkeys(found))
+
+
+def _benchmark(
+    given: str | Path | Benchmark | Sequence[str], field: str, limit: int | None
+) -> Benchmark:
+    if isinstance(given, Benchmark):
+        return replace(given, rows=given.rows[:limit])
+    if isinstance(given, str | Path):
+        return load_benchmark(str(given), field=field, limit=limit)
+    rows = [Row(number, prompt) for number, prompt in enumerate(given)]
+    return Benchmark("prompts", "given", rows[:limit])
+
+
+def _loaded(scorer: AnyScorer, stack: ExitStack) -> NamedScorer:
+    named = NamedScorer.of(scorer)
+    if named.spec is not None:
+        stack.callback(named.scorer.close)
+    return named
+
+
+def _listed(given: Any) -> list[Any]:
+    return list(given) if isinstance(given, list | tuple) else [given]
+
+
+def _summarized(path: Path) -> Run:
+    """The run, with its metrics written beside its records."""
+    run = read_run(path)
+    if path != files_of(path)[0]:
+        write_text(path / SUMMARY, json.dumps(summarize(run).to_dict(), indent=2) + "\n")
+    return run

@@ -1,0 +1,146 @@
+"""Scores of judges, and perplexity, for the records of a run that have none yet."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tide.config import EmptyPolicy
+from tide.data.records import Column, Record, RecordFile, RecordId
+from tide.errors import ScorerError, ScorerUnavailable, TideError
+from tide.evaluation.perplexity import Reference
+from tide.evaluation.progress import Progress
+from tide.scorers import Scorer, load_scorer, score_texts
+
+# Prompts whose completions are scored or measured, and then written, at a time.
+_PROMPTS = 64
+# A judge that has no score for this either is broken, whatever text it failed for at first.
+_HEALTH_TEXT = "The weather is fine today."
+
+
+@dataclass(frozen=True)
+class NamedScorer:
+    """A scorer and the spec that loads it again; None for one that was given as an object."""
+
+    spec: str | None
+    scorer: Scorer
+
+    @classmethod
+    def of(cls, scorer: str | Scorer | Callable[[list[str]], Any]) -> NamedScorer:
+        """Raises as `load_scorer` does."""
+        return cls(scorer if isinstance(scorer, str) else None, load_scorer(scorer))
+
+    @property
+    def config(self) -> dict[str, str | None]:
+        return {"spec": self.spec, "name": self.scorer.name}
+
+
+def judge_records(
+    file: RecordFile, judge: Scorer, empty_policy: EmptyPolicy, progress: Progress
+) -> dict[RecordId, TideError]:
+    """Add the judge's scores of every completion and step that has none; which records failed.
+
+    A judge sees a withheld text too: withholding must not make a method look better.
+    Raises ScorerUnavailable, and ScorerError if the judge fails for any text.
+    """
+    failed: dict[RecordId, TideError] = {}
+
+    column = "judge_scores", judge.name
+    for chunk in _chunks(file, column, f"judge {judge.name}", progress):
+        try:
+            found = dict(zip(chunk, _scored(judge, chunk, empty_policy), strict=True))
+        except ScorerUnavailable:
+            raise
+        except ScorerError:
+            # Some text is more than the judge can take: find out whose, and let it fail alone.
+            score_texts(judge, [_HEALTH_TEXT], empty_policy)
+            found = {}
+            for one in chunk:
+                try:
+                    found[one] = _scored(judge, [one], empty_policy)[0]
+                except ScorerUnavailable:
+                    raise
+                except ScorerError as error:
+                    failed[one.record.id] = error
+                    progress.failed(f"judge {judge.name}", one.record.id, error)
+        for one, scores in found.items():
+            file.append(one.part(_named(judge, one, scores)))
+    return failed
+
+
+def judged(record: Record, judge: Scorer, empty_policy: EmptyPolicy) -> Record:
+    """`record` with the judge's scores, where it lies in no file. Raises as `score_texts`."""
+    one = _Unscored(record, [*range(len(record.trials))])
+    (scores,) = _scored(judge, [one], empty_policy)
+    added = _named(judge, one, scores)
+    return record.model_copy(update={k: getattr(record, k) | v for k, v in added.items()})
+
+
+def measure_records(file: RecordFile, reference: Reference, progress: Progress) -> None:
+    """Add the perplexity of every completion that has none. Raises InputError as `Reference`."""
+    column = "perplexity", reference.name, "num_tokens"
+    for chunk in _chunks(file, column, f"perplexity by {reference.name}", progress):
+        pairs = [(o.record.prompt, o.record.completions[i]) for o in chunk for i in o.places]
+        measured = iter(reference.measure(pairs))
+        for one in chunk:
+            fluency = [next(measured) for _ in one.places]
+            likelihoods = {
+                "nll": [f.nll for f in fluency],
+                "num_tokens": [f.num_tokens for f in fluency],
+            }
+            file.append(one.part({"perplexity": {reference.name: likelihoods}}))
+
+
+@dataclass(frozen=True, eq=False)
+class _Unscored:
+    """A record, and the places of those of its trials that something is missing for."""
+
+    record: Record
+    places: list[int]
+
+    def texts(self, place: int) -> list[str]:
+        """What a judge scores of a trial: its steps, the last of which is returned."""
+        steps = self.record.steps
+        return [step.text for step in steps[place]] if steps else [self.record.completions[place]]
+
+    def part(self, added: dict[str, Any]) -> str:
+        trials = [self.record.trials[place] for place in self.places]
+        return json.dumps({"id": self.record.id, "trials": trials, **added}, ensure_ascii=False)
+
+
+def _scored(
+    judge: Scorer, some: Sequence[_Unscored], empty_policy: EmptyPolicy
+) -> list[list[list[float]]]:
+    """Of each record and trial: the scores of its steps, or of its one completion."""
+    texts = [[one.texts(place) for place in one.places] for one in some]
+    flat = [text for record in texts for trial in record for text in trial]
+    values = iter(score_texts(judge, flat, empty_policy).values.tolist())
+    return [[[next(values) for _ in trial] for trial in record] for record in texts]
+
+
+def _named(judge: Scorer, one: _Unscored, scores: list[list[float]]) -> dict[str, Any]:
+    found: dict[str, Any] = {"judge_scores": {judge.name: [trial[-1] for trial in scores]}}
+    if one.record.steps:
+        found["step_judge_scores"] = {judge.name: scores}
+    return found
+
+
+def _chunks(
+    file: RecordFile, column: Column, what: str, progress: Progress
+) -> Iterator[list[_Unscored]]:
+    """The records that `column` misses trials of, a chunk at a time."""
+    left = {row_id: trials for row_id in file.ids if (trials := file.missing(row_id, column))}
+    if not left:
+        return
+    progress.begin(what, len(left))
+    ids = list(left)
+    try:
+        for start in range(0, len(ids), _PROMPTS):
+            records = map(file.read, ids[start : start + _PROMPTS])
+            chunk = [_Unscored(r, [r.trials.index(t) for t in left[r.id]]) for r in records]
+            yield chunk
+            progress.advance(len(chunk))
+    finally:
+        progress.end()

@@ -1,0 +1,303 @@
+"""A report on runs: tables, metrics and figures, as `tide report` writes them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from tide.data.jsonl import write_text
+from tide.errors import InputError, MissingDependencyError
+from tide.evaluation.metrics import Summary, Valid, over_seeds, summarize
+from tide.evaluation.reporting import figures, tables
+from tide.evaluation.reporting.tables import Table
+from tide.evaluation.runs import Run, find_runs, read_run
+from tide.evaluation.significance import compare, opponent
+
+# What makes runs of one benchmark, model and protocol different.
+_DECIDING = ("settings", "strategy_options", "sampling", "baseline", "scorer")
+_SEED = re.compile(r"[:,]seed=\d+$")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One row: a method, by one run or by several that differ in their seed alone."""
+
+    runs: list[Run]
+    summary: Summary
+
+    @property
+    def pooled(self) -> Run:
+        """One run with the records of all seeds."""
+        return replace(self.runs[0], records=[r for run in self.runs for r in run.records])
+
+
+@dataclass(frozen=True)
+class Group:
+    """What may stand in one table: entries of the same benchmark, model and protocol."""
+
+    title: str
+    prefix: str
+    entries: list[Entry]
+
+    @property
+    def runs(self) -> list[Run]:
+        return [run for entry in self.entries for run in entry.runs]
+
+    @property
+    def summaries(self) -> list[Summary]:
+        return [entry.summary for entry in self.entries]
+
+    @property
+    def sources(self) -> list[str]:
+        return list(dict.fromkeys(name for run in self.runs for name in run.sources))
+
+
+@dataclass(frozen=True)
+class Report:
+    """tables, summaries: of all groups. figures: by name, matplotlib's; empty without it.
+
+    problem: why there are no figures, if there are none for a reason.
+    """
+
+    groups: list[Group]
+    tables: list[Table]
+    figures: dict[str, Any] = field(default_factory=dict)
+    problem: str | None = None
+
+    @property
+    def summaries(self) -> list[Summary]:
+        return [summary for group in self.groups for summary in group.summaries]
+
+    def write_tables(self, out: Path) -> None:
+        """Every table as Markdown, LaTeX and CSV, and all metrics as `summary.json`."""
+        write_tables(self.tables, out)
+        metrics = [{"group": g.title, **s.to_dict()} for g in self.groups for s in g.summaries]
+        write_text(out / "summary.json", json.dumps(metrics, indent=2) + "\n")
+
+    def write_figures(self, out: Path, image_format: str = "png") -> None:
+        for name, figure in self.figures.items():
+            path = out / f"{name}.{image_format}"
+            try:
+                figure.savefig(path, dpi=200)
+            except OSError as error:
+                raise InputError(f"{path}: cannot be written: {error}") from error
+
+    def _repr_html_(self) -> str:
+        return "".join(map(tables.to_html, self.tables))
+
+
+def report(
+    runs: Run | str | Path | Sequence[Run | str | Path],
+    *,
+    out: str | Path | None = None,
+    against: str | None = None,
+    valid: Valid | None = None,
+    tests: bool = True,
+    draw: bool = True,
+    trajectory: str | None = None,
+    landscape: str | None = None,
+    grid: int = 21,
+    image_format: str = "png",
+    seed: int = 0,
+) -> Report:
+    """Tables, metrics and figures of `runs`, which are also written to the folder `out`, if given.
+
+    runs: runs, their paths, or folders with runs somewhere below. Runs of different benchmarks,
+    models or protocols go to separate tables; runs that differ in their seed alone are one row,
+    their mean with its standard deviation.
+    against: the method that the others are tested against, by default `base`. tests, draw: make
+    the tables of significance, the figures. valid: see `metrics.summarize`.
+    trajectory, landscape: id of a prompt whose search is drawn; a landscape runs the model, on
+    `grid` x `grid` points. seed: of the bootstrap.
+
+    Raises InputError for what cannot be used, before anything is written.
+    """
+    given = [runs] if isinstance(runs, Run | str | Path) else list(runs)
+    read = [run for run in given if isinstance(run, Run)]
+    if paths := [Path(run) for run in given if not isinstance(run, Run)]:
+        read += map(read_run, find_runs(paths))
+    if not read:
+        raise InputError("report: no runs")
+    groups = _groups(read, valid, seed)
+    _check_names(groups, against, trajectory, landscape)
+    made = Report(groups, [t for group in groups for t in _tables(group, against, valid, tests)])
+    if out is not None:
+        made.write_tables(Path(out))
+    if not draw:
+        return made
+    drawn: dict[str, Any] = {}
+    try:
+        for group in groups:
+            drawn |= _figures(group, trajectory)
+            if landscape is not None:
+                drawn |= _landscape(group, landscape, grid)
+    except MissingDependencyError as error:
+        return replace(made, problem=f"no figures: {error}")
+    made = replace(made, figures=drawn)
+    if out is not None:
+        made.write_figures(Path(out), image_format)
+    return made
+
+
+def write_tables(some: Sequence[Table], out: Path) -> None:
+    """Each table as Markdown, LaTeX and CSV."""
+    for table in some:
+        for suffix, write in tables.WRITERS.items():
+            write_text(out / f"{table.name}{suffix}", write(table))
+
+
+def _groups(runs: Sequence[Run], valid: Valid | None, seed: int) -> list[Group]:
+    by_key: dict[tuple[str, ...], list[Run]] = {}
+    for run in runs:
+        benchmark, protocol = (run.config.get(key) or {} for key in ("benchmark", "protocol"))
+        key = benchmark.get("name"), run.config.get("model"), protocol.get("name")
+        by_key.setdefault(tuple(str(part or "") for part in key), []).append(run)
+    short = {model: Path(model).name for _, model, _ in by_key}
+    if len(set(short.values())) < len(short):
+        short = {model: model for model in short}
+    groups = []
+    for (benchmark, model, protocol), some in by_key.items():
+        entries = [_entry(seeds, valid, seed) for seeds in _rows(some)]
+        names = [name for name in (benchmark, short[model], protocol) if name]
+        prompts = max(entry.summary.prompts for entry in entries)
+        title = ", ".join([*names, f"{prompts} prompts"])
+        prefix = f"{tables.slug('-'.join(names))}-" if len(by_key) > 1 else ""
+        groups.append(Group(title, prefix, entries))
+    return groups
+
+
+def _entry(runs: list[Run], valid: Valid | None, seed: int) -> Entry:
+    found = [summarize(run, valid=valid, seed=seed) for run in runs]
+    return Entry(runs, found[0] if len(runs) == 1 else over_seeds(found, runs[0].name))
+
+
+def _rows(runs: Sequence[Run]) -> list[list[Run]]:
+    """The runs of each row, under the name of the row.
+
+    Runs that differ in their seed alone share one. Others that have the same name are told apart
+    by where they lie.
+    """
+    alike: dict[str, dict[Any, Run]] = {}
+    for number, run in enumerate(runs):
+        seed, key = _configuration(run)
+        if seed is None or seed in alike.get(key, {}):
+            key = f"{key} {number}"  # no seed, or that seed again
+        alike.setdefault(key, {})[seed] = run
+    rows = []
+    for seeds in alike.values():
+        first = next(iter(seeds.values()))
+        if len(seeds) == 1:
+            rows.append([first])
+        else:
+            name = f"{_SEED.sub('', first.name)} ({len(seeds)} seeds)"
+            rows.append([replace(run, name=name) for run in seeds.values()])
+    counts = Counter(row[0].name for row in rows)
+    twice = [row for row in rows if counts[row[0].name] > 1]
+    for row, where in zip(twice, _apart([row[0].where for row in twice]), strict=True):
+        row[:] = [replace(run, name=f"{run.name} ({where})") for run in row]
+    return rows
+
+
+def _configuration(run: Run) -> tuple[Any, str]:
+    """The seed of a run, and all that decides its records otherwise."""
+    config = {key: run.config.get(key) for key in _DECIDING}
+    inner = config["settings"] or config["sampling"] or {}
+    rest = {key: value for key, value in inner.items() if key != "seed"}
+    name = _SEED.sub("", run.name)
+    rest = {**config, "settings": rest, "sampling": rest}
+    return inner.get("seed"), json.dumps([name, rest])
+
+
+def _apart(places: Sequence[str]) -> list[str]:
+    """What tells places from each other: their paths below the folder that they share."""
+    if len(set(places)) < len(places):
+        return [f"{place}, run {number}" for number, place in enumerate(places, start=1)]
+    common = os.path.commonpath([os.path.abspath(place) for place in places]) if places else ""
+    return [os.path.relpath(place, common) for place in places]
+
+
+def _check_names(
+    groups: Sequence[Group], against: str | None, trajectory: str | None, landscape: str | None
+) -> None:
+    """What was named must be there before anything is computed or written."""
+    runs = [run for group in groups for run in group.runs]
+    names = list(dict.fromkeys(run.name for run in runs))
+    if against is not None and opponent(names, against) is None:
+        raise InputError(f"--against: no run of method {against!r}; there are {', '.join(names)}")
+    for option, wanted in (("--trajectory", trajectory), ("--landscape", landscape)):
+        if wanted is not None and not any(figures.find_record(run, wanted) for run in runs):
+            raise InputError(f"{option}: no prompt with id {wanted!r} in these runs")
+    if landscape is not None and not any(run.config.get("settings") for run in runs):
+        raise InputError("--landscape: none of these runs is a search")
+    found = [figures.find_record(run, trajectory) for run in runs] if trajectory else []
+    if trajectory is not None and not any(record and record.traces for record in found):
+        raise InputError("--trajectory: these runs hold no traces; only searches record them")
+
+
+def _tables(group: Group, against: str | None, valid: Valid | None, tests: bool) -> Iterator[Table]:
+    names = list(dict.fromkeys(run.name for run in group.runs))
+    for source in group.sources:
+        by = list(dict.fromkeys(run.name for run in group.runs if run.scorer == source))
+        role = "a judge" if not by else "the search's scorer"
+        if 0 < len(by) < len(names):
+            role = f"the scorer of {', '.join(by)}, a judge of the others"
+        title = f"{group.title}; by {source}, {role}"
+        name = f"{group.prefix}quality-{tables.slug(source)}"
+        yield tables.quality_table(group.summaries, source, title, name)
+    yield tables.fluency_table(group.summaries, f"{group.title}; text", f"{group.prefix}fluency")
+    yield tables.cost_table(group.summaries, f"{group.title}; cost", f"{group.prefix}cost")
+    if tests and (against is None or opponent(names, against)):
+        comparisons = compare(group.runs, against, valid=valid)
+        for source in dict.fromkeys(one.source for one in comparisons):
+            title = f"{group.title}; less toxic than {comparisons[0].against}? by {source}"
+            name = f"{group.prefix}significance-{tables.slug(source)}"
+            yield tables.significance_table(comparisons, source, title, name)
+
+
+def _figures(group: Group, trajectory: str | None) -> dict[str, Any]:
+    pooled = [entry.pooled for entry in group.entries]
+    by_name = {summary.method: summary for summary in group.summaries}
+    drawn = {
+        "trade-off": figures.trade_off(group.summaries, group.sources),
+        "anytime-rate": figures.anytime(pooled, group.sources, "rate"),
+        "anytime-mean": figures.anytime(pooled, group.sources, "mean"),
+    }
+    for strategy, setting, swept in figures.sweeps(pooled):
+        points = [(value, by_name[run.name]) for value, run in swept]
+        name = tables.slug(f"sensitivity-{strategy}-{setting}")
+        drawn[name] = figures.sensitivity(points, setting, group.sources)
+    for run in pooled:
+        record = figures.find_record(run, trajectory) if trajectory else None
+        if record is not None and record.traces:
+            name = tables.slug(f"trajectory-{trajectory}-{run.name}")
+            drawn[name] = figures.trajectory(run, record)
+    return {f"{group.prefix}{name}": figure for name, figure in drawn.items() if figure}
+
+
+def _landscape(group: Group, record_id: str, grid: int) -> dict[str, Any]:
+    """By the settings of one search, `tide` itself if it is there; the trial that took longest."""
+    from tide.evaluation.reporting import landscape  # noqa: PLC0415  (slow import)
+
+    found = [
+        (not str(run.config["settings"].get("strategy")).startswith("tide"), number)
+        for number, run in enumerate(group.runs)
+        if run.config.get("settings") and figures.find_record(run, record_id)
+    ]
+    if not found:
+        return {}
+    run = group.runs[min(found)[1]]
+    record = figures.find_record(run, record_id)
+    assert record is not None
+    spent = record.evaluations or [0]
+    trial = record.trials[max(range(len(spent)), key=spent.__getitem__)]
+    with landscape.detoxifier_of(run.config) as detoxifier:
+        world = landscape.explore(detoxifier, record.prompt, trial=trial, grid=grid)
+    title = f"prompt {record_id}, trial {trial}"
+    name = tables.slug(f"landscape-{record_id}")
+    return {f"{group.prefix}{name}": figures.landscape(world, title)}
