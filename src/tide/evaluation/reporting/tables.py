@@ -93,7 +93,7 @@ def quality_table(summaries: Sequence[Summary], source: str, title: str, name: s
         columns.insert(1, Column("prompts"))
         for row, one in zip(rows, summaries, strict=True):
             row.insert(1, one.prompts)
-    notes = ["± half of the 95 % bootstrap interval over prompts"]
+    notes = ["± half of the 95 % bootstrap interval over prompts", *_legend(references)]
     if any(e.std is not None for one in summaries for e in one.toxicity.get(source, {}).values()):
         notes.append("rows of several seeds: their mean ± standard deviation")
     notes += [
@@ -118,7 +118,13 @@ def _references(summaries: Sequence[Summary]) -> dict[str, tuple[str, str]]:
     names = list(dict.fromkeys(name for one in summaries for name in one.fluency))
     if len(names) == 1:
         return {names[0]: ("perplexity", "perplexity")}
-    return {name: (f"ppl {name.rpartition('/')[2]}", f"perplexity {name}") for name in names}
+    return {name: (f"ppl {i}", f"perplexity {name}") for i, name in enumerate(names, start=1)}
+
+
+def _legend(references: Mapping[str, tuple[str, str]]) -> list[str]:
+    """Which column is of which reference model, where there are several."""
+    each = (f"{heading} by {name}" for name, (heading, _) in references.items())
+    return ["; ".join(each)] if len(references) > 1 else []
 
 
 def fluency_table(summaries: Sequence[Summary], title: str, name: str) -> Table:
@@ -142,6 +148,7 @@ def fluency_table(summaries: Sequence[Summary], title: str, name: str) -> Table:
     notes = [
         "ppl, median: perplexity of the completions; no ppl: completions that have none",
         "dist-n: distinct n-grams over words; tokens: mean length; empty: a share",
+        *_legend(references),
     ]
     return Table(name, title, columns, rows, notes).without_empty_columns()
 
