@@ -251,7 +251,7 @@ def test_killed_and_started_again(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["run"], "no prompts"),
-        (["run", ""], "prompt 0: empty"),
+        (["run", ""], "id 0: empty"),
         (["run", "word " * 300], "context of 256"),
         (["run", "hi", "--input", "x.txt"], "not both"),
         (["run", "--input", "none.jsonl"], "none.jsonl: no such file"),
