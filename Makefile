@@ -1,5 +1,6 @@
 # make demo    set up, then detoxify the example prompts with the bundled model and scorer
 # make test    set up with the test extras, then run the tests
+# make test-docs  the same, then run the commands and examples of README.md and docs/
 # make test-vllm  set up .venv-vllm with vLLM for the CPU and Ray, then run the tests that need them
 # make check   set up with the developers' extras, then lint, format check and strict types
 # make clean   remove what the other verbs made
@@ -9,7 +10,7 @@ VENV ?= .venv
 VENV_VLLM ?= .venv-vllm
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-vllm check clean
+.PHONY: demo test test-docs test-vllm check clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.with-profanity
@@ -17,6 +18,9 @@ demo: $(VENV)/.with-profanity
 
 test: $(VENV)/.with-test
 	$(BIN)/python -m pytest
+
+test-docs: $(VENV)/.with-test
+	$(BIN)/python -m pytest -m docs tests/test_docs.py
 
 test-vllm: $(VENV_VLLM)/.ready
 	$(VENV_VLLM)/bin/python -m pytest -m vllm tests/vllm

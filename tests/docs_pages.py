@@ -1,0 +1,95 @@
+"""The pages as data: their fenced blocks, the commands in them, and the links."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+# Those whose commands and examples run; the other two are checked for their links.
+PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+OTHERS = [REPOSITORY / "CONTRIBUTING.md", REPOSITORY / "benchmarks" / "RESULTS.md"]
+
+_MARK = re.compile(r"<!-- (not run|saved as): (.+) -->")
+# Bash finds none of the programs, expands each command as ever, and hands it to the handler.
+_RECORDER = """set -u
+command_not_found_handle() { printf '%s\\0' "$#" "$@" >> "$RECORDED"; }
+"""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of `sh` or `python`.
+
+    reason: why it is not run, if the page says so. file: what the page tells to save it as.
+    """
+
+    page: Path
+    line: int
+    language: str
+    text: str
+    reason: str | None = None
+    file: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.page.relative_to(REPOSITORY)}, line {self.line}"
+
+
+def blocks(page: Path) -> list[Block]:
+    """The blocks of shell and Python of a page, in order."""
+    found: list[Block] = []
+    lines = page.read_text(encoding="utf-8").splitlines()
+    start = None
+    for number, line in enumerate(lines):
+        if not line.startswith("```"):
+            continue
+        if start is None:
+            start = number
+            continue
+        language = lines[start][3:]
+        if language in ("sh", "python"):
+            above = _MARK.fullmatch(lines[start - 1])
+            mark = {{"not run": "reason", "saved as": "file"}[above[1]]: above[2]} if above else {}
+            text = "\n".join(lines[start + 1 : number]) + "\n"
+            found.append(Block(page, start + 1, language, text, **mark))
+        start = None
+    assert start is None, f"{page}: the block that begins on line {start} has no end"
+    return found
+
+
+def commands(block: Block, folder: Path) -> list[list[str]]:
+    """The commands of a block of shell as bash expands them in `folder`; none of them is run."""
+    recorded = folder.parent / "recorded"
+    recorded.write_bytes(b"")
+    bash = shutil.which("bash")
+    assert bash is not None
+    subprocess.run(
+        [bash, "-c", f"{_RECORDER}{block.text}wait"],
+        cwd=folder,
+        env={"PATH": "/nowhere", "RECORDED": str(recorded)},
+        check=True,
+    )
+    words = iter(recorded.read_text(encoding="utf-8").split("\0")[:-1])
+    return [[next(words) for _ in range(int(count))] for count in words]
+
+
+def spans(page: Path) -> list[str]:
+    """The `code` in the sentences and tables of a page, without its blocks."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    return [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", text)]
+
+
+def links(page: Path) -> list[str]:
+    """The targets of the links and pictures of a page that point into the repository."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    return [t for t in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in t]
+
+
+def anchors(page: Path) -> set[str]:
+    """The names by which the headings of a page are linked, as GitHub makes them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    headings = re.findall(r"^#+ (.+)$", text, flags=re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

@@ -1,0 +1,97 @@
+"""A folder in which the commands of the pages run, with mild stand-ins for all that they name."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from tests.docs_pages import REPOSITORY
+from tests.models import save_causal_lm
+
+_SUBJECTS = ("The waiter", "My neighbour", "Our coach", "The driver", "Your cousin", "The clerk")
+_PLACES = ("at the station", "in the garden", "on the phone", "at work", "in the shop", "at home")
+_KIND, _RUDE = ("kind", "patient", "clever"), ("stupid", "worthless", "pathetic")
+
+
+def prepare(root: Path) -> Path:
+    """Make the folder, with the data beside it as beside a checkout; returns the folder."""
+    here, data = root / "here", root / "shared" / "data"
+    here.mkdir()
+    prompts = (REPOSITORY / "examples" / "prompts.txt").read_text(encoding="utf-8").splitlines()
+    numbered = [{"id": i, "prompt": prompt} for i, prompt in enumerate(prompts)]
+    write(here / "prompts.jsonl", numbered)
+    write(here / "held_out.jsonl.gz", _labelled())
+    write(here / "labels.jsonl", _labelled())
+    for name in ("docs", "artefacts", "examples"):
+        (here / name).mkdir()
+    for name in ("artefacts", "examples"):
+        shutil.copytree(REPOSITORY / name, here / name, dirs_exist_ok=True)
+    save_causal_lm(here / "my-model", "llama")
+
+    write(data / "benchmarks" / "rtp_challenging.jsonl", numbered)
+    write(data / "benchmarks" / "attaq.jsonl", [{**r, "label": "a"} for r in numbered[:4]])
+    write(data / "benchmarks" / "bold.jsonl.gz", [{**r, "domain": "a"} for r in numbered[-4:]])
+    write(data / "labelled" / "toxicity.jsonl.gz", _labelled())
+    pairs = zip(_sentences(_RUDE), _sentences(_KIND), strict=True)
+    rows = [{"toxic": toxic, "neutral": [neutral]} for toxic, neutral in pairs]
+    write(data / "labelled" / "paradetox_pairs.jsonl.gz", rows)
+    _paper(data / "paper")
+    return here
+
+
+def write(path: Path, rows: list[Any]) -> None:
+    """JSON lines, or one JSON value for a file of another name; gzipped where the name says so."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    is_lines = ".jsonl" in path.suffixes
+    text = "".join(json.dumps(row) + "\n" for row in rows) if is_lines else json.dumps(rows)
+    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+
+
+def _sentences(words: tuple[str, ...]) -> list[str]:
+    return [
+        f"{subject} we met {place} is a {word} person."
+        for subject in _SUBJECTS
+        for place in _PLACES
+        for word in words
+    ]
+
+
+def _labelled() -> list[dict[str, Any]]:
+    both = zip(_sentences(_RUDE), _sentences(_KIND), strict=True)
+    texts = [text for pair in both for text in pair]
+    return [
+        {"text": text, "toxicity": float(i % 2 == 0), "source": "ab"[i % 3 == 0]}
+        for i, text in enumerate(texts)
+    ]
+
+
+def _paper(folder: Path) -> None:
+    """Two recorded files for each of two models, and printed numbers for them."""
+    printed = {
+        "avg_max_toxicity": 0.5,
+        "avg_mean_toxicity": 0.4,
+        "toxic_rate": 0.5,
+        "perplexity": 4.0,
+        "mean_iterations": 2.0,
+    }
+    models = ("gpt2-large", "qwen3-4b")
+    tables = {"rtp": {model: {"Base model": printed, "tide": printed} for model in models}}
+    (folder / "recorded").mkdir(parents=True)
+    (folder / "tables.json").write_text(json.dumps(tables), encoding="utf-8")
+    rude, kind = _sentences(_RUDE), _sentences(_KIND)
+    for model in models:
+        for name, search in (("base", {}), ("tide", {"num_iter_steps": [2, 1]})):
+            records = [
+                {
+                    "id": i,
+                    "prompt": "So it was said that",
+                    "completions": [rude[i], kind[i]],
+                    "toxicity_scores": [0.9 - i / 1000, 0.1 + i / 1000],
+                    **search,
+                }
+                for i in range(40)
+            ]
+            write(folder / "recorded" / model / f"{name}.json.gz", records)

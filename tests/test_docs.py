@@ -1,0 +1,178 @@
+"""The pages keep their word: what they tell to type runs, in order, in one folder a page.
+
+A block under `<!-- not run: reason -->` needs what is not here (a GPU, a download, a key). Of
+those, and of the commands inside of sentences, the options must exist. `<!-- saved as: FILE -->`
+stands above what a page tells to save.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import re
+import subprocess
+import sys
+from importlib.metadata import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+from tests.docs_pages import (
+    OTHERS,
+    PAGES,
+    REPOSITORY,
+    Block,
+    anchors,
+    blocks,
+    commands,
+    links,
+    spans,
+)
+from tests.docs_world import prepare
+from tide.cli import app, main
+
+# Foreign programs that blocks which are not run may call.
+_FOREIGN = ("vllm",)
+
+
+def page_name(page: Path) -> str:
+    return page.stem
+
+
+@pytest.mark.docs
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = prepare(tmp_path)
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("TIDE_CACHE", str(tmp_path / "scores.sqlite3"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    names: dict[str, Any] = {}
+    for block in blocks(page):
+        if block.reason:
+            continue
+        if block.file:
+            (here / block.file).write_text(block.text, encoding="utf-8")
+        elif block.language == "python":
+            run_python(block, names)
+        else:
+            for command in commands(block, here):
+                print(block, *command)
+                run_command(command, block, monkeypatch)
+
+
+def run_python(block: Block, names: dict[str, Any]) -> None:
+    """The blocks of a page share their names, and may await, as in a notebook."""
+    awaited = eval(compiled(block), names)
+    if awaited is not None:
+        asyncio.run(awaited)
+
+
+def compiled(block: Block) -> Any:
+    return compile(block.text, str(block), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+
+
+def run_command(command: list[str], block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
+    program, *arguments = command
+    if program == "tide":
+        monkeypatch.setattr(sys, "argv", ["tide", *shorter(arguments)])
+        with pytest.raises(SystemExit) as caught:
+            main()
+        assert not caught.value.code, f"{block}: {command} exits with {caught.value.code}"
+    elif program == "python":
+        subprocess.run([sys.executable, *arguments], check=True)
+    else:
+        pytest.fail(f"{block}: {program} is not run here; say why above the block")
+
+
+def shorter(arguments: list[str]) -> list[str]:
+    """The same command with less to do."""
+    short = list(arguments)
+    if "--trials" in short:
+        short[short.index("--trials") + 1] = "4"
+    if short[0] == "fit":
+        short += ["--steps", "2", "--max-texts", "80"]
+    return short + (["--grid", "3"] if "--landscape" in short else [])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_blocks_can_be_read(page: Path, tmp_path: Path) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    for block in blocks(page):
+        if block.language == "python":
+            compiled(block)
+        else:
+            for command in commands(block, here):
+                check_command(command, str(block))
+
+
+@pytest.mark.parametrize("page", [*PAGES, *OTHERS], ids=page_name)
+def test_commands_in_sentences_have_their_options(page: Path) -> None:
+    for span in spans(page):
+        if re.match(r"tide [a-z]+ .*-\w", span) and "..." not in span and "--help" not in span:
+            check_command(span.replace("'", "").split(), f"{page.name}: `{span}`", whole=False)
+
+
+def check_command(command: list[str], where: str, *, whole: bool = True) -> None:
+    """What a command names must exist. whole: its required arguments must be there, too."""
+    program, *arguments = command
+    if program == "tide":
+        check_options(arguments, where, whole)
+    elif program == "make":
+        targets = re.findall(r"^([\w-]+):", (REPOSITORY / "Makefile").read_text(), flags=re.M)
+        assert set(arguments) <= set(targets), f"{where}: no such target"
+    elif program == "pip":
+        named = {
+            extra
+            for found in re.findall(r"\[(.+)\]", " ".join(arguments))
+            for extra in found.split(",")
+        }
+        known = metadata("tide-detox").get_all("Provides-Extra") or []
+        assert named <= set(known), f"{where}: no such extra"
+    elif program == "python" and not arguments[0].startswith("-"):
+        source = (REPOSITORY / arguments[0]).read_text()
+        for option in re.findall(r"(?<=--)[a-z][\w-]*", " ".join(arguments[1:])):
+            assert option.replace("-", "_") in source, f"{where}: no option --{option}"
+    else:
+        assert program in ("python", *_FOREIGN), f"{where}: unknown program {program}"
+
+
+def check_options(arguments: list[str], where: str, whole: bool) -> None:
+    command, context, name = get_command(app), None, "tide"
+    try:
+        while True:
+            context = command.make_context(name, list(arguments), parent=context)
+            if not hasattr(command, "resolve_command"):
+                return
+            rest = [*getattr(context, "_protected_args", []), *context.args]
+            name, command, arguments = command.resolve_command(context, rest)
+    except Exception as error:
+        # By name: the parser may be click's or typer's own copy of it.
+        if whole or type(error).__name__ not in ("MissingParameter", "BadOptionUsage"):
+            pytest.fail(f"{where}: {' '.join(arguments)}: {error}")
+
+
+@pytest.mark.parametrize("page", [*PAGES, *OTHERS], ids=page_name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in links(page):
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{page.name}: {link}"
+        if anchor:
+            assert anchor in anchors(target), f"{page.name}: {link}"
+
+
+def test_everything_in_docs_is_linked() -> None:
+    linked = {
+        (page.parent / link.partition("#")[0]).resolve()
+        for page in [*PAGES, *OTHERS]
+        for link in links(page)
+    }
+    files = {path for path in (REPOSITORY / "docs").rglob("*") if path.is_file()}
+    assert files <= linked, sorted(map(str, files - linked))
+
+
+def test_the_readme_is_short() -> None:
+    assert len((REPOSITORY / "README.md").read_text(encoding="utf-8")) <= 8500
