@@ -114,13 +114,13 @@ def _run_file(path: Path) -> ModuleType:
     return sys.modules[name]
 
 
-def lazily(package: str, places: Mapping[str, str]) -> Callable[[str], Any]:
-    """A package's `__getattr__` that imports names from their modules on first use (PEP 562)."""
+def lazily(module: str) -> Callable[[str], Any]:
+    """A package's `__getattr__` (PEP 562): what it has not itself, it takes from `module`."""
 
     def find(name: str) -> Any:
-        if name not in places:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(import_module(places[name]), name)
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(import_module(module), name)
 
     return find
 

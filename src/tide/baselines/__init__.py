@@ -54,8 +54,5 @@ def load_baseline(
     return baseline
 
 
-__getattr__ = lazily(
-    __name__, dict.fromkeys(("Baseline", "Generated", "Options"), "tide.baselines.base")
-)
-
+__getattr__ = lazily("tide.baselines.base")
 __all__ = ["REGISTRY", "Baseline", "Generated", "Options", "load_baseline"]

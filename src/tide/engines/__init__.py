@@ -40,8 +40,5 @@ def load_engine(name: str, model: str | Path, **options: Any) -> Engine:
     return engine
 
 
-__getattr__ = lazily(
-    __name__, dict.fromkeys(("Completion", "EmbeddedPrompt", "Engine"), "tide.engines.base")
-)
-
+__getattr__ = lazily("tide.engines.base")
 __all__ = ["REGISTRY", "Completion", "EmbeddedPrompt", "Engine", "load_engine"]

@@ -93,7 +93,5 @@ def _create(spec: Spec) -> Scorer:
     return loaded
 
 
-_BASE = ("CallableScorer", "Scorer", "Scores", "score_texts")
-__getattr__ = lazily(__name__, dict.fromkeys(_BASE, "tide.scorers.base"))
-
+__getattr__ = lazily("tide.scorers.base")
 __all__ = ["AROUND", "REGISTRY", "CallableScorer", "Scorer", "Scores", "load_scorer", "score_texts"]

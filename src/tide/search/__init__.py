@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pydantic.fields import FieldInfo
-
 from tide.errors import InputError
-from tide.options import Options, read
+from tide.options import Options
 from tide.registry import Registry, lazily
-from tide.specs import format_spec, parse_spec
+from tide.specs import parse_spec
 
 if TYPE_CHECKING:
     from tide.config import Settings
@@ -71,31 +68,7 @@ def load_strategy(spec: str | type) -> LoadedStrategy:
     return LoadedStrategy(options.spec(name), create, options)
 
 
-def split_strategy(
-    spec: str, settings: Mapping[str, FieldInfo]
-) -> tuple[str, dict[str, str | None]]:
-    """`spec` without the values of `settings` that stand in it, and these.
-
-    An option of the strategy itself wins over a setting of the same name.
-    """
-    name, given = parse_spec(spec, "strategy")
-    own = getattr(REGISTRY.load(name), "options_class", Options).by_name()
-    common = given.keys() & settings.keys() - own.keys() - {"strategy"}
-    rest = {key: value for key, value in given.items() if key not in common}
-    return format_spec(name, rest), {key: read(settings[key], given[key]) for key in common}
-
-
-_BASE = (
-    "Candidate",
-    "LikelihoodRequest",
-    "Point",
-    "Problem",
-    "SearchStrategy",
-    "Steps",
-    "Strategy",
-)
-__getattr__ = lazily(__name__, dict.fromkeys(_BASE, "tide.search.base"))
-
+__getattr__ = lazily("tide.search.base")
 __all__ = [
     "REGISTRY",
     "Candidate",
@@ -107,5 +80,4 @@ __all__ = [
     "Steps",
     "Strategy",
     "load_strategy",
-    "split_strategy",
 ]
