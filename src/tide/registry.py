@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from hashlib import blake2b
 from importlib import import_module
@@ -112,17 +112,6 @@ def _run_file(path: Path) -> ModuleType:
             del sys.modules[name]
             raise
     return sys.modules[name]
-
-
-def lazily(module: str) -> Callable[[str], Any]:
-    """A package's `__getattr__` (PEP 562): what it has not itself, it takes from `module`."""
-
-    def find(name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(import_module(module), name)
-
-    return find
 
 
 def require(module: str, extra: str) -> ModuleType:

@@ -6,8 +6,10 @@ import inspect
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import lazy_loader
+
 from tide.errors import InputError
-from tide.registry import Registry, lazily
+from tide.registry import Registry
 
 if TYPE_CHECKING:
     from tide.engines.base import Completion, EmbeddedPrompt, Engine
@@ -40,5 +42,8 @@ def load_engine(name: str, model: str | Path, **options: Any) -> Engine:
     return engine
 
 
-__getattr__ = lazily("tide.engines.base")
+__getattr__, _, _ = lazy_loader.attach(
+    __name__, submod_attrs={"base": ["Completion", "EmbeddedPrompt", "Engine"]}
+)
+
 __all__ = ["REGISTRY", "Completion", "EmbeddedPrompt", "Engine", "load_engine"]

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import lazy_loader
+
 from tide.errors import InputError
 from tide.options import Options
-from tide.registry import Registry, lazily
+from tide.registry import Registry
 from tide.specs import parse_spec
 
 if TYPE_CHECKING:
@@ -68,7 +70,21 @@ def load_strategy(spec: str | type) -> LoadedStrategy:
     return LoadedStrategy(options.spec(name), create, options)
 
 
-__getattr__ = lazily("tide.search.base")
+__getattr__, _, _ = lazy_loader.attach(
+    __name__,
+    submod_attrs={
+        "base": [
+            "Candidate",
+            "LikelihoodRequest",
+            "Point",
+            "Problem",
+            "SearchStrategy",
+            "Steps",
+            "Strategy",
+        ]
+    },
+)
+
 __all__ = [
     "REGISTRY",
     "Candidate",
