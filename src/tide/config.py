@@ -8,6 +8,7 @@ from typing import Any, Literal, TypedDict
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from tide.errors import InputError
+from tide.specs import format_spec, parse_spec
 
 EmptyPolicy = Literal["zero", "score", "one"]
 OnUnresolved = Literal["best", "refuse", "raise"]
@@ -147,16 +148,20 @@ class Settings(Sampling):
         the strategy's own options stay, in `strategy`.
         """
         # The search knows the settings; of it they need the options of one strategy, by name.
-        from tide.search import load_strategy, split_strategy  # noqa: PLC0415
+        from tide.options import Options, read  # noqa: PLC0415
+        from tide.search import REGISTRY, load_strategy  # noqa: PLC0415
 
         values: dict[str, Any] = {"strategy": "tide"}
         for given in layers:
             layer = dict(given)
             if isinstance(layer.get("strategy"), str):
-                layer["strategy"], found = split_strategy(layer["strategy"], cls.model_fields)
-                if twice := found.keys() & layer.keys():
+                name, found = parse_spec(layer["strategy"], "strategy")
+                own = getattr(REGISTRY.load(name), "options_class", Options).by_name()
+                common = found.keys() & cls.model_fields.keys() - own.keys() - {"strategy"}
+                if twice := common & layer.keys():
                     raise InputError(f"{min(twice)}: is given twice, once in the strategy's spec")
-                layer |= found
+                layer |= {key: read(cls.model_fields[key], found.pop(key)) for key in common}
+                layer["strategy"] = format_spec(name, found)
             for scale in _SCALES:
                 if any(layer.get(name) is not None for name in scale):
                     values.update(dict.fromkeys(scale))

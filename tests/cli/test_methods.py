@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -8,12 +10,22 @@ from tests.cli.test_run import tide
 from tide.baselines import REGISTRY as BASELINES
 from tide.cli import options
 from tide.engines import REGISTRY as ENGINES
+from tide.engines.local.engine import TransformersEngine
 from tide.errors import InputError
 from tide.presets import PRESETS
 from tide.scorers import REGISTRY as SCORERS
 from tide.search import REGISTRY as STRATEGIES
 
 KINDS = (STRATEGIES, BASELINES, SCORERS, ENGINES)
+EXAMPLE = Path(__file__).parents[2] / "examples" / "own_strategy.py"
+
+
+class Counting(TransformersEngine):
+    sizes: list[int] = []  # noqa: RUF012
+
+    def complete(self, embeddings: Any, *rest: Any) -> Any:
+        self.sizes.append(len(embeddings))
+        return super().complete(embeddings, *rest)
 
 
 def test_everything_is_listed_with_its_options(
@@ -79,3 +91,19 @@ def test_names_are_printed_as_they_are(
     out = capsys.readouterr().out.replace("\n", "")
     assert "windows:100:pocket" in out
     assert "tuned:words=[b]" in out
+
+
+def test_classes_of_ones_own_from_the_shell(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ("run", "She told me to shut the", "What a load of", "--scorer")
+    engine = ("--engine", "tests.cli.test_methods:Counting", "--max-new-tokens", 5)
+    strategy = ("--strategy", f"{EXAMPLE}:OneJump:count=6,mu_relative=1.5")
+    scorer = "max:pocket,tests.scorers.test_load:Tuned:level=0.1"
+    assert tide(*command, scorer, *engine, *strategy, monkeypatch=monkeypatch) == 0
+    assert Counting.sizes in ([2, 6], [2, 12])
+    assert "max:pocket@" in capsys.readouterr().out
+    bad = ("--strategy", f"{EXAMPLE}:OneJump:count=0")
+    assert tide(*command, "pocket", *bad, monkeypatch=monkeypatch) == 1
+    err = capsys.readouterr().err
+    assert "OneJump: count: Input should be greater than or equal to 1" in err.replace("\n", "")

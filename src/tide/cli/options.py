@@ -27,11 +27,10 @@ from tide.specs import parse, split_specs
 _DECIDING = ("quantization", "kv_cache_dtype", "revision", "hf_overrides")
 
 
-def _names(*kinds: Iterable[str]) -> str:
-    return ", ".join(name for names in kinds for name in names)
-
-
-_SCORERS = _names(name for name in SCORERS.names() if name not in AROUND)
+_SCORERS = ", ".join(name for name in SCORERS.names() if name not in AROUND)
+_PRESETS, _STRATEGIES, _BASELINES, _ENGINES = (
+    ", ".join(names) for names in (PRESETS, STRATEGIES.names(), BASELINES.names(), ENGINES.names())
+)
 SCORER_GRAMMAR = (
     f"Scorers: {_SCORERS}; some take an argument: hf:ID_OR_FOLDER, detoxify:original, "
     "calibrated:FILE. Around a scorer: cache:SCORER (kept on disk), "
@@ -39,9 +38,9 @@ SCORER_GRAMMAR = (
     "texts). Several as one: max:SCORER,SCORER and mean:SCORER,SCORER; parentheses keep specs "
     "together, as in cache:max(pocket,lexicon)."
 )
-# What the names of a setting's values are, where its type does not say.
+# What a setting may be, where its type does not say.
 _CHOICES = {
-    "strategy": f": {_names(STRATEGIES.names())}, as in ladder:from=0.6,growth=1.3 ('tide methods' "
+    "strategy": f": {_STRATEGIES}, as in ladder:from=0.6,growth=1.3 ('tide methods' "
     "lists their options)."
 }
 
@@ -74,18 +73,16 @@ Methods = Annotated[
     str,
     typer.Option(
         help="base (the model as it is), presets, strategies and baselines, each with options of "
-        f"its own: base,fast,resample:temperature=1.0... There are {_names(PRESETS)}; "
-        f"{_names(STRATEGIES.names())}; {_names(BASELINES.names())}. ('tide methods' lists their "
+        f"its own: base,fast,resample:temperature=1.0... There are {_PRESETS}; "
+        f"{_STRATEGIES}; {_BASELINES}. ('tide methods' lists their "
         "options.)"
     ),
 ]
 Preset = Annotated[
     str,
-    typer.Option(help=f"Settings to begin with: auto (by the model's name), {_names(PRESETS)}."),
+    typer.Option(help=f"Settings to begin with: auto (by the model's name), {_PRESETS}."),
 ]
-EngineName = Annotated[
-    str, typer.Option("--engine", help=f"What runs the model: {_names(ENGINES.names())}.")
-]
+EngineName = Annotated[str, typer.Option("--engine", help=f"What runs the model: {_ENGINES}.")]
 BaseUrl = Annotated[
     list[str] | None,
     typer.Option("--base-url", help="A vLLM server for --engine remote; give several to share."),

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import lazy_loader
-from pydantic.fields import FieldInfo
 
 from tide.errors import InputError
-from tide.options import Options, read
+from tide.options import Options
 from tide.registry import Registry
-from tide.specs import format_spec, parse_spec
+from tide.specs import parse_spec
 
 if TYPE_CHECKING:
     from tide.config import Settings
@@ -72,20 +70,6 @@ def load_strategy(spec: str | type) -> LoadedStrategy:
     return LoadedStrategy(options.spec(name), create, options)
 
 
-def split_strategy(
-    spec: str, settings: Mapping[str, FieldInfo]
-) -> tuple[str, dict[str, str | None]]:
-    """`spec` without the values of `settings` that stand in it, and these.
-
-    An option of the strategy itself wins over a setting of the same name.
-    """
-    name, given = parse_spec(spec, "strategy")
-    own = getattr(REGISTRY.load(name), "options_class", Options).by_name()
-    common = given.keys() & settings.keys() - own.keys() - {"strategy"}
-    rest = {key: value for key, value in given.items() if key not in common}
-    return format_spec(name, rest), {key: read(settings[key], given[key]) for key in common}
-
-
 __getattr__, _, _ = lazy_loader.attach(
     __name__,
     submod_attrs={
@@ -112,5 +96,4 @@ __all__ = [
     "Steps",
     "Strategy",
     "load_strategy",
-    "split_strategy",
 ]

@@ -116,11 +116,10 @@ class Strategy(ABC):
     """Ask/tell over one generator: a subclass writes its algorithm as `steps`, top to bottom.
 
     The base evaluates the prompt first, and ends the search as soon as something was accepted or
-    the iterations are used up. What a subclass can be told beside the settings is its
-    `options_class`, and arrives as `options`.
-    `best` is the evaluation that was accepted, else the lowest-scoring one. `iterations` counts as
-    the paper does: the prompt itself is 1. `x0` holds the movable rows of the prompt, `mu` and
-    `step_size` their absolute scales.
+    the iterations are used up. `best` is the evaluation that was accepted, else the lowest-scoring
+    one. `iterations` counts as the paper does: the prompt itself is 1. `x0` holds the movable rows
+    of the prompt, `mu` and `step_size` their absolute scales, `options` what is written behind the
+    strategy's name, of its `options_class`.
 
     Raises InputError for a prompt whose rows are all zero, so that it has no scale.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Annotated
 
 import torch
 from pydantic import Field
@@ -11,30 +12,18 @@ from tide.options import Options
 from tide.search import geometry
 from tide.search.base import Point, Steps, Strategy
 
+_Radius = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_Growth = Annotated[float, Field(ge=1, allow_inf_nan=False)]
+
 
 class LadderOptions(Options):
-    smallest: float = Field(
-        default=0.2,
-        alias="from",
-        gt=0,
-        allow_inf_nan=False,
-        description="Smallest radius, times mu.",
+    smallest: _Radius = Field(default=0.2, alias="from", description="Smallest radius, times mu.")
+    largest: _Radius = Field(
+        default=1.0, alias="to", description="Largest radius, times mu; a single sample sits there."
     )
-    largest: float = Field(
-        default=1.0,
-        alias="to",
-        gt=0,
-        allow_inf_nan=False,
-        description="Largest radius, times mu; a single sample sits there.",
-    )
-    growth: float = Field(
-        default=1.5, ge=1, allow_inf_nan=False, description="Growth of the radii by round."
-    )
-    samples_growth: float = Field(
-        default=1.0,
-        ge=1,
-        allow_inf_nan=False,
-        description="Growth of the number of samples by round, up to 4 times.",
+    growth: _Growth = Field(default=1.5, description="Growth of the radii by round.")
+    samples_growth: _Growth = Field(
+        default=1.0, description="Growth of the number of samples by round, up to 4 times."
     )
 
 
@@ -58,8 +47,7 @@ class LadderStrategy(Strategy):
             self.iterations += 1
             smallest = options.smallest if count > 1 else options.largest
             radii = reach * torch.linspace(smallest, options.largest, count)
-            noise = radii[:, None, None] * self.normal(count)
-            around = geometry.turn_rows(self.x0, noise)
+            around = geometry.turn_rows(self.x0, radii[:, None, None] * self.normal(count))
             yield from self.accept((yield from self.evaluate(around, "perturbation")))
             reach *= options.growth
 
