@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,7 +27,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from tide import Sampling, load_scorer
+from tide import Detoxifier, Sampling, load_scorer
 from tide.baselines import load_baseline
 from tide.data.prompts import read_rows
 from tide.engines.local.engine import TransformersEngine
@@ -39,7 +40,7 @@ SHARED = REPOSITORY.parent / "shared"
 RESULTS = REPOSITORY / "benchmarks" / "results"
 console = Console()
 
-BASE = "resample:n=1"  # the first draw is the model's own completion
+BASE = "resample:n=1"  # a strategy: its first draw is the model's own completion
 STRENGTHS = {
     "resample:n={}": (2, 4, 10),
     "self-debias:decay={}": (10, 50, 200),
@@ -58,35 +59,70 @@ STRENGTHS = {
 }
 
 
-def measure(
+# Writes a completion for each prompt: its text, the evaluations and the tokens that it took.
+Write = Callable[[], list[tuple[str, int, int]]]
+
+
+def writer(
     spec: str,
     artefacts: Path,
     prompts: list[str],
-    seeds: list[int],
+    trials: int,
     sampling: Sampling,
     engine: TransformersEngine,
+) -> tuple[dict[str, Any], Write]:
+    """What decides the completions of `spec`, and what writes them."""
+    scorer = load_scorer("pocket")
+    if spec.startswith("resample"):
+        keywords = {"strategy": spec, "num_trials": trials, **sampling.model_dump()}
+        search = Detoxifier(engine, scorer=scorer, preset="relative", **keywords)
+
+        def draw() -> list[tuple[str, int, int]]:
+            lengths = [len(ids) for ids in engine.tokenize(prompts)]
+            return [
+                (trial.text, trial.evaluations, trial.generated_tokens + length * trial.evaluations)
+                for result, length in zip(search.map(prompts), lengths, strict=True)
+                for trial in result.trials
+            ]
+
+        return {"settings": search.settings.model_dump(), "scorer": scorer.name}, draw
+    baseline = load_baseline(spec, engine, artefacts=artefacts, scorer=scorer)
+    each = [(prompt, trial) for prompt in prompts for trial in range(trials)]
+
+    def write() -> list[tuple[str, int, int]]:
+        seeds = [derive_seed(0, prompt, trial) for prompt, trial in each]
+        written = baseline.generate([prompt for prompt, _ in each], sampling, seeds)
+        return [(row.completion.text, row.evaluations, row.forward_tokens) for row in written]
+
+    return baseline.config(), write
+
+
+def measure(
+    spec: str,
+    config: dict[str, Any],
+    write: Write,
+    prompts: list[str],
     reference: TransformersEngine,
     judge: Scorer,
 ) -> dict[str, Any]:
-    baseline = load_baseline(spec, engine, artefacts=artefacts, scorer=load_scorer("pocket"))
+    """prompts: one for each completion."""
     started = time.perf_counter()
-    written = baseline.generate(prompts, sampling, seeds)
+    texts, evaluations, forward_tokens = zip(*write(), strict=True)
     seconds = time.perf_counter() - started
-    texts = [row.completion.text for row in written]
     judged = judge.score(texts)
     before, after = reference.tokenize(prompts), reference.tokenize(texts)
     pairs = [(a, b) for a, b in zip(before, after, strict=True) if b]
     perplexity = np.exp(-reference.likelihood(*zip(*pairs, strict=True)))
     return {
         "spec": spec,
-        "config": baseline.config(),
+        "config": config,
         "texts": len(texts),
         "toxic": float(np.mean(judged >= judge.threshold)),
         "toxicity": float(np.mean(judged)),
         "perplexity": float(np.median(perplexity)),
         "empty": float(np.mean([not text.strip() for text in texts])),
-        "evaluations": float(np.mean([row.evaluations for row in written])),
-        "forward_tokens": float(np.mean([row.forward_tokens for row in written])),
+        "evaluations": float(np.mean(evaluations)),
+        "forward_tokens": float(np.mean(forward_tokens)),
         "milliseconds": 1000 * seconds / len(texts),
     }
 
@@ -136,8 +172,8 @@ def main(
     names = {name.strip() for name in only.split(",")} if only else None
     specs = [s for s in specs if s == BASE or names is None or parse_spec(s)[0] in names]
     specs += add or []
-    prompts = [row.text for row in read_rows(data, limit=limit) for _ in range(trials)]
-    seeds = [derive_seed(0, p, i % trials) for i, p in enumerate(prompts)]
+    prompts = [row.text for row in read_rows(data, limit=limit)]
+    repeated = [prompt for prompt in prompts for _ in range(trials)]
     sampling = Sampling(temperature=temperature)
     engine, larger = TransformersEngine(), TransformersEngine(reference)
     judge = load_scorer("profanity-check")
@@ -146,16 +182,13 @@ def main(
     done = json.loads(out.read_text()) if out.exists() else {}
     rows = done["rows"] if {key: done.get(key) for key in header} == header else []
     out.parent.mkdir(parents=True, exist_ok=True)
-    scorer = load_scorer("pocket")
     with Progress(console=Console(stderr=True), transient=True) as bar:
         for spec in bar.track(specs, description="baselines"):
-            baseline = load_baseline(spec, engine, artefacts=artefacts, scorer=scorer)
-            rows = [
-                row for row in rows if row["spec"] != spec or row["config"] == baseline.config()
-            ]
+            config, write = writer(spec, artefacts, prompts, trials, sampling, engine)
+            rows = [row for row in rows if row["spec"] != spec or row["config"] == config]
             if any(row["spec"] == spec for row in rows):
                 continue
-            rows.append(measure(spec, artefacts, prompts, seeds, sampling, engine, larger, judge))
+            rows.append(measure(spec, config, write, repeated, larger, judge))
             out.write_text(json.dumps({**header, "rows": rows}, indent=1) + "\n")
     console.print(show([next(row for row in rows if row["spec"] == spec) for spec in specs]))
 

@@ -15,7 +15,7 @@ from tide.config import Settings
 from tide.engines import Engine
 from tide.scorers import Scorer, score_texts
 from tide.search import geometry
-from tide.search.tide import estimate_gradient
+from tide.search.tide import TideOptions, estimate_gradient
 
 
 def published_loop(prompt: str, engine: Engine, scorer: Scorer, settings: Settings) -> int:
@@ -25,6 +25,7 @@ def published_loop(prompt: str, engine: Engine, scorer: Scorer, settings: Settin
     row_norm = float(x0.norm(dim=-1).mean())
     mu = settings.mu or (settings.mu_relative or 0.0) * row_norm / math.sqrt(x0.shape[-1])
     step_size = settings.step_size or (settings.step_relative or 0.0) * row_norm
+    options = TideOptions()
     generator = torch.Generator().manual_seed(settings.seed)
     spent = 0
 
@@ -43,11 +44,9 @@ def published_loop(prompt: str, engine: Engine, scorer: Scorer, settings: Settin
         centre = scores([x])
         u = torch.randn(settings.num_samples, *x.shape, generator=generator)
         differences = scores(list(x + mu * u)) - centre
-        direction = geometry.normalize(
-            estimate_gradient(u, differences, mu), settings.normalization
-        )
+        direction = geometry.normalize(estimate_gradient(u, differences, mu), options.normalization)
         moved = geometry.project(
-            x - step_size * direction, x0, settings.cosine_threshold, settings.projection
+            x - step_size * direction, x0, options.cosine_threshold, options.projection
         )
         if float(scores([x])) < settings.toxicity_threshold:
             break

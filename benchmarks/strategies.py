@@ -39,9 +39,9 @@ console = Console()
 
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "tide": {},
-    "tide crn": {"common_random_numbers": True},
-    "tide antithetic": {"antithetic": True},
-    "tide rank": {"estimator": "rank"},
+    "tide crn": {"strategy": "tide:common_random_numbers=true"},
+    "tide antithetic": {"strategy": "tide:antithetic=true"},
+    "tide rank": {"strategy": "tide:estimator=rank"},
     "tide N 4": {"num_samples": 4},
     "tide N 32 mu .6 step .3": {"num_samples": 32, "mu_relative": 0.6, "step_relative": 0.3},
     "tide floor 12": {"max_perplexity": 12.0},
@@ -61,7 +61,7 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "fast no floor": {**PRESETS["fast"], "max_perplexity": None},
     "fast floor 6": {**PRESETS["fast"], "max_perplexity": 6.0},
     "fast bar stays": {**PRESETS["fast"], "perplexity_growth": 1.0},
-    "fast N stays": {**PRESETS["fast"], "ladder_samples_growth": 1.0},
+    "fast N stays": {**PRESETS["fast"], "strategy": "ladder:from=0.6,growth=1.3"},
     "fast N 4": {**PRESETS["fast"], "num_samples": 4},
     "fast nearest": {**PRESETS["fast"], "select": "nearest"},
     "resample T .1": {"strategy": "resample"},

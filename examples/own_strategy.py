@@ -21,10 +21,10 @@ class OneJump(Strategy):
     options: OneJumpOptions
 
     def steps(self, start: Point) -> Steps:
-        if self.next_iteration():
-            jumps = self.x0 + self.mu * self.normal(self.options.count)
-            points = yield from self.evaluate(jumps, "perturbation")
-            yield from self.accept(points)
+        self.iterations += 1
+        jumps = self.x0 + self.mu * self.normal(self.options.count)
+        points = yield from self.evaluate(jumps, "perturbation")
+        yield from self.accept(points)
 
 
 def complete(prompt: str, model: Any = "pocket", count: int = 6, **options: Any) -> tide.Result:

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import re
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tide
-from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
+from tests.worlds import PROMPTS, ReadingScorer, read, scripted_engine
 from tide.detoxifier import Detoxifier
+from tide.engines.scripted import ScriptedEngine
 from tide.errors import InputError, ScorerError, UnresolvedError
 from tide.results import Result
 
@@ -130,8 +133,58 @@ def test_unresolved_refuse_withholds_the_text() -> None:
 
 
 def test_unresolved_raise() -> None:
-    with pytest.raises(UnresolvedError, match="prompt 0: no completion below"):
-        detoxifier(**STUBBORN, on_unresolved="raise")(PROMPTS[0])
+    detox = detoxifier(**STUBBORN, on_unresolved="raise")
+    with pytest.raises(UnresolvedError, match=r"^no completion below"):
+        detox(PROMPTS[0])
+    with pytest.raises(UnresolvedError, match=r"^prompt 0: no completion below"):
+        list(detox.map(PROMPTS[:1]))
+
+
+# Settings of one call
+
+
+def test_a_call_can_have_settings_of_its_own() -> None:
+    other = detoxifier(seed=3, strategy="ladder", num_samples=2)(PROMPTS[0])
+    detox = detoxifier()
+    assert detox(PROMPTS[0], seed=3, strategy="ladder", num_samples=2) == other
+    assert list(detox.map(PROMPTS[:1], seed=3, strategy="ladder", num_samples=2)) == [other]
+    assert detox(PROMPTS[0]) == detoxifier()(PROMPTS[0])
+
+
+def test_a_progress_bar_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert list(detoxifier().map(PROMPTS, progress=True)) == list(detoxifier().map(PROMPTS))
+
+
+# What a person sees
+
+
+def test_a_result_is_one_short_line(alone: list[Result]) -> None:
+    assert repr(alone[0]) == str(alone[0])
+    assert repr(alone[0]).startswith("Result(accepted, toxicity 0.")
+    stubborn = detoxifier(**STUBBORN)(PROMPTS[0])
+    assert repr(stubborn).startswith("Result(not accepted, toxicity 0.")
+    assert "'t******* 0.4*****'" in repr(stubborn).replace("0.3", "0.4").replace("0.2", "0.4")
+    assert all(len(repr(result)) < 120 for result in (*alone, stubborn))
+
+
+def test_a_notebook_shows_before_and_after(alone: list[Result]) -> None:
+    stubborn = detoxifier(**STUBBORN)(PROMPTS[0])
+    assert stubborn.text not in stubborn._repr_html_()
+    assert stubborn.text in stubborn.to_html(masked=False)
+    refused = detoxifier(**STUBBORN, on_unresolved="refuse")(PROMPTS[0])
+    assert "withheld" in refused._repr_html_()
+    moved = next(result for result in alone if result.best.chosen > 0)
+    html = moved._repr_html_()
+    assert moved.text in html
+    assert moved.best.base.text not in html
+    assert html.count("<rect") == sum(trial.evaluations for trial in moved.trials)
+
+
+def test_nothing_in_a_result_is_taken_for_html() -> None:
+    engine = ScriptedEngine(lambda x, seed: "toxicity 0.1 <script>")
+    result = Detoxifier(engine, scorer=ReadingScorer())("<b> a prompt")
+    assert "<script>" not in result.to_html(masked=False)
+    assert "<b> a" not in result.to_html(masked=False)
 
 
 # Bad input
@@ -175,7 +228,7 @@ def test_a_failing_scorer_stops_the_work_and_keeps_what_was_done(answer: Any) ->
     def scorer(texts: list[str]) -> list[Any]:
         nonlocal calls
         calls += 1
-        good = [float(text.split()[1]) for text in texts]
+        good = read(texts)
         return good if calls <= 6 else [answer] * len(texts)
 
     detox = Detoxifier(scripted_engine(max_batch=1), scorer=scorer)
@@ -205,5 +258,9 @@ def test_close_frees_engine_and_scorer() -> None:
         assert detox("some prompt").prompt == "some prompt"
 
 
-def test_public_names_exist() -> None:
-    assert all(hasattr(tide, name) for name in tide.__all__)
+def test_public_names_exist_and_load_no_torch() -> None:
+    assert all(getattr(tide, name) is not None for name in tide.__all__)
+    with pytest.raises(AttributeError, match="no_such"):
+        tide.no_such  # noqa: B018
+    code = "import sys, tide; dir(tide); sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,16 +9,24 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
+from tests.worlds import PROMPTS, ReadingScorer, read, scripted_engine
+from tide.config import Sampling, Settings
 from tide.detoxifier import Detoxifier
-from tide.errors import EngineError, InputError, ScorerError, ScorerUnavailable, TideError
-from tide.results import Result
+from tide.errors import (
+    DeadlineError,
+    EngineError,
+    InputError,
+    ScorerBroken,
+    ScorerError,
+    ScorerUnavailable,
+    StrategyError,
+    TideError,
+)
+from tide.results import Result, Trial
+from tide.scheduler import Scheduler, Search
 from tide.scorers import CallableScorer
-from tide.search import REGISTRY
-
-
-def read(texts: list[str]) -> list[float]:
-    return [float(text.split()[1]) for text in texts]
+from tide.search import REGISTRY, Problem, load_strategy
+from tide.seeds import derive_seed
 
 
 @pytest.mark.parametrize("name", REGISTRY.names())
@@ -103,8 +112,12 @@ def test_no_prompt_ends_much_later_than_its_turn() -> None:
     assert max(place - number for place, number in enumerate(order)) < 16
 
 
-def test_a_text_the_scorer_cannot_take_fails_its_prompt_alone() -> None:
-    expected = list(Detoxifier(scripted_engine(), scorer=ReadingScorer()).map(PROMPTS))
+@pytest.mark.parametrize("max_batch", [1, 64])
+@pytest.mark.parametrize("trials", [1, 2])
+def test_a_text_the_scorer_cannot_take_fails_its_prompt_alone(max_batch: int, trials: int) -> None:
+    """Whoever shares its round, and alone in a round too."""
+    settings: Any = {"num_trials": trials}
+    expected = list(Detoxifier(scripted_engine(), scorer=ReadingScorer(), **settings).map(PROMPTS))
     poison = expected[2].trials[0].base.text
 
     def scorer(texts: list[str]) -> list[float]:
@@ -112,12 +125,35 @@ def test_a_text_the_scorer_cannot_take_fails_its_prompt_alone() -> None:
             raise ValueError("cannot read this one")
         return read(texts)
 
-    detox = Detoxifier(scripted_engine(max_batch=64), scorer=scorer)
+    detox = Detoxifier(scripted_engine(max_batch=max_batch), scorer=scorer, **settings)
     found = dict(detox.map_numbered(PROMPTS))
     assert isinstance(found.pop(2), ScorerError)
     assert found == {i: result for i, result in enumerate(expected) if i != 2}
-    with pytest.raises(ScorerError, match="cannot read this one"):
+    with pytest.raises(ScorerError, match=r"prompt 2: .*cannot read this one"):
         list(detox.map(PROMPTS))
+    with pytest.raises(ScorerError, match="cannot read this one"):
+        detox(PROMPTS[2])
+
+
+def test_a_scorer_that_fails_for_a_health_text_too_is_broken() -> None:
+    def scorer(texts: list[str]) -> list[float]:
+        return read(texts) if len(calls) < 5 and not calls.append(1) else [float("nan")]  # type: ignore[func-returns-value]
+
+    calls: list[int] = []
+    detox = Detoxifier(scripted_engine(max_batch=1), scorer=scorer)
+    found = []
+    with pytest.raises(ScorerBroken, match="scorer callable"):
+        found.extend(detox.map_numbered(PROMPTS))
+    assert all(isinstance(result, Result) for _, result in found)
+
+
+@pytest.mark.parametrize("prompt", [["a", "list"], 7, None, b"bytes"])
+def test_what_is_no_text_is_called_by_its_type(prompt: Any) -> None:
+    detox = Detoxifier(scripted_engine(), scorer=ReadingScorer())
+    (error,) = detox.check([prompt])
+    assert f"expected a text, got {type(prompt).__name__}" in str(error)
+    with pytest.raises(InputError, match="prompt 1: expected a text"):
+        list(detox.map([PROMPTS[0], prompt]))
 
 
 def test_bad_prompts_fail_alone() -> None:
@@ -127,8 +163,161 @@ def test_bad_prompts_fail_alone() -> None:
     assert list(found) == list(range(len(prompts)))
     bad = {number for number, result in found.items() if isinstance(result, TideError)}
     assert bad == {0, len(prompts) - 2, len(prompts) - 1}
-    assert "prompt 6: 200 tokens" in str(found[6])
+    assert str(found[6]).startswith("200 tokens + 20 new ones")
     assert all(isinstance(found[i], Result | InputError) for i in found)
+
+
+def test_further_trials_are_those_of_a_run_with_all_of_them() -> None:
+    detox = Detoxifier(scripted_engine(), scorer=ReadingScorer(), num_trials=5)
+    whole = [result.trials for result in detox.map(PROMPTS)]
+    parts: list[tuple[Trial, ...]] = []
+    for _, result in detox.map_numbered(PROMPTS, trials=[3, 1]):
+        assert isinstance(result, Result)
+        parts.append(result.trials)
+    assert parts == [(trials[1], trials[3]) for trials in whole]
+
+
+# The scheduler itself
+
+
+def search(text: str, sampling: Sampling | None = None, **more: Any) -> Search:
+    """A search on the scripted engine of `world`, as a job makes it."""
+    settings = Settings(**(sampling or Sampling()).model_dump())
+    (embedded,) = scripted_engine().embed([text])
+    problem = Problem(embedded.embeddings, ~embedded.special, derive_seed(0, text, 0))
+    strategy = load_strategy("tide").create(problem, settings)
+    return Search(strategy, embedded.token_ids, settings.sampling, **more)
+
+
+def run(scheduler: Scheduler) -> list[Search]:
+    ended = []
+    while not scheduler.idle:
+        ended += scheduler.step()
+    return ended
+
+
+def test_searches_with_different_sampling_share_engine_calls() -> None:
+    engine = scripted_engine(max_batch=64)
+    samplings: list[list[Sampling]] = []
+    complete = engine.complete
+
+    def spy(embeddings: Any, sampling: Any, seeds: Any) -> Any:
+        samplings.append(list(sampling))
+        return complete(embeddings, sampling, seeds)
+
+    engine.complete = spy  # type: ignore[method-assign]
+    kinds = [Sampling(temperature=t, max_new_tokens=n) for t, n in ((0.0, 5), (0.7, 20), (1.0, 9))]
+    searches = [search(PROMPTS[i], kind) for i, kind in enumerate(kinds)]
+    with Scheduler(engine, ReadingScorer()) as scheduler:
+        for one in searches:
+            scheduler.submit(one)
+        assert set(run(scheduler)) == set(searches)
+    assert samplings[0] == kinds
+    assert len(samplings) == max(one.trace[-1].round for one in searches)
+
+
+def test_a_cancelled_search_leaves_and_nothing_of_it_is_scored() -> None:
+    engine, scorer = scripted_engine(max_batch=64), ReadingScorer()
+    kept, left = search(PROMPTS[0]), search(PROMPTS[2])
+    complete = engine.complete
+
+    def cancelling(*arguments: Any) -> Any:
+        if len(engine.calls) == 1:  # its second round is being written
+            left.cancel()
+        return complete(*arguments)
+
+    engine.complete = cancelling  # type: ignore[method-assign]
+    with Scheduler(engine, scorer) as scheduler:
+        scheduler.submit(kept)
+        scheduler.submit(left)
+        assert run(scheduler) == [kept]
+    assert len(left.trace) == 1
+    assert sum(map(len, scorer.batches[1:])) == kept.scorer_calls - 1
+
+
+def test_a_late_search_ends_with_the_best_it_has() -> None:
+    now = time.monotonic()
+    early, late = search(PROMPTS[0], deadline=now + 3600), search(PROMPTS[2], deadline=now + 0.05)
+    engine = scripted_engine(max_batch=64)
+    complete = engine.complete
+
+    def slow(*arguments: Any) -> Any:
+        time.sleep(0.06)
+        return complete(*arguments)
+
+    engine.complete = slow  # type: ignore[method-assign]
+    with Scheduler(engine, ReadingScorer()) as scheduler:
+        scheduler.submit(early)
+        scheduler.submit(late)
+        ended = run(scheduler)
+    assert ended == [late, early]
+    assert not late.strategy.done
+    assert late.error is None
+    assert late.strategy.best == 0
+
+
+def test_deadlines_of_prompts() -> None:
+    detox = Detoxifier(scripted_engine(), scorer=ReadingScorer(), deadline=1e-9)
+    with pytest.raises(DeadlineError, match="no completion was scored within 1e-09 s"):
+        detox(PROMPTS[0])
+    whole = Detoxifier(scripted_engine(), scorer=ReadingScorer())(PROMPTS[0])
+    assert detox(PROMPTS[0], deadline=3600.0) == whole
+
+
+@pytest.mark.parametrize("when", ["ask", "tell"])
+@pytest.mark.parametrize("kind", [ZeroDivisionError, InputError])
+def test_a_strategy_that_fails_does_so_alone(when: str, kind: type[Exception]) -> None:
+    def fail(*arguments: Any) -> Any:
+        raise kind("one divided by zero")
+
+    good, bad = search(PROMPTS[0]), search(PROMPTS[2])
+    setattr(bad.strategy, when, fail)
+    with Scheduler(scripted_engine(), ReadingScorer()) as scheduler:
+        scheduler.submit(bad)
+        scheduler.submit(good)
+        assert set(run(scheduler)) == {good, bad}
+    assert good.error is None
+    assert good.strategy.done
+    expected = InputError if kind is InputError else StrategyError
+    assert isinstance(bad.error, expected)
+    assert "one divided by zero" in str(bad.error)
+
+
+def test_embeddings_that_no_engine_takes_fail_alone() -> None:
+    good, bad = search(PROMPTS[0]), search(PROMPTS[2])
+    for candidate in bad.strategy.ask():  # type: ignore[union-attr]
+        candidate.embeddings[0, 0] = float("nan")
+    with Scheduler(scripted_engine(), ReadingScorer()) as scheduler:
+        scheduler.submit(bad)
+        scheduler.submit(good)
+        assert set(run(scheduler)) == {good, bad}
+    assert good.error is None
+    assert isinstance(bad.error, StrategyError)
+    assert "NaN" in str(bad.error)
+
+
+@pytest.mark.parametrize("answer", ["none", "too few"])
+def test_an_engine_that_fails_is_the_error_of_its_round_alone(answer: str) -> None:
+    engine = scripted_engine()
+    complete = engine.complete
+
+    def broken(*arguments: Any) -> Any:
+        if len(engine.calls) == 0:
+            engine.calls.append(0)
+            if answer == "none":
+                raise RuntimeError("out of memory")
+            return []
+        return complete(*arguments)
+
+    engine.complete = broken  # type: ignore[method-assign]
+    first, second = search(PROMPTS[0]), search(PROMPTS[2])
+    with Scheduler(engine, ReadingScorer()) as scheduler:
+        scheduler.submit(first)
+        assert run(scheduler) == [first]
+        scheduler.submit(second)
+        assert run(scheduler) == [second]
+    assert isinstance(first.error, EngineError)
+    assert second.error is None
 
 
 def test_unresolved_prompts_fail_alone() -> None:

@@ -1,41 +1,20 @@
-"""TIDE: test-time iterative detoxification via embeddings."""
+"""TIDE: test-time iterative detoxification via embeddings.
 
-from importlib.metadata import version
+The public names are listed in `__init__.pyi`. Each is imported when it is first used, so that
+`import tide` loads no torch.
+"""
 
-from tide.config import Sampling, Settings
-from tide.detoxifier import Detoxifier
-from tide.errors import (
-    EmptyTextError,
-    EngineError,
-    InputError,
-    MissingDependencyError,
-    ScorerError,
-    ScorerRefused,
-    ScorerUnavailable,
-    TideError,
-    UnresolvedError,
-)
-from tide.results import Evaluation, Result, Trial
-from tide.scorers import load_scorer
+from typing import Any
 
-__version__ = version("tide-detox")
+import lazy_loader
 
-__all__ = [
-    "Detoxifier",
-    "EmptyTextError",
-    "EngineError",
-    "Evaluation",
-    "InputError",
-    "MissingDependencyError",
-    "Result",
-    "Sampling",
-    "ScorerError",
-    "ScorerRefused",
-    "ScorerUnavailable",
-    "Settings",
-    "TideError",
-    "Trial",
-    "UnresolvedError",
-    "__version__",
-    "load_scorer",
-]
+_load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__all__ += ["__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version  # noqa: PLC0415  (slow import)
+
+        return version("tide-detox")
+    return _load(name)

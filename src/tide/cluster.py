@@ -26,13 +26,14 @@ def map_prompts(
     create: Callable[[], Detoxifier],
     prompts: Sequence[str],
     *,
+    trials: Sequence[int] | None = None,
     cluster: str = "local",
     actors: int = 1,
     batch: int = 32,
     cpus: float = 1.0,
     gpus: float = 0.0,
 ) -> Iterator[tuple[int, Result | TideError]]:
-    """As `Detoxifier.map_numbered(prompts, ordered=False)`, run by a pool of actors.
+    """As `Detoxifier.map_numbered(prompts, ordered=False, trials=trials)`, by a pool of actors.
 
     create: makes the detoxifier of an actor, as `functools.partial(Detoxifier, "my-model",
     engine="vllm")`. cluster: "local" starts Ray on this machine, "auto" or "ray://HOST:PORT" uses a
@@ -58,7 +59,7 @@ def map_prompts(
     rows = [{"number": number, "prompt": prompt} for number, prompt in enumerate(prompts)]
     done = data.from_items(rows, override_num_blocks=math.ceil(len(rows) / batch)).map_batches(
         _Worker,
-        fn_constructor_args=(create,),
+        fn_constructor_args=(create, trials),
         batch_size=batch,
         compute=data.ActorPoolStrategy(size=actors),
         num_cpus=cpus,
@@ -80,8 +81,8 @@ class _Worker:
     Errors of TIDE travel as rows: Ray would make a traceback of an exception.
     """
 
-    def __init__(self, create: Callable[[], Detoxifier]) -> None:
-        self._create = create
+    def __init__(self, create: Callable[[], Detoxifier], trials: Sequence[int] | None) -> None:
+        self._create, self._trials = create, trials
 
     @cached_property
     def _detoxifier(self) -> Detoxifier:
@@ -99,11 +100,11 @@ class _Worker:
         """Number, text and kind of each row: JSON and "", or the text of an error and its class."""
         prompts = [str(prompt) for prompt in rows["prompt"]]
         done = []
-        for i, result in self._detoxifier.map_numbered(prompts, ordered=False):
+        finished = self._detoxifier.map_numbered(prompts, ordered=False, trials=self._trials)
+        for i, result in finished:
             number = int(rows["number"][i])
             if isinstance(result, TideError):
-                text = str(result).replace(f"prompt {i}:", f"prompt {number}:", 1)
-                done.append((number, text, type(result).__name__))
+                done.append((number, str(result), type(result).__name__))
             else:
                 done.append((number, result.model_dump_json(), ""))
         return done

@@ -2,47 +2,30 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from tide.config import Settings
+from tide.config import Overrides, Settings
 from tide.engines import REGISTRY as ENGINES
 from tide.engines import Engine, load_engine
-from tide.errors import InputError, TideError, UnresolvedError
+from tide.errors import EngineError, InputError, ScorerBroken, ScorerUnavailable, TideError
+from tide.job import CHUNK, Job, check_length, check_prompt, open_jobs
 from tide.presets import preset_values
-from tide.results import Result, Trial
-from tide.scheduler import Search, run_searches
+from tide.results import Result
+from tide.scheduler import Scheduler, Search
 from tide.scorers import Scorer, load_scorer
-from tide.search import Problem, load_strategy
-from tide.seeds import derive_seed
+from tide.search import LoadedStrategy, load_strategy
 
-# Prompts tokenised and embedded at a time, ahead of the searches that need them.
-_EMBED_CHUNK = 64
+if TYPE_CHECKING:
+    from typing_extensions import Self, Unpack
+
+# What concerns every prompt, and so stops the work on all of them.
+_STOPS = (EngineError, ScorerUnavailable, ScorerBroken)
 
 
-class Detoxifier:
-    """Completes prompts with text that a scorer accepts, by moving the prompt embeddings.
-
-        detox = Detoxifier("openai-community/gpt2-large", scorer="detoxify:original")
-        result = detox("So, I'm starting to think she's full of")
-        result.text, result.toxicity, result.accepted, result.trace
-
-    model: folder, hub id, "pocket" (bundled), or an Engine.
-    scorer: name, Scorer, or a function from texts to scores in [0, 1].
-    engine: name of the engine that runs `model`: "transformers", "vllm" or "remote".
-    preset: step sizes; "auto" chooses by the model's name.
-    settings: used as given, without a preset.
-    engine_options: for the engine (`device`, `dtype`, `max_batch`, `base_urls`, ...).
-    Further keywords override single settings, as in `Detoxifier(mu=0.1, num_trials=3)`.
-
-    Raises InputError, EngineError, ScorerError or MissingDependencyError, each with one line that
-    says what to change.
-    """
+class Loaded:
+    """A model, a scorer and settings: what `Detoxifier` and `AsyncDetoxifier` have in common."""
 
     def __init__(
         self,
@@ -53,13 +36,13 @@ class Detoxifier:
         preset: str = "auto",
         settings: Settings | None = None,
         engine_options: dict[str, Any] | None = None,
-        **overrides: Any,
+        **overrides: Unpack[Overrides],
     ) -> None:
         name = model.name if isinstance(model, Engine) else str(model)
         base = preset_values(preset, name) if settings is None else settings.model_dump()
         self.settings = Settings.of(base, overrides)
         # Cheap mistakes first: a wrong name should not cost loading a model.
-        self._strategy = load_strategy(self.settings.strategy)
+        load_strategy(self.settings.strategy)
         ENGINES.load(engine)
         self.scorer = load_scorer(scorer)
         self.engine: Engine = (
@@ -68,41 +51,19 @@ class Detoxifier:
             else load_engine(engine, model, **(engine_options or {}))
         )
 
-    def __call__(self, prompt: str) -> Result:
-        """Complete one prompt. The result is the same as in `map` with any other prompts."""
-        return next(self.map([prompt]))
-
-    def map(self, prompts: Iterable[str], *, ordered: bool = True) -> Iterator[Result]:
-        """Complete many prompts together, yielding each result once.
-
-        ordered: yield in the order of the prompts; otherwise as they finish. Prompts are taken from
-        the iterable as they are needed. Raises as the constructor does, InputError for a prompt
-        that is empty or too long, and UnresolvedError if nothing was accepted and
-        `on_unresolved="raise"`; results yielded before are valid.
-        """
-        if isinstance(prompts, str):
-            raise InputError("prompts: expected several texts, got one string; wrap it in a list")
-        return self._or_raise(self.map_numbered(prompts, ordered=ordered))
-
-    def map_numbered(
-        self, prompts: Iterable[str], *, ordered: bool = True
-    ) -> Iterator[tuple[int, Result | TideError]]:
-        """As `map`, with the number of each prompt, from 0; a prompt that fails does so alone.
-
-        In place of its result comes the error. What concerns every prompt is still raised: an
-        engine that fails, a scorer that is unavailable or fails for all texts of a round.
-        """
-        finished = self._finished(iter(prompts))
-        return _in_order(finished) if ordered else finished
-
     def check(self, prompts: Sequence[str]) -> list[InputError | None]:
         """For each prompt, why it cannot be completed, before any work; None if it can."""
         found: list[InputError | None] = []
-        for start in range(0, len(prompts), _EMBED_CHUNK):
-            chunk = prompts[start : start + _EMBED_CHUNK]
-            ids = iter(self.engine.tokenize([prompt for prompt in chunk if _has_text(prompt)]))
-            for number, prompt in enumerate(chunk, start=start):
-                found.append(self._problem(number, len(next(ids)) if _has_text(prompt) else 0))
+        for start in range(0, len(prompts), CHUNK):
+            chunk = prompts[start : start + CHUNK]
+            problems = [_problem(check_prompt, prompt) for prompt in chunk]
+            good = [prompt for prompt, no in zip(chunk, problems, strict=True) if no is None]
+            ids = iter(self.engine.tokenize(good))
+            limit = self.engine.context_length
+            found += [
+                no or _problem(check_length, len(next(ids)), self.settings, limit)
+                for no in problems
+            ]
         return found
 
     def close(self) -> None:
@@ -110,124 +71,125 @@ class Detoxifier:
         self.engine.close()
         self.scorer.close()
 
-    def __enter__(self) -> Detoxifier:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _or_raise(self, finished: Iterator[tuple[int, Result | TideError]]) -> Iterator[Result]:
-        for _, result in finished:
-            if isinstance(result, TideError):
-                raise result
-            yield result
+    def _resolve(self, overrides: Overrides) -> tuple[Settings, LoadedStrategy]:
+        settings = Settings.of(self.settings.model_dump(), overrides)
+        return settings, load_strategy(settings.strategy)
 
-    def _finished(self, prompts: Iterator[str]) -> Iterator[tuple[int, Result | TideError]]:
-        open_prompts: dict[int, _OpenPrompt] = {}
-        failed: list[tuple[int, TideError]] = []
-        searches = self._searches(prompts, open_prompts, failed)
-        for search in run_searches(searches, self.engine, self.scorer, self.settings):
-            yield from _drain(failed)
-            number = search.prompt_number
-            if number not in open_prompts:
-                continue  # another trial of this prompt failed
-            try:
-                trial = self._trial(search)
-            except TideError as error:
-                del open_prompts[number]
-                yield number, error
-                continue
-            done = open_prompts[number]
-            done.trials.append(trial)
-            if len(done.trials) == self.settings.num_trials:
-                in_order = sorted(done.trials, key=lambda trial: trial.number)
-                yield number, Result(prompt=done.text, trials=tuple(in_order))
-                del open_prompts[number]
-        yield from _drain(failed)
 
-    def _searches(
+class Detoxifier(Loaded):
+    """Completes prompts with text that a scorer accepts, by moving the prompt embeddings.
+
+        detox = Detoxifier("openai-community/gpt2-large", scorer="detoxify:original")
+        result = detox("So, I'm starting to think she's full of")
+        result.text, result.toxicity, result.accepted, result.trace
+
+    model: folder, hub id, "pocket" (bundled), or an Engine.
+    scorer: spec, Scorer, or a function from texts to scores in [0, 1].
+    engine: name of the engine that runs `model`: "transformers", "vllm" or "remote".
+    preset: step sizes; "auto" chooses by the model's name.
+    settings: used as given, without a preset.
+    engine_options: for the engine (`device`, `dtype`, `max_batch`, `base_urls`, ...).
+    Further keywords override single settings, as in `Detoxifier(mu=0.1, num_trials=3)`.
+
+    Raises InputError, EngineError, ScorerError or MissingDependencyError, each with one line that
+    says what to change.
+    """
+
+    def __call__(self, prompt: str, **overrides: Unpack[Overrides]) -> Result:
+        """Complete one prompt. The result is the same as in `map` with any other prompts.
+
+        Keywords override settings for this call alone. Raises as `map` does.
+        """
+        ((_, result),) = self._run([prompt], None, overrides)
+        if isinstance(result, TideError):
+            raise result
+        return result
+
+    def map(
         self,
-        prompts: Iterator[str],
-        open_prompts: dict[int, _OpenPrompt],
-        failed: list[tuple[int, TideError]],
-    ) -> Iterator[Search]:
-        first = 0
-        while chunk := list(itertools.islice(prompts, _EMBED_CHUNK)):
-            embedded = iter(self.engine.embed([prompt for prompt in chunk if _has_text(prompt)]))
-            for number, text in enumerate(chunk, start=first):
-                prompt = next(embedded) if _has_text(text) else None
-                error = self._problem(number, 0 if prompt is None else len(prompt.token_ids))
-                if error is not None:
-                    failed.append((number, error))
-                if prompt is None or error is not None:
-                    continue
-                movable = ~prompt.special
-                if self.settings.perturb == "all":
-                    movable = torch.ones_like(movable)
-                elif not movable.any():
-                    reason = "only special tokens; perturb='all' would move them"
-                    failed.append((number, InputError(f"prompt {number}: {reason}")))
-                    continue
-                open_prompts[number] = _OpenPrompt(text)
-                for trial in range(self.settings.num_trials):
-                    seed = derive_seed(self.settings.seed, text, trial)
-                    problem = Problem(prompt.embeddings, movable, seed, self.engine.dtype)
-                    strategy = self._strategy.create(problem, self.settings)
-                    yield Search(number, trial, seed, strategy, prompt.token_ids)
-            first += len(chunk)
+        prompts: Iterable[str],
+        *,
+        ordered: bool = True,
+        progress: bool = False,
+        **overrides: Unpack[Overrides],
+    ) -> Iterator[Result]:
+        """Complete many prompts together, yielding each result once.
 
-    def _problem(self, number: int, length: int) -> InputError | None:
-        """What is wrong with a prompt of `length` tokens; 0 for one without text."""
-        limit, new = self.engine.context_length, self.settings.max_new_tokens
-        if length == 0:
-            reason = "empty; a prompt needs at least one character"
-        elif limit is not None and length + new > limit:
-            reason = (
-                f"{length} tokens + {new} new ones exceed the model's context of {limit}; "
-                "shorten it or lower max_new_tokens"
-            )
-        else:
-            return None
-        return InputError(f"prompt {number}: {reason}")
+        ordered: yield in the order of the prompts; otherwise as they finish. progress: show a bar.
+        Prompts are taken from the iterable as they are needed. Keywords override settings for these
+        prompts. Raises as the constructor does, InputError for a prompt that is empty or too long,
+        and UnresolvedError if nothing was accepted and `on_unresolved="raise"`, each with the
+        number of the prompt; results yielded before are valid.
+        """
+        finished = self.map_numbered(prompts, ordered=ordered, **overrides)
+        total = len(prompts) if isinstance(prompts, Sized) else None
+        return _or_raise(_with_bar(finished, total) if progress else finished)
 
-    def _trial(self, search: Search) -> Trial:
-        if search.error is not None:
-            raise search.error
-        chosen = search.strategy.best
-        accepted = search.trace[chosen].toxicity < self.settings.toxicity_threshold
-        if not accepted and self.settings.on_unresolved == "raise":
-            raise UnresolvedError(
-                f"prompt {search.prompt_number}: no completion below "
-                f"{self.settings.toxicity_threshold} in {search.strategy.iterations} iterations"
-            )
-        return Trial(
-            number=search.trial_number,
-            seed=search.seed,
-            accepted=accepted,
-            refused=not accepted and self.settings.on_unresolved == "refuse",
-            chosen=chosen,
-            iterations=search.strategy.iterations,
-            scorer_calls=search.scorer_calls,
-            likelihood_calls=search.likelihood_calls,
-            trace=tuple(search.trace),
-        )
+    def map_numbered(
+        self,
+        prompts: Iterable[str],
+        *,
+        ordered: bool = True,
+        trials: Sequence[int] | None = None,
+        **overrides: Unpack[Overrides],
+    ) -> Iterator[tuple[int, Result | TideError]]:
+        """As `map`, with the number of each prompt, from 0; a prompt that fails does so alone.
+
+        In place of its result comes the error. What concerns every prompt is still raised:
+        EngineError, ScorerUnavailable, and ScorerBroken for a scorer that also fails for a text of
+        our own choosing. trials: numbers of the trials to run, instead of all `num_trials`; a
+        trial's result does not depend on the others.
+        """
+        if isinstance(prompts, str):
+            raise InputError("prompts: expected several texts, got one string; wrap it in a list")
+        finished = self._run(prompts, trials, overrides)
+        return _in_order(finished) if ordered else finished
+
+    def _run(
+        self, prompts: Iterable[str], trials: Sequence[int] | None, overrides: Overrides
+    ) -> Iterator[tuple[int, Result | TideError]]:
+        settings, strategy = self._resolve(overrides)
+        jobs = (Job(i, prompt, settings, strategy, trials) for i, prompt in enumerate(prompts))
+        entering = open_jobs(jobs, self.engine)
+        more = True
+        with Scheduler(self.engine, self.scorer) as scheduler:
+            while more or not scheduler.idle:
+                while more and scheduler.has_room():
+                    opened = next(entering, None)
+                    if isinstance(opened, Search):
+                        scheduler.submit(opened)
+                    elif opened is not None and opened.outcome is not None:
+                        yield opened.number, opened.outcome
+                    more = opened is not None
+                for search in scheduler.step():
+                    if isinstance(search.error, _STOPS):
+                        raise search.error
+                    job: Job = search.tag
+                    outcome = job.take(search)
+                    if outcome is not None:
+                        yield job.number, outcome
 
 
-@dataclass
-class _OpenPrompt:
-    """A prompt on its way: its text, and the trials that are done."""
-
-    text: str
-    trials: list[Trial] = field(default_factory=list)
-
-
-def _has_text(prompt: str) -> bool:
-    return isinstance(prompt, str) and bool(prompt.strip())
+def _problem(check: Callable[..., None], *arguments: Any) -> InputError | None:
+    try:
+        check(*arguments)
+    except InputError as error:
+        return error
+    return None
 
 
-def _drain(failed: list[tuple[int, TideError]]) -> Iterator[tuple[int, TideError]]:
-    while failed:
-        yield failed.pop(0)
+def _or_raise(finished: Iterator[tuple[int, Result | TideError]]) -> Iterator[Result]:
+    for number, result in finished:
+        if isinstance(result, TideError):
+            result.args = (f"prompt {number}: {result}",)
+            raise result
+        yield result
 
 
 def _in_order(
@@ -240,3 +202,11 @@ def _in_order(
         while turn in waiting:
             yield turn, waiting.pop(turn)
             turn += 1
+
+
+def _with_bar(
+    finished: Iterator[tuple[int, Result | TideError]], total: int | None
+) -> Iterator[tuple[int, Result | TideError]]:
+    from rich.progress import track  # noqa: PLC0415  (only where a bar is wanted)
+
+    return iter(track(finished, description="detoxifying", total=total, transient=True))

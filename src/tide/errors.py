@@ -44,6 +44,18 @@ class EmptyTextError(ScorerError):
         )
 
 
+class ScorerBroken(ScorerError):
+    """A scorer has no score for a text of our own choosing either; no prompt is to blame."""
+
+
+class StrategyError(TideError):
+    """A search strategy failed, or asked for something that no engine can do."""
+
+
+class DeadlineError(TideError):
+    """A search was out of time before its first completion was scored."""
+
+
 class UnresolvedError(TideError):
     """No completion was accepted and `on_unresolved="raise"` was asked for."""
 
@@ -51,3 +63,9 @@ class UnresolvedError(TideError):
 def first_line(error: BaseException) -> str:
     """The first line of an error's text, or its type if it has none: fit to end a message with."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def described(error: BaseException) -> str:
+    """Type and text of a foreign error, on one line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from hashlib import blake2b
 from importlib import import_module
@@ -112,17 +112,6 @@ def _run_file(path: Path) -> ModuleType:
             del sys.modules[name]
             raise
     return sys.modules[name]
-
-
-def lazily(package: str, places: Mapping[str, str]) -> Callable[[str], Any]:
-    """A package's `__getattr__` that imports names from their modules on first use (PEP 562)."""
-
-    def find(name: str) -> Any:
-        if name not in places:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(import_module(places[name]), name)
-
-    return find
 
 
 def require(module: str, extra: str) -> ModuleType:

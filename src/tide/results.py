@@ -6,9 +6,18 @@ round-trip, and equal results compare equal.
 
 from __future__ import annotations
 
+import re
+from html import escape
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+_SHOWN = 60  # characters of a text in a `repr`
+
+
+def mask(text: str) -> str:
+    """All letters and digits but the first of each word replaced by `*`."""
+    return re.sub(r"(?<=\w)\w", "*", text)
 
 
 class Evaluation(BaseModel):
@@ -118,3 +127,62 @@ class Result(BaseModel):
     @property
     def trace(self) -> tuple[Evaluation, ...]:
         return self.best.trace
+
+    def __repr__(self) -> str:
+        """One short line; a text that was not accepted is masked."""
+        text = " ".join((self.text if self.accepted else mask(self.text)).split())
+        if len(text) > _SHOWN:
+            text = text[: _SHOWN - 1] + "…"
+        state = "accepted" if self.accepted else "refused" if self.best.refused else "not accepted"
+        trials = f", {len(self.trials)} trials" if len(self.trials) > 1 else ""
+        return f"Result({state}, toxicity {self.toxicity:.3f}{trials}: {text!r})"
+
+    __str__ = __repr__
+
+    def _repr_html_(self) -> str:
+        return self.to_html()
+
+    def to_html(self, *, masked: bool = True) -> str:
+        """Before and after in a table, a row a trial, as a notebook shows it.
+
+        masked: texts that were not accepted show the first letter of each word alone.
+        """
+        rows = "".join(_html_row(trial, masked) for trial in self.trials)
+        head = "".join(f"<th>{name}</th>" for name in ("before", "after", "evaluations"))
+        left = "text-align:left;max-width:28em;white-space:pre-wrap"
+        return (
+            f'<table><caption style="{left}">{escape(self.prompt)}</caption>'
+            f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+        )
+
+
+def _html_row(trial: Trial, masked: bool) -> str:
+    after = "<i>withheld</i>" if trial.refused else _html_text(trial.text, trial, masked, True)
+    before = _html_text(trial.base.text, trial, masked, trial.chosen == 0)
+    return f"<tr><td>{before}</td><td>{after}</td><td>{_html_trace(trial)}</td></tr>"
+
+
+def _html_text(text: str, trial: Trial, masked: bool, is_returned: bool) -> str:
+    accepted = is_returned and trial.accepted
+    score = trial.toxicity if is_returned else trial.base.toxicity
+    colour = "#0b6e4f" if accepted else "#b3261e"
+    body = escape(text if accepted or not masked else mask(text)) or "<i>empty</i>"
+    return (
+        f'<div style="text-align:left;max-width:28em;white-space:pre-wrap">'
+        f'<b style="color:{colour}">{score:.2f}</b> {body}</div>'
+    )
+
+
+def _html_trace(trial: Trial) -> str:
+    """The toxicity of every evaluation as a bar; the one that is returned stands out."""
+    bars = "".join(
+        f'<rect x="{4 * i}" y="{30 - 30 * e.toxicity:.1f}" width="3" '
+        f'height="{max(30 * e.toxicity, 0.5):.1f}" '
+        f'fill="{"#0b6e4f" if i == trial.chosen else "#9aa0a6"}"/>'
+        for i, e in enumerate(trial.trace)
+    )
+    count, rounds = trial.evaluations, trial.rounds
+    return (
+        f'<svg width="{max(4 * count, 40)}" height="30" role="img" '
+        f'aria-label="toxicity by evaluation">{bars}</svg><br>{count} in {rounds} rounds'
+    )

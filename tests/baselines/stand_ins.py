@@ -18,7 +18,7 @@ from tide.baselines.reversal import Reversal, reverse
 from tide.baselines.self_debias import SelfDebias
 from tide.config import Sampling
 from tide.engines.local.engine import TransformersEngine
-from tide.engines.local.sampling import Sampler, warp
+from tide.engines.local.sampling import Sampler
 
 # Prefixes that fit into the context of a tiny model.
 DEBIAS_PREFIXES = ("Rain: ", "The town is kind: ")
@@ -128,16 +128,13 @@ class Plain:
         """The ids that baseline `kind` writes after `prompt`, at its strength in STRENGTHS."""
         score: Callable[..., Tensor] = getattr(self, kind.replace("-", "_"))()
         ids, written = self.engine.tokenize([prompt])[0], []
-        as_it_is = Sampling(
-            max_new_tokens=sampling.max_new_tokens, temperature=float(sampling.temperature > 0)
-        )
-        sampler = Sampler(as_it_is, [seed], torch.device("cpu"))
+        sampler = Sampler([sampling], [seed], torch.device("cpu"))
         shift_first = (order or ORDERS.get(kind)) == "shift-warp"
         for step in range(sampling.max_new_tokens):
             if shift_first:
-                scores = warp(score(prompt, ids, written, lambda x: x)[None], sampling)[0]
+                scores = sampler.warp(score(prompt, ids, written, lambda x: x)[None])[0]
             else:
-                scores = score(prompt, ids, written, lambda x: warp(x[None], sampling)[0])
+                scores = score(prompt, ids, written, lambda x: sampler.warp(x[None])[0])
             token = int(sampler.draw(scores[None], step))
             if token in self.engine.stop_ids.tolist():
                 break

@@ -15,6 +15,7 @@ def test_a_sound_installation(
     assert tide("doctor", monkeypatch=monkeypatch) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "ids and embeddings agree" in out
+    assert "embedding scale 1 " in out
     assert "scores a friendly sentence" in out
 
 
@@ -23,10 +24,17 @@ def test_checks_the_given_model(
 ) -> None:
     folder = save_causal_lm(tmp_path / "gemma", "gemma2", bos=True)
     assert tide("doctor", "--model", folder, monkeypatch=monkeypatch) == 0
-    assert "agree" in capsys.readouterr().out
+    assert "embedding scale 5.657 " in capsys.readouterr().out
     folder = save_mamba(tmp_path / "mamba")
     assert tide("doctor", "--model", folder, monkeypatch=monkeypatch) == 1
     assert "failed" in capsys.readouterr().out
+
+
+def test_names_are_no_markup(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert tide("doctor", "--scorer", "windows:pocket", monkeypatch=monkeypatch) == 0
+    assert "scorer windows:pocket" in capsys.readouterr().out
 
 
 def test_a_scorer_with_its_labels_swapped_is_found(

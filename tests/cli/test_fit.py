@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,12 +13,15 @@ from tests.baselines.stand_ins import STRENGTHS, use_short_prefixes
 from tests.cli.test_run import tide
 from tests.models import save_causal_lm
 from tide.baselines import load_baseline
+from tide.baselines.common.fit import fit
 from tide.baselines.common.labelled import read_labelled
 from tide.config import Sampling
 from tide.engines.local.engine import TransformersEngine
+from tide.errors import InputError
 
 LEARNED = ("dapt", "destein", "dexperts", "gedi", "rad", "sasa")
-QUICK = ("--steps", 40, "--batch-size", 8, "--learning-rate", 0.01, "--rank", 4)
+SETTINGS = {"steps": 40, "batch_size": 8, "learning_rate": 0.01, "rank": 4}
+QUICK = [part for k, v in SETTINGS.items() for part in (f"--{k.replace('_', '-')}", v)]
 SAMPLING = Sampling(temperature=0.0, max_new_tokens=4)
 
 
@@ -70,6 +76,8 @@ def test_all_are_fitted_once(
         baseline = load_baseline(STRENGTHS[kind], engine, artefacts=fitted)
         (written,) = baseline.generate(["The weather"], SAMPLING, [0])
         assert written.completion.token_ids
+    again = fit("all", [data], fitted, model=model, **SETTINGS)
+    assert again == {kind: note["held_out"] for kind, note in notes.items()}
     before = (fitted / "sasa/artefact.json").stat().st_mtime_ns
     assert tide("fit", "all", *command, monkeypatch=monkeypatch) == 0
     assert tide("fit", "sasa", *command, monkeypatch=monkeypatch) == 1
@@ -80,6 +88,62 @@ def test_all_are_fitted_once(
     weights = (fitted / "sasa/weights.safetensors").read_bytes()
     assert tide("fit", "sasa", *command, "--overwrite", monkeypatch=monkeypatch) == 0
     assert (fitted / "sasa/weights.safetensors").read_bytes() == weights
+
+
+def test_from_python(model: Path, data: Path, tmp_path: Path) -> None:
+    done: list[tuple[str, int, int]] = []
+    figures = fit(
+        "sasa",
+        str(data),
+        str(tmp_path),
+        model=model,
+        progress=lambda *step: done.append(step),
+        max_texts=100,
+    )
+    assert figures["sasa"]["auc"] > 0.8
+    assert done[-1] == ("sasa: reading texts", 40, 40)
+    with pytest.raises(InputError, match="sasa: holds an artefact already; use --overwrite"):
+        fit("sasa", [data], tmp_path, model=model, max_texts=100)
+    assert fit("sasa", [data], tmp_path, model=model, max_texts=100, overwrite=True) == figures
+    with pytest.raises(InputError, match="step_size"):
+        fit("sasa", [data], tmp_path, model=model, step_size=2)
+
+
+def test_a_baseline_of_another_package(
+    model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says what it learned; the folder is that of its `kind`, where it will look for it."""
+    package = tmp_path / "site"
+    note = package / "other-1.0.dist-info"
+    note.mkdir(parents=True)
+    (note / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
+    (note / "entry_points.txt").write_text("[tide.baselines]\nmine = other:Mine\n")
+    (package / "other.py").write_text(
+        "import torch\n"
+        "from tide.baselines.common.fitting import Fitted\n"
+        "class Mine:\n"
+        "    kind = 'mine'\n"
+        "    learned = True\n"
+        "    @staticmethod\n"
+        "    def fit(task):\n"
+        "        texts, _ = task.texts()\n"
+        "        return Fitted({'w': torch.ones(2)}, {'read': float(len(texts))})\n"
+    )
+    path = os.pathsep.join([str(package), *filter(None, sys.path)])
+    code = "from tide.cli import main; main()"
+    command = ["fit", "mine", "--model", model, "--data", data, "--out", tmp_path / "out"]
+    ran = subprocess.run(
+        [sys.executable, "-c", code, *map(str, command)],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "mine" in ran.stdout
+    assert "read 788.000" in ran.stdout
+    artefact = json.loads((tmp_path / "out/mine/artefact.json").read_text())
+    assert artefact["baseline"] == "mine"
 
 
 def test_a_smaller_model_may_learn_instead(

@@ -18,7 +18,8 @@ PROMPT = "The weather today is fine"
 
 
 def vocabulary(folder: Path, dtype: torch.dtype = torch.float32) -> Vocabulary:
-    return Vocabulary(*read_vocabulary(str(folder), read_config(str(folder)), dtype))
+    config = read_config(str(folder))
+    return Vocabulary(*read_vocabulary(str(folder), config, dtype), config)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -286,7 +286,7 @@ class Greedy(Strategy):
 
     def steps(self, start: Point) -> Steps:
         while True:
-            self.next_iteration()
+            self.iterations += 1
             points = yield from self.evaluate(self.x0 + self.mu * self.normal(2), "perturbation")
             yield from self.accept(points)
             yield from self.evaluate(self.x0[None], "iterate")

@@ -91,6 +91,22 @@ def test_a_seed_draws_the_same_again_and_shares_noise(
     assert among[-1] == one
 
 
+def test_a_row_is_written_alone_as_in_mixed_company(
+    engine: Engine, local: TransformersEngine, prompts: list[str]
+) -> None:
+    embeddings = [p.embeddings for p in local.embed(prompts[:6])]
+    short = Sampling(temperature=0.0, max_new_tokens=3)
+    drawn = Sampling(temperature=1.0, top_p=0.9, top_k=50, max_new_tokens=9)
+    samplings = [GREEDY, drawn, short, drawn, GREEDY, short]
+    together = engine.complete(embeddings, samplings, range(6))
+    greedy = [i for i in range(6) if i % 2 == 0 or i == 5]
+    for i in greedy:
+        assert local.complete(embeddings[i : i + 1], samplings[i], [i]) == [together[i]]
+    for i in (1, 3):
+        assert engine.complete(embeddings[i : i + 1], drawn, [i]) == [together[i]]
+        assert len(together[i].token_ids) <= 9
+
+
 def test_long_batches_with_seeds(engine: Engine, local: TransformersEngine) -> None:
     """More tokens at once than vLLM reads in one step."""
     x = torch.randn(200, 256, generator=torch.Generator().manual_seed(0)) * 0.1

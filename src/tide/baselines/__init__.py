@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import lazy_loader
+
 from tide.errors import InputError
-from tide.registry import Registry, lazily
+from tide.registry import Registry
 from tide.specs import parse_spec
 
 if TYPE_CHECKING:
@@ -54,8 +56,8 @@ def load_baseline(
     return baseline
 
 
-__getattr__ = lazily(
-    __name__, dict.fromkeys(("Baseline", "Generated", "Options"), "tide.baselines.base")
+__getattr__, _, _ = lazy_loader.attach(
+    __name__, submod_attrs={"base": ["Baseline", "Generated", "Options"]}
 )
 
 __all__ = ["REGISTRY", "Baseline", "Generated", "Options", "load_baseline"]

@@ -12,9 +12,10 @@ from pydantic import Field
 
 from tide.baselines.base import Options
 from tide.baselines.common.auxiliary import load_auxiliary, merge_lora, ready
-from tide.baselines.common.decoding import DecodingBaseline, Reader, Run
+from tide.baselines.common.decoding import DecodingBaseline, Reader
 from tide.baselines.common.fitting import FitTask, Fitted, fine_tune
 from tide.baselines.common.labelled import TOXIC
+from tide.engines.local.decode import Writing
 
 
 class DaptOptions(Options):
@@ -33,8 +34,8 @@ class Dapt(DecodingBaseline):
     learned = True
     _options: DaptOptions
 
-    def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Run:
-        return Run(self._reader.read(ids, tokens), [len(row) for row in ids])
+    def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
+        return Writing(self._reader.read(ids, tokens), [len(row) for row in ids])
 
     @cached_property
     def _reader(self) -> Reader:

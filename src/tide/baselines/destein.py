@@ -17,10 +17,11 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
 from tide.baselines.base import Options
-from tide.baselines.common.decoding import DecodingBaseline, Reader, Run
+from tide.baselines.common.decoding import DecodingBaseline, Reader
 from tide.baselines.common.fitting import FitTask, Fitted, auc
 from tide.baselines.common.layers import Heads, find_heads
 from tide.data.labelled import Pair
+from tide.engines.local.decode import Writing
 
 _LAST = 8  # tokens at the end of a text whose mean stands for it
 _PAIRS = 20
@@ -63,9 +64,9 @@ class Destein(DecodingBaseline):
             return nullcontext()
         return self._heads.hooked(self._steer)
 
-    def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Run:
+    def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
         reader = Reader(self.engine.model, hooks=True)
-        return Run(reader.read(ids, tokens), [len(row) for row in ids])
+        return Writing(reader.read(ids, tokens), [len(row) for row in ids])
 
     def _steer(self, layer: int, merged: Tensor) -> Tensor:
         values = self._heads.split(merged.float())

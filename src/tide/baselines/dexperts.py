@@ -15,10 +15,10 @@ from torch import Tensor
 
 from tide.baselines.base import Options, Order
 from tide.baselines.common.auxiliary import fit_width, load_auxiliary, merge_lora, ready
-from tide.baselines.common.decoding import DecodingBaseline, Reader, Run
+from tide.baselines.common.decoding import DecodingBaseline, Reader
 from tide.baselines.common.fitting import FitTask, Fitted, fine_tune
 from tide.baselines.common.labelled import TOXIC
-from tide.engines.local.decode import Stream
+from tide.engines.local.decode import Stream, Writing
 from tide.engines.local.sampling import keep_likely
 
 
@@ -40,7 +40,7 @@ def ensemble(
     return (scores + alpha * (expert - anti)).masked_fill(outside, -torch.inf)
 
 
-class _Run(Run):
+class _Writing(Writing):
     reads_per_token = 3
 
     def __init__(self, streams: list[Stream], reads: list[int], options: DexpertsOptions) -> None:
@@ -67,10 +67,10 @@ class Dexperts(DecodingBaseline):
     auxiliary = True
     _options: DexpertsOptions
 
-    def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Run:
+    def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
         readers = [Reader(self.engine.model), *self._experts]
         streams = [reader.read(ids, tokens) for reader in readers]
-        return _Run(streams, [3 * len(row) for row in ids], self._options)
+        return _Writing(streams, [3 * len(row) for row in ids], self._options)
 
     @cached_property
     def _experts(self) -> list[Reader]:

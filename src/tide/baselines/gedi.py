@@ -20,22 +20,22 @@ from torch.nn.functional import cross_entropy
 
 from tide.baselines.base import Options, Order
 from tide.baselines.common.auxiliary import fit_width, load_auxiliary, merge_lora, ready
-from tide.baselines.common.decoding import DecodingBaseline, Reader, Run
+from tide.baselines.common.decoding import DecodingBaseline, Reader
 from tide.baselines.common.fitting import (
     FitTask,
     Fitted,
     add_lora,
     auc,
     before_end,
-    by_length,
     lora_tensors,
+    read,
     right_pad,
     token_losses,
     train,
     trainable,
 )
 from tide.baselines.common.labelled import TOXIC
-from tide.engines.local.decode import Stream
+from tide.engines.local.decode import Stream, Writing
 
 CODES = ("clean", "dirty")
 # Share of the generative loss in training; the rest is the discriminative one.
@@ -89,7 +89,7 @@ def with_code(
     return [*ids[:lead], *code, *ids[lead:]], lead + len(code)
 
 
-class _Run(Run):
+class _Writing(Writing):
     """Streams: the model, and the class-conditional one with 2B rows, clean ones first."""
 
     reads_per_token = 3
@@ -138,7 +138,7 @@ class Gedi(DecodingBaseline):
     def fan_out(self) -> int:
         return 2
 
-    def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Run:
+    def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
         model, reader = self._classes
         codes = _codes(self.engine.tokenizer)
         special = frozenset(self.engine.tokenizer.all_special_ids)
@@ -150,7 +150,7 @@ class Gedi(DecodingBaseline):
         reads = [
             len(row) + 2 * (len(rows[i]) + len(rows[len(ids) + i])) for i, row in enumerate(ids)
         ]
-        return _Run(
+        return _Writing(
             Reader(self.engine.model).read(ids, tokens),
             reader.read(rows, tokens),
             reads,
@@ -202,12 +202,13 @@ class Gedi(DecodingBaseline):
         ]
         train(groups, loss, [len(row) for row in ids], task, "class-conditional model")
         measured = task.tokenize([text.text for text in held_out])
-        scores = [0.0] * len(measured)
+
+        def margins(rows: list[Sequence[int]]) -> list[float]:
+            clean, toxic = class_losses(rows).unbind(dim=-1)
+            return list((clean - toxic).tolist())
+
         with torch.inference_mode():
-            for numbers in by_length([len(row) for row in measured]):
-                clean, toxic = class_losses([measured[i] for i in numbers]).unbind(dim=-1)
-                for i, score in zip(numbers, (clean - toxic).tolist(), strict=True):
-                    scores[i] = score
+            scores = read(margins, measured)
         figure = auc([text.toxicity >= TOXIC for text in held_out], scores)
         tensors = lora_tensors(model, "lora.") | {"scale": log_scale.detach().exp()}
         return Fitted(tensors, {"auc": figure})

@@ -8,6 +8,7 @@ published comparisons were made with, scales it over the candidates instead (`no
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, Literal
 
@@ -20,7 +21,6 @@ from tide.baselines.common.auxiliary import load_auxiliary, merge_lora, ready
 from tide.baselines.common.decoding import (
     DecodingBaseline,
     Reader,
-    Run,
     chosen_rows,
     keep_candidates,
     only,
@@ -31,15 +31,15 @@ from tide.baselines.common.fitting import (
     add_lora,
     auc,
     before_end,
-    by_length,
     lora_tensors,
+    read,
     right_pad,
     train,
     trainable,
 )
 from tide.baselines.common.labelled import TOXIC
 from tide.baselines.common.layers import output_layer
-from tide.engines.local.decode import Stream
+from tide.engines.local.decode import Stream, Writing
 
 
 class RadOptions(Options):
@@ -78,7 +78,7 @@ def cumulative_error(predicted: Tensor, labels: Tensor, lengths: Tensor) -> Tens
     return ((weights * errors).sum(dim=-1) / weights.sum(dim=-1)).mean()
 
 
-class _Run(Run):
+class _Writing(Writing):
     """The reward stream is forked by the candidates and goes on with the one that is drawn."""
 
     def __init__(
@@ -115,8 +115,8 @@ class Rad(DecodingBaseline):
     def fan_out(self) -> int:
         return self._options.candidates
 
-    def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Run:
-        return _Run(
+    def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
+        return _Writing(
             Reader(self.engine.model).read(ids, tokens),
             self._reward_reader.read(ids, tokens, forks=True),
             [2 * len(row) for row in ids],
@@ -175,12 +175,10 @@ def with_reward_head(model: Any) -> nn.Module:
 @torch.inference_mode()
 def _predict(task: FitTask, model: Any, texts: list[str]) -> list[float]:
     """Predicted toxicity at the end of each text."""
-    ids = task.tokenize(texts)
-    values = [0.0] * len(ids)
-    for numbers in by_length([len(row) for row in ids]):
-        padded, lengths = right_pad([ids[i] for i in numbers], task.model.device)
+
+    def at_the_end(rows: list[Sequence[int]]) -> list[float]:
+        padded, lengths = right_pad(rows, task.model.device)
         predicted = model(input_ids=padded, use_cache=False).logits[..., 0].float()
-        last = predicted[torch.arange(len(numbers)), lengths - 1]
-        for i, value in zip(numbers, last.tolist(), strict=True):
-            values[i] = value
-    return values
+        return list(predicted[torch.arange(len(padded)), lengths - 1].tolist())
+
+    return read(at_the_end, task.tokenize(texts))

@@ -16,8 +16,9 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from tide.baselines.base import Options
-from tide.baselines.common.decoding import DecodingBaseline, Reader, Run
+from tide.baselines.common.decoding import DecodingBaseline, Reader
 from tide.baselines.common.layers import Heads, find_heads
+from tide.engines.local.decode import Writing
 
 NEGATIVE = "The following text is abusive, harmful, negative, obscene, racist, rude and toxic: "
 POSITIVE = "The following text is kind, polite, positive, respectful and supportive: "
@@ -58,7 +59,7 @@ def reverse(
     return kept
 
 
-class _Run(Run):
+class _Writing(Writing):
     """Streams: 2B rows behind the prefixes, which are read first, and the B rows themselves."""
 
     reads_per_token = 3
@@ -117,12 +118,12 @@ class Reversal(DecodingBaseline):
     def config(self) -> dict[str, Any]:
         return {**super().config(), "prefixes": [self.negative, self.positive]}
 
-    def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Run:
+    def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
         prefixed = self.engine.tokenize(
             [prefix + prompt for prefix in (self.positive, self.negative) for prompt in prompts]
         )
         _ = self._negative_end  # read before any hook moves anything
-        return _Run(self, ids, prefixed, tokens)
+        return _Writing(self, ids, prefixed, tokens)
 
     def move(self, values: Tensor, delta: Tensor, layer: int) -> Tensor:
         """`reverse` with the settings, for one layer."""

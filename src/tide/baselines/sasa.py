@@ -8,7 +8,7 @@ the shift small where there are many (`normalize=softmax`); `normalize=raw` is t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, Literal
@@ -23,16 +23,15 @@ from tide.baselines.base import Options, Order
 from tide.baselines.common.decoding import (
     DecodingBaseline,
     Reader,
-    Run,
     chosen_rows,
     keep_candidates,
     only,
 )
-from tide.baselines.common.fitting import FitTask, Fitted, auc, by_length, right_pad
+from tide.baselines.common.fitting import FitTask, Fitted, auc, read, right_pad
 from tide.baselines.common.labelled import TOXIC
 from tide.baselines.common.layers import output_layer
 from tide.data.labelled import LabelledText
-from tide.engines.local.decode import Stream
+from tide.engines.local.decode import Stream, Writing
 
 
 class SasaOptions(Options):
@@ -76,7 +75,7 @@ class LastHidden:
             handle.remove()
 
 
-class _Run(Run):
+class _Writing(Writing):
     """The stream is forked by the candidates, so that the token that is drawn is read already."""
 
     reads_per_token = 0
@@ -120,11 +119,11 @@ class Sasa(DecodingBaseline):
     def attached(self) -> Any:
         return self._last_hidden.noted()
 
-    def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Run:
+    def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
         reader = Reader(self.engine.model, hooks=True)
         stream = reader.read(ids, tokens, forks=True)
         weight, midpoint = self._classifier
-        return _Run(
+        return _Writing(
             stream,
             [len(row) for row in ids],
             self._options,
@@ -167,18 +166,18 @@ def _hidden_states(task: FitTask, texts: list[LabelledText]) -> Any:
     ids = task.tokenize([text.text for text in texts])
     layer = output_layer(task.model, task.name)
     noted: list[Tensor] = []
-    rows: list[Any] = [None] * len(ids)
+    done = 0
+
+    def at_the_end(rows: list[Sequence[int]]) -> Any:
+        nonlocal done
+        padded, lengths = right_pad(rows, task.model.device)
+        task.model(input_ids=padded, use_cache=False)
+        done += len(padded)
+        task.progress("reading texts", done, len(ids))
+        return noted.pop()[torch.arange(len(padded)), lengths - 1].double().cpu().numpy()
+
     handle = layer.register_forward_pre_hook(lambda module, args: noted.append(args[0]))
     try:
-        done = 0
-        for numbers in by_length([len(row) for row in ids]):
-            padded, lengths = right_pad([ids[i] for i in numbers], task.model.device)
-            task.model(input_ids=padded, use_cache=False)
-            last = noted.pop()[torch.arange(len(numbers)), lengths - 1].double().cpu().numpy()
-            for i, row in zip(numbers, last, strict=True):
-                rows[i] = row
-            done += len(numbers)
-            task.progress("reading texts", done, len(ids))
+        return np.stack(read(at_the_end, ids))
     finally:
         handle.remove()
-    return np.stack(rows)

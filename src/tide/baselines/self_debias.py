@@ -12,8 +12,8 @@ from pydantic import Field
 from torch import Tensor
 
 from tide.baselines.base import Options, Order
-from tide.baselines.common.decoding import DecodingBaseline, Reader, Run
-from tide.engines.local.decode import Stream
+from tide.baselines.common.decoding import DecodingBaseline, Reader
+from tide.engines.local.decode import Stream, Writing
 
 PREFIXES = tuple(
     f"The following text contains {what}:\n"
@@ -43,7 +43,7 @@ def factors(own: Tensor, prefixed: Tensor, decay: float, epsilon: float) -> Tens
     return (-decay * (prefixed - own).clamp(min=0)).exp().clamp(min=epsilon)
 
 
-class _Run(Run):
+class _Writing(Writing):
     def __init__(
         self, stream: Stream, prefixed: Stream, reads: list[int], options: SelfDebiasOptions
     ) -> None:
@@ -81,10 +81,11 @@ class SelfDebias(DecodingBaseline):
     def config(self) -> dict[str, Any]:
         return {**super().config(), "prefixes": list(self.prefixes)}
 
-    def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Run:
+    def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
         reader = Reader(self.engine.model)
         prefixed = self.engine.tokenize(
             [prefix + prompt for prefix in self.prefixes for prompt in prompts]
         )
         reads = [len(row) + sum(map(len, prefixed[i :: len(ids)])) for i, row in enumerate(ids)]
-        return _Run(reader.read(ids, tokens), reader.read(prefixed, tokens), reads, self._options)
+        streams = reader.read(ids, tokens), reader.read(prefixed, tokens)
+        return _Writing(*streams, reads, self._options)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from tide.cli import doctor, evaluate, fit, judge, report, run, score, scorers
+from tide.cli import doctor, evaluate, fit, judge, methods, report, run, score, scorers
 from tide.cli.display import ERRORS
 from tide.errors import TideError
 
@@ -25,6 +25,7 @@ app.command("judge")(judge.judge)
 app.command("score")(score.score)
 app.command("report")(report.report)
 app.command("fit")(fit.fit)
+app.command("methods")(methods.methods)
 app.command("doctor")(doctor.doctor)
 app.add_typer(scorers.app, name="scorers")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from statistics import fmean
@@ -21,15 +20,11 @@ from rich.text import Text
 
 from tide.data.records import Record
 from tide.evaluation import progress
+from tide.results import mask
 
 # Names of scorers and texts of models are no markup: `windows:pocket` holds no emoji.
 OUTPUT = Console(markup=False, emoji=False)
 ERRORS = Console(stderr=True, markup=False, emoji=False)
-
-
-def mask(text: str) -> str:
-    """All letters and digits but the first of each word replaced by `*`."""
-    return re.sub(r"(?<=\w)\w", "*", text)
 
 
 def masked_if(wanted: bool, text: str) -> str:

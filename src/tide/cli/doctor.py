@@ -8,7 +8,6 @@ from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-import torch
 import typer
 from rich.table import Table
 from rich.text import Text
@@ -18,7 +17,6 @@ from tide.cli.display import OUTPUT
 from tide.config import Sampling
 from tide.engines import load_engine
 from tide.errors import TideError
-from tide.scorers import load_scorer, score_texts
 
 _PACKAGES = ("tide-detox", "torch", "transformers", "numpy", "scikit-learn", "pydantic")
 _OPTIONAL = ("alt-profanity-check", "better-profanity", "detoxify", "openai", "peft", "vllm")
@@ -40,6 +38,8 @@ def doctor(
     The model must write the same from token ids and from their embeddings; the scorer must tell an
     insult from a friendly sentence.
     """
+    import torch  # noqa: PLC0415  (slow import)
+
     engine_options = options.engine_options(
         device=device, dtype=dtype, base_urls=base_url, further=engine_option
     )
@@ -69,9 +69,9 @@ def doctor(
 
 def _check(table: Table, name: str, check: Callable[[], str]) -> bool:
     try:
-        table.add_row(name, Text(f"ok: {check()}", style="green"))
+        table.add_row(Text(name), Text(f"ok: {check()}", style="green"))
     except TideError as error:
-        table.add_row(name, Text(f"failed: {error}", style="red"))
+        table.add_row(Text(name), Text(f"failed: {error}", style="red"))
         return True
     return False
 
@@ -84,15 +84,19 @@ def _try_model(name: str, engine: str, engine_options: dict[str, Any]) -> str:
         started = time.perf_counter()
         model.complete([embedded[0].embeddings], Sampling(temperature=0.0), [0])
         seconds = time.perf_counter() - started
+        scale = getattr(model, "embedding_scale", None)
         return (
             f"ids and embeddings agree; {model.dtype}, d = {model.dim}, context "
             f"{model.context_length}; 20 tokens in {seconds:.2f} s"
+            + ("" if scale is None else f"\nembedding scale {scale:.4g}")
         )
     finally:
         model.close()
 
 
 def _try_scorer(name: str) -> str:
+    from tide.scorers import load_scorer, score_texts  # noqa: PLC0415  (slow import)
+
     scorer = load_scorer(name)
     kind, rude = score_texts(scorer, _TEXTS, "score").values
     if not kind < rude:

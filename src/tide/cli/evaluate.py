@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,20 +12,17 @@ from tide.cli import options
 from tide.cli.display import ERRORS, Bars
 from tide.cli.judge import refuse_failures
 from tide.cli.report import print_tables
+from tide.config import Sampling
+
+_BY_PROTOCOL = (*Sampling.model_fields, "num_trials", "completions_per_evaluation")
 
 
-@options.with_settings
+@partial(options.with_settings, by_protocol=_BY_PROTOCOL)
 def evaluate(
     benchmark: Annotated[
         str, typer.Argument(help="rtp, attaq, bold, or a file of prompts (.jsonl, .csv, .txt).")
     ],
-    methods: Annotated[
-        str,
-        typer.Option(
-            help="base, tide, fast, a strategy or a baseline, each with settings of its own: "
-            "base,fast,resample:temperature=1.0,..."
-        ),
-    ] = "base,tide,fast",
+    methods: options.Methods = "base,tide,fast",
     model: options.Model = "pocket",
     scorer: options.Scorer = "pocket",
     judges: options.Judges = None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
@@ -13,16 +13,37 @@ from typing import Annotated, Any, Union, get_args, get_origin
 import typer
 from pydantic import BaseModel
 
+from tide.baselines import REGISTRY as BASELINES
 from tide.config import Sampling, Settings
+from tide.engines import REGISTRY as ENGINES
 from tide.errors import InputError
-from tide.specs import split_specs
+from tide.presets import PRESETS
+from tide.scorers import AROUND
+from tide.scorers import REGISTRY as SCORERS
+from tide.search import REGISTRY as STRATEGIES
+from tide.specs import parse, split_specs
 
+# Options of an engine that change what it writes; others only say where and how fast it runs.
+_DECIDING = ("quantization", "kv_cache_dtype", "revision", "hf_overrides")
+
+
+def _names(*kinds: Iterable[str]) -> str:
+    return ", ".join(name for names in kinds for name in names)
+
+
+_SCORERS = _names(name for name in SCORERS.names() if name not in AROUND)
 SCORER_GRAMMAR = (
-    "Scorers: pocket, profanity-check, lexicon, detoxify:original, hf:ID_OR_FOLDER, perspective, "
-    "openai-moderation, calibrated:FILE. Around a scorer: cache:SCORER (kept on disk), "
+    f"Scorers: {_SCORERS}; some take an argument: hf:ID_OR_FOLDER, detoxify:original, "
+    "calibrated:FILE. Around a scorer: cache:SCORER (kept on disk), "
     "rate:NUMBER:SCORER (texts a second), retry:SCORER, breaker:SCORER, windows:SCORER (long "
-    "texts). Several as one: max:SCORER,SCORER and mean:SCORER,SCORER."
+    "texts). Several as one: max:SCORER,SCORER and mean:SCORER,SCORER; parentheses keep specs "
+    "together, as in cache:max(pocket,lexicon)."
 )
+# What the names of a setting's values are, where its type does not say.
+_CHOICES = {
+    "strategy": f": {_names(STRATEGIES.names())}, as in ladder:from=0.6,growth=1.3 ('tide methods' "
+    "lists their options)."
+}
 
 Model = Annotated[
     str, typer.Option("--model", "-m", help="Folder or hub id of a causal LM, or 'pocket'.")
@@ -32,8 +53,8 @@ Scorer = Annotated[
     typer.Option(
         "--scorer",
         "-s",
-        help="pocket, perspective, cache:hf:ID_OR_FOLDER, max:pocket,profanity-check... "
-        "('tide scorers' lists them all.)",
+        help=f"{_SCORERS}; cache:hf:ID_OR_FOLDER, max:pocket,profanity-check... ('tide scorers' "
+        "says how they are written.)",
     ),
 ]
 Scorers = Annotated[
@@ -49,8 +70,21 @@ Judges = Annotated[
         help="Scorers kept out of the search, comma-separated or repeated.",
     ),
 ]
+Methods = Annotated[
+    str,
+    typer.Option(
+        help="base (the model as it is), presets, strategies and baselines, each with options of "
+        f"its own: base,fast,resample:temperature=1.0... There are {_names(PRESETS)}; "
+        f"{_names(STRATEGIES.names())}; {_names(BASELINES.names())}. ('tide methods' lists their "
+        "options.)"
+    ),
+]
+Preset = Annotated[
+    str,
+    typer.Option(help=f"Settings to begin with: auto (by the model's name), {_names(PRESETS)}."),
+]
 EngineName = Annotated[
-    str, typer.Option("--engine", help="What runs the model: transformers, vllm or remote.")
+    str, typer.Option("--engine", help=f"What runs the model: {_names(ENGINES.names())}.")
 ]
 BaseUrl = Annotated[
     list[str] | None,
@@ -112,23 +146,28 @@ def engine_options(
     return options
 
 
-def judges(values: list[str] | None) -> list[str]:
-    """The specs that `Judges` was given; behind an ensemble's colon, commas are its own."""
-    from tide.scorers import AROUND, REGISTRY  # noqa: PLC0415  (slow import)
-
-    names = REGISTRY.names()
+def judges(values: Iterable[str] | None) -> list[str]:
+    """The specs of `Judges`. Raises InputError for one that cannot be read."""
+    names = SCORERS.names()
     return [
-        spec for value in values or () for spec in split_specs(value, "--judges", AROUND, names)
+        str(parse(spec, "--judges", AROUND, names))
+        for value in values or ()
+        for spec in split_specs(value, "--judges", AROUND, names)
     ]
 
 
 def with_settings(
-    command: Callable[..., None], settings: type[BaseModel] = Settings, panel: str = "Method"
+    command: Callable[..., None],
+    settings: type[BaseModel] = Settings,
+    panel: str = "Method",
+    by_protocol: Collection[str] = (),
 ) -> Callable[..., None]:
     """Add an option for every field of `settings`; `command` gets those given, as `overrides`.
 
-    panel: heading of the options in the help, but for those of sampling.
+    panel: heading of the options in the help, but for those of sampling. by_protocol: the fields
+    whose defaults the command's --protocol sets.
     """
+    defaults = settings().model_dump()
     parameters = [
         parameter
         for parameter in inspect.signature(command, eval_str=True).parameters.values()
@@ -138,14 +177,12 @@ def with_settings(
         flags = [f"--{name.replace('_', '-')}"]
         if name == "num_trials":
             flags.insert(0, "--trials")
-        is_bool = field.annotation is bool
-        if is_bool:
-            flags = [f"{flags[0]}/--no-{flags[0][2:]}"]
-        default = settings().model_dump()[name]
+        default = "by --protocol" if name in by_protocol else defaults[name]
         shown = f" [default: {default}]" if default is not None else ""
+        said = f"{field.description}".removesuffix(".") + _CHOICES.get(name, ".")
         option = typer.Option(
             *flags,
-            help=f"{field.description}{shown}",
+            help=f"{said}{shown}",
             rich_help_panel="Sampling" if name in Sampling.model_fields else panel,
         )
         parameters.append(

@@ -41,9 +41,7 @@ def run(
     model: options.Model = "pocket",
     scorer: options.Scorer = "pocket",
     judges: options.Judges = None,
-    preset: Annotated[
-        str, typer.Option(help="Step sizes of a published model, or auto.", show_default=True)
-    ] = "auto",
+    preset: options.Preset = "auto",
     engine: options.EngineName = "transformers",
     base_url: options.BaseUrl = None,
     engine_option: options.EngineOption = None,

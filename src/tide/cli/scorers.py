@@ -10,23 +10,23 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import typer
-from numpy.typing import NDArray
 from rich.table import Table
 from rich.text import Text
 
 from tide.cli import options
 from tide.cli.display import ERRORS, OUTPUT, progress_bar
-from tide.data.labelled import read_labelled
 from tide.errors import InputError
-from tide.scorers import Scorer, load_scorer, score_texts
-from tide.scorers.agreement import Agreement, agreement, plot_calibration
-from tide.scorers.base import is_empty
-from tide.scorers.probes import DISGUISES, neutral_sentences
-from tide.scorers.wrappers.calibration import fit
+from tide.scorers import load_scorer
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from tide.scorers import Scorer
+    from tide.scorers.agreement import Agreement
 
 _CHUNK = 256
 
@@ -65,6 +65,9 @@ def compare(
     cal. error: mean distance of score and label over ten bins of the score. Each distinct text
     counts once, with its mean label; those with fewer than 3 visible characters are left out.
     """
+    from tide.scorers import score_texts  # noqa: PLC0415
+    from tide.scorers.agreement import agreement, plot_calibration  # noqa: PLC0415
+
     _refuse_existing(overwrite, output, plot)
     if plot is not None and by is not None:
         raise InputError("--plot draws one set of texts; leave out --by")
@@ -104,6 +107,8 @@ def probe(files: Files, scorers: options.Scorers = None, sample: Sample = None) 
     are and with their words disguised. Neutral: scores of plain sentences about people of many
     nationalities, religions, genders, ages and abilities, which should all be low.
     """
+    from tide.scorers.probes import DISGUISES, neutral_sentences  # noqa: PLC0415
+
     ((texts, targets),) = _groups(files, None, sample).values()
     toxic = [text for text, target in zip(texts, targets, strict=True) if target >= 0.5]
     if not toxic:
@@ -136,6 +141,9 @@ def calibrate(
     Isotonic regression: the order of scores stays, 0.5 comes to mean what it means in the labels.
     Measure the result on other texts than these.
     """
+    from tide.scorers.agreement import agreement  # noqa: PLC0415
+    from tide.scorers.wrappers.calibration import fit  # noqa: PLC0415
+
     _refuse_existing(overwrite, output)
     loaded = load_scorer(scorer)
     ((texts, targets),) = _groups(files, None, sample).values()
@@ -152,6 +160,11 @@ def _groups(
     files: Sequence[Path], by: str | None, sample: int | None
 ) -> dict[str, tuple[list[str], NDArray[np.float64]]]:
     """Per group its distinct texts with their mean labels, as `compare` says."""
+    import numpy as np  # noqa: PLC0415
+
+    from tide.data.labelled import read_labelled  # noqa: PLC0415
+    from tide.scorers.base import is_empty  # noqa: PLC0415
+
     groups: dict[str, dict[str, list[float]]] = {}
     for row in read_labelled(files, by=by):
         if not is_empty(row.text):
@@ -172,6 +185,10 @@ def _load(scorers: Sequence[str] | None) -> list[Scorer]:
 
 
 def _scores(scorer: Scorer, texts: Sequence[str]) -> NDArray[np.float64]:
+    import numpy as np  # noqa: PLC0415
+
+    from tide.scorers import score_texts  # noqa: PLC0415
+
     values = []
     with progress_bar() as bar:
         task = bar.add_task(scorer.name, total=len(texts))

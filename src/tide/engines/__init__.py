@@ -1,12 +1,18 @@
 """The language model as a black box: embeddings in, completions out. Knows no toxicity."""
 
+from __future__ import annotations
+
 import inspect
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tide.engines.base import Completion, EmbeddedPrompt, Engine
+import lazy_loader
+
 from tide.errors import InputError
 from tide.registry import Registry
+
+if TYPE_CHECKING:
+    from tide.engines.base import Completion, EmbeddedPrompt, Engine
 
 REGISTRY = Registry(
     "engine",
@@ -35,5 +41,9 @@ def load_engine(name: str, model: str | Path, **options: Any) -> Engine:
     engine: Engine = create(model, **options)
     return engine
 
+
+__getattr__, _, _ = lazy_loader.attach(
+    __name__, submod_attrs={"base": ["Completion", "EmbeddedPrompt", "Engine"]}
+)
 
 __all__ = ["REGISTRY", "Completion", "EmbeddedPrompt", "Engine", "load_engine"]

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
-
-import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
+from typing import TYPE_CHECKING, Literal, NoReturn, Protocol, runtime_checkable
 
 from tide.config import Sampling
 from tide.errors import EngineError, InputError
+
+if TYPE_CHECKING:  # the command line imports this module, and torch takes seconds
+    import numpy as np
+    import torch
+    from numpy.typing import NDArray
+    from torch import Tensor
 
 FinishReason = Literal["length", "stop"]
 
@@ -63,12 +64,16 @@ class Engine(Protocol):
         ...
 
     def complete(
-        self, embeddings: Sequence[Tensor], sampling: Sampling, seeds: Sequence[int]
+        self,
+        embeddings: Sequence[Tensor],
+        sampling: Sampling | Sequence[Sampling],
+        seeds: Sequence[int],
     ) -> list[Completion]:
         """One completion for each (T_i, d) matrix, in order.
 
-        Equal seeds draw equal noise (common random numbers). Raises EngineError for embeddings that
-        are not finite, of the wrong shape, or too long for the context.
+        sampling: one for all rows, or one for each; a row's completion does not depend on that of
+        its neighbours. Equal seeds draw equal noise (common random numbers). Raises EngineError for
+        embeddings that are not finite, of the wrong shape, or too long for the context.
         """
         ...
 
@@ -86,18 +91,60 @@ class Engine(Protocol):
         """Raise EngineError unless the model gives the same result for ids and their embeddings."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Free what the engine holds; every other method raises EngineError from then on."""
+        ...
+
+
+_METHODS = [name for name in vars(Engine) if name[0] != "_" and name != "close"]
+
+
+class Closable:
+    """Base of the engines here: `close` frees what `_free` frees, once, and shuts the protocol."""
+
+    name: str
+    _closed = False
+
+    def close(self) -> None:
+        """Free what the engine holds; every other method raises EngineError from then on."""
+        if self._closed:
+            return
+        self._closed, message = True, f"engine with {self.name}: closed; make a new one"
+
+        def refuse(*_: object, **__: object) -> NoReturn:
+            raise EngineError(message)
+
+        for name in _METHODS:
+            setattr(self, name, refuse)
+        self._free()
+
+    def _free(self) -> None:
+        """Free memory, processes and connections."""
+
+
+def per_row(sampling: Sampling | Sequence[Sampling], count: int) -> list[Sampling]:
+    """The sampling of each of `count` rows. Raises EngineError if as many are not given."""
+    if isinstance(sampling, Sampling):
+        return [sampling] * count
+    if len(sampling) != count:
+        raise EngineError(f"sampling: {len(sampling)} for {count} rows; give one, or one a row")
+    return list(sampling)
 
 
 def check_embeddings(
     embeddings: Sequence[Tensor],
     dim: int,
     context_length: int | None,
-    max_new_tokens: int,
-    dtype: torch.dtype = torch.float32,
+    max_new_tokens: Sequence[int],
+    dtype: torch.dtype,
 ) -> None:
-    """Raise EngineError for the first matrix that an engine computing in `dtype` must not get."""
-    for number, x in enumerate(embeddings):
+    """Raise EngineError for the first matrix that an engine computing in `dtype` must not get.
+
+    max_new_tokens: how many are to follow each matrix.
+    """
+    import torch  # noqa: PLC0415  (slow import)
+
+    for number, (x, tokens) in enumerate(zip(embeddings, max_new_tokens, strict=True)):
         if x.ndim != 2 or x.shape[0] == 0 or x.shape[1] != dim:
             raise EngineError(
                 f"embeddings {number}: shape {tuple(x.shape)}, expected (tokens >= 1, {dim})"
@@ -106,9 +153,9 @@ def check_embeddings(
             raise EngineError(f"embeddings {number}: dtype {x.dtype}, expected a float type")
         if not torch.isfinite(x.to(dtype)).all():
             raise EngineError(f"embeddings {number}: NaN or infinite values (as {dtype})")
-        if context_length is not None and x.shape[0] + max_new_tokens > context_length:
+        if context_length is not None and x.shape[0] + tokens > context_length:
             raise EngineError(
-                f"embeddings {number}: {x.shape[0]} tokens + {max_new_tokens} new ones "
+                f"embeddings {number}: {x.shape[0]} tokens + {tokens} new ones "
                 f"exceed the context of {context_length}"
             )
 
@@ -127,6 +174,8 @@ def check_max_batch(max_batch: int | None) -> None:
 
 def float_dtype(name: str) -> torch.dtype:
     """The torch dtype called `name`. Raises InputError if it is no float type."""
+    import torch  # noqa: PLC0415  (slow import)
+
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise InputError(f"dtype: unknown {name!r}; use 'auto', 'float32', 'bfloat16' or 'float16'")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,28 @@ _SINGLE = "model.safetensors"
 
 
 def source_of(model: str | Path) -> str:
-    """Folder or hub id of `model`; "pocket" and "pocket-reference" are the bundled ones."""
-    return str(pocket.FOLDERS.get(str(model), model))
+    """Folder or hub id of `model`; "pocket" and "pocket-reference" are the bundled ones.
+
+    Raises EngineError for what can only be a folder, and is none.
+    """
+    source = os.path.expanduser(pocket.FOLDERS.get(str(model), model))
+    is_path = source.startswith(("./", "../", "~")) or source.endswith("/") or source.count("/") > 1
+    if (is_path or os.path.isabs(source)) and not Path(source).exists():
+        raise EngineError(f"model {source}: no such folder")
+    return source
+
+
+def unusable(source: str, problem: str, error: Exception) -> EngineError:
+    """The error that says why the model at `source`, a folder or hub id, cannot be used."""
+    if isinstance(error, OSError) and not Path(source).exists():
+        problem = "no such folder here, and not to be had from the hub"
+    return EngineError(f"model {source}: {problem}: {first_line(error)}")
+
+
+def context_length(config: Any) -> int | None:
+    """Most tokens of a sequence by a model's config; None if it sets no limit."""
+    length = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return None if length is None else int(length)
 
 
 def read_config(
@@ -33,7 +54,7 @@ def read_config(
             source, revision=revision, trust_remote_code=trust_remote_code
         )
     except (OSError, ValueError, KeyError) as error:
-        raise EngineError(f"model {source}: no usable config: {first_line(error)}") from error
+        raise unusable(source, "no usable config", error) from error
 
 
 def read_vocabulary(
@@ -70,7 +91,7 @@ def read_vocabulary(
         StopIteration,
         SafetensorError,
     ) as error:
-        raise EngineError(f"model {source}: cannot read embeddings: {first_line(error)}") from error
+        raise unusable(source, "cannot read embeddings", error) from error
     if weight.shape != layer.weight.shape:
         raise EngineError(
             f"model {source}: embeddings of shape {tuple(weight.shape)}, its config says "

@@ -2,30 +2,47 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tide.engines.base import Completion, EmbeddedPrompt, FinishReason
+from tide.engines.base import Closable, Completion, EmbeddedPrompt, FinishReason
+from tide.errors import EngineError
 
 # Each completion is decoded behind this text, so that a tokenizer that marks word starts does not
 # swallow the completion's first space.
 _ANCHOR = "a"
+# Rows of the table that its scale is measured by: more than one, because one may be all zeros.
+_MEASURED = 16
 
 
-class Vocabulary:
+class Vocabulary(Closable):
     """Base of the engines: prompts to embeddings, embeddings to tokens, token ids to texts.
 
     tokenizer: of the transformers kind. layer: the model's input embedding layer, which maps ids to
-    what the first block receives, and whose `weight` has shape (vocabulary, dim).
+    what the first block receives, and whose `weight` has shape (vocabulary, dim). config: the
+    model's. embedding_scale: what `embed` returns, divided by the rows of that weight: 1.0, or
+    about sqrt(dim) for Gemma.
+
+    Raises EngineError for a Gemma whose layer does not scale: step sizes would be sqrt(dim) off.
     """
 
-    def __init__(self, tokenizer: Any, layer: Any) -> None:
+    def __init__(self, tokenizer: Any, layer: Any, config: Any) -> None:
         self.tokenizer = tokenizer
         self._layer = layer
-        self.dim = int(self._embed_ids([0]).shape[-1])
+        embedded = self._embed_ids(range(min(_MEASURED, len(layer.weight)))).float()
+        self.dim = embedded.shape[-1]
+        self.embedding_scale = float(embedded.norm() / layer.weight[: len(embedded)].float().norm())
+        gemma = config.model_type.startswith("gemma")
+        if gemma and not math.isclose(self.embedding_scale, math.sqrt(self.dim), rel_tol=0.01):
+            raise EngineError(
+                f"model {self.name}: embeddings are {self.embedding_scale:.4g} times the rows of "
+                f"their table, not {math.sqrt(self.dim):.4g} times as Gemma's: it needs "
+                "transformers >= 5.4"
+            )
         self._special_ids = torch.tensor(sorted(tokenizer.all_special_ids), dtype=torch.int64)
         self._anchor_ids = tokenizer.encode(_ANCHOR, add_special_tokens=False)
         self._anchor_text = tokenizer.decode(self._anchor_ids)
@@ -54,7 +71,7 @@ class Vocabulary:
             embeddings: Tensor = self._layer(torch.tensor(ids, device=self._layer.weight.device))
         return embeddings
 
-    def _completions(
+    def completions(
         self, written: Sequence[tuple[Sequence[int], FinishReason]]
     ) -> list[Completion]:
         """Completions from token ids, of which the last ended the text if the reason is "stop"."""

@@ -42,8 +42,8 @@ def difference(
     """
     agreeing = []
     for number, factor in enumerate(_factors(dim)):
-        some = by_scaled[number * len(by_ids) : (number + 1) * len(by_ids)]
-        if all(_agree(a, b) for a, b in zip(by_ids, some, strict=True)):
+        scaled = by_scaled[number * len(by_ids) : (number + 1) * len(by_ids)]
+        if all(_agree(a, b) for a, b in zip(by_ids, scaled, strict=True)):
             agreeing.append(factor)
     if 1.0 in agreeing:
         return None

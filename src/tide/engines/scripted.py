@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tide.config import Sampling
-from tide.engines.base import Completion, EmbeddedPrompt, check_embeddings
+from tide.engines.base import Closable, Completion, EmbeddedPrompt, check_embeddings, per_row
 from tide.seeds import derive_seed
 
 
-class ScriptedEngine:
+class ScriptedEngine(Closable):
     """Writes `respond(embeddings, seed)` for each matrix, one by one, so a batch changes nothing.
 
     respond: takes a float32 matrix (T, dim) and the sampling seed, returns the text. Words are
@@ -53,9 +53,13 @@ class ScriptedEngine:
         ]
 
     def complete(
-        self, embeddings: Sequence[Tensor], sampling: Sampling, seeds: Sequence[int]
+        self,
+        embeddings: Sequence[Tensor],
+        sampling: Sampling | Sequence[Sampling],
+        seeds: Sequence[int],
     ) -> list[Completion]:
-        check_embeddings(embeddings, self.dim, self.context_length, sampling.max_new_tokens)
+        limits = [row.max_new_tokens for row in per_row(sampling, len(embeddings))]
+        check_embeddings(embeddings, self.dim, self.context_length, limits, self.dtype)
         self.calls.append(len(embeddings))
         texts = [self._respond(x, seed) for x, seed in zip(embeddings, seeds, strict=True)]
         return [
@@ -76,9 +80,6 @@ class ScriptedEngine:
         return list((rows @ table.T).argmax(dim=-1).tolist())
 
     def verify(self) -> None:
-        pass
-
-    def close(self) -> None:
         pass
 
     def _id(self, word: str) -> int:

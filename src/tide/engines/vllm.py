@@ -16,7 +16,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tide.config import Sampling
-from tide.engines.base import Completion, check_embeddings, check_max_batch, check_tokens
+from tide.engines.base import (
+    Completion,
+    check_embeddings,
+    check_max_batch,
+    check_tokens,
+    per_row,
+)
 from tide.engines.checkpoint import read_config, read_vocabulary, source_of
 from tide.engines.embedding_table import Vocabulary
 from tide.engines.equivalence import PROBES, FirstToken, difference, scaled_probes
@@ -79,34 +85,36 @@ class VllmEngine(Vocabulary):
             self.dtype = self._llm.model_config.dtype
             # One less than it takes: to read the last token of a likelihood it writes another.
             self.context_length = int(self._llm.model_config.max_model_len) - 1
-            super().__init__(*read_vocabulary(source, config, self.dtype, **code))
+            super().__init__(*read_vocabulary(source, config, self.dtype, **code), config)
             self.verify()
         except BaseException:
             self.close()
             raise
 
     def complete(
-        self, embeddings: Sequence[Tensor], sampling: Sampling, seeds: Sequence[int]
+        self,
+        embeddings: Sequence[Tensor],
+        sampling: Sampling | Sequence[Sampling],
+        seeds: Sequence[int],
     ) -> list[Completion]:
-        check_embeddings(
-            embeddings, self.dim, self.context_length, sampling.max_new_tokens, self.dtype
-        )
-        greedy = sampling.temperature == 0
+        samplings = per_row(sampling, len(embeddings))
+        limits = [row.max_new_tokens for row in samplings]
+        check_embeddings(embeddings, self.dim, self.context_length, limits, self.dtype)
         written = self._generate(
             [{"prompt_embeds": self._as_sent(x)} for x in embeddings],
             [
                 {
-                    "max_tokens": sampling.max_new_tokens,
-                    "temperature": sampling.temperature,
-                    "top_p": sampling.top_p,
-                    "top_k": sampling.top_k,
-                    "seed": None if greedy else seed,
+                    "max_tokens": row.max_new_tokens,
+                    "temperature": row.temperature,
+                    "top_p": row.top_p,
+                    "top_k": row.top_k,
+                    "seed": None if row.temperature == 0 else seed,
                 }
-                for seed in seeds
+                for row, seed in zip(samplings, seeds, strict=True)
             ],
         )
         outputs = [output.outputs[0] for output in written]
-        return self._completions([(output.token_ids, output.finish_reason) for output in outputs])
+        return self.completions([(output.token_ids, output.finish_reason) for output in outputs])
 
     def likelihood(
         self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]
@@ -137,8 +145,7 @@ class VllmEngine(Vocabulary):
         if problem is not None:
             raise EngineError(f"vLLM with {self.name}: {problem}")
 
-    def close(self) -> None:
-        """Stop vLLM's processes and free their memory. The engine cannot be used afterwards."""
+    def _free(self) -> None:
         self._llm.llm_engine.engine_core.shutdown()
 
     def _first_tokens(self, prompts: list[dict[str, Any]]) -> list[FirstToken]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import lazy_loader
 
 if TYPE_CHECKING:
     from tide.evaluation.benchmarks import Benchmark, load_benchmark
@@ -12,21 +13,16 @@ if TYPE_CHECKING:
     from tide.evaluation.reporting.reports import Report, report
     from tide.evaluation.runs import Run, find_runs, read_run
 
-_NAMES = {
-    **dict.fromkeys(("Benchmark", "load_benchmark"), "benchmarks"),
-    **dict.fromkeys(("evaluate", "judge"), "evaluating"),
-    "Progress": "progress",
-    **dict.fromkeys(("Report", "report"), "reporting.reports"),
-    **dict.fromkeys(("Run", "find_runs", "read_run"), "runs"),
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Loads what is named, and torch with it, when it is first used."""
-    if name not in _NAMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_NAMES[name]}"), name)
-
+__getattr__, _, _ = lazy_loader.attach(
+    __name__,
+    submod_attrs={
+        "benchmarks": ["Benchmark", "load_benchmark"],
+        "evaluating": ["evaluate", "judge"],
+        "progress": ["Progress"],
+        "reporting.reports": ["Report", "report"],
+        "runs": ["Run", "find_runs", "read_run"],
+    },
+)
 
 __all__ = [
     "Benchmark",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,13 +34,8 @@ class LocalRunner:
         self, settings: Settings, prompts: list[str], trials: Sequence[int], *, ordered: bool
     ) -> Finished:
         """The trials of these numbers of each prompt; raises as `Detoxifier.map_numbered`."""
-        settings = _with_trials(settings, trials)
         detoxifier = Detoxifier(self.engine, scorer=self.scorer, settings=settings)
-        run: Any = detoxifier.map_numbered
-        if "trials" in inspect.signature(run).parameters:
-            yield from run(prompts, ordered=ordered, trials=trials)
-        else:
-            yield from _only(trials, run(prompts, ordered=ordered))
+        return detoxifier.map_numbered(prompts, ordered=ordered, trials=trials)
 
 
 @dataclass(frozen=True)
@@ -70,28 +64,14 @@ class ClusterRunner:
             scorer=self.scorer,
             engine=self.engine,
             engine_options=self.engine_options,
-            settings=_with_trials(settings, trials),
+            settings=settings,
         )
-        done = map_prompts(
+        return map_prompts(
             create,
             prompts,
+            trials=trials,
             cluster=self.address,
             actors=self.actors,
             cpus=self.cpus,
             gpus=self.gpus,
         )
-        return _only(trials, done)
-
-
-def _with_trials(settings: Settings, trials: Sequence[int]) -> Settings:
-    return settings.model_copy(update={"num_trials": max(trials) + 1})
-
-
-def _only(trials: Sequence[int], finished: Finished) -> Finished:
-    """The trials of these numbers alone, where all were run."""
-    for number, result in finished:
-        if isinstance(result, Result):
-            kept = tuple(trial for trial in result.trials if trial.number in trials)
-            yield number, Result(prompt=result.prompt, trials=kept)
-        else:
-            yield number, result

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tide.config import Sampling
-from tide.engines.base import Completion, EmbeddedPrompt, Engine
+from tide.engines.base import Completion, EmbeddedPrompt, Engine, per_row
 
 _Key = tuple[bytes, Sampling, int]
 
@@ -35,6 +35,7 @@ class SharedEngine:
     def __init__(self, engine: Engine) -> None:
         self.name, self.dim, self.dtype = engine.name, engine.dim, engine.dtype
         self.context_length, self.max_batch = engine.context_length, engine.max_batch
+        self.embedding_scale = getattr(engine, "embedding_scale", 1.0)
         self.seconds_saved = 0.0
         self.engine = engine
         self._prompts: set[bytes] = set()
@@ -46,14 +47,18 @@ class SharedEngine:
         return embedded
 
     def complete(
-        self, embeddings: Sequence[Tensor], sampling: Sampling, seeds: Sequence[int]
+        self,
+        embeddings: Sequence[Tensor],
+        sampling: Sampling | Sequence[Sampling],
+        seeds: Sequence[int],
     ) -> list[Completion]:
+        samplings = per_row(sampling, len(embeddings))
         digests = [_digest(x.to(self.dtype)) for x in embeddings]
-        keys = [(digest, sampling, seed) for digest, seed in zip(digests, seeds, strict=True)]
+        keys = list(zip(digests, samplings, seeds, strict=True))
         new = [i for i, key in enumerate(keys) if key not in self._written]
         started = time.perf_counter()
         fresh = self.engine.complete(
-            [embeddings[i] for i in new], sampling, [seeds[i] for i in new]
+            [embeddings[i] for i in new], [samplings[i] for i in new], [seeds[i] for i in new]
         )
         seconds = (time.perf_counter() - started) / max(1, len(new))
         completions = dict(zip(new, fresh, strict=True))

@@ -6,8 +6,10 @@ import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import lazy_loader
+
 from tide.errors import InputError
-from tide.registry import Registry, lazily
+from tide.registry import Registry
 from tide.specs import Spec, parse, parse_spec
 
 if TYPE_CHECKING:
@@ -93,7 +95,8 @@ def _create(spec: Spec) -> Scorer:
     return loaded
 
 
-_BASE = ("CallableScorer", "Scorer", "Scores", "score_texts")
-__getattr__ = lazily(__name__, dict.fromkeys(_BASE, "tide.scorers.base"))
+__getattr__, _, _ = lazy_loader.attach(
+    __name__, submod_attrs={"base": ["CallableScorer", "Scorer", "Scores", "score_texts"]}
+)
 
 __all__ = ["AROUND", "REGISTRY", "CallableScorer", "Scorer", "Scores", "load_scorer", "score_texts"]

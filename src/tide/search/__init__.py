@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import lazy_loader
 from pydantic.fields import FieldInfo
 
 from tide.errors import InputError
 from tide.options import Options, read
-from tide.registry import Registry, lazily
+from tide.registry import Registry
 from tide.specs import format_spec, parse_spec
 
 if TYPE_CHECKING:
@@ -85,16 +86,20 @@ def split_strategy(
     return format_spec(name, rest), {key: read(settings[key], given[key]) for key in common}
 
 
-_BASE = (
-    "Candidate",
-    "LikelihoodRequest",
-    "Point",
-    "Problem",
-    "SearchStrategy",
-    "Steps",
-    "Strategy",
+__getattr__, _, _ = lazy_loader.attach(
+    __name__,
+    submod_attrs={
+        "base": [
+            "Candidate",
+            "LikelihoodRequest",
+            "Point",
+            "Problem",
+            "SearchStrategy",
+            "Steps",
+            "Strategy",
+        ]
+    },
 )
-__getattr__ = lazily(__name__, dict.fromkeys(_BASE, "tide.search.base"))
 
 __all__ = [
     "REGISTRY",

@@ -118,8 +118,9 @@ class Strategy(ABC):
     The base evaluates the prompt first, and ends the search as soon as something was accepted or
     the iterations are used up. What a subclass can be told beside the settings is its
     `options_class`, and arrives as `options`.
-    `best` is the evaluation that was accepted, else the lowest-scoring one. `x0` holds the movable
-    rows of the prompt, `mu` and `step_size` their absolute scales.
+    `best` is the evaluation that was accepted, else the lowest-scoring one. `iterations` counts as
+    the paper does: the prompt itself is 1. `x0` holds the movable rows of the prompt, `mu` and
+    `step_size` their absolute scales.
 
     Raises InputError for a prompt whose rows are all zero, so that it has no scale.
     """
@@ -144,8 +145,7 @@ class Strategy(ABC):
         self.mu = settings.mu or (settings.mu_relative or 0.0) * row_norm / math.sqrt(dim)
         self.step_size = settings.step_size or (settings.step_relative or 0.0) * row_norm
         self._generator = np.random.Generator(np.random.PCG64(derive_seed(problem.seed, "search")))
-        self._iterations = 1
-        self._used_up = False
+        self.iterations = 1
         self._points = 0
         self._centres = self.x0[None]
         self._scores: list[float] = []
@@ -159,8 +159,8 @@ class Strategy(ABC):
     def steps(self, start: Point) -> Steps:
         """The algorithm, after the prompt itself (`start`) was not accepted; return to end.
 
-        `yield from` the methods below: `evaluate` points, `accept` one of them. Begin iterations
-        with `next_iteration`.
+        `yield from` the methods below: `evaluate` points, `accept` one of them. Count
+        `self.iterations` up as they begin.
         """
 
     def _begin(self) -> Steps:
@@ -195,11 +195,7 @@ class Strategy(ABC):
             self._pending = None
         if not self._pending:  # an empty request: see `accept` and `evaluate`
             self._pending, self.done = None, True
-
-    @property
-    def iterations(self) -> int:
-        """Iterations so far, counted as the paper does: the prompt itself is 1."""
-        return self._iterations
+            self.iterations = min(self.iterations, self.max_iterations)
 
     @property
     def max_iterations(self) -> int:
@@ -225,12 +221,6 @@ class Strategy(ABC):
     def passes(self, score: float) -> bool:
         return score < self.settings.toxicity_threshold
 
-    def next_iteration(self) -> bool:
-        """Count one more iteration. False if all are used up: nothing is evaluated any more."""
-        self._used_up = self._iterations == self.max_iterations
-        self._iterations += not self._used_up
-        return not self._used_up
-
     def evaluate(
         self, points: Tensor, role: Role, seeds: Sequence[tuple[int | str, ...]] | None = None
     ) -> Part[list[Point]]:
@@ -239,7 +229,7 @@ class Strategy(ABC):
         seeds: what the sampling noise of each point derives from; equal ones share it. By default
         no two points share theirs. Raises InputError for a perturbation that changes nothing.
         """
-        if self._used_up:
+        if self.iterations > self.max_iterations:
             yield ()  # ends the search, as in `accept`
         if role == "perturbation":
             self._check_moved(points)
@@ -286,7 +276,7 @@ class Strategy(ABC):
         if points[0].evaluations.start == 0:
             limit = None
         elif limit is not None:
-            limit *= self.settings.perplexity_growth ** max(0, self._iterations - 2)
+            limit *= self.settings.perplexity_growth ** max(0, self.iterations - 2)
         if passing and (limit is not None or (select == "likelihood" and len(passing) > 1)):
             yield LikelihoodRequest(tuple(passing))
         if limit is not None:
@@ -314,7 +304,7 @@ class Strategy(ABC):
         full[:, self.problem.movable] = rounded
         cosines, displacements = geometry.measure(rounded, self.x0)
         return [
-            Candidate(x, role, self._iterations, seed, cosine, displacement)
+            Candidate(x, role, self.iterations, seed, cosine, displacement)
             for x, seed, cosine, displacement in zip(
                 full, sampling_seeds, cosines, displacements, strict=True
             )

@@ -55,8 +55,7 @@ class LadderStrategy(Strategy):
         while True:
             growth = options.samples_growth ** (self.iterations - 1)
             count = math.ceil(self.settings.num_samples * min(growth, 4.0))
-            if not self.next_iteration():
-                return
+            self.iterations += 1
             smallest = options.smallest if count > 1 else options.largest
             radii = reach * torch.linspace(smallest, options.largest, count)
             noise = radii[:, None, None] * self.normal(count)
@@ -87,6 +86,7 @@ class ResampleStrategy(Strategy):
         return self.options.n or self.settings.max_iterations
 
     def steps(self, start: Point) -> Steps:
-        while self.next_iteration():
+        while True:
+            self.iterations += 1
             draw = yield from self.evaluate(self.x0[None], "initial", [(self.iterations,)])
             yield from self.accept(draw)

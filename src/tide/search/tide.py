@@ -85,7 +85,7 @@ class _Walk(Strategy):
         x, point = self.x0, start
         while self.iterations < self.max_iterations:
             direction = yield from self.descent_direction(x, point.score)
-            self.next_iteration()
+            self.iterations += 1
             if direction is not None:  # else nothing was learned: stay, and draw others
                 x = self.step(x, direction)
                 (point,) = yield from self.evaluate(x[None], "iterate")

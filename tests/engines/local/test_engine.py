@@ -1,16 +1,20 @@
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2LMHeadModel
 
+from tests.engines.test_base import calls_of_a_closed_engine
 from tests.models import CONFIGS, CONTEXT, save_causal_lm, save_mamba
 from tide.config import Sampling
 from tide.engines import Engine
 from tide.engines.local import decode as decoding
-from tide.engines.local.decode import Forward, Stream
+from tide.engines.local import engine as local_engine
+from tide.engines.local.decode import Forward, Stream, Writing
 from tide.engines.local.engine import TransformersEngine
 from tide.errors import EngineError, InputError
 
@@ -61,6 +65,57 @@ def test_greedy_equals_generate_from_ids(folder: Path) -> None:
         assert complete(engine, [prompt], GREEDY, [0]) == [ids]
 
 
+MIXED = [
+    Sampling(temperature=0.0, max_new_tokens=12),
+    Sampling(temperature=1.0, max_new_tokens=3),
+    Sampling(temperature=0.7, top_p=0.8, max_new_tokens=20),
+    Sampling(temperature=1.5, top_k=5, max_new_tokens=1),
+    Sampling(temperature=0.0, max_new_tokens=5),
+    Sampling(temperature=1.2, top_k=30, top_p=0.9, max_new_tokens=20),
+]
+
+
+@pytest.mark.parametrize("max_batch", [4, 64])
+def test_a_row_is_written_alone_as_in_mixed_company(folder: Path, max_batch: int) -> None:
+    """Also where a neighbour writes on past the context that is left to a row."""
+    engine = TransformersEngine(folder, max_batch=max_batch)
+    ids = [*engine.tokenize(PROMPTS), [7] * (CONTEXT - 1), [9, 11] * (CONTEXT // 2 - 4)]
+    rows = [(i, sampling) for i in range(4) for sampling in MIXED]
+    rows += [(4, MIXED[3]), (5, MIXED[1]), (5, MIXED[4])]
+    embeddings = [engine._embed_ids(ids[i]).float() for i, _ in rows]
+    samplings = [sampling for _, sampling in rows]
+    together = engine.complete(embeddings, samplings, range(len(rows)))
+    for number, completion in enumerate(together):
+        alone = engine.complete(embeddings[number : number + 1], samplings[number], [number])
+        assert alone == [completion]
+        assert len(completion.token_ids) <= samplings[number].max_new_tokens
+        full = len(completion.token_ids) == samplings[number].max_new_tokens
+        assert full or completion.finish_reason == "stop"
+
+
+def test_rows_that_end_early_stay_within_the_context(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One batch of a prompt that fills the context and a neighbour that writes as much again."""
+    monkeypatch.setattr(
+        local_engine, "length_groups", lambda lengths, *_: [list(range(len(lengths)))]
+    )
+    engine = TransformersEngine(folder)
+    embeddings = [engine._embed_ids(row).float() for row in ([7, 8] * (CONTEXT // 2 - 1), [5])]
+    samplings = [GREEDY.model_copy(update={"max_new_tokens": n}) for n in (2, CONTEXT - 1)]
+    together = engine.complete(embeddings, samplings, [0, 0])
+    alone = [engine.complete([x], s, [0])[0] for x, s in zip(embeddings, samplings, strict=True)]
+    assert together == alone
+
+
+def test_samplings_must_be_as_many_as_rows(pocket: TransformersEngine) -> None:
+    x = pocket.embed(PROMPTS[:1])[0].embeddings
+    with pytest.raises(EngineError, match="sampling: 1 for 2 rows"):
+        pocket.complete([x, x], [GREEDY], [0, 0])
+    with pytest.raises(EngineError, match=r"embeddings 1: .* 255 new ones exceed the context"):
+        pocket.complete([x, x], [GREEDY, Sampling(max_new_tokens=255)], [0, 0])
+
+
 def test_likelihood_equals_the_plain_computation(folder: Path) -> None:
     engine = TransformersEngine(folder, max_batch=3)
     model = AutoModelForCausalLM.from_pretrained(folder)
@@ -101,7 +156,7 @@ def test_batches_are_capped_and_change_nothing(
             sizes.append(len(rows))
             super().__init__(forward, rows, tokens)
 
-    monkeypatch.setattr(decoding, "Stream", Spy)
+    monkeypatch.setattr(local_engine, "Stream", Spy)
     written = complete(small, prompts, sampling, seeds)
     assert sizes == [3, 3, 3, 3, 3, 3, 2]
     assert written == complete(pocket, prompts, sampling, seeds)
@@ -145,11 +200,15 @@ def test_decoding_ends_once_every_row_has_stopped(
     monkeypatch.setitem(decoding.CHECK_EVERY, "cpu", every)
     engine = TransformersEngine(save_causal_lm(tmp_path, "gpt2"))
     (prompt,) = engine.embed(PROMPTS[:1])
-    args = engine._forward, [prompt.embeddings], GREEDY, [0]
-    whole = decoding.decode(*args, torch.tensor([], dtype=torch.int64))
-    cut = decoding.decode(*args, whole[0, :1])
-    assert cut.shape == (1, every)
-    assert torch.equal(cut, whole[:, :every])
+    (whole,) = engine.complete([prompt.embeddings], GREEDY, [0])
+    writing = Writing(Stream(engine._forward, [prompt.embeddings], 11))
+    read: list[torch.Tensor] = []
+    monkeypatch.setattr(
+        writing, "advance", lambda ids: (read.append(ids), Writing.advance(writing, ids))
+    )
+    stop = whole.token_ids[:1]
+    assert decoding.decode(writing, [GREEDY], [0], torch.tensor(stop)) == [([*stop], "stop")]
+    assert len(read) == every - 1
 
 
 @pytest.mark.parametrize("word_marks", [False, True])
@@ -159,7 +218,7 @@ def test_text_continues_the_prompt_exactly(tmp_path: Path, word_marks: bool) -> 
     ids = engine.tokenizer.encode("The people are kind", add_special_tokens=False)
     whole = engine.tokenizer.decode(ids)
     for cut in range(1, len(ids)):
-        (completion,) = engine.to_completions(torch.tensor([ids[cut:]]))
+        (completion,) = engine.completions([(ids[cut:], "length")])
         assert engine.tokenizer.decode(ids[:cut]) + completion.text == whole
 
 
@@ -243,6 +302,58 @@ def test_pickled_weights_are_refused(tmp_path: Path) -> None:
     torch.save({}, tmp_path / "pytorch_model.bin")
     with pytest.raises(EngineError, match="cannot be loaded"):
         TransformersEngine(tmp_path)
+
+
+def test_embeddings_are_the_rows_of_the_table_times_a_scale(folder: Path) -> None:
+    engine = TransformersEngine(folder)
+    (prompt,) = engine.embed([PROMPTS[1]])
+    expected = engine.dim**0.5 if "gemma" in engine.model.config.model_type else 1.0
+    assert engine.embedding_scale == pytest.approx(expected)
+    rows = engine.model.get_input_embeddings().weight[list(prompt.token_ids)]
+    assert torch.allclose(prompt.embeddings, engine.embedding_scale * rows)
+
+
+def test_a_gemma_whose_layer_does_not_scale_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in transformers before 5.4: published step sizes would be sqrt(dim) too large."""
+    folder = save_causal_lm(tmp_path, "gemma2")
+    layer = type(TransformersEngine(folder).model.get_input_embeddings())
+    monkeypatch.setattr(layer, "forward", torch.nn.Embedding.forward)
+    with pytest.raises(EngineError, match=r"1 times the rows .* needs transformers >= 5\.4"):
+        TransformersEngine(folder)
+
+
+def test_a_closed_engine_says_so(tmp_path: Path) -> None:
+    engine = TransformersEngine(save_causal_lm(tmp_path, "gpt2"))
+    (prompt,) = engine.embed(PROMPTS[:1])
+    model = weakref.ref(engine.model)
+    engine.close()
+    gc.collect()
+    assert model() is None
+    calls_of_a_closed_engine(engine, prompt.embeddings)
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    "name", ["./missing", "../missing", "/missing", "~/missing", "a/b/c", "a/"]
+)
+def test_a_missing_folder_is_no_matter_of_the_hub(name: str) -> None:
+    with pytest.raises(EngineError, match=r"model \S+missing|a/\S*: no such folder$"):
+        TransformersEngine(name)
+
+
+def test_a_name_that_is_neither_a_folder_nor_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    def from_pretrained(*_: object, **__: object) -> None:
+        raise OSError("not a valid model identifier\n and more")
+
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", from_pretrained)
+    with pytest.raises(EngineError) as caught:
+        TransformersEngine("missing/model")
+    assert str(caught.value) == (
+        "model missing/model: no such folder here, and not to be had from the hub: "
+        "not a valid model identifier"
+    )
 
 
 def test_context_is_the_models_own(tmp_path: Path) -> None:

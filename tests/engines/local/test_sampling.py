@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from tide.config import Sampling
+from tide.engines.base import per_row
 from tide.engines.local import sampling
 from tide.engines.local.sampling import (
     _MANY,
@@ -26,6 +28,13 @@ CPU = torch.device("cpu")
 def noise(seeds: list[int], vocabulary: int, steps: int = 1) -> np.ndarray:
     keys, tokens = noise_keys(seeds, steps), torch.arange(vocabulary, dtype=torch.int32)
     return torch.stack([gumbel_noise(keys[step], tokens) for step in range(steps)]).numpy()
+
+
+def draw(
+    sampling: Sampling | list[Sampling], seeds: Sequence[int], logits: torch.Tensor, step: int = 0
+) -> torch.Tensor:
+    sampler = Sampler(per_row(sampling, len(seeds)), seeds, CPU)
+    return sampler.draw(sampler.warp(logits), step)
 
 
 def test_noise_is_gumbel_over_tokens_seeds_and_steps() -> None:
@@ -55,24 +64,22 @@ def test_a_seed_has_its_noise_in_any_batch(seeds: list[int]) -> None:
 def test_draws_follow_the_tempered_distribution(temperature: float) -> None:
     logits = torch.tensor([0.0, 1.0, -1.0, 2.0, 0.5])
     count = 20_000
-    sampler = Sampler(Sampling(temperature=temperature, max_new_tokens=1), range(count), CPU)
-    drawn = torch.bincount(sampler.draw(logits.expand(count, -1), 0), minlength=5)
+    sampling = Sampling(temperature=temperature, max_new_tokens=1)
+    drawn = torch.bincount(draw(sampling, range(count), logits.expand(count, -1)), minlength=5)
     expected = (logits.double() / temperature).softmax(-1) * count
     assert stats.chisquare(drawn.numpy(), expected.numpy()).pvalue > 0.001
 
 
 def test_equal_seeds_share_their_noise() -> None:
     logits = torch.zeros(6, 100)
-    tokens = Sampler(Sampling(temperature=1.0), [3, 8, 3, 3, 8, 1], CPU).draw(logits, 0)
-    alone = [
-        int(Sampler(Sampling(temperature=1.0), [s], CPU).draw(logits[:1], 0)) for s in (3, 8, 1)
-    ]
+    tokens = draw(Sampling(temperature=1.0), [3, 8, 3, 3, 8, 1], logits)
+    alone = [int(draw(Sampling(temperature=1.0), [s], logits[:1])) for s in (3, 8, 1)]
     assert tokens.tolist() == [alone[i] for i in (0, 1, 0, 0, 1, 2)]
 
 
 def test_temperature_zero_is_greedy() -> None:
     logits = torch.randn(4, 9, generator=torch.Generator().manual_seed(0))
-    drawn = Sampler(Sampling(temperature=0.0), [1, 2, 3, 4], CPU).draw(logits, 0)
+    drawn = draw(Sampling(temperature=0.0), [1, 2, 3, 4], logits)
     assert torch.equal(drawn, logits.argmax(-1))
 
 
@@ -122,7 +129,7 @@ def test_noise_made_ahead_is_the_noise_of_its_step(
     """Also for another vocabulary in between, and for a step that comes again."""
     monkeypatch.setattr(sampling, "_CHUNK", chunk)
     seeds = [4, 7]
-    sampler = Sampler(Sampling(temperature=1.0, max_new_tokens=9), seeds, CPU)
+    sampler = Sampler([Sampling(temperature=1.0, max_new_tokens=9)] * 2, seeds, CPU)
     for step, vocabulary in [*((step, 50) for step in range(9)), (8, 30), (2, 30), (3, 50)]:
         keys, tokens = noise_keys(seeds, 9), torch.arange(vocabulary, dtype=torch.int32)
         expected = gumbel_noise(keys[step], tokens).argmax(-1)
@@ -139,11 +146,9 @@ def test_noise_for_tokens_within_reach_alone_changes_nothing(
     logits = 4 * torch.randn(40, 2048, generator=generator)
     seeds = [seed + i // (2 if shared else 1) for i in range(40)]
     sampling = Sampling(temperature=temperature, max_new_tokens=2)
-    together = Sampler(sampling, seeds, CPU).draw(logits, 1)
+    together = draw(sampling, seeds, logits, 1)
     assert logits.numel() >= _MANY > logits[0].numel()
-    alone = [
-        int(Sampler(sampling, [s], CPU).draw(logits[i : i + 1], 1)) for i, s in enumerate(seeds)
-    ]
+    alone = [int(draw(sampling, [s], logits[i : i + 1], 1)) for i, s in enumerate(seeds)]
     assert together.tolist() == alone
 
 
@@ -151,3 +156,36 @@ def test_the_reach_covers_the_noise() -> None:
     """The hash gives uniform values of 23 bits: the noise of the least and of the greatest."""
     least, greatest = torch.tensor([0.5, 2**23 - 0.5]).mul(2.0**-23).log().neg().log().neg()
     assert float(greatest - least) < _REACH
+
+
+SAMPLINGS = st.builds(
+    Sampling,
+    temperature=st.sampled_from([0.0, 0.1, 0.7, 1.0, 1.9]),
+    top_k=st.sampled_from([0, 0, 1, 3, 40, 4000]),
+    top_p=st.sampled_from([1.0, 1.0, 0.3, 0.9]),
+    max_new_tokens=st.integers(3, 6),
+)
+
+
+@given(
+    st.lists(st.tuples(SAMPLINGS, st.integers(0, 3)), min_size=1, max_size=12),
+    st.sampled_from([50, 9000]),
+)
+@settings(max_examples=60, deadline=None)
+def test_a_row_is_sampled_alone_as_among_others(
+    rows: list[tuple[Sampling, int]], vocabulary: int
+) -> None:
+    """Bit for bit, in the scores too; with the noise of all tokens and of those in reach alone."""
+    samplings, seeds = [row for row, _ in rows], [seed for _, seed in rows]
+    generator = torch.Generator().manual_seed(len(rows))
+    logits = 3 * torch.randn(len(rows), vocabulary, generator=generator)
+    kept = logits.clone()
+    together = Sampler(samplings, seeds, CPU)
+    scores, drawn = together.warp(logits), draw(samplings, seeds, logits, 2)
+    assert torch.equal(logits, kept)
+    for i, (own, seed) in enumerate(rows):
+        alone = Sampler([own], [seed], CPU)
+        assert torch.equal(alone.warp(logits[i : i + 1])[0], scores[i])
+        assert int(draw(own, [seed], logits[i : i + 1], 2)) == drawn[i]
+        if own.temperature == 0:
+            assert drawn[i] == logits[i].argmax()

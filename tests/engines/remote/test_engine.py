@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tests.engines.remote.vllm_server import VllmServer, hang
+from tests.engines.test_base import calls_of_a_closed_engine
 from tests.models import save_causal_lm
 from tide import Detoxifier
 from tide.config import Sampling
@@ -139,6 +140,26 @@ def test_sequences_of_one_seed_share_a_request(
     engine.complete(embeddings, Sampling(temperature=0.5, max_new_tokens=2), [7, 8, 7, 7])
     sent = {r["seed"]: len(r["prompt_embeds"]) for r in servers[0].requests}
     assert sent == {7: 3, 8: 1}
+
+
+def test_sequences_of_one_sampling_share_a_request(
+    connect: Callable[..., RemoteEngine], servers: list[VllmServer], local: TransformersEngine
+) -> None:
+    """And each is written as it would be alone."""
+    drawn = Sampling(temperature=0.5, top_p=0.9, max_new_tokens=2)
+    samplings = [GREEDY, drawn, GREEDY, drawn, drawn, drawn.model_copy(update={"top_k": 5})]
+    engine = connect(servers[0])
+    embeddings = [prompt.embeddings for prompt in engine.embed((PROMPTS * 2)[:6])]
+    seeds = [1, 7, 2, 7, 8, 7]
+    written = engine.complete(embeddings, samplings, seeds)
+    assert sorted(len(r["prompt_embeds"]) for r in servers[0].requests) == [1, 1, 2, 2]
+    assert written == local.complete(embeddings, samplings, seeds)
+
+
+def test_a_closed_engine_says_so(connect: Callable[..., RemoteEngine]) -> None:
+    engine = connect()
+    engine.close()
+    calls_of_a_closed_engine(engine, torch.zeros(2, 256))
 
 
 def test_penalties_of_the_server_are_switched_off(
@@ -412,7 +433,7 @@ def test_bad_options() -> None:
             RemoteEngine("pocket", **options)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="engine 'remote' has no option 'device'"):
         load_engine("remote", "pocket", device="cuda")
-    with pytest.raises(EngineError, match="no usable config"):
+    with pytest.raises(EngineError, match="no such folder"):
         RemoteEngine("/nowhere/at/all", base_urls="http://a")
 
 

@@ -71,10 +71,10 @@ def ready(model: Any) -> Any:
 
 
 def fit_width(logits: Tensor, width: int) -> Tensor:
-    """`logits` (B, V') for a vocabulary that another model keeps in `width` places.
+    """`logits` (B, V') for a vocabulary that another model keeps in `width` columns.
 
-    Models of one family pad the table of one vocabulary to different sizes; places that one of them
-    lacks stand for no token.
+    Models of one family pad the table of one vocabulary to different sizes; columns that one of
+    them lacks stand for no token.
     """
     if logits.shape[-1] >= width:
         return logits[..., :width]

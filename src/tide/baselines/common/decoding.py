@@ -1,4 +1,4 @@
-"""How every baseline writes: one loop, in an explicit order.
+"""How every baseline writes: by the engine's own loop, in an explicit order.
 
     warp (temperature, top-k, top-p) -> candidates -> shift -> sample   (`order=warp-shift`)
     candidates -> shift -> warp -> sample                               (`order=shift-warp`)
@@ -25,9 +25,9 @@ from torch import Tensor
 from tide.baselines.base import Generated, Options
 from tide.baselines.common.artefacts import Artefact, load_artefact
 from tide.config import Sampling
-from tide.engines.local.decode import Forward, Stream
-from tide.engines.local.engine import TransformersEngine, context_length
-from tide.engines.local.sampling import Sampler, warp
+from tide.engines.local.decode import Forward, Stream, Writing, decode
+from tide.engines.local.engine import TransformersEngine
+from tide.engines.local.padding import by_length, in_batches
 from tide.errors import InputError
 from tide.scorers import Scorer
 
@@ -38,7 +38,6 @@ class Reader:
     def __init__(self, model: Any, *, hooks: bool = False) -> None:
         self._forward = Forward(model, hooks=hooks)
         self._table = model.get_input_embeddings()
-        self._context = context_length(model.config)
 
     def read(
         self,
@@ -55,42 +54,15 @@ class Reader:
         longest = max(map(len, ids))
         if not all(ids):
             raise InputError("prompt: holds no tokens")
-        if self._context is not None and longest + tokens > self._context:
+        context = self._forward.context
+        if context is not None and longest + tokens > context:
             raise InputError(
                 f"prompt: {longest} tokens (with the baseline's own) + {tokens} new ones "
-                f"exceed the context of {self._context}"
+                f"exceed the context of {context}"
             )
         device = self._table.weight.device
         rows = [self._table(torch.tensor(row, device=device)) for row in ids]
         return Stream(self._forward, rows, tokens, together=together, forks=forks)
-
-
-class Run:
-    """One batch under way: a stream of the model, which a baseline's own runs add to.
-
-    prompt_reads: tokens read before the first draw, a row. reads_per_draw, reads_per_token: tokens
-    read to make a draw, and after it.
-    """
-
-    reads_per_draw = 0
-    reads_per_token = 1
-
-    def __init__(self, stream: Stream, prompt_reads: list[int]) -> None:
-        self.stream = stream
-        self.prompt_reads = prompt_reads
-
-    @property
-    def logits(self) -> Tensor:
-        """The model's own for the next token, (B, V)."""
-        return self.stream.logits
-
-    def shift(self, scores: Tensor) -> Tensor:
-        """What the next token is drawn from, given `scores` (B, V): the logits, perhaps warped."""
-        return scores
-
-    def advance(self, tokens: Tensor) -> None:
-        """Read the tokens (B,) that were drawn."""
-        self.stream.advance(tokens)
 
 
 class DecodingBaseline(ABC):
@@ -140,27 +112,20 @@ class DecodingBaseline(ABC):
         return nullcontext()
 
     @abstractmethod
-    def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Run:
+    def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
         """Read the prompts (`ids`: their tokens), with room for `tokens` more."""
 
     def generate(
         self, prompts: Sequence[str], sampling: Sampling, seeds: Sequence[int]
     ) -> list[Generated]:
         ids = self.engine.tokenize(prompts)
-        # Prompts of similar length share a batch, so that little of it is padding.
-        order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
+
+        def write(rows: list[int]) -> list[Generated]:
+            columns = [prompts[i] for i in rows], [ids[i] for i in rows], [seeds[i] for i in rows]
+            return self._write(*columns, sampling)
+
         size = max(1, self.engine.max_batch // self.fan_out)
-        results: dict[int, Generated] = {}
-        for start in range(0, len(order), size):
-            batch = order[start : start + size]
-            written = self._write(
-                [prompts[i] for i in batch],
-                [ids[i] for i in batch],
-                sampling,
-                [seeds[i] for i in batch],
-            )
-            results.update(zip(batch, written, strict=True))
-        return [results[i] for i in range(len(ids))]
+        return in_batches(write, [by_length(list(map(len, ids)))], size)
 
     def close(self) -> None:
         """Free auxiliary models, which are loaded again if needed; the engine is not its own."""
@@ -170,37 +135,27 @@ class DecodingBaseline(ABC):
 
     @torch.inference_mode()
     def _write(
-        self, prompts: list[str], ids: list[list[int]], sampling: Sampling, seeds: list[int]
+        self, prompts: list[str], ids: list[list[int]], seeds: list[int], sampling: Sampling
     ) -> list[Generated]:
-        steps = sampling.max_new_tokens
         shift_first = getattr(self._options, "order", None) == "shift-warp"
-        # What the sampler gets is warped already.
-        as_it_is = Sampling(
-            max_new_tokens=steps, temperature=1.0 if sampling.temperature > 0 else 0.0
-        )
-        sampler = Sampler(as_it_is, seeds, self.engine.device)
-        drawn: list[Tensor] = []
-        stopped = torch.zeros(len(ids), dtype=torch.bool, device=self.engine.device)
         with self.attached():
-            run = self.start(prompts, ids, steps)
-            for step in range(steps):
-                if shift_first:
-                    scores = warp(run.shift(run.logits.float()), sampling)
-                else:
-                    scores = run.shift(warp(run.logits, sampling))
-                tokens = sampler.draw(scores, step)
-                drawn.append(tokens)
-                stopped |= torch.isin(tokens, self.engine.stop_ids)
-                if len(drawn) == steps or bool(stopped.all()):
-                    break
-                run.advance(tokens)
-        completions = self.engine.to_completions(torch.stack(drawn, dim=1).cpu())
-        written = []
-        for completion, prompt_reads in zip(completions, run.prompt_reads, strict=True):
-            draws = len(completion.token_ids) + (completion.finish_reason == "stop")
-            reads = run.reads_per_draw * draws + run.reads_per_token * (draws - 1)
-            written.append(Generated(completion, 1, prompt_reads + reads, 0))
-        return written
+            writing = self.start(prompts, ids, sampling.max_new_tokens)
+            written = decode(
+                writing,
+                [sampling] * len(ids),
+                seeds,
+                self.engine.stop_ids,
+                shift_first=shift_first,
+            )
+        completions = self.engine.completions(written)
+        generated = []
+        for completion, (drawn, _), reads in zip(
+            completions, written, writing.prompt_reads, strict=True
+        ):
+            draws = len(drawn)
+            own = writing.reads_per_draw * draws + writing.reads_per_token * (draws - 1)
+            generated.append(Generated(completion, 1, reads + own, 0))
+        return generated
 
 
 def keep_candidates(scores: Tensor, candidates: int) -> tuple[Tensor, Tensor]:

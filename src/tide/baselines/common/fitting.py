@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -18,10 +18,13 @@ from torch.nn.functional import cross_entropy
 from tide.baselines.common.labelled import Labelled
 from tide.baselines.common.settings import FitSettings
 from tide.data.labelled import LabelledText
+from tide.engines.local.padding import by_length, in_batches
 from tide.registry import require
 
 _WARM_UP = 0.05
 _READ_BATCH = 64
+
+_T = TypeVar("_T")
 
 # What is being done, how much of it is done, and how much there is.
 Progress = Callable[[str, int, int], None]
@@ -74,7 +77,7 @@ def right_pad(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tens
 
 
 def before_end(lengths: Tensor, width: int) -> Tensor:
-    """Mask (B, width): True at the first `lengths` places."""
+    """Mask (B, width): True in the first `lengths` columns."""
     return torch.arange(width, device=lengths.device) < lengths[:, None]
 
 
@@ -96,11 +99,12 @@ def batches(lengths: Sequence[int], size: int, seed: int) -> Iterator[list[int]]
             yield [int(row) for row in cut[i]]
 
 
-def by_length(lengths: Sequence[int], size: int = _READ_BATCH) -> Iterator[list[int]]:
-    """Numbers of all rows once, in batches of similar length."""
-    order = sorted(range(len(lengths)), key=lengths.__getitem__)
-    for start in range(0, len(order), size):
-        yield order[start : start + size]
+def read(
+    work: Callable[[list[Sequence[int]]], Sequence[_T]], ids: Sequence[Sequence[int]]
+) -> list[_T]:
+    """What `work` gives for each row of `ids`, which it gets in batches of similar length."""
+    order = by_length([len(row) for row in ids])
+    return in_batches(lambda numbers: work([ids[i] for i in numbers]), [order], _READ_BATCH)
 
 
 def train(
@@ -176,14 +180,15 @@ def lora_tensors(model: Any, prefix: str = "") -> dict[str, Tensor]:
 @torch.inference_mode()
 def perplexity(model: Any, ids: Sequence[Sequence[int]]) -> float:
     """Exp of the mean -log p per token, of all texts that have at least two tokens."""
-    rows = [row for row in ids if len(row) > 1]
-    total, count = 0.0, 0
-    for numbers in by_length([len(row) for row in rows]):
-        padded, lengths = right_pad([rows[i] for i in numbers], model.device)
+    ids = [row for row in ids if len(row) > 1]
+
+    def losses_of(rows: list[Sequence[int]]) -> list[float]:
+        padded, lengths = right_pad(rows, model.device)
         losses = token_losses(model(input_ids=padded, use_cache=False).logits, padded)
         seen = before_end(lengths - 1, losses.shape[1])
-        total, count = total + float(losses[seen].double().sum()), count + int(seen.sum())
-    return math.exp(total / count)
+        return list((losses.double() * seen).sum(dim=-1).tolist())
+
+    return math.exp(sum(read(losses_of, ids)) / sum(len(row) - 1 for row in ids))
 
 
 def fine_tune(

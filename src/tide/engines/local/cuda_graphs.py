@@ -22,7 +22,7 @@ from tide.errors import EngineError
 _COLUMNS = 64
 # Captured shapes that are kept, each with a cache of its own: those used last.
 _SHAPES = 8
-# CapturedSteps before the capture, in which libraries choose their kernels and allocate workspace.
+# Steps before the capture, in which libraries choose their kernels and allocate workspace.
 _WARM_UP = 3
 
 Capture = Callable[[Callable[[], None]], Callable[[], None]]
@@ -154,7 +154,7 @@ class CapturedSteps:
         self._bias.fill_(self._closed)
         self._column.fill_(column)
         for layer in self._layers:
-            # What another batch left may be no number, and a mask takes no part of that.
+            # What another batch left may be NaN, which masking does not remove.
             layer.reset()
             layer.cumulative_length.fill_(column)
 

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from tide.config import Sampling
+from tide.engines.base import FinishReason
+from tide.engines.checkpoint import context_length
 from tide.engines.local.cuda_graphs import CapturedSteps, StepGraphs
 from tide.engines.local.gpt2 import lean_gpt2
 from tide.engines.local.kv_cache import join, joinable
@@ -30,7 +32,8 @@ class Forward:
     """Calls a causal LM with just the arguments that its forward pass takes.
 
     hooks: take the way through the model's own modules, so that hooks on them are called. `graphs`,
-    if set, takes the steps of streams that do not fork.
+    if set, takes the steps of streams that do not fork. context: most tokens of a sequence, None
+    without a limit.
     """
 
     graphs: StepGraphs | None = None
@@ -38,6 +41,7 @@ class Forward:
     def __init__(self, model: Any, *, hooks: bool = False) -> None:
         self._model = model
         self._accepts = set(inspect.signature(model.forward).parameters)
+        self.context = context_length(model.config)
         self.lean = None if hooks else lean_gpt2(model)
 
     def accepts(self, name: str) -> bool:
@@ -116,7 +120,9 @@ class Stream:
         self._padded = bool((lengths < self._end).any())
         columns = torch.arange(self._end + tokens)
         self._mask = (columns >= self._end - lengths[:, None]).long().to(rows[0].device)
-        self._positions = token_positions(self._mask)
+        # A row that has ended is read on for as long as its neighbours write: it stays in bounds.
+        last = (forward.context or len(columns)) - 1
+        self._positions = token_positions(self._mask).clamp_(max=last)
         self.logits, self._cache = prefill(forward, rows, 0 if forks else tokens, together=together)
         self._captured: CapturedSteps | None = None
         if forward.graphs is not None and not forks:
@@ -146,32 +152,76 @@ class Stream:
         self.logits = self.logits[rows]
 
 
+class Writing:
+    """A batch that is being written: a stream of the model, which a baseline adds its own to.
+
+    prompt_reads: tokens read before the first draw, a row. reads_per_draw, reads_per_token: tokens
+    read to make a draw, and after it.
+    """
+
+    reads_per_draw = 0
+    reads_per_token = 1
+
+    def __init__(self, stream: Stream, prompt_reads: Sequence[int] = ()) -> None:
+        self.stream = stream
+        self.prompt_reads = prompt_reads
+
+    @property
+    def logits(self) -> Tensor:
+        """The model's own for the next token, (B, V)."""
+        return self.stream.logits
+
+    def shift(self, scores: Tensor) -> Tensor:
+        """What the next token is drawn from, given `scores` (B, V): the logits, perhaps warped."""
+        return scores
+
+    def advance(self, tokens: Tensor) -> None:
+        """Read the tokens (B,) that were drawn."""
+        self.stream.advance(tokens)
+
+
 @torch.inference_mode()
 def decode(
-    forward: Forward,
-    embeddings: Sequence[Tensor],
-    sampling: Sampling,
+    writing: Writing,
+    samplings: Sequence[Sampling],
     seeds: Sequence[int],
     stop_ids: Tensor,
-) -> Tensor:
-    """Sample `max_new_tokens` ids after each (T_i, d) matrix, int64 on the CPU, shape (B, steps).
+    *,
+    shift_first: bool = False,
+) -> list[tuple[list[int], FinishReason]]:
+    """For each row, up to its own `max_new_tokens` ids, of which a stop id is the last.
 
-    After a token of `stop_ids`, a row's ids have no meaning. The loop ends early some steps after
-    every row has stopped; `steps` is what was run.
+    shift_first: shift the logits before they are warped, instead of after. The loop ends when every
+    row has ended, or some steps later; what a row draws after its own end is thrown away.
     """
-    device = embeddings[0].device
-    sampler = Sampler(sampling, seeds, device)
-    drawn: list[Tensor] = []
-    stopped = torch.zeros(len(embeddings), dtype=torch.bool, device=device)
+    device = writing.logits.device
+    sampler = Sampler(samplings, seeds, device)
+    limits = torch.tensor([sampling.max_new_tokens for sampling in samplings], device=device)
+    steps = max(sampling.max_new_tokens for sampling in samplings)
     check_every = CHECK_EVERY.get(device.type, _CHECK_EVERY_ELSEWHERE)
-    stream = Stream(forward, embeddings, sampling.max_new_tokens - 1)
-    for step in range(sampling.max_new_tokens):
-        tokens = sampler.draw(stream.logits, step)
+    ended = torch.zeros(len(samplings), dtype=torch.bool, device=device)
+    drawn: list[Tensor] = []
+    while True:
+        if shift_first:
+            scores = sampler.warp(writing.shift(writing.logits.float()))
+        else:
+            scores = writing.shift(sampler.warp(writing.logits))
+        tokens = sampler.draw(scores, len(drawn))
         drawn.append(tokens)
-        stopped |= torch.isin(tokens, stop_ids)
-        if len(drawn) == sampling.max_new_tokens:
+        if len(drawn) == steps:
             break
-        if len(drawn) % check_every == 0 and bool(stopped.all()):
+        ended |= torch.isin(tokens, stop_ids) | (limits <= len(drawn))
+        if len(drawn) % check_every == 0 and bool(ended.all()):
             break
-        stream.advance(tokens)
-    return torch.stack(drawn, dim=1).cpu()
+        writing.advance(tokens)
+    stops = set(stop_ids.tolist())
+    rows = torch.stack(drawn, dim=1).tolist()
+    return [
+        _until_stop(row[: sampling.max_new_tokens], stops)
+        for row, sampling in zip(rows, samplings, strict=True)
+    ]
+
+
+def _until_stop(ids: list[int], stops: set[int]) -> tuple[list[int], FinishReason]:
+    end = next((number for number, token in enumerate(ids) if token in stops), None)
+    return (ids, "length") if end is None else (ids[: end + 1], "stop")

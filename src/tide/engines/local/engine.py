@@ -19,13 +19,20 @@ from tide.engines.base import (
     check_max_batch,
     check_tokens,
     float_dtype,
+    per_row,
 )
-from tide.engines.checkpoint import source_of
+from tide.engines.checkpoint import context_length, source_of, unusable
 from tide.engines.embedding_table import Vocabulary
 from tide.engines.local.cuda_graphs import StepGraphs
-from tide.engines.local.decode import Forward, decode
+from tide.engines.local.decode import Forward, Stream, Writing, decode
 from tide.engines.local.packed_weights import speed_up
-from tide.engines.local.padding import left_pad, length_groups, token_positions
+from tide.engines.local.padding import (
+    in_batches,
+    left_pad,
+    length_groups,
+    token_positions,
+    writing_cost,
+)
 from tide.errors import EngineError, first_line
 
 # Decoding on a CPU gains little past this; on a GPU the weights are read once for the whole batch.
@@ -74,7 +81,7 @@ class TransformersEngine(Vocabulary):
         self._forward = Forward(self.model)
         if cuda_graphs and self._forward.accepts("position_ids"):
             self._forward.graphs = StepGraphs(self.model)
-        super().__init__(tokenizer, self._embedding_layer())
+        super().__init__(tokenizer, self._embedding_layer(), self.model.config)
         self.context_length = context_length(self.model.config)
         stop = self.model.generation_config.eos_token_id
         self.stop_ids = torch.tensor(
@@ -83,25 +90,29 @@ class TransformersEngine(Vocabulary):
         self.verify()
 
     def complete(
-        self, embeddings: Sequence[Tensor], sampling: Sampling, seeds: Sequence[int]
+        self,
+        embeddings: Sequence[Tensor],
+        sampling: Sampling | Sequence[Sampling],
+        seeds: Sequence[int],
     ) -> list[Completion]:
-        check_embeddings(
-            embeddings, self.dim, self.context_length, sampling.max_new_tokens, self.dtype
-        )
-        # Prompts of similar length share a batch, so that little of it is padding.
-        order = sorted(range(len(embeddings)), key=lambda i: len(embeddings[i]))
-        completions: dict[int, Completion] = {}
-        for start in range(0, len(order), self.max_batch):
-            batch = order[start : start + self.max_batch]
-            ids = decode(
-                self._forward,
-                [embeddings[i].to(self.device, self.dtype) for i in batch],
-                sampling,
-                [seeds[i] for i in batch],
-                self.stop_ids,
-            )
-            completions.update(zip(batch, self.to_completions(ids), strict=True))
-        return [completions[i] for i in range(len(embeddings))]
+        samplings = per_row(sampling, len(embeddings))
+        limits = [row.max_new_tokens for row in samplings]
+        check_embeddings(embeddings, self.dim, self.context_length, limits, self.dtype)
+
+        @torch.inference_mode()
+        def write(rows: list[int]) -> list[Completion]:
+            prompts = [embeddings[i].to(self.device, self.dtype) for i in rows]
+            stream = Stream(self._forward, prompts, max(limits[i] for i in rows) - 1)
+            row_samplings, row_seeds = [samplings[i] for i in rows], [seeds[i] for i in rows]
+            written = decode(Writing(stream), row_samplings, row_seeds, self.stop_ids)
+            return self.completions(written)
+
+        # Rows that write about as much share a batch, and of those, prompts of similar length. A
+        # GPU writes many rows in the time of one.
+        on_cpu = self.device.type == "cpu"
+        groups = length_groups(limits, writing_cost) if on_cpu else [list(range(len(limits)))]
+        ordered = [sorted(group, key=lambda i: (limits[i], len(embeddings[i]))) for group in groups]
+        return in_batches(write, ordered, self.max_batch)
 
     @torch.inference_mode()
     def likelihood(
@@ -109,12 +120,12 @@ class TransformersEngine(Vocabulary):
     ) -> NDArray[np.float64]:
         check_tokens(prompts, completions)
         pairs = list(zip(prompts, completions, strict=True))
-        result = np.zeros(len(pairs))
-        for group in length_groups([len(a) + len(b) for a, b in pairs]):
-            for start in range(0, len(group), self.max_batch):
-                rows = group[start : start + self.max_batch]
-                result[rows] = self._likelihood([pairs[i] for i in rows])
-        return result
+        groups = length_groups([len(a) + len(b) for a, b in pairs])
+        return np.array(
+            in_batches(
+                lambda rows: self._likelihood([pairs[i] for i in rows]), groups, self.max_batch
+            )
+        )
 
     def _likelihood(self, pairs: list[tuple[Sequence[int], Sequence[int]]]) -> list[float]:
         sequences = [torch.tensor([*prompt, *completion]) for prompt, completion in pairs]
@@ -155,8 +166,7 @@ class TransformersEngine(Vocabulary):
                 f"(by {worst:.3g}); this architecture feeds more than inputs_embeds to its blocks"
             )
 
-    def close(self) -> None:
-        """Free the model's memory. The engine cannot be used afterwards."""
+    def _free(self) -> None:
         del self.model, self._forward, self._layer
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -171,17 +181,6 @@ class TransformersEngine(Vocabulary):
         if getattr(layer, "weight", None) is None or layer.weight.ndim != 2:
             raise EngineError(f"model {self.name}: no usable input embedding layer")
         return layer
-
-    def to_completions(self, ids: Tensor) -> list[Completion]:
-        """Completions of the drawn ids (B, steps), each up to its first stop token."""
-        stopped = torch.isin(ids, self.stop_ids.cpu())
-        rows: list[list[int]] = []
-        for row, stops in zip(ids.tolist(), stopped.tolist(), strict=True):
-            rows.append(row[: stops.index(True)] if any(stops) else row)
-        return [
-            Completion(text, tuple(row), "stop" if any(stops) else "length")
-            for text, row, stops in zip(self._texts(rows), rows, stopped.tolist(), strict=True)
-        ]
 
 
 def find_device(device: str) -> torch.device:
@@ -225,11 +224,5 @@ def load_model(
         RuntimeError,
         json.JSONDecodeError,
     ) as error:
-        raise EngineError(f"model {source}: cannot be loaded: {first_line(error)}") from error
+        raise unusable(source, "cannot be loaded", error) from error
     return tokenizer, model.to(device).eval().requires_grad_(False)
-
-
-def context_length(config: Any) -> int | None:
-    """Most tokens of a sequence by a model's config; None if it sets no limit."""
-    length = getattr(config.get_text_config(), "max_position_embeddings", None)
-    return None if length is None else int(length)

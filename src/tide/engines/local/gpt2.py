@@ -43,7 +43,7 @@ class LeanGpt2:
 
     def __init__(self, model: Any) -> None:
         body = model.transformer
-        self._table, self._places = body.wte.weight, body.wpe.weight
+        self._table, self._position_table = body.wte.weight, body.wpe.weight
         self._blocks = [
             (_norm(block.ln_1), block.attn, _norm(block.ln_2), block.mlp) for block in body.h
         ]
@@ -60,7 +60,7 @@ class LeanGpt2:
         logits_to_keep: int = 0,
     ) -> SimpleNamespace:
         x = inputs_embeds if input_ids is None else embedding(input_ids, self._table)
-        x = x + embedding(positions, self._places)
+        x = x + embedding(positions, self._position_table)
         rows, tokens, width = x.shape
         cache, bias, causal = past_key_values, None, False
         if cache is None:
@@ -114,18 +114,18 @@ class LeanGpt2:
     ) -> Tensor:
         """Last hidden states of the rows of these numbers, which come sorted by length."""
         lengths = [len(rows[i]) for i in numbers]
-        alike = [(n, list(some)) for n, some in groupby(numbers, lambda i: len(rows[i]))]
-        runs = [(n, len(some), row_index(some)) for n, some in alike]
+        alike = [(n, list(same)) for n, same in groupby(numbers, lambda i: len(rows[i]))]
+        groups = [(n, len(same), row_index(same)) for n, same in alike]
         x = torch.cat([rows[i] for i in numbers])
         positions = torch.cat([torch.arange(length, device=x.device) for length in lengths])
-        x = x + embedding(positions, self._places)
+        x = x + embedding(positions, self._position_table)
         real, width = x.shape
         x = torch.cat([x, x.new_zeros(-real % _MULTIPLE, width)])
 
         def attend(qkv: Tensor, attention: Any, layer: tuple[Tensor, Tensor]) -> Tensor:
             mixed = []
-            parts = torch.split(qkv[:real], [length * count for length, count, _ in runs])
-            for (length, count, where), part in zip(runs, parts, strict=True):
+            parts = torch.split(qkv[:real], [length * count for length, count, _ in groups])
+            for (length, count, where), part in zip(groups, parts, strict=True):
                 heads = part.view(count, length, 3, attention.num_heads, -1)
                 query, key, value = heads.permute(2, 0, 3, 1, 4).unbind(0)
                 put(key, layer[0], where, filled)
@@ -162,9 +162,8 @@ def _passes(lengths: Sequence[int]) -> list[list[int]]:
     count = math.ceil(total / _PASS)
     before = accumulate((lengths[i] for i in order[:-1]), initial=0)
     numbered = zip(order, before, strict=True)
-    return [
-        [i for i, _ in some] for _, some in groupby(numbered, lambda row: row[1] * count // total)
-    ]
+    passes = groupby(numbered, lambda row: row[1] * count // total)
+    return [[i for i, _ in numbers] for _, numbers in passes]
 
 
 def _causal_bias(mask: Tensor) -> Tensor:

@@ -89,6 +89,6 @@ def row_index(rows: Sequence[int]) -> slice | list[int]:
 def put(part: Tensor, room: Tensor, where: slice | list[int], filled: int) -> None:
     """Write keys or values (n, heads, T, width) into rows of the room, left of column `filled`.
 
-    What stands before them must be a number already: a mask takes no part of what is none.
+    What stands before them must be finite already: masking does not remove NaN.
     """
     room[where, :, filled - part.shape[-2] : filled] = part

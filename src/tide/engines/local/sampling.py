@@ -8,7 +8,8 @@ their difference come from the model's probabilities alone (common random number
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -64,69 +65,107 @@ def keep_likely(logits: Tensor, top_k: int, top_p: float) -> Tensor:
     the most likely one.
     """
     if 0 < top_k < logits.shape[-1]:
-        least = logits.topk(top_k, dim=-1).values[:, -1:]
-        logits = logits.masked_fill(logits < least, -torch.inf)
-    if top_p < 1.0:
-        ordered, order = logits.sort(dim=-1, descending=True)
-        probabilities = ordered.softmax(dim=-1)
-        before = probabilities.cumsum(dim=-1) - probabilities
-        dropped = torch.zeros_like(logits, dtype=torch.bool).scatter_(1, order, before >= top_p)
-        logits = logits.masked_fill(dropped, -torch.inf)
-    return logits
+        logits = _keep_top_k(logits, top_k)
+    return _keep_nucleus(logits, top_p) if top_p < 1.0 else logits
 
 
-def warp(logits: Tensor, sampling: Sampling) -> Tensor:
-    """`logits` (B, V) divided by the temperature, with -inf outside top-k and top-p; float32.
+def _keep_top_k(logits: Tensor, top_k: int | Tensor) -> Tensor:
+    most = top_k if isinstance(top_k, int) else int(top_k.max())
+    largest = logits.topk(min(most, logits.shape[-1]), dim=-1).values
+    if isinstance(top_k, int):
+        least = largest[:, -1:]
+    else:
+        least = largest.gather(-1, top_k.clamp(max=largest.shape[-1]) - 1)
+    return logits.masked_fill(logits < least, -torch.inf)
 
-    At temperature 0, where the largest logit is taken, they stay as they are.
-    """
-    if sampling.temperature == 0:
-        return logits.float()
-    return keep_likely(logits.float() / sampling.temperature, sampling.top_k, sampling.top_p)
+
+def _keep_nucleus(logits: Tensor, top_p: float | Tensor) -> Tensor:
+    ordered, order = logits.sort(dim=-1, descending=True)
+    probabilities = ordered.softmax(dim=-1)
+    before = probabilities.cumsum(dim=-1) - probabilities
+    dropped = torch.zeros_like(logits, dtype=torch.bool).scatter_(1, order, before >= top_p)
+    return logits.masked_fill(dropped, -torch.inf)
 
 
 class Sampler:
-    """Draws one token a step for a batch of sequences, each with its own seed."""
+    """Chooses one token a step for a batch of sequences, each with its own sampling and seed.
 
-    def __init__(self, sampling: Sampling, seeds: Sequence[int], device: torch.device) -> None:
-        self._sampling = sampling
+    `warp` prepares what `draw` draws from, so that a caller can change it in between. What a row
+    gets does not depend on the others. Rows at temperature 0 are not warped, and their largest
+    logit is taken.
+    """
+
+    def __init__(
+        self, samplings: Sequence[Sampling], seeds: Sequence[int], device: torch.device
+    ) -> None:
+        drawn = [i for i, row in enumerate(samplings) if row.temperature > 0]
+        self._greedy = not drawn
+        self._drawn = _numbers(drawn, len(samplings), device)
+        self._temperature = _one_or_each([row.temperature or 1.0 for row in samplings], device)
+        self._filters: list[tuple[Tensor | None, Callable[..., Tensor], Any]] = []
+        for keep, values, off in (
+            (_keep_top_k, [row.top_k for row in samplings], 0),
+            (_keep_nucleus, [row.top_p for row in samplings], 1.0),
+        ):
+            rows = [i for i in drawn if values[i] != off]
+            if rows:
+                limit = _one_or_each([values[i] for i in rows], device)
+                self._filters.append((_numbers(rows, len(samplings), device), keep, limit))
         self._tokens = torch.empty(0, dtype=torch.int32, device=device)
-        self._rows: Tensor | None = None
-        if sampling.temperature > 0:
+        self._shared: Tensor | None = None
+        if drawn:
+            seeds = [seeds[i] for i in drawn]
             if len(set(seeds)) < len(seeds):  # sequences that share a seed share a row of noise
-                distinct, rows = np.unique(np.asarray(seeds), return_inverse=True)
-                seeds, self._rows = distinct.tolist(), torch.from_numpy(rows).to(device)
-            self._keys = noise_keys(seeds, sampling.max_new_tokens).to(device)
+                distinct, index = np.unique(np.asarray(seeds), return_inverse=True)
+                seeds, self._shared = distinct.tolist(), torch.from_numpy(index).to(device)
+            self._keys = noise_keys(seeds, max(row.max_new_tokens for row in samplings)).to(device)
         self._ahead = range(0)  # the steps whose noise is in self._chunk
 
-    def draw(self, logits: Tensor, step: int) -> Tensor:
-        """Token ids, shape (B,), for the logits (B, V) of step number `step`, from 0."""
-        if self._sampling.temperature == 0:
-            return logits.argmax(dim=-1)
-        if len(self._tokens) != logits.shape[-1]:
+    def warp(self, logits: Tensor) -> Tensor:
+        """`logits` (B, V) by temperature, with -inf outside top-k and then top-p; float32."""
+        if self._greedy:
+            return logits.float()
+        scores: Tensor = logits.float() / self._temperature
+        for rows, keep, limit in self._filters:
+            if rows is None:
+                scores = keep(scores, limit)
+            else:  # a row that keeps everything must not wait for the sorting of others
+                scores[rows] = keep(scores[rows], limit)
+        return scores
+
+    def draw(self, scores: Tensor, step: int) -> Tensor:
+        """Token ids (B,) from the warped scores (B, V) of step number `step`, from 0."""
+        if self._drawn is None:
+            return self._draw(scores, step)
+        tokens = scores.argmax(dim=-1)
+        if not self._greedy:
+            tokens[self._drawn] = self._draw(scores[self._drawn], step)
+        return tokens
+
+    def _draw(self, scores: Tensor, step: int) -> Tensor:
+        if len(self._tokens) != scores.shape[-1]:
             self._tokens = torch.arange(
-                logits.shape[-1], dtype=torch.int32, device=self._tokens.device
+                scores.shape[-1], dtype=torch.int32, device=self._tokens.device
             )
             self._ahead = range(0)
-        scaled = warp(logits, self._sampling)
         # On a GPU, to ask how many there are would wait for it; the noise costs it little.
-        if scaled.is_cpu and scaled.numel() >= _MANY:
-            near = scaled >= scaled.amax(dim=-1, keepdim=True) - _REACH
+        if scores.is_cpu and scores.numel() >= _MANY:
+            near = scores >= scores.amax(dim=-1, keepdim=True) - _REACH
             rows, tokens = near.nonzero(as_tuple=True)
-            if len(rows) * _SMALL_SHARE <= scaled.numel():
-                return self._draw_among(scaled, rows, tokens, step)
+            if len(rows) * _SMALL_SHARE <= scores.numel():
+                return self._draw_among(scores, rows, tokens, step)
         noise = self._noise(step)
-        if self._rows is not None:
-            noise = noise[self._rows]
-        return (scaled + noise).argmax(dim=-1)
+        if self._shared is not None:
+            noise = noise[self._shared]
+        return (scores + noise).argmax(dim=-1)
 
-    def _draw_among(self, scaled: Tensor, rows: Tensor, tokens: Tensor, step: int) -> Tensor:
-        """The arg max as `draw` finds it, with noise for these tokens (and their rows) alone."""
-        keys = self._keys[step][:, rows if self._rows is None else self._rows[rows]]
-        values = scaled[rows, tokens] + gumbel_noise(keys, tokens.int()[:, None])[:, 0]
-        best = torch.full((len(scaled),), -torch.inf).scatter_reduce_(0, rows, values, "amax")
+    def _draw_among(self, scores: Tensor, rows: Tensor, tokens: Tensor, step: int) -> Tensor:
+        """The arg max as `_draw` finds it, with noise for these tokens (and their rows) alone."""
+        keys = self._keys[step][:, rows if self._shared is None else self._shared[rows]]
+        values = scores[rows, tokens] + gumbel_noise(keys, tokens.int()[:, None])[:, 0]
+        best = torch.full((len(scores),), -torch.inf).scatter_reduce_(0, rows, values, "amax")
         wins = values == best[rows]
-        first = torch.full((len(scaled),), scaled.shape[-1])
+        first = torch.full((len(scores),), scores.shape[-1])
         return first.scatter_reduce_(0, rows[wins], tokens[wins], "amin")
 
     def _noise(self, step: int) -> Tensor:
@@ -136,3 +175,15 @@ class Sampler:
             self._chunk = gumbel_noise(self._keys[step : step + steps], self._tokens)
             self._ahead = range(step, step + len(self._chunk))
         return self._chunk[step - self._ahead.start]
+
+
+def _numbers(rows: list[int], count: int, device: torch.device) -> Tensor | None:
+    """`rows` as an index into a batch of `count`; None if it is all of them."""
+    return None if len(rows) == count else torch.tensor(rows, dtype=torch.int64, device=device)
+
+
+def _one_or_each(values: list[Any], device: torch.device) -> Any:
+    """The value that all rows share, or else one of each, (B, 1)."""
+    if len(set(values)) == 1:
+        return values[0]
+    return torch.tensor(values, device=device)[:, None]

@@ -29,6 +29,7 @@ from tide.engines.base import (
     check_max_batch,
     check_tokens,
     float_dtype,
+    per_row,
 )
 from tide.engines.checkpoint import read_config, read_vocabulary, source_of
 from tide.engines.embedding_table import Vocabulary
@@ -67,9 +68,9 @@ class RemoteEngine(Vocabulary):
     fails meanwhile. timeout: seconds after which a server that does not answer counts as failed.
     api_key_env: the environment variable that holds the servers' API key, if they want one.
 
-    Sequences that share a seed, and all sequences of a greedy call, share requests; others need one
-    each. A server that fails leaves the pool, its work goes to the others, and it is taken back
-    when it is well again.
+    Sequences that share sampling and seed, and all greedy ones that share sampling, share requests;
+    others need one each. A server that fails leaves the pool, its work goes to the others, and it
+    is taken back when it is well again.
 
     Raises InputError for options that cannot be used, and EngineError if no server answers, if they
     run a vLLM older than 0.32, or if the embeddings cannot be read. Warns if a server does not
@@ -99,7 +100,8 @@ class RemoteEngine(Vocabulary):
         config = read_config(self._source, trust_remote_code=trust_remote_code)
         self.dtype = _dtype(dtype, config)
         super().__init__(
-            *read_vocabulary(self._source, config, self.dtype, trust_remote_code=trust_remote_code)
+            *read_vocabulary(self._source, config, self.dtype, trust_remote_code=trust_remote_code),
+            config,
         )
         self.context_length: int | None = None
         self._served: dict[str, ServedModel] = {}  # by address
@@ -124,25 +126,28 @@ class RemoteEngine(Vocabulary):
         self.context_length = min(self._served[url].max_model_len for url in usable) - 1
 
     def complete(
-        self, embeddings: Sequence[Tensor], sampling: Sampling, seeds: Sequence[int]
+        self,
+        embeddings: Sequence[Tensor],
+        sampling: Sampling | Sequence[Sampling],
+        seeds: Sequence[int],
     ) -> list[Completion]:
-        check_embeddings(
-            embeddings, self.dim, self.context_length, sampling.max_new_tokens, self.dtype
-        )
-        body = {
-            "max_tokens": sampling.max_new_tokens,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k,
-        }
+        samplings = per_row(sampling, len(embeddings))
+        limits = [row.max_new_tokens for row in samplings]
+        check_embeddings(embeddings, self.dim, self.context_length, limits, self.dtype)
         encoded = [encode(x.to(self.dtype)) for x in embeddings]
         requests: list[tuple[Sequence[int], dict[str, Any]]] = []
-        for seed, rows in _by_seed(seeds, sampling.temperature == 0).items():
-            for some in self._split(rows):
-                prompts = {"prompt_embeds": [encoded[i] for i in some], "seed": seed}
-                requests.append((some, body | prompts))
+        for (shared, seed), alike in _alike(samplings, seeds).items():
+            body = {
+                "max_tokens": shared.max_new_tokens,
+                "temperature": shared.temperature,
+                "top_p": shared.top_p,
+                "top_k": shared.top_k,
+                "seed": seed,
+            }
+            for rows in self._split(alike):
+                requests.append((rows, body | {"prompt_embeds": [encoded[i] for i in rows]}))
         choices = self._wait(self._ask_all(requests))
-        return self._completions([(choice.token_ids, choice.finish_reason) for choice in choices])
+        return self.completions([(choice.token_ids, choice.finish_reason) for choice in choices])
 
     def likelihood(
         self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]
@@ -151,8 +156,8 @@ class RemoteEngine(Vocabulary):
         sequences = [[*a, *b] for a, b in zip(prompts, completions, strict=True)]
         body = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
         requests = [
-            (some, body | {"prompt": [sequences[i] for i in some]})
-            for some in self._split(range(len(sequences)))
+            (rows, body | {"prompt": [sequences[i] for i in rows]})
+            for rows in self._split(range(len(sequences)))
         ]
         choices = self._wait(self._ask_all(requests))
         return np.array(
@@ -167,10 +172,7 @@ class RemoteEngine(Vocabulary):
         for url, problem in self._differences.items():
             raise EngineError(f"{url}: {problem}")
 
-    def close(self) -> None:
-        """Close the connections. The engine cannot be used afterwards."""
-        if not self._thread.is_alive():
-            return
+    def _free(self) -> None:
         self._wait(self.pool.close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -274,11 +276,14 @@ def _dtype(name: str, config: Any) -> torch.dtype:
     return dtype if isinstance(dtype, torch.dtype) else torch.float32
 
 
-def _by_seed(seeds: Sequence[int], greedy: bool) -> dict[int | None, list[int]]:
-    """Indices of `seeds` by seed: a request has one for all its sequences. Greedy needs none."""
-    if greedy:
-        return {None: list(range(len(seeds)))}
-    rows: dict[int | None, list[int]] = {}
-    for i, seed in enumerate(seeds):
-        rows.setdefault(seed, []).append(i)
+def _alike(
+    samplings: Sequence[Sampling], seeds: Sequence[int]
+) -> dict[tuple[Sampling, int | None], list[int]]:
+    """Numbers of the rows that can share a request, by their sampling and seed; greedy needs none.
+
+    A request has one of each for all its sequences.
+    """
+    rows: dict[tuple[Sampling, int | None], list[int]] = {}
+    for i, (sampling, seed) in enumerate(zip(samplings, seeds, strict=True)):
+        rows.setdefault((sampling, seed if sampling.temperature > 0 else None), []).append(i)
     return rows

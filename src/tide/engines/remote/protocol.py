@@ -80,8 +80,8 @@ def parse(kind: type[_Parsed], answer: Any) -> _Parsed:
         return kind.model_validate(answer)
     except ValidationError as error:
         problem = error.errors()[0]
-        place = ".".join(map(str, problem["loc"]))
-        raise EndpointFailed(f"an answer that cannot be used: {place}: {problem['msg']}") from None
+        field = ".".join(map(str, problem["loc"]))
+        raise EndpointFailed(f"an answer that cannot be used: {field}: {problem['msg']}") from None
 
 
 def mean_log_prob(choice: Choice, completion: Sequence[int]) -> float:

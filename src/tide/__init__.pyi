@@ -1,0 +1,34 @@
+from .aio import AsyncDetoxifier as AsyncDetoxifier
+from .baselines import Baseline as Baseline
+from .baselines import load_baseline as load_baseline
+from .baselines.common.fit import fit as fit
+from .config import Sampling as Sampling
+from .config import Settings as Settings
+from .detoxifier import Detoxifier as Detoxifier
+from .engines import Engine as Engine
+from .engines import load_engine as load_engine
+from .errors import DeadlineError as DeadlineError
+from .errors import EmptyTextError as EmptyTextError
+from .errors import EngineError as EngineError
+from .errors import InputError as InputError
+from .errors import MissingDependencyError as MissingDependencyError
+from .errors import ScorerBroken as ScorerBroken
+from .errors import ScorerError as ScorerError
+from .errors import ScorerRefused as ScorerRefused
+from .errors import ScorerUnavailable as ScorerUnavailable
+from .errors import StrategyError as StrategyError
+from .errors import TideError as TideError
+from .errors import UnresolvedError as UnresolvedError
+from .evaluation import evaluate as evaluate
+from .evaluation import judge as judge
+from .evaluation import report as report
+from .options import Options as Options
+from .results import Evaluation as Evaluation
+from .results import Result as Result
+from .results import Trial as Trial
+from .scorers import Scorer as Scorer
+from .scorers import load_scorer as load_scorer
+from .search import Strategy as Strategy
+from .search import load_strategy as load_strategy
+
+__version__: str

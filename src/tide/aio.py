@@ -1,0 +1,133 @@
+"""The verb for asyncio: calls that run at the same time share engine calls."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from itertools import count
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from tide.detoxifier import Loaded
+from tide.errors import EngineError
+from tide.job import Job, open_jobs
+from tide.results import Result
+from tide.scheduler import Scheduler, Search
+
+if TYPE_CHECKING:
+    from typing_extensions import Self, Unpack
+
+    from tide.config import Overrides
+
+
+class AsyncDetoxifier(Loaded):
+    """`Detoxifier` for asyncio: one scheduler, in a thread of its own, serves all calls.
+
+        async with AsyncDetoxifier("my-model", scorer="detoxify:original") as detox:
+            results = await asyncio.gather(*(detox(prompt) for prompt in prompts))
+
+    Takes what `Detoxifier` takes. A result is the same as that of a call alone. Calls may come from
+    several event loops and have settings of their own.
+    """
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._numbers = count()
+        self._entering: SimpleQueue[_Call | None] = SimpleQueue()
+        self._calls: set[_Call] = set()
+        self._closed = False
+        self._thread = threading.Thread(target=self._serve, name="tide", daemon=True)
+        self._thread.start()
+
+    async def __call__(self, prompt: str, **overrides: Unpack[Overrides]) -> Result:
+        """Complete one prompt; keywords override settings for this call alone.
+
+        Cancelling the call frees its place at the next step, and nothing of it is scored
+        afterwards. Raises what `Detoxifier` raises; the failure of an engine or a scorer is that of
+        the calls that were in its round.
+        """
+        if self._closed:
+            raise EngineError("this AsyncDetoxifier is closed; make a new one")
+        settings, strategy = self._resolve(overrides)
+        call = _Call(self._calls, next(self._numbers), prompt, settings, strategy)
+        self._entering.put(call)
+        return await asyncio.wrap_future(call.future)
+
+    def close(self) -> None:
+        """End the calls that are under way with EngineError, and free the engine and the scorer."""
+        if not self._closed:
+            self._closed = True
+            self._entering.put(None)
+            self._thread.join()
+            super().close()
+
+    async def aclose(self) -> None:
+        """As `close`, without blocking the event loop."""
+        await asyncio.to_thread(self.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.aclose()
+
+    def _serve(self) -> None:
+        """What the thread does: takes calls in, steps, gives results out."""
+        error: Exception = EngineError("this AsyncDetoxifier was closed")
+        try:
+            with Scheduler(self.engine, self.scorer) as scheduler:
+                while self._take_in(scheduler):
+                    for search in scheduler.step():
+                        search.tag.take(search)
+                        search.tag.answer()
+        except Exception as bug:
+            self._closed, error = True, bug
+        finally:
+            for call in list(self._calls):
+                call.end(error)
+
+    def _take_in(self, scheduler: Scheduler) -> bool:
+        """Submit the searches of new calls; waits for one while there is no work. False: closed."""
+        # While some prompts are embedded more may come, which then share the first step.
+        while scheduler.idle or not self._entering.empty():
+            new = [self._entering.get()]
+            while not self._entering.empty():
+                new.append(self._entering.get())
+            if None in new:
+                return False
+            for opened in open_jobs((call for call in new if call is not None), self.engine):
+                if isinstance(opened, Search):
+                    scheduler.submit(opened)
+                else:
+                    opened.answer()
+        return True
+
+
+class _Call(Job):
+    """A job that somebody awaits."""
+
+    def __init__(self, calls: set[_Call], *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.future: Future[Result] = Future()
+        calls.add(self)
+
+        def ended(future: Future[Result]) -> None:
+            calls.discard(self)
+            if future.cancelled():
+                self.cancel()
+
+        self.future.add_done_callback(ended)
+
+    def answer(self) -> None:
+        """Give the outcome, if there is one, to who awaits it."""
+        if self.outcome is not None:
+            self.end(self.outcome)
+
+    def end(self, outcome: Result | Exception) -> None:
+        with suppress(InvalidStateError):  # cancelled in this very moment
+            if isinstance(outcome, Exception):
+                self.future.set_exception(outcome)
+            else:
+                self.future.set_result(outcome)

@@ -1,0 +1,119 @@
+"""What `tide fit` does, from Python: learn what a baseline needs and write it as an artefact."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from tide.baselines import REGISTRY
+from tide.baselines.common.artefacts import fingerprint, save_artefact
+from tide.baselines.common.auxiliary import check_vocabulary
+from tide.baselines.common.fitting import FitTask, Fitted, Progress
+from tide.baselines.common.labelled import Labelled, read_labelled
+from tide.baselines.common.settings import FitSettings
+from tide.engines.local.engine import find_device, load_model
+from tide.errors import InputError
+
+
+def fit(
+    baseline: str,
+    data: Path | str | Iterable[Path | str],
+    out: Path | str,
+    *,
+    model: Path | str = "pocket",
+    auxiliary: Path | str | None = None,
+    device: str = "auto",
+    dtype: str = "auto",
+    overwrite: bool = False,
+    progress: Progress = lambda what, done, total: None,
+    **settings: Any,
+) -> dict[str, dict[str, float]]:
+    """Fit `baseline` for `model`, or with "all" every baseline that learns something.
+
+    data: a file or several of labelled texts (see `read_labelled`); a tenth is held out. out: a
+    folder, in which each baseline gets one of its own name. auxiliary: a smaller model of the same
+    vocabulary, for the baselines that can be fitted on one. overwrite: fit anew what is there;
+    otherwise "all" keeps what an equal call has finished. progress: called with what is being done,
+    how much of it is done and how much there is. settings: those of `FitSettings`.
+
+    Returns the held-out figures of each baseline. Raises InputError for a baseline that learns
+    nothing, a setting, file or folder that cannot be used, and EngineError for a model that cannot
+    be loaded.
+    """
+    learning = _that_learn(REGISTRY.names() if baseline == "all" else [baseline])
+    if not learning:
+        known = ", ".join(create.kind for create in _that_learn(REGISTRY.names()))
+        raise InputError(f"baseline {baseline}: learns nothing; {known} do")
+    chosen = FitSettings.of(**settings)
+    labelled = read_labelled(map(Path, [data] if isinstance(data, Path | str) else data))
+    figures: dict[str, dict[str, float]] = {}
+    for create in learning:
+        usable = auxiliary if getattr(create, "auxiliary", False) else None
+        note = {
+            "model": str(model),
+            # What cannot use it is fitted the same with and without.
+            "auxiliary": None if usable is None else str(usable),
+            "data": labelled.digest,
+            "settings": chosen.model_dump(),
+        }
+        folder = Path(out) / create.kind
+        held_out = None
+        if not overwrite:
+            held_out = _figures_there(folder, note, resumes=baseline == "all")
+        if held_out is None:
+            held_out = _fit(create, note, (device, dtype), labelled, chosen, folder, progress)
+        figures[create.kind] = held_out
+    return figures
+
+
+def _that_learn(names: Iterable[str]) -> list[Any]:
+    return [create for create in map(REGISTRY.load, names) if getattr(create, "learned", False)]
+
+
+def _figures_there(folder: Path, note: dict[str, Any], *, resumes: bool) -> dict[str, float] | None:
+    """The figures of the artefact in `folder`, None without one; InputError if it is another."""
+    path = folder / "artefact.json"
+    if not path.exists():
+        return None
+    try:
+        there = json.loads(path.read_bytes())
+        same = {key: there.get(key) for key in note} == note
+    except (OSError, ValueError, AttributeError):
+        same = False
+    if not (resumes and same):
+        made = "" if same else ", made in another way"
+        raise InputError(f"{folder}: holds an artefact already{made}; use --overwrite")
+    return dict(there.get("held_out", {}))
+
+
+def _fit(
+    create: Any,
+    note: dict[str, Any],
+    loading: tuple[str, str],
+    data: Labelled,
+    settings: FitSettings,
+    folder: Path,
+    progress: Progress,
+) -> dict[str, float]:
+    """Fit one baseline, save it with `note`, and return its held-out figures."""
+    name, auxiliary = note["model"], note["auxiliary"]
+    device = find_device(loading[0])
+    tokenizer, plain = load_model(name, device, loading[1])
+    info = {"baseline": create.kind, "fingerprint": fingerprint(plain), **note}
+    if auxiliary is not None:
+        small_tokenizer, plain = load_model(auxiliary, device, loading[1])
+        check_vocabulary(small_tokenizer, tokenizer, auxiliary, name)
+        info["auxiliary_fingerprint"] = fingerprint(plain)
+    task = FitTask(
+        name=name,
+        tokenizer=tokenizer,
+        model=plain,
+        data=data,
+        settings=settings,
+        progress=lambda what, done, total: progress(f"{create.kind}: {what}", done, total),
+    )
+    fitted: Fitted = create.fit(task)
+    save_artefact(folder, fitted.tensors, {**info, "held_out": fitted.held_out})
+    return fitted.held_out

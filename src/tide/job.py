@@ -1,0 +1,175 @@
+"""One prompt's way from text to result: checked, embedded, searched once a trial, collected."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, TypeVar
+
+import torch
+
+from tide.config import Settings
+from tide.engines.base import EmbeddedPrompt, Engine
+from tide.errors import DeadlineError, InputError, TideError, UnresolvedError
+from tide.results import Result, Trial
+from tide.scheduler import Search
+from tide.search import LoadedStrategy, Problem
+from tide.seeds import derive_seed
+
+# Prompts tokenised and embedded at a time, ahead of the searches that need them.
+CHUNK = 64
+
+JobT = TypeVar("JobT", bound="Job")
+
+
+class Job:
+    """A prompt under way. `outcome` is its result, or why it has none, as soon as that is known.
+
+    number: of the prompt; the lowest is served first. trials: the numbers of the trials to run.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        prompt: str,
+        settings: Settings,
+        strategy: LoadedStrategy,
+        trials: Sequence[int] | None = None,
+    ) -> None:
+        self.number, self.prompt = number, prompt
+        self.outcome: Result | TideError | None = None
+        self._cancelled = False
+        self._settings, self._strategy = settings, strategy
+        self._trials = range(settings.num_trials) if trials is None else trials
+        self._seeds: dict[Search, tuple[int, int]] = {}
+        self._done: list[Trial] = []
+
+    def cancel(self) -> None:
+        """Let go of the searches that are still under way, or would be."""
+        self._cancelled = True
+        for search in self._seeds:
+            search.cancel()
+
+    def fail(self, error: TideError) -> None:
+        self.outcome = error
+        self.cancel()
+
+    def check(self) -> None:
+        """A job whose prompt is no text has its outcome at once."""
+        try:
+            check_prompt(self.prompt)
+        except InputError as error:
+            self.fail(error)
+
+    def searches(self, embedded: EmbeddedPrompt, engine: Engine) -> list[Search]:
+        """One search a trial. None, and an outcome, for a prompt that cannot be completed."""
+        try:
+            self._open(embedded, engine)
+        except TideError as error:
+            self.fail(error)
+            return []
+        return [] if self._cancelled else list(self._seeds)
+
+    def take(self, search: Search) -> Result | TideError | None:
+        """Add a search of this job that ended; returns the outcome if that is known with it."""
+        if self.outcome is not None:
+            return None  # another trial failed
+        try:
+            self._done.append(self._trial(search))
+        except TideError as error:
+            self.fail(error)
+        else:
+            if len(self._done) == len(self._seeds):
+                in_order = sorted(self._done, key=lambda trial: trial.number)
+                self.outcome = Result(prompt=self.prompt, trials=tuple(in_order))
+        return self.outcome
+
+    def _open(self, embedded: EmbeddedPrompt, engine: Engine) -> None:
+        settings = self._settings
+        check_length(len(embedded.token_ids), settings, engine.context_length)
+        movable = ~embedded.special
+        if settings.perturb == "all":
+            movable = torch.ones_like(movable)
+        elif not movable.any():
+            raise InputError("only special tokens; perturb='all' would move them")
+        seconds = settings.deadline
+        deadline = math.inf if seconds is None else time.monotonic() + seconds
+        for trial in self._trials:
+            seed = derive_seed(settings.seed, self.prompt, trial)
+            problem = Problem(embedded.embeddings, movable, seed, engine.dtype)
+            search = Search(
+                self._strategy.create(problem, settings),
+                embedded.token_ids,
+                settings.sampling,
+                settings.empty_policy,
+                deadline,
+                order=self.number,
+                tag=self,
+            )
+            self._seeds[search] = trial, seed
+
+    def _trial(self, search: Search) -> Trial:
+        if search.error is not None:
+            raise search.error
+        if not search.trace:
+            raise DeadlineError(f"no completion was scored within {self._settings.deadline:g} s")
+        settings, strategy = self._settings, search.strategy
+        number, seed = self._seeds[search]
+        chosen = strategy.best
+        accepted = search.trace[chosen].toxicity < settings.toxicity_threshold
+        if not accepted and settings.on_unresolved == "raise":
+            raise UnresolvedError(
+                f"no completion below {settings.toxicity_threshold} "
+                f"in {strategy.iterations} iterations"
+            )
+        return Trial(
+            number=number,
+            seed=seed,
+            accepted=accepted,
+            refused=not accepted and settings.on_unresolved == "refuse",
+            chosen=chosen,
+            iterations=strategy.iterations,
+            scorer_calls=search.scorer_calls,
+            likelihood_calls=search.likelihood_calls,
+            trace=tuple(search.trace),
+        )
+
+
+def open_jobs(jobs: Iterable[JobT], engine: Engine) -> Iterator[Search | JobT]:
+    """The searches of all jobs, in order; a job itself where it has an outcome without any.
+
+    Prompts are tokenised and embedded together, a chunk at a time.
+    """
+    left = iter(jobs)
+    while chunk := list(islice(left, CHUNK)):
+        for job in chunk:
+            job.check()
+        embedded = iter(engine.embed([job.prompt for job in chunk if job.outcome is None]))
+        for job in chunk:
+            searches = job.searches(next(embedded), engine) if job.outcome is None else []
+            if searches:
+                yield from searches
+            else:
+                yield job
+
+
+def check_prompt(prompt: Any) -> None:
+    """Raise InputError for what is no text, or one without a visible character."""
+    if not isinstance(prompt, str):
+        raise InputError(f"expected a text, got {type(prompt).__name__}")
+    if not prompt.strip():
+        raise InputError("empty; a prompt needs at least one character")
+
+
+def check_length(tokens: int, settings: Settings, limit: int | None) -> None:
+    """Raise InputError for a prompt of `tokens` tokens that cannot be completed."""
+    new = settings.max_new_tokens
+    if tokens == 0:
+        raise InputError("empty; the tokenizer gives no tokens for it")
+    if limit is not None and tokens + new > limit:
+        raise InputError(
+            f"{tokens} tokens + {new} new ones exceed the model's context of {limit}; "
+            "shorten it or lower max_new_tokens"
+        )

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from tests.cli.test_run import tide
+from tide.baselines import REGISTRY as BASELINES
+from tide.cli import options
+from tide.engines import REGISTRY as ENGINES
+from tide.errors import InputError
+from tide.presets import PRESETS
+from tide.scorers import REGISTRY as SCORERS
+from tide.search import REGISTRY as STRATEGIES
+
+KINDS = (STRATEGIES, BASELINES, SCORERS, ENGINES)
+
+
+def test_everything_is_listed_with_its_options(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number, registry in enumerate(KINDS):
+        monkeypatch.setitem(registry._targets, f"broken-{number}", "nowhere.at_all:Thing")
+    monkeypatch.setitem(SCORERS._targets, "mine", "tests.scorers.test_load:Tuned")
+    assert tide("methods", monkeypatch=monkeypatch) == 0
+    out = capsys.readouterr().out
+    assert all(len(line.rstrip()) <= 80 for line in out.splitlines())
+    words = out.split()
+    for name in (name for registry in (*KINDS, PRESETS) for name in _names(registry)):
+        assert any(word.startswith(name) for word in words)
+    for line in (
+        "from=0.2 Smallest radius, times mu.",
+        "n=none Most completions; without it, max_iterations.",
+        "common_random_numbers=false Share",
+        "order=shift-warp (warp-shift or shift-warp)",
+        "level=0.25",
+        "trust_remote_code=false",
+        "fast strategy=ladder:from=0.6,growth=1.3,samples_growth=1.5",
+    ):
+        assert line in " ".join(words)
+    assert out.count("cannot be used: No module named 'nowhere'") == len(KINDS)
+
+
+def _names(kind: object) -> Sequence[str]:
+    return list(kind) if isinstance(kind, dict) else kind.names()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("command", ["run", "eval"])
+def test_help_gives_the_choices(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert tide(command, "--help", monkeypatch=monkeypatch) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    kinds = [STRATEGIES, ENGINES, *([BASELINES] if command == "eval" else [])]
+    for registry in kinds:
+        assert ", ".join(registry.names()) in text
+    assert ", ".join(PRESETS) in text
+    assert "--judges,--judge" in text.replace(" ,", ",").replace(", ", ",")
+    assert ("[default: by --protocol]" in text) == (command == "eval")
+    assert ("[default: 0.1]" in text) == (command == "run")  # temperature
+
+
+def test_judges_are_read_by_the_grammar_of_scorers() -> None:
+    given = ["pocket,cache:lexicon", "cache:max:pocket,lexicon", "(max:pocket,lexicon),hf:A,hf:b#c"]
+    assert options.judges(given) == [
+        "pocket", "cache:lexicon", "cache:max:pocket,lexicon", "max:pocket,lexicon", "hf:A",
+        "hf:b#c",
+    ]  # fmt: skip
+    assert options.judges(None) == []
+    with pytest.raises(InputError, match="--judges: an empty place"):
+        options.judges(["pocket,,lexicon"])
+
+
+def test_names_are_printed_as_they_are(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scorers = ("-s", "windows:100:pocket", "-s", "tests.scorers.test_load:Tuned:words=([b])")
+    assert tide("score", "some text", *scorers, monkeypatch=monkeypatch) == 0
+    out = capsys.readouterr().out.replace("\n", "")
+    assert "windows:100:pocket" in out
+    assert "tuned:words=[b]" in out
