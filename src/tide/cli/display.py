@@ -7,19 +7,12 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
 from tide.data.records import Record
-from tide.evaluation import progress
+from tide.evaluation.progress import bar_on
 from tide.results import mask
 
 # Names of scorers and texts of models are no markup: `windows:pocket` holds no emoji.
@@ -40,37 +33,7 @@ def shown(text: str, toxicity: float, threshold: float, masked: bool) -> Text:
 
 
 def progress_bar() -> Progress:
-    return Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        console=ERRORS,
-        transient=True,
-    )
-
-
-class Bars(progress.Progress):
-    """The progress of an evaluation as bars, and its failures as lines."""
-
-    def begin(self, what: str, total: int) -> None:
-        self._bar = progress_bar()
-        self._task = self._bar.add_task(what, total=total)
-        self._bar.start()
-
-    def advance(self, count: int = 1) -> None:
-        self._bar.advance(self._task, count)
-
-    def end(self) -> None:
-        self._bar.stop()
-
-    def failed(self, what: str, row_id: int | str, error: Exception) -> None:
-        ERRORS.print(f"{what}, id {row_id}: {error}", style="red", soft_wrap=True)
-
-    def say(self, message: str) -> None:
-        ERRORS.print(message, highlight=False, soft_wrap=True)
+    return bar_on(ERRORS)
 
 
 def completions_table(records: Sequence[Record], threshold: float, masked: bool) -> Table:

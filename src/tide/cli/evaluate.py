@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from tide.cli import options
-from tide.cli.display import ERRORS, Bars
+from tide.cli.display import ERRORS
 from tide.cli.judge import refuse_failures
 from tide.cli.report import print_tables
 from tide.config import Sampling
@@ -93,7 +93,7 @@ def evaluate(
         field=field,
         limit=limit,
         overwrite=overwrite,
-        progress=Bars(),
+        progress=evaluation.Bars(ERRORS),
         **(overrides or {}),
     )
     print_tables(evaluation.report(runs, tests=False, draw=False).tables)

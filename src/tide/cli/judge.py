@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tide.cli import options
-from tide.cli.display import Bars
+from tide.cli.display import ERRORS
 from tide.cli.report import print_tables
 from tide.errors import InputError, TideError
 
@@ -41,7 +41,7 @@ def judge(
         judges=options.judges(judges),
         reference=reference or [],
         engine_options=options.engine_options(device=device, max_batch=max_batch),
-        progress=Bars(),
+        progress=evaluation.Bars(ERRORS),
     )
     print_tables(evaluation.report(extended, tests=False, draw=False).tables)
     refuse_failures(extended)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tide.cli import options
-from tide.cli.display import OUTPUT, Bars, completions_table, summary_table
+from tide.cli.display import ERRORS, OUTPUT, completions_table, summary_table
 from tide.data.prompts import Row, read_rows
 from tide.data.records import Record, RecordFile
 from tide.errors import InputError, TideError
@@ -68,6 +68,7 @@ def run(
     from tide.evaluation.evaluating import Job, describe, run_method  # noqa: PLC0415
     from tide.evaluation.judging import NamedScorer  # noqa: PLC0415
     from tide.evaluation.methods import method_of  # noqa: PLC0415
+    from tide.evaluation.progress import Bars  # noqa: PLC0415
     from tide.evaluation.runs import files_of  # noqa: PLC0415
 
     if output is not None and output.suffix not in ("", ".jsonl"):
@@ -91,7 +92,7 @@ def run(
         else:
             guide = NamedScorer(scorer, detoxifier.scorer).config
             described = describe(model, engine, engine_options, detoxifier.engine.dtype)
-            shared = Job(rows, {"scorer": guide, **described}, loaded, overwrite, Bars())
+            shared = Job(rows, {"scorer": guide, **described}, loaded, overwrite, Bars(ERRORS))
             failed = len(run_method(job.method, output, shared))
             with RecordFile(files_of(output)[0]) as file:
                 job.summarize(file.read(row.id) for row in rows if file.trials(row.id))
@@ -124,7 +125,9 @@ class _Job:
 
     def records(self) -> Iterator[Record]:
         """In the order of the rows. One that fails is told at once and does not stop the others."""
-        bars, trials = Bars(), range(self.method.settings.num_trials)
+        from tide.evaluation.progress import Bars  # noqa: PLC0415  (slow import)
+
+        bars, trials = Bars(ERRORS), range(self.method.settings.num_trials)
         bars.begin("detoxifying", len(self.rows))
         try:
             for row, record in self.method.records(self.rows, trials, ordered=True):

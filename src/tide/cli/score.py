@@ -14,7 +14,6 @@ from tide.cli import options
 from tide.cli.display import ERRORS, OUTPUT, masked_if, progress_bar
 from tide.data.prompts import Row, read_rows
 from tide.errors import InputError
-from tide.scorers import load_scorer, score_texts
 
 _CHUNK = 256
 
@@ -35,6 +34,8 @@ def score(
 
     Every text goes to the scorer as it is, short ones too.
     """
+    from tide.scorers import load_scorer, score_texts  # noqa: PLC0415  (slow import)
+
     if (input_file is None) == (not texts):
         raise InputError("give texts or --input (one of them)")
     if output is not None and output.exists() and not overwrite:

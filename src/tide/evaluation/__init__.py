@@ -9,7 +9,7 @@ import lazy_loader
 if TYPE_CHECKING:
     from tide.evaluation.benchmarks import Benchmark, load_benchmark
     from tide.evaluation.evaluating import evaluate, judge
-    from tide.evaluation.progress import Progress
+    from tide.evaluation.progress import Bars, Progress
     from tide.evaluation.reporting.reports import Report, report
     from tide.evaluation.runs import Run, find_runs, read_run
 
@@ -18,13 +18,14 @@ __getattr__, _, _ = lazy_loader.attach(
     submod_attrs={
         "benchmarks": ["Benchmark", "load_benchmark"],
         "evaluating": ["evaluate", "judge"],
-        "progress": ["Progress"],
+        "progress": ["Bars", "Progress"],
         "reporting.reports": ["Report", "report"],
         "runs": ["Run", "find_runs", "read_run"],
     },
 )
 
 __all__ = [
+    "Bars",
     "Benchmark",
     "Progress",
     "Report",

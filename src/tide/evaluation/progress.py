@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.progress import Progress as RichProgress
+
 from tide.data.records import RecordId
 from tide.errors import TideError
 
 
 class Progress:
-    """Is told what happens. This one says nothing; the command line draws bars."""
+    """Is told what happens. This one says nothing."""
 
     def begin(self, what: str, total: int) -> None:
         """`total` prompts are now gone through."""
@@ -23,3 +33,42 @@ class Progress:
 
     def say(self, message: str) -> None:
         """A line for the reader."""
+
+
+class Bars(Progress):
+    """A bar for what is under way, and failures as lines; on stderr unless told otherwise."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console(stderr=True, markup=False, emoji=False)
+
+    def begin(self, what: str, total: int) -> None:
+        self._bar = bar_on(self._console)
+        self._task = self._bar.add_task(what, total=total)
+        self._bar.start()
+
+    def advance(self, count: int = 1) -> None:
+        self._bar.advance(self._task, count)
+
+    def end(self) -> None:
+        self._bar.stop()
+
+    def failed(self, what: str, row_id: RecordId, error: TideError) -> None:
+        self._console.print(f"{what}, id {row_id}: {error}", style="red", soft_wrap=True)
+
+    def say(self, message: str) -> None:
+        self._console.print(message, highlight=False, soft_wrap=True)
+
+
+def bar_on(console: Console) -> RichProgress:
+    """A bar that goes when it is full, and is none where nobody looks."""
+    return RichProgress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )

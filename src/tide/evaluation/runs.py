@@ -109,8 +109,8 @@ def read_config(run: Path) -> dict[str, Any]:
     config = read_object(path)
     if "format" not in config or config["format"] == 1:
         raise InputError(
-            f"{path}: written by an earlier version; "
-            f"`python -m tide.data.convert {run}` makes it one of today's"
+            f"{path}: written by an earlier version; scripts/convert_runs.py of the repository "
+            f"converts it: python scripts/convert_runs.py {run}"
         )
     if not isinstance(config.get("method"), str):
         raise InputError(f"{path}: not the configuration of a run")

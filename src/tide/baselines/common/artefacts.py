@@ -76,7 +76,8 @@ def load_artefact(artefacts: Path | None, kind: str, model: nn.Module, name: str
     how = f"tide fit {kind} --model {name} --data FILE --out FOLDER"
     if artefacts is None:
         raise InputError(
-            f"baseline {kind}: learns something: give the folder of its artefacts, made by {how}"
+            f"baseline {kind}: learns something: name the folder of artefacts (--artefacts) that "
+            f"{how} made"
         )
     folder = artefacts / kind
     try:
