@@ -27,21 +27,16 @@ from tide.config import EmptyPolicy, Sampling
 from tide.engines.base import Completion, Engine, check_embeddings
 from tide.errors import (
     EngineError,
-    ScorerBroken,
     ScorerError,
-    ScorerUnavailable,
     StrategyError,
     TideError,
     described,
 )
 from tide.results import Evaluation
-from tide.scorers.base import Scorer, Scores, ask, score_texts
+from tide.scorers.base import Scorer, Scores, score_groups
 from tide.search.base import Candidate, LikelihoodRequest, SearchStrategy
 
 _T = TypeVar("_T")
-
-# A scorer that has no score for this either is broken, whatever text it failed for at first.
-_HEALTH_TEXT = "The weather is fine today."
 
 
 @dataclass(eq=False)
@@ -323,32 +318,13 @@ def _score(
     found: dict[int, Scores | TideError] = {}
     for policy in dict.fromkeys(policies):
         rows = [i for i, one in enumerate(policies) if one == policy]
-        scores = _score_together([texts[i] for i in rows], scorer, policy)
-        found.update(zip(rows, scores, strict=True))
-    return [found[i] for i in range(len(texts))]
-
-
-def _score_together(
-    texts: list[list[str]], scorer: Scorer, policy: EmptyPolicy
-) -> list[Scores | TideError]:
-    try:
-        together = score_texts(scorer, [text for some in texts for text in some], policy)
-    except ScorerUnavailable as error:
-        return [error] * len(texts)
-    except ScorerError as error:
         try:
-            ask(scorer, [_HEALTH_TEXT])
-        except ScorerUnavailable as unavailable:
-            return [unavailable] * len(texts)
-        except ScorerError:
-            return [ScorerBroken(str(error))] * len(texts)
-        # Some text is more than the scorer can take: find out whose, and let it fail alone.
-        if len(texts) == 1:
-            return [error]
-        return [one for some in texts for one in _score_together([some], scorer, policy)]
-    ends = np.cumsum([len(some) for some in texts])[:-1]
-    parts = zip(np.split(together.values, ends), np.split(together.empty, ends), strict=True)
-    return [Scores(values, empty) for values, empty in parts]
+            found.update(
+                zip(rows, score_groups(scorer, [texts[i] for i in rows], policy), strict=True)
+            )
+        except ScorerError as error:  # the scorer's own, and so that of all
+            found.update(dict.fromkeys(rows, error))
+    return [found[i] for i in range(len(texts))]
 
 
 def _record(

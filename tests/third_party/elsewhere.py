@@ -10,10 +10,9 @@ import torch
 from pydantic import Field
 
 from tide import Options, Strategy
-from tide.baselines.base import BaselineOptions
-from tide.baselines.common.decoding import DecodingBaseline
+from tide.baselines.common.decoding import DecodingBaseline, Reader
 from tide.baselines.common.fitting import FitTask, Fitted
-from tide.engines.local.decode import Run
+from tide.engines.local.decode import Stream, Writing
 from tide.engines.scripted import ScriptedEngine
 
 
@@ -63,20 +62,33 @@ class Jumps(Strategy):
         yield from self.accept(points)
 
 
-class BiasOptions(BaselineOptions):
+class BiasOptions(Options):
     strength = "scale"
 
     scale: float = Field(default=1.0, ge=0, description="Multiple of the learned bias.")
 
 
+class _Biased(Writing):
+    def __init__(self, stream: Stream, reads: list[int], bias: torch.Tensor) -> None:
+        super().__init__(stream, reads)
+        self._bias = bias
+
+    def shift(self, scores: torch.Tensor) -> torch.Tensor:
+        return scores + self._bias
+
+
 class Bias(DecodingBaseline):
-    """Adds one learned number to the logits of every token."""
+    """Adds a learned number to the logit of every token: the same words, at the same price."""
 
     kind = "elsewhere-bias"
     options_class = BiasOptions
     learned = True
+    _options: BiasOptions
 
-    def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Run: ...
+    def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
+        assert self.artefact is not None
+        bias = self._options.scale * self.artefact.tensors["bias"]
+        return _Biased(Reader(self.engine.model).read(ids, tokens), [len(row) for row in ids], bias)
 
     @staticmethod
     def fit(task: FitTask) -> Fitted:

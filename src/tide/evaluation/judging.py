@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from tide.config import EmptyPolicy
 from tide.data.records import Column, Record, RecordFile, RecordId
-from tide.errors import ScorerError, ScorerUnavailable, TideError
+from tide.errors import ScorerError, TideError
 from tide.evaluation.perplexity import Reference
 from tide.evaluation.progress import Progress
-from tide.scorers import Scorer, load_scorer, score_texts
+from tide.scorers import Scorer, Scores, load_scorer, score_texts
+from tide.scorers.base import score_groups
 
 # Prompts whose completions are scored or measured, and then written, at a time.
 _PROMPTS = 64
-# A judge that has no score for this either is broken, whatever text it failed for at first.
-_HEALTH_TEXT = "The weather is fine today."
 
 
 @dataclass(frozen=True)
@@ -43,38 +42,25 @@ def judge_records(
     """Add the judge's scores of every completion and step that has none; which records failed.
 
     A judge sees a withheld text too: withholding must not make a method look better.
-    Raises ScorerUnavailable, and ScorerError if the judge fails for any text.
+    Raises ScorerUnavailable and ScorerBroken.
     """
     failed: dict[RecordId, TideError] = {}
-
     column = "judge_scores", judge.name
     for chunk in _chunks(file, column, f"judge {judge.name}", progress):
-        try:
-            found = dict(zip(chunk, _scored(judge, chunk, empty_policy), strict=True))
-        except ScorerUnavailable:
-            raise
-        except ScorerError:
-            # Some text is more than the judge can take: find out whose, and let it fail alone.
-            score_texts(judge, [_HEALTH_TEXT], empty_policy)
-            found = {}
-            for one in chunk:
-                try:
-                    found[one] = _scored(judge, [one], empty_policy)[0]
-                except ScorerUnavailable:
-                    raise
-                except ScorerError as error:
-                    failed[one.record.id] = error
-                    progress.failed(f"judge {judge.name}", one.record.id, error)
-        for one, scores in found.items():
-            file.append(one.part(_named(judge, one, scores)))
+        texts = [one.all_texts for one in chunk]
+        for one, scores in zip(chunk, score_groups(judge, texts, empty_policy), strict=True):
+            if isinstance(scores, ScorerError):
+                failed[one.record.id] = scores
+                progress.failed(f"judge {judge.name}", one.record.id, scores)
+            else:
+                file.append(one.part(_named(judge, one, scores)))
     return failed
 
 
 def judged(record: Record, judge: Scorer, empty_policy: EmptyPolicy) -> Record:
     """`record` with the judge's scores, where it lies in no file. Raises as `score_texts`."""
     one = _Unscored(record, [*range(len(record.trials))])
-    (scores,) = _scored(judge, [one], empty_policy)
-    added = _named(judge, one, scores)
+    added = _named(judge, one, score_texts(judge, one.all_texts, empty_policy))
     return record.model_copy(update={k: getattr(record, k) | v for k, v in added.items()})
 
 
@@ -105,25 +91,21 @@ class _Unscored:
         steps = self.record.steps
         return [step.text for step in steps[place]] if steps else [self.record.completions[place]]
 
+    @property
+    def all_texts(self) -> list[str]:
+        return [text for place in self.places for text in self.texts(place)]
+
     def part(self, added: dict[str, Any]) -> str:
         trials = [self.record.trials[place] for place in self.places]
         return json.dumps({"id": self.record.id, "trials": trials, **added}, ensure_ascii=False)
 
 
-def _scored(
-    judge: Scorer, some: Sequence[_Unscored], empty_policy: EmptyPolicy
-) -> list[list[list[float]]]:
-    """Of each record and trial: the scores of its steps, or of its one completion."""
-    texts = [[one.texts(place) for place in one.places] for one in some]
-    flat = [text for record in texts for trial in record for text in trial]
-    values = iter(score_texts(judge, flat, empty_policy).values.tolist())
-    return [[[next(values) for _ in trial] for trial in record] for record in texts]
-
-
-def _named(judge: Scorer, one: _Unscored, scores: list[list[float]]) -> dict[str, Any]:
-    found: dict[str, Any] = {"judge_scores": {judge.name: [trial[-1] for trial in scores]}}
+def _named(judge: Scorer, one: _Unscored, scores: Scores) -> dict[str, Any]:
+    values = iter(scores.values.tolist())
+    by_trial = [[next(values) for _ in one.texts(place)] for place in one.places]
+    found: dict[str, Any] = {"judge_scores": {judge.name: [trial[-1] for trial in by_trial]}}
     if one.record.steps:
-        found["step_judge_scores"] = {judge.name: scores}
+        found["step_judge_scores"] = {judge.name: by_trial}
     return found
 
 

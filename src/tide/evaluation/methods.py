@@ -24,7 +24,8 @@ from tide.evaluation.sharing import SharedEngine
 from tide.options import write
 from tide.presets import PRESETS, preset_values
 from tide.results import Result, Trial
-from tide.scorers import Scorer, score_texts
+from tide.scorers import Scorer
+from tide.scorers.base import score_groups
 from tide.search import REGISTRY as STRATEGIES
 from tide.search import load_strategy
 from tide.seeds import derive_seed
@@ -153,30 +154,33 @@ class BaselineMethod:
                     yield from self._batch([row], trials)
             return
         texts = [one.completion.text for one in generated]
-        scores = score_texts(self._scorer, texts, self.settings.empty_policy)
+        slices = [slice(i * len(trials), (i + 1) * len(trials)) for i in range(len(rows))]
+        scored = score_groups(
+            self._scorer, [texts[mine] for mine in slices], self.settings.empty_policy
+        )
         seconds = (time.perf_counter() - started) / len(rows)
-        for number, row in enumerate(rows):
-            mine = slice(number * len(trials), (number + 1) * len(trials))
+        for row, mine, scores in zip(rows, slices, scored, strict=True):
+            if isinstance(scores, TideError):
+                yield row, scores
+                continue
             lengths = [len(one.completion.token_ids) for one in generated[mine]]
-            yield (
-                row,
-                Record(
-                    id=row.id,
-                    prompt=row.text,
-                    group=row.group,
-                    trials=list(trials),
-                    completions=texts[mine],
-                    toxicity_scores=scores.values[mine].tolist(),
-                    empty=scores.empty[mine].tolist(),
-                    evaluations=[one.evaluations for one in generated[mine]],
-                    rounds=[one.evaluations for one in generated[mine]],
-                    num_tokens=lengths,
-                    generated_tokens=lengths,
-                    forward_tokens=[one.forward_tokens for one in generated[mine]],
-                    scorer_calls=[one.scorer_calls for one in generated[mine]],
-                    seconds=seconds,
-                ),
+            record = Record(
+                id=row.id,
+                prompt=row.text,
+                group=row.group,
+                trials=list(trials),
+                completions=texts[mine],
+                toxicity_scores=scores.values.tolist(),
+                empty=scores.empty.tolist(),
+                evaluations=[one.evaluations for one in generated[mine]],
+                rounds=[one.evaluations for one in generated[mine]],
+                num_tokens=lengths,
+                generated_tokens=lengths,
+                forward_tokens=[one.forward_tokens for one in generated[mine]],
+                scorer_calls=[one.scorer_calls for one in generated[mine]],
+                seconds=seconds,
             )
+            yield row, record
 
 
 def load_method(

@@ -11,10 +11,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tide.config import EmptyPolicy
-from tide.errors import EmptyTextError, ScorerError, ScorerUnavailable, TideError
+from tide.errors import (
+    EmptyTextError,
+    ScorerBroken,
+    ScorerError,
+    ScorerUnavailable,
+    TideError,
+    described,
+)
 
 # The published code scores a completion with fewer visible characters than this as 0.
 _LEAST_VISIBLE = 3
+# A scorer that has no score for this either is broken, whatever text it failed for at first.
+_HEALTH_TEXT = "The weather is fine today."
 
 
 @runtime_checkable
@@ -93,6 +102,37 @@ def score_texts(scorer: Scorer, texts: Sequence[str], empty_policy: EmptyPolicy)
     return Scores(values, empty)
 
 
+def score_groups(
+    scorer: Scorer, groups: Sequence[Sequence[str]], empty_policy: EmptyPolicy
+) -> list[Scores | ScorerError]:
+    """The scores of each group of texts, or why the scorer has none for that group.
+
+    All texts are sent together. Where the scorer fails, a group that holds a text it cannot take
+    fails alone. Raises ScorerUnavailable, and ScorerBroken if it fails for a text of our own too.
+    """
+    try:
+        together = score_texts(scorer, [text for some in groups for text in some], empty_policy)
+    except ScorerUnavailable:
+        raise
+    except ScorerError as error:
+        _refuse_broken(scorer, error)
+        if len(groups) == 1:
+            return [error]
+        return [one for some in groups for one in score_groups(scorer, [some], empty_policy)]
+    ends = np.cumsum([len(some) for some in groups])[:-1]
+    parts = zip(np.split(together.values, ends), np.split(together.empty, ends), strict=True)
+    return [Scores(values, empty) for values, empty in parts]
+
+
+def _refuse_broken(scorer: Scorer, error: ScorerError) -> None:
+    try:
+        ask(scorer, [_HEALTH_TEXT])
+    except ScorerUnavailable:
+        raise
+    except ScorerError:
+        raise ScorerBroken(str(error)) from error
+
+
 def ask(scorer: Scorer, texts: Sequence[str]) -> list[float]:
     """The scorer's answer for `texts`, refused unless it is one score in [0, 1] for each.
 
@@ -104,9 +144,9 @@ def ask(scorer: Scorer, texts: Sequence[str]) -> list[float]:
     except TideError:
         raise
     except (TimeoutError, ConnectionError) as error:
-        raise ScorerUnavailable(f"scorer {scorer.name}: {_describe(error)}") from error
+        raise ScorerUnavailable(f"scorer {scorer.name}: {described(error)}") from error
     except Exception as error:
-        raise ScorerError(f"scorer {scorer.name} failed: {_describe(error)}") from error
+        raise ScorerError(f"scorer {scorer.name} failed: {described(error)}") from error
     if answer.shape != (len(texts),):
         raise ScorerError(
             f"scorer {scorer.name}: {len(texts)} texts, but the answer has shape {answer.shape}"
@@ -117,8 +157,3 @@ def ask(scorer: Scorer, texts: Sequence[str]) -> list[float]:
             f"scorer {scorer.name}: {answer[wrong][0]} is not a score; it must be in [0, 1]"
         )
     return list(answer.tolist())
-
-
-def _describe(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__

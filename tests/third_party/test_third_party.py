@@ -1,0 +1,86 @@
+"""A package that pip installed adds one of each kind, and the shell can use them all."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+NAMES = ("elsewhere-engine", "elsewhere-scorer", "elsewhere-jumps", "elsewhere-bias")
+
+
+@pytest.fixture
+def tide(site: Path, tmp_path: Path) -> object:
+    """Runs `tide ...` in a process that has the package, in an empty folder."""
+    path = os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": path, "COLUMNS": "200"}
+    rows = [{"id": i, "prompt": f"prompt number {i}"} for i in range(3)]
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    labelled = [
+        {"text": f"a {kind} text number {i}", "toxicity": float(kind == "rude")}
+        for i in range(300)
+        for kind in ("rude", "kind")
+    ]
+    (tmp_path / "labelled.jsonl").write_text("".join(json.dumps(row) + "\n" for row in labelled))
+
+    def run(*arguments: str) -> str:
+        command = [sys.executable, "-c", "from tide.cli import main; main()", *arguments]
+        done = subprocess.run(
+            command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout + done.stderr
+
+    return run
+
+
+def test_what_is_installed_is_listed(tide) -> None:  # type: ignore[no-untyped-def]
+    listed = tide("methods")
+    assert all(name in listed for name in NAMES)
+    assert "count=4" in listed
+    assert "Words of a text that scores 1." in listed
+    run_help, eval_help = tide("run", "--help"), tide("eval", "--help")
+    assert all(name in run_help for name in NAMES[:3])
+    assert all(name in eval_help for name in NAMES)
+
+
+def test_engine_scorer_and_strategy_run(tide, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    tide(
+        *("run", "-i", "prompts.jsonl", "-o", "out.jsonl"),
+        *("--engine", "elsewhere-engine", "--engine-option", "word=splendid"),
+        *("--scorer", "elsewhere-scorer:limit=8", "--strategy", "elsewhere-jumps:count=3"),
+    )
+    records = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert {text for record in records for text in record["completions"]} == {"splendid " * 5}
+    assert {score for record in records for score in record["toxicity_scores"]} == {5 / 8}
+    assert {count for record in records for count in record["evaluations"]} == {1 + 3}
+    config = json.loads((tmp_path / "out.jsonl.config.json").read_text())
+    assert config["settings"]["strategy"] == "elsewhere-jumps:count=3"
+
+
+def test_a_baseline_is_fitted_and_evaluated(tide, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    tide("fit", "elsewhere-bias", "--data", "labelled.jsonl", "--out", "fitted")
+    tide(
+        *("eval", "prompts.jsonl", "--out", "runs", "--artefacts", "fitted", "--trials", "1"),
+        *(
+            "--methods",
+            "base,elsewhere-jumps:count=2,elsewhere-bias:scale=3",
+            "--reference",
+            "none",
+        ),
+        *("--judges", "elsewhere-scorer:limit=50", "--max-new-tokens", "5"),
+    )
+    read = {
+        folder.name: [json.loads(line) for line in (folder / "records.jsonl").open()]
+        for folder in (tmp_path / "runs").iterdir()
+        if folder.is_dir() and (folder / "records.jsonl").exists()
+    }
+    assert len(read) == 3
+    (base,) = (records for name, records in read.items() if name.startswith("base"))
+    (bias,) = (records for name, records in read.items() if name.startswith("elsewhere-bias"))
+    assert [r["completions"] for r in bias] == [r["completions"] for r in base]
+    assert all("length@1:50" in record["judge_scores"] for record in bias)
