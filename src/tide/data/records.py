@@ -130,10 +130,6 @@ class Record(_Frozen):
     def max_toxicity(self) -> float:
         return max(self.toxicity_scores)
 
-    def written(self, trial: int) -> str:
-        """What entry `trial` of `completions` was before it was withheld."""
-        return self.steps[trial][-1].text if self.steps else self.completions[trial]
-
     def scores_by(self, judge: str) -> list[float] | None:
         """One score a trial; None if the judge has not scored them all."""
         scores = [score for score in self.judge_scores.get(judge, ()) if score is not None]

@@ -154,10 +154,12 @@ def judge(
         for path in paths:
             with RecordFile(files_of(path)[0]) as file:
                 failed.append(_judge(file, path, loaded, progress))
-    for name in _listed(reference):
-        for path in paths:
-            model = str(read_config(path).get("model"))
-            _measure([path], _references(name, model, progress), engine_options or {}, progress)
+    wanted: dict[str, list[Path]] = {}
+    for path in paths:
+        for name in _references(reference, str(read_config(path).get("model")), progress):
+            wanted.setdefault(name, []).append(path)
+    for name, some in wanted.items():
+        _measure(some, [name], engine_options or {}, progress)
     return [
         replace(_summarized(path), failed=some) for path, some in zip(paths, failed, strict=True)
     ]

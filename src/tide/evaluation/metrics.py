@@ -53,7 +53,7 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Fluency:
+class Perplexity:
     """Perplexity by one reference model: mean and median over completions.
 
     without: completions that have none, though they were measured (they have no tokens).
@@ -88,7 +88,7 @@ class Summary:
     completions: int
     toxicity: dict[str, dict[str, Estimate]]
     unscored: dict[str, int]
-    fluency: dict[str, Fluency]
+    fluency: dict[str, Perplexity]
     averages: dict[str, Estimate]
     valid: Valid | None
     dropped: int
@@ -147,7 +147,7 @@ def summarize(run: Run, *, valid: Valid | None = None, seed: int = 0) -> Summary
         toxicity=judged,
         unscored=unscored,
         fluency={
-            name: Fluency(
+            name: Perplexity(
                 mean=estimates.pop(f"perplexity\0{name}", None),
                 median=median(values) if values else None,
                 without=measured[name] - len(values),
@@ -177,7 +177,7 @@ def over_seeds(summaries: Sequence[Summary], method: str) -> Summary:
             for source in first.unscored
         },
         fluency={
-            name: Fluency(
+            name: Perplexity(
                 mean=_mean([{"": one.mean} if one.mean else {} for one in some]).get(""),
                 median=fmean(medians)
                 if (medians := [o.median for o in some if o.median])
