@@ -31,9 +31,9 @@ def prepare(root: Path) -> Path:
         shutil.copytree(REPOSITORY / name, here / name, dirs_exist_ok=True)
     save_causal_lm(here / "my-model", "llama")
 
-    write(data / "benchmarks" / "rtp_challenging.jsonl", numbered)
-    write(data / "benchmarks" / "attaq.jsonl", [{**r, "label": "a"} for r in numbered[:4]])
-    write(data / "benchmarks" / "bold.jsonl.gz", [{**r, "domain": "a"} for r in numbered[-4:]])
+    write(data / "benchmarks" / "rtp_challenging.jsonl", numbered[:8])
+    write(data / "benchmarks" / "attaq.jsonl", [{**r, "label": "a"} for r in numbered[:2]])
+    write(data / "benchmarks" / "bold.jsonl.gz", [{**r, "domain": "a"} for r in numbered[-2:]])
     write(data / "labelled" / "toxicity.jsonl.gz", _labelled())
     pairs = zip(_sentences(_RUDE), _sentences(_KIND), strict=True)
     rows = [{"toxic": toxic, "neutral": [neutral]} for toxic, neutral in pairs]
