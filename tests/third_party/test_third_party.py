@@ -75,7 +75,7 @@ def test_a_baseline_is_fitted_and_evaluated(tide, tmp_path: Path) -> None:  # ty
         *("--judges", "elsewhere-scorer:limit=50", "--max-new-tokens", "5"),
     )
     read = {
-        folder.name: [json.loads(line) for line in (folder / "records.jsonl").open()]
+        folder.name: list(map(json.loads, (folder / "records.jsonl").read_text().splitlines()))
         for folder in (tmp_path / "runs").iterdir()
         if folder.is_dir() and (folder / "records.jsonl").exists()
     }
