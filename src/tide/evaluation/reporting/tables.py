@@ -11,6 +11,7 @@ from html import escape
 from typing import Literal
 
 from rich import box
+from rich.console import Group
 from rich.table import Table as RichTable
 
 from tide.evaluation.metrics import Estimate, Summary
@@ -266,23 +267,27 @@ def to_html(table: Table) -> str:
     )
 
 
-def to_rich(table: Table) -> RichTable:
-    """For a terminal of 80 columns and more."""
-    shown = RichTable(
-        title=table.title,
-        caption="\n".join(table.notes),
-        box=box.SIMPLE_HEAD,
-        collapse_padding=True,
-        pad_edge=False,
-    )
-    for number, column in enumerate(table.columns):
-        if _is_text(table, number):
-            shown.add_column(column.heading, overflow="fold", min_width=6)
-        else:
-            shown.add_column(column.heading, justify="right", no_wrap=True)
-    for cells in _cells(table):
-        shown.add_row(*cells)
-    return shown
+def to_rich(table: Table, width: int = 80) -> Group:
+    """For a terminal: columns that do not fit into `width` go on below, behind the first one."""
+    cells = [[column.heading for column in table.columns], *_cells(table)]
+    needs = [max(map(len, column)) + 2 for column in zip(*cells, strict=True)]
+    first = min(needs[0], width // 3) if needs else 0
+    parts: list[list[int]] = [[]]
+    for number in range(1, len(needs)):
+        if parts[-1] and first + sum(needs[i] for i in parts[-1]) + needs[number] > width:
+            parts.append([])
+        parts[-1].append(number)
+    shown = [RichTable(box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False) for _ in parts]
+    for part, one in zip(parts, shown, strict=True):
+        for number in (0, *part):
+            if _is_text(table, number):
+                one.add_column(table.columns[number].heading, overflow="fold", min_width=6)
+            else:
+                one.add_column(table.columns[number].heading, justify="right", no_wrap=True)
+        for row in cells[1:]:
+            one.add_row(*(row[number] for number in (0, *part)))
+    shown[0].title, shown[-1].caption = table.title, "\n".join(table.notes)
+    return Group(*shown)
 
 
 WRITERS: Mapping[str, Callable[[Table], str]] = {
