@@ -123,6 +123,9 @@ def test_all_tables_fit_a_terminal() -> None:
         tables.cost_table(summaries, "t", "n"),
         tables.significance_table(compare(runs), JUDGE, "t", "n"),
     ]
+    names = ("a/first", "b/second", "c")
+    wide = [replace(one, fluency=dict.fromkeys(names, *one.fluency.values())) for one in summaries]
+    made += [tables.fluency_table(wide, "t", "n"), tables.quality_table(wide, JUDGE, "t", "n")]
     for table in made:
         console = Console(width=80, file=io.StringIO(), record=True)
         console.print(tables.to_rich(table))
@@ -130,6 +133,8 @@ def test_all_tables_fit_a_terminal() -> None:
         keys = tables.to_csv(table).splitlines()[0].split(",")
         assert len(set(keys)) == len(keys)
         assert "…" not in text
+        assert max(map(len, text.splitlines())) <= 80
+        assert text.count("m1") >= 1
         assert all(column.heading in text for column in table.columns)
 
 

@@ -11,8 +11,9 @@ from html import escape
 from typing import Literal
 
 from rich import box
-from rich.console import Group
+from rich.console import Console, Group
 from rich.table import Table as RichTable
+from rich.text import Text
 
 from tide.evaluation.metrics import Estimate, Summary
 from tide.evaluation.significance import MEASURES, Comparison
@@ -79,7 +80,11 @@ def quality_table(summaries: Sequence[Summary], source: str, title: str, name: s
         Column("avg max", 3, interval=True),
         Column("avg mean", 3, interval=True),
         Column("toxic rate", 3, interval=True),
-        *(Column(heading, 2, interval=True, key=key) for heading, key in references.values()),
+        # With the intervals of several the table would not fit a terminal.
+        *(
+            Column(heading, 2, interval=len(references) == 1, key=key)
+            for heading, key in references.values()
+        ),
         Column("K-bar", 2),
     ]
     rows: list[list[Value]] = []
@@ -269,25 +274,33 @@ def to_html(table: Table) -> str:
 
 def to_rich(table: Table, width: int = 80) -> Group:
     """For a terminal: columns that do not fit into `width` go on below, behind the first one."""
-    cells = [[column.heading for column in table.columns], *_cells(table)]
-    needs = [max(map(len, column)) + 2 for column in zip(*cells, strict=True)]
-    first = min(needs[0], width // 3) if needs else 0
-    parts: list[list[int]] = [[]]
-    for number in range(1, len(needs)):
-        if parts[-1] and first + sum(needs[i] for i in parts[-1]) + needs[number] > width:
-            parts.append([])
-        parts[-1].append(number)
-    shown = [RichTable(box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False) for _ in parts]
-    for part, one in zip(parts, shown, strict=True):
-        for number in (0, *part):
-            if _is_text(table, number):
-                one.add_column(table.columns[number].heading, overflow="fold", min_width=6)
-            else:
-                one.add_column(table.columns[number].heading, justify="right", no_wrap=True)
-        for row in cells[1:]:
-            one.add_row(*(row[number] for number in (0, *part)))
-    shown[0].title, shown[-1].caption = table.title, "\n".join(table.notes)
-    return Group(*shown)
+    console = Console(width=10 * width)
+    parts: list[RichTable] = []
+    columns: list[int] = []
+    for number in range(1, len(table.columns)):
+        wider = _rich(table, [0, *columns, number])
+        if columns and console.measure(wider).maximum > width:
+            columns = [number]
+            parts.append(_rich(table, [0, number]))
+        else:
+            columns.append(number)
+            parts[-1:] = [wider]
+    parts[0].title = table.title
+    return Group(*parts, Text("\n".join(table.notes), style="italic"), "")
+
+
+def _rich(table: Table, columns: Sequence[int]) -> RichTable:
+    shown = RichTable(
+        box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False, title_justify="left"
+    )
+    for number in columns:
+        if _is_text(table, number):
+            shown.add_column(table.columns[number].heading, overflow="fold", min_width=6)
+        else:
+            shown.add_column(table.columns[number].heading, justify="right", no_wrap=True)
+    for cells in _cells(table):
+        shown.add_row(*(cells[number] for number in columns))
+    return shown
 
 
 WRITERS: Mapping[str, Callable[[Table], str]] = {
