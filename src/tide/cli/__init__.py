@@ -57,6 +57,7 @@ def main() -> None:
     logging.getLogger("tide").addHandler(handler)
     # Loading bars of a model that loads in a moment would only push the results off the screen.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("HF_HUB_VERBOSITY", "error")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     try:
         app()
