@@ -196,8 +196,7 @@ def decode(
     """
     device = writing.logits.device
     sampler = Sampler(samplings, seeds, device)
-    limits = torch.tensor([sampling.max_new_tokens for sampling in samplings], device=device)
-    steps = max(sampling.max_new_tokens for sampling in samplings)
+    limits = [sampling.max_new_tokens for sampling in samplings]
     check_every = CHECK_EVERY.get(device.type, _CHECK_EVERY_ELSEWHERE)
     ended = torch.zeros(len(samplings), dtype=torch.bool, device=device)
     drawn: list[Tensor] = []
@@ -208,18 +207,17 @@ def decode(
             scores = writing.shift(sampler.warp(writing.logits))
         tokens = sampler.draw(scores, len(drawn))
         drawn.append(tokens)
-        if len(drawn) == steps:
+        if len(drawn) == max(limits):
             break
-        ended |= torch.isin(tokens, stop_ids) | (limits <= len(drawn))
+        ended |= torch.isin(tokens, stop_ids)
+        if len(drawn) in limits:
+            ended |= torch.tensor([limit <= len(drawn) for limit in limits], device=device)
         if len(drawn) % check_every == 0 and bool(ended.all()):
             break
         writing.advance(tokens)
     stops = set(stop_ids.tolist())
     rows = torch.stack(drawn, dim=1).tolist()
-    return [
-        _until_stop(row[: sampling.max_new_tokens], stops)
-        for row, sampling in zip(rows, samplings, strict=True)
-    ]
+    return [_until_stop(row[:limit], stops) for row, limit in zip(rows, limits, strict=True)]
 
 
 def _until_stop(ids: list[int], stops: set[int]) -> tuple[list[int], FinishReason]:
