@@ -41,24 +41,6 @@ def test_calls_with_different_settings_share_engine_calls() -> None:
     plain = scripted_engine(max_batch=64)
     one_map = Detoxifier(plain, scorer=ReadingScorer())
     assert len(list(one_map.map(prompt for prompt, _ in MANY))) == len(MANY)
-    # Searches of other settings take other numbers of rounds, so calls are compared by what they
-    # could have been: as full as those of the map.
-    size = sum(plain.calls) / len(plain.calls)
-    assert len(engine.calls) <= 1.3 * max(sum(engine.calls) / size, max_rounds(results))
-
-
-def max_rounds(results: list[Result]) -> int:
-    return max(trial.rounds for result in results for trial in result.trials)
-
-
-def test_equal_settings_take_hardly_more_calls_than_one_map() -> None:
-    async def run() -> list[Result]:
-        async with AsyncDetoxifier(engine, scorer=ReadingScorer()) as detox:
-            return await asyncio.gather(*(detox(prompt) for prompt, _ in MANY))
-
-    engine, plain = scripted_engine(max_batch=64), scripted_engine(max_batch=64)
-    expected = list(Detoxifier(plain, scorer=ReadingScorer()).map(prompt for prompt, _ in MANY))
-    assert asyncio.run(run()) == expected
     assert len(engine.calls) <= 1.3 * len(plain.calls)
 
 
@@ -175,12 +157,10 @@ def test_a_bug_in_the_thread_reaches_every_call() -> None:
 def test_the_bundled_model_serves_concurrent_calls_as_it_does_alone() -> None:
     async def run() -> list[Result]:
         async with AsyncDetoxifier() as detox:
-            return await asyncio.gather(
-                *(detox(prompt, **changes) for prompt, changes in MANY[:24])
-            )
+            return await asyncio.gather(*(detox(prompt, **changes) for prompt, changes in MANY))
 
     results = asyncio.run(run())
     alone = Detoxifier()
     assert [[trial.text for trial in result.trials] for result in results] == [
-        [trial.text for trial in alone(prompt, **changes).trials] for prompt, changes in MANY[:24]
+        [trial.text for trial in alone(prompt, **changes).trials] for prompt, changes in MANY
     ]

@@ -163,7 +163,7 @@ def test_a_result_is_one_short_line(alone: list[Result]) -> None:
     assert repr(alone[0]).startswith("Result(accepted, toxicity 0.")
     stubborn = detoxifier(**STUBBORN)(PROMPTS[0])
     assert repr(stubborn).startswith("Result(not accepted, toxicity 0.")
-    assert "'t******* 0.4*****'" in repr(stubborn).replace("0.3", "0.4").replace("0.2", "0.4")
+    assert "'t******* 0" in repr(stubborn)
     assert all(len(repr(result)) < 120 for result in (*alone, stubborn))
 
 
