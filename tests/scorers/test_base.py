@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tide.errors import InputError, ScorerError, ScorerUnavailable
 from tide.scorers import REGISTRY, CallableScorer, Scorer, load_scorer, score_texts
 from tide.scorers.base import is_empty
+from tide.scorers.wrappers.ensembles import MaxScorer
 
 TEXTS = ["one text", "another", "a third one"]
 
@@ -45,6 +46,37 @@ def test_what_is_not_a_score_is_an_error(answer: Any, message: str) -> None:
     with pytest.raises(ScorerError, match=message) as caught:
         score_texts(CallableScorer(lambda texts: answer), TEXTS, "zero")
     assert "\n" not in str(caught.value)
+
+
+class Editing:
+    """Scores by length, and then empties the list that it was given."""
+
+    name, threshold = "editing", 0.5
+
+    def score(self, texts: Any) -> Any:
+        scores = by_length(texts)
+        texts[:] = [""] * len(texts)
+        return np.array(scores)
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_scorer_that_edits_its_list_changes_no_score() -> None:
+    expected = score_texts(CallableScorer(by_length), TEXTS, "zero").values.tolist()
+    texts = list(TEXTS)
+    assert score_texts(Editing(), texts, "zero").values.tolist() == expected
+    both = MaxScorer([Editing(), CallableScorer(by_length)])
+    assert score_texts(both, texts, "zero").values.tolist() == expected
+    assert texts == TEXTS
+
+
+def test_a_scorer_that_leaves_the_process_has_failed() -> None:
+    def leave(texts: list[str]) -> list[float]:
+        raise SystemExit(0)
+
+    with pytest.raises(ScorerError, match="SystemExit"):
+        score_texts(CallableScorer(leave), TEXTS, "zero")
 
 
 @pytest.mark.parametrize("error", [TimeoutError("late"), ConnectionRefusedError("closed")])

@@ -140,12 +140,13 @@ def ask(scorer: Scorer, texts: Sequence[str]) -> list[float]:
     failed in any other way or answered with the wrong number of values, NaN, or one outside [0, 1].
     """
     try:
-        answer = np.asarray(scorer.score(texts), dtype=np.float64)
+        # A copy: a scorer that edits its list must not change which score is whose.
+        answer = np.asarray(scorer.score(list(texts)), dtype=np.float64)
     except TideError:
         raise
     except (TimeoutError, ConnectionError) as error:
         raise ScorerUnavailable(f"scorer {scorer.name}: {described(error)}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ScorerError(f"scorer {scorer.name} failed: {described(error)}") from error
     if answer.shape != (len(texts),):
         raise ScorerError(
