@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
 
 from tests.models import CONFIGS, save_causal_lm
+from tide.config import Sampling
 from tide.engines.local.decode import Forward, Stream
 from tide.engines.local.engine import TransformersEngine
+from tide.errors import EngineError
 
 LENGTHS = [20, 3, 11, 3]
 STEPS = 6
@@ -67,3 +71,20 @@ def test_a_fork_reads_every_candidate(engine: TransformersEngine) -> None:
         assert close(stream.logits, from_scratch(engine, rows))
     stream.advance(torch.tensor([5, 6, 7, 8]))
     assert close(stream.logits, from_scratch(engine, [[*row, 5 + i] for i, row in enumerate(rows)]))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("temperature", [0.0, 0.1])
+@pytest.mark.parametrize("new", [1, 5])
+def test_logits_that_are_not_finite_are_an_error(
+    tmp_path: Path, bad: float, temperature: float, new: int
+) -> None:
+    """They would be an empty text, which nobody scores."""
+    broken = TransformersEngine(save_causal_lm(tmp_path, "llama"))
+    (good, other) = broken.embed(["a good prompt", "another"])
+    row = Sampling(temperature=temperature, max_new_tokens=new)
+    assert len(broken.complete([good.embeddings], row, [1])) == 1
+    with torch.no_grad():
+        broken.model.model.norm.weight[0] = bad
+    with pytest.raises(EngineError, match="NaN or infinite"):
+        broken.complete([good.embeddings, other.embeddings], row, [1, 2])

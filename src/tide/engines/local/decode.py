@@ -22,6 +22,7 @@ from tide.engines.local.gpt2 import lean_gpt2
 from tide.engines.local.kv_cache import join, joinable
 from tide.engines.local.padding import left_pad, length_groups, token_positions
 from tide.engines.local.sampling import Sampler
+from tide.errors import EngineError
 
 # Steps between looks at whether all rows have stopped: each waits for the device to catch up.
 CHECK_EVERY = {"cpu": 1}
@@ -193,12 +194,15 @@ def decode(
 
     shift_first: shift the logits before they are warped, instead of after. The loop ends when every
     row has ended, or some steps later; what a row draws after its own end is thrown away.
+    Raises EngineError where a token was drawn from scores that are not finite: of those the arg max
+    takes any token, and often the one that ends the text.
     """
     device = writing.logits.device
     sampler = Sampler(samplings, seeds, device)
     limits = [sampling.max_new_tokens for sampling in samplings]
     check_every = CHECK_EVERY.get(device.type, _CHECK_EVERY_ELSEWHERE)
     ended = torch.zeros(len(samplings), dtype=torch.bool, device=device)
+    broken = ended.clone()
     drawn: list[Tensor] = []
     while True:
         if shift_first:
@@ -207,7 +211,13 @@ def decode(
             scores = writing.shift(sampler.warp(writing.logits))
         tokens = sampler.draw(scores, len(drawn))
         drawn.append(tokens)
-        if len(drawn) == max(limits):
+        # NaN and infinity win any arg max, so the score of what was drawn tells of them.
+        best = scores.gather(-1, tokens.clamp(max=scores.shape[-1] - 1)[:, None])[:, 0]
+        broken |= ~(best.isfinite() | ended)
+        last = len(drawn) == max(limits)
+        if (last or len(drawn) % check_every == 0) and bool(broken.any()):
+            raise EngineError("the model's logits are NaN or infinite; are its weights broken?")
+        if last:
             break
         ended |= torch.isin(tokens, stop_ids)
         if len(drawn) in limits:
