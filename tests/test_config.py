@@ -90,16 +90,17 @@ def test_a_type_checker_knows_the_keywords(tmp_path: Path) -> None:
     api = pytest.importorskip("mypy.api")
     code = tmp_path / "code.py"
     code.write_text(
-        "from typing_extensions import Unpack\n"
-        "from tide.config import Overrides\n"
-        "def f(**overrides: Unpack[Overrides]) -> None: ...\n"
-        "f(num_samples=3, mu=None)\n"
-        "f(num_sampels=3)\n"
-        "f(num_samples='3')\n"
+        "import tide\n"
+        "tide.Detoxifier(num_samples=3, mu=None)\n"
+        "tide.Detoxifier(num_sampels=3)\n"
+        "tide.AsyncDetoxifier(num_samples='3')\n"
+        "tide.Detoxifier()('a prompt', temprature=1.0)\n"
+        "tide.AsyncDetoxifier(num_sampels=3)\n"
     )
     out, _, status = api.run(["--strict", "--follow-imports=silent", str(code)])
     assert status == 1
-    assert [line.split(":")[1] for line in out.splitlines() if " error:" in line] == ["5", "6"]
+    wrong = [line.split(":")[1] for line in out.splitlines() if " error:" in line]
+    assert wrong == ["3", "4", "5", "6"]
 
 
 def test_settings_are_frozen() -> None:

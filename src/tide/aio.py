@@ -32,8 +32,7 @@ class AsyncDetoxifier(Loaded):
     several event loops and have settings of their own.
     """
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
+    def _start(self) -> None:
         self._numbers = count()
         self._entering: SimpleQueue[_Call | None] = SimpleQueue()
         self._calls: set[_Call] = set()

@@ -50,6 +50,10 @@ class Loaded:
             if isinstance(model, Engine)
             else load_engine(engine, model, **(engine_options or {}))
         )
+        self._start()
+
+    def _start(self) -> None:
+        """What a subclass needs before its first call."""
 
     def check(self, prompts: Sequence[str]) -> list[InputError | None]:
         """For each prompt, why it cannot be completed, before any work; None if it can."""
