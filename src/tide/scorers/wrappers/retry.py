@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import tenacity
-from numpy.typing import NDArray
 
 from tide.errors import ScorerRefused, ScorerUnavailable
-from tide.scorers.base import Scorer, ask
+from tide.scorers.base import Floats, Scorer, ask
 from tide.scorers.wrappers.base import Guard, check_number
 
 
@@ -38,7 +37,7 @@ class RetryScorer(Guard):
             reraise=True,
         )
 
-    def score(self, texts: Sequence[str]) -> NDArray[np.float64]:
+    def score(self, texts: Sequence[str]) -> Floats:
         return np.array(self._retrying(ask, self._scorer, texts), dtype=np.float64)
 
 
