@@ -9,8 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tide.config import Sampling
-from tide.engines.base import Closable, Completion, EmbeddedPrompt, check_embeddings, per_row
+from tide.engines.base import Closable, Completion, EmbeddedPrompt, Samplings, check_rows
 from tide.seeds import derive_seed
 
 
@@ -53,13 +52,9 @@ class ScriptedEngine(Closable):
         ]
 
     def complete(
-        self,
-        embeddings: Sequence[Tensor],
-        sampling: Sampling | Sequence[Sampling],
-        seeds: Sequence[int],
+        self, embeddings: Sequence[Tensor], sampling: Samplings, seeds: Sequence[int]
     ) -> list[Completion]:
-        limits = [row.max_new_tokens for row in per_row(sampling, len(embeddings))]
-        check_embeddings(embeddings, self.dim, self.context_length, limits, self.dtype)
+        check_rows(self, embeddings, sampling)
         self.calls.append(len(embeddings))
         texts = [self._respond(x, seed) for x, seed in zip(embeddings, seeds, strict=True)]
         return [

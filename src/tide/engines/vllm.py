@@ -15,14 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tide.config import Sampling
-from tide.engines.base import (
-    Completion,
-    check_embeddings,
-    check_max_batch,
-    check_tokens,
-    per_row,
-)
+from tide.engines.base import Completion, Samplings, check_max_batch, check_rows, check_tokens
 from tide.engines.checkpoint import read_config, read_vocabulary, source_of
 from tide.engines.embedding_table import Vocabulary
 from tide.engines.equivalence import PROBES, FirstToken, difference, scaled_probes
@@ -92,14 +85,9 @@ class VllmEngine(Vocabulary):
             raise
 
     def complete(
-        self,
-        embeddings: Sequence[Tensor],
-        sampling: Sampling | Sequence[Sampling],
-        seeds: Sequence[int],
+        self, embeddings: Sequence[Tensor], sampling: Samplings, seeds: Sequence[int]
     ) -> list[Completion]:
-        samplings = per_row(sampling, len(embeddings))
-        limits = [row.max_new_tokens for row in samplings]
-        check_embeddings(embeddings, self.dim, self.context_length, limits, self.dtype)
+        samplings = check_rows(self, embeddings, sampling)
         written = self._generate(
             [{"prompt_embeds": self._as_sent(x)} for x in embeddings],
             [
