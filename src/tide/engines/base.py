@@ -105,7 +105,6 @@ class Closable:
     _closed = False
 
     def close(self) -> None:
-        """Free what the engine holds; every other method raises EngineError from then on."""
         if self._closed:
             return
         self._closed, message = True, f"engine with {self.name}: closed; make a new one"
