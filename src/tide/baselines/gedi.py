@@ -146,9 +146,8 @@ class Gedi(DecodingBaseline):
         rows, starts = [row for row, _ in coded], [start for _, start in coded]
         counts = torch.tensor([len(row) - start for row, start in coded[: len(ids)]])
         # The class model reads the prompt twice: once for its likelihood, once into its cache.
-        reads = [
-            len(row) + 2 * (len(rows[i]) + len(rows[len(ids) + i])) for i, row in enumerate(ids)
-        ]
+        both = zip(ids, rows[: len(ids)], rows[len(ids) :], strict=True)
+        reads = [len(row) + 2 * (len(clean) + len(dirty)) for row, clean, dirty in both]
         return _Writing(
             Reader(self.engine.model).read(ids, tokens),
             reader.read(rows, tokens),

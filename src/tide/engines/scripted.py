@@ -41,15 +41,12 @@ class ScriptedEngine(Closable):
         return [[self._id(word) for word in prompt.split()] for prompt in prompts]
 
     def embed(self, prompts: Sequence[str]) -> list[EmbeddedPrompt]:
-        return [
-            EmbeddedPrompt(
-                prompt,
-                tuple(ids),
-                torch.stack([self._row(i) for i in ids]),
-                torch.zeros(len(ids), dtype=torch.bool),
-            )
-            for prompt, ids in zip(prompts, self.tokenize(prompts), strict=True)
-        ]
+        embedded = []
+        for prompt, ids in zip(prompts, self.tokenize(prompts), strict=True):
+            rows = torch.stack([self._row(i) for i in ids])
+            special = torch.zeros(len(ids), dtype=torch.bool)
+            embedded.append(EmbeddedPrompt(prompt, tuple(ids), rows, special))
+        return embedded
 
     def complete(
         self, embeddings: Sequence[Tensor], sampling: Samplings, seeds: Sequence[int]

@@ -50,7 +50,10 @@ class VllmEngine(Vocabulary):
     ) -> None:
         self.name = str(model)
         check_max_batch(max_batch)
-        _refuse_penalties(options)
+        defaults = options.get("override_generation_config") or {}
+        if found := [name for name in _PENALTIES if name in options or name in defaults]:
+            problem = "not with prompt embeddings; it crashes vLLM (issue 57719)"
+            raise InputError(f"{found[0]}: {problem}")
         self.max_batch = max_batch or _MAX_BATCH
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # read when vllm is imported
         self._vllm = require("vllm", "vllm")
@@ -116,9 +119,8 @@ class VllmEngine(Vocabulary):
         values = np.zeros(len(sequences))
         for i, (output, completion) in enumerate(zip(read, completions, strict=True)):
             positions = output.prompt_logprobs[-len(completion) :]
-            values[i] = np.mean(
-                [position[t].logprob for position, t in zip(positions, completion, strict=True)]
-            )
+            pairs = zip(positions, completion, strict=True)
+            values[i] = np.mean([position[token].logprob for position, token in pairs])
         return values
 
     def verify(self) -> None:
@@ -126,11 +128,8 @@ class VllmEngine(Vocabulary):
         ids = self.tokenize(PROBES)
         embeddings = scaled_probes([self._embed_ids(row) for row in ids])
         by_ids = self._first_tokens([{"prompt_token_ids": row} for row in ids])
-        by_embeddings = self._first_tokens(
-            [{"prompt_embeds": self._as_sent(x)} for x in embeddings]
-        )
-        problem = difference(by_ids, by_embeddings, self.dim)
-        if problem is not None:
+        by_scaled = self._first_tokens([{"prompt_embeds": self._as_sent(x)} for x in embeddings])
+        if problem := difference(by_ids, by_scaled, self.dim):
             raise EngineError(f"vLLM with {self.name}: {problem}")
 
     def _free(self) -> None:
@@ -157,10 +156,3 @@ class VllmEngine(Vocabulary):
         if len(written) < len(prompts) or not reasons <= {"length", "stop"}:
             raise EngineError(f"vLLM with {self.name}: gave up on a sequence ({reasons})")
         return written
-
-
-def _refuse_penalties(options: dict[str, Any]) -> None:
-    defaults = options.get("override_generation_config") or {}
-    for name in _PENALTIES:
-        if name in options or name in defaults:
-            raise InputError(f"{name}: not with prompt embeddings; it crashes vLLM (issue 57719)")

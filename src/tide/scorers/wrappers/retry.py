@@ -30,7 +30,10 @@ class RetryScorer(Guard):
         super().__init__(scorer)
         check_number("retry", attempts, above=0, whole=True)
         self._retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception(_may_pass),
+            retry=tenacity.retry_all(
+                tenacity.retry_if_exception_type(ScorerUnavailable),
+                tenacity.retry_if_not_exception_type(ScorerRefused),
+            ),
             stop=tenacity.stop_after_attempt(int(attempts)),
             wait=tenacity.wait_random_exponential(multiplier=backoff, max=60),
             sleep=sleep,
@@ -39,7 +42,3 @@ class RetryScorer(Guard):
 
     def score(self, texts: Sequence[str]) -> Floats:
         return np.array(self._retrying(ask, self._scorer, texts), dtype=np.float64)
-
-
-def _may_pass(error: BaseException) -> bool:
-    return isinstance(error, ScorerUnavailable) and not isinstance(error, ScorerRefused)
