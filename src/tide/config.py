@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -12,6 +12,8 @@ from tide.specs import format_spec, parse_spec
 
 EmptyPolicy = Literal["zero", "score", "one"]
 OnUnresolved = Literal["best", "refuse", "raise"]
+
+_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 # Absolute and relative name of a scale, and the relative default for models without published ones.
 _SCALES = {("mu", "mu_relative"): 1.2, ("step_size", "step_relative"): 0.6}
@@ -47,10 +49,7 @@ class Settings(Sampling):
         default="tide", description="Search strategy, with its own options behind its name."
     )
     toxicity_threshold: float = Field(
-        default=0.5,
-        gt=0,
-        lt=1,
-        description="tau: a completion that scores below is accepted.",
+        default=0.5, gt=0, lt=1, description="tau: a completion that scores below is accepted."
     )
     max_iterations: int = Field(
         default=10, ge=1, description="K: most iterations; the prompt itself is 1."
@@ -58,35 +57,26 @@ class Settings(Sampling):
     num_samples: int = Field(
         default=8, ge=1, description="N: perturbations in one gradient estimate."
     )
-    mu: float | None = Field(
+    mu: _Positive | None = Field(
         default=None,
-        gt=0,
-        allow_inf_nan=False,
         description="Perturbation scale, in the units of what the first block receives.",
     )
-    mu_relative: float | None = Field(
-        default=None,
-        gt=0,
-        allow_inf_nan=False,
-        description="Perturbation scale: mu * sqrt(d) / row norm.",
+    mu_relative: _Positive | None = Field(
+        default=None, description="Perturbation scale: mu * sqrt(d) / row norm."
     )
-    step_size: float | None = Field(
+    step_size: _Positive | None = Field(
         default=None,
-        gt=0,
-        allow_inf_nan=False,
         description="eta: length of a step, in the units of what the first block receives.",
     )
-    step_relative: float | None = Field(
-        default=None, gt=0, allow_inf_nan=False, description="Length of a step: eta / row norm."
+    step_relative: _Positive | None = Field(
+        default=None, description="Length of a step: eta / row norm."
     )
     perturb: Literal["content", "all"] = Field(
         default="content",
         description="Leave special tokens (BOS, role markers) alone, or move all rows.",
     )
     completions_per_evaluation: int = Field(
-        default=1,
-        ge=1,
-        description="M': a point's score is their mean.",
+        default=1, ge=1, description="M': a point's score is their mean."
     )
     select: Literal["likelihood", "nearest", "lowest"] = Field(
         default="likelihood",
@@ -121,11 +111,8 @@ class Settings(Sampling):
         default="best",
         description="When nothing was accepted: the lowest-scoring text, none, or an error.",
     )
-    deadline: float | None = Field(
-        default=None,
-        gt=0,
-        allow_inf_nan=False,
-        description="Longest time of one trial of a prompt, in seconds.",
+    deadline: _Positive | None = Field(
+        default=None, description="Longest time of one trial of a prompt, in seconds."
     )
 
     @model_validator(mode="before")

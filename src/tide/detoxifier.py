@@ -132,8 +132,12 @@ class Detoxifier(Loaded):
         number of the prompt; results yielded before are valid.
         """
         finished = self.map_numbered(prompts, ordered=ordered, **overrides)
-        total = len(prompts) if isinstance(prompts, Sized) else None
-        return _or_raise(_with_bar(finished, total) if progress else finished)
+        if progress:
+            from rich.progress import track  # noqa: PLC0415  (only where a bar is wanted)
+
+            total = len(prompts) if isinstance(prompts, Sized) else None
+            finished = iter(track(finished, "detoxifying", total=total, transient=True))
+        return _or_raise(finished)
 
     def map_numbered(
         self,
@@ -206,11 +210,3 @@ def _in_order(
         while turn in waiting:
             yield turn, waiting.pop(turn)
             turn += 1
-
-
-def _with_bar(
-    finished: Iterator[tuple[int, Result | TideError]], total: int | None
-) -> Iterator[tuple[int, Result | TideError]]:
-    from rich.progress import track  # noqa: PLC0415  (only where a bar is wanted)
-
-    return iter(track(finished, description="detoxifying", total=total, transient=True))

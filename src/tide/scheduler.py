@@ -24,14 +24,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tide.config import EmptyPolicy, Sampling
-from tide.engines.base import Completion, Engine, check_embeddings
-from tide.errors import (
-    EngineError,
-    ScorerError,
-    StrategyError,
-    TideError,
-    described,
-)
+from tide.engines.base import Completion, Engine, check_rows
+from tide.errors import EngineError, ScorerError, StrategyError, TideError, described
 from tide.results import Evaluation
 from tide.scorers.base import Scorer, Scores, score_groups
 from tide.search.base import Candidate, LikelihoodRequest, SearchStrategy
@@ -218,10 +212,8 @@ class Scheduler:
         return _Round(asked, completions, scores)
 
     def _is_to_blame(self, search: Search, asked: Sequence[Candidate]) -> bool:
-        engine, new = self._engine, [search.sampling.max_new_tokens] * len(asked)
-        points = [candidate.embeddings for candidate in asked]
         try:
-            check_embeddings(points, engine.dim, engine.context_length, new, engine.dtype)
+            check_rows(self._engine, [one.embeddings for one in asked], search.sampling)
         except EngineError as error:
             search.error = StrategyError(f"the search asked for what no engine takes: {error}")
         return search.error is not None

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save, save_file
-from scripts import train_pocket_scorer
 from sklearn.metrics import roc_auc_score
 
+from scripts import train_pocket_scorer
 from tide import pocket
 from tide.errors import InputError, ScorerError
 from tide.scorers.base import Scorer

@@ -11,7 +11,7 @@ from functools import cached_property
 from pydantic import Field
 
 from tide.baselines.base import Options
-from tide.baselines.common.auxiliary import load_auxiliary, merge_lora, ready
+from tide.baselines.common.auxiliary import ready
 from tide.baselines.common.decoding import DecodingBaseline, Reader
 from tide.baselines.common.fitting import FitTask, Fitted, fine_tune
 from tide.baselines.common.labelled import TOXIC
@@ -39,10 +39,7 @@ class Dapt(DecodingBaseline):
 
     @cached_property
     def _reader(self) -> Reader:
-        artefact = self.artefact
-        assert artefact is not None
-        model = load_auxiliary(self.engine, artefact, self.kind)
-        return Reader(ready(merge_lora(model, artefact.tensors, self._options.scale)))
+        return Reader(ready(self.fitted_model(strength=self._options.scale)))
 
     @staticmethod
     def fit(task: FitTask) -> Fitted:

@@ -79,7 +79,6 @@ class Destein(DecodingBaseline):
     @cached_property
     def _vectors(self) -> Tensor:
         """(layers, heads, size), from neutral to toxic."""
-        assert self.artefact is not None
         return self._heads.split(self.artefact.tensors["vectors"].float()).to(self.engine.device)
 
     @staticmethod

@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor
 
 from tide.baselines.base import Options, Order
-from tide.baselines.common.auxiliary import fit_width, load_auxiliary, merge_lora, ready
+from tide.baselines.common.auxiliary import fit_width, ready
 from tide.baselines.common.decoding import DecodingBaseline, Reader
 from tide.baselines.common.fitting import FitTask, Fitted, fine_tune
 from tide.baselines.common.labelled import TOXIC
@@ -74,18 +74,7 @@ class Dexperts(DecodingBaseline):
 
     @cached_property
     def _experts(self) -> list[Reader]:
-        artefact = self.artefact
-        assert artefact is not None
-        return [
-            Reader(
-                ready(
-                    merge_lora(
-                        load_auxiliary(self.engine, artefact, self.kind), artefact.under(side)
-                    )
-                )
-            )
-            for side in ("expert", "anti")
-        ]
+        return [Reader(ready(self.fitted_model(side))) for side in ("expert", "anti")]
 
     @staticmethod
     def fit(task: FitTask) -> Fitted:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from tide.baselines.base import Options, Order
-from tide.baselines.common.auxiliary import fit_width, load_auxiliary, merge_lora, ready
+from tide.baselines.common.auxiliary import fit_width, ready
 from tide.baselines.common.decoding import DecodingBaseline, Reader
 from tide.baselines.common.fitting import (
     FitTask,
@@ -145,11 +145,9 @@ class Gedi(DecodingBaseline):
         coded = [with_code(row, code, special) for code in codes for row in ids]
         rows, starts = [row for row, _ in coded], [start for _, start in coded]
         counts = torch.tensor([len(row) - start for row, start in coded[: len(ids)]])
-        assert self.artefact is not None
         # The class model reads the prompt twice: once for its likelihood, once into its cache.
-        reads = [
-            len(row) + 2 * (len(rows[i]) + len(rows[len(ids) + i])) for i, row in enumerate(ids)
-        ]
+        both = zip(ids, rows[: len(ids)], rows[len(ids) :], strict=True)
+        reads = [len(row) + 2 * (len(clean) + len(dirty)) for row, clean, dirty in both]
         return _Writing(
             Reader(self.engine.model).read(ids, tokens),
             reader.read(rows, tokens),
@@ -162,10 +160,7 @@ class Gedi(DecodingBaseline):
 
     @cached_property
     def _classes(self) -> tuple[Any, Reader]:
-        artefact = self.artefact
-        assert artefact is not None
-        model = load_auxiliary(self.engine, artefact, self.kind)
-        model = ready(merge_lora(model, artefact.under("lora")))
+        model = ready(self.fitted_model("lora"))
         return model, Reader(model)
 
     @staticmethod

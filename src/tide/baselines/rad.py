@@ -17,14 +17,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from tide.baselines.base import Options, Order
-from tide.baselines.common.auxiliary import load_auxiliary, merge_lora, ready
-from tide.baselines.common.decoding import (
-    DecodingBaseline,
-    Reader,
-    chosen_rows,
-    keep_candidates,
-    only,
-)
+from tide.baselines.common.auxiliary import ready
+from tide.baselines.common.decoding import CandidateWriting, DecodingBaseline, Reader
 from tide.baselines.common.fitting import (
     FitTask,
     Fitted,
@@ -39,7 +33,7 @@ from tide.baselines.common.fitting import (
 )
 from tide.baselines.common.labelled import TOXIC
 from tide.baselines.common.layers import output_layer
-from tide.engines.local.decode import Stream, Writing
+from tide.engines.local.decode import Writing
 
 
 class RadOptions(Options):
@@ -78,30 +72,6 @@ def cumulative_error(predicted: Tensor, labels: Tensor, lengths: Tensor) -> Tens
     return ((weights * errors).sum(dim=-1) / weights.sum(dim=-1)).mean()
 
 
-class _Writing(Writing):
-    """The reward stream is forked by the candidates and goes on with the one that is drawn."""
-
-    def __init__(
-        self, stream: Stream, reward: Stream, reads: list[int], options: RadOptions
-    ) -> None:
-        super().__init__(stream, reads)
-        self._reward, self._options = reward, options
-        self._ids = torch.empty(0)
-        self.reads_per_draw = min(options.candidates, stream.logits.shape[-1])
-
-    def shift(self, scores: Tensor) -> Tensor:
-        values, self._ids = keep_candidates(scores, self._options.candidates)
-        self._reward.fork(self._ids.shape[1])
-        self._reward.advance(self._ids.flatten())
-        toxicity = self._reward.logits[:, 0].float().view_as(values)
-        reward = rewards(toxicity, values, self._options.normalize)
-        return only(scores, self._ids, values + self._options.beta * reward)
-
-    def advance(self, tokens: Tensor) -> None:
-        super().advance(tokens)
-        self._reward.keep(chosen_rows(self._ids, tokens))
-
-
 class Rad(DecodingBaseline):
     """Each of the likeliest candidates gains beta times its reward; others are not drawn."""
 
@@ -116,22 +86,23 @@ class Rad(DecodingBaseline):
         return self._options.candidates
 
     def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
-        return _Writing(
-            Reader(self.engine.model).read(ids, tokens),
-            self._reward_reader.read(ids, tokens, forks=True),
-            [2 * len(row) for row in ids],
-            self._options,
-        )
+        options, stream = self._options, Reader(self.engine.model).read(ids, tokens)
+        reward = self._reward_reader.read(ids, tokens, forks=True)
+
+        def gains(scores: Tensor) -> Tensor:
+            toxicity = reward.logits[:, 0].float().view_as(scores)
+            return options.beta * rewards(toxicity, scores, options.normalize)
+
+        reads = [2 * len(row) for row in ids]
+        return CandidateWriting(stream, reads, options.candidates, reward, gains)
 
     @cached_property
     def _reward_reader(self) -> Reader:
-        artefact = self.artefact
-        assert artefact is not None
-        model = merge_lora(load_auxiliary(self.engine, artefact, self.kind), artefact.under("lora"))
+        model = self.fitted_model("lora")
         head = with_reward_head(model)
         with torch.no_grad():
             for name, parameter in head.named_parameters():
-                parameter.copy_(artefact.tensors[f"head.{name}"])
+                parameter.copy_(self.artefact.tensors[f"head.{name}"])
         return Reader(ready(model.requires_grad_(False)))
 
     @staticmethod

@@ -8,7 +8,7 @@ the shift small where there are many (`normalize=softmax`); `normalize=raw` is t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, Literal
@@ -20,18 +20,12 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch import Tensor
 
 from tide.baselines.base import Options, Order
-from tide.baselines.common.decoding import (
-    DecodingBaseline,
-    Reader,
-    chosen_rows,
-    keep_candidates,
-    only,
-)
+from tide.baselines.common.decoding import CandidateWriting, DecodingBaseline, Reader
 from tide.baselines.common.fitting import FitTask, Fitted, auc, read, right_pad
 from tide.baselines.common.labelled import TOXIC
 from tide.baselines.common.layers import output_layer
 from tide.data.labelled import LabelledText
-from tide.engines.local.decode import Stream, Writing
+from tide.engines.local.decode import Writing
 
 
 class SasaOptions(Options):
@@ -75,35 +69,6 @@ class LastHidden:
             handle.remove()
 
 
-class _Writing(Writing):
-    """The stream is forked by the candidates, so that the token that is drawn is read already."""
-
-    reads_per_token = 0
-
-    def __init__(
-        self,
-        stream: Stream,
-        reads: list[int],
-        options: SasaOptions,
-        margin: Callable[[], Tensor],
-    ) -> None:
-        super().__init__(stream, reads)
-        self._options, self._margin = options, margin
-        self._ids = torch.empty(0)
-        self.reads_per_draw = min(options.candidates, stream.logits.shape[-1])
-
-    def shift(self, scores: Tensor) -> Tensor:
-        values, self._ids = keep_candidates(scores, self._options.candidates)
-        self.stream.fork(self._ids.shape[1])
-        self.stream.advance(self._ids.flatten())
-        margin = self._margin().view_as(values)
-        shift = shifts(margin, values, self._options.normalize)
-        return only(scores, self._ids, values + self._options.beta * shift)
-
-    def advance(self, tokens: Tensor) -> None:
-        self.stream.keep(chosen_rows(self._ids, tokens))
-
-
 class Sasa(DecodingBaseline):
     """Each candidate's score gains beta times the margin of the hidden state it leads to."""
 
@@ -122,13 +87,15 @@ class Sasa(DecodingBaseline):
     def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
         reader = Reader(self.engine.model, hooks=True)
         stream = reader.read(ids, tokens, forks=True)
-        weight, midpoint = self._classifier
-        return _Writing(
-            stream,
-            [len(row) for row in ids],
-            self._options,
-            lambda: margins(self._last_hidden.value, weight, midpoint),
-        )
+        options, classifier = self._options, self._classifier
+
+        def gains(scores: Tensor) -> Tensor:
+            margin = margins(self._last_hidden.value, *classifier).view_as(scores)
+            return options.beta * shifts(margin, scores, options.normalize)
+
+        # The token that is drawn is one of those that were read already.
+        reads = [len(row) for row in ids]
+        return CandidateWriting(stream, reads, options.candidates, stream, gains)
 
     @cached_property
     def _last_hidden(self) -> LastHidden:
@@ -136,7 +103,6 @@ class Sasa(DecodingBaseline):
 
     @cached_property
     def _classifier(self) -> tuple[Tensor, Tensor]:
-        assert self.artefact is not None
         tensors = self.artefact.tensors
         return tensors["weight"].to(self.engine.device), tensors["midpoint"].to(self.engine.device)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from statistics import fmean
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import Progress
@@ -12,9 +14,14 @@ from rich.table import Table
 from rich.text import Text
 
 from tide.data.records import Record
+from tide.errors import InputError
 from tide.evaluation.progress import bar_on
 from tide.results import mask
 
+if TYPE_CHECKING:
+    from tide.scorers import Scorer
+
+_CHUNK = 256  # texts that are scored between two looks at a bar
 # Names of scorers and texts of models are no markup: `windows:pocket` holds no emoji.
 OUTPUT = Console(markup=False, emoji=False)
 ERRORS = Console(stderr=True, markup=False, emoji=False)
@@ -34,6 +41,27 @@ def shown(text: str, toxicity: float, threshold: float, masked: bool) -> Text:
 
 def progress_bar() -> Progress:
     return bar_on(ERRORS)
+
+
+def scored(scorer: Scorer, texts: Sequence[str]) -> list[float]:
+    """The scores of `texts`, short ones too, under a bar."""
+    from tide.scorers import score_texts  # noqa: PLC0415  (slow import)
+
+    scores: list[float] = []
+    with progress_bar() as bar:
+        task = bar.add_task(scorer.name, total=len(texts))
+        for start in range(0, len(texts), _CHUNK):
+            chunk = texts[start : start + _CHUNK]
+            scores += score_texts(scorer, chunk, "score").values.tolist()
+            bar.advance(task, len(chunk))
+    return scores
+
+
+def refuse_existing(overwrite: bool, *paths: Path | None) -> None:
+    """Raise InputError for a file that is there already, unless it may be overwritten."""
+    for path in paths:
+        if path is not None and path.exists() and not overwrite:
+            raise InputError(f"{path}: exists; write to another file, or use --overwrite")
 
 
 def completions_table(records: Sequence[Record], threshold: float, masked: bool) -> Table:

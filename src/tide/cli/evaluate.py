@@ -69,6 +69,9 @@ def evaluate(
     """
     from tide import evaluation  # noqa: PLC0415  (slow import)
 
+    engine_options = options.engine_options(
+        device=device, dtype=dtype, max_batch=max_batch, base_urls=base_url, further=engine_option
+    )
     runs = evaluation.evaluate(
         benchmark,
         methods,
@@ -80,13 +83,7 @@ def evaluate(
         artefacts=artefacts,
         out=out,
         engine=engine,
-        engine_options=options.engine_options(
-            device=device,
-            dtype=dtype,
-            max_batch=max_batch,
-            base_urls=base_url,
-            further=engine_option,
-        ),
+        engine_options=engine_options,
         cluster=cluster,
         actors=actors,
         actor_gpus=actor_gpus,

@@ -23,10 +23,6 @@ from tide.scorers import REGISTRY as SCORERS
 from tide.search import REGISTRY as STRATEGIES
 from tide.specs import parse, split_specs
 
-# Options of an engine that change what it writes; others only say where and how fast it runs.
-_DECIDING = ("quantization", "kv_cache_dtype", "revision", "hf_overrides")
-
-
 _SCORERS = ", ".join(name for name in SCORERS.names() if name not in AROUND)
 _PRESETS, _STRATEGIES, _BASELINES, _ENGINES = (
     ", ".join(names) for names in (PRESETS, STRATEGIES.names(), BASELINES.names(), ENGINES.names())
@@ -165,11 +161,8 @@ def with_settings(
     whose defaults the command's --protocol sets.
     """
     defaults = settings().model_dump()
-    parameters = [
-        parameter
-        for parameter in inspect.signature(command, eval_str=True).parameters.values()
-        if parameter.name != "overrides"
-    ]
+    signature = inspect.signature(command, eval_str=True)
+    parameters = [p for p in signature.parameters.values() if p.name != "overrides"]
     for name, field in settings.model_fields.items():
         flags = [f"--{name.replace('_', '-')}"]
         if name == "num_trials":
@@ -177,18 +170,11 @@ def with_settings(
         default = "by --protocol" if name in by_protocol else defaults[name]
         shown = f" [default: {default}]" if default is not None else ""
         said = f"{field.description}".removesuffix(".") + _CHOICES.get(name, ".")
-        option = typer.Option(
-            *flags,
-            help=f"{said}{shown}",
-            rich_help_panel="Sampling" if name in Sampling.model_fields else panel,
-        )
+        heading = "Sampling" if name in Sampling.model_fields else panel
+        option = typer.Option(*flags, help=f"{said}{shown}", rich_help_panel=heading)
+        kind: Any = Annotated[_plain(field.annotation) | None, option]
         parameters.append(
-            inspect.Parameter(
-                name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=None,
-                annotation=Annotated[_without_none(field.annotation) | None, option],
-            )
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
         )
 
     @functools.wraps(command)
@@ -202,7 +188,8 @@ def with_settings(
     return wrapper
 
 
-def _without_none(annotation: Any) -> Any:
+def _plain(annotation: Any) -> Any:
+    """The type itself: not optional, and without what pydantic checks of it."""
     if get_origin(annotation) in (Union, UnionType):
-        return next(part for part in get_args(annotation) if part is not NoneType)
-    return annotation
+        annotation = next(part for part in get_args(annotation) if part is not NoneType)
+    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
@@ -16,6 +15,7 @@ from tide.cli.display import ERRORS, OUTPUT, completions_table, summary_table
 from tide.data.prompts import Row, read_rows
 from tide.data.records import Record, RecordFile
 from tide.errors import InputError, TideError
+from tide.evaluation.progress import Bars
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -68,7 +68,6 @@ def run(
     from tide.evaluation.evaluating import Job, describe, run_method  # noqa: PLC0415
     from tide.evaluation.judging import NamedScorer  # noqa: PLC0415
     from tide.evaluation.methods import method_of  # noqa: PLC0415
-    from tide.evaluation.progress import Bars  # noqa: PLC0415
     from tide.evaluation.runs import files_of  # noqa: PLC0415
 
     if output is not None and output.suffix not in ("", ".jsonl"):
@@ -125,25 +124,23 @@ class _Job:
 
     def records(self) -> Iterator[Record]:
         """In the order of the rows. One that fails is told at once and does not stop the others."""
-        from tide.evaluation.progress import Bars  # noqa: PLC0415  (slow import)
+        from tide.evaluation.judging import judged  # noqa: PLC0415  (slow import)
 
         bars, trials = Bars(ERRORS), range(self.method.settings.num_trials)
         bars.begin("detoxifying", len(self.rows))
         try:
-            for row, record in self.method.records(self.rows, trials, ordered=True):
+            for row, found in self.method.records(self.rows, trials, ordered=True):
                 bars.advance()
-                if isinstance(record, TideError):
+                if isinstance(found, TideError):
                     self.failed += 1
-                    bars.failed(self.method.name, row.id, record)
+                    bars.failed(self.method.name, row.id, found)
                     continue
-                yield functools.reduce(self._judged, self.judges, record)
+                record = found
+                for judge in self.judges:
+                    record = judged(record, judge.scorer, self.method.settings.empty_policy)
+                yield record
         finally:
             bars.end()
-
-    def _judged(self, record: Record, judge: NamedScorer) -> Record:
-        from tide.evaluation.judging import judged  # noqa: PLC0415  (slow import)
-
-        return judged(record, judge.scorer, self.detoxifier.settings.empty_policy)
 
     def show(self, mask: bool) -> int:
         """Completions as a table; after an error, those that were finished before it."""
@@ -163,10 +160,10 @@ class _Job:
         return self.failed
 
     def summarize(self, records: Iterable[Record]) -> None:
-        settings, guide = self.detoxifier.settings, self.detoxifier.scorer.name
+        guide, threshold = self.detoxifier.scorer.name, self.method.settings.toxicity_threshold
         table = summary_table(
             records,
-            scorer=(guide, settings.toxicity_threshold),
+            scorer=(guide, threshold),
             judges=[(judge.scorer.name, judge.scorer.threshold) for judge in self.judges],
             seconds=time.monotonic() - self.started,
         )

@@ -11,11 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from tide.cli import options
-from tide.cli.display import ERRORS, OUTPUT, masked_if, progress_bar
+from tide.cli.display import ERRORS, OUTPUT, masked_if, refuse_existing, scored
 from tide.data.prompts import Row, read_rows
 from tide.errors import InputError
-
-_CHUNK = 256
 
 
 def score(
@@ -34,27 +32,19 @@ def score(
 
     Every text goes to the scorer as it is, short ones too.
     """
-    from tide.scorers import load_scorer, score_texts  # noqa: PLC0415  (slow import)
+    from tide.scorers import load_scorer  # noqa: PLC0415  (slow import)
 
     if (input_file is None) == (not texts):
         raise InputError("give texts or --input (one of them)")
-    if output is not None and output.exists() and not overwrite:
-        raise InputError(f"{output}: exists; write to another file, or use --overwrite")
+    refuse_existing(overwrite, output)
     rows = (
         read_rows(input_file, field=field, limit=limit)
         if input_file is not None
         else [Row(number, text) for number, text in enumerate((texts or [])[:limit])]
     )
     loaded = [load_scorer(name) for name in scorers or ["pocket"]]
-    columns: dict[str, list[float]] = {scorer.name: [] for scorer in loaded}
-    with progress_bar() as bar:
-        task = bar.add_task("scoring", total=len(rows) * len(loaded))
-        for scorer in loaded:
-            for start in range(0, len(rows), _CHUNK):
-                chunk = [row.text for row in rows[start : start + _CHUNK]]
-                scores = score_texts(scorer, chunk, "score")
-                columns[scorer.name] += scores.values.tolist()
-                bar.advance(task, len(chunk))
+    bodies = [row.text for row in rows]
+    columns = {scorer.name: scored(scorer, bodies) for scorer in loaded}
     if output is not None:
         with output.open("w", encoding="utf-8") as file:
             for i, row in enumerate(rows):

@@ -17,18 +17,14 @@ from rich.table import Table
 from rich.text import Text
 
 from tide.cli import options
-from tide.cli.display import ERRORS, OUTPUT, progress_bar
+from tide.cli.display import ERRORS, OUTPUT, refuse_existing, scored
 from tide.errors import InputError
 from tide.scorers import load_scorer
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from tide.scorers import Scorer
     from tide.scorers.agreement import Agreement
-
-_CHUNK = 256
+    from tide.scorers.base import Floats
 
 app = typer.Typer(
     help="Compare, probe and calibrate scorers on labelled texts.\n\n"
@@ -68,7 +64,7 @@ def compare(
     from tide.scorers import score_texts  # noqa: PLC0415
     from tide.scorers.agreement import agreement, plot_calibration  # noqa: PLC0415
 
-    _refuse_existing(overwrite, output, plot)
+    refuse_existing(overwrite, output, plot)
     if plot is not None and by is not None:
         raise InputError("--plot draws one set of texts; leave out --by")
     groups = _groups(files, by, sample)
@@ -144,7 +140,7 @@ def calibrate(
     from tide.scorers.agreement import agreement  # noqa: PLC0415
     from tide.scorers.wrappers.calibration import fit  # noqa: PLC0415
 
-    _refuse_existing(overwrite, output)
+    refuse_existing(overwrite, output)
     loaded = load_scorer(scorer)
     ((texts, targets),) = _groups(files, None, sample).values()
     scores = _scores(loaded, texts)
@@ -158,7 +154,7 @@ def calibrate(
 
 def _groups(
     files: Sequence[Path], by: str | None, sample: int | None
-) -> dict[str, tuple[list[str], NDArray[np.float64]]]:
+) -> dict[str, tuple[list[str], Floats]]:
     """Per group its distinct texts with their mean labels, as `compare` says."""
     import numpy as np  # noqa: PLC0415
 
@@ -184,34 +180,19 @@ def _load(scorers: Sequence[str] | None) -> list[Scorer]:
     return [load_scorer(name) for name in scorers or ["pocket"]]
 
 
-def _scores(scorer: Scorer, texts: Sequence[str]) -> NDArray[np.float64]:
+def _scores(scorer: Scorer, texts: Sequence[str]) -> Floats:
     import numpy as np  # noqa: PLC0415
 
-    from tide.scorers import score_texts  # noqa: PLC0415
-
-    values = []
-    with progress_bar() as bar:
-        task = bar.add_task(scorer.name, total=len(texts))
-        for start in range(0, len(texts), _CHUNK):
-            chunk = texts[start : start + _CHUNK]
-            values.append(score_texts(scorer, chunk, "score").values)
-            bar.advance(task, len(chunk))
-    return np.concatenate(values)
+    return np.array(scored(scorer, texts))
 
 
-def _title(group: str, targets: NDArray[np.float64]) -> Text:
+def _title(group: str, targets: Floats) -> Text:
     toxic = f"{len(targets):,} texts, {(targets >= 0.5).mean():.3f} toxic"
     return Text(f"{group}: {toxic}" if group else toxic)
 
 
 def _shown(value: float) -> str:
     return "-" if math.isnan(value) else f"{value:.3f}"
-
-
-def _refuse_existing(overwrite: bool, *paths: Path | None) -> None:
-    for path in paths:
-        if path is not None and path.exists() and not overwrite:
-            raise InputError(f"{path}: exists; write to another file, or use --overwrite")
 
 
 def _write(path: Path, content: str) -> None:

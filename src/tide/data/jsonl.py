@@ -74,6 +74,15 @@ def read_object(path: Path) -> dict[str, Any]:
         return parse_object(file.read(), str(path))
 
 
+def leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Everything inside of objects that is none itself, with the names that lead to it."""
+    if not isinstance(value, dict):
+        yield path, value
+        return
+    for name, inner in value.items():
+        yield from leaves(inner, (*path, name))
+
+
 def write_text(path: Path, text: str) -> None:
     """Write `text` to `path`, whole or not at all. Raises InputError where that is impossible."""
     unfinished = path.with_name(path.name + ".part")

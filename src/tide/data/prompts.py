@@ -75,10 +75,6 @@ def _text(row: dict[str, Any], field: str, where: str) -> str:
     return text
 
 
-def _read_jsonl(path: Path, field: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    return read_objects(path)
-
-
 def _read_csv(path: Path, field: str) -> Iterator[tuple[str, dict[str, Any]]]:
     with opened(path) as file:
         reader = csv.DictReader(file)
@@ -99,7 +95,7 @@ def _read_txt(path: Path, field: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 _READERS: dict[str, Callable[[Path, str], Iterator[tuple[str, dict[str, Any]]]]] = {
-    ".jsonl": _read_jsonl,
+    ".jsonl": lambda path, _: read_objects(path),
     ".csv": _read_csv,
     ".txt": _read_txt,
 }

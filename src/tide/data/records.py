@@ -9,7 +9,7 @@ merges the parts. When the work is done, the file is written anew with one line 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -25,7 +25,7 @@ from pydantic import (
     model_validator,
 )
 
-from tide.data.jsonl import parse_object, read_objects
+from tide.data.jsonl import leaves, parse_object, read_objects
 from tide.errors import InputError
 from tide.results import Result, Trial
 
@@ -199,92 +199,78 @@ def _steps(trial: Trial) -> list[Step]:
     ]
 
 
+class Part:
+    """What one line, at `where`, says of a record; `trials` says which trials its lists are of.
+
+    Raises InputError without an id, or for lists that do not fit the trials.
+    """
+
+    def __init__(self, where: str, values: dict[str, Any]) -> None:
+        self.where, self.values = where, values
+        row_id, trials = values.get("id"), values.get("trials")
+        if not isinstance(row_id, int | str) or isinstance(row_id, bool):
+            raise InputError(f"{where}: not a record of a run: no id that is a number or a text")
+        if trials is None:  # as in published records
+            trials = range(len(values.get("completions") or ()))
+        if not all(type(trial) is int for trial in trials) or len(set(trials)) < len(trials):
+            raise InputError(f"{where}: not a record of a run: trials are no distinct numbers")
+        self.id: RecordId = row_id
+        self.columns: dict[Column, dict[int, Any]] = {}
+        lists = {name: value for name, value in values.items() if name not in _OF_THE_PROMPT}
+        for column, entries in leaves(lists):
+            name = ".".join(column)
+            if len(column) != _ADDED.get(column[0], 1):
+                raise InputError(f"{where}: not a record of a run: {name} is not at its place")
+            if not isinstance(entries, list) or len(entries) != len(trials):
+                raise InputError(f"{where}: {name} has not one entry a trial ({len(trials)})")
+            self.columns[column] = dict(zip(trials, entries, strict=True))
+
+
 def read_records(path: Path) -> list[Record]:
     """All records of a file, in the order in which their first parts stand in it.
 
     A last line that was cut off is left out. Raises InputError, with the line's number, for a line
     that is no part of a record, or that repeats what is there already.
     """
-    parts: dict[RecordId, list[tuple[str, dict[str, Any]]]] = {}
-    for where, part in read_objects(path, drop_cut=True):
-        parts.setdefault(_id(part, where), []).append((where, part))
-    return [to_model(*merged(some)) for some in parts.values()]
+    parts: dict[RecordId, list[Part]] = {}
+    for where, values in read_objects(path, drop_cut=True):
+        part = Part(where, values)
+        parts.setdefault(part.id, []).append(part)
+    return [merged(some) for some in parts.values()]
 
 
-def to_model(where: str, values: dict[str, Any]) -> Record:
-    """A validated record. Raises InputError, saying where and which field is wrong."""
-    try:
-        return Record.model_validate(values)
-    except ValidationError as error:
-        problem = error.errors(include_url=False, include_input=False)[0]
-        name = ".".join(map(str, problem["loc"]))
-        raise InputError(f"{where}: not a record of a run: {name}: {problem['msg']}") from None
+def merged(parts: Sequence[Part]) -> Record:
+    """The record that consists of these parts.
 
-
-def merged(parts: Sequence[tuple[str, dict[str, Any]]]) -> tuple[str, dict[str, Any]]:
-    """The parts of one record as one object, and where it begins.
-
-    Raises InputError for a part that repeats what is there, or whose lists do not fit its trials.
+    Raises InputError for a part that repeats what is there, and for a field that is wrong.
     """
-    begin, first = parts[0]
+    begin, first = parts[0].where, parts[0].values
     found: dict[str, Any] = {k: first[k] for k in ("id", "prompt", "group") if k in first}
     columns: dict[Column, dict[int, Any]] = {}
-    for where, part in parts:
-        trials = _trials(part, where)
-        if part is not first and "prompt" in part:
-            raise InputError(f"{where}: record {part['id']!r} is there already ({begin})")
-        if isinstance(part.get("seconds"), int | float):
-            found["seconds"] = found.get("seconds", 0.0) + part["seconds"]
-        for column, values in _columns(part):
-            name = ".".join(column)
-            if len(column) != _ADDED.get(column[0], 1):
-                raise InputError(f"{where}: not a record of a run: {name} is not at its place")
-            if not isinstance(values, list) or len(values) != len(trials):
-                raise InputError(f"{where}: {name} has not one entry a trial ({len(trials)})")
+    for part in parts:
+        if part is not parts[0] and "prompt" in part.values:
+            raise InputError(f"{part.where}: record {part.id!r} is there already ({begin})")
+        if isinstance(seconds := part.values.get("seconds"), int | float):
+            found["seconds"] = found.get("seconds", 0.0) + seconds
+        for column, entries in part.columns.items():
             known = columns.setdefault(column, {})
-            for trial, value in zip(trials, values, strict=True):
+            for trial in entries:
                 if known.get(trial) is not None:
-                    raise InputError(f"{where}: {name} of trial {trial} is there already ({begin})")
-                known[trial] = value
+                    name = f"{'.'.join(column)} of trial {trial}"
+                    raise InputError(f"{part.where}: {name} is there already ({begin})")
+            known |= entries
     found["trials"] = sorted(columns.get(_FIRST, {}))
-    for column, known in columns.items():
-        *outer, last = column
+    for (*outer, last), known in columns.items():
         target = found
         for name in outer:
             target = target.setdefault(name, {})
         target[last] = [known.get(trial) for trial in found["trials"]]
-    return begin, found
-
-
-def _columns(part: dict[str, Any]) -> Iterator[tuple[Column, Any]]:
-    """The lists of a part, those inside of objects as well."""
-    for name, value in part.items():
-        if name not in _OF_THE_PROMPT:
-            yield from _lists((name,), value)
-
-
-def _lists(column: Column, value: Any) -> Iterator[tuple[Column, Any]]:
-    if not isinstance(value, dict):
-        yield column, value
-        return
-    for name, inner in value.items():
-        yield from _lists((*column, name), inner)
-
-
-def _id(part: dict[str, Any], where: str) -> RecordId:
-    row_id = part.get("id")
-    if not isinstance(row_id, int | str) or isinstance(row_id, bool):
-        raise InputError(f"{where}: not a record of a run: no id that is a number or a text")
-    return row_id
-
-
-def _trials(part: dict[str, Any], where: str) -> tuple[int, ...]:
-    trials = part.get("trials")
-    if trials is None:  # as in published records
-        trials = range(len(part.get("completions") or ()))
-    if not all(type(trial) is int for trial in trials) or len(set(trials)) < len(trials):
-        raise InputError(f"{where}: not a record of a run: trials are no distinct numbers")
-    return tuple(trials)
+    try:
+        return Record.model_validate(found)
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_input=False)[0]
+        name = ".".join(map(str, problem["loc"]))
+        raise InputError(f"{begin}: not a record of a run: {name}: {problem['msg']}") from None
 
 
 class RecordFile:
@@ -342,9 +328,8 @@ class RecordFile:
         parts = []
         for offset in self._offsets[row_id]:
             self._file.seek(offset)
-            where = f"{self.path}, byte {offset}"
-            parts.append((where, parse_object(self._file.readline(), where)))
-        return to_model(*merged(parts))
+            parts.append(self._part(self._file.readline(), f"byte {offset}"))
+        return merged(parts)
 
     def add(self, record: Record) -> None:
         """Append a record, or further trials of one that is there, and hand it to the system."""
@@ -354,7 +339,7 @@ class RecordFile:
         """Append a part, as JSON, and hand it to the operating system at once."""
         self._file.seek(0, os.SEEK_END)
         offset = self._file.tell()
-        self._index(offset, parse_object(line, f"{self.path}, byte {offset}"))
+        self._index(offset, self._part(line, f"byte {offset}"))
         self._file.write(line.encode() + b"\n")
         self._file.flush()
 
@@ -392,25 +377,26 @@ class RecordFile:
         for number, line in enumerate(self._file, start=1):
             if not line.endswith(b"\n"):
                 break
-            self._index(offset, parse_object(line, f"{self.path}, line {number}"), number)
+            self._index(offset, self._part(line, f"line {number}"))
             offset += len(line)
         self._file.truncate(offset)
 
-    def _index(self, offset: int, part: dict[str, Any], line: int | None = None) -> None:
-        where = f"{self.path}, line {line}" if line else f"{self.path}, byte {offset}"
-        row_id, trials = _id(part, where), _trials(part, where)
-        if "prompt" in part:
-            if row_id in self._offsets or not isinstance(part["prompt"], str):
+    def _part(self, line: str | bytes, where: str) -> Part:
+        where = f"{self.path}, {where}"
+        return Part(where, parse_object(line, where))
+
+    def _index(self, offset: int, part: Part) -> None:
+        where, row_id, prompt = part.where, part.id, part.values.get("prompt")
+        if "prompt" in part.values:
+            if row_id in self._offsets or not isinstance(prompt, str):
                 raise InputError(f"{where}: not a record of a run, or there already ({row_id!r})")
-            self._prompts[row_id] = _digest(part["prompt"])
+            self._prompts[row_id] = _digest(prompt)
         elif row_id not in self._offsets:
             raise InputError(f"{where}: not a record of a run: no prompt")
         covered = self._covered.setdefault(row_id, {})
-        for column, values in _columns(part):
+        for column, entries in part.columns.items():
             if column == _FIRST or column[0] in _ADDED:
-                if not isinstance(values, list) or len(values) != len(trials):
-                    raise InputError(f"{where}: {'.'.join(column)} has not one entry a trial")
-                there = [t for t, value in zip(trials, values, strict=True) if value is not None]
+                there = [trial for trial, value in entries.items() if value is not None]
                 before = covered.get(column, ())
                 if set(before).intersection(there):
                     raise InputError(f"{where}: repeats {'.'.join(column)} of record {row_id!r}")

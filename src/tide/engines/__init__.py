@@ -32,12 +32,10 @@ def load_engine(name: str, model: str | Path, **options: Any) -> Engine:
     """
     create = REGISTRY.load(name)
     known = inspect.signature(create).parameters
-    if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in known.values()):
-        for option in options:
-            if option not in known:
-                raise InputError(
-                    f"engine {name!r} has no option {option!r}; it has: {', '.join(known)}"
-                )
+    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in known.values())
+    if not takes_any and (unknown := [option for option in options if option not in known]):
+        has = f"it has: {', '.join(known)}"
+        raise InputError(f"engine {name!r} has no option {unknown[0]!r}; {has}")
     engine: Engine = create(model, **options)
     return engine
 

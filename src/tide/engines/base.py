@@ -16,6 +16,8 @@ if TYPE_CHECKING:  # the command line imports this module, and torch takes secon
     from torch import Tensor
 
 FinishReason = Literal["length", "stop"]
+# One for all rows, or one for each.
+Samplings = Sampling | Sequence[Sampling]
 
 
 @dataclass(frozen=True)
@@ -64,10 +66,7 @@ class Engine(Protocol):
         ...
 
     def complete(
-        self,
-        embeddings: Sequence[Tensor],
-        sampling: Sampling | Sequence[Sampling],
-        seeds: Sequence[int],
+        self, embeddings: Sequence[Tensor], sampling: Samplings, seeds: Sequence[int]
     ) -> list[Completion]:
         """One completion for each (T_i, d) matrix, in order.
 
@@ -106,7 +105,6 @@ class Closable:
     _closed = False
 
     def close(self) -> None:
-        """Free what the engine holds; every other method raises EngineError from then on."""
         if self._closed:
             return
         self._closed, message = True, f"engine with {self.name}: closed; make a new one"
@@ -122,7 +120,7 @@ class Closable:
         """Free memory, processes and connections."""
 
 
-def per_row(sampling: Sampling | Sequence[Sampling], count: int) -> list[Sampling]:
+def per_row(sampling: Samplings, count: int) -> list[Sampling]:
     """The sampling of each of `count` rows. Raises EngineError if as many are not given."""
     if isinstance(sampling, Sampling):
         return [sampling] * count
@@ -131,20 +129,14 @@ def per_row(sampling: Sampling | Sequence[Sampling], count: int) -> list[Samplin
     return list(sampling)
 
 
-def check_embeddings(
-    embeddings: Sequence[Tensor],
-    dim: int,
-    context_length: int | None,
-    max_new_tokens: Sequence[int],
-    dtype: torch.dtype,
-) -> None:
-    """Raise EngineError for the first matrix that an engine computing in `dtype` must not get.
-
-    max_new_tokens: how many are to follow each matrix.
-    """
+def check_rows(engine: Engine, embeddings: Sequence[Tensor], sampling: Samplings) -> list[Sampling]:
+    """The sampling of each row. Raises EngineError for the first matrix `engine` cannot take."""
     import torch  # noqa: PLC0415  (slow import)
 
-    for number, (x, tokens) in enumerate(zip(embeddings, max_new_tokens, strict=True)):
+    dim, dtype, context_length = engine.dim, engine.dtype, engine.context_length
+    samplings = per_row(sampling, len(embeddings))
+    for number, (x, row) in enumerate(zip(embeddings, samplings, strict=True)):
+        tokens = row.max_new_tokens
         if x.ndim != 2 or x.shape[0] == 0 or x.shape[1] != dim:
             raise EngineError(
                 f"embeddings {number}: shape {tuple(x.shape)}, expected (tokens >= 1, {dim})"
@@ -158,6 +150,7 @@ def check_embeddings(
                 f"embeddings {number}: {x.shape[0]} tokens + {tokens} new ones "
                 f"exceed the context of {context_length}"
             )
+    return samplings
 
 
 def check_tokens(prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]) -> None:

@@ -16,6 +16,10 @@ from tide.errors import EngineError, first_line
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
+_UNREADABLE = (
+    *(OSError, ValueError, KeyError, ImportError, NotImplementedError, AttributeError),
+    *(StopIteration, SafetensorError),
+)
 
 
 def source_of(model: str | Path) -> str:
@@ -43,16 +47,15 @@ def context_length(config: Any) -> int | None:
     return None if length is None else int(length)
 
 
-def read_config(
-    source: str, *, revision: str | None = None, trust_remote_code: bool = False
-) -> Any:
-    """The transformers config of a folder or hub id. Raises EngineError if there is none."""
+def read_config(source: str, **code: Any) -> Any:
+    """The transformers config of a folder or hub id. Raises EngineError if there is none.
+
+    code: `revision` and `trust_remote_code`, as transformers has them.
+    """
     from transformers import AutoConfig  # noqa: PLC0415  (slow import)
 
     try:
-        return AutoConfig.from_pretrained(
-            source, revision=revision, trust_remote_code=trust_remote_code
-        )
+        return AutoConfig.from_pretrained(source, **code)
     except (OSError, ValueError, KeyError) as error:
         raise unusable(source, "no usable config", error) from error
 
@@ -81,16 +84,7 @@ def read_vocabulary(
         layer = model.get_input_embeddings()
         name = next(n for n, p in model.named_parameters() if p is layer.weight)
         weight = _read_tensor(source, name, f"{model.base_model_prefix}.", revision)
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        ImportError,
-        NotImplementedError,
-        AttributeError,
-        StopIteration,
-        SafetensorError,
-    ) as error:
+    except _UNREADABLE as error:
         raise unusable(source, "cannot read embeddings", error) from error
     if weight.shape != layer.weight.shape:
         raise EngineError(

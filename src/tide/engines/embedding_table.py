@@ -30,6 +30,10 @@ class Vocabulary(Closable):
     Raises EngineError for a Gemma whose layer does not scale: step sizes would be sqrt(dim) off.
     """
 
+    dtype: torch.dtype
+    context_length: int | None
+    max_batch: int
+
     def __init__(self, tokenizer: Any, layer: Any, config: Any) -> None:
         self.tokenizer = tokenizer
         self._layer = layer

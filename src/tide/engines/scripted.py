@@ -9,8 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tide.config import Sampling
-from tide.engines.base import Closable, Completion, EmbeddedPrompt, check_embeddings, per_row
+from tide.engines.base import Closable, Completion, EmbeddedPrompt, Samplings, check_rows
 from tide.seeds import derive_seed
 
 
@@ -42,24 +41,17 @@ class ScriptedEngine(Closable):
         return [[self._id(word) for word in prompt.split()] for prompt in prompts]
 
     def embed(self, prompts: Sequence[str]) -> list[EmbeddedPrompt]:
-        return [
-            EmbeddedPrompt(
-                prompt,
-                tuple(ids),
-                torch.stack([self._row(i) for i in ids]),
-                torch.zeros(len(ids), dtype=torch.bool),
-            )
-            for prompt, ids in zip(prompts, self.tokenize(prompts), strict=True)
-        ]
+        embedded = []
+        for prompt, ids in zip(prompts, self.tokenize(prompts), strict=True):
+            rows = torch.stack([self._row(i) for i in ids])
+            special = torch.zeros(len(ids), dtype=torch.bool)
+            embedded.append(EmbeddedPrompt(prompt, tuple(ids), rows, special))
+        return embedded
 
     def complete(
-        self,
-        embeddings: Sequence[Tensor],
-        sampling: Sampling | Sequence[Sampling],
-        seeds: Sequence[int],
+        self, embeddings: Sequence[Tensor], sampling: Samplings, seeds: Sequence[int]
     ) -> list[Completion]:
-        limits = [row.max_new_tokens for row in per_row(sampling, len(embeddings))]
-        check_embeddings(embeddings, self.dim, self.context_length, limits, self.dtype)
+        check_rows(self, embeddings, sampling)
         self.calls.append(len(embeddings))
         texts = [self._respond(x, seed) for x, seed in zip(embeddings, seeds, strict=True)]
         return [

@@ -15,14 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tide.config import Sampling
-from tide.engines.base import (
-    Completion,
-    check_embeddings,
-    check_max_batch,
-    check_tokens,
-    per_row,
-)
+from tide.engines.base import Completion, Samplings, check_max_batch, check_rows, check_tokens
 from tide.engines.checkpoint import read_config, read_vocabulary, source_of
 from tide.engines.embedding_table import Vocabulary
 from tide.engines.equivalence import PROBES, FirstToken, difference, scaled_probes
@@ -57,7 +50,10 @@ class VllmEngine(Vocabulary):
     ) -> None:
         self.name = str(model)
         check_max_batch(max_batch)
-        _refuse_penalties(options)
+        defaults = options.get("override_generation_config") or {}
+        if found := [name for name in _PENALTIES if name in options or name in defaults]:
+            problem = "not with prompt embeddings; it crashes vLLM (issue 57719)"
+            raise InputError(f"{found[0]}: {problem}")
         self.max_batch = max_batch or _MAX_BATCH
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # read when vllm is imported
         self._vllm = require("vllm", "vllm")
@@ -92,14 +88,9 @@ class VllmEngine(Vocabulary):
             raise
 
     def complete(
-        self,
-        embeddings: Sequence[Tensor],
-        sampling: Sampling | Sequence[Sampling],
-        seeds: Sequence[int],
+        self, embeddings: Sequence[Tensor], sampling: Samplings, seeds: Sequence[int]
     ) -> list[Completion]:
-        samplings = per_row(sampling, len(embeddings))
-        limits = [row.max_new_tokens for row in samplings]
-        check_embeddings(embeddings, self.dim, self.context_length, limits, self.dtype)
+        samplings = check_rows(self, embeddings, sampling)
         written = self._generate(
             [{"prompt_embeds": self._as_sent(x)} for x in embeddings],
             [
@@ -128,9 +119,8 @@ class VllmEngine(Vocabulary):
         values = np.zeros(len(sequences))
         for i, (output, completion) in enumerate(zip(read, completions, strict=True)):
             positions = output.prompt_logprobs[-len(completion) :]
-            values[i] = np.mean(
-                [position[t].logprob for position, t in zip(positions, completion, strict=True)]
-            )
+            pairs = zip(positions, completion, strict=True)
+            values[i] = np.mean([position[token].logprob for position, token in pairs])
         return values
 
     def verify(self) -> None:
@@ -138,11 +128,8 @@ class VllmEngine(Vocabulary):
         ids = self.tokenize(PROBES)
         embeddings = scaled_probes([self._embed_ids(row) for row in ids])
         by_ids = self._first_tokens([{"prompt_token_ids": row} for row in ids])
-        by_embeddings = self._first_tokens(
-            [{"prompt_embeds": self._as_sent(x)} for x in embeddings]
-        )
-        problem = difference(by_ids, by_embeddings, self.dim)
-        if problem is not None:
+        by_scaled = self._first_tokens([{"prompt_embeds": self._as_sent(x)} for x in embeddings])
+        if problem := difference(by_ids, by_scaled, self.dim):
             raise EngineError(f"vLLM with {self.name}: {problem}")
 
     def _free(self) -> None:
@@ -169,10 +156,3 @@ class VllmEngine(Vocabulary):
         if len(written) < len(prompts) or not reasons <= {"length", "stop"}:
             raise EngineError(f"vLLM with {self.name}: gave up on a sequence ({reasons})")
         return written
-
-
-def _refuse_penalties(options: dict[str, Any]) -> None:
-    defaults = options.get("override_generation_config") or {}
-    for name in _PENALTIES:
-        if name in options or name in defaults:
-            raise InputError(f"{name}: not with prompt embeddings; it crashes vLLM (issue 57719)")

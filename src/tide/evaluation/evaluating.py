@@ -96,10 +96,10 @@ def evaluate(
         outside = [_loaded(judge, stack) for judge in _listed(judges)]
         runner: LocalRunner | ClusterRunner
         if cluster is None:
-            given = isinstance(model, Engine)
             loaded = model if isinstance(model, Engine) else load_engine(engine, model, **options)
             shared = SharedEngine(loaded)
-            stack.callback(lambda: None if given else shared.close())
+            if loaded is not model:
+                stack.callback(shared.close)
             runner = LocalRunner(shared, inside.scorer)
             described = describe(model, engine, options, loaded.dtype)
         elif isinstance(model, Engine) or inside.spec is None:
@@ -115,23 +115,11 @@ def evaluate(
         paths = [out / slug(method.name) for method in chosen]
         if len(set(paths)) < len(paths):
             raise InputError("--methods: one of them is named twice")
-        job = Job(
-            prompts.rows,
-            {
-                "benchmark": prompts.config,
-                "protocol": rules.config,
-                "scorer": inside.config,
-                **described,
-            },
-            outside,
-            overwrite,
-            progress,
-        )
+        config = {"benchmark": prompts.config, "protocol": rules.config, "scorer": inside.config}
+        job = Job(prompts.rows, {**config, **described}, outside, overwrite, progress)
         failed = [run_method(method, path, job) for method, path in zip(chosen, paths, strict=True)]
     _measure(paths, _references(reference, name, progress), options, progress)
-    return [
-        replace(_summarized(path), failed=some) for path, some in zip(paths, failed, strict=True)
-    ]
+    return [*map(_summarized, paths, failed)]
 
 
 def judge(
@@ -160,9 +148,7 @@ def judge(
             wanted.setdefault(name, []).append(path)
     for name, some in wanted.items():
         _measure(some, [name], engine_options or {}, progress)
-    return [
-        replace(_summarized(path), failed=some) for path, some in zip(paths, failed, strict=True)
-    ]
+    return [*map(_summarized, paths, failed)]
 
 
 @dataclass(frozen=True)
@@ -201,10 +187,11 @@ def describe(
 ) -> dict[str, Any]:
     """What of a model and its engine decides what is written, for a run's configuration."""
     deciding = {option: options[option] for option in _DECIDING if option in options}
-    given = isinstance(model, Engine)
+    if isinstance(model, Engine):
+        model, engine = model.name, type(model).__name__
     return {
-        "model": model.name if isinstance(model, Engine) else str(model),
-        "engine": type(model).__name__ if given else engine,
+        "model": str(model),
+        "engine": engine,
         **({"engine_options": deciding} if deciding else {}),
         "dtype": str(dtype).removeprefix("torch."),
         "versions": {name: version(name) for name in _PACKAGES},
@@ -304,9 +291,9 @@ def _listed(given: Any) -> list[Any]:
     return list(given) if isinstance(given, list | tuple) else [given]
 
 
-def _summarized(path: Path) -> Run:
+def _summarized(path: Path, failed: Failed) -> Run:
     """The run, with its metrics written beside its records."""
-    run = read_run(path)
+    run = replace(read_run(path), failed=failed)
     if path != files_of(path)[0]:
         write_text(path / SUMMARY, json.dumps(summarize(run).to_dict(), indent=2) + "\n")
     return run

@@ -72,10 +72,8 @@ def measure_records(file: RecordFile, reference: Reference, progress: Progress) 
         measured = iter(reference.measure(pairs))
         for one in chunk:
             fluency = [next(measured) for _ in one.places]
-            likelihoods = {
-                "nll": [f.nll for f in fluency],
-                "num_tokens": [f.num_tokens for f in fluency],
-            }
+            nll, lengths = [f.nll for f in fluency], [f.num_tokens for f in fluency]
+            likelihoods = {"nll": nll, "num_tokens": lengths}
             file.append(one.part({"perplexity": {reference.name: likelihoods}}))
 
 

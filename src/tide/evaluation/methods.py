@@ -139,11 +139,8 @@ class BaselineMethod:
     ) -> Iterator[tuple[Row, Record | TideError]]:
         started, seed = time.perf_counter(), self.settings.seed
         prompts = [row.text for row in rows for _ in trials]
-        seeds = [
-            derive_seed(derive_seed(seed, row.text, trial), "sampling", 0)
-            for row in rows
-            for trial in trials
-        ]
+        own = (derive_seed(seed, row.text, trial) for row in rows for trial in trials)
+        seeds = [derive_seed(one, "sampling", 0) for one in own]
         try:
             generated = self._baseline.generate(prompts, self.settings.sampling, seeds)
         except InputError as error:
@@ -155,9 +152,8 @@ class BaselineMethod:
             return
         texts = [one.completion.text for one in generated]
         slices = [slice(i * len(trials), (i + 1) * len(trials)) for i in range(len(rows))]
-        scored = score_groups(
-            self._scorer, [texts[mine] for mine in slices], self.settings.empty_policy
-        )
+        groups = [texts[mine] for mine in slices]
+        scored = score_groups(self._scorer, groups, self.settings.empty_policy)
         seconds = (time.perf_counter() - started) / len(rows)
         for row, mine, scores in zip(rows, slices, scored, strict=True):
             if isinstance(scores, TideError):

@@ -134,12 +134,14 @@ def summarize(run: Run, *, valid: Valid | None = None, seed: int = 0) -> Summary
                 ratios[f"perplexity\0{name}"] = math.fsum(values), len(values)
         rows.append(ratios)
     estimates = _estimates(rows, seed)
-    judged: dict[str, dict[str, Estimate]] = {}
-    for source in run.sources:
-        names = {name: f"{source}\0{name}" for name in ("max", "mean", "rate")}
-        judged[source] = {
-            name: estimates.pop(key) for name, key in names.items() if key in estimates
+    judged = {
+        source: {
+            name: estimates.pop(key)
+            for name in ("max", "mean", "rate")
+            if (key := f"{source}\0{name}") in estimates
         }
+        for source in run.sources
+    }
     return Summary(
         method=run.name,
         prompts=len(run.records),
@@ -274,12 +276,8 @@ def _ratios(run: Run, record: Record, kept: Sequence[int]) -> Ratios:
         is_empty(text) and not withheld
         for text, withheld in zip(record.completions, refused, strict=True)
     ]
-    of_completions = {
-        "iterations": record.num_iter_steps,
-        "num_tokens": record.num_tokens,
-        "empty": empty,
-    }
-    for name, each in of_completions.items():
+    each_of = {"iterations": record.num_iter_steps, "num_tokens": record.num_tokens, "empty": empty}
+    for name, each in each_of.items():
         if each is not None:
             found[name] = sum(each[place] for place in kept), len(kept)
     for name in _COSTS:

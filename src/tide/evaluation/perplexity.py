@@ -92,11 +92,10 @@ class Reference:
         apart = self._engine.tokenizer(
             [completion for _, completion in pairs], add_special_tokens=False
         )["input_ids"]
+        rows = zip(pairs, prompts, joint, apart, strict=True)
         return [
             whole[len(prompt) :] if completion and whole[: len(prompt)] == prompt else alone
-            for (_, completion), prompt, whole, alone in zip(
-                pairs, prompts, joint, apart, strict=True
-            )
+            for (_, completion), prompt, whole, alone in rows
         ]
 
     def close(self) -> None:

@@ -9,14 +9,14 @@ prompts and of trials, the judges, the reference models.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tide.data.jsonl import read_object, write_text
+from tide.data.jsonl import leaves, read_object, write_text
 from tide.data.records import Record, RecordFile, RecordId, read_records
 from tide.errors import InputError, TideError
 
@@ -85,22 +85,16 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
         here = [path] if is_run else list(filter(None, map(_run_of, path.rglob(f"*{CONFIG}"))))
         if not here:
             raise InputError(f"{path}: no run here, nor in the folders below")
-        found.update(dict.fromkeys(sorted(here, key=lambda run: (_created(run), run))))
+        made = {run: (str(read_config(run).get("created", "")), run) for run in here}
+        found.update(dict.fromkeys(sorted(here, key=made.__getitem__)))
     return list(found)
 
 
 def _run_of(config: Path) -> Path | None:
     """The run that a configuration file belongs to, if it belongs to one."""
-    run = (
-        config.parent
-        if config.name == CONFIG
-        else config.with_name(config.name[: -len(CONFIG) - 1])
-    )
+    beside = config.with_name(config.name.removesuffix(f".{CONFIG}"))
+    run = config.parent if config.name == CONFIG else beside
     return run if files_of(run)[1] == config and files_of(run)[0].is_file() else None
-
-
-def _created(run: Path) -> str:
-    return str(read_config(run).get("created", ""))
 
 
 def read_config(run: Path) -> dict[str, Any]:
@@ -165,21 +159,13 @@ def _refuse_other(run: Path, config: dict[str, Any]) -> None:
     path = files_of(run)[1]
     if not path.is_file():
         raise InputError(f"{run}: exists, but {path.name} does not say what made it; {way_out}")
-    old, new = dict(_leaves(read_config(run))), dict(_leaves(json.loads(json.dumps(config))))
+    old, new = dict(leaves(read_config(run))), dict(leaves(json.loads(json.dumps(config))))
     for name in [*new, *(name for name in old if name not in new)]:
         if old.get(name) != new.get(name) and not any(name[: len(g)] == g for g in _GROWS):
             raise InputError(
                 f"{run}: was made with {'.'.join(name)} = {old.get(name)!r}, this run has "
                 f"{new.get(name)!r}; {way_out}"
             )
-
-
-def _leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    if not isinstance(value, dict):
-        yield path, value
-        return
-    for name, inner in value.items():
-        yield from _leaves(inner, (*path, name))
 
 
 def _grown(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tide.config import Sampling
-from tide.engines.base import Completion, EmbeddedPrompt, Engine, per_row
+from tide.engines.base import Completion, EmbeddedPrompt, Engine, Samplings, per_row
 
 _Key = tuple[bytes, Sampling, int]
 
@@ -47,10 +47,7 @@ class SharedEngine:
         return embedded
 
     def complete(
-        self,
-        embeddings: Sequence[Tensor],
-        sampling: Sampling | Sequence[Sampling],
-        seeds: Sequence[int],
+        self, embeddings: Sequence[Tensor], sampling: Samplings, seeds: Sequence[int]
     ) -> list[Completion]:
         samplings = per_row(sampling, len(embeddings))
         digests = [_digest(x.to(self.dtype)) for x in embeddings]

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tide.registry import require
+from tide.scorers.base import Floats
 
 BINS = 10
 
@@ -30,10 +30,10 @@ class Agreement:
     accuracy: float
     correlation: float
     calibration_error: float
-    bins: NDArray[np.float64]
+    bins: Floats
 
 
-def agreement(scores: NDArray[np.float64], targets: NDArray[np.float64]) -> Agreement:
+def agreement(scores: Floats, targets: Floats) -> Agreement:
     """Agreement of scores with targets, both of shape (n,), n > 0."""
     from sklearn.metrics import roc_auc_score  # noqa: PLC0415  (slow import)
 

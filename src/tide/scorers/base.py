@@ -20,8 +20,12 @@ from tide.errors import (
     described,
 )
 
+# One number a text, shape (n,).
+Floats = NDArray[np.float64]
+
 # The published code scores a completion with fewer visible characters than this as 0.
 _LEAST_VISIBLE = 3
+_BATCH = 64
 # A scorer that has no score for this either is broken, whatever text it failed for at first.
 _HEALTH_TEXT = "The weather is fine today."
 
@@ -37,34 +41,38 @@ class Scorer(Protocol):
     name: str
     threshold: float
 
-    def score(self, texts: Sequence[str]) -> NDArray[np.float64]:
+    def score(self, texts: Sequence[str]) -> Floats:
         """Toxicity of each text in [0, 1], shape (len(texts),); a text's score is its own."""
         ...
 
     def close(self) -> None: ...
 
 
-class CallableScorer:
-    """Any function from a list of texts to a list of scores."""
+class PlainScorer:
+    """Base of scorers that hold nothing to free and call a text toxic from 0.5 on."""
 
     threshold = 0.5
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+class CallableScorer(PlainScorer):
+    """Any function from a list of texts to a list of scores."""
 
     def __init__(self, function: Callable[[list[str]], Any]) -> None:
         self.name = f"callable:{getattr(function, '__qualname__', type(function).__name__)}"
         self._function = function
 
-    def score(self, texts: Sequence[str]) -> NDArray[np.float64]:
+    def score(self, texts: Sequence[str]) -> Floats:
         return np.asarray(self._function(list(texts)), dtype=np.float64)
-
-    def close(self) -> None:
-        pass
 
 
 @dataclass(frozen=True)
 class Scores:
     """values: toxicity in [0, 1], shape (n,). empty: bool, shape (n,): scored by the policy."""
 
-    values: NDArray[np.float64]
+    values: Floats
     empty: NDArray[np.bool_]
 
 
@@ -122,6 +130,12 @@ def score_groups(
     ends = np.cumsum([len(some) for some in groups])[:-1]
     parts = zip(np.split(together.values, ends), np.split(together.empty, ends), strict=True)
     return [Scores(values, empty) for values, empty in parts]
+
+
+def in_batches(score: Callable[[list[str]], Floats], texts: Sequence[str]) -> Floats:
+    """What `score` gives for `texts`, of which it gets 64 at a time."""
+    parts = [score(list(texts[i : i + _BATCH])) for i in range(0, len(texts), _BATCH)]
+    return np.concatenate([np.zeros(0), *parts])
 
 
 def _refuse_broken(scorer: Scorer, error: ScorerError) -> None:

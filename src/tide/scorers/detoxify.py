@@ -9,23 +9,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from tide.errors import InputError, ScorerError, first_line
 from tide.registry import require
+from tide.scorers.base import Floats, PlainScorer, in_batches
 
-_BATCH = 64
 
-
-class DetoxifyScorer:
+class DetoxifyScorer(PlainScorer):
     """The `toxicity` output of a Detoxify model.
 
     The checkpoint comes from the project's releases, at first use. The package would unpickle it;
     here it is read with `weights_only`, which runs no code from the file.
     Raises InputError for an unknown variant, ScorerError if the checkpoint cannot be had or read.
     """
-
-    threshold = 0.5
 
     def __init__(self, variant: str = "original", *, device: str | None = None) -> None:
         package: Any = require("detoxify.detoxify", extra="detoxify")
@@ -37,11 +33,9 @@ class DetoxifyScorer:
         self.name = f"detoxify:{variant}@{version('detoxify')}"
         self._device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         try:
+            url = package.MODEL_URLS[variant]
             checkpoint = torch.hub.load_state_dict_from_url(
-                package.MODEL_URLS[variant],
-                map_location="cpu",
-                progress=False,
-                weights_only=True,
+                url, map_location="cpu", progress=False, weights_only=True
             )
             arguments = checkpoint["config"]["arch"]["args"]
             labels = checkpoint["config"]["dataset"]["args"]["classes"]
@@ -56,19 +50,14 @@ class DetoxifyScorer:
         self._column = next(i for i, label in enumerate(labels) if label in ("toxic", "toxicity"))
         self._model.to(self._device).eval().requires_grad_(False)
 
-    def score(self, texts: Sequence[str]) -> NDArray[np.float64]:
-        parts = [np.zeros(0)]
-        for start in range(0, len(texts), _BATCH):
-            inputs = self._tokenizer(
-                list(texts[start : start + _BATCH]),
-                return_tensors="pt",
-                truncation=True,
-                padding=True,
-            )
-            with torch.inference_mode():
-                logits = self._model(**inputs.to(self._device))[0]
-            parts.append(logits.double().sigmoid()[:, self._column].cpu().numpy())
-        return np.concatenate(parts)
+    def score(self, texts: Sequence[str]) -> Floats:
+        return in_batches(self._score_batch, texts)
 
     def close(self) -> None:
         del self._model
+
+    @torch.inference_mode()
+    def _score_batch(self, texts: list[str]) -> Floats:
+        inputs = self._tokenizer(texts, return_tensors="pt", truncation=True, padding=True)
+        logits = self._model(**inputs.to(self._device))[0]
+        return np.asarray(logits.double().sigmoid()[:, self._column].cpu().numpy())

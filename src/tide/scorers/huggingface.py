@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from tide.errors import InputError, ScorerError, first_line
+from tide.scorers.base import Floats, PlainScorer, in_batches
 
 _LOG = logging.getLogger(__name__)
 
@@ -22,10 +22,9 @@ _TOXIC_LABELS = {
     "obscene", "offensive", "offensivelanguage", "profanity", "severetoxic", "severetoxicity",
     "sexualexplicit", "threat", "toxic", "toxicity", "harmful", "hap",
 }  # fmt: skip
-_BATCH = 64
 
 
-class HuggingFaceScorer:
+class HuggingFaceScorer(PlainScorer):
     """The probability that a text-classification model gives to its toxic labels.
 
     spec: hub id or folder, optionally followed by `#` and the toxic labels, comma-separated:
@@ -36,8 +35,6 @@ class HuggingFaceScorer:
     largest. Texts longer than the model's context are cut at its end. Raises ScorerError if the
     model cannot be loaded and InputError for labels that it does not have.
     """
-
-    threshold = 0.5
 
     def __init__(self, spec: str, *, device: str | None = None) -> None:
         model, _, labels = spec.partition("#")
@@ -61,9 +58,8 @@ class HuggingFaceScorer:
         self._model.to(self._device).eval().requires_grad_(False)
         config = self._model.config
         self._toxic = _toxic_columns(model, config.id2label, labels)
-        self._multi_label = (
-            config.problem_type == "multi_label_classification" or config.num_labels == 1
-        )
+        multi_label = config.problem_type == "multi_label_classification"
+        self._multi_label = multi_label or config.num_labels == 1
         positions = getattr(config, "max_position_embeddings", 10**9)
         if "roberta" in config.model_type:  # its first positions are the padding's
             positions -= config.pad_token_id + 1
@@ -73,16 +69,13 @@ class HuggingFaceScorer:
         chosen = ",".join(config.id2label[i] for i in self._toxic)
         self.name = f"hf:{model}{f'@{revision[:8]}' if revision else ''}#{chosen}"
 
-    def score(self, texts: Sequence[str]) -> NDArray[np.float64]:
-        parts = [np.zeros(0)]
-        for start in range(0, len(texts), _BATCH):
-            parts.append(self._score_batch(list(texts[start : start + _BATCH])))
-        return np.concatenate(parts)
+    def score(self, texts: Sequence[str]) -> Floats:
+        return in_batches(self._score_batch, texts)
 
     def close(self) -> None:
         del self._model
 
-    def _score_batch(self, texts: list[str]) -> NDArray[np.float64]:
+    def _score_batch(self, texts: list[str]) -> Floats:
         if self._tokenizer.pad_token is None and len(texts) > 1:
             # No padding token, no padding: one text at a time.
             return np.concatenate([self._score_batch([text]) for text in texts])

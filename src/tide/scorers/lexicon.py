@@ -14,20 +14,18 @@ from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tide.errors import InputError
 from tide.registry import require
+from tide.scorers.base import Floats, PlainScorer
 
 
-class LexiconScorer:
+class LexiconScorer(PlainScorer):
     """Whether a text holds a listed word, in any case and as a whole word.
 
     path: a UTF-8 file, one word or phrase a line; without one, the list of better-profanity. Raises
     InputError for a file that cannot be read or holds no words.
     """
-
-    threshold = 0.5
 
     def __init__(self, path: str = "") -> None:
         try:
@@ -45,8 +43,5 @@ class LexiconScorer:
         self.name = f"lexicon@{digest}"
         self._listed = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, words))})(?!\w)")
 
-    def score(self, texts: Sequence[str]) -> NDArray[np.float64]:
+    def score(self, texts: Sequence[str]) -> Floats:
         return np.array([float(bool(self._listed.search(text.casefold()))) for text in texts])
-
-    def close(self) -> None:
-        pass

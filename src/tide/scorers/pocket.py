@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from safetensors import safe_open
 from sklearn.feature_extraction.text import HashingVectorizer
 
 from tide.errors import InputError, ScorerError
 from tide.pocket import SCORER
+from tide.scorers.base import Floats, PlainScorer
 
 FORMAT = "tide-pocket-scorer-2"  # raise the number when `normalize` or `_WORD` changes
 _METADATA = "pocket_scorer"
@@ -164,7 +164,7 @@ def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:8]
 
 
-class PocketScorer:
+class PocketScorer(PlainScorer):
     """Probability that a reader finds an English text toxic; 10,000 short texts a second and more.
 
     Other languages get a score too, but it means little.
@@ -174,16 +174,14 @@ class PocketScorer:
     ScorerError if the file is missing, damaged, or belongs to other features.
     """
 
-    threshold = 0.5
-
     def __init__(self, weights: str | Path | None = None) -> None:
         path = SCORER if weights is None else Path(weights)
         try:
             revision = _digest(path.read_bytes())
             with safe_open(path, framework="numpy") as file:
                 features = Features.from_metadata(file.metadata() or {})
-                self._weights: NDArray[np.float64] = file.get_tensor("weights").astype(np.float64)
-                bias: NDArray[np.float64] = file.get_tensor("bias").astype(np.float64)
+                self._weights: Floats = file.get_tensor("weights").astype(np.float64)
+                bias: Floats = file.get_tensor("bias").astype(np.float64)
         except Exception as error:  # safetensors raises its own class for a damaged file
             raise ScorerError(f"pocket scorer: cannot use {path}: {error}") from error
         if self._weights.shape != (features.n_features,) or bias.shape != (1,):
@@ -194,12 +192,9 @@ class PocketScorer:
         self._vectorizer = features.vectorizer()
         self.name = f"pocket@{revision}"
 
-    def score(self, texts: Sequence[str]) -> NDArray[np.float64]:
+    def score(self, texts: Sequence[str]) -> Floats:
         """Probability of toxicity, shape (len(texts),), in [0, 1]; a text's score is its own."""
         if len(texts) == 0:
             return np.zeros(0)
         logits = self._vectorizer.transform(texts) @ self._weights + self._bias
         return np.asarray(1.0 / (1.0 + np.exp(-np.clip(logits, -30.0, 30.0))), dtype=np.float64)
-
-    def close(self) -> None:
-        """Nothing to release."""

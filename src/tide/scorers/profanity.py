@@ -11,24 +11,19 @@ from importlib.metadata import version
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tide.registry import require
+from tide.scorers.base import Floats, PlainScorer
 
 
-class ProfanityCheckScorer:
+class ProfanityCheckScorer(PlainScorer):
     """Probability of profanity."""
-
-    threshold = 0.5
 
     def __init__(self) -> None:
         self._package: Any = require("profanity_check", extra="profanity")
         self.name = f"profanity-check@{version('alt-profanity-check')}"
 
-    def score(self, texts: Sequence[str]) -> NDArray[np.float64]:
+    def score(self, texts: Sequence[str]) -> Floats:
         if not texts:
             return np.zeros(0)
         return np.asarray(self._package.predict_prob(list(texts)), dtype=np.float64)
-
-    def close(self) -> None:
-        pass

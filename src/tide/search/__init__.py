@@ -14,15 +14,13 @@ from tide.specs import parse_spec
 
 if TYPE_CHECKING:
     from tide.config import Settings
-    from tide.search.base import (
-        Candidate,
-        LikelihoodRequest,
-        Point,
-        Problem,
-        SearchStrategy,
-        Steps,
-        Strategy,
-    )
+    from tide.search.base import Candidate as Candidate
+    from tide.search.base import LikelihoodRequest as LikelihoodRequest
+    from tide.search.base import Point as Point
+    from tide.search.base import Problem as Problem
+    from tide.search.base import SearchStrategy as SearchStrategy
+    from tide.search.base import Steps as Steps
+    from tide.search.base import Strategy as Strategy
 
 REGISTRY = Registry(
     "strategy",
@@ -70,30 +68,6 @@ def load_strategy(spec: str | type) -> LoadedStrategy:
     return LoadedStrategy(options.spec(name), create, options)
 
 
-__getattr__, _, _ = lazy_loader.attach(
-    __name__,
-    submod_attrs={
-        "base": [
-            "Candidate",
-            "LikelihoodRequest",
-            "Point",
-            "Problem",
-            "SearchStrategy",
-            "Steps",
-            "Strategy",
-        ]
-    },
-)
-
-__all__ = [
-    "REGISTRY",
-    "Candidate",
-    "LikelihoodRequest",
-    "LoadedStrategy",
-    "Point",
-    "Problem",
-    "SearchStrategy",
-    "Steps",
-    "Strategy",
-    "load_strategy",
-]
+_PROTOCOL = ("Candidate", "LikelihoodRequest", "Problem", "SearchStrategy")
+_BASE = ("Point", "Steps", "Strategy")
+__getattr__, _, _ = lazy_loader.attach(__name__, submod_attrs={"base": [*_PROTOCOL, *_BASE]})

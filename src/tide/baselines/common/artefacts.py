@@ -28,8 +28,8 @@ class Artefact:
     digest: str
 
     def under(self, prefix: str) -> dict[str, Tensor]:
-        """The tensors named `prefix.*`, by what follows."""
-        dot = f"{prefix}."
+        """The tensors named `prefix.*`, by what follows; all of them for no prefix."""
+        dot = f"{prefix}." if prefix else ""
         return {k.removeprefix(dot): v for k, v in self.tensors.items() if k.startswith(dot)}
 
 

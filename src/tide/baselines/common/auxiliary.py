@@ -52,12 +52,9 @@ def merge_lora(model: Any, tensors: Mapping[str, Tensor], strength: float = 1.0)
     """
     from transformers.pytorch_utils import Conv1D  # noqa: PLC0415  (slow import)
 
-    for key in [key for key in tensors if key.endswith(".A")]:
-        layer = model.get_submodule(key.removesuffix(".A"))
-        a, b = (
-            tensors[f"{key.removesuffix('.A')}.{part}"].to(layer.weight.device, torch.float32)
-            for part in "AB"
-        )
+    for name in [key.removesuffix(".A") for key in tensors if key.endswith(".A")]:
+        layer = model.get_submodule(name)
+        a, b = (tensors[f"{name}.{part}"].to(layer.weight.device, torch.float32) for part in "AB")
         update = strength * (b @ a)
         # transformers' Conv1D keeps its weight the other way round.
         layer.weight += (update.T if isinstance(layer, Conv1D) else update).to(layer.weight.dtype)

@@ -13,7 +13,7 @@ largest shifted logit is taken.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +24,7 @@ from torch import Tensor
 
 from tide.baselines.base import Generated, Options
 from tide.baselines.common.artefacts import Artefact, load_artefact
+from tide.baselines.common.auxiliary import load_auxiliary, merge_lora
 from tide.config import Sampling
 from tide.engines.local.decode import Forward, Stream, Writing, decode
 from tide.engines.local.engine import TransformersEngine
@@ -77,6 +78,7 @@ class DecodingBaseline(ABC):
     options_class: ClassVar[type[Options]]
     learned: ClassVar[bool] = False
     auxiliary: ClassVar[bool] = False
+    artefact: Artefact  # of those that learn something
 
     def __init__(
         self,
@@ -91,7 +93,6 @@ class DecodingBaseline(ABC):
         self.engine = engine
         self.name = options.spec(self.kind)
         self._options = options
-        self.artefact: Artefact | None = None
         if self.learned:
             self.artefact = load_artefact(artefacts, self.kind, engine.model, engine.name)
 
@@ -99,7 +100,7 @@ class DecodingBaseline(ABC):
         return {
             "baseline": self.kind,
             **self._options.model_dump(),
-            "artefact": None if self.artefact is None else self.artefact.digest,
+            "artefact": self.artefact.digest if self.learned else None,
         }
 
     @property
@@ -110,6 +111,11 @@ class DecodingBaseline(ABC):
     def attached(self) -> AbstractContextManager[object]:
         """Holds, while a batch is written, what a baseline hooks into the engine's model."""
         return nullcontext()
+
+    def fitted_model(self, part: str = "", strength: float = 1.0) -> Any:
+        """The model that was fitted, plus `strength` times the updates of that `part`."""
+        model = load_auxiliary(self.engine, self.artefact, self.kind)
+        return merge_lora(model, self.artefact.under(part), strength)
 
     @abstractmethod
     def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
@@ -140,13 +146,8 @@ class DecodingBaseline(ABC):
         shift_first = getattr(self._options, "order", None) == "shift-warp"
         with self.attached():
             writing = self.start(prompts, ids, sampling.max_new_tokens)
-            written = decode(
-                writing,
-                [sampling] * len(ids),
-                seeds,
-                self.engine.stop_ids,
-                shift_first=shift_first,
-            )
+            samplings, stop_ids = [sampling] * len(ids), self.engine.stop_ids
+            written = decode(writing, samplings, seeds, stop_ids, shift_first=shift_first)
         completions = self.engine.completions(written)
         generated = []
         for completion, (drawn, _), reads in zip(
@@ -158,18 +159,37 @@ class DecodingBaseline(ABC):
         return generated
 
 
-def keep_candidates(scores: Tensor, candidates: int) -> tuple[Tensor, Tensor]:
-    """The most likely tokens by `scores` (B, V): their scores and ids, both (B, candidates)."""
-    top = scores.topk(min(candidates, scores.shape[-1]), dim=-1)
-    return top.values, top.indices
+class CandidateWriting(Writing):
+    """Draws among the likeliest tokens, each of which `forked` reads behind its own cache.
 
+    `forked` is a stream that reads what `stream` does, or `stream` itself; it goes on with the
+    token that is drawn. gains: what is added to the scores (B, candidates) once it has read them.
+    """
 
-def only(scores: Tensor, ids: Tensor, values: Tensor) -> Tensor:
-    """`scores` (B, V) with `values` at the candidates `ids`, and -inf elsewhere."""
-    return torch.full_like(scores, -torch.inf).scatter(-1, ids, values)
+    def __init__(
+        self,
+        stream: Stream,
+        reads: list[int],
+        candidates: int,
+        forked: Stream,
+        gains: Callable[[Tensor], Tensor],
+    ) -> None:
+        super().__init__(stream, reads)
+        self._forked, self._gains = forked, gains
+        self._ids = torch.empty(0)
+        self.reads_per_draw = min(candidates, stream.logits.shape[-1])
+        self.reads_per_token = 0 if forked is stream else 1
 
+    def shift(self, scores: Tensor) -> Tensor:
+        values, self._ids = scores.topk(self.reads_per_draw, dim=-1)
+        self._forked.fork(self._ids.shape[1])
+        self._forked.advance(self._ids.flatten())
+        values = values + self._gains(values)
+        return torch.full_like(scores, -torch.inf).scatter(-1, self._ids, values)
 
-def chosen_rows(ids: Tensor, tokens: Tensor) -> Tensor:
-    """Of a stream that was forked by candidates `ids` (B, K), the rows that read `tokens` (B,)."""
-    numbers = (ids == tokens[:, None]).int().argmax(dim=-1)
-    return numbers + torch.arange(len(ids), device=ids.device) * ids.shape[1]
+    def advance(self, tokens: Tensor) -> None:
+        if self._forked is not self.stream:
+            super().advance(tokens)
+        numbers = (self._ids == tokens[:, None]).int().argmax(dim=-1)
+        first = torch.arange(len(numbers), device=numbers.device) * self._ids.shape[1]
+        self._forked.keep(numbers + first)

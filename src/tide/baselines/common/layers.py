@@ -64,12 +64,9 @@ def find_heads(model: Any, name: str) -> Heads:
         if isinstance(module, nn.ModuleList) and len(module) == config.num_hidden_layers
     ]
     for stack in stacks:
-        projections = [_projection(layer) for layer in stack]
-        if all(projection is not None for projection in projections):
-            return Heads(
-                tuple(projection for projection in projections if projection is not None),
-                int(config.num_attention_heads),
-            )
+        projections = tuple(filter(None, map(_projection, stack)))
+        if len(projections) == len(stack):
+            return Heads(projections, int(config.num_attention_heads))
     raise EngineError(
         f"model {name}: unknown layer layout: no {config.num_hidden_layers} layers with an "
         f"attention ({', '.join(_ATTENTIONS)}) and its projection ({', '.join(_PROJECTIONS)})"

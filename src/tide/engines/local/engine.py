@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,14 +11,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tide.config import Sampling
 from tide.engines.base import (
     Completion,
-    check_embeddings,
+    Samplings,
     check_max_batch,
+    check_rows,
     check_tokens,
     float_dtype,
-    per_row,
 )
 from tide.engines.checkpoint import context_length, source_of, unusable
 from tide.engines.embedding_table import Vocabulary
@@ -90,14 +88,10 @@ class TransformersEngine(Vocabulary):
         self.verify()
 
     def complete(
-        self,
-        embeddings: Sequence[Tensor],
-        sampling: Sampling | Sequence[Sampling],
-        seeds: Sequence[int],
+        self, embeddings: Sequence[Tensor], sampling: Samplings, seeds: Sequence[int]
     ) -> list[Completion]:
-        samplings = per_row(sampling, len(embeddings))
+        samplings = check_rows(self, embeddings, sampling)
         limits = [row.max_new_tokens for row in samplings]
-        check_embeddings(embeddings, self.dim, self.context_length, limits, self.dtype)
 
         @torch.inference_mode()
         def write(rows: list[int]) -> list[Completion]:
@@ -216,13 +210,6 @@ def load_model(
         model = AutoModelForCausalLM.from_pretrained(
             source, dtype=wanted, use_safetensors=True, trust_remote_code=trust_remote_code
         )
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        ImportError,
-        RuntimeError,
-        json.JSONDecodeError,
-    ) as error:
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
         raise unusable(source, "cannot be loaded", error) from error
     return tokenizer, model.to(device).eval().requires_grad_(False)

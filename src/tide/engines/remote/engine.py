@@ -25,11 +25,11 @@ from torch import Tensor
 from tide.config import Sampling
 from tide.engines.base import (
     Completion,
-    check_embeddings,
+    Samplings,
     check_max_batch,
+    check_rows,
     check_tokens,
     float_dtype,
-    per_row,
 )
 from tide.engines.checkpoint import read_config, read_vocabulary, source_of
 from tide.engines.embedding_table import Vocabulary
@@ -103,7 +103,7 @@ class RemoteEngine(Vocabulary):
             *read_vocabulary(self._source, config, self.dtype, trust_remote_code=trust_remote_code),
             config,
         )
-        self.context_length: int | None = None
+        self.context_length = None
         self._served: dict[str, ServedModel] = {}  # by address
         self._differences: dict[str, str] = {}
         self.pool = EndpointPool(
@@ -126,14 +126,9 @@ class RemoteEngine(Vocabulary):
         self.context_length = min(self._served[url].max_model_len for url in usable) - 1
 
     def complete(
-        self,
-        embeddings: Sequence[Tensor],
-        sampling: Sampling | Sequence[Sampling],
-        seeds: Sequence[int],
+        self, embeddings: Sequence[Tensor], sampling: Samplings, seeds: Sequence[int]
     ) -> list[Completion]:
-        samplings = per_row(sampling, len(embeddings))
-        limits = [row.max_new_tokens for row in samplings]
-        check_embeddings(embeddings, self.dim, self.context_length, limits, self.dtype)
+        samplings = check_rows(self, embeddings, sampling)
         encoded = [encode(x.to(self.dtype)) for x in embeddings]
         requests: list[tuple[Sequence[int], dict[str, Any]]] = []
         for (shared, seed), alike in _alike(samplings, seeds).items():

@@ -88,14 +88,8 @@ def mean_log_prob(choice: Choice, completion: Sequence[int]) -> float:
     """Mean log-probability of the `completion` that ends the prompt of `choice`."""
     positions = (choice.prompt_logprobs or [])[-len(completion) :]
     try:
-        return float(
-            np.mean(
-                [
-                    (position or {})[token].logprob
-                    for position, token in zip(positions, completion, strict=True)
-                ]
-            )
-        )
+        pairs = zip(positions, completion, strict=True)
+        return float(np.mean([(position or {})[token].logprob for position, token in pairs]))
     except (KeyError, ValueError):
         raise EngineError("a server answered without the log-probabilities asked for") from None
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tide.data.jsonl import read_object, read_objects
-from tide.data.records import merged, to_model
+from tide.data.records import Part, merged
 from tide.errors import InputError
 from tide.evaluation.metrics import Estimate, check_records, summarize
 from tide.evaluation.reporting.tables import Column, Table, Value, slug
@@ -50,7 +50,7 @@ def read_published(path: Path, *, scorer: str = "perspective") -> Run:
         known = {name: row[name] for name in _FIELDS if name in row}
         if repeats:
             known["id"] = number
-        records.append(to_model(*merged([(where, known)])))
+        records.append(merged([Part(where, known)]))
     name = path.name.removesuffix(".gz").rpartition(".")[0]
     run = Run(name, {"method": name, "scorer": {"spec": None, "name": scorer}}, records, path)
     check_records(run)

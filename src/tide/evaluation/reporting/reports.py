@@ -163,18 +163,17 @@ def _groups(runs: Sequence[Run], valid: Valid | None, seed: int) -> list[Group]:
         short = {model: model for model in short}
     groups = []
     for (benchmark, model, protocol), some in by_key.items():
-        entries = [_entry(seeds, valid, seed) for seeds in _rows(some)]
+        entries = []
+        for alike in _rows(some):
+            found = [summarize(run, valid=valid, seed=seed) for run in alike]
+            summary = found[0] if len(alike) == 1 else over_seeds(found, alike[0].name)
+            entries.append(Entry(alike, summary))
         names = [name for name in (benchmark, short[model], protocol) if name]
         prompts = max(entry.summary.prompts for entry in entries)
         title = ", ".join([*names, f"{prompts} prompts"])
         prefix = f"{tables.slug('-'.join(names))}-" if len(by_key) > 1 else ""
         groups.append(Group(title, prefix, entries))
     return groups
-
-
-def _entry(runs: list[Run], valid: Valid | None, seed: int) -> Entry:
-    found = [summarize(run, valid=valid, seed=seed) for run in runs]
-    return Entry(runs, found[0] if len(runs) == 1 else over_seeds(found, runs[0].name))
 
 
 def _rows(runs: Sequence[Run]) -> list[list[Run]]:

@@ -17,9 +17,9 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import tenacity
-from numpy.typing import NDArray
 
 from tide.errors import EmptyTextError, InputError, ScorerUnavailable
+from tide.scorers.base import Floats, PlainScorer
 from tide.scorers.pace import Pace
 
 # A service that asks for a longer pause than this will not answer this run.
@@ -42,7 +42,7 @@ class TransientError(Exception):
         self.pause = pause
 
 
-class RemoteScorer(ABC):
+class RemoteScorer(PlainScorer, ABC):
     """Base of scorers that ask a service; subclasses say how one request is made.
 
     Requests start evenly spaced at `queries_per_second`, at most `concurrency` at a time (by
@@ -52,7 +52,6 @@ class RemoteScorer(ABC):
     the rest.
     """
 
-    threshold = 0.5
     batch_size = 1
 
     def __init__(
@@ -93,7 +92,7 @@ class RemoteScorer(ABC):
         Raises TransientError for what may pass, and otherwise what `score` raises.
         """
 
-    def score(self, texts: Sequence[str]) -> NDArray[np.float64]:
+    def score(self, texts: Sequence[str]) -> Floats:
         """One score a text, or an error.
 
         Raises ScorerUnavailable after the last attempt, ScorerRefused if the service is gone or
@@ -104,9 +103,6 @@ class RemoteScorer(ABC):
             thread.submit(asyncio.run, self._score_all(texts)).result()
             scores = {text: self._kept.pop(text) for text in dict.fromkeys(texts)}
         return np.array([scores[text] for text in texts], dtype=np.float64)
-
-    def close(self) -> None:  # noqa: B027  (a subclass may have something to release)
-        """Nothing to release: connections live for one call."""
 
     async def _score_all(self, texts: Iterable[str]) -> None:
         left = [text for text in dict.fromkeys(texts) if text not in self._kept]
@@ -166,6 +162,14 @@ def hide_keys(record: logging.LogRecord) -> bool:
     if _KEY.search(message):
         record.msg, record.args = _KEY.sub(r"\1***", message), ()
     return True
+
+
+def retry_after(response: Any) -> float:
+    """The seconds that an HTTP response asks everybody to wait."""
+    try:
+        return max(0.0, float(response.headers.get("retry-after", 0)))
+    except ValueError:  # a date
+        return 0.0
 
 
 def key_from(variable: str, given: str | None, scorer: str) -> str:

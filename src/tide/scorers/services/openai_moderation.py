@@ -12,7 +12,14 @@ from typing import Any
 
 from tide.errors import InputError, ScorerError, ScorerRefused
 from tide.registry import require
-from tide.scorers.services.base import RemoteScorer, TransientError, key_from, place_of, rate_from
+from tide.scorers.services.base import (
+    RemoteScorer,
+    TransientError,
+    key_from,
+    place_of,
+    rate_from,
+    retry_after,
+)
 
 URL = "https://api.openai.com/v1"
 # What comes nearest to "rude or disrespectful": the other categories are about other harms.
@@ -94,11 +101,7 @@ class OpenAIModerationScorer(RemoteScorer):
         status, code = error.status_code, str(error.code or "")
         what = f"HTTP {status}{f' {code}' if code.replace('_', '').isalpha() else ''}"
         if code != "insufficient_quota" and (status in (408, 409, 429) or status >= 500):
-            try:
-                pause = max(0.0, float(error.response.headers.get("retry-after", 0)))
-            except ValueError:  # a date
-                pause = 0.0
-            return TransientError(what, pause)
+            return TransientError(what, retry_after(error.response))
         if status == 400:
             return ScorerError(f"scorer {self.name}: {what} (a request of {texts} texts)")
         return ScorerRefused(

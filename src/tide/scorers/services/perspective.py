@@ -19,9 +19,9 @@ from typing import Any, NoReturn
 
 import httpx
 import numpy as np
-from numpy.typing import NDArray
 
 from tide.errors import EmptyTextError, InputError, ScorerError, ScorerRefused
+from tide.scorers.base import Floats
 from tide.scorers.services.base import (
     RemoteScorer,
     TransientError,
@@ -29,6 +29,7 @@ from tide.scorers.services.base import (
     key_from,
     place_of,
     rate_from,
+    retry_after,
 )
 from tide.scorers.wrappers.windows import split_bytes
 
@@ -93,7 +94,7 @@ class PerspectiveScorer(RemoteScorer):
                 "ended" if date.today() > END_OF_SERVICE else "ends", END_OF_SERVICE, _INSTEAD,
             )  # fmt: skip
 
-    def score(self, texts: Sequence[str]) -> NDArray[np.float64]:
+    def score(self, texts: Sequence[str]) -> Floats:
         parts = [split_bytes(text, self._max_bytes) for text in texts]
         if self._long_text == "refuse" and any(len(some) > 1 for some in parts):
             raise ScorerError(
@@ -141,7 +142,7 @@ class PerspectiveScorer(RemoteScorer):
         status = response.status_code
         what = f"scorer {self.name}: HTTP {status}"
         if status == 429 or status >= 500 or status == 408:
-            raise TransientError(f"HTTP {status}", _retry_after(response))
+            raise TransientError(f"HTTP {status}", retry_after(response))
         if status == 410 or (status in (403, 404) and date.today() > END_OF_SERVICE):
             raise ScorerRefused(
                 f"{what}: retired; the Perspective API ended on {END_OF_SERVICE}; {_INSTEAD}"
@@ -168,10 +169,3 @@ def _code_words(response: Any) -> list[str]:
         return []
     # Code words only: a server may quote the text or the key in its messages.
     return [w for w in words if isinstance(w, str) and w.replace("_", "").isalpha() and w.isupper()]
-
-
-def _retry_after(response: Any) -> float:
-    try:
-        return max(0.0, float(response.headers.get("Retry-After", 0)))
-    except ValueError:  # a date
-        return 0.0

@@ -9,7 +9,7 @@ from tide.scorers.base import Scorer
 
 
 class Guard:
-    """A scorer that is called in another way; its name and scores stay what they are."""
+    """A scorer around another, whose name and threshold it has unless it says otherwise."""
 
     def __init__(self, scorer: Scorer) -> None:
         self._scorer = scorer

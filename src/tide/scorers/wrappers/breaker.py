@@ -7,10 +7,9 @@ import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tide.errors import ScorerUnavailable
-from tide.scorers.base import Scorer, ask
+from tide.scorers.base import Floats, Scorer, ask
 from tide.scorers.wrappers.base import Guard, check_number
 
 
@@ -37,7 +36,7 @@ class CircuitBreaker(Guard):
         self._failed = 0
         self._open_until = -math.inf
 
-    def score(self, texts: Sequence[str]) -> NDArray[np.float64]:
+    def score(self, texts: Sequence[str]) -> Floats:
         left = self._open_until - self._clock()
         if left > 0:
             raise ScorerUnavailable(

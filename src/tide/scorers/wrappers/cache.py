@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tide.errors import InputError, ScorerError
-from tide.scorers.base import Scorer, ask
+from tide.scorers.base import Floats, Scorer, ask
+from tide.scorers.wrappers.base import Guard
 
 _T = TypeVar("_T")
 
@@ -25,7 +25,7 @@ _MOST_PARAMETERS = 900
 _SCHEMA = "CREATE TABLE IF NOT EXISTS scores (key BLOB PRIMARY KEY, score REAL NOT NULL) STRICT"
 
 
-class CachedScorer:
+class CachedScorer(Guard):
     """Asks `scorer` only for texts that it has never scored under its present name and revision.
 
     path: an SQLite file, by default `$TIDE_CACHE` or `scores.sqlite3` in the user's cache folder;
@@ -42,9 +42,7 @@ class CachedScorer:
                 f"cache: {scorer.name} has no revision, so old scores could pass for new ones; "
                 "make it a Scorer whose name holds one"
             )
-        self._scorer = scorer
-        self.name = scorer.name
-        self.threshold = scorer.threshold
+        super().__init__(scorer)
         self.path = str(default_path() if path is None else path)
         self._lock = threading.Lock()
         if self.path != ":memory:":
@@ -54,7 +52,7 @@ class CachedScorer:
                 raise ScorerError(f"cache {self.path}: cannot be used: {error}") from error
         self._database = self._guarded(self._open)
 
-    def score(self, texts: Sequence[str]) -> NDArray[np.float64]:
+    def score(self, texts: Sequence[str]) -> Floats:
         by_text = dict.fromkeys(texts, -1.0)
         keys = {self._key(text): text for text in by_text}
         with self._lock:
@@ -71,7 +69,7 @@ class CachedScorer:
 
     def close(self) -> None:
         self._database.close()
-        self._scorer.close()
+        super().close()
 
     def _open(self) -> sqlite3.Connection:
         # Calls come from the scheduler's thread as well; the lock takes care of them.

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from tide.errors import InputError
-from tide.scorers.base import Scorer, ask
+from tide.scorers.base import Floats, Scorer, ask
+from tide.scorers.wrappers.base import Guard
 
 _Unit = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
@@ -46,7 +46,7 @@ class Calibration(BaseModel):
             raise ValueError("raw and calibrated must rise")
         return self
 
-    def __call__(self, scores: NDArray[np.float64]) -> NDArray[np.float64]:
+    def __call__(self, scores: Floats) -> Floats:
         return np.asarray(np.interp(scores, self.raw, self.calibrated), dtype=np.float64)
 
     @classmethod
@@ -62,9 +62,7 @@ class Calibration(BaseModel):
             raise InputError(f"{path}: no calibration: {place}: {first['msg']}") from None
 
 
-def fit(
-    scorer: str, name: str, labels: str, scores: NDArray[np.float64], targets: NDArray[np.float64]
-) -> Calibration:
+def fit(scorer: str, name: str, labels: str, scores: Floats, targets: Floats) -> Calibration:
     """Fit the calibration of `scorer` from its scores and labels in [0, 1], both of shape (n,)."""
     from sklearn.isotonic import IsotonicRegression  # noqa: PLC0415  (slow import)
 
@@ -79,19 +77,18 @@ def fit(
     )
 
 
-class CalibratedScorer:
+class CalibratedScorer(Guard):
     """The scorer that a calibration file names, with its scores mapped.
 
     Raises InputError if the file is none or was fitted for another revision of the scorer.
     """
 
-    threshold = 0.5
-
     def __init__(self, path: str | Path, scorer: Scorer | None = None) -> None:
         from tide.scorers import load_scorer  # noqa: PLC0415  (it loads this module by name)
 
         self._calibration = Calibration.load(Path(path))
-        self._scorer = load_scorer(self._calibration.scorer) if scorer is None else scorer
+        super().__init__(load_scorer(self._calibration.scorer) if scorer is None else scorer)
+        self.threshold = 0.5
         if self._scorer.name != self._calibration.name:
             raise InputError(
                 f"{path}: was fitted for {self._calibration.name}, not {self._scorer.name}; "
@@ -100,8 +97,5 @@ class CalibratedScorer:
         digest = hashlib.sha256(self._calibration.model_dump_json().encode()).hexdigest()[:8]
         self.name = f"calibrated@{digest}:{self._scorer.name}"
 
-    def score(self, texts: Sequence[str]) -> NDArray[np.float64]:
+    def score(self, texts: Sequence[str]) -> Floats:
         return self._calibration(np.array(ask(self._scorer, texts)))
-
-    def close(self) -> None:
-        self._scorer.close()

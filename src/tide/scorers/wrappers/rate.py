@@ -6,9 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-from tide.scorers.base import Scorer, ask
+from tide.scorers.base import Floats, Scorer, ask
 from tide.scorers.pace import Pace
 from tide.scorers.wrappers.base import Guard, check_number
 
@@ -30,7 +29,7 @@ class RateLimitedScorer(Guard):
         self._batch = max(1, int(per_second))
         self._sleep = sleep
 
-    def score(self, texts: Sequence[str]) -> NDArray[np.float64]:
+    def score(self, texts: Sequence[str]) -> Floats:
         scores: list[float] = []
         for start in range(0, len(texts), self._batch):
             batch = texts[start : start + self._batch]

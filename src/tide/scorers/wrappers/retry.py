@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import tenacity
-from numpy.typing import NDArray
 
 from tide.errors import ScorerRefused, ScorerUnavailable
-from tide.scorers.base import Scorer, ask
+from tide.scorers.base import Floats, Scorer, ask
 from tide.scorers.wrappers.base import Guard, check_number
 
 
@@ -31,16 +30,15 @@ class RetryScorer(Guard):
         super().__init__(scorer)
         check_number("retry", attempts, above=0, whole=True)
         self._retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception(_may_pass),
+            retry=tenacity.retry_all(
+                tenacity.retry_if_exception_type(ScorerUnavailable),
+                tenacity.retry_if_not_exception_type(ScorerRefused),
+            ),
             stop=tenacity.stop_after_attempt(int(attempts)),
             wait=tenacity.wait_random_exponential(multiplier=backoff, max=60),
             sleep=sleep,
             reraise=True,
         )
 
-    def score(self, texts: Sequence[str]) -> NDArray[np.float64]:
+    def score(self, texts: Sequence[str]) -> Floats:
         return np.array(self._retrying(ask, self._scorer, texts), dtype=np.float64)
-
-
-def _may_pass(error: BaseException) -> bool:
-    return isinstance(error, ScorerUnavailable) and not isinstance(error, ScorerRefused)

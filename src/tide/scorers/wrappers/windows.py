@@ -6,13 +6,12 @@ import re
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-from tide.scorers.base import Scorer, ask, score_texts
-from tide.scorers.wrappers.base import check_number
+from tide.scorers.base import Floats, Scorer, ask, score_texts
+from tide.scorers.wrappers.base import Guard, check_number
 
 
-class WindowedScorer:
+class WindowedScorer(Guard):
     """The highest score of any window of `words` words; windows overlap by half.
 
     For scorers that cut a long text at their context's end, or that average a short insult away.
@@ -21,12 +20,11 @@ class WindowedScorer:
 
     def __init__(self, scorer: Scorer, words: float = 100) -> None:
         check_number("windows", words, above=1, whole=True)
-        self._scorer = scorer
+        super().__init__(scorer)
         self._words = int(words)
         self.name = f"windows:{self._words}:{scorer.name}"
-        self.threshold = scorer.threshold
 
-    def score(self, texts: Sequence[str]) -> NDArray[np.float64]:
+    def score(self, texts: Sequence[str]) -> Floats:
         values = np.zeros(len(texts))
         windows = [split_words(text, self._words) for text in texts]
         short = [i for i, parts in enumerate(windows) if len(parts) == 1]
@@ -36,9 +34,6 @@ class WindowedScorer:
         scores = score_texts(self._scorer, [part for _, part in parts], "zero").values
         np.maximum.at(values, [i for i, _ in parts], scores)
         return values
-
-    def close(self) -> None:
-        self._scorer.close()
 
 
 def split_words(text: str, words: int) -> list[str]:

@@ -1,0 +1,11 @@
+from .benchmarks import Benchmark as Benchmark
+from .benchmarks import load_benchmark as load_benchmark
+from .evaluating import evaluate as evaluate
+from .evaluating import judge as judge
+from .progress import Bars as Bars
+from .progress import Progress as Progress
+from .reporting.reports import Report as Report
+from .reporting.reports import report as report
+from .runs import Run as Run
+from .runs import find_runs as find_runs
+from .runs import read_run as read_run
