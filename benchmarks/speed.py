@@ -29,8 +29,8 @@ from transformers import AutoModelForCausalLM
 from tide import Detoxifier, Settings, load_scorer, pocket
 from tide.config import Sampling
 from tide.data.prompts import read_rows
-from tide.engines.local.padding import left_pad
 from tide.engines.local.engine import TransformersEngine
+from tide.engines.local.padding import left_pad
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PROMPTS = REPOSITORY.parent / "shared" / "data" / "benchmarks" / "rtp_challenging.jsonl"
