@@ -160,13 +160,14 @@ def test_bad_folders_are_one_clear_line(
     assert tide("report", tmp_path / "missing", monkeypatch=monkeypatch) == 1
     assert "no run here" in refused(capsys)
     records = runs / "tide/records.jsonl"
-    lines = [json.loads(line) for line in records.read_text().splitlines()]
+    whole = records.read_text()
+    lines = [json.loads(line) for line in whole.splitlines()]
     for name in ("completions", "toxicity_scores"):
         lines[3][name].pop()
     records.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert tide("report", runs, monkeypatch=monkeypatch) == 1
     assert "line 4: completions has not one entry a trial" in refused(capsys)
-    records.write_text(records.read_text().replace('"toxicity": 0.', '"toxicity": 1.'))
+    records.write_text(whole.replace('"toxicity":0.', '"toxicity":1.'))
     assert tide("report", runs / "tide", monkeypatch=monkeypatch) == 1
     assert "line 1: not a record of a run: " in refused(capsys)
 
