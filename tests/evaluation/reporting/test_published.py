@@ -88,7 +88,7 @@ def test_ids_that_repeat_give_way_to_places(tmp_path: Path) -> None:
         ("{", "not JSON"),
         ("{}", "not a list of objects"),
         ("[]", "holds no records"),
-        ('[{"prompt": "x"}]', "entry 1: not a record of a run: id"),
+        ('[{"prompt": "x"}]', "entry 1: not a record of a run: no id"),
         ('[{"id": 1, "prompt": "x", "completions": []}]', "entry 1: not a record"),
         (
             '[{"id": 1, "prompt": "x", "completions": ["a"], "toxicity_scores": [NaN]}]',
