@@ -31,7 +31,8 @@ from tests.docs_pages import (
     spans,
 )
 from tests.docs_world import prepare
-from tide.cli import app, main
+from tide.cli import main
+from tide.cli.app import app
 
 # Foreign programs that blocks which are not run may call.
 _FOREIGN = ("vllm",)
