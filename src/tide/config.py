@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypedDict
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -196,11 +196,24 @@ class Overrides(TypedDict, total=False):
     deadline: float | None
 
 
-def one_line(error: ValidationError) -> str:
-    """All problems of a validation on one line, each with its field and what was given."""
+def one_line(error: ValidationError, names: Sequence[str] = ()) -> str:
+    """All problems of a validation on one line, each with its field and what was given.
+
+    names: those of positional arguments, which the error knows by number.
+    """
     lines = []
-    for problem in error.errors():
-        name = ".".join(map(str, problem["loc"]))
+    for problem in error.errors(include_url=False, include_context=False):
+        place = [
+            names[part] if isinstance(part, int) and names else part for part in problem["loc"]
+        ]
+        name = ".".join(map(str, place))
         message = problem["msg"].removeprefix("Value error, ")
-        lines.append(f"{name}: {message} (got {problem['input']!r})" if name else message)
+        lines.append(f"{name}: {message} (got {_given(problem['input'])})" if name else message)
     return "; ".join(lines)
+
+
+def _given(value: Any) -> str:
+    try:
+        return repr(value)
+    except Exception:  # an integer of more than 4,300 digits, or an object of somebody's class
+        return f"a {type(value).__name__} that cannot be shown"

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from tide.foreign import shown
+
 
 class TideError(Exception):
-    """Base of all errors below; the command line prints its text and exits with 1."""
+    """Base of all errors below; the command line prints its text and exits with 1.
+
+    The text is one line, without keys or control characters, whatever it quotes.
+    """
+
+    def __init__(self, text: str = "") -> None:
+        super().__init__(shown(text))
 
 
 class InputError(TideError, ValueError):

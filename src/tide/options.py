@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+import inspect
+from collections.abc import Callable, Mapping
 from types import NoneType
-from typing import TYPE_CHECKING, Any, ClassVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, validate_call
 from pydantic.fields import FieldInfo
 
 from tide.config import one_line
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from tide.config import Settings
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
 class Options(BaseModel):
@@ -73,3 +78,25 @@ def write(value: Any) -> str:
     if isinstance(value, float):
         return short if float(short := f"{value:g}") == value else repr(value)
     return str(value)
+
+
+def checked(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Decorator: arguments are of the types that are declared, or InputError (one line) names them.
+
+    For constructors whose arguments come from the command line, where everything is a text: "no"
+    is False for a `bool`, and what is neither true nor false is refused. `Annotated[..., Field()]`
+    sets bounds.
+    """
+    names = list(inspect.signature(function).parameters)
+    validated = validate_call(config=ConfigDict(arbitrary_types_allowed=True))(function)
+
+    @functools.wraps(function)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        try:
+            return validated(*args, **kwargs)
+        except ValidationError as error:
+            if error.title != getattr(validated, "__qualname__", ""):
+                raise  # of something inside
+            raise InputError(one_line(error, names)) from None
+
+    return call

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,10 @@ import numpy as np
 import torch
 
 from tide.errors import InputError, ScorerError, first_line
+from tide.foreign import logger
 from tide.scorers.base import Floats, PlainScorer, in_batches
 
-_LOG = logging.getLogger(__name__)
+_LOG = logger(__name__)
 
 # Labels of the usual toxicity models, lower case, without separators.
 _TOXIC_LABELS = {

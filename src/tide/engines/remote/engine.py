@@ -9,7 +9,6 @@ sequence is written by one server as a whole, so which one it was changes nothin
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import os
 import threading
@@ -49,8 +48,9 @@ from tide.engines.remote.protocol import (
     parse,
 )
 from tide.errors import EngineError, InputError
+from tide.foreign import logger
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 _T = TypeVar("_T")
 
 _MAX_BATCH = 256

@@ -7,7 +7,6 @@ background until it is fit to come back. Knows HTTP, and nothing of what is aske
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -17,8 +16,9 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
 from tenacity.wait import wait_random_exponential
 
 from tide.errors import EngineError, InputError, first_line
+from tide.foreign import logger
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 _T = TypeVar("_T")
 
 # Seconds

@@ -5,7 +5,6 @@ The plane is spanned by the first step of a `tide` search and a random direction
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,10 +20,11 @@ from tide.engines.base import Completion, Engine
 from tide.errors import InputError, TideError
 from tide.evaluation.runners import LocalRunner
 from tide.evaluation.sharing import SharedEngine
+from tide.foreign import logger
 from tide.scorers import score_texts
 from tide.seeds import derive_seed
 
-_LOG = logging.getLogger(__name__)
+_LOG = logger(__name__)
 # The map reaches this much further than the path.
 _MARGIN = 1.3
 

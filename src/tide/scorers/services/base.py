@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import os
-import re
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
@@ -26,9 +24,6 @@ from tide.scorers.pace import Pace
 _LONGEST_PAUSE = 120.0
 # One pace a service, for all scorers of this process: two of its attributes share its quota.
 _PACES: dict[str, Pace] = {}
-
-
-_KEY = re.compile(r"([?&]key=)[^&\s\"']+")
 
 
 class TransientError(Exception):
@@ -156,30 +151,12 @@ class RemoteScorer(PlainScorer, ABC):
             self._kept.update(zip(texts, scores, strict=True))
 
 
-def hide_keys(record: logging.LogRecord) -> bool:
-    """Logging filter that takes keys out of an HTTP client's lines, which show addresses whole."""
-    message = record.getMessage()
-    if _KEY.search(message):
-        record.msg, record.args = _KEY.sub(r"\1***", message), ()
-    return True
-
-
 def retry_after(response: Any) -> float:
     """The seconds that an HTTP response asks everybody to wait."""
     try:
         return max(0.0, float(response.headers.get("retry-after", 0)))
     except ValueError:  # a date
         return 0.0
-
-
-def key_from(variable: str, given: str | None, scorer: str) -> str:
-    """The key that was given, else the one in the environment. Raises InputError if neither."""
-    key = (os.environ.get(variable, "") if given is None else given).strip()
-    if not key:
-        raise InputError(f"scorer {scorer}: no key; set the environment variable {variable}")
-    if not (key.isascii() and key.isprintable()):
-        raise InputError(f"scorer {scorer}: {variable} holds characters that no key has")
-    return key
 
 
 def rate_from(variable: str, given: float | None, default: float) -> float:

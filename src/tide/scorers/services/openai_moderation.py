@@ -11,11 +11,11 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from tide.errors import InputError, ScorerError, ScorerRefused
+from tide.keys import need_key
 from tide.registry import require
 from tide.scorers.services.base import (
     RemoteScorer,
     TransientError,
-    key_from,
     place_of,
     rate_from,
     retry_after,
@@ -51,7 +51,7 @@ class OpenAIModerationScorer(RemoteScorer):
         backoff: float = 1.0,
     ) -> None:
         self._openai: Any = require("openai", extra="openai")
-        self._key = key_from("OPENAI_API_KEY", key, "openai-moderation")
+        self._key = need_key("OPENAI_API_KEY", key)
         self._url = (url or os.environ.get("OPENAI_BASE_URL") or URL).rstrip("/")
         place = place_of(self._url, "openai-moderation")
         self._model = model
@@ -70,7 +70,10 @@ class OpenAIModerationScorer(RemoteScorer):
 
     def _client(self) -> AbstractAsyncContextManager[Any]:
         client: AbstractAsyncContextManager[Any] = self._openai.AsyncOpenAI(
-            api_key=self._key, base_url=self._url, timeout=self._timeout, max_retries=0
+            api_key=self._key.get_secret_value(),
+            base_url=self._url,
+            timeout=self._timeout,
+            max_retries=0,
         )
         return client
 

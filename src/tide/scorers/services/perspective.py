@@ -10,7 +10,6 @@ PERSPECTIVE_URL (a server that speaks the same protocol), PERSPECTIVE_LONG_TEXT 
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
@@ -21,19 +20,19 @@ import httpx
 import numpy as np
 
 from tide.errors import EmptyTextError, InputError, ScorerError, ScorerRefused
+from tide.foreign import logger
+from tide.keys import need_key
 from tide.scorers.base import Floats
 from tide.scorers.services.base import (
     RemoteScorer,
     TransientError,
-    hide_keys,
-    key_from,
     place_of,
     rate_from,
     retry_after,
 )
 from tide.scorers.wrappers.windows import split_bytes
 
-_LOG = logging.getLogger(__name__)
+_LOG = logger(__name__)
 
 URL = "https://commentanalyzer.googleapis.com"
 END_OF_SERVICE = date(2026, 12, 31)
@@ -67,7 +66,7 @@ class PerspectiveScorer(RemoteScorer):
         attempts: int = 6,
         backoff: float = 1.0,
     ) -> None:
-        self._key = key_from("PERSPECTIVE_API_KEY", key, "perspective")
+        self._key = need_key("PERSPECTIVE_API_KEY", key)
         self._url = (url or os.environ.get("PERSPECTIVE_URL") or URL).rstrip("/")
         place = place_of(self._url, "perspective")
         if not attribute.replace("_", "").isalnum():
@@ -87,7 +86,7 @@ class PerspectiveScorer(RemoteScorer):
             attempts=attempts,
             backoff=backoff,
         )
-        logging.getLogger("httpx").addFilter(hide_keys)
+        logger("httpx")  # it logs addresses, and this API takes its key in them
         if self._url == URL:
             _LOG.warning(
                 "Perspective API %s on %s; afterwards %s",
@@ -107,7 +106,7 @@ class PerspectiveScorer(RemoteScorer):
     def _client(self) -> AbstractAsyncContextManager[Any]:
         # One limit for the whole answer, below; httpx's own is for each read.
         client: AbstractAsyncContextManager[Any] = httpx.AsyncClient(
-            params={"key": self._key}, timeout=None
+            params={"key": self._key.get_secret_value()}, timeout=None
         )
         return client
 

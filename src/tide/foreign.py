@@ -1,0 +1,65 @@
+"""Text of others, made fit to show: without keys, control characters or endless lines.
+
+Messages quote servers, model folders and input files, which may hold anything: a key that a server
+echoes, codes that rewrite a terminal, a page of text. What is shown of them passes `shown`: the
+text of every TideError does, and every line that a logger of `logger` writes.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import unicodedata
+from urllib.parse import quote
+
+# A message says its cause at the beginning and what to do at the end.
+_HEAD, _TAIL = 700, 300
+_SHORTEST = 4  # a key of fewer characters would blot out half of a message
+_keys: set[str] = set()
+
+
+def hide(key: str) -> None:
+    """Replace `key` by stars in everything that is shown from now on."""
+    if len(key) >= _SHORTEST:
+        _keys.update((key, quote(key, safe=""), json.dumps(key)[1:-1]))
+
+
+def shown(text: str) -> str:
+    """`text` on one line of at most 1,000 characters, with keys and control characters replaced."""
+    for key in sorted(_keys, key=len, reverse=True):
+        text = text.replace(key, "***")
+    if len(text) > _HEAD + _TAIL:
+        text = f"{text[: _HEAD - 3]}...{text[-_TAIL:]}"
+    return visible(" ".join(text.splitlines()))
+
+
+def visible(text: str, kept: str = "") -> str:
+    """`text` with every control, format or half character written as its escape.
+
+    Without them a text cannot move the cursor, change colours, or be read in another order than it
+    is stored. kept: characters that stay as they are, a newline perhaps.
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(
+        c if c in kept or not _is_control(c) else c.encode("unicode_escape").decode() for c in text
+    )
+
+
+def _is_control(character: str) -> bool:
+    # Zero-width joiners hold emoji and several scripts together, and do nothing else.
+    return unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp") and (
+        character not in "\u200c\u200d"
+    )
+
+
+def logger(name: str) -> logging.Logger:
+    """The logger `name`, whose lines are cleaned by `shown` before any handler gets them."""
+    log = logging.getLogger(name)
+    log.addFilter(_clean)
+    return log
+
+
+def _clean(record: logging.LogRecord) -> bool:
+    record.msg, record.args = shown(record.getMessage()), ()
+    return True
