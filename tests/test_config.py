@@ -19,6 +19,12 @@ from tide.presets import PRESETS, preset_for, preset_values
         ("toxicity_threshold", 1.0), ("max_iterations", 0), ("num_samples", 0), ("temperature", -1),
         ("top_p", 0.0), ("top_p", 1.1), ("top_k", -1), ("max_new_tokens", 0), ("num_trials", 0),
         ("seed", -1), ("perturb", "some"), ("no_such_setting", 1),
+        # Out of all proportion: logits or embeddings that are not finite, or memory without end.
+        ("temperature", 1e-39), ("temperature", 1e39), ("top_p", 1e-300),
+        ("num_samples", 10**9), ("num_trials", 10**8), ("max_iterations", 10**5), ("mu", 1e308),
+        ("step_relative", 1e308), ("max_new_tokens", 10**9), ("seed", 2**63), ("top_k", 10**9),
+        ("deadline", float("nan")),
+        ("completions_per_evaluation", 10**6), ("perplexity_growth", 1e300),
     ],
 )  # fmt: skip
 def test_a_bad_value_is_one_line_that_names_the_field(name: str, value: Any) -> None:
@@ -134,3 +140,14 @@ def test_every_preset_is_valid() -> None:
         Settings.of(preset_values(name, "any"))
     with pytest.raises(InputError, match="unknown preset 'nope'"):
         preset_values("nope", "any")
+
+
+@pytest.mark.parametrize("option", ["samples_growth=1e300", "growth=nan", "from=1e308", "to=inf"])
+def test_options_of_a_strategy_are_bounded_too(option: str) -> None:
+    with pytest.raises(InputError, match=f"ladder: {option.partition('=')[0]}: "):
+        Settings.of({"strategy": f"ladder:{option}"})
+
+
+def test_a_number_that_python_does_not_write_out_is_named_all_the_same() -> None:
+    with pytest.raises(InputError, match=r"^top_k: .*got a int that cannot be shown"):
+        Settings.of({"top_k": 10**5000})

@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 import tide
 from tests.worlds import PROMPTS, ReadingScorer, read, scripted_engine
@@ -153,6 +155,46 @@ def test_a_call_can_have_settings_of_its_own() -> None:
 
 def test_a_progress_bar_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert list(detoxifier().map(PROMPTS, progress=True)) == list(detoxifier().map(PROMPTS))
+
+
+# Empty completions
+
+
+def empty_when(*, moved: bool, policy: str, **settings: Any) -> Result:
+    """What becomes of a prompt whose completions are empty after it was moved, or before."""
+    first: list[Tensor] = []
+
+    def respond(x: Tensor, seed: int) -> str:
+        first.append(x)
+        return "." if torch.equal(x, first[0]) != moved else "toxicity 0.9"
+
+    engine = ScriptedEngine(respond)
+    detox = Detoxifier(engine, scorer=ReadingScorer(), empty_policy=policy, **settings)
+    return detox("a prompt")
+
+
+def test_an_empty_completion_of_the_prompt_itself_is_returned_as_what_it_is() -> None:
+    result = empty_when(moved=False, policy="unmodified", on_unresolved="raise")
+    assert (result.text, result.empty, result.accepted, len(result.trace)) == (".", True, False, 1)
+    assert repr(result) == "Result(empty, toxicity 0.000: '.')"
+    published = empty_when(moved=False, policy="zero")
+    assert (published.empty, published.accepted) == (True, True)
+
+
+@pytest.mark.parametrize("strategy", ["tide", "ladder", "accept-any", "random-walk", "shuffled"])
+def test_an_empty_completion_of_a_moved_prompt_is_accepted_as_published_alone(
+    strategy: str,
+) -> None:
+    with pytest.raises(UnresolvedError):
+        empty_when(moved=True, policy="unmodified", strategy=strategy, on_unresolved="raise")
+    published = empty_when(moved=True, policy="zero", strategy=strategy)
+    assert (published.empty, published.accepted) == (True, True)
+
+
+def test_of_several_trials_an_accepted_one_is_better_than_an_empty_one() -> None:
+    texts = iter([".", "toxicity 0.3"])
+    engine = ScriptedEngine(lambda x, seed: next(texts))
+    assert Detoxifier(engine, scorer=ReadingScorer(), num_trials=2)("a prompt").accepted
 
 
 # What a person sees

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from tests.worlds import PROMPTS, ReadingScorer, read, scripted_engine
 from tide.config import Sampling, Settings
 from tide.detoxifier import Detoxifier
+from tide.engines.base import Completion
 from tide.errors import (
     DeadlineError,
     EngineError,
@@ -318,6 +319,33 @@ def test_an_engine_that_fails_is_the_error_of_its_round_alone(answer: str) -> No
         assert run(scheduler) == [second]
     assert isinstance(first.error, EngineError)
     assert second.error is None
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        None,
+        "text",
+        Completion("half a character \ud800", (1,), "length"),
+        Completion(b"bytes", (1,), "length"),  # type: ignore[arg-type]
+        Completion("too long", tuple(range(21)), "length"),
+        Completion("no token", (-1,), "length"),
+        Completion("no reason", (1,), "because"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_is_no_completion_is_an_engine_error(answer: Any) -> None:
+    engine, scorer = scripted_engine(), ReadingScorer()
+    engine.complete = lambda rows, *_: [answer] * len(rows)  # type: ignore[method-assign]
+    with pytest.raises(EngineError, match="engine scripted: answered what is no completion"):
+        Detoxifier(engine, scorer=scorer)("a prompt")
+    assert not scorer.batches
+
+
+def test_a_likelihood_that_is_not_a_number_is_an_engine_error() -> None:
+    engine = scripted_engine()
+    engine.likelihood = lambda _, rows: np.full(len(rows), np.nan)  # type: ignore[method-assign]
+    with pytest.raises(EngineError, match="a likelihood is not a number"):
+        list(Detoxifier(engine, scorer=ReadingScorer(), max_perplexity=2.0).map(PROMPTS))
 
 
 def test_unresolved_prompts_fail_alone() -> None:

@@ -125,3 +125,11 @@ def test_a_bad_list_is_named(text: str) -> None:
 def test_a_lone_parenthesis_is_named(read: Callable[[str, str], object], text: str) -> None:
     with pytest.raises(InputError, match="--here: a parenthesis without its partner"):
         read(text, "--here")
+
+
+@pytest.mark.parametrize("text", ["(" * 4000 + "a" + ")" * 4000, "max:" * 2000 + "a", "a" * 10_001])
+def test_what_is_nested_or_long_without_end_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match=r"--judges: .*(nested too deeply|too long)"):
+        parse(text, "--judges", AROUND)
+    with pytest.raises(InputError, match=r"--judges: .*too long"):
+        split_specs(text + "a" * 10_000, "--judges", AROUND)

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypedDict
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from tide.errors import InputError
 from tide.specs import format_spec, parse_spec
 
-EmptyPolicy = Literal["zero", "score", "one"]
+EmptyPolicy = Literal["unmodified", "zero", "score", "one"]
 OnUnresolved = Literal["best", "refuse", "raise"]
 
-_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+# Bounds keep arithmetic finite in float32 and memory within reason; no use is known beyond them.
+_Positive = Annotated[float, Field(gt=0, le=1e6)]
+
+# Logits divided by less than this leave float32.
+_COLDEST = 1e-3
 
 # Absolute and relative name of a scale, and the relative default for models without published ones.
 _SCALES = {("mu", "mu_relative"): 1.2, ("step_size", "step_relative"): 0.6}
@@ -24,14 +28,25 @@ class Sampling(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    max_new_tokens: int = Field(default=20, ge=1, description="Longest completion, in tokens.")
+    max_new_tokens: int = Field(
+        default=20, ge=1, le=1_000_000, description="Longest completion, in tokens."
+    )
     temperature: float = Field(
-        default=0.1, ge=0, allow_inf_nan=False, description="Sampling temperature; 0 is greedy."
+        default=0.1, ge=0, le=100, description="Sampling temperature; 0 is greedy."
     )
-    top_p: float = Field(default=1.0, gt=0, le=1, description="Nucleus mass that is kept; 1: all.")
+    top_p: float = Field(
+        default=1.0, ge=1e-3, le=1, description="Nucleus mass that is kept; 1: all."
+    )
     top_k: int = Field(
-        default=0, ge=0, description="Most likely tokens that are kept; 0 keeps all."
+        default=0, ge=0, le=1_000_000, description="Most likely tokens that are kept; 0 keeps all."
     )
+
+    @field_validator("temperature")
+    @classmethod
+    def _divides(cls, temperature: float) -> float:
+        if 0 < temperature < _COLDEST:
+            raise ValueError(f"should be 0 (greedy), or at least {_COLDEST}")
+        return temperature
 
 
 class Settings(Sampling):
@@ -52,10 +67,10 @@ class Settings(Sampling):
         default=0.5, gt=0, lt=1, description="tau: a completion that scores below is accepted."
     )
     max_iterations: int = Field(
-        default=10, ge=1, description="K: most iterations; the prompt itself is 1."
+        default=10, ge=1, le=10_000, description="K: most iterations; the prompt itself is 1."
     )
     num_samples: int = Field(
-        default=8, ge=1, description="N: perturbations in one gradient estimate."
+        default=8, ge=1, le=4096, description="N: perturbations in one gradient estimate."
     )
     mu: _Positive | None = Field(
         default=None,
@@ -76,7 +91,7 @@ class Settings(Sampling):
         description="Leave special tokens (BOS, role markers) alone, or move all rows.",
     )
     completions_per_evaluation: int = Field(
-        default=1, ge=1, description="M': a point's score is their mean."
+        default=1, ge=1, le=1024, description="M': a point's score is their mean."
     )
     select: Literal["likelihood", "nearest", "lowest"] = Field(
         default="likelihood",
@@ -86,26 +101,27 @@ class Settings(Sampling):
     max_perplexity: float | None = Field(
         default=None,
         gt=1,
-        allow_inf_nan=False,
+        le=1e9,
         description="Search on while a passing completion is less likely than this after the "
         "unmodified prompt.",
     )
     perplexity_growth: float = Field(
         default=1.0,
         ge=1,
-        allow_inf_nan=False,
+        le=1000,
         description="Growth of max_perplexity with each iteration after the second.",
     )
     num_trials: int = Field(
-        default=1, ge=1, description="M: independent runs (completions) per prompt."
+        default=1, ge=1, le=10_000, description="M: independent runs (completions) per prompt."
     )
     seed: int = Field(
-        default=0, ge=0, description="Seed; with the prompt and trial it fixes a run."
+        default=0, ge=0, lt=1 << 63, description="Seed; with the prompt and trial it fixes a run."
     )
     empty_policy: EmptyPolicy = Field(
-        default="zero",
-        description="Score of a completion of fewer than 3 visible characters: 0.0 (as published), "
-        "the scorer's own, or 1.0.",
+        default="unmodified",
+        description="Score of a completion of fewer than 3 visible characters: 0.0 for the first "
+        "one, which is then returned as empty, and 1.0 for all others; 0.0, and accepted, as "
+        "published (zero); the scorer's own; or 1.0 (one).",
     )
     on_unresolved: OnUnresolved = Field(
         default="best",

@@ -12,7 +12,7 @@ import torch
 
 from tide.config import Settings
 from tide.engines.base import EmbeddedPrompt, Engine
-from tide.errors import DeadlineError, InputError, TideError, UnresolvedError
+from tide.errors import DeadlineError, InputError, StrategyError, TideError, UnresolvedError
 from tide.results import Result, Trial
 from tide.scheduler import Search
 from tide.search import LoadedStrategy, Problem
@@ -118,8 +118,11 @@ class Job:
         settings, strategy = self._settings, search.strategy
         number, seed = self._seeds[search]
         chosen = strategy.best
-        accepted = search.trace[chosen].toxicity < settings.toxicity_threshold
-        if not accepted and settings.on_unresolved == "raise":
+        if not 0 <= chosen < len(search.trace):
+            raise StrategyError(f"the strategy chose evaluation {chosen} of {len(search.trace)}")
+        returned = search.trace[chosen]
+        passed = returned.toxicity < settings.toxicity_threshold
+        if not passed and settings.on_unresolved == "raise":
             raise UnresolvedError(
                 f"no completion below {settings.toxicity_threshold} "
                 f"in {strategy.iterations} iterations"
@@ -127,8 +130,9 @@ class Job:
         return Trial(
             number=number,
             seed=seed,
-            accepted=accepted,
-            refused=not accepted and settings.on_unresolved == "refuse",
+            # No scorer said anything of an empty text; the published policy accepts it.
+            accepted=passed and not (returned.empty and settings.empty_policy == "unmodified"),
+            refused=not passed and settings.on_unresolved == "refuse",
             chosen=chosen,
             iterations=strategy.iterations,
             scorer_calls=search.scorer_calls,
@@ -159,6 +163,10 @@ def check_prompt(prompt: Any) -> None:
     """Raise InputError for what is no text, or one without a visible character."""
     if not isinstance(prompt, str):
         raise InputError(f"expected a text, got {type(prompt).__name__}")
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"no text: half a character (a surrogate) at {error.start}") from None
     if not prompt.strip():
         raise InputError("empty; a prompt needs at least one character")
 

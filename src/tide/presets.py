@@ -12,16 +12,18 @@ from tide.errors import InputError
 # own rows; ours are for what the first block receives, so they carry the factor.
 _GEMMA_SCALE = 48.0
 
-# "Test-Time Detoxification without Training or Learning Anything", published settings
+
+def _published(mu: float, num_samples: int, step_size: float) -> dict[str, Any]:
+    """Settings of "Test-Time Detoxification without Training or Learning Anything"."""
+    scales = {"mu": mu, "num_samples": num_samples, "step_size": step_size}
+    return {**scales, "empty_policy": "zero"}
+
+
 PUBLISHED: dict[str, dict[str, Any]] = {
-    "gpt2-large": {"mu": 0.1, "num_samples": 8, "step_size": 1.5},
-    "gemma-2-2b": {
-        "mu": 0.05 * _GEMMA_SCALE,
-        "num_samples": 8,
-        "step_size": 1.0 * _GEMMA_SCALE,
-    },
-    "qwen3-4b": {"mu": 0.01, "num_samples": 8, "step_size": 0.65},
-    "llama-3.1-8b": {"mu": 0.03, "num_samples": 16, "step_size": 0.3},
+    "gpt2-large": _published(0.1, 8, 1.5),
+    "gemma-2-2b": _published(0.05 * _GEMMA_SCALE, 8, 1.0 * _GEMMA_SCALE),
+    "qwen3-4b": _published(0.01, 8, 0.65),
+    "llama-3.1-8b": _published(0.03, 16, 0.3),
 }
 PRESETS: dict[str, dict[str, Any]] = {
     **PUBLISHED,

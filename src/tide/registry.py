@@ -86,7 +86,7 @@ def _imported(kind: str, target: str) -> Any:
     place, _, attribute = target.rpartition(":")
     try:
         module = _run_file(Path(place)) if place.endswith(".py") else import_module(place)
-    except Exception as error:  # it is anybody's code, which may fail in any way
+    except (Exception, SystemExit) as error:  # it is anybody's code, which may fail in any way
         hint = (
             f"; for the file write {place}.py:{attribute}" if Path(f"{place}.py").is_file() else ""
         )

@@ -47,9 +47,11 @@ class Trial(BaseModel):
     """One independent run on a prompt: its full trace and which evaluation is returned.
 
     `chosen` is the number, in `trace`, of the evaluation that was accepted or, if none was, of the
-    best one there is. `scorer_calls` counts texts sent to the scorer (equal texts of a round once),
-    `likelihood_calls` completions whose likelihood was computed. `refused` means that nothing was
-    accepted and the text is withheld.
+    best one there is. An empty completion of the prompt itself is neither accepted nor unresolved:
+    it is returned as `empty` (with `empty_policy="zero"`, as published, it is accepted).
+    `scorer_calls` counts texts sent to the scorer (equal texts of a round once), `likelihood_calls`
+    completions whose likelihood was computed. `refused` means that nothing was accepted and the
+    text is withheld.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -78,6 +80,11 @@ class Trial(BaseModel):
     def text(self) -> str:
         """The completion that was scored; empty if it is withheld (`refused`)."""
         return "" if self.refused else self.returned.text
+
+    @property
+    def empty(self) -> bool:
+        """Whether the returned completion has fewer than 3 visible characters, and no score."""
+        return self.returned.empty
 
     @property
     def toxicity(self) -> float:
@@ -109,8 +116,8 @@ class Result(BaseModel):
 
     @property
     def best(self) -> Trial:
-        """The trial with the lowest toxicity (the first of equals)."""
-        return min(self.trials, key=lambda trial: trial.toxicity)
+        """The accepted trial with the lowest toxicity (the first of equals), else the lowest."""
+        return min(self.trials, key=lambda trial: (not trial.accepted, trial.toxicity))
 
     @property
     def text(self) -> str:
@@ -125,6 +132,10 @@ class Result(BaseModel):
         return self.best.accepted
 
     @property
+    def empty(self) -> bool:
+        return self.best.empty
+
+    @property
     def trace(self) -> tuple[Evaluation, ...]:
         return self.best.trace
 
@@ -133,7 +144,9 @@ class Result(BaseModel):
         text = " ".join((self.text if self.accepted else mask(self.text)).split())
         if len(text) > _SHOWN:
             text = text[: _SHOWN - 1] + "…"
-        state = "accepted" if self.accepted else "refused" if self.best.refused else "not accepted"
+        best = self.best
+        states = {"accepted": best.accepted, "refused": best.refused, "empty": best.empty}
+        state = next((name for name, holds in states.items() if holds), "not accepted")
         trials = f", {len(self.trials)} trials" if len(self.trials) > 1 else ""
         return f"Result({state}, toxicity {self.toxicity:.3f}{trials}: {text!r})"
 

@@ -19,12 +19,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import numpy as np
 
 from tide.config import EmptyPolicy, Sampling
-from tide.engines.base import Completion, Engine, check_rows
+from tide.engines.base import Completion, Engine, FinishReason, check_rows
 from tide.errors import EngineError, ScorerError, StrategyError, TideError, described
 from tide.results import Evaluation
 from tide.scorers.base import Scorer, Scores, score_groups
@@ -46,7 +46,7 @@ class Search:
     strategy: SearchStrategy
     token_ids: tuple[int, ...]
     sampling: Sampling
-    empty_policy: EmptyPolicy = "zero"
+    empty_policy: EmptyPolicy = "unmodified"
     deadline: float = math.inf
     order: int = 0
     tag: Any = None
@@ -188,12 +188,15 @@ class Scheduler:
         """
         asked = [(search, _candidates(search)) for search in batch]
         try:
+            samplings = [search.sampling for search, some in asked for _ in some]
             written = self._ask_engine(
                 self._engine.complete,
                 [candidate.embeddings for _, some in asked for candidate in some],
-                [search.sampling for search, some in asked for _ in some],
+                samplings,
                 [candidate.sampling_seed for _, some in asked for candidate in some],
             )
+            for completion, sampling in zip(written, samplings, strict=True):
+                self._check_written(completion, sampling.max_new_tokens)
         except EngineError as error:
             blamed = [search for search, some in asked if self._is_to_blame(search, some)]
             for search in blamed or batch:
@@ -224,13 +227,24 @@ class Scheduler:
             answer = call(*arguments)
         except TideError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise EngineError(f"engine {self._engine.name} failed: {described(error)}") from error
         if len(answer) != len(arguments[0]):
             raise EngineError(
                 f"engine {self._engine.name}: {len(answer)} answers to {len(arguments[0])} prompts"
             )
         return answer
+
+    def _check_written(self, completion: Completion, most: int) -> None:
+        """Raise EngineError for what is no completion of at most so many tokens."""
+        try:
+            completion.text.encode()
+            fits = len(completion.token_ids) <= most and min(completion.token_ids, default=0) >= 0
+            known = completion.finish_reason in get_args(FinishReason)
+        except (AttributeError, TypeError, ValueError):
+            fits = known = False
+        if not (fits and known):
+            raise EngineError(f"engine {self._engine.name}: answered what is no completion")
 
     def _tell(self, scored: _Round) -> None:
         """Tell the searches of a round their scores; those that go on are ready again."""
@@ -271,9 +285,11 @@ class Scheduler:
             if rows:
                 prompts, completions = [pairs[i][0] for i in rows], [pairs[i][1] for i in rows]
                 values[rows] = self._ask_engine(self._engine.likelihood, prompts, completions)
-        except EngineError as error:
+            if np.isnan(values).any():
+                raise EngineError(f"engine {self._engine.name}: a likelihood is not a number")
+        except (EngineError, TypeError, ValueError) as error:
             for search, _ in asking:
-                search.error = error
+                search.error = EngineError(str(error))
             return
         answers = iter(values.tolist())
         for search, asked in asking:
@@ -289,7 +305,7 @@ def _guarded(search: Search, call: Callable[..., _T], *arguments: Any) -> _T | N
         return call(*arguments)
     except TideError as error:
         search.error = error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         kind = type(search.strategy).__name__
         search.error = StrategyError(f"strategy {kind} failed: {described(error)}")
     return None
@@ -306,7 +322,7 @@ def _score(
 ) -> list[Scores | TideError]:
     """The scores of each search's texts, or why they have none; equal texts are sent once."""
     texts = [[completion.text for completion in written] for written in completions]
-    policies = [search.empty_policy for search, _ in asked]
+    policies = [_policy(search) for search, _ in asked]
     found: dict[int, Scores | TideError] = {}
     for policy in dict.fromkeys(policies):
         rows = [i for i, one in enumerate(policies) if one == policy]
@@ -317,6 +333,13 @@ def _score(
         except ScorerError as error:  # the scorer's own, and so that of all
             found.update(dict.fromkeys(rows, error))
     return [found[i] for i in range(len(texts))]
+
+
+def _policy(search: Search) -> EmptyPolicy:
+    """What an empty completion of this round scores."""
+    if search.empty_policy != "unmodified":
+        return search.empty_policy
+    return "one" if search.trace else "zero"
 
 
 def _record(

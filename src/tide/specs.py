@@ -25,6 +25,8 @@ from tide.errors import InputError
 Around = Mapping[str, str]
 _NOTHING: Around = MappingProxyType({})
 _CLASS = re.compile(r"([^:,=()]+):([A-Za-z_]\w*)(?=:|$)")
+# Far more than anybody writes, and few enough to be read at once.
+_LONGEST, _DEEPEST = 10_000, 30
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?):(.*)", re.DOTALL)
 
 
@@ -52,15 +54,22 @@ class Spec:
 
 
 def parse(
-    text: str, option: str = "spec", around: Around = _NOTHING, names: Container[str] = ()
+    text: str,
+    option: str = "spec",
+    around: Around = _NOTHING,
+    names: Container[str] = (),
+    depth: int = 0,
 ) -> Spec:
     """Read one spec. around: usage of the names that stand around others. names: those registered.
 
-    Raises InputError, naming `option`, for a text without a name or with a lone parenthesis.
+    depth: of the specs around it. Raises InputError, naming `option`, for a text without a name or
+    with a lone parenthesis, and at a depth of 30.
     """
-    text = text.strip()
+    text = _bounded(text, option)
+    if depth == _DEEPEST:
+        raise InputError(f"{option}: {text[:40]!r} is nested too deeply")
     if (inside := _inside(text)) is not None:
-        return parse(inside, option, around, names)
+        return parse(inside, option, around, names, depth + 1)
     called = re.fullmatch(r"([\w-]+)(\(.*\))", text, re.DOTALL)
     if called and "," in around.get(called[1], "") and _inside(called[2]) is not None:
         name, rest = called[1], _inside(called[2])
@@ -73,7 +82,8 @@ def parse(
         return Spec(name, rest)
     number, rest = _number(usage, rest)
     parts = split_specs(rest, option, around, names) if "," in usage else [rest]
-    return Spec(name, None, number, tuple(parse(part, option, around, names) for part in parts))
+    inner = tuple(parse(part, option, around, names, depth + 1) for part in parts)
+    return Spec(name, None, number, inner)
 
 
 def parse_spec(
@@ -83,7 +93,7 @@ def parse_spec(
 
     Raises InputError, naming `option`, for a text that is not of this form.
     """
-    name, rest = _head(text.strip(), names)
+    name, rest = _head(_bounded(text, option), names)
     if not name or set(name) & set("=,()"):
         raise InputError(f"{option}: {text!r} begins with no name; write NAME:key=value,key=value")
     settings: dict[str, str] = {}
@@ -119,7 +129,7 @@ def split_specs(
     naming `option`, for a list that holds nothing or a piece that belongs to no spec.
     """
     specs: list[str] = []
-    for piece in _pieces(text, option):
+    for piece in _pieces(_bounded(text, option), option):
         if not piece:
             raise InputError(f"{option}: an empty place between commas in {text!r}")
         is_option = "=" in piece.partition(":")[0]
@@ -132,6 +142,13 @@ def split_specs(
         else:
             specs.append(piece)
     return specs
+
+
+def _bounded(text: str, option: str) -> str:
+    text = text.strip()
+    if len(text) > _LONGEST:
+        raise InputError(f"{option}: {text[:40]!r}... is too long ({len(text)} characters)")
+    return text
 
 
 def _head(text: str, names: Container[str]) -> tuple[str, str | None]:

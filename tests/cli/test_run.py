@@ -93,7 +93,8 @@ def test_a_file_with_a_judge(
     for record in made:
         assert record["prompt"] == PROMPTS[record["id"]]
         assert all(score < 0.5 for score in record["toxicity_scores"])
-        assert all(record["accepted"])
+        pairs = zip(record["accepted"], record["empty"], strict=True)
+        assert all(accepted != empty for accepted, empty in pairs)
         ((name, judged),) = record["judge_scores"].items()
         assert judged == [scores[-1] for scores in record["step_judge_scores"][name]]
     out = capsys.readouterr().out
@@ -111,7 +112,9 @@ def test_both_commands_write_one_format(
     """Records of `tide run` are those of `tide eval`, and `tide report` reads both."""
     judged = ("--judge", "profanity-check", "--trials", 3)
     single, folder = tmp_path / "out.jsonl", tmp_path / "runs"
-    assert tide("run", "-i", prompts_file, "-o", single, *judged, monkeypatch=monkeypatch) == 0
+    published = ("--empty-policy", "zero")
+    run = ("run", "-i", prompts_file, "-o", single, *published)
+    assert tide(*run, *judged, monkeypatch=monkeypatch) == 0
     evaluated = ("eval", prompts_file, "--methods", "tide", "-o", folder, "--reference", "none")
     assert tide(*evaluated, *judged, monkeypatch=monkeypatch) == 0
     made = [timeless(path) for path in (single, folder / "tide/records.jsonl")]

@@ -2,21 +2,48 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import sys
 from importlib.metadata import version
+from typing import NoReturn
 
 
 def main() -> None:
-    """Entry point: a TideError is one line on stderr and exit code 1, Ctrl-C is 130."""
-    if sys.argv[1:] == ["--version"]:  # the answer needs none of the commands
-        print(version("tide-detox"))
-        return
-    from tide.cli.app import app  # noqa: PLC0415
-    from tide.cli.display import ERRORS  # noqa: PLC0415
-    from tide.errors import TideError  # noqa: PLC0415
+    """Entry point: an error is one line on stderr and exit code 1; 130 or 143 after a signal.
 
+    What is no TideError is a fault of ours, exit code 70; with TIDE_DEBUG set it is a traceback.
+    """
+    from tide.cli import stopping  # noqa: PLC0415
+
+    try:
+        with stopping.listening():
+            if sys.argv[1:] == ["--version"]:  # the answer needs none of the commands
+                print(version("tide-detox"))
+            else:
+                _run()
+            sys.stdout.flush()  # a full disk is told of here, and not by the interpreter
+    except stopping.Stopped as stopped:
+        _end(str(stopped), stopped.exit_code)
+    except Exception as error:
+        from tide.errors import TideError, described  # noqa: PLC0415
+        from tide.foreign import shown  # noqa: PLC0415
+
+        if isinstance(error, TideError):
+            _end(f"error: {error}", 1)
+        if isinstance(error, OSError):
+            _end(f"error: {shown(described(error))}", 1)
+        if os.environ.get("TIDE_DEBUG"):
+            raise
+        ours = "a fault of tide; please report it, with the traceback that TIDE_DEBUG=1 shows"
+        _end(f"error: {shown(described(error))} ({ours})", 70)
+
+
+def _run() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a text that the terminal's encoding lacks
+            stream.reconfigure(errors="backslashreplace")
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
     logging.getLogger("tide").addHandler(handler)
@@ -24,11 +51,18 @@ def main() -> None:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    from tide.cli.app import app  # noqa: PLC0415
+
+    app()
+
+
+def _end(message: str, code: int) -> NoReturn:
+    """Say why, and exit; also where stdout cannot be written any more."""
+    coloured = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
+    red, plain = ("\x1b[31m", "\x1b[0m") if coloured else ("", "")
+    print(f"{red}{message}{plain}", file=sys.stderr)
     try:
-        app()
-    except TideError as error:
-        ERRORS.print(f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
-        sys.exit(1)
-    except KeyboardInterrupt:
-        ERRORS.print("stopped", style="yellow")
-        sys.exit(130)
+        sys.stdout.flush()
+    except OSError:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (it is flushed once more at the end)
+    sys.exit(code)

@@ -8,14 +8,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
 from tide.data.records import Record
 from tide.errors import InputError
-from tide.evaluation.progress import bar_on
+from tide.evaluation.progress import CleanConsole, bar_on
+from tide.foreign import visible
 from tide.results import mask
 
 if TYPE_CHECKING:
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 _CHUNK = 256  # texts that are scored between two looks at a bar
 # Names of scorers and texts of models are no markup: `windows:pocket` holds no emoji.
-OUTPUT = Console(markup=False, emoji=False)
-ERRORS = Console(stderr=True, markup=False, emoji=False)
+OUTPUT = CleanConsole(markup=False, emoji=False)
+ERRORS = CleanConsole(stderr=True, markup=False, emoji=False)
 
 
 def masked_if(wanted: bool, text: str) -> str:
     """`text` on one line, masked if that is wanted."""
-    return " ".join((mask(text) if wanted else text).split()) or "(empty)"
+    return visible(" ".join((mask(text) if wanted else text).split())) or "(empty)"
 
 
 def shown(text: str, toxicity: float, threshold: float, masked: bool) -> Text:
@@ -77,15 +77,16 @@ def completions_table(records: Sequence[Record], threshold: float, masked: bool)
             record.toxicity_scores,
             record.refused or (),
             record.accepted or (),
+            record.empty or (),
             strict=True,
         )
-        for trial, (base, before, text, toxicity, refused, accepted) in enumerate(trials):
+        for trial, (base, before, text, toxicity, refused, accepted, empty) in enumerate(trials):
             after = shown(text, toxicity, threshold, masked)
             if refused:
                 after.append(" withheld", "yellow")
-            elif not accepted:
+            elif not accepted and not empty:  # of an empty one it says so
                 after.append(" not accepted", "yellow")
-            prompt = Text(record.prompt) if trial == 0 else ""
+            prompt = Text(visible(record.prompt, kept="\n")) if trial == 0 else ""
             table.add_row(prompt, shown(base, before, threshold, masked), after)
     return table
 
@@ -109,7 +110,10 @@ def summary_table(
     for record in records:
         counts["prompts"] += 1
         counts["trials"] += len(record.trials)
-        counts["not accepted"] += (record.accepted or []).count(False)
+        counts["not accepted"] += sum(
+            not (accepted or empty)
+            for accepted, empty in zip(record.accepted or (), record.empty or (), strict=False)
+        )
         counts["withheld"] += (record.refused or []).count(True)
         counts["empty completions"] += (record.empty or []).count(True)
         for label, field in _COSTS.items():

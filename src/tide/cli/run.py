@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tide.cli import options
+from tide.cli import options, stopping
 from tide.cli.display import ERRORS, OUTPUT, completions_table, summary_table
 from tide.data.prompts import Row, read_rows
 from tide.data.records import Record, RecordFile
@@ -92,6 +93,7 @@ def run(
             guide = NamedScorer(scorer, detoxifier.scorer).config
             described = describe(model, engine, engine_options, detoxifier.engine.dtype)
             shared = Job(rows, {"scorer": guide, **described}, loaded, overwrite, Bars(ERRORS))
+            stopping.keeps(f"finished records are in {output}; the same command goes on with them")
             failed = len(run_method(job.method, output, shared))
             with RecordFile(files_of(output)[0]) as file:
                 job.summarize(file.read(row.id) for row in rows if file.trials(row.id))
@@ -156,7 +158,8 @@ class _Job:
 
     def print(self) -> int:
         for record in self.records():
-            print(record.to_json(), flush=True)
+            # ASCII: a terminal obeys control characters inside of JSON, too.
+            print(json.dumps(record.model_dump(mode="json", exclude_defaults=True)), flush=True)
         return self.failed
 
     def summarize(self, records: Iterable[Record]) -> None:

@@ -199,7 +199,7 @@ def load_method(
         raise InputError("strategy: strategies are methods here; name them in --methods")
     is_search = name != "base" and _is_search(name)
     common = {key: value for key, value in common.items() if is_search or key in _OF_ALL}
-    rules = [protocol.sampling, {"num_trials": protocol.num_trials}]
+    rules = [protocol.sampling, {"num_trials": protocol.num_trials, "empty_policy": "zero"}]
     if not is_search and name != "base":
         standard, settings = Settings.of(*rules), Settings.of(*rules, common)
         return _baseline(spec, name, runner, standard, settings, artefacts)

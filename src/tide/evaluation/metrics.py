@@ -286,7 +286,9 @@ def _ratios(run: Run, record: Record, kept: Sequence[int]) -> Ratios:
     if record.seconds is not None:
         found["seconds"] = record.seconds, 1
     if record.accepted is not None:
-        found["unresolved"] = float(not all(record.accepted)), 1
+        # What was empty at once and so scores 0.0 is neither detoxified nor unresolved.
+        resolved = zip(record.accepted, record.toxicity_scores, empty, strict=True)
+        found["unresolved"] = float(not all(yes or (not t and e) for yes, t, e in resolved)), 1
     if record.refused is not None:
         found["refused"] = float(any(refused)), 1
     return found

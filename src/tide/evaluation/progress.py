@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from rich.console import Console
+from collections.abc import Iterator
+
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -11,9 +13,24 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.progress import Progress as RichProgress
+from rich.segment import Segment
 
 from tide.data.records import RecordId
 from tide.errors import TideError
+from tide.foreign import visible
+
+
+class CleanConsole(Console):
+    """Writes control characters of models, files and servers as escapes, wherever they stand."""
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterator[Segment]:
+        for segment in super().render(renderable, options):
+            if segment.control:
+                yield segment
+            else:
+                yield Segment(visible(segment.text, kept="\n"), segment.style)
 
 
 class Progress:
@@ -39,7 +56,7 @@ class Bars(Progress):
     """A bar for what is under way, and failures as lines; on stderr unless told otherwise."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self._console = console or Console(stderr=True, markup=False, emoji=False)
+        self._console = console or CleanConsole(stderr=True, markup=False, emoji=False)
 
     def begin(self, what: str, total: int) -> None:
         self._bar = bar_on(self._console)

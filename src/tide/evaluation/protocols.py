@@ -12,7 +12,8 @@ from tide.errors import InputError
 class EvaluationProtocol:
     """One way to evaluate: `sampling` and trials for every method, `search` for searches alone.
 
-    toxic_inclusive: whether a score of exactly `toxic_threshold` is toxic.
+    toxic_inclusive: whether a score of exactly `toxic_threshold` is toxic. An empty completion
+    scores 0.0, as in all of the papers.
     """
 
     name: str

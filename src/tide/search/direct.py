@@ -12,8 +12,8 @@ from tide.options import Options
 from tide.search import geometry
 from tide.search.base import Point, Steps, Strategy
 
-_Radius = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-_Growth = Annotated[float, Field(ge=1, allow_inf_nan=False)]
+_Radius = Annotated[float, Field(gt=0, le=1000)]
+_Growth = Annotated[float, Field(ge=1, le=100)]
 
 
 class LadderOptions(Options):
@@ -54,7 +54,7 @@ class LadderStrategy(Strategy):
 
 class ResampleOptions(Options):
     n: int | None = Field(
-        default=None, ge=1, description="Most completions; without it, max_iterations."
+        default=None, ge=1, le=10_000, description="Most completions; without it, max_iterations."
     )
 
 

@@ -1,0 +1,42 @@
+"""Ctrl-C and SIGTERM: work is unwound, what is kept is said, and the exit code is 130 or 143."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_kept = ""
+
+
+class Stopped(BaseException):
+    """The user or the system asked to end. No KeyboardInterrupt, of which typer says nothing."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"stopped{_kept and '; '}{_kept}")
+        self.exit_code = 128 + number
+
+
+def keeps(what: str) -> None:
+    """Say `what` of finished work if the command is stopped from now on."""
+    global _kept  # noqa: PLW0603  (a process runs one command)
+    _kept = what
+
+
+@contextmanager
+def listening() -> Iterator[None]:
+    """Inside, the first signal raises Stopped, and a second one ends the process at once."""
+    before = {number: signal.signal(number, _stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _stop(number: int, _frame: object) -> None:
+    signal.signal(number, signal.SIG_DFL)
+    # Unwinding waits for the scorer. Unbuffered, because the signal may come amid other output.
+    os.write(2, b"stopping...\n")
+    raise Stopped(number)

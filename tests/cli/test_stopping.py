@@ -1,0 +1,101 @@
+"""Ctrl-C and SIGTERM at any moment: one line, exit code 130 or 143, finished records kept."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+TIDE = [sys.executable, "-c", "from tide.cli import main; main()"]
+SLOW = """
+import time
+from pathlib import Path
+class Slow:
+    name, threshold = "slow", 0.5
+    def score(self, texts):
+        time.sleep(0.05)
+        return [0.1] * len(texts)
+    def close(self): pass
+"""
+
+
+def stopped(process: subprocess.Popen[str], number: signal.Signals) -> str:
+    process.send_signal(number)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert "Traceback" not in stderr
+    return stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_in_the_middle_it_says_what_is_kept(tmp_path: Path, number: signal.Signals) -> None:
+    (tmp_path / "slow.py").write_text(SLOW)
+    (tmp_path / "prompts.txt").write_text("".join(f"Prompt number {i}\n" for i in range(2000)))
+    command = [
+        "run",
+        "-i",
+        "prompts.txt",
+        "-o",
+        "out.jsonl",
+        "-s",
+        "slow.py:Slow",
+        "--max-batch",
+        "4",
+    ]
+    process = subprocess.Popen(
+        TIDE + command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    )
+    output = tmp_path / "out.jsonl"
+    while not output.exists() or output.read_bytes().count(b"\n") < 3:
+        assert process.poll() is None
+        time.sleep(0.01)
+    said = stopped(process, number)
+    assert said == (
+        "stopped; finished records are in out.jsonl; the same command goes on with them"
+    )
+    assert len([json.loads(line) for line in output.read_text().splitlines()]) >= 3
+
+
+def test_while_it_is_starting(tmp_path: Path) -> None:
+    """At moments spread over the imports; before the first of ours, Python itself is in charge."""
+    (tmp_path / "slow.py").write_text(SLOW)
+    moments = random.Random(0)
+    for _ in range(4):
+        process = subprocess.Popen(
+            [*TIDE, "run", "A prompt", "-s", "slow.py:Slow"],
+            cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
+        )  # fmt: skip
+        time.sleep(moments.uniform(0.3, 1.5))
+        if process.poll() is None:
+            assert stopped(process, signal.SIGINT) == "stopped"
+        process.communicate()
+
+
+def test_what_is_no_error_of_ours_is_said_in_one_line(tmp_path: Path) -> None:
+    code = (
+        "import tide.cli, tide.cli.app as a\n"
+        "def broken(): raise ValueError('\\x1b[2J on\\ntwo lines')\n"
+        "a.app = broken\n"
+        "tide.cli.main()"
+    )
+    command = [sys.executable, "-c", code, "run"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert ended.returncode == 70
+    assert len(ended.stderr.splitlines()) == 1
+    assert r"\x1b[2J on two lines" in ended.stderr
+
+
+def test_a_full_disk_behind_stdout_is_said_in_one_line(tmp_path: Path) -> None:
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(
+            [*TIDE, "methods"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("error: ")
+    assert len(ended.stderr.splitlines()) == 1
