@@ -1,5 +1,6 @@
 # make demo    set up, then detoxify the example prompts with the bundled model and scorer
 # make test    set up with the test extras, then run the tests
+# make test-attacks  the same, then the tests of hostile input with thousands of cases each
 # make test-docs  the same, then run the commands and examples of README.md and docs/
 # make test-vllm  set up .venv-vllm with vLLM for the CPU and Ray, then run the tests that need them
 # make check   set up with the developers' extras, then lint, format check and strict types
@@ -10,7 +11,7 @@ VENV ?= .venv
 VENV_VLLM ?= .venv-vllm
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-docs test-vllm check clean
+.PHONY: demo test test-attacks test-docs test-vllm check clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.with-profanity
@@ -18,6 +19,9 @@ demo: $(VENV)/.with-profanity
 
 test: $(VENV)/.with-test
 	$(BIN)/python -m pytest
+
+test-attacks: $(VENV)/.with-test
+	$(BIN)/python -m pytest --hypothesis-profile=long -m attack
 
 test-docs: $(VENV)/.with-test
 	$(BIN)/python -m pytest -m docs tests/test_docs.py

@@ -3,12 +3,17 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+from tests.generated import LONG
 
 # The models here are tiny: a second thread would only wait for the first, long on a busy machine.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Read when transformers is first imported: a loading bar on stderr is no error message.
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+
+hypothesis.settings.register_profile("long", max_examples=LONG, deadline=None)
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 
