@@ -8,7 +8,6 @@ from .detoxifier import Detoxifier as Detoxifier
 from .engines import Engine as Engine
 from .engines import load_engine as load_engine
 from .errors import DeadlineError as DeadlineError
-from .errors import EmptyTextError as EmptyTextError
 from .errors import EngineError as EngineError
 from .errors import InputError as InputError
 from .errors import MissingDependencyError as MissingDependencyError

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from tide.foreign import shown
 
 
@@ -41,17 +39,6 @@ class ScorerRefused(ScorerUnavailable):
     """A service will not answer at all: it has ended, or it refuses the key. Waiting is no help."""
 
 
-class EmptyTextError(ScorerError):
-    """A scorer calls some texts empty; what such a text counts as is the empty policy's matter."""
-
-    def __init__(self, scorer: str, texts: Iterable[str]) -> None:
-        self.texts = frozenset(texts)
-        super().__init__(
-            f"scorer {scorer}: calls {len(self.texts)} of the texts empty and gives no score; "
-            "empty_policy 'zero' or 'one' would say what they count as"
-        )
-
-
 class ScorerBroken(ScorerError):
     """A scorer has no score for a text of our own choosing either; no prompt is to blame."""
 
@@ -75,5 +62,8 @@ def first_line(error: BaseException) -> str:
 
 def described(error: BaseException) -> str:
     """Type and text of a foreign error, on one line."""
-    text = " ".join(str(error).split())
+    try:
+        text = " ".join(str(error).split())
+    except Exception:  # somebody's `__str__`
+        text = ""
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -36,10 +36,11 @@ def test_a_function_is_a_scorer() -> None:
         ([0.1, float("inf"), 0.2], "inf is not a score"),
         ([0.1, 0.2], "3 texts"),
         ([0.1, 0.2, 0.3, 0.4], "3 texts"),
-        ([[0.1], [0.2], [0.3]], "3 texts"),
-        (0.5, "3 texts"),
-        (["high", "low", "low"], "failed"),
-        (None, "shape|not a score"),
+        (np.full((3, 1), 0.1), "3 texts"),
+        ([[0.1], [0.2], [0.3]], "no list of numbers: TypeError: a list with a list"),
+        (0.5, "no list of numbers: TypeError: a float"),
+        (["high", "low", "low"], "a list with a str"),
+        (None, "a NoneType"),
     ],
 )
 def test_what_is_not_a_score_is_an_error(answer: Any, message: str) -> None:

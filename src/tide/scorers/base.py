@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,14 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tide.config import EmptyPolicy
-from tide.errors import (
-    EmptyTextError,
-    ScorerBroken,
-    ScorerError,
-    ScorerUnavailable,
-    TideError,
-    described,
-)
+from tide.errors import ScorerBroken, ScorerError, ScorerUnavailable, TideError, described
 
 # One number a text, shape (n,).
 Floats = NDArray[np.float64]
@@ -28,6 +22,8 @@ _LEAST_VISIBLE = 3
 _BATCH = 64
 # A scorer that has no score for this either is broken, whatever text it failed for at first.
 _HEALTH_TEXT = "The weather is fine today."
+# What a number in a list may be, and none of its subclasses, whose methods may say anything.
+_NUMBERS = (float, int, *(np.dtype(code).type for code in "dfegbhilqBHILQ"))
 
 
 @runtime_checkable
@@ -65,7 +61,7 @@ class CallableScorer(PlainScorer):
         self._function = function
 
     def score(self, texts: Sequence[str]) -> Floats:
-        return np.asarray(self._function(list(texts)), dtype=np.float64)
+        return believed(self.name, self._function(list(texts)), len(texts))
 
 
 @dataclass(frozen=True)
@@ -85,28 +81,14 @@ def is_empty(text: str) -> bool:
 def score_texts(scorer: Scorer, texts: Sequence[str], empty_policy: EmptyPolicy) -> Scores:
     """Score every text, believing nothing that is not a score.
 
-    Equal texts are sent once. Nearly empty texts, and those that the scorer itself calls empty, are
-    scored by `empty_policy`. Raises as `ask` does, and EmptyTextError if the policy is "score".
+    Equal texts are sent once. Nearly empty texts are scored by `empty_policy`. Raises as `ask`.
     """
     empty = np.array([is_empty(text) for text in texts], dtype=np.bool_)
     values = np.full(len(texts), 1.0 if empty_policy == "one" else 0.0)
     sent = [i for i in range(len(texts)) if empty_policy == "score" or not empty[i]]
     distinct = list(dict.fromkeys(texts[i] for i in sent))
-    scores: list[float] = []
-    while distinct:
-        try:
-            scores = ask(scorer, distinct)
-            break
-        except EmptyTextError as error:
-            if empty_policy == "score" or not error.texts.intersection(distinct):
-                raise
-            distinct = [text for text in distinct if text not in error.texts]
-    by_text = dict(zip(distinct, scores, strict=True))
-    for i in sent:
-        if texts[i] in by_text:
-            values[i] = by_text[texts[i]]
-        else:
-            empty[i] = True
+    by_text = dict(zip(distinct, ask(scorer, distinct) if distinct else [], strict=True))
+    values[sent] = [by_text[texts[i]] for i in sent]
     return Scores(values, empty)
 
 
@@ -151,24 +133,54 @@ def ask(scorer: Scorer, texts: Sequence[str]) -> list[float]:
     """The scorer's answer for `texts`, refused unless it is one score in [0, 1] for each.
 
     Raises ScorerUnavailable if the scorer timed out or lost its connection, and ScorerError if it
-    failed in any other way or answered with the wrong number of values, NaN, or one outside [0, 1].
+    failed in any other way or answered with something that is no list of scores.
     """
     try:
         # A copy: a scorer that edits its list must not change which score is whose.
-        answer = np.asarray(scorer.score(list(texts)), dtype=np.float64)
+        answer = scorer.score(list(texts))
     except TideError:
         raise
     except (TimeoutError, ConnectionError) as error:
         raise ScorerUnavailable(f"scorer {scorer.name}: {described(error)}") from error
     except (Exception, SystemExit) as error:
         raise ScorerError(f"scorer {scorer.name} failed: {described(error)}") from error
-    if answer.shape != (len(texts),):
+    return list(believed(scorer.name, answer, len(texts)).tolist())
+
+
+def believed(name: str, answer: Any, count: int) -> Floats:
+    """What the scorer `name` answered as `count` scores, or ScorerError: the gate for all answers.
+
+    They are a list, tuple, array or tensor of plain numbers in [0, 1], and nothing that could be
+    made into one: a boolean, masked array, date, text or complex number says something else.
+    """
+    try:
+        values = _numbers(answer)
+    except Exception as error:  # somebody's class may do anything
         raise ScorerError(
-            f"scorer {scorer.name}: {len(texts)} texts, but the answer has shape {answer.shape}"
-        )
-    wrong = ~((answer >= 0.0) & (answer <= 1.0))  # true for NaN as well
+            f"scorer {name}: the answer is no list of numbers: {described(error)}"
+        ) from None
+    if values.shape != (count,):
+        raise ScorerError(f"scorer {name}: {count} texts, but the answer has shape {values.shape}")
+    wrong = ~((values >= 0.0) & (values <= 1.0))  # true for NaN as well
     if wrong.any():
-        raise ScorerError(
-            f"scorer {scorer.name}: {answer[wrong][0]} is not a score; it must be in [0, 1]"
-        )
-    return list(answer.tolist())
+        raise ScorerError(f"scorer {name}: {values[wrong][0]} is not a score; it must be in [0, 1]")
+    return values
+
+
+def _numbers(answer: Any) -> Floats:
+    kind, torch = type(answer), sys.modules.get("torch")  # who never loaded it returns no tensor
+    if torch is not None and (kind is torch.Tensor or kind is torch.nn.Parameter):
+        answer = answer.detach().cpu()
+        # numpy has no bfloat16.
+        answer = (answer.double() if answer.is_floating_point() else answer).numpy()
+    elif kind is list or kind is tuple:
+        for x in answer:
+            if not any(type(x) is number for number in _NUMBERS):
+                raise TypeError(f"a {kind.__name__} with a {type(x).__name__}")
+        return np.array(answer, dtype=np.float64)
+    elif not issubclass(kind, np.ndarray) or issubclass(kind, np.ma.MaskedArray):
+        raise TypeError(f"a {kind.__name__}")
+    values = np.array(answer, subok=False)
+    if values.dtype.kind not in "fiu":
+        raise TypeError(f"an array of {values.dtype}")
+    return values.astype(np.float64)

@@ -350,13 +350,15 @@ def test_a_refused_request_is_an_error_at_once(
 def test_a_likelihood_that_was_not_sent(
     connect: Callable[..., RemoteEngine], servers: list[VllmServer]
 ) -> None:
-    engine = connect(servers[0])
+    engine = connect(servers[0], deadline=0.4)
     choice = {"index": 0, "finish_reason": "length", "token_ids": [1]}
     for wrong in (None, [None, None], [None, {"7": {"logprob": -1.0}}]):
         answer = {"choices": [{**choice, "prompt_logprobs": wrong}]}
         servers[0].misbehave = lambda body, answer=answer: (200, answer)
         with pytest.raises(EngineError, match="without the log-probabilities"):
             engine.likelihood([[5]], [[6]])
+        servers[0].misbehave = lambda body: None
+        wait_until(lambda: engine.pool.endpoints[0].available)
 
 
 # Servers that are looked at before they are used
@@ -421,8 +423,8 @@ def test_another_model_than_the_servers(servers: list[VllmServer], tmp_path: Pat
 def test_bad_options() -> None:
     for options, message in (
         ({}, "give at least one server"),
-        ({"base_urls": "ftp://somewhere"}, "no address"),
-        ({"base_urls": "localhost:8000"}, "no address"),
+        ({"base_urls": "ftp://somewhere"}, "base_urls: not an address"),
+        ({"base_urls": "localhost:8000"}, "not an address"),
         ({"base_urls": ["http://a:1", "http://a:1/v1"]}, "twice"),
         ({"base_urls": "http://a", "deadline": 0}, "deadline"),
         ({"base_urls": "http://a", "timeout": float("nan")}, "timeout"),

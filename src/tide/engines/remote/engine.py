@@ -10,22 +10,21 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import Field
 from torch import Tensor
 
 from tide.config import Sampling
 from tide.engines.base import (
     Completion,
     Samplings,
-    check_max_batch,
     check_rows,
     check_tokens,
     float_dtype,
@@ -33,7 +32,7 @@ from tide.engines.base import (
 from tide.engines.checkpoint import read_config, read_vocabulary, source_of
 from tide.engines.embedding_table import Vocabulary
 from tide.engines.equivalence import PROBES, FirstToken, difference, scaled_probes
-from tide.engines.remote.pool import Endpoint, EndpointFailed, EndpointPool, EndpointRefused
+from tide.engines.remote.pool import Endpoint, EndpointPool, EndpointRefused
 from tide.engines.remote.protocol import (
     NEUTRAL,
     OLDEST,
@@ -45,10 +44,12 @@ from tide.engines.remote.protocol import (
     encode,
     is_older,
     mean_log_prob,
-    parse,
 )
-from tide.errors import EngineError, InputError
+from tide.errors import EngineError
 from tide.foreign import logger
+from tide.keys import read_key
+from tide.options import checked
+from tide.wire import MIB, Seconds, ServerFailed
 
 _log = logger(__name__)
 _T = TypeVar("_T")
@@ -77,23 +78,20 @@ class RemoteEngine(Vocabulary):
     write the same from embeddings as from their token ids.
     """
 
+    @checked
     def __init__(
         self,
         model: str | Path = "pocket",
         *,
         base_urls: str | Sequence[str] = (),
         dtype: str = "auto",
-        max_batch: int | None = None,
-        deadline: float = 120.0,
-        timeout: float = 60.0,
+        max_batch: Annotated[int, Field(ge=1, le=65_536)] | None = None,
+        deadline: Seconds = 120.0,
+        timeout: Seconds = 60.0,
         api_key_env: str = "VLLM_API_KEY",
         trust_remote_code: bool = False,
     ) -> None:
         self.name = str(model)
-        check_max_batch(max_batch)
-        for option, value in (("deadline", deadline), ("timeout", timeout)):
-            if not 0 < value < math.inf:
-                raise InputError(f"{option}: must be a number of seconds above 0 (got {value!r})")
         self.max_batch = max_batch or _MAX_BATCH
         self._deadline = deadline
         self._source = source_of(model)
@@ -110,7 +108,7 @@ class RemoteEngine(Vocabulary):
             [base_urls] if isinstance(base_urls, str) else base_urls,
             self._admit,
             timeout=min(timeout, deadline),
-            api_key=os.environ.get(api_key_env),
+            api_key=read_key(api_key_env),
         )
         # A thread of its own, because the caller may be inside an event loop (notebooks are).
         self._loop = asyncio.new_event_loop()
@@ -141,8 +139,7 @@ class RemoteEngine(Vocabulary):
             }
             for rows in self._split(alike):
                 requests.append((rows, body | {"prompt_embeds": [encoded[i] for i in rows]}))
-        choices = self._wait(self._ask_all(requests))
-        return self.completions([(choice.token_ids, choice.finish_reason) for choice in choices])
+        return self._wait(self._ask_all(requests, lambda _, choice: self._completion(choice)))
 
     def likelihood(
         self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]
@@ -154,9 +151,10 @@ class RemoteEngine(Vocabulary):
             (rows, body | {"prompt": [sequences[i] for i in rows]})
             for rows in self._split(range(len(sequences)))
         ]
-        choices = self._wait(self._ask_all(requests))
         return np.array(
-            [mean_log_prob(choice, ids) for choice, ids in zip(choices, completions, strict=True)]
+            self._wait(
+                self._ask_all(requests, lambda i, choice: mean_log_prob(choice, completions[i]))
+            )
         )
 
     def verify(self) -> None:
@@ -187,18 +185,26 @@ class RemoteEngine(Vocabulary):
         return [rows[start : start + size] for start in range(0, len(rows), size)]
 
     async def _ask_all(
-        self, requests: Sequence[tuple[Sequence[int], dict[str, Any]]]
-    ) -> list[Choice]:
-        """The choices for all rows of `requests` (rows, body), in the order of the rows."""
+        self,
+        requests: Sequence[tuple[Sequence[int], dict[str, Any]]],
+        read: Callable[[int, Choice], _T],
+    ) -> list[_T]:
+        """What `read` makes of each row's choice, in the order of the rows of `requests`.
 
-        async def ask(rows: Sequence[int], body: dict[str, Any]) -> list[Choice]:
-            return await self.pool.run(
-                len(rows), lambda endpoint: self._ask(endpoint, body, len(rows))
-            )
+        requests: rows and body of each. A server for whose choice `read` raises ServerFailed fails.
+        """
+        by_row: dict[int, _T] = {}
+
+        async def ask(rows: Sequence[int], body: dict[str, Any]) -> None:
+            async def work(endpoint: Endpoint) -> None:
+                choices = await self._ask(endpoint, body, len(rows))
+                by_row.update({i: read(i, one) for i, one in zip(rows, choices, strict=True)})
+
+            await self.pool.run(len(rows), work)
 
         tasks = [asyncio.create_task(ask(rows, body)) for rows, body in requests]
         try:
-            answers = await asyncio.wait_for(asyncio.gather(*tasks), self._deadline)
+            await asyncio.wait_for(asyncio.gather(*tasks), self._deadline)
         except asyncio.TimeoutError:
             raise EngineError(
                 f"the servers did not finish within {self._deadline:g} s (deadline): "
@@ -207,37 +213,45 @@ class RemoteEngine(Vocabulary):
         finally:
             for task in tasks:
                 task.cancel()
-        by_row = {
-            row: choice
-            for (rows, _), choices in zip(requests, answers, strict=True)
-            for row, choice in zip(rows, choices, strict=True)
-        }
         return [by_row[row] for row in range(len(by_row))]
 
     async def _ask(self, endpoint: Endpoint, body: dict[str, Any], count: int) -> list[Choice]:
         """One request: what `endpoint` wrote after each of its `count` prompts."""
         full = NEUTRAL | body | {"model": self._served[endpoint.url].id, "return_token_ids": True}
-        answer = await self.pool.request(endpoint, "POST", "/v1/completions", full)
-        choices = sorted(parse(Answer, answer).choices, key=lambda choice: choice.index)
+        # Some hundred bytes for each token that is written or read.
+        tokens = count * body["max_tokens"] + sum(map(len, body.get("prompt", ())))
+        answer = await self.pool.request(
+            endpoint, "/v1/completions", Answer, full, limit=count * MIB + 1024 * tokens
+        )
+        choices = sorted(answer.choices, key=lambda choice: choice.index)
         if [choice.index for choice in choices] != list(range(count)):
-            raise EndpointFailed(f"answered {len(choices)} completions to {count} prompts")
+            raise ServerFailed(f"answered {len(choices)} completions to {count} prompts")
         if any(len(choice.token_ids) > body["max_tokens"] for choice in choices):
-            raise EndpointFailed(f"wrote more than the {body['max_tokens']} tokens asked for")
+            raise ServerFailed(f"wrote more than the {body['max_tokens']} tokens asked for")
+        tokens_known = len(self._layer.weight)
+        if any(max(choice.token_ids) >= tokens_known for choice in choices):
+            raise ServerFailed(f"wrote a token outside the vocabulary of {tokens_known}")
         return choices
+
+    def _completion(self, choice: Choice) -> Completion:
+        try:
+            return self.completions([(choice.token_ids, choice.finish_reason)])[0]
+        except EngineError as error:  # ids that cannot be read
+            raise ServerFailed(str(error)) from None
 
     async def _admit(self, endpoint: Endpoint) -> None:
         """Look at a server before it is used: its version, its model, and what it writes."""
-        version = parse(ServerVersion, await self.pool.request(endpoint, "GET", "/version")).version
+        version = (await self.pool.request(endpoint, "/version", ServerVersion)).version
         if is_older(version):
             raise EndpointRefused(
                 f"runs vLLM {version}, which has known security holes in loading embeddings; "
                 f"update it to {OLDEST} or later"
             )
-        models = parse(ServedModels, await self.pool.request(endpoint, "GET", "/v1/models")).data
+        models = (await self.pool.request(endpoint, "/v1/models", ServedModels)).data
         ours = (self.name, self._source)
         model = next((m for m in models if m.id in ours or m.root in ours), models[0])
         if self.context_length is not None and model.max_model_len <= self.context_length:
-            raise EndpointFailed(
+            raise ServerFailed(
                 f"context of {model.max_model_len} tokens; this run began with "
                 f"{self.context_length + 1}"
             )
@@ -260,7 +274,7 @@ class RemoteEngine(Vocabulary):
         body = {"max_tokens": 1, "temperature": 0.0, "logprobs": 0}
         choices = await self._ask(endpoint, body | prompts, count)
         if any(choice.logprobs is None for choice in choices):
-            raise EndpointFailed("answered without log-probabilities")
+            raise ServerFailed("answered without log-probabilities")
         return [(c.token_ids[0], c.logprobs.token_logprobs[0]) for c in choices if c.logprobs]
 
 

@@ -11,48 +11,33 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import httpx
+from pydantic import BaseModel, SecretStr
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
 from tenacity.wait import wait_random_exponential
 
-from tide.errors import EngineError, InputError, first_line
+from tide.errors import EngineError, InputError
 from tide.foreign import logger
+from tide.keys import base_url
+from tide.wire import MIB, Client, Reply, ServerFailed
 
 _log = logger(__name__)
 _T = TypeVar("_T")
+_Parsed = TypeVar("_Parsed", bound=BaseModel)
 
 # Seconds
-_CONNECT = 5.0
-_LONGEST_REST = 30.0  # that a server may ask for
+_LEAST_REST, _USUAL_REST, _LONGEST_REST = 0.1, 1.0, 30.0  # of a server that is overloaded
 _FIRST_PROBE, _LONGEST_PAUSE = 0.5, 10.0
-_KEEP_ALIVE = 3.0  # vLLM closes what was idle for 5
 
 # HTTP
 _OVERLOADED = 429
-_SERVER_ERROR = 500
 _FORBIDDEN = (401, 403)
-# What servers and the proxies before them say of a state that passes.
-_PASSING = (408, 425, _OVERLOADED)
 # The time httpx takes for a request grows with the connections of its client: 5 ms with 256 of
 # them, 0.5 ms with 4.
 _CLIENT_REQUESTS = 4
-_BROKEN = (httpx.ReadError, httpx.WriteError, httpx.CloseError, httpx.RemoteProtocolError)
-
-
-class EndpointFailed(Exception):
-    """A server could not be used this time; the same request may succeed at another."""
 
 
 class EndpointRefused(Exception):
     """A server does not accept a request that every server of its kind would not accept."""
-
-
-class _Overloaded(EndpointFailed):
-    """The server is well but asks to be left alone for `seconds`."""
-
-    def __init__(self, text: str, seconds: float) -> None:
-        super().__init__(text)
-        self.seconds = seconds
 
 
 @dataclass
@@ -67,16 +52,10 @@ class Endpoint:
     reason: str = "not tried yet"
 
 
-@dataclass
-class _Client:
-    http: httpx.AsyncClient
-    requests: int = 0
-
-
 class EndpointPool:
     """Servers at `urls`. Must be used inside one event loop, and closed there.
 
-    admit: looks at a server before its first use and before each return; raises EndpointFailed or
+    admit: looks at a server before its first use and before each return; raises ServerFailed or
     EndpointRefused if it cannot be used now. timeout: seconds that one request may take. api_key:
     sent as a bearer token to all of them.
     """
@@ -87,22 +66,22 @@ class EndpointPool:
         admit: Callable[[Endpoint], Awaitable[None]],
         *,
         timeout: float,
-        api_key: str | None = None,
+        api_key: SecretStr | None = None,
     ) -> None:
-        self.endpoints = [Endpoint(_checked_url(url)) for url in urls]
+        self.endpoints = [
+            # With or without the `/v1` that API clients are given.
+            Endpoint(base_url(url, "base_urls").removesuffix("/v1").rstrip("/"))
+            for url in urls
+        ]
         if not self.endpoints:
             raise InputError("base_urls: give at least one server (--base-url http://HOST:PORT)")
         if len({endpoint.url for endpoint in self.endpoints}) < len(self.endpoints):
             raise InputError("base_urls: the same server twice")
         self._admit = admit
         self._probes: set[asyncio.Task[None]] = set()
-        self._clients: list[_Client] = []
-        self._client_options: dict[str, Any] = {
-            "headers": {} if api_key is None else {"Authorization": f"Bearer {api_key}"},
-            "timeout": httpx.Timeout(timeout, connect=min(timeout, _CONNECT)),
-            "limits": httpx.Limits(keepalive_expiry=_KEEP_ALIVE),
-            "verify": httpx.create_ssl_context(),
-        }
+        self._clients: list[Client] = []
+        self._timeout = timeout
+        self._api_key = api_key
 
     async def start(self) -> None:
         """Look at all servers. Those that fail are tried again later; EngineError if all do."""
@@ -119,32 +98,36 @@ class EndpointPool:
         units: how much work it is, for the balance. There is no end to the attempts: put a time
         limit around the call. Raises EngineError if a server refuses the request.
         """
-        retrying = AsyncRetrying(retry=retry_if_exception_type(EndpointFailed), wait=self._pause)
+        retrying = AsyncRetrying(retry=retry_if_exception_type(ServerFailed), wait=self._pause)
         return await retrying(self._attempt, units, work)
 
-    async def request(self, endpoint: Endpoint, method: str, path: str, body: Any = None) -> Any:
-        """The JSON answer of `endpoint`.
+    async def request(
+        self,
+        endpoint: Endpoint,
+        path: str,
+        kind: type[_Parsed],
+        body: Any = None,
+        *,
+        limit: int = MIB,
+    ) -> _Parsed:
+        """The answer of `endpoint`, of at most `limit` bytes; a `body` is posted.
 
-        Raises EndpointFailed if the connection or the server failed, and EndpointRefused if the
-        server refuses the request.
+        Raises ServerFailed if the connection or the server failed, or the answer is no `kind`, and
+        EndpointRefused if the server refuses the request.
         """
-        try:
-            response = await self._send(method, endpoint.url + path, body)
-        except httpx.RequestError as error:
-            raise EndpointFailed(_described(error)) from error
-        status = response.status_code
+        method = "GET" if body is None else "POST"
+        reply = await self._send(method, endpoint.url + path, body, limit)
+        status = reply.status
         if status == _OVERLOADED:
-            raise _Overloaded(f"HTTP {status}", _retry_after(response))
-        if status >= _SERVER_ERROR or status in _PASSING:
-            raise EndpointFailed(f"HTTP {status}: {_message(response)}")
+            seconds = min(max(reply.pause(_USUAL_REST), _LEAST_REST), _LONGEST_REST)
+            raise ServerFailed(f"HTTP {status}", seconds)
+        if reply.passing:
+            raise ServerFailed(f"HTTP {status}: {reply.message()}")
         if status in _FORBIDDEN:
             raise EndpointRefused(f"wants another API key than it was sent (HTTP {status})")
-        if not response.is_success:
-            raise EndpointRefused(f"HTTP {status} to {path}: {_message(response)}")
-        try:
-            return response.json()
-        except ValueError as error:
-            raise EndpointFailed("answered with something that is not JSON") from error
+        if not 200 <= status < 300:
+            raise EndpointRefused(f"HTTP {status} to {path}: {reply.message()}")
+        return reply.parse(kind)
 
     def reasons(self) -> str:
         """For each server, whether it is in use or why it is not."""
@@ -155,44 +138,49 @@ class EndpointPool:
             probe.cancel()
         await asyncio.gather(*self._probes, return_exceptions=True)
         for client in self._clients:
-            await client.http.aclose()
+            await client.aclose()
 
-    async def _send(self, method: str, url: str, body: Any) -> httpx.Response:
-        client = next((c for c in self._clients if c.requests < _CLIENT_REQUESTS), None)
+    async def _send(self, method: str, url: str, body: Any, limit: int) -> Reply:
+        client = next((c for c in self._clients if c.under_way < _CLIENT_REQUESTS), None)
         if client is None:
-            client = _Client(httpx.AsyncClient(**self._client_options))
+            key = self._api_key
+            headers = {"Authorization": f"Bearer {key.get_secret_value()}"} if key else {}
+            client = Client(self._timeout, headers=headers)
             self._clients.append(client)
-        client.requests += 1
         try:
-            try:
-                return await client.http.request(method, url, json=body)
-            except _BROKEN:  # most often an idle connection that the server was just closing
-                return await client.http.request(method, url, json=body)
-        finally:
-            client.requests -= 1
+            return await client.ask(method, url, body, limit=limit)
+        except ServerFailed as error:
+            if not error.broken:
+                raise
+        return await client.ask(method, url, body, limit=limit)  # on a connection that is not idle
 
     async def _attempt(self, units: int, work: Callable[[Endpoint], Awaitable[_T]]) -> _T:
         usable = self._usable()
         if not usable:
-            raise EndpointFailed("no server available")
+            raise ServerFailed("no server available")
         endpoint = min(usable, key=lambda endpoint: endpoint.load)
         endpoint.load += units
+        began = asyncio.get_running_loop().time()
         try:
             result = await work(endpoint)
-        except _Overloaded as error:
-            endpoint.rests_until = asyncio.get_running_loop().time() + error.seconds
-            endpoint.reason = str(error)
+        except asyncio.CancelledError:  # at a deadline, most often
+            waited = asyncio.get_running_loop().time() - began
+            endpoint.reason = f"no answer within {waited:.3g} seconds"
             raise
-        except EndpointFailed as error:
+        except ServerFailed as error:
             endpoint.reason = str(error)
-            if endpoint.available:  # of many requests under way, the first to fail says so
+            if error.pause:
+                endpoint.rests_until = asyncio.get_running_loop().time() + error.pause
+            elif endpoint.available:  # of many requests under way, the first to fail says so
                 self._leave(endpoint)
             raise
         except EndpointRefused as error:
-            raise EngineError(f"{endpoint.url}: {error}") from error
+            raise EngineError(f"{endpoint.url}: {error}") from None
         finally:
             endpoint.load -= units
         endpoint.answered += units
+        if endpoint.available:
+            endpoint.reason = "in use"
         return result
 
     def _usable(self) -> list[Endpoint]:
@@ -224,44 +212,8 @@ class EndpointPool:
         """Look at a server; it becomes available, or `reason` says why not."""
         try:
             await self._admit(endpoint)
-        except (EndpointFailed, EndpointRefused) as error:
+        except (ServerFailed, EndpointRefused) as error:
             endpoint.reason = str(error)
         else:
             endpoint.available, endpoint.rests_until = True, 0.0
             endpoint.reason = "in use"
-
-
-def _checked_url(url: str) -> str:
-    """Scheme, host, port and path of a server, without the `/v1` that API clients are given."""
-    try:
-        parsed = httpx.URL(url)
-    except httpx.InvalidURL as error:
-        raise InputError(f"base_urls: {url!r}: {error}") from None
-    if parsed.scheme not in ("http", "https") or not parsed.host:
-        raise InputError(f"base_urls: {url!r} is no address of a server, like http://HOST:8000")
-    return url.rstrip("/").removesuffix("/v1").rstrip("/")
-
-
-def _described(error: httpx.RequestError) -> str:
-    if isinstance(error, httpx.TimeoutException):
-        return f"no answer in time ({type(error).__name__})"
-    return f"{type(error).__name__}: {first_line(error)}" if str(error) else type(error).__name__
-
-
-def _message(response: httpx.Response) -> str:
-    """What an OpenAI-like server says went wrong, in one line."""
-    try:
-        body = response.json()
-        error = body.get("error", body)
-        text = str(error.get("message", error) if isinstance(error, dict) else error)
-    except (ValueError, AttributeError):
-        text = response.text
-    return " ".join(text.split())[:300] or response.reason_phrase
-
-
-def _retry_after(response: httpx.Response) -> float:
-    try:
-        seconds = float(response.headers.get("retry-after", "1"))
-    except ValueError:  # a date
-        seconds = 1.0
-    return min(max(seconds, 0.1), _LONGEST_REST)

@@ -5,18 +5,20 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Sequence
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
 from packaging.version import InvalidVersion, Version
-from pydantic import BaseModel, Field, FiniteFloat, ValidationError
+from pydantic import BaseModel, Field
 from torch import Tensor
 
-from tide.engines.remote.pool import EndpointFailed
-from tide.errors import EngineError
+from tide.wire import ServerFailed
 
-_Parsed = TypeVar("_Parsed", bound=BaseModel)
+# Bounded, so that what is made of them is finite and can be shown.
+_LogProbability = Annotated[float, Field(ge=-1e9, le=1e-3)]  # 0 but for rounding
+_Count = Annotated[int, Field(ge=0, le=10**9)]
+_Name = Annotated[str, Field(max_length=1000)]
 
 # Older ones have known holes in the code that loads embeddings (CVE-2025-62164 and later).
 OLDEST = Version("0.32")
@@ -31,19 +33,19 @@ NEUTRAL = {
 
 
 class _LogProb(BaseModel):
-    logprob: FiniteFloat
+    logprob: _LogProbability
 
 
 class _LogProbs(BaseModel):
-    token_logprobs: list[FiniteFloat]
+    token_logprobs: list[_LogProbability] = Field(min_length=1)
 
 
 class Choice(BaseModel):
     """What the server wrote for one prompt; what it was not asked for is None."""
 
-    index: int
+    index: _Count
     finish_reason: Literal["length", "stop"]
-    token_ids: list[int] = Field(min_length=1)
+    token_ids: list[_Count] = Field(min_length=1)
     logprobs: _LogProbs | None = None
     prompt_logprobs: list[dict[int, _LogProb] | None] | None = None
 
@@ -53,13 +55,13 @@ class Answer(BaseModel):
 
 
 class ServerVersion(BaseModel):
-    version: str
+    version: str = Field(max_length=100)
 
 
 class ServedModel(BaseModel):
-    id: str
-    root: str | None = None
-    max_model_len: int = Field(gt=1)
+    id: _Name
+    root: _Name | None = None
+    max_model_len: int = Field(gt=1, le=10**9)
 
 
 class ServedModels(BaseModel):
@@ -74,24 +76,17 @@ def encode(x: Tensor) -> str:
     return base64.b64encode(buffer.getvalue()).decode("ascii")
 
 
-def parse(kind: type[_Parsed], answer: Any) -> _Parsed:
-    """`answer`, which is JSON, as a `kind`. Raises EndpointFailed if it is none."""
-    try:
-        return kind.model_validate(answer)
-    except ValidationError as error:
-        problem = error.errors()[0]
-        field = ".".join(map(str, problem["loc"]))
-        raise EndpointFailed(f"an answer that cannot be used: {field}: {problem['msg']}") from None
-
-
 def mean_log_prob(choice: Choice, completion: Sequence[int]) -> float:
-    """Mean log-probability of the `completion` that ends the prompt of `choice`."""
+    """Mean log-probability of the `completion` that ends the prompt of `choice`.
+
+    Raises ServerFailed if the server did not send all of them.
+    """
     positions = (choice.prompt_logprobs or [])[-len(completion) :]
     try:
         pairs = zip(positions, completion, strict=True)
         return float(np.mean([(position or {})[token].logprob for position, token in pairs]))
     except (KeyError, ValueError):
-        raise EngineError("a server answered without the log-probabilities asked for") from None
+        raise ServerFailed("answered without the log-probabilities asked for") from None
 
 
 def is_older(version: str) -> bool:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from typing import Annotated
 
 import numpy as np
+from pydantic import Field
 
 from tide.errors import ScorerUnavailable
+from tide.options import checked
 from tide.scorers.base import Floats, Scorer, ask
-from tide.scorers.wrappers.base import Guard, check_number
+from tide.scorers.wrappers.base import Guard
 
 
 class CircuitBreaker(Guard):
@@ -20,17 +23,17 @@ class CircuitBreaker(Guard):
     not queue up behind a scorer that is down.
     """
 
+    @checked
     def __init__(
         self,
         scorer: Scorer,
-        failures: float = 3,
+        failures: Annotated[int, Field(ge=1, le=1000)] = 3,
         *,
-        cooldown: float = 30.0,
+        cooldown: Annotated[float, Field(ge=0, le=86_400)] = 30.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(scorer)
-        check_number("breaker", failures, above=0, whole=True)
-        self._failures = int(failures)
+        self._failures = failures
         self._cooldown = cooldown
         self._clock = clock
         self._failed = 0

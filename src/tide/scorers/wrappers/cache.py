@@ -12,11 +12,14 @@ from typing import TypeVar
 
 import numpy as np
 
-from tide.errors import InputError, ScorerError
+from tide.errors import InputError, ScorerError, first_line
+from tide.foreign import logger
+from tide.options import checked
 from tide.scorers.base import Floats, Scorer, ask
 from tide.scorers.wrappers.base import Guard
 
 _T = TypeVar("_T")
+_LOG = logger(__name__)
 
 # Scores are written after so many new ones, so that an outage loses few that were paid for.
 _CHUNK = 64
@@ -32,12 +35,14 @@ class CachedScorer(Guard):
     ":memory:" keeps scores for this object's life. The file holds hashes, not texts. Several
     processes may use it at once (not over a network file system), and a killed one leaves it whole.
 
-    Only what passed as a score is stored. Raises InputError for a function, whose name says nothing
-    about its revision (unless in memory), and ScorerError if the file cannot be used.
+    Only what passed as a score is stored, and an entry that is none is scored again, with a
+    warning. Raises InputError for a function, whose name says nothing about its revision (unless in
+    memory), and ScorerError if the file cannot be used.
     """
 
+    @checked
     def __init__(self, scorer: Scorer, path: str | Path | None = None) -> None:
-        if scorer.name.startswith("callable:") and str(path) != ":memory:":
+        if "callable:" in scorer.name and str(path) != ":memory:":
             raise InputError(
                 f"cache: {scorer.name} has no revision, so old scores could pass for new ones; "
                 "make it a Scorer whose name holds one"
@@ -45,11 +50,7 @@ class CachedScorer(Guard):
         super().__init__(scorer)
         self.path = str(default_path() if path is None else path)
         self._lock = threading.Lock()
-        if self.path != ":memory:":
-            try:
-                Path(self.path).parent.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise ScorerError(f"cache {self.path}: cannot be used: {error}") from error
+        self._warned = False
         self._database = self._guarded(self._open)
 
     def score(self, texts: Sequence[str]) -> Floats:
@@ -57,7 +58,13 @@ class CachedScorer(Guard):
         keys = {self._key(text): text for text in by_text}
         with self._lock:
             for key, score in self._guarded(lambda: self._read(list(keys))):
-                by_text[keys[key]] = score
+                if type(score) is float and 0 <= score <= 1:
+                    by_text[keys[key]] = score
+                elif not self._warned:
+                    self._warned = True
+                    _LOG.warning(
+                        "cache %s: holds an entry that is no score; it is scored again", self.path
+                    )
         new = [text for text, score in by_text.items() if score < 0]
         for start in range(0, len(new), _CHUNK):
             chunk = new[start : start + _CHUNK]
@@ -72,6 +79,8 @@ class CachedScorer(Guard):
         super().close()
 
     def _open(self) -> sqlite3.Connection:
+        if self.path != ":memory:":
+            Path(self.path).parent.mkdir(parents=True, exist_ok=True)
         # Calls come from the scheduler's thread as well; the lock takes care of them.
         database = sqlite3.connect(
             self.path, timeout=60, isolation_level=None, check_same_thread=False
@@ -85,8 +94,8 @@ class CachedScorer(Guard):
         # A text may hold a lone surrogate, which has no UTF-8.
         return hashlib.sha256(f"{self.name}\0{text}".encode("utf-8", "surrogatepass")).digest()
 
-    def _read(self, keys: list[bytes]) -> list[tuple[bytes, float]]:
-        found: list[tuple[bytes, float]] = []
+    def _read(self, keys: list[bytes]) -> list[tuple[bytes, object]]:
+        found: list[tuple[bytes, object]] = []
         for start in range(0, len(keys), _MOST_PARAMETERS):
             some = keys[start : start + _MOST_PARAMETERS]
             marks = ",".join("?" * len(some))
@@ -108,10 +117,10 @@ class CachedScorer(Guard):
     def _guarded(self, action: Callable[[], _T]) -> _T:
         try:
             return action()
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError, ValueError) as error:
             raise ScorerError(
-                f"cache {self.path}: cannot be used: {error}; delete it, or choose another file "
-                "with TIDE_CACHE"
+                f"cache {self.path}: cannot be used: {first_line(error)}; delete it, or choose "
+                "another file with TIDE_CACHE"
             ) from error
 
 

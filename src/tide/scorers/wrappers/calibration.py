@@ -14,7 +14,8 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from tide.errors import InputError
+from tide.errors import InputError, first_line
+from tide.options import checked
 from tide.scorers.base import Floats, Scorer, ask
 from tide.scorers.wrappers.base import Guard
 
@@ -53,13 +54,13 @@ class Calibration(BaseModel):
     def load(cls, path: Path) -> Calibration:
         """Raises InputError if the file is missing or no calibration."""
         try:
-            return cls.model_validate_json(path.read_bytes())
-        except OSError as error:
-            raise InputError(f"{path}: cannot be read: {error.strerror}") from error
+            return cls.model_validate_json(path.read_bytes(), strict=True)
         except ValidationError as error:
             first = error.errors()[0]
             place = ".".join(map(str, first["loc"])) or "it"
             raise InputError(f"{path}: no calibration: {place}: {first['msg']}") from None
+        except (OSError, ValueError) as error:  # a path with a null character
+            raise InputError(f"{path}: cannot be read: {first_line(error)}") from error
 
 
 def fit(scorer: str, name: str, labels: str, scores: Floats, targets: Floats) -> Calibration:
@@ -83,6 +84,7 @@ class CalibratedScorer(Guard):
     Raises InputError if the file is none or was fitted for another revision of the scorer.
     """
 
+    @checked
     def __init__(self, path: str | Path, scorer: Scorer | None = None) -> None:
         from tide.scorers import load_scorer  # noqa: PLC0415  (it loads this module by name)
 

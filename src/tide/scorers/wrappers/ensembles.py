@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tide.errors import InputError
+from tide.options import checked
 from tide.scorers.base import Floats, Scorer, ask
 
 
@@ -22,6 +23,7 @@ class _Ensemble:
     scores_of: ClassVar[Callable[..., Any]]
     threshold_of: ClassVar[Callable[..., float]]
 
+    @checked
     def __init__(self, scorers: Sequence[Scorer]) -> None:
         if len(scorers) < 2:
             raise InputError(f"scorer {self.kind}: needs two or more, as in {self.kind}:A,B")

@@ -4,27 +4,30 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Annotated
 
 import numpy as np
+from pydantic import Field
 
+from tide.options import checked
 from tide.scorers.base import Floats, Scorer, ask
 from tide.scorers.pace import Pace
-from tide.scorers.wrappers.base import Guard, check_number
+from tide.scorers.wrappers.base import Guard
 
 
 class RateLimitedScorer(Guard):
     """At most `per_second` texts a second."""
 
+    @checked
     def __init__(
         self,
         scorer: Scorer,
-        per_second: float,
+        per_second: Annotated[float, Field(ge=1e-4, le=1e6)],
         *,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         super().__init__(scorer)
-        check_number("rate", per_second, above=0)
         self._pace = Pace(per_second, clock)
         self._batch = max(1, int(per_second))
         self._sleep = sleep

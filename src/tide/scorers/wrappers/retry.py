@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Annotated
 
 import numpy as np
 import tenacity
+from pydantic import Field
 
 from tide.errors import ScorerRefused, ScorerUnavailable
+from tide.options import checked
 from tide.scorers.base import Floats, Scorer, ask
-from tide.scorers.wrappers.base import Guard, check_number
+from tide.scorers.wrappers.base import Guard
 
 
 class RetryScorer(Guard):
@@ -19,22 +22,22 @@ class RetryScorer(Guard):
     Pauses double from `backoff` seconds to 60, with jitter. Any other error is raised at once.
     """
 
+    @checked
     def __init__(
         self,
         scorer: Scorer,
-        attempts: float = 4,
+        attempts: Annotated[int, Field(ge=1, le=1000)] = 4,
         *,
-        backoff: float = 1.0,
+        backoff: Annotated[float, Field(ge=0, le=60)] = 1.0,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         super().__init__(scorer)
-        check_number("retry", attempts, above=0, whole=True)
         self._retrying = tenacity.Retrying(
             retry=tenacity.retry_all(
                 tenacity.retry_if_exception_type(ScorerUnavailable),
                 tenacity.retry_if_not_exception_type(ScorerRefused),
             ),
-            stop=tenacity.stop_after_attempt(int(attempts)),
+            stop=tenacity.stop_after_attempt(attempts),
             wait=tenacity.wait_random_exponential(multiplier=backoff, max=60),
             sleep=sleep,
             reraise=True,

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Annotated
 
 import numpy as np
+from pydantic import Field
 
+from tide.options import checked
 from tide.scorers.base import Floats, Scorer, ask, score_texts
-from tide.scorers.wrappers.base import Guard, check_number
+from tide.scorers.wrappers.base import Guard
 
 
 class WindowedScorer(Guard):
@@ -18,10 +21,12 @@ class WindowedScorer(Guard):
     A text of at most `words` words is scored whole.
     """
 
-    def __init__(self, scorer: Scorer, words: float = 100) -> None:
-        check_number("windows", words, above=1, whole=True)
+    @checked
+    def __init__(
+        self, scorer: Scorer, words: Annotated[int, Field(ge=2, le=1_000_000)] = 100
+    ) -> None:
         super().__init__(scorer)
-        self._words = int(words)
+        self._words = words
         self.name = f"windows:{self._words}:{scorer.name}"
 
     def score(self, texts: Sequence[str]) -> Floats:
