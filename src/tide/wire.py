@@ -12,6 +12,7 @@ import json
 import math
 import ssl
 from dataclasses import dataclass
+from http.cookiejar import CookieJar
 from typing import Annotated, Any, TypeVar
 
 import httpx
@@ -106,6 +107,7 @@ class Client(httpx.AsyncClient):
             timeout=httpx.Timeout(None, connect=min(timeout, _CONNECT)),
             limits=httpx.Limits(keepalive_expiry=_KEEP_ALIVE),
             follow_redirects=False,
+            cookies=_NoCookies(),
             verify=_certificates(),
             **options,
         )
@@ -114,21 +116,23 @@ class Client(httpx.AsyncClient):
 
     async def ask(self, method: str, url: str, body: Any = None, *, limit: int = MIB) -> Reply:
         """The answer, of at most `limit` bytes. Raises ServerFailed if there is none in time."""
+        # As ASCII: a text may hold half a surrogate pair, which has no UTF-8.
+        content = None if body is None else json.dumps(body).encode()
         self.under_way += 1
         try:
-            return await asyncio.wait_for(self._read(method, url, body, limit), self._seconds)
+            return await asyncio.wait_for(self._read(method, url, content, limit), self._seconds)
+        except ServerFailed:
+            raise
         except (TimeoutError, asyncio.TimeoutError):
             raise ServerFailed(f"no answer within {self._seconds:g} seconds") from None
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
+        except Exception as error:  # whatever an answer does to the client
             raise ServerFailed(described(error), broken=isinstance(error, _BROKEN)) from None
         finally:
             self.under_way -= 1
 
-    async def _read(self, method: str, url: str, body: Any, limit: int) -> Reply:
+    async def _read(self, method: str, url: str, content: bytes | None, limit: int) -> Reply:
         # A compressed answer could be a thousand times what is read of it: none is asked for.
         headers = {"Accept-Encoding": "identity", "Content-Type": "application/json"}
-        # As ASCII: a text may hold half a surrogate pair, which has no UTF-8.
-        content = None if body is None else json.dumps(body).encode()
         async with self.stream(method, url, content=content, headers=headers) as response:
             encoding = response.headers.get("content-encoding", "identity")
             if encoding.strip().lower() != "identity":
@@ -139,6 +143,13 @@ class Client(httpx.AsyncClient):
                 if len(read) > limit:
                     raise ServerFailed(f"an answer of more than {limit:,} bytes")
             return Reply(response.status_code, response.headers, bytes(read))
+
+
+class _NoCookies(CookieJar):
+    """Keeps none: one that is no ASCII would break every request after it."""
+
+    def extract_cookies(self, *_: Any) -> None:
+        pass
 
 
 @functools.cache

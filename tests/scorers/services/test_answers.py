@@ -1,0 +1,92 @@
+"""Services that answer anything: a score is what they plainly said, or there is none."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from tests.hostile import KEY, answers, network, said
+from tests.scorers.services.stand_ins import toxicity
+from tide.errors import ScorerError
+from tide.scorers.services.base import RemoteScorer
+from tide.scorers.services.openai_moderation import CATEGORIES, OpenAIModerationScorer
+from tide.scorers.services.perspective import PerspectiveScorer
+
+QUICK: dict[str, Any] = {
+    "key": KEY, "url": "http://service.test", "queries_per_second": 10_000, "attempts": 1,
+}  # fmt: skip
+ALL = settings(
+    max_examples=4 * settings().max_examples,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+TEXTS = ["a text", "another text"]
+Make = Callable[[Any], httpx.Response]
+
+
+def is_score(value: object) -> bool:
+    return type(value) in (int, float) and 0 <= value <= 1  # type: ignore[operator]
+
+
+def check(scorer: RemoteScorer, texts: list[str], make: Make, right: Any, read: Any) -> None:
+    """Whether `scorer` gives what `read` finds in the answer, or says on one line why not."""
+    meant: list[Any] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        assert request.url.host == "service.test"
+        response = make(right(json.loads(request.content)))
+        meant.append(said(response))
+        return response
+
+    with network(answer):
+        try:
+            scores = scorer.score(texts).tolist()
+        except ScorerError as error:
+            refusal = str(error)
+            assert len(refusal.splitlines()) == 1
+            assert len(refusal) < 2000
+            assert KEY not in refusal
+        else:
+            assert len(meant) == 1
+            assert all(map(is_score, scores))
+            assert scores == read(meant[0])
+
+
+@given(make=answers())
+@ALL
+def test_perspective(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    def right(body: Any) -> Any:
+        score = {"value": toxicity(body["comment"]["text"]), "type": "PROBABILITY"}
+        return {"attributeScores": {"TOXICITY": {"summaryScore": score}}, "languages": ["en"]}
+
+    def read(answer: Any) -> Any:
+        return [answer["attributeScores"]["TOXICITY"]["summaryScore"]["value"]]
+
+    caplog.set_level(logging.DEBUG, "httpx")
+    check(PerspectiveScorer(**QUICK), TEXTS[:1], make, right, read)
+    assert KEY not in caplog.text
+    caplog.clear()
+
+
+@given(make=answers())
+@ALL
+def test_moderation(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    def right(body: Any) -> Any:
+        rows = [dict.fromkeys(CATEGORIES, toxicity(text)) for text in body["input"]]
+        return {"id": "x", "results": [{"flagged": False, "category_scores": row} for row in rows]}
+
+    def read(answer: Any) -> Any:
+        rows = [result["category_scores"] for result in answer["results"]]
+        assert all(is_score(row[name]) for row in rows for name in CATEGORIES)
+        return [max(row[name] for name in CATEGORIES) for row in rows]
+
+    caplog.set_level(logging.DEBUG, "httpx")
+    check(OpenAIModerationScorer(**QUICK), TEXTS, make, right, read)
+    assert KEY not in caplog.text
+    caplog.clear()

@@ -1,0 +1,306 @@
+"""Whatever a scorer answers: a score is believed, and nothing else is.
+
+The generator knows how it made an answer, and so what it means: the scores that it states, or None
+if it is no list of scores. Nothing here asks the code that is tested.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tide.errors import ScorerError
+from tide.scorers import Scorer, load_scorer, score_texts
+from tide.scorers.wrappers.breaker import CircuitBreaker
+from tide.scorers.wrappers.cache import CachedScorer
+from tide.scorers.wrappers.ensembles import MaxScorer
+from tide.scorers.wrappers.rate import RateLimitedScorer
+from tide.scorers.wrappers.retry import RetryScorer
+
+TEXTS = ["one text", "another", "a third one"]
+N = len(TEXTS)
+Case = tuple[Callable[[], Any], list[float] | None]
+
+
+class FloatThatLies(float):
+    def __float__(self) -> float:
+        return 0.0
+
+    def __le__(self, other: object) -> bool:
+        return True
+
+    __ge__ = __le__
+
+
+class ArrayThatLies(np.ndarray):  # type: ignore[type-arg]
+    """All its operators say that it is fine, and its conversions that it is 0."""
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        return np.zeros(N)
+
+    def __array_ufunc__(self, *args: Any, **kwargs: Any) -> Any:
+        return np.ones(N, dtype=bool)
+
+    def __getitem__(self, key: Any) -> Any:
+        return 0.0
+
+    def tolist(self) -> Any:
+        return [0.0] * N
+
+    def astype(self, *args: Any, **kwargs: Any) -> Any:
+        return np.zeros(N)
+
+
+class Converts:
+    """Everything that could be taken for a number or an array."""
+
+    shape, dtype, ndim = (N,), np.dtype(float), 1
+
+    def __float__(self) -> float:
+        return 0.0
+
+    def __index__(self) -> int:
+        return 0
+
+    def __len__(self) -> int:
+        return N
+
+    def __iter__(self) -> Any:
+        return iter([0.0] * N)
+
+    def __getitem__(self, key: int) -> float:
+        return [0.0] * N[key] if isinstance(key, slice) else 0.0  # type: ignore[index]
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        return np.zeros(N)
+
+    def tolist(self) -> Any:
+        return [0.0] * N
+
+
+class Impostor(Converts):
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return np.ndarray
+
+
+class AnyType(type):
+    """Of classes that are equal to every other, and false."""
+
+    def __eq__(cls, other: object) -> bool:
+        return True
+
+    def __hash__(cls) -> int:
+        return hash(float)
+
+    def __bool__(cls) -> bool:
+        return False
+
+
+class Chameleon(Converts, metaclass=AnyType):
+    pass
+
+
+class Explodes:
+    def __getattribute__(self, name: str) -> Any:
+        raise _Unprintable
+
+
+class _Unprintable(Exception):
+    def __str__(self) -> str:
+        raise KeyError("no text")
+
+
+class ListThatLies(list):  # type: ignore[type-arg]
+    def __iter__(self) -> Any:
+        while True:
+            yield 0.0
+
+
+def stated(values: Sequence[Any]) -> list[float] | None:
+    """The scores that numbers state, if they are one for each text and in [0, 1]."""
+    numbers = [float(value) for value in values]
+    return numbers if len(numbers) == N and all(0 <= x <= 1 for x in numbers) else None
+
+
+UNIT = st.floats(0, 1)
+ANY_FLOAT = st.floats() | UNIT
+PLAIN = st.one_of(
+    st.integers(-2, 2), UNIT, ANY_FLOAT, UNIT.map(np.float64), UNIT.map(np.float32),
+    UNIT.map(np.float16), UNIT.map(np.longdouble), st.integers(0, 1).map(np.int8),
+    st.integers(0, 1).map(np.uint64),
+)  # fmt: skip
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=6,
+)
+# Each of these looks like a number, or can be made into one, and is none.
+STRANGE: list[Callable[[], Any]] = [
+    lambda: None, lambda: False, lambda: True, lambda: "0.5", lambda: b"0", lambda: 0.5 + 0j,
+    lambda: Decimal("0.5"), lambda: Fraction(1, 2), lambda: [0.5], lambda: {}, set,
+    lambda: np.bool_(0), lambda: np.datetime64(0, "s"), lambda: np.timedelta64(0, "s"),
+    lambda: timedelta(0), lambda: np.ma.masked, lambda: np.str_("0"), lambda: np.complex64(0),
+    lambda: np.array(0.5), lambda: np.array([0.5]), lambda: torch.tensor(0.5), object,
+    lambda: FloatThatLies(7.0), Converts, Impostor, Chameleon,
+    Explodes, ListThatLies, lambda: 10**400, lambda: -(10**5000), lambda: ...,
+    lambda: math, lambda: float, lambda: (x for x in [0.5]), lambda: bytearray(b"000"),
+]  # fmt: skip
+WHOLE: list[Callable[[], Any]] = [
+    lambda: dict.fromkeys(range(N), 0.5), lambda: (0.5 for _ in range(N)), lambda: "000",
+    lambda: bytes(N), lambda: bytearray(N), lambda: memoryview(bytes(N)), lambda: {0.1, 0.2, 0.3},
+    lambda: range(N), lambda: iter([0.1] * N), lambda: ListThatLies([0.1] * N),
+    lambda: np.array([0.1] * N, dtype=object), lambda: np.array(["0.5"] * N),
+    lambda: np.zeros(N, dtype=bool), lambda: np.zeros(N, dtype=complex),
+    lambda: np.zeros(N, dtype="M8[s]"), lambda: np.zeros(N, dtype="m8[s]"),
+    lambda: np.zeros(N, dtype=[("score", float)]), lambda: np.zeros(N, dtype="V8"),
+    lambda: np.ma.array([0.1] * N, mask=[0, 0, 1]), lambda: np.ma.array([0.1] * N),
+    lambda: np.ma.masked, lambda: np.rec.array([(0.5,)] * N),
+    lambda: np.zeros((1, N)).view(np.matrix),
+    lambda: np.zeros((N, 1)), lambda: np.zeros((1, N)), lambda: np.array(0.5), lambda: np.zeros(()),
+    lambda: torch.zeros(N, dtype=torch.bool), lambda: torch.zeros(N, dtype=torch.complex64),
+    lambda: torch.zeros(N, device="meta"), lambda: torch.zeros(N).to_sparse(),
+    lambda: torch.zeros(N, 1), lambda: torch.zeros(()), lambda: torch.full((N,), math.nan),
+    lambda: torch.full((N,), -0.5, dtype=torch.bfloat16), lambda: [[0.1] * N] * N,
+]  # fmt: skip
+DTYPES = ["f2", "f4", "f8", ">f8", ">f4", "g", "i1", "u8", ">i4"]
+TENSORS = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.uint8]
+
+
+SIZES = st.sampled_from([N] * 8 + [0, 1, N + 1])
+SEQUENCES = st.sampled_from([list, tuple])
+
+
+@st.composite
+def lists(draw: st.DrawFn) -> Case:
+    size, to = draw(SIZES), draw(SEQUENCES)
+    numbers = draw(st.lists(PLAIN, min_size=size, max_size=size))
+    return (lambda: to(numbers)), stated(numbers)
+
+
+@st.composite
+def lists_with_one_strange(draw: st.DrawFn) -> Case:
+    strange, place, to = (
+        draw(st.sampled_from(STRANGE)),
+        draw(st.integers(0, N - 1)),
+        draw(SEQUENCES),
+    )
+    rest = draw(st.lists(UNIT, min_size=N, max_size=N))
+    return (lambda: to([*rest[:place], strange(), *rest[place + 1 :]])), None
+
+
+@st.composite
+def values_for(draw: st.DrawFn, whole: bool) -> list[float]:
+    size = draw(SIZES)
+    values = draw(st.lists(st.one_of(UNIT, UNIT, ANY_FLOAT), min_size=size, max_size=size))
+    return [float(value > 0.5) for value in values] if whole else values
+
+
+@st.composite
+def arrays(draw: st.DrawFn) -> Case:
+    dtype = np.dtype(draw(st.sampled_from(DTYPES)))
+    with np.errstate(over="ignore"):
+        array = np.array(draw(values_for(dtype.kind != "f"))).astype(dtype)
+    answer = draw(st.sampled_from([array.view(ArrayThatLies), np.repeat(array, 2)[::2]]))
+    return (lambda: answer), stated([float(x) for x in array])
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> Case:
+    dtype = draw(st.sampled_from(TENSORS))
+    values = draw(values_for(not dtype.is_floating_point))
+    tensor = torch.tensor(values, dtype=torch.float64).to(dtype)
+    ways: list[Callable[[], Any]] = [lambda: tensor, lambda: torch.stack([tensor] * 2, 1)[:, 0]]
+    if dtype.is_floating_point:
+        ways += [lambda: tensor.clone().requires_grad_(), lambda: torch.nn.Parameter(tensor)]
+    return draw(st.sampled_from(ways)), stated(tensor.tolist())
+
+
+def of_json(value: Any) -> Case:
+    plain = isinstance(value, list) and all(type(x) in (int, float) for x in value)
+    fits = plain and all(-1 <= x <= 2 for x in value)
+    return (lambda: value), stated(value) if fits else None
+
+
+CASES = st.one_of(
+    lists(), lists_with_one_strange(), arrays(), tensors(), JSON.map(of_json),
+    st.sampled_from([(answer, None) for answer in STRANGE + WHOLE]),
+)  # fmt: skip
+
+
+class Answering:
+    """A scorer of somebody's; `answer` is all that it has to say."""
+
+    name, threshold = "answering@1", 0.5
+
+    def __init__(self, answer: Callable[[], Any]) -> None:
+        self._answer = answer
+
+    def score(self, texts: Sequence[str]) -> Any:
+        return self._answer()
+
+    def close(self) -> None:
+        pass
+
+
+AROUND: list[Callable[[Callable[[], Any]], Scorer]] = [
+    lambda answer: load_scorer(lambda texts: answer()),
+    Answering,
+    lambda answer: MaxScorer([Answering(answer), Answering(answer)]),
+    lambda answer: CircuitBreaker(RetryScorer(Answering(answer))),
+    lambda answer: RateLimitedScorer(Answering(answer), 1e6),
+    lambda answer: CachedScorer(Answering(answer), ":memory:"),
+]
+
+
+@given(CASES, st.sampled_from(AROUND))
+@settings(max_examples=10 * settings().max_examples, deadline=None)
+def test_only_scores_are_scores(case: Case, around: Callable[[Callable[[], Any]], Scorer]) -> None:
+    answer, expected = case
+    scorer = around(answer)
+    try:
+        values = score_texts(scorer, TEXTS, "zero").values
+    except ScorerError as error:
+        refusal = str(error)
+        assert expected is None
+        assert len(refusal.splitlines()) == 1
+        assert len(refusal) < 1000
+    else:
+        assert values.dtype == np.float64
+        assert values.tolist() == expected
+    finally:
+        scorer.close()
+
+
+@pytest.mark.parametrize(
+    "answer", [*((lambda strange=strange: [strange()] * N) for strange in STRANGE), *WHOLE]
+)
+def test_each_strange_answer_is_refused_for_what_it_is(answer: Callable[[], Any]) -> None:
+    with pytest.raises(ScorerError, match=r"no list of numbers|the answer has shape|not a score"):
+        score_texts(Answering(answer), TEXTS, "zero")
+
+
+def test_a_failure_without_a_text_is_a_failure() -> None:
+    def fail() -> None:
+        raise _Unprintable
+
+    with pytest.raises(ScorerError, match=r"answering@1 failed: _Unprintable$"):
+        score_texts(Answering(fail), TEXTS, "zero")
+
+
+def test_an_answer_that_changes_afterwards_changes_no_score() -> None:
+    buffer = np.array([0.9] * N)
+    scores = score_texts(Answering(lambda: buffer), TEXTS, "zero")
+    buffer[:] = random.random()
+    assert scores.values.tolist() == [0.9] * N
