@@ -43,7 +43,7 @@ class FloatThatLies(float):
     __ge__ = __le__
 
 
-class ArrayThatLies(np.ndarray):  # type: ignore[type-arg]
+class ArrayThatLies(np.ndarray):
     """All its operators say that it is fine, and its conversions that it is 0."""
 
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
@@ -80,7 +80,7 @@ class Converts:
         return iter([0.0] * N)
 
     def __getitem__(self, key: int) -> float:
-        return [0.0] * N[key] if isinstance(key, slice) else 0.0  # type: ignore[index]
+        return 0.0
 
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
         return np.zeros(N)
@@ -165,7 +165,7 @@ WHOLE: list[Callable[[], Any]] = [
     lambda: np.zeros(N, dtype=bool), lambda: np.zeros(N, dtype=complex),
     lambda: np.zeros(N, dtype="M8[s]"), lambda: np.zeros(N, dtype="m8[s]"),
     lambda: np.zeros(N, dtype=[("score", float)]), lambda: np.zeros(N, dtype="V8"),
-    lambda: np.ma.array([0.1] * N, mask=[0, 0, 1]), lambda: np.ma.array([0.1] * N),
+    lambda: np.ma.array([0.1] * N, mask=[False, False, True]), lambda: np.ma.array([0.1] * N),
     lambda: np.ma.masked, lambda: np.rec.array([(0.5,)] * N),
     lambda: np.zeros((1, N)).view(np.matrix),
     lambda: np.zeros((N, 1)), lambda: np.zeros((1, N)), lambda: np.array(0.5), lambda: np.zeros(()),
@@ -265,7 +265,7 @@ AROUND: list[Callable[[Callable[[], Any]], Scorer]] = [
 
 
 @given(CASES, st.sampled_from(AROUND))
-@settings(max_examples=10 * settings().max_examples, deadline=None)
+@settings(max_examples=5 * settings().max_examples, deadline=None)
 def test_only_scores_are_scores(case: Case, around: Callable[[Callable[[], Any]], Scorer]) -> None:
     answer, expected = case
     scorer = around(answer)

@@ -322,6 +322,42 @@ def test_all_servers_gone_is_an_error_after_the_deadline(
     assert len(completions_of(engine)) == 4
 
 
+def test_a_deadline_error_says_which_server_hung(
+    connect: Callable[..., RemoteEngine], servers: list[VllmServer]
+) -> None:
+    engine = connect(servers[0], deadline=0.6, timeout=60.0)
+    servers[0].misbehave = hang(2.0)
+    with pytest.raises(EngineError, match=rf"{servers[0].url}: no answer within 0\.\d+ seconds"):
+        completions_of(engine)
+
+
+@pytest.mark.parametrize("outside", [4096, 999_999, -1, 10**400])
+def test_a_token_outside_the_vocabulary_is_anothers_work(
+    outside: int,
+    connect: Callable[..., RemoteEngine],
+    servers: list[VllmServer],
+    local: TransformersEngine,
+) -> None:
+    engine = connect()
+    choice = {"index": 0, "finish_reason": "length", "token_ids": [5, outside]}
+    servers[0].misbehave = lambda body: (200, {"choices": [choice]})
+    assert completions_of(engine, 1) == completions_of(local, 1)
+    assert "vocabulary" in (reason := engine.pool.endpoints[0].reason) or "token_ids" in reason
+
+
+@pytest.mark.parametrize(
+    "version", ["9" * 10**6, "1." * 10**5 + "0", "", 5, None, ["0.32.0"], "0.31\x1b[2J"]
+)
+def test_a_version_is_a_short_text(
+    version: Any, connect: Callable[..., RemoteEngine], servers: list[VllmServer]
+) -> None:
+    servers[0].version = version
+    engine = connect()
+    bad = engine.pool.endpoints[0]
+    assert bad.available == (version in ("", "0.31\x1b[2J"))  # a build from source
+    assert len(bad.reason) < 200
+
+
 def test_finished_results_survive_the_servers(
     connect: Callable[..., RemoteEngine], servers: list[VllmServer]
 ) -> None:
@@ -426,13 +462,22 @@ def test_bad_options() -> None:
         ({"base_urls": "ftp://somewhere"}, "base_urls: not an address"),
         ({"base_urls": "localhost:8000"}, "not an address"),
         ({"base_urls": ["http://a:1", "http://a:1/v1"]}, "twice"),
+        ({"base_urls": "http://user:password@a"}, "base_urls: an address with a user"),
+        ({"base_urls": "http://a:99999"}, "base_urls: not an address"),
+        ({"base_urls": 5}, "base_urls"),
+        ({"base_urls": "http://a", "trust_remote_code": "perhaps"}, "trust_remote_code"),
+        ({"base_urls": "http://a", "max_batch": "x"}, "max_batch"),
+        ({"base_urls": "http://a", "max_batch": 10**9}, "max_batch"),
         ({"base_urls": "http://a", "deadline": 0}, "deadline"),
+        ({"base_urls": "http://a", "deadline": float("inf")}, "deadline"),
+        ({"base_urls": "http://a", "timeout": 1e300}, "timeout"),
         ({"base_urls": "http://a", "timeout": float("nan")}, "timeout"),
         ({"base_urls": "http://a", "max_batch": 0}, "max_batch"),
         ({"base_urls": "http://a", "dtype": "float33"}, "dtype"),
     ):
-        with pytest.raises(InputError, match=message):
+        with pytest.raises(InputError, match=message) as refused:
             RemoteEngine("pocket", **options)  # type: ignore[arg-type]
+        assert "password@" not in str(refused.value)
     with pytest.raises(InputError, match="engine 'remote' has no option 'device'"):
         load_engine("remote", "pocket", device="cuda")
     with pytest.raises(EngineError, match="no such folder"):

@@ -22,7 +22,7 @@ QUICK: dict[str, Any] = {
     "key": KEY, "url": "http://service.test", "queries_per_second": 10_000, "attempts": 1,
 }  # fmt: skip
 ALL = settings(
-    max_examples=4 * settings().max_examples,
+    max_examples=2 * settings().max_examples,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

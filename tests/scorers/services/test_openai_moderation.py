@@ -51,6 +51,12 @@ def test_other_categories(service: Service) -> None:
         quick(categories=("rudeness",)).score(["a text"])
 
 
+def test_a_category_that_one_row_lacks(service: Service) -> None:
+    service.answer = lambda number: "one row lacks one"
+    with pytest.raises(ScorerError, match="no category 'hate'; it has harassment"):
+        quick().score(["a text", "two texts"])
+
+
 @pytest.mark.parametrize(
     "failure", ["burst", "broken", "slow", "half", "hang up", "bad json", "too few"]
 )

@@ -30,6 +30,7 @@ from tide.errors import (
 )
 from tide.scorers import REGISTRY, load_scorer, score_texts
 from tide.scorers.services import perspective
+from tide.scorers.services.openai_moderation import OpenAIModerationScorer
 from tide.scorers.services.perspective import PerspectiveScorer
 
 KEY = "AIza-Not_A-Real-Key-0123456789"
@@ -254,6 +255,25 @@ def test_bad_settings(
     monkeypatch.setenv(name, value)
     with pytest.raises(InputError, match=message):
         load_scorer("perspective")
+
+
+@pytest.mark.parametrize("scorer", [PerspectiveScorer, OpenAIModerationScorer])
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("queries_per_second", [0, -1, float("nan"), float("inf"), 1e300, "fast", 1e-300]),
+        ("concurrency", [0, 1.5, 10**9, "x"]),
+        ("timeout", [0, -1, float("nan"), float("inf"), 1e300, "long"]),
+        ("attempts", [0, 0.5, 10**9, "x"]),
+        ("backoff", [0, -1, float("nan"), float("inf"), 1e300]),
+        ("url", ["ftp://host", "https://user:password@host", "https://host/?key=password", 5]),
+    ],
+)
+def test_settings_out_of_proportion(scorer: Any, name: str, values: list[Any]) -> None:
+    for value in values:
+        with pytest.raises(InputError, match=f"^{name}: ") as refused:
+            scorer(key=KEY, **{name: value})
+        assert "password@" not in str(refused.value)
 
 
 @pytest.mark.parametrize("key", [KEY, "of+another/server=="])

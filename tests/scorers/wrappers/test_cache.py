@@ -7,15 +7,22 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tide.errors import InputError, ScorerError, ScorerUnavailable
 from tide.scorers import CallableScorer, load_scorer, score_texts
 from tide.scorers.wrappers.cache import CachedScorer
+from tide.scorers.wrappers.ensembles import MaxScorer
+from tide.scorers.wrappers.windows import WindowedScorer
 
 TEXTS = [f"text number {i}" for i in range(200)]
 
@@ -105,6 +112,72 @@ def test_a_file_that_is_no_cache(tmp_path: Path) -> None:
     with pytest.raises(ScorerError, match=r"scores\.sqlite3: cannot be used: .*delete it") as error:
         CachedScorer(Counting(), path)
     assert "\n" not in str(error.value)
+
+
+def test_a_function_inside_another_wrapper_has_none_either(tmp_path: Path) -> None:
+    function = CallableScorer(lambda texts: [0.5] * len(texts))
+    for scorer in (WindowedScorer(function), MaxScorer([function, Counting()])):
+        with pytest.raises(InputError, match="has no revision"):
+            CachedScorer(scorer, tmp_path / "scores.sqlite3")
+
+
+@pytest.mark.parametrize("entry", [7.0, -0.5, -1.0, float("inf"), "0.1", "high", b"\x00", None])
+def test_a_poisoned_entry_is_the_caches_fault_and_scored_again(
+    tmp_path: Path, entry: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "scores.sqlite3"
+    scorer = CachedScorer(Counting(), path)
+    expected = scorer.score(TEXTS[:3])
+    scorer.close()
+    with closing(sqlite3.connect(path, isolation_level=None)) as database:
+        # In a table that takes anything, as one may be that somebody else made.
+        database.execute("CREATE TABLE other (key BLOB PRIMARY KEY, score)")
+        database.execute("INSERT INTO other SELECT key, ? FROM scores", [entry])
+        database.execute("DROP TABLE scores")
+        database.execute("ALTER TABLE other RENAME TO scores")
+    for asked in (TEXTS[:3], []):
+        counting = Counting()
+        scorer = CachedScorer(counting, path)
+        assert score_texts(scorer, TEXTS[:3], "zero").values.tolist() == expected.tolist()
+        assert counting.asked == asked
+        scorer.close()
+    assert caplog.messages == [f"cache {path}: holds an entry that is no score; it is scored again"]
+
+
+@pytest.mark.parametrize(
+    "place",
+    [".", "\0", "a" * 300, "a" * 300 + "/scores.sqlite3", "/proc/scores.sqlite3",
+     "/dev/null/scores.sqlite3", "/dev/full"],
+)  # fmt: skip
+def test_a_place_where_no_file_can_be(tmp_path: Path, place: str) -> None:
+    with pytest.raises(ScorerError, match=r"^cache .*: cannot be used: ") as error:
+        CachedScorer(Counting(), str(tmp_path / place)).score(TEXTS)
+    assert len(str(error.value).splitlines()) == 1
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=settings().max_examples // 2)
+def test_a_file_with_damage_is_refused_or_holds_scores(data: st.DataObject) -> None:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "scores.sqlite3"
+        scorer = CachedScorer(Counting(), path)
+        scorer.score(TEXTS)
+        scorer.close()
+        content = bytearray(path.read_bytes())
+        places = data.draw(st.lists(st.integers(0, len(content) - 1), min_size=1, max_size=40))
+        for place in places:
+            content[place] = data.draw(st.integers(0, 255))
+        path.write_bytes(content[: data.draw(st.sampled_from([len(content), places[0]]))])
+        try:
+            scorer = CachedScorer(Counting(), path)
+            scores = scorer.score(TEXTS)
+        except ScorerError as error:
+            refusal = str(error)
+            assert refusal.startswith(f"cache {path}: cannot be used: ")
+            assert len(refusal.splitlines()) == 1
+        else:
+            assert ((scores >= 0) & (scores <= 1)).all()
+            scorer.close()
 
 
 def test_the_place_comes_from_the_environment(

@@ -92,7 +92,9 @@ class CachedScorer(Guard):
 
     def _key(self, text: str) -> bytes:
         # A text may hold a lone surrogate, which has no UTF-8.
-        return hashlib.sha256(f"{self.name}\0{text}".encode("utf-8", "surrogatepass")).digest()
+        return hashlib.sha256(
+            f"{self._scorer.name}\0{text}".encode("utf-8", "surrogatepass")
+        ).digest()
 
     def _read(self, keys: list[bytes]) -> list[tuple[bytes, object]]:
         found: list[tuple[bytes, object]] = []
