@@ -18,6 +18,7 @@ from pydantic import BaseModel
 
 from tests.hostile import KEY
 from tide.engines.remote.engine import RemoteEngine
+from tide.engines.remote.protocol import Answer, mean_log_prob
 from tide.errors import EngineError, ScorerError, ScorerUnavailable
 from tide.scorers.services.openai_moderation import OpenAIModerationScorer
 from tide.scorers.services.perspective import PerspectiveScorer
@@ -210,6 +211,22 @@ def test_a_body_is_plainly_what_is_expected_or_refused_on_one_line(body: bytes) 
         Reply(200, httpx.Headers(), body).parse(_Body)
     assert str(refused.value).startswith("an answer that cannot be used: ")
     assert len(str(refused.value)) < 200
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b'{"choices":[' + b"1," * 10**6 + b"1]}",
+     b'{"choices":[{"index":0,"finish_reason":"stop","token_ids":[' + b"true," * 10**6 + b"1]}]}",
+     b'{"choices":[{"index":0,"finish_reason":"stop","token_ids":[1],"prompt_logprobs":['
+     + b'{"a":0},' * 10**6 + b"1]}]}"],
+    ids=["choices", "token ids", "log-probabilities"],
+)  # fmt: skip
+def test_a_million_faults_fill_no_memory(body: bytes) -> None:
+    """Of each, pydantic would keep some hundred bytes, and more in its error."""
+    began = time.monotonic()
+    with pytest.raises(ServerFailed):
+        mean_log_prob(Reply(200, httpx.Headers(), body).parse(Answer).choices[0], [1])
+    assert time.monotonic() - began < 5
 
 
 def test_the_limit_is_the_callers() -> None:

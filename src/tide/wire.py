@@ -16,14 +16,18 @@ from http.cookiejar import CookieJar
 from typing import Annotated, Any, TypeVar
 
 import httpx
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, FailFast, Field, ValidationError
 from pydantic_core import from_json
 
 from tide.errors import described
 from tide.foreign import logger, shown
 
 _Parsed = TypeVar("_Parsed", bound=BaseModel)
+_Item = TypeVar("_Item")
 
+# A list in an answer: its first fault is enough, where all of them could fill the memory.
+Rows = Annotated[list[_Item], FailFast()]
+_MOST_FAULTS = 100
 # A number of seconds that somebody may want to wait.
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 
@@ -71,9 +75,13 @@ class Reply:
         try:
             return kind.model_validate_json(self.body, strict=True)
         except ValidationError as error:
+            if (count := error.error_count()) > _MOST_FAULTS:
+                raise ServerFailed(f"an answer with {count} faults") from None
             problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
-            field = "".join(f"{part}: " for part in [".".join(map(str, problem["loc"]))] if part)
-            raise ServerFailed(f"an answer that cannot be used: {field}{problem['msg']}") from None
+            where = ".".join(map(str, problem["loc"])) or "JSON"
+            raise ServerFailed(
+                f"an answer that cannot be used: {where}: {problem['msg']}"
+            ) from None
 
     def pause(self, default: float) -> float:
         """The seconds that it asks everybody to wait, if it says so in a number."""

@@ -218,11 +218,10 @@ class RemoteEngine(Vocabulary):
     async def _ask(self, endpoint: Endpoint, body: dict[str, Any], count: int) -> list[Choice]:
         """One request: what `endpoint` wrote after each of its `count` prompts."""
         full = NEUTRAL | body | {"model": self._served[endpoint.url].id, "return_token_ids": True}
-        # Some hundred bytes for each token that is written or read.
+        # Some hundred bytes for each token that is written or read, and a few for each embedding.
         tokens = count * body["max_tokens"] + sum(map(len, body.get("prompt", ())))
-        answer = await self.pool.request(
-            endpoint, "/v1/completions", Answer, full, limit=count * MIB + 1024 * tokens
-        )
+        limit = MIB + 1024 * tokens + sum(map(len, body.get("prompt_embeds", ()))) // 64
+        answer = await self.pool.request(endpoint, "/v1/completions", Answer, full, limit=limit)
         choices = sorted(answer.choices, key=lambda choice: choice.index)
         if [choice.index for choice in choices] != list(range(count)):
             raise ServerFailed(f"answered {len(choices)} completions to {count} prompts")

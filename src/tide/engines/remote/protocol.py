@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from packaging.version import InvalidVersion, Version
 from pydantic import BaseModel, Field
 from torch import Tensor
 
-from tide.wire import ServerFailed
+from tide.wire import Rows, ServerFailed
 
 # Bounded, so that what is made of them is finite and can be shown.
 _LogProbability = Annotated[float, Field(ge=-1e9, le=1e-3)]  # 0 but for rounding
@@ -37,7 +37,7 @@ class _LogProb(BaseModel):
 
 
 class _LogProbs(BaseModel):
-    token_logprobs: list[_LogProbability] = Field(min_length=1)
+    token_logprobs: Rows[_LogProbability] = Field(min_length=1)
 
 
 class Choice(BaseModel):
@@ -45,13 +45,13 @@ class Choice(BaseModel):
 
     index: _Count
     finish_reason: Literal["length", "stop"]
-    token_ids: list[_Count] = Field(min_length=1)
+    token_ids: Rows[_Count] = Field(min_length=1)
     logprobs: _LogProbs | None = None
-    prompt_logprobs: list[dict[int, _LogProb] | None] | None = None
+    prompt_logprobs: list[Any] | None = None
 
 
 class Answer(BaseModel):
-    choices: list[Choice]
+    choices: Rows[Choice]
 
 
 class ServerVersion(BaseModel):
@@ -65,7 +65,7 @@ class ServedModel(BaseModel):
 
 
 class ServedModels(BaseModel):
-    data: list[ServedModel] = Field(min_length=1)
+    data: Rows[ServedModel] = Field(min_length=1)
 
 
 def encode(x: Tensor) -> str:
@@ -83,10 +83,14 @@ def mean_log_prob(choice: Choice, completion: Sequence[int]) -> float:
     """
     positions = (choice.prompt_logprobs or [])[-len(completion) :]
     try:
-        pairs = zip(positions, completion, strict=True)
-        return float(np.mean([(position or {})[token].logprob for position, token in pairs]))
-    except (KeyError, ValueError):
+        # Looked at here, and nowhere else: the prompt's may be many, and nobody needs them.
+        read = [
+            _LogProb.model_validate(position[str(token)], strict=True).logprob
+            for position, token in zip(positions, completion, strict=True)
+        ]
+    except (KeyError, TypeError, ValueError):
         raise ServerFailed("answered without the log-probabilities asked for") from None
+    return float(np.mean(read))
 
 
 def is_older(version: str) -> bool:

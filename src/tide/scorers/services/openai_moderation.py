@@ -22,7 +22,7 @@ from tide.scorers.services.base import (
     rate_from,
     url_from,
 )
-from tide.wire import Client, Reply, Seconds, ServerFailed
+from tide.wire import Client, Reply, Rows, Seconds, ServerFailed
 
 URL = "https://api.openai.com/v1"
 # What comes nearest to "rude or disrespectful": the other categories are about other harms.
@@ -34,7 +34,7 @@ class _Result(BaseModel):
 
 
 class _Answer(BaseModel):
-    results: list[_Result]
+    results: Rows[_Result]
 
 
 class OpenAIModerationScorer(RemoteScorer):
