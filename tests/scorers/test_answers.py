@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.generated import examples
 from tide.errors import ScorerError
 from tide.scorers import Scorer, load_scorer, score_texts
 from tide.scorers.wrappers.breaker import CircuitBreaker
@@ -265,7 +266,8 @@ AROUND: list[Callable[[Callable[[], Any]], Scorer]] = [
 
 
 @given(CASES, st.sampled_from(AROUND))
-@settings(max_examples=5 * settings().max_examples, deadline=None)
+@pytest.mark.attack
+@examples(500, 10_000)
 def test_only_scores_are_scores(case: Case, around: Callable[[Callable[[], Any]], Scorer]) -> None:
     answer, expected = case
     scorer = around(answer)

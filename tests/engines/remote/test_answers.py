@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from tests.generated import examples
 from tests.hostile import KEY, answers, network, said
 from tide.config import Sampling
 from tide.engines.remote.engine import RemoteEngine
@@ -24,11 +25,8 @@ GOOD, BAD = "http://good.test", "http://bad.test"
 WROTE = {"good.test": [5, 6], "bad.test": [7, 8]}
 LOG_PROBS = {"good.test": -1.0, "bad.test": -2.0}
 PROMPT, COMPLETION = [1, 2], [40, 41]
-ALL = settings(
-    max_examples=2 * settings().max_examples,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+pytestmark = pytest.mark.attack
+ALL = settings(examples(100, 1000), suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def right(request: httpx.Request) -> Any:

@@ -11,6 +11,7 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from tests.generated import examples
 from tests.hostile import KEY, answers, network, said
 from tests.scorers.services.stand_ins import toxicity
 from tide.errors import ScorerError
@@ -21,11 +22,8 @@ from tide.scorers.services.perspective import PerspectiveScorer
 QUICK: dict[str, Any] = {
     "key": KEY, "url": "http://service.test", "queries_per_second": 10_000, "attempts": 1,
 }  # fmt: skip
-ALL = settings(
-    max_examples=2 * settings().max_examples,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+pytestmark = pytest.mark.attack
+ALL = settings(examples(200, 2000), suppress_health_check=[HealthCheck.function_scoped_fixture])
 TEXTS = ["a text", "another text"]
 Make = Callable[[Any], httpx.Response]
 

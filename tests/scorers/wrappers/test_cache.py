@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from tests.generated import examples
 from tide.errors import InputError, ScorerError, ScorerUnavailable
 from tide.scorers import CallableScorer, load_scorer, score_texts
 from tide.scorers.wrappers.cache import CachedScorer
@@ -156,7 +157,8 @@ def test_a_place_where_no_file_can_be(tmp_path: Path, place: str) -> None:
 
 
 @given(st.data())
-@settings(deadline=None, max_examples=settings().max_examples // 2)
+@pytest.mark.attack
+@examples(50, 1000)
 def test_a_file_with_damage_is_refused_or_holds_scores(data: st.DataObject) -> None:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "scores.sqlite3"
