@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from tide.foreign import shown
 
@@ -77,3 +78,21 @@ def described(error: BaseException) -> str:
     """Type and text of a foreign error, on one line."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+@contextmanager
+def guarded(kind: type[TideError], what: str) -> Iterator[None]:
+    """Turn whatever foreign code raises inside into `kind`: one line that begins with `what`.
+
+    A TideError passes as it is, and so does what ends the program.
+    """
+    try:
+        yield
+    except BaseException as error:
+        # A panic of the Rust code below tokenizers and safetensors is no Exception.
+        failed = isinstance(error, Exception) or type(error).__name__ == "PanicException"
+        if isinstance(error, TideError) or not failed:
+            raise
+        # Of these the text says enough, and its first line most of it.
+        plain = type(error) in (OSError, ValueError, ImportError, RuntimeError)
+        raise kind(f"{what}: {first_line(error) if plain else described(error)}") from error
