@@ -93,6 +93,7 @@ def guarded(kind: type[TideError], what: str) -> Iterator[None]:
         failed = isinstance(error, Exception) or type(error).__name__ == "PanicException"
         if isinstance(error, TideError) or not failed:
             raise
-        # Of these the text says enough, and its first line most of it.
-        plain = type(error) in (OSError, ValueError, ImportError, RuntimeError)
-        raise kind(f"{what}: {first_line(error) if plain else described(error)}") from error
+        text = first_line(error) if type(error) is OSError else described(error)
+        # Of these the text says enough.
+        text = text.removeprefix("ValueError: ").removeprefix("RuntimeError: ")
+        raise kind(f"{what}: {text}") from error

@@ -8,6 +8,7 @@ own with `guarded`.
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 
 import torch
 
-from tide.errors import InputError, first_line
+from tide.errors import InputError, described, first_line
 from tide.foreign import clean_logs
 
 # Words in the names of config fields that say how often something is repeated, and the most that
@@ -23,6 +24,7 @@ from tide.foreign import clean_logs
 _MOST = {"layer": 1024, "label": 65_536, "expert": 65_536}
 # A byte of a file holds at most so many values (of one bit each).
 _VALUES_PER_BYTE = 8
+_FIELDS = ("generation_config.json", "tokenizer_config.json", "special_tokens_map.json")
 _READ = (".json", ".safetensors", ".txt", ".model", ".jinja")
 # As many words, all of them common.
 _SENTENCES = "The weather today is fine", "The people today are kind"
@@ -56,18 +58,17 @@ def read_config(
     from transformers.utils import cached_file  # noqa: PLC0415
 
     clean_logs("transformers")
+    logging.getLogger("transformers.modeling_utils").addFilter(_is_no_report)
     folder = Path(source)
     if folder.exists():
         _check_files(folder)
     try:
-        raw = json.loads(Path(cached_file(source, "config.json", revision=revision)).read_bytes())
+        raw = _read_json(Path(cached_file(source, "config.json", revision=revision)))
     except OSError as error:
         if folder.exists():
             raise
         problem = "no such folder here, and not to be had from the hub"
         raise ValueError(f"{problem}: {first_line(error)}") from error
-    if not isinstance(raw, dict):
-        raise ValueError(f"config.json holds a {type(raw).__name__} instead of fields")
     _check_counts(raw)
     return AutoConfig.from_pretrained(
         source, revision=revision, trust_remote_code=trust_remote_code
@@ -90,7 +91,10 @@ def load_pretrained(
 
     code: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     config = read_config(source, **code)
-    tokenizer = AutoTokenizer.from_pretrained(source, **code)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, **code)
+    except Exception as error:
+        raise ValueError(f"its tokenizer cannot be read: {described(error)}") from error
     if Path(source).exists():
         _check_size(kind, Path(source), config, code)
     model, found = kind.from_pretrained(
@@ -136,8 +140,20 @@ def _check_files(folder: Path) -> None:
     for path in folder.iterdir():
         if path.suffix in _READ and not path.is_file():
             raise ValueError(f"{path.name} is no file that can be read")
+        if path.name in _FIELDS:
+            _read_json(path)
     if not (folder / "config.json").exists():
         raise ValueError("the folder holds no config.json")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        fields = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path.name} is no JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise ValueError(f"{path.name} holds a {type(fields).__name__} instead of fields")
+    return fields
 
 
 def _check_counts(fields: Any) -> None:
@@ -185,6 +201,11 @@ def _check_weights(model: Any, found: dict[str, Any]) -> None:
         kind = _numberless(name)
         if "*" in kind and any(known.endswith(kind) for known in like):
             raise ValueError(f"its files hold the weight {name}, of a layer that its config lacks")
+
+
+def _is_no_report(record: logging.LogRecord) -> bool:
+    """False for transformers' table of missing weights: those are refused in one line."""
+    return "LOAD REPORT" not in record.getMessage()
 
 
 def _numberless(name: str) -> str:
