@@ -37,8 +37,7 @@ HOSTILE = st.one_of(
         lambda part: st.lists(part, max_size=3) | st.dictionaries(st.text(max_size=3), part),
         max_leaves=4,
     ),
-    st.just(9999),
-).filter(lambda value: value is not ...)
+)
 
 
 @pytest.fixture(scope="session")
@@ -103,7 +102,9 @@ def change_weights(path: Path, draw: Callable[[Any], Any]) -> None:
     if not tensors:
         return
     name = draw(st.sampled_from(sorted(tensors)))
-    match draw(st.sampled_from(["remove", "cut", "NaN", "infinite", "large", "half", "bytes", "more"])):
+    match draw(
+        st.sampled_from(["remove", "cut", "NaN", "infinite", "large", "half", "bytes", "more"])
+    ):
         case "remove":
             del tensors[name]
         case "cut":
@@ -153,12 +154,13 @@ def mutate(folder: Path, draw: Callable[[Any], Any]) -> None:
 
 def use_engine(folder: Path) -> None:
     engine = load_engine("transformers", folder, device="cpu")
+    special = set(engine.tokenizer.all_special_ids)  # type: ignore[attr-defined]
     prompts = engine.embed(TEXTS)
     sampling = Sampling(temperature=1.0, max_new_tokens=8)
     for completion in engine.complete([p.embeddings for p in prompts], sampling, [0, 1]):
-        assert isinstance(completion.text, str)
         assert all(0 <= token < VOCAB for token in completion.token_ids)
-        assert len(completion.token_ids) <= 8
+        assert len(completion.token_ids) <= sampling.max_new_tokens
+        assert completion.text or set(completion.token_ids) <= special
     ids = [list(p.token_ids) for p in prompts]
     assert len(engine.likelihood(ids, ids)) == len(ids)
     engine.close()
@@ -172,12 +174,11 @@ def use_scorer(folder: Path) -> None:
 
 
 @settings(
-    max_examples=60,
-    deadline=20_000,
+    deadline=20_000,  # ms: a hang
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 @given(data=st.data())
-@pytest.mark.filterwarnings("default")
+@pytest.mark.filterwarnings("ignore")  # of libraries, about what they read
 def test_a_mutated_folder_works_or_is_refused(
     folders: dict[str, Path], data: st.DataObject, tmp_path: Path
 ) -> None:

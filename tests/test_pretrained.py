@@ -141,7 +141,7 @@ def test_a_broken_model_is_refused_in_one_line(name: str, tmp_path: Path) -> Non
     mutate(save_causal_lm(tmp_path, "llama"))
     with pytest.raises(EngineError, match=message) as caught:
         TransformersEngine(tmp_path)
-    assert str(caught.value).startswith(f"model {tmp_path}: ")
+    assert str(caught.value).startswith(f"model {tmp_path}: ")  # whoever raised it
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_code_of_a_folder_never_runs_unasked(
         (tmp_path / folder / "own.py").write_text(f"open({str(ran)!r}, 'w')\n")
         if where == "model":
             classes = ("AutoConfig", "AutoModelForCausalLM", "AutoModelForSequenceClassification")
-            auto_map = {name: "own.Mine" for name in classes}
+            auto_map = dict.fromkeys(classes, "own.Mine")
             fields(model_type="own", auto_map=auto_map)(tmp_path / folder)
         else:
             own = {"auto_map": {"AutoTokenizer": ["own.Mine", "own.Mine"]}}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from tide.foreign import shown
@@ -81,10 +81,10 @@ def described(error: BaseException) -> str:
 
 
 @contextmanager
-def guarded(kind: type[TideError], what: str) -> Iterator[None]:
+def guarded(kind: type[TideError], what: str | Callable[[], str]) -> Iterator[None]:
     """Turn whatever foreign code raises inside into `kind`: one line that begins with `what`.
 
-    A TideError passes as it is, and so does what ends the program.
+    what: if it is known only then, a function that says it. A TideError passes as it is, and so does what ends the program.
     """
     try:
         yield
@@ -96,4 +96,4 @@ def guarded(kind: type[TideError], what: str) -> Iterator[None]:
         text = first_line(error) if type(error) is OSError else described(error)
         # Of these the text says enough.
         text = text.removeprefix("ValueError: ").removeprefix("RuntimeError: ")
-        raise kind(f"{what}: {text}") from error
+        raise kind(f"{what if isinstance(what, str) else what()}: {text}") from error

@@ -21,7 +21,12 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> TransformersEngine:
     return TransformersEngine(save_causal_lm(tmp_path_factory.mktemp("lm"), "llama"))
 
 
-@given(st.lists(IDS, max_size=4), OUTSIDE, st.lists(IDS, max_size=4), st.sampled_from(["length", "stop"]))
+@given(
+    st.lists(IDS, max_size=4),
+    OUTSIDE,
+    st.lists(IDS, max_size=4),
+    st.sampled_from(["length", "stop"]),
+)
 def test_ids_outside_of_the_vocabulary_never_become_a_text(
     engine: TransformersEngine, before: list[int], bad: int, after: list[int], reason: FinishReason
 ) -> None:

@@ -111,7 +111,7 @@ class Closable:
     below raise becomes an EngineError. A constructor sets `name` first.
     """
 
-    name: str
+    name = ""
     _closed = False
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -186,10 +186,11 @@ def float_dtype(name: str) -> torch.dtype:
 
 
 def _gated(method: Callable[..., Any]) -> Callable[..., Any]:
+    doing = method.__name__.replace("__init__", "loading")
+
     @functools.wraps(method)
     def call(self: Closable, *args: Any, **kwargs: Any) -> Any:
-        doing = method.__name__.replace("__init__", "loading")
-        with guarded(EngineError, f"model {getattr(self, 'name', '')}: {doing} failed"):
+        with guarded(EngineError, lambda: f"model {self.name}: {doing} failed"):
             return method(self, *args, **kwargs)
 
     return call

@@ -53,6 +53,8 @@ class Vocabulary(Closable):
         self._special_ids = torch.tensor(sorted(tokenizer.all_special_ids), dtype=torch.int64)
         self._anchor_ids = tokenizer.encode(_ANCHOR, add_special_tokens=False)
         self._anchor_text = tokenizer.decode(self._anchor_ids)
+        if not self._anchor_text:
+            raise EngineError(f"model {self.name}: its tokenizer makes no text of its tokens")
 
     def tokenize(self, prompts: Sequence[str]) -> list[list[int]]:
         rows: list[list[int]] = self.tokenizer(list(prompts))["input_ids"] if prompts else []
