@@ -84,7 +84,9 @@ def described(error: BaseException) -> str:
 def guarded(kind: type[TideError], what: str | Callable[[], str]) -> Iterator[None]:
     """Turn whatever foreign code raises inside into `kind`: one line that begins with `what`.
 
-    what: if it is known only then, a function that says it. A TideError passes as it is, and so does what ends the program.
+    what: if it is known only then, a function that says it.
+
+    A TideError passes as it is, and so does what ends the program.
     """
     try:
         yield

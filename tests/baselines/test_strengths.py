@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +14,7 @@ from tests.baselines.stand_ins import STRENGTHS
 from tide.baselines import REGISTRY
 from tide.baselines.common.settings import FitSettings
 from tide.config import Sampling
-from tide.errors import EngineError, InputError, TideError
+from tide.errors import EngineError, InputError
 from tide.options import write
 
 OPTIONS = [
@@ -39,12 +40,9 @@ def test_within_them_a_text_is_written_or_one_line_says_why_not(
     gpt2: World, kind: str, name: str, value: float, temperature: float
 ) -> None:
     sampling = Sampling(temperature=temperature, max_new_tokens=3)
-    try:
+    with suppress(InputError, EngineError):
         baseline = gpt2.load(f"{kind}:{name}={write(value)}")
         (generated,) = baseline.generate(["The weather"], sampling, [0])
-    except TideError as error:
-        assert isinstance(error, InputError | EngineError)
-    else:
         assert generated.completion.token_ids or generated.completion.finish_reason == "stop"
 
 

@@ -27,7 +27,7 @@ def received(monkeypatch: pytest.MonkeyPatch, **options: Any) -> dict[str, Any]:
     platform = SimpleNamespace(is_cpu=lambda: True)
     stand_in = SimpleNamespace(LLM=llm, current_platform=platform)
     monkeypatch.setattr(tide.engines.vllm, "require", lambda *_: stand_in)
-    with pytest.raises(EngineError, match="model pocket: loading failed: .*far enough"):
+    with pytest.raises(EngineError, match=r"model pocket: loading failed: .*far enough"):
         VllmEngine("pocket", **options)
     return got
 
