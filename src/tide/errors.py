@@ -84,7 +84,7 @@ def described(error: BaseException) -> str:
 def guarded(kind: type[TideError], what: str | Callable[[], str]) -> Iterator[None]:
     """Turn whatever foreign code raises inside into `kind`: one line that begins with `what`.
 
-    what: if it is known only then, a function that says it.
+    what: a function, if it is known only then.
 
     A TideError passes as it is, and so does what ends the program.
     """

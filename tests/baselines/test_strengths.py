@@ -6,11 +6,12 @@ import math
 from contextlib import suppress
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.baselines.conftest import World
 from tests.baselines.stand_ins import STRENGTHS
+from tests.generated import examples
 from tide.baselines import REGISTRY
 from tide.baselines.common.settings import FitSettings
 from tide.config import Sampling
@@ -34,7 +35,8 @@ def test_every_number_has_bounds(gpt2: World, kind: str, name: str, value: float
 
 
 @pytest.mark.parametrize(("kind", "name"), OPTIONS)
-@settings(deadline=None, max_examples=max(5, settings.default.max_examples // 20))
+@pytest.mark.attack
+@examples(5, 200)
 @given(value=st.floats(0, 10_000), temperature=st.sampled_from([0.0, 0.1, 1.0]))
 def test_within_them_a_text_is_written_or_one_line_says_why_not(
     gpt2: World, kind: str, name: str, value: float, temperature: float

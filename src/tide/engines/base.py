@@ -175,6 +175,12 @@ def check_tokens(prompts: Sequence[Sequence[int]], completions: Sequence[Sequenc
         raise EngineError("likelihood: an empty prompt or completion has no likelihood")
 
 
+def check_max_batch(max_batch: int | None) -> None:
+    """Raise InputError unless `max_batch` is None or at least 1."""
+    if max_batch is not None and max_batch < 1:
+        raise InputError(f"max_batch: must be at least 1 (got {max_batch})")
+
+
 def float_dtype(name: str) -> torch.dtype:
     """The torch dtype called `name`. Raises InputError for one that models do not compute in."""
     import torch  # noqa: PLC0415  (slow import)

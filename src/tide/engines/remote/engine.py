@@ -25,11 +25,12 @@ from tide.config import Sampling
 from tide.engines.base import (
     Completion,
     Samplings,
+    check_max_batch,
     check_rows,
     check_tokens,
     float_dtype,
 )
-from tide.engines.checkpoint import read_vocabulary, source_of
+from tide.engines.checkpoint import read_config, read_vocabulary, source_of
 from tide.engines.embedding_table import Vocabulary
 from tide.engines.equivalence import PROBES, FirstToken, difference, scaled_probes
 from tide.engines.remote.pool import Endpoint, EndpointFailed, EndpointPool, EndpointRefused
@@ -48,7 +49,6 @@ from tide.engines.remote.protocol import (
 )
 from tide.errors import EngineError, InputError
 from tide.foreign import logger
-from tide.pretrained import read_config
 
 _log = logger(__name__)
 _T = TypeVar("_T")
@@ -90,6 +90,7 @@ class RemoteEngine(Vocabulary):
         trust_remote_code: bool = False,
     ) -> None:
         self.name = str(model)
+        check_max_batch(max_batch)
         for option, value in (("deadline", deadline), ("timeout", timeout)):
             if not 0 < value < math.inf:
                 raise InputError(f"{option}: must be a number of seconds above 0 (got {value!r})")
@@ -147,7 +148,6 @@ class RemoteEngine(Vocabulary):
         self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]
     ) -> NDArray[np.float64]:
         check_tokens(prompts, completions)
-        self.check_ids([*prompts, *completions])
         sequences = [[*a, *b] for a, b in zip(prompts, completions, strict=True)]
         body = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
         requests = [
