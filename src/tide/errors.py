@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
 from tide.foreign import shown
 
 
@@ -67,3 +70,24 @@ def described(error: BaseException) -> str:
     except Exception:  # somebody's `__str__`
         text = ""
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+@contextmanager
+def guarded(kind: type[TideError], what: str | Callable[[], str]) -> Iterator[None]:
+    """Turn whatever foreign code raises inside into `kind`: one line that begins with `what`.
+
+    what: a function, if it is known only then.
+
+    A TideError passes as it is, and so does what ends the program.
+    """
+    try:
+        yield
+    except BaseException as error:
+        # A panic of the Rust code below tokenizers and safetensors is no Exception.
+        failed = isinstance(error, Exception) or type(error).__name__ == "PanicException"
+        if isinstance(error, TideError) or not failed:
+            raise
+        text = first_line(error) if type(error) is OSError else described(error)
+        # Of these the text says enough.
+        text = text.removeprefix("ValueError: ").removeprefix("RuntimeError: ")
+        raise kind(f"{what if isinstance(what, str) else what()}: {text}") from error

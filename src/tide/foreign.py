@@ -63,3 +63,9 @@ def logger(name: str) -> logging.Logger:
 def _clean(record: logging.LogRecord) -> bool:
     record.msg, record.args = shown(record.getMessage()), ()
     return True
+
+
+def clean_logs(library: str) -> None:
+    """Clean also what `library` logs through handlers of its own: it may quote foreign text."""
+    for handler in logging.getLogger(library).handlers:
+        handler.addFilter(_clean)

@@ -51,6 +51,12 @@ def test_rad_rewards() -> None:
     )
 
 
+def test_rad_rewards_of_a_broken_reward_model_stay_broken() -> None:
+    """Half a reward for every candidate would be the model itself under the name of rad."""
+    got = rewards(tensor([[0.2, math.nan, 0.1]]), torch.zeros(1, 3), "minmax")
+    assert got.isnan().any()
+
+
 def test_rad_loss() -> None:
     """A text of 2 tokens: (1 * 0.25 + 2 * 1) / 3; one of 3: (1 * 1 + 2 * 0 + 3 * 4) / 6."""
     predicted, labels = tensor([[0.5, 0.0, 7.0], [1.0, 0.0, 2.0]]), tensor([1.0, 0.0])

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_run import tide
-from tests.models import save_causal_lm, save_mamba
+from tests.models import save_causal_lm, save_classifier, save_mamba
+from tests.test_pretrained import BROKEN
 from tide.scorers import REGISTRY, CallableScorer
 
 
@@ -28,6 +29,33 @@ def test_checks_the_given_model(
     folder = save_mamba(tmp_path / "mamba")
     assert tide("doctor", "--model", folder, monkeypatch=monkeypatch) == 1
     assert "failed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_says_what_is_wrong_with_a_model(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mutate, _ = BROKEN[name]
+    mutate(save_causal_lm(tmp_path, "llama"))
+    assert tide("doctor", "--model", tmp_path, monkeypatch=monkeypatch) == 1
+    assert "failed: model" in " ".join(capsys.readouterr().out.split())
+
+
+def test_says_what_is_wrong_with_a_scorer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_classifier(tmp_path, ["fine", "toxic"])
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    assert tide("doctor", "--scorer", f"hf:{tmp_path}", monkeypatch=monkeypatch) == 1
+    assert "safetensors hold 0 bytes" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_scorer_that_fails_in_its_own_way_is_found(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(REGISTRY._targets, "strange", lambda: 1 / 0)
+    assert tide("doctor", "--scorer", "strange", monkeypatch=monkeypatch) == 1
+    assert "failed: cannot be used: ZeroDivisionError" in capsys.readouterr().out
 
 
 def test_names_are_no_markup(

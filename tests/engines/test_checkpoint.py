@@ -9,10 +9,11 @@ from safetensors.torch import load_file, save_file
 
 from tests.models import CONFIGS, save_causal_lm
 from tide.engines import checkpoint
-from tide.engines.checkpoint import read_config, read_vocabulary, source_of
+from tide.engines.checkpoint import read_vocabulary, source_of
 from tide.engines.embedding_table import Vocabulary
 from tide.engines.local.engine import TransformersEngine
 from tide.errors import EngineError
+from tide.pretrained import read_config
 
 PROMPT = "The weather today is fine"
 
@@ -76,7 +77,7 @@ def test_other_prefixes_are_found(renamed: tuple[str, str], tmp_path: Path) -> N
 
 
 def test_checkpoints_that_cannot_be_used(tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match="no usable config"):
+    with pytest.raises(ValueError, match="holds no config"):
         read_config(str(tmp_path))
     folder = save_causal_lm(tmp_path, "gpt2")
     weights = load_file(folder / "model.safetensors")

@@ -15,15 +15,14 @@ from tide.baselines.common.auxiliary import ready
 from tide.baselines.common.decoding import DecodingBaseline, Reader
 from tide.baselines.common.fitting import FitTask, Fitted, fine_tune
 from tide.baselines.common.labelled import TOXIC
+from tide.baselines.common.settings import Strength
 from tide.engines.local.decode import Writing
 
 
 class DaptOptions(Options):
     strength = "scale"
 
-    scale: float = Field(
-        default=1.0, ge=0, allow_inf_nan=False, description="Multiple of the learned update."
-    )
+    scale: Strength = Field(default=1.0, description="Multiple of the learned update.")
 
 
 class Dapt(DecodingBaseline):

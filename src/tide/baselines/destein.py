@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
+from typing import Any
 
 import torch
 from pydantic import Field
@@ -20,6 +21,7 @@ from tide.baselines.base import Options
 from tide.baselines.common.decoding import DecodingBaseline, Reader
 from tide.baselines.common.fitting import FitTask, Fitted, auc
 from tide.baselines.common.layers import Heads, find_heads
+from tide.baselines.common.settings import Strength
 from tide.data.labelled import Pair
 from tide.engines.local.decode import Writing
 
@@ -31,7 +33,7 @@ _HELD_OUT = 200
 class DesteinOptions(Options):
     strength = "alpha"
 
-    alpha: float = Field(default=0.4, ge=0, allow_inf_nan=False, description="Length of the step.")
+    alpha: Strength = Field(default=0.4, description="Length of the step.")
 
 
 def steer(values: Tensor, vectors: Tensor, alpha: float) -> Tensor:
@@ -79,7 +81,11 @@ class Destein(DecodingBaseline):
     @cached_property
     def _vectors(self) -> Tensor:
         """(layers, heads, size), from neutral to toxic."""
-        return self._heads.split(self.artefact.tensors["vectors"].float()).to(self.engine.device)
+        layers = self._heads.projections
+        first: Any = layers[0]
+        width = getattr(first, "in_features", None) or first.nx  # as transformers' Conv1D has it
+        vectors = self.artefact.tensor("vectors", len(layers), width)
+        return self._heads.split(vectors.float()).to(self.engine.device)
 
     @staticmethod
     def fit(task: FitTask) -> Fitted:

@@ -18,6 +18,7 @@ from tide.baselines.common.auxiliary import fit_width, ready
 from tide.baselines.common.decoding import DecodingBaseline, Reader
 from tide.baselines.common.fitting import FitTask, Fitted, fine_tune
 from tide.baselines.common.labelled import TOXIC
+from tide.baselines.common.settings import Strength
 from tide.engines.local.decode import Stream, Writing
 from tide.engines.local.sampling import keep_likely
 
@@ -25,7 +26,7 @@ from tide.engines.local.sampling import keep_likely
 class DexpertsOptions(Options):
     strength = "alpha"
 
-    alpha: float = Field(default=2.0, ge=0, allow_inf_nan=False, description="Weight of experts.")
+    alpha: Strength = Field(default=2.0, description="Weight of experts.")
     filter_p: float = Field(
         default=0.9, gt=0, le=1, description="Nucleus of the model itself that is kept."
     )

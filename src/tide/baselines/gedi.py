@@ -35,6 +35,7 @@ from tide.baselines.common.fitting import (
     trainable,
 )
 from tide.baselines.common.labelled import TOXIC
+from tide.baselines.common.settings import Strength
 from tide.engines.local.decode import Stream, Writing
 
 CODES = ("clean", "dirty")
@@ -47,9 +48,7 @@ _SCALE_RATE = 0.02
 class GediOptions(Options):
     strength = "omega"
 
-    omega: float = Field(
-        default=30.0, ge=0, allow_inf_nan=False, description="Weight of the posterior; 0: no GeDi."
-    )
+    omega: Strength = Field(default=30.0, description="Weight of the posterior; 0: no GeDi.")
     filter_p: float = Field(
         default=0.8, ge=0, le=1, description="The least clean tokens of this mass are dropped..."
     )
@@ -154,7 +153,7 @@ class Gedi(DecodingBaseline):
             reads,
             -_text_losses(model, rows, starts).float(),
             counts.to(self.engine.device),
-            float(self.artefact.tensors["scale"]),
+            float(self.artefact.tensor("scale")),
             self._options,
         )
 

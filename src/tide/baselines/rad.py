@@ -33,14 +33,15 @@ from tide.baselines.common.fitting import (
 )
 from tide.baselines.common.labelled import TOXIC
 from tide.baselines.common.layers import output_layer
+from tide.baselines.common.settings import Candidates, Strength
 from tide.engines.local.decode import Writing
 
 
 class RadOptions(Options):
     strength = "beta"
 
-    beta: float = Field(default=50.0, ge=0, allow_inf_nan=False, description="Weight of rewards.")
-    candidates: int = Field(default=20, ge=1, description="Most likely tokens that are tried.")
+    beta: Strength = Field(default=50.0, description="Weight of rewards.")
+    candidates: Candidates = Field(default=20, description="Most likely tokens that are tried.")
     normalize: Literal["minmax", "clamp"] = "minmax"
     order: Order = "warp-shift"
 
@@ -58,7 +59,7 @@ def rewards(toxicity: Tensor, scores: Tensor, normalize: str) -> Tensor:
     high = toxicity.masked_fill(dropped, -torch.inf).amax(dim=-1, keepdim=True)
     spread = high - low
     scaled = (toxicity - low) / spread.clamp(min=1e-8)
-    return torch.where(spread > 1e-8, 1 - scaled, torch.full_like(toxicity, 0.5))
+    return torch.where(spread <= 1e-8, torch.full_like(toxicity, 0.5), 1 - scaled)
 
 
 def cumulative_error(predicted: Tensor, labels: Tensor, lengths: Tensor) -> Tensor:
@@ -102,7 +103,7 @@ class Rad(DecodingBaseline):
         head = with_reward_head(model)
         with torch.no_grad():
             for name, parameter in head.named_parameters():
-                parameter.copy_(self.artefact.tensors[f"head.{name}"])
+                parameter.copy_(self.artefact.tensor(f"head.{name}", *parameter.shape))
         return Reader(ready(model.requires_grad_(False)))
 
     @staticmethod

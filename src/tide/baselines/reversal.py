@@ -18,6 +18,7 @@ from torch.nn.functional import cosine_similarity
 from tide.baselines.base import Options
 from tide.baselines.common.decoding import DecodingBaseline, Reader
 from tide.baselines.common.layers import Heads, find_heads
+from tide.baselines.common.settings import Strength
 from tide.engines.local.decode import Writing
 
 NEGATIVE = "The following text is abusive, harmful, negative, obscene, racist, rude and toxic: "
@@ -27,9 +28,7 @@ POSITIVE = "The following text is kind, polite, positive, respectful and support
 class ReversalOptions(Options):
     strength = "scale"
 
-    scale: float = Field(
-        default=1.0, ge=0, allow_inf_nan=False, description="Multiple of the published step."
-    )
+    scale: Strength = Field(default=1.0, description="Multiple of the published step.")
     norm_exponent: float = Field(default=0.4, ge=0, le=10, description="Weight of |delta|.")
     similarity_exponent: float = Field(
         default=0.6, ge=0, le=10, description="Weight of the likeness to the negative prefix."

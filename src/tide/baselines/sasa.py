@@ -24,6 +24,7 @@ from tide.baselines.common.decoding import CandidateWriting, DecodingBaseline, R
 from tide.baselines.common.fitting import FitTask, Fitted, auc, read, right_pad
 from tide.baselines.common.labelled import TOXIC
 from tide.baselines.common.layers import output_layer
+from tide.baselines.common.settings import Candidates, Strength
 from tide.data.labelled import LabelledText
 from tide.engines.local.decode import Writing
 
@@ -31,8 +32,8 @@ from tide.engines.local.decode import Writing
 class SasaOptions(Options):
     strength = "beta"
 
-    beta: float = Field(default=10.0, ge=0, allow_inf_nan=False, description="Weight of margins.")
-    candidates: int = Field(default=50, ge=1, description="Most tokens that are tried.")
+    beta: Strength = Field(default=10.0, description="Weight of margins.")
+    candidates: Candidates = Field(default=50, description="Most tokens that are tried.")
     normalize: Literal["raw", "softmax"] = "raw"
     order: Order = "warp-shift"
 
@@ -55,6 +56,7 @@ class LastHidden:
 
     def __init__(self, model: Any, name: str) -> None:
         self._layer = output_layer(model, name)
+        self.width = int(model.get_output_embeddings().weight.shape[-1])
         self.value = torch.empty(0)
 
     @contextmanager
@@ -103,8 +105,9 @@ class Sasa(DecodingBaseline):
 
     @cached_property
     def _classifier(self) -> tuple[Tensor, Tensor]:
-        tensors = self.artefact.tensors
-        return tensors["weight"].to(self.engine.device), tensors["midpoint"].to(self.engine.device)
+        width = self._last_hidden.width
+        weight, midpoint = (self.artefact.tensor(name, width) for name in ("weight", "midpoint"))
+        return weight.to(self.engine.device), midpoint.to(self.engine.device)
 
     @staticmethod
     def fit(task: FitTask) -> Fitted:

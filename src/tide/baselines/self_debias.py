@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tide.baselines.base import Options, Order
 from tide.baselines.common.decoding import DecodingBaseline, Reader
+from tide.baselines.common.settings import Strength
 from tide.engines.local.decode import Stream, Writing
 
 PREFIXES = tuple(
@@ -31,9 +32,7 @@ PREFIXES = tuple(
 class SelfDebiasOptions(Options):
     strength = "decay"
 
-    decay: float = Field(
-        default=50.0, ge=0, allow_inf_nan=False, description="lambda: how fast factors fall."
-    )
+    decay: Strength = Field(default=50.0, description="lambda: how fast factors fall.")
     epsilon: float = Field(default=0.01, gt=0, le=1, description="The least factor.")
     order: Order = "shift-warp"
 

@@ -16,7 +16,7 @@ from tide.cli import options
 from tide.cli.display import OUTPUT
 from tide.config import Sampling
 from tide.engines import load_engine
-from tide.errors import TideError
+from tide.errors import TideError, guarded
 
 _PACKAGES = ("tide-detox", "torch", "transformers", "numpy", "scikit-learn", "pydantic")
 _OPTIONAL = ("alt-profanity-check", "better-profanity", "detoxify", "openai", "peft", "vllm")
@@ -69,7 +69,8 @@ def doctor(
 
 def _check(table: Table, name: str, check: Callable[[], str]) -> bool:
     try:
-        table.add_row(Text(name), Text(f"ok: {check()}", style="green"))
+        with guarded(TideError, "cannot be used"):
+            table.add_row(Text(name), Text(f"ok: {check()}", style="green"))
     except TideError as error:
         table.add_row(Text(name), Text(f"failed: {error}", style="red"))
         return True

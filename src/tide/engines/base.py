@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NoReturn, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, Protocol, runtime_checkable
+
+from pydantic import Field
 
 from tide.config import Sampling
-from tide.errors import EngineError, InputError
+from tide.errors import EngineError, InputError, guarded
 
 if TYPE_CHECKING:  # the command line imports this module, and torch takes seconds
     import numpy as np
@@ -18,6 +21,9 @@ if TYPE_CHECKING:  # the command line imports this module, and torch takes secon
 FinishReason = Literal["length", "stop"]
 # One for all rows, or one for each.
 Samplings = Sampling | Sequence[Sampling]
+# More rows than this fit into no machine's memory; None for a default by engine.
+MaxBatch = Annotated[int, Field(ge=1, le=65_536)] | None
+_DTYPES = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True)
@@ -99,10 +105,20 @@ _METHODS = [name for name in vars(Engine) if name[0] != "_" and name != "close"]
 
 
 class Closable:
-    """Base of the engines here: `close` frees what `_free` frees, once, and shuts the protocol."""
+    """Base of the engines here: `close` frees what `_free` frees, once, and shuts the protocol.
 
-    name: str
+    Constructors and methods of the protocol raise TideErrors and nothing else: what the libraries
+    below raise becomes an EngineError. A constructor sets `name` first.
+    """
+
+    name = ""
     _closed = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for method in ("__init__", *_METHODS):
+            if method in vars(cls):
+                setattr(cls, method, _gated(vars(cls)[method]))
 
     def close(self) -> None:
         if self._closed:
@@ -159,17 +175,22 @@ def check_tokens(prompts: Sequence[Sequence[int]], completions: Sequence[Sequenc
         raise EngineError("likelihood: an empty prompt or completion has no likelihood")
 
 
-def check_max_batch(max_batch: int | None) -> None:
-    """Raise InputError unless `max_batch` is None or at least 1."""
-    if max_batch is not None and max_batch < 1:
-        raise InputError(f"max_batch: must be at least 1 (got {max_batch})")
-
-
 def float_dtype(name: str) -> torch.dtype:
-    """The torch dtype called `name`. Raises InputError if it is no float type."""
+    """The torch dtype called `name`. Raises InputError for one that models do not compute in."""
     import torch  # noqa: PLC0415  (slow import)
 
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise InputError(f"dtype: unknown {name!r}; use 'auto', 'float32', 'bfloat16' or 'float16'")
+    if name not in _DTYPES:
+        raise InputError(f"dtype: must be 'auto', {', '.join(map(repr, _DTYPES))} (got {name!r})")
+    dtype: torch.dtype = getattr(torch, name)
     return dtype
+
+
+def _gated(method: Callable[..., Any]) -> Callable[..., Any]:
+    doing = method.__name__.replace("__init__", "loading")
+
+    @functools.wraps(method)
+    def call(self: Closable, *args: Any, **kwargs: Any) -> Any:
+        with guarded(EngineError, lambda: f"model {self.name}: {doing} failed"):
+            return method(self, *args, **kwargs)
+
+    return call

@@ -9,17 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
-from tide import pocket
-from tide.errors import EngineError, first_line
+from tide import pocket, pretrained
+from tide.errors import EngineError, guarded
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
-_UNREADABLE = (
-    *(OSError, ValueError, KeyError, ImportError, NotImplementedError, AttributeError),
-    *(StopIteration, SafetensorError),
-)
+
+read_config = pretrained.read_config
 
 
 def source_of(model: str | Path) -> str:
@@ -34,30 +32,10 @@ def source_of(model: str | Path) -> str:
     return source
 
 
-def unusable(source: str, problem: str, error: Exception) -> EngineError:
-    """The error that says why the model at `source`, a folder or hub id, cannot be used."""
-    if isinstance(error, OSError) and not Path(source).exists():
-        problem = "no such folder here, and not to be had from the hub"
-    return EngineError(f"model {source}: {problem}: {first_line(error)}")
-
-
 def context_length(config: Any) -> int | None:
     """Most tokens of a sequence by a model's config; None if it sets no limit."""
     length = getattr(config.get_text_config(), "max_position_embeddings", None)
     return None if length is None else int(length)
-
-
-def read_config(source: str, **code: Any) -> Any:
-    """The transformers config of a folder or hub id. Raises EngineError if there is none.
-
-    code: `revision` and `trust_remote_code`, as transformers has them.
-    """
-    from transformers import AutoConfig  # noqa: PLC0415  (slow import)
-
-    try:
-        return AutoConfig.from_pretrained(source, **code)
-    except (OSError, ValueError, KeyError) as error:
-        raise unusable(source, "no usable config", error) from error
 
 
 def read_vocabulary(
@@ -75,7 +53,7 @@ def read_vocabulary(
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415  (slow import)
 
-    try:
+    with guarded(EngineError, f"model {source}: cannot read embeddings"):
         tokenizer = AutoTokenizer.from_pretrained(
             source, revision=revision, trust_remote_code=trust_remote_code
         )
@@ -84,18 +62,17 @@ def read_vocabulary(
         layer = model.get_input_embeddings()
         name = next(n for n, p in model.named_parameters() if p is layer.weight)
         weight = _read_tensor(source, name, f"{model.base_model_prefix}.", revision)
-    except _UNREADABLE as error:
-        raise unusable(source, "cannot read embeddings", error) from error
-    if weight.shape != layer.weight.shape:
-        raise EngineError(
-            f"model {source}: embeddings of shape {tuple(weight.shape)}, its config says "
-            f"{tuple(layer.weight.shape)}"
-        )
-    for buffer_name, buffer in layer.named_buffers():
-        setattr(layer, buffer_name, torch.empty_like(buffer, device="cpu"))
-    model._init_weights(layer)  # sets the buffers (Gemma's scale); the weight is still without data
-    layer.weight = torch.nn.Parameter(weight.to(dtype), requires_grad=False)
-    return tokenizer, layer.to(dtype)
+        if weight.shape != layer.weight.shape:
+            raise ValueError(
+                f"they have the shape {tuple(weight.shape)}, its config says "
+                f"{tuple(layer.weight.shape)}"
+            )
+        for buffer_name, buffer in layer.named_buffers():
+            setattr(layer, buffer_name, torch.empty_like(buffer, device="cpu"))
+        # Sets the buffers (Gemma's scale); the weight is still without data.
+        model._init_weights(layer)
+        layer.weight = torch.nn.Parameter(weight.to(dtype), requires_grad=False)
+        return tokenizer, layer.to(dtype)
 
 
 def _read_tensor(source: str, name: str, prefix: str, revision: str | None) -> torch.Tensor:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from tide.engines.base import Closable, Completion, EmbeddedPrompt, FinishReason
-from tide.errors import EngineError
+from tide.errors import EngineError, InputError
+from tide.pretrained import check_tokenizer
 
 # Each completion is decoded behind this text, so that a tokenizer that marks word starts does not
 # swallow the completion's first space.
@@ -27,7 +28,8 @@ class Vocabulary(Closable):
     model's. embedding_scale: what `embed` returns, divided by the rows of that weight: 1.0, or
     about sqrt(dim) for Gemma.
 
-    Raises EngineError for a Gemma whose layer does not scale: step sizes would be sqrt(dim) off.
+    Raises EngineError for a tokenizer of another model, and for a Gemma whose layer does not scale:
+    step sizes would be sqrt(dim) off.
     """
 
     dtype: torch.dtype
@@ -37,6 +39,7 @@ class Vocabulary(Closable):
     def __init__(self, tokenizer: Any, layer: Any, config: Any) -> None:
         self.tokenizer = tokenizer
         self._layer = layer
+        check_tokenizer(tokenizer, len(layer.weight))
         embedded = self._embed_ids(range(min(_MEASURED, len(layer.weight)))).float()
         self.dim = embedded.shape[-1]
         self.embedding_scale = float(embedded.norm() / layer.weight[: len(embedded)].float().norm())
@@ -50,9 +53,17 @@ class Vocabulary(Closable):
         self._special_ids = torch.tensor(sorted(tokenizer.all_special_ids), dtype=torch.int64)
         self._anchor_ids = tokenizer.encode(_ANCHOR, add_special_tokens=False)
         self._anchor_text = tokenizer.decode(self._anchor_ids)
+        if not self._anchor_text:
+            raise EngineError(f"model {self.name}: its tokenizer makes no text of its tokens")
 
     def tokenize(self, prompts: Sequence[str]) -> list[list[int]]:
-        return self.tokenizer(list(prompts))["input_ids"] if prompts else []
+        rows: list[list[int]] = self.tokenizer(list(prompts))["input_ids"] if prompts else []
+        if (outside := self._outside(rows)) is not None:
+            token = self.tokenizer.convert_ids_to_tokens(outside)
+            raise InputError(
+                f"prompt: holds {token!r}, for which the model {self.name} has no embedding"
+            )
+        return rows
 
     def embed(self, prompts: Sequence[str]) -> list[EmbeddedPrompt]:
         embedded = []
@@ -75,15 +86,36 @@ class Vocabulary(Closable):
             embeddings: Tensor = self._layer(torch.tensor(ids, device=self._layer.weight.device))
         return embeddings
 
+    def check_ids(self, rows: Sequence[Sequence[int]]) -> None:
+        """Raise EngineError for a token id that the model's vocabulary does not have."""
+        if (outside := self._outside(rows)) is not None:
+            raise EngineError(
+                f"model {self.name}: token id {outside!r} is not in its vocabulary of "
+                f"{len(self._layer.weight)}; does it fit its tokenizer, or run elsewhere?"
+            )
+
     def completions(
         self, written: Sequence[tuple[Sequence[int], FinishReason]]
     ) -> list[Completion]:
-        """Completions from token ids, of which the last ended the text if the reason is "stop"."""
+        """Completions from token ids, of which the last ended the text if the reason is "stop".
+
+        Raises EngineError for ids that are not in the vocabulary, and for a text of which the
+        tokenizer has no single token: it would be empty, and nobody wrote an empty one.
+        """
+        self.check_ids([ids for ids, _ in written])
         rows = [ids[:-1] if reason == "stop" else ids for ids, reason in written]
-        return [
-            Completion(text, tuple(row), reason)
-            for text, row, (_, reason) in zip(self._texts(rows), rows, written, strict=True)
-        ]
+        completions = []
+        for text, row, (_, reason) in zip(self._texts(rows), rows, written, strict=True):
+            known = text or not row or any(self.tokenizer.convert_ids_to_tokens(list(row)))
+            if not known:
+                raise EngineError(f"model {self.name}: its tokenizer knows none of the ids {row}")
+            completions.append(Completion(text, tuple(row), reason))
+        return completions
+
+    def _outside(self, rows: Sequence[Sequence[int]]) -> int | None:
+        """The first id that is no row of the table."""
+        size = len(self._layer.weight)
+        return next((i for ids in rows for i in ids if not _is_row(i, size)), None)
 
     def _texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
         """What each row of completion ids adds to the prompt's text, without special tokens."""
@@ -95,3 +127,7 @@ class Vocabulary(Closable):
             clean_up_tokenization_spaces=False,
         )
         return [text.removeprefix(self._anchor_text) for text in texts]
+
+
+def _is_row(token: object, size: int) -> bool:
+    return isinstance(token, int) and 0 <= token < size

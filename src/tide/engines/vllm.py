@@ -15,14 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tide.engines.base import Completion, Samplings, check_max_batch, check_rows, check_tokens
+from tide.engines.base import Completion, MaxBatch, Samplings, check_rows, check_tokens
 from tide.engines.checkpoint import read_config, read_vocabulary, source_of
 from tide.engines.embedding_table import Vocabulary
 from tide.engines.equivalence import PROBES, FirstToken, difference, scaled_probes
 from tide.errors import EngineError, InputError, first_line
+from tide.options import checked
 from tide.registry import require
 
 _MAX_BATCH = 256
+# Texts that mean a boolean, and those that only seem to.
+_BOOLEANS = {"true": True, "false": False, "yes": None, "no": None, "on": None, "off": None}
 # With embeddings, any of these crashes vLLM (its issue 57719).
 _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 
@@ -38,18 +41,19 @@ class VllmEngine(Vocabulary):
     from embeddings as from token ids.
     """
 
+    @checked
     def __init__(
         self,
         model: str | Path = "pocket",
         *,
         dtype: str = "auto",
-        max_batch: int | None = None,
+        max_batch: MaxBatch = None,
         trust_remote_code: bool = False,
         revision: str | None = None,
         **options: Any,
     ) -> None:
         self.name = str(model)
-        check_max_batch(max_batch)
+        options = {name: _meant(name, value) for name, value in options.items()}
         defaults = options.get("override_generation_config") or {}
         if found := [name for name in _PENALTIES if name in options or name in defaults]:
             problem = "not with prompt embeddings; it crashes vLLM (issue 57719)"
@@ -75,8 +79,6 @@ class VllmEngine(Vocabulary):
             self._llm = self._vllm.LLM(source, dtype=dtype, **code, **settings)
         except TypeError as error:
             raise InputError(f"engine vllm: {first_line(error)}") from error
-        except (RuntimeError, ValueError, OSError, ImportError, AssertionError) as error:
-            raise EngineError(f"vLLM cannot load {self.name}: {first_line(error)}") from error
         try:
             self.dtype = self._llm.model_config.dtype
             # One less than it takes: to read the last token of a likelihood it writes another.
@@ -111,6 +113,7 @@ class VllmEngine(Vocabulary):
         self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]
     ) -> NDArray[np.float64]:
         check_tokens(prompts, completions)
+        self.check_ids([*prompts, *completions])
         sequences = [[*a, *b] for a, b in zip(prompts, completions, strict=True)]
         read = self._generate(
             [{"prompt_token_ids": ids} for ids in sequences],
@@ -148,11 +151,26 @@ class VllmEngine(Vocabulary):
 
     def _generate(self, prompts: list[dict[str, Any]], sampling: list[dict[str, Any]]) -> list[Any]:
         parameters = [self._vllm.SamplingParams(**values, detokenize=False) for values in sampling]
-        try:
-            written: list[Any] = self._llm.generate(prompts, parameters, use_tqdm=False)
-        except Exception as error:  # vLLM's own classes differ between versions
-            raise EngineError(f"vLLM with {self.name}: {first_line(error)}") from error
+        written: list[Any] = self._llm.generate(prompts, parameters, use_tqdm=False)
         reasons = {output.outputs[0].finish_reason for output in written}
         if len(written) < len(prompts) or not reasons <= {"length", "stop"}:
             raise EngineError(f"vLLM with {self.name}: gave up on a sequence ({reasons})")
         return written
+
+
+def _meant(name: str, value: Any) -> Any:
+    """An option of vLLM, of which only vLLM knows the type, with booleans for texts that mean one.
+
+    vLLM takes any text as true: "False" would turn on what it is to turn off. Raises InputError for
+    a text that may mean one, and for `trust_remote_code` inside of another option.
+    """
+    if isinstance(value, dict):
+        if "trust_remote_code" in value:
+            raise InputError(f"{name}: trust_remote_code is an option of its own, not part of it")
+        return {key: _meant(f"{name}.{key}", part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_meant(name, part) for part in value]
+    meaning = _BOOLEANS.get(value.strip().lower(), value) if isinstance(value, str) else value
+    if meaning is None and value is not None:
+        raise InputError(f"{name}: write true or false (got {value!r})")
+    return meaning

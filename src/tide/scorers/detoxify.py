@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
@@ -10,7 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from tide.errors import InputError, ScorerError, first_line
+from tide.errors import InputError, ScorerError, guarded
+from tide.options import checked
+from tide.pretrained import find_device
 from tide.registry import require
 from tide.scorers.base import Floats, PlainScorer, in_batches
 
@@ -20,10 +21,12 @@ class DetoxifyScorer(PlainScorer):
 
     The checkpoint comes from the project's releases, at first use. The package would unpickle it;
     here it is read with `weights_only`, which runs no code from the file.
-    Raises InputError for an unknown variant, ScorerError if the checkpoint cannot be had or read.
+    Raises InputError for an unknown variant, ScorerError if the checkpoint cannot be had or read,
+    or lacks weights.
     """
 
-    def __init__(self, variant: str = "original", *, device: str | None = None) -> None:
+    @checked
+    def __init__(self, variant: str = "original", *, device: str = "auto") -> None:
         package: Any = require("detoxify.detoxify", extra="detoxify")
         if variant not in package.MODEL_URLS:
             raise InputError(
@@ -31,8 +34,8 @@ class DetoxifyScorer(PlainScorer):
                 f"known: {', '.join(package.MODEL_URLS)}"
             )
         self.name = f"detoxify:{variant}@{version('detoxify')}"
-        self._device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        try:
+        self._device = find_device(device)
+        with guarded(ScorerError, f"scorer {self.name}: cannot be loaded"):
             url = package.MODEL_URLS[variant]
             checkpoint = torch.hub.load_state_dict_from_url(
                 url, map_location="cpu", progress=False, weights_only=True
@@ -42,13 +45,11 @@ class DetoxifyScorer(PlainScorer):
             self._model, self._tokenizer = package.get_model_and_tokenizer(
                 **arguments, state_dict=checkpoint["state_dict"]
             )
-        except (OSError, ValueError, KeyError, RuntimeError, pickle.UnpicklingError) as error:
-            raise ScorerError(
-                f"scorer {self.name}: cannot be loaded: {first_line(error)}"
-            ) from error
-        # The first label is the overall toxicity in all variants ("toxic" or "toxicity").
-        self._column = next(i for i, label in enumerate(labels) if label in ("toxic", "toxicity"))
-        self._model.to(self._device).eval().requires_grad_(False)
+            if missing := sorted(self._model.state_dict().keys() - checkpoint["state_dict"].keys()):
+                raise ValueError(f"its checkpoint lacks the weight {missing[0]}")
+            # The first label is the overall toxicity in all variants ("toxic" or "toxicity").
+            self._column = [label in ("toxic", "toxicity") for label in labels].index(True)
+            self._model.to(self._device).eval().requires_grad_(False)
 
     def score(self, texts: Sequence[str]) -> Floats:
         return in_batches(self._score_batch, texts)

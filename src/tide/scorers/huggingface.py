@@ -10,11 +10,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from tide.errors import InputError, ScorerError, first_line
+from tide.errors import InputError, ScorerError, guarded
 from tide.foreign import logger
+from tide.options import checked
+from tide.pretrained import check_tokenizer, find_device, load_pretrained
 from tide.scorers.base import Floats, PlainScorer, in_batches
 
 _LOG = logger(__name__)
+
+# A model that reads less of a text scores something else.
+_LEAST_TOKENS = 16
+_PROBE = "The weather is fine today."
 
 # Labels of the usual toxicity models, lower case, without separators.
 _TOXIC_LABELS = {
@@ -33,29 +39,26 @@ class HuggingFaceScorer(PlainScorer):
 
     A model of exclusive labels gives their summed softmax; a multi-label one (sigmoid outputs) the
     largest. Texts longer than the model's context are cut at its end. Raises ScorerError if the
-    model cannot be loaded and InputError for labels that it does not have.
+    model cannot be loaded whole, its head included, and InputError for labels that it does not have
+    and a device that cannot be used.
     """
 
-    def __init__(self, spec: str, *, device: str | None = None) -> None:
+    @checked
+    def __init__(self, spec: str, *, device: str = "auto") -> None:
         model, _, labels = spec.partition("#")
         if not model:
             raise InputError("scorer hf: name a model, as in hf:ID_OR_FOLDER")
-        from transformers import (  # noqa: PLC0415  (slow import)
-            AutoModelForSequenceClassification,
-            AutoTokenizer,
-        )
+        self._device = find_device(device)
+        with guarded(ScorerError, f"scorer hf:{model}: cannot be loaded"):
+            self._load(model, labels)
 
-        try:
-            self._tokenizer = AutoTokenizer.from_pretrained(model)
-            self._model = AutoModelForSequenceClassification.from_pretrained(
-                model, use_safetensors=True, dtype=torch.float32
-            )
-        except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
-            raise ScorerError(
-                f"scorer hf:{model}: cannot be loaded: {first_line(error)}"
-            ) from error
-        self._device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        self._model.to(self._device).eval().requires_grad_(False)
+    def _load(self, model: str, labels: str) -> None:
+        from transformers import AutoModelForSequenceClassification  # noqa: PLC0415  (slow import)
+
+        self._tokenizer, self._model = load_pretrained(
+            AutoModelForSequenceClassification, model, self._device, torch.float32
+        )
+        check_tokenizer(self._tokenizer, len(self._model.get_input_embeddings().weight))
         config = self._model.config
         self._toxic = _toxic_columns(model, config.id2label, labels)
         multi_label = config.problem_type == "multi_label_classification"
@@ -64,10 +67,13 @@ class HuggingFaceScorer(PlainScorer):
         if "roberta" in config.model_type:  # its first positions are the padding's
             positions -= config.pad_token_id + 1
         self._max_tokens = min(self._tokenizer.model_max_length, positions)
+        if self._max_tokens < _LEAST_TOKENS:
+            raise ValueError(f"reads {self._max_tokens} tokens of a text; it needs {_LEAST_TOKENS}")
         folder = Path(model)
         revision = _digest(folder) if folder.is_dir() else getattr(config, "_commit_hash", None)
         chosen = ",".join(config.id2label[i] for i in self._toxic)
         self.name = f"hf:{model}{f'@{revision[:8]}' if revision else ''}#{chosen}"
+        self._score_batch([_PROBE, _PROBE + " " + _PROBE])
 
     def score(self, texts: Sequence[str]) -> Floats:
         return in_batches(self._score_batch, texts)

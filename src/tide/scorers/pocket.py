@@ -21,7 +21,7 @@ import numpy as np
 from safetensors import safe_open
 from sklearn.feature_extraction.text import HashingVectorizer
 
-from tide.errors import InputError, ScorerError
+from tide.errors import InputError, ScorerError, guarded
 from tide.pocket import SCORER
 from tide.scorers.base import Floats, PlainScorer
 
@@ -176,14 +176,12 @@ class PocketScorer(PlainScorer):
 
     def __init__(self, weights: str | Path | None = None) -> None:
         path = SCORER if weights is None else Path(weights)
-        try:
+        with guarded(ScorerError, f"pocket scorer: cannot use {path}"):
             revision = _digest(path.read_bytes())
             with safe_open(path, framework="numpy") as file:
                 features = Features.from_metadata(file.metadata() or {})
                 self._weights: Floats = file.get_tensor("weights").astype(np.float64)
                 bias: Floats = file.get_tensor("bias").astype(np.float64)
-        except Exception as error:  # safetensors raises its own class for a damaged file
-            raise ScorerError(f"pocket scorer: cannot use {path}: {error}") from error
         if self._weights.shape != (features.n_features,) or bias.shape != (1,):
             raise ScorerError(f"pocket scorer: {path} holds tensors of the wrong shape")
         if not (np.isfinite(self._weights).all() and np.isfinite(bias).all()):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from tests.baselines.conftest import World, make_world
@@ -63,6 +64,48 @@ def test_damaged_artefacts(gpt2: World, tmp_path: Path) -> None:
     weights.write_bytes(weights.read_bytes()[:40])
     with pytest.raises(InputError, match=r"sasa: .* cannot be read"):
         load()
+
+
+def tensors_of(folder: Path, kind: str) -> dict[str, torch.Tensor]:
+    return load_file(folder / kind / "weights.safetensors")
+
+
+@pytest.mark.parametrize("kind", LEARNED)
+def test_an_artefact_that_lacks_something_is_refused(
+    gpt2: World, kind: str, tmp_path: Path
+) -> None:
+    """Each of its tensors in turn: missing, of another shape, not finite."""
+    shutil.copytree(gpt2.artefacts / kind, tmp_path / kind)
+    whole, sampling = tensors_of(tmp_path, kind), Sampling(max_new_tokens=2)
+    for name in {min(whole), max(whole), *(name for name in whole if "head" in name)}:
+        value = whole[name]
+        for wrong in (None, value.new_ones(*value.shape, 2), torch.full_like(value, torch.nan)):
+            rest = {key: tensor for key, tensor in whole.items() if key != name}
+            changed = rest if wrong is None else {**rest, name: wrong}
+            save_file(changed, tmp_path / kind / "weights.safetensors")
+            with pytest.raises(InputError, match=rf"baseline {kind}: .*{name.split('.')[-1]}|fit"):
+                load_baseline(kind, gpt2.engine, artefacts=tmp_path).generate(
+                    ["kind"], sampling, [0]
+                )
+    save_file(whole, tmp_path / kind / "weights.safetensors")
+    load_baseline(kind, gpt2.engine, artefacts=tmp_path).generate(["kind"], sampling, [0])
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff", b"[" * 10**5, b"null", b"9" * 5_000])
+@pytest.mark.parametrize("file", ["artefact.json", "weights.safetensors"])
+def test_damaged_files_are_refused_in_one_line(
+    gpt2: World, file: str, data: bytes, tmp_path: Path
+) -> None:
+    shutil.copytree(gpt2.artefacts / "sasa", tmp_path / "sasa")
+    (tmp_path / "sasa" / file).write_bytes(data)
+    with pytest.raises(InputError, match="baseline sasa: "):
+        load_artefact(tmp_path, "sasa", gpt2.engine.model, "tiny")
+
+
+def test_a_training_that_diverged_leaves_no_artefact(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"learning_rate: .* lower it"):
+        save_artefact(tmp_path / "sasa", {"weight": torch.tensor([torch.nan])}, {})
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_digest_is_that_of_the_contents(gpt2: World, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from tide.config import Sampling
 from tide.engines.local.cuda_graphs import StepGraphs
 from tide.engines.local.decode import Forward, Stream
 from tide.engines.local.engine import TransformersEngine
-from tide.errors import EngineError
+from tide.errors import EngineError, InputError
 
 STEPS = 6
 PLAIN = sorted(set(CONFIGS) - {"gemma2"})  # Gemma 2 has sliding windows
@@ -102,7 +102,7 @@ def test_a_capture_that_fails_or_computes_something_else_is_an_error() -> None:
 
 
 def test_needs_a_cuda_device() -> None:
-    with pytest.raises(EngineError, match=r"cuda_graphs.*'cpu'"):
+    with pytest.raises(InputError, match=r"cuda_graphs.*'cpu'"):
         TransformersEngine("pocket", device="cpu", cuda_graphs=True)
 
 

@@ -4,11 +4,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.models import CONFIGS, save_causal_lm
 from tide.config import Sampling
-from tide.engines.local.decode import Forward, Stream
+from tide.engines.base import FinishReason
+from tide.engines.local.decode import Forward, Stream, Writing, decode
 from tide.engines.local.engine import TransformersEngine
 from tide.errors import EngineError
 
@@ -88,3 +91,60 @@ def test_logits_that_are_not_finite_are_an_error(
         broken.model.model.norm.weight[0] = bad
     with pytest.raises(EngineError, match="NaN or infinite"):
         broken.complete([good.embeddings, other.embeddings], row, [1, 2])
+
+
+class Warped(Writing):
+    """Logits that stay as they are, and scores that a baseline has spoilt."""
+
+    def __init__(self, scores: Tensor, logits: Tensor) -> None:
+        self._scores, self._logits = scores, logits
+
+    @property
+    def logits(self) -> Tensor:
+        return self._logits
+
+    def shift(self, scores: Tensor) -> Tensor:
+        return self._scores
+
+    def advance(self, tokens: Tensor) -> None:
+        assert int(tokens.max()) < self._scores.shape[-1]
+
+
+@pytest.mark.parametrize("width", [7, 70_000])  # few tokens, and many: the sampler differs
+@pytest.mark.parametrize("shift_first", [False, True])
+@given(
+    bad=st.sampled_from([float("nan"), float("inf"), "all masked"]),
+    row=st.integers(0, 1),
+    column=st.integers(0, 6),
+    options=st.sampled_from(
+        [{"temperature": 0.0}, {}, {"top_p": 0.9}, {"top_k": 3}, {"top_k": 3, "top_p": 0.5}]
+    ),
+    steps=st.integers(1, 3),
+)
+def test_spoilt_scores_of_a_baseline_never_become_tokens(
+    width: int,
+    shift_first: bool,
+    bad: float | str,
+    row: int,
+    column: int,
+    options: dict[str, float],
+    steps: int,
+) -> None:
+    """NaN or infinity at one token, or every token masked; a mask of some is as it should be."""
+    logits = torch.linspace(-1, 1, width).repeat(2, 1)
+    scores = logits.clone()
+    scores[:, ::3] = -torch.inf
+    sampling = Sampling(**{"temperature": 1.0, **options, "max_new_tokens": steps})
+    stop = torch.tensor([2])
+
+    def write() -> list[tuple[list[int], FinishReason]]:
+        writing = Warped(scores, logits)
+        return decode(writing, [sampling] * 2, [0, 1], stop, shift_first=shift_first)
+
+    assert all(ids for ids, _ in write())
+    if isinstance(bad, str):
+        scores[row] = -torch.inf
+    else:
+        scores[row, column] = bad
+    with pytest.raises(EngineError, match="NaN or infinite"):
+        write()

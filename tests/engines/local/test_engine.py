@@ -256,17 +256,20 @@ def test_bad_embeddings_never_reach_the_model(
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
 def test_cuda_asked_for_and_absent() -> None:
-    with pytest.raises(EngineError, match="no CUDA device"):
+    with pytest.raises(InputError, match="no CUDA device"):
         TransformersEngine("pocket", device="cuda")
 
 
 def test_bad_arguments() -> None:
-    with pytest.raises(InputError, match="max_batch"):
-        TransformersEngine("pocket", max_batch=0)
-    with pytest.raises(InputError, match="dtype"):
-        TransformersEngine("pocket", dtype="float33")
-    with pytest.raises(EngineError, match="device 'gpu'"):
-        TransformersEngine("pocket", device="gpu")
+    for max_batch in (0, -1, 10**6, "x", 2.5, float("nan")):
+        with pytest.raises(InputError, match="max_batch"):
+            TransformersEngine("pocket", max_batch=max_batch)  # type: ignore[arg-type]
+    for dtype in ("float33", "float8_e4m3fn", "float64", "int8", "Tensor", 5, None):
+        with pytest.raises(InputError, match="dtype"):
+            TransformersEngine("pocket", dtype=dtype)  # type: ignore[arg-type]
+    for device in ("gpu", "meta", "cuda:99", "cpu:x", "", "\n", 5):
+        with pytest.raises(InputError, match=r"^device.*'cpu'|^device: .*string"):
+            TransformersEngine("pocket", device=device)  # type: ignore[arg-type]
 
 
 def test_folders_without_a_usable_model(tmp_path: Path) -> None:
@@ -344,15 +347,15 @@ def test_a_missing_folder_is_no_matter_of_the_hub(name: str) -> None:
 
 
 def test_a_name_that_is_neither_a_folder_nor_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    def from_pretrained(*_: object, **__: object) -> None:
+    def cached_file(*_: object, **__: object) -> None:
         raise OSError("not a valid model identifier\n and more")
 
-    monkeypatch.setattr(AutoTokenizer, "from_pretrained", from_pretrained)
+    monkeypatch.setattr("transformers.utils.cached_file", cached_file)
     with pytest.raises(EngineError) as caught:
         TransformersEngine("missing/model")
     assert str(caught.value) == (
-        "model missing/model: no such folder here, and not to be had from the hub: "
-        "not a valid model identifier"
+        "model missing/model: cannot be loaded: no such folder here, and not to be had from the "
+        "hub: not a valid model identifier"
     )
 
 

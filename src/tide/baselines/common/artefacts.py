@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, save_file
 from torch import Tensor, nn
 
-from tide.errors import InputError
+from tide.errors import InputError, guarded
 
 FORMAT = "tide-baseline-1"
 _SAMPLES = 16  # values of each parameter that go into a model's fingerprint
@@ -26,6 +25,17 @@ class Artefact:
     tensors: dict[str, Tensor]
     info: dict[str, Any]
     digest: str
+
+    def tensor(self, name: str, *shape: int) -> Tensor:
+        """The tensor `name`. Raises InputError if it is missing or of another shape."""
+        found = self.tensors.get(name)
+        if found is None or found.shape != shape:
+            there = "has none" if found is None else f"has {tuple(found.shape)}"
+            raise InputError(
+                f"baseline {self.info['baseline']}: needs {name} of shape {shape}; its artefact "
+                f"{there}"
+            )
+        return found
 
     def under(self, prefix: str) -> dict[str, Tensor]:
         """The tensors named `prefix.*`, by what follows; all of them for no prefix."""
@@ -54,7 +64,12 @@ def vocabulary(tokenizer: Any) -> str:
 
 
 def save_artefact(folder: Path, tensors: dict[str, Tensor], info: dict[str, Any]) -> None:
-    """Write `artefact.json` and `weights.safetensors` into `folder`."""
+    """Write `artefact.json` and `weights.safetensors` into `folder`.
+
+    Raises InputError for a folder that cannot be written, and for a training that diverged.
+    """
+    if not all(tensor.isfinite().all() for tensor in tensors.values()):
+        raise InputError("learning_rate: the training ended in NaN or infinity; lower it")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         save_file(
@@ -80,18 +95,14 @@ def load_artefact(artefacts: Path | None, kind: str, model: nn.Module, name: str
             f"{how} made"
         )
     folder = artefacts / kind
-    try:
-        note = (folder / "artefact.json").read_bytes()
-        info = json.loads(note)
-        weights = folder / "weights.safetensors"
-        tensors = load_file(weights)
-        digest = blake2b(note + weights.read_bytes(), digest_size=8).hexdigest()
-    except FileNotFoundError as error:
-        raise InputError(
-            f"baseline {kind}: {error.filename} is missing; make it by {how}"
-        ) from None
-    except (OSError, ValueError, SafetensorError) as error:
-        raise InputError(f"baseline {kind}: {folder} cannot be read: {error}") from error
+    files = [folder / name for name in ("artefact.json", "weights.safetensors")]
+    for file in files:
+        if not file.is_file():
+            raise InputError(f"baseline {kind}: {file} is missing; make it by {how}")
+    with guarded(InputError, f"baseline {kind}: {folder} cannot be read"):
+        note, weights = (file.read_bytes() for file in files)
+        info, tensors = json.loads(note), load(weights)
+        digest = blake2b(note + weights, digest_size=8).hexdigest()
     if not isinstance(info, dict) or info.get("format") != FORMAT or info.get("baseline") != kind:
         raise InputError(f"baseline {kind}: {folder} holds no artefact of it ({FORMAT})")
     if info.get("fingerprint") != fingerprint(model):
@@ -99,4 +110,7 @@ def load_artefact(artefacts: Path | None, kind: str, model: nn.Module, name: str
             f"baseline {kind}: {folder} was fitted for model {info.get('model')!r}, which is not "
             f"{name!r} or not as it was; make one by {how}"
         )
+    for tensor_name, tensor in tensors.items():
+        if not tensor.isfinite().all():
+            raise InputError(f"baseline {kind}: {folder}: {tensor_name} is not finite")
     return Artefact(tensors, info, digest)

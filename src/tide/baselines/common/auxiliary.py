@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from tide.baselines.common.artefacts import Artefact, fingerprint, vocabulary
@@ -47,13 +47,20 @@ def check_vocabulary(tokenizer: Any, other: Any, name: str, other_name: str) -> 
 def merge_lora(model: Any, tensors: Mapping[str, Tensor], strength: float = 1.0) -> Any:
     """Add low-rank updates to the weights of `model`, in place (Hu et al. 2021, section 4.1).
 
-    tensors: for each changed layer, `NAME.A` (rank, in) and `NAME.B` (out, rank), whose product is
-    added `strength` times.
+    tensors: for each linear layer but the last, `NAME.A` (rank, in) and `NAME.B` (out, rank), whose
+    product is added `strength` times. Raises ValueError for others, or for one that is missing.
     """
     from transformers.pytorch_utils import Conv1D  # noqa: PLC0415  (slow import)
 
-    for name in [key.removesuffix(".A") for key in tensors if key.endswith(".A")]:
-        layer = model.get_submodule(name)
+    output = model.get_output_embeddings()
+    layers: dict[str, Any] = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear | Conv1D) and module is not output
+    }
+    if wrong := tensors.keys() ^ {f"{name}.{part}" for name in layers for part in "AB"}:
+        raise ValueError(f"{min(wrong)} is {'not for it' if min(wrong) in tensors else 'missing'}")
+    for name, layer in layers.items():
         a, b = (tensors[f"{name}.{part}"].to(layer.weight.device, torch.float32) for part in "AB")
         update = strength * (b @ a)
         # transformers' Conv1D keeps its weight the other way round.

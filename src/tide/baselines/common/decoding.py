@@ -29,7 +29,7 @@ from tide.config import Sampling
 from tide.engines.local.decode import Forward, Stream, Writing, decode
 from tide.engines.local.engine import TransformersEngine
 from tide.engines.local.padding import by_length, in_batches
-from tide.errors import InputError
+from tide.errors import EngineError, InputError, guarded
 from tide.scorers import Scorer
 
 
@@ -115,7 +115,8 @@ class DecodingBaseline(ABC):
     def fitted_model(self, part: str = "", strength: float = 1.0) -> Any:
         """The model that was fitted, plus `strength` times the updates of that `part`."""
         model = load_auxiliary(self.engine, self.artefact, self.kind)
-        return merge_lora(model, self.artefact.under(part), strength)
+        with guarded(InputError, f"baseline {self.kind}: its artefact does not fit the model"):
+            return merge_lora(model, self.artefact.under(part), strength)
 
     @abstractmethod
     def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
@@ -131,7 +132,8 @@ class DecodingBaseline(ABC):
             return self._write(*columns, sampling)
 
         size = max(1, self.engine.max_batch // self.fan_out)
-        return in_batches(write, [by_length(list(map(len, ids)))], size)
+        with guarded(EngineError, f"baseline {self.name}: failed"):
+            return in_batches(write, [by_length(list(map(len, ids)))], size)
 
     def close(self) -> None:
         """Free auxiliary models, which are loaded again if needed; the engine is not its own."""

@@ -13,8 +13,9 @@ from tide.baselines.common.auxiliary import check_vocabulary
 from tide.baselines.common.fitting import FitTask, Fitted, Progress
 from tide.baselines.common.labelled import Labelled, read_labelled
 from tide.baselines.common.settings import FitSettings
-from tide.engines.local.engine import find_device, load_model
-from tide.errors import InputError
+from tide.engines.local.engine import load_model
+from tide.errors import EngineError, InputError, guarded
+from tide.pretrained import find_device
 
 
 def fit(
@@ -114,6 +115,7 @@ def _fit(
         settings=settings,
         progress=lambda what, done, total: progress(f"{create.kind}: {what}", done, total),
     )
-    fitted: Fitted = create.fit(task)
+    with guarded(EngineError, f"baseline {create.kind}: cannot be fitted"):
+        fitted: Fitted = create.fit(task)
     save_artefact(folder, fitted.tensors, {**info, "held_out": fitted.held_out})
     return fitted.held_out

@@ -211,9 +211,11 @@ def decode(
             scores = writing.shift(sampler.warp(writing.logits))
         tokens = sampler.draw(scores, len(drawn))
         drawn.append(tokens)
-        # NaN and infinity win any arg max, so the score of what was drawn tells of them.
-        best = scores.gather(-1, tokens.clamp(max=scores.shape[-1] - 1)[:, None])[:, 0]
-        broken |= ~(best.isfinite() | ended)
+        # NaN and infinity win any arg max, so the score of what was drawn tells of them; with NaN
+        # among many scores the sampler draws no token of theirs at all.
+        last_token = scores.shape[-1] - 1
+        best = scores.gather(-1, tokens.clamp(max=last_token)[:, None])[:, 0]
+        broken |= ~((best.isfinite() & (tokens <= last_token)) | ended)
         last = len(drawn) == max(limits)
         if (last or len(drawn) % check_every == 0) and bool(broken.any()):
             raise EngineError("the model's logits are NaN or infinite; are its weights broken?")

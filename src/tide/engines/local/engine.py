@@ -13,13 +13,13 @@ from torch import Tensor
 
 from tide.engines.base import (
     Completion,
+    MaxBatch,
     Samplings,
-    check_max_batch,
     check_rows,
     check_tokens,
     float_dtype,
 )
-from tide.engines.checkpoint import context_length, source_of, unusable
+from tide.engines.checkpoint import context_length, source_of
 from tide.engines.embedding_table import Vocabulary
 from tide.engines.local.cuda_graphs import StepGraphs
 from tide.engines.local.decode import Forward, Stream, Writing, decode
@@ -31,7 +31,9 @@ from tide.engines.local.padding import (
     token_positions,
     writing_cost,
 )
-from tide.errors import EngineError, first_line
+from tide.errors import EngineError, InputError, guarded
+from tide.options import checked
+from tide.pretrained import find_device, load_pretrained
 
 # Decoding on a CPU gains little past this; on a GPU the weights are read once for the whole batch.
 _MAX_BATCH = {"cpu": 64, "cuda": 256}
@@ -51,25 +53,26 @@ class TransformersEngine(Vocabulary):
     shapes. Off unless asked for: it was tested on the CPU, without the capture, and never timed.
 
     Only safetensors weights are read, and code from the hub runs only with `trust_remote_code`.
-    Raises EngineError if the model cannot be loaded, has no usable embedding layer, or does not
-    give the same result for token ids and their embeddings, and for `cuda_graphs` without CUDA.
+    Raises EngineError if the model cannot be loaded whole, has no usable embedding layer, or does
+    not give the same finite result for token ids and their embeddings, and InputError for options
+    that cannot be used.
     """
 
+    @checked
     def __init__(
         self,
         model: str | Path = "pocket",
         *,
         device: str = "auto",
         dtype: str = "auto",
-        max_batch: int | None = None,
+        max_batch: MaxBatch = None,
         cuda_graphs: bool = False,
         trust_remote_code: bool = False,
     ) -> None:
         self.name = str(model)
-        check_max_batch(max_batch)
         self.device = find_device(device)
         if cuda_graphs and self.device.type != "cuda":
-            raise EngineError(f"cuda_graphs: need device 'cuda' (it is {str(self.device)!r})")
+            raise InputError(f"cuda_graphs: need device 'cuda' (it is {str(self.device)!r})")
         self.max_batch = max_batch or _MAX_BATCH.get(self.device.type, 64)
         tokenizer, self.model = load_model(
             self.name, self.device, dtype, trust_remote_code=trust_remote_code
@@ -81,10 +84,10 @@ class TransformersEngine(Vocabulary):
             self._forward.graphs = StepGraphs(self.model)
         super().__init__(tokenizer, self._embedding_layer(), self.model.config)
         self.context_length = context_length(self.model.config)
-        stop = self.model.generation_config.eos_token_id
-        self.stop_ids = torch.tensor(
-            [] if stop is None else np.atleast_1d(stop), dtype=torch.int64, device=self.device
-        )
+        end = self.model.generation_config.eos_token_id
+        stop = [] if end is None else end if isinstance(end, list) else [end]
+        self.check_ids([stop])
+        self.stop_ids = torch.tensor(stop, dtype=torch.int64, device=self.device)
         self.verify()
 
     def complete(
@@ -113,6 +116,7 @@ class TransformersEngine(Vocabulary):
         self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]
     ) -> NDArray[np.float64]:
         check_tokens(prompts, completions)
+        self.check_ids([*prompts, *completions])
         pairs = list(zip(prompts, completions, strict=True))
         groups = length_groups([len(a) + len(b) for a, b in pairs])
         return np.array(
@@ -153,6 +157,10 @@ class TransformersEngine(Vocabulary):
             by_embeddings = self._forward(None, positions, inputs_embeds=embeddings)
         if getattr(by_ids, "past_key_values", None) is None:
             raise EngineError(f"model {self.name}: keeps no key-value cache; it cannot be used")
+        if not by_ids.logits.isfinite().all():
+            raise EngineError(
+                f"model {self.name}: its logits are NaN or infinite; are its weights broken?"
+            )
         worst = float((by_ids.logits - by_embeddings.logits).abs().max())
         if not worst <= 1e-2 * max(1.0, float(by_ids.logits.abs().max())):
             raise EngineError(
@@ -177,39 +185,21 @@ class TransformersEngine(Vocabulary):
         return layer
 
 
-def find_device(device: str) -> torch.device:
-    """The device of that name, or with "auto" the best there is; EngineError if it is unusable."""
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        found = torch.device(device)
-        torch.empty(0, device=found)
-    except (RuntimeError, AssertionError) as error:
-        reason = "there is no CUDA device" if "cuda" in device else first_line(error)
-        raise EngineError(
-            f"device {device!r} cannot be used: {reason}; choose 'auto' or 'cpu'"
-        ) from error
-    return found
-
-
 def load_model(
     name: str, device: torch.device, dtype: str = "auto", *, trust_remote_code: bool = False
 ) -> tuple[Any, Any]:
-    """Tokenizer and model of a folder, a hub id or a bundled one; `dtype` as for the engine."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415  (slow import)
+    """Tokenizer and model of a folder, a hub id or a bundled one; `dtype` as for the engine.
+
+    Raises EngineError if it cannot be loaded whole.
+    """
+    from transformers import AutoModelForCausalLM  # noqa: PLC0415  (slow import)
 
     source = source_of(name)
     if dtype == "auto":
         wanted: Any = torch.float32 if device.type == "cpu" else "auto"
     else:
         wanted = float_dtype(dtype)
-    if Path(source).exists() and not (Path(source) / "config.json").is_file():
-        raise EngineError(f"model {source}: the folder holds no config.json")
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
-        model = AutoModelForCausalLM.from_pretrained(
-            source, dtype=wanted, use_safetensors=True, trust_remote_code=trust_remote_code
+    with guarded(EngineError, f"model {source}: cannot be loaded"):
+        return load_pretrained(
+            AutoModelForCausalLM, source, device, wanted, trust_remote_code=trust_remote_code
         )
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
-        raise unusable(source, "cannot be loaded", error) from error
-    return tokenizer, model.to(device).eval().requires_grad_(False)

@@ -13,17 +13,17 @@ import math
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field
 from torch import Tensor
 
 from tide.config import Sampling
 from tide.engines.base import (
     Completion,
+    MaxBatch,
     Samplings,
     check_rows,
     check_tokens,
@@ -85,7 +85,7 @@ class RemoteEngine(Vocabulary):
         *,
         base_urls: str | Sequence[str] = (),
         dtype: str = "auto",
-        max_batch: Annotated[int, Field(ge=1, le=65_536)] | None = None,
+        max_batch: MaxBatch = None,
         deadline: Seconds = 120.0,
         timeout: Seconds = 60.0,
         api_key_env: str = "VLLM_API_KEY",

@@ -1,0 +1,62 @@
+"""Options out of all proportion are refused; whatever is left is written, or said to overflow."""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.baselines.conftest import World
+from tests.baselines.stand_ins import STRENGTHS
+from tests.generated import examples
+from tide.baselines import REGISTRY
+from tide.baselines.common.settings import FitSettings
+from tide.config import Sampling
+from tide.errors import EngineError, InputError
+from tide.options import write
+
+OPTIONS = [
+    (kind, name)
+    for kind in STRENGTHS
+    for name, field in REGISTRY.load(kind).options_class.by_name().items()
+    if field.annotation in (int, float)
+]
+
+
+@pytest.mark.parametrize(("kind", "name"), OPTIONS)
+@given(value=st.floats(1e5, 1e308) | st.floats(max_value=-1e-9) | st.sampled_from([math.nan]))
+def test_every_number_has_bounds(gpt2: World, kind: str, name: str, value: float) -> None:
+    for written in (write(value), "1e400", "-inf", "text"):
+        with pytest.raises(InputError, match=f"baseline {kind}: {name}: "):
+            gpt2.load(f"{kind}:{name}={written}")
+
+
+@pytest.mark.parametrize(("kind", "name"), OPTIONS)
+@pytest.mark.attack
+@examples(5, 200)
+@given(value=st.floats(0, 10_000), temperature=st.sampled_from([0.0, 0.1, 1.0]))
+def test_within_them_a_text_is_written_or_one_line_says_why_not(
+    gpt2: World, kind: str, name: str, value: float, temperature: float
+) -> None:
+    sampling = Sampling(temperature=temperature, max_new_tokens=3)
+    with suppress(InputError, EngineError):
+        baseline = gpt2.load(f"{kind}:{name}={write(value)}")
+        (generated,) = baseline.generate(["The weather"], sampling, [0])
+        assert generated.completion.token_ids or generated.completion.finish_reason == "stop"
+
+
+def test_a_model_that_overflows_is_no_empty_text(gpt2: World) -> None:
+    baseline = gpt2.load("dapt:scale=10000")
+    baseline.artefact.tensors.update({k: 1e20 * v for k, v in baseline.artefact.tensors.items()})  # type: ignore[attr-defined]
+    with pytest.raises(EngineError, match="NaN or infinite"):
+        baseline.generate(["The weather"], Sampling(), [0])
+
+
+@pytest.mark.parametrize("name", FitSettings.model_fields)
+def test_every_setting_of_a_fit_has_bounds(name: str) -> None:
+    for value in (1e300, 10**30, -1, math.nan, math.inf, "x"):
+        with pytest.raises(InputError, match=name):
+            FitSettings.of(**{name: value})

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.models import VOCAB, save_causal_lm
+from tide.engines.base import FinishReason
+from tide.engines.local.engine import TransformersEngine
+from tide.errors import EngineError
+
+IDS = st.integers(0, VOCAB - 1)
+OUTSIDE = st.integers(max_value=-1) | st.integers(min_value=VOCAB) | st.floats() | st.text()
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> TransformersEngine:
+    return TransformersEngine(save_causal_lm(tmp_path_factory.mktemp("lm"), "llama"))
+
+
+@given(
+    st.lists(IDS, max_size=4),
+    OUTSIDE,
+    st.lists(IDS, max_size=4),
+    st.sampled_from(["length", "stop"]),
+)
+def test_ids_outside_of_the_vocabulary_never_become_a_text(
+    engine: TransformersEngine, before: list[int], bad: int, after: list[int], reason: FinishReason
+) -> None:
+    rows: list[Sequence[int]] = [[5, 6], [*before, bad, *after]]
+    with pytest.raises(EngineError, match="is not in its vocabulary of 300"):
+        engine.completions([(row, reason) for row in rows])
+    for prompts, completions in ((rows, [[5], [5]]), ([[5], [5]], rows)):
+        with pytest.raises(EngineError, match="is not in its vocabulary of 300"):
+            engine.likelihood(prompts, completions)
+
+
+def test_ids_that_the_tokenizer_does_not_know_are_no_empty_text(tmp_path: Path) -> None:
+    """A model of 300 rows with a tokenizer of fewer tokens: the others would be read as nothing."""
+    engine = TransformersEngine(save_causal_lm(tmp_path, "llama", word_marks=True))
+    size = len(engine.tokenizer)
+    assert size < VOCAB - 1
+    known, unknown = engine.tokenizer.encode("town"), [size, VOCAB - 1]
+    assert engine.completions([(known + unknown, "length")])[0].text.strip() == "town"
+    assert engine.completions([([], "length"), ([1], "stop")])[1].text == ""
+    with pytest.raises(EngineError, match="its tokenizer knows none of the ids"):
+        engine.completions([(known, "length"), (unknown, "length")])
