@@ -52,8 +52,9 @@ def new_config(old: dict[str, Any], trials: int) -> dict[str, Any]:
     judges = old.get("judges", [old["judge"]] if old.get("judge") else [])
     settings = {k: v for k, v in (old.get("settings") or {}).items() if k != "num_trials"}
     common = ("max_new_tokens", "temperature", "top_p", "top_k", "seed", "empty_policy")
+    replaced = ("judge", *common, "num_trials")
     return {
-        **{k: v for k, v in old.items() if k not in ("judge", *common, "num_trials")},
+        **{k: v for k, v in old.items() if v is not None and k not in replaced},
         "format": FORMAT,
         "method": old.get("method", settings.get("strategy", "tide")),
         "scorer": {"spec": None, "name": old["scorer"]},

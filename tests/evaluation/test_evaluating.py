@@ -391,6 +391,7 @@ def test_the_order_of_the_records_decides_nothing(tmp_path: Path) -> None:
         ({"protocol": {"name": "tide", "toxic_threshold": 5}}, "protocol.toxic_threshold: "),
         ({"settings": {"empty_policy": "all"}}, "settings.empty_policy: "),
         ({"created": {}}, "created: "),
+        ({"protocol": None}, "protocol: "),
     ],
 )
 def test_a_configuration_of_another_kind(

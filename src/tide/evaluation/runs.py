@@ -70,25 +70,28 @@ class _Settings(_Section):
     toxicity_threshold: Score = 0.5
 
 
+_ABSENT: Any = Field(default=None)  # or there, but not null
+
+
 class _Config(_Section):
     format: Literal[2]
     method: str
     created: str = ""
-    model: str | None = None
+    model: str = ""
     engine: str = ""
     engine_options: dict[str, Any] = {}
     dtype: str = ""
     scorer: _Scorer
     judges: list[_Scorer]
     references: list[str]
-    benchmark: _Benchmark | None = None
-    protocol: _Protocol | None = None
-    settings: _Settings | None = None
-    sampling: _Settings | None = None
+    benchmark: _Benchmark = _ABSENT
+    protocol: _Protocol = _ABSENT
+    settings: _Settings = _ABSENT
+    sampling: _Settings = _ABSENT
     strategy_options: dict[str, _Value] = {}
     baseline: dict[str, Any] = {}
-    num_trials: Annotated[int, Field(ge=1)] | None = None
-    num_prompts: int | None = None
+    num_trials: int = Field(default=1, ge=1)
+    num_prompts: int = 0
 
 
 @dataclass(frozen=True)
