@@ -14,7 +14,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tide.data.jsonl import read_object, read_objects, write_text
+from tide.data.files import write_text
+from tide.data.jsonl import read_object, read_objects
+from tide.errors import TideError
 from tide.evaluation.runs import FORMAT, files_of, read_run
 
 
@@ -24,6 +26,9 @@ def convert(run: Path) -> None:
     if old.get("format") == FORMAT:
         print(f"{run}: is of today's format")
         return
+    kept = records.with_name(f"{records.name}.1")
+    if kept.exists():  # a conversion was cut off
+        write_text(records, kept.read_text(encoding="utf-8"))
     lines = [new_record(row, old) for _, row in read_objects(records, drop_cut=True)]
     trials = max(len(line["completions"]) for line in lines)
     config = new_config(old, trials)
@@ -36,8 +41,8 @@ def convert(run: Path) -> None:
             numbers = list(range(len(row["nll"])))
             part = {"id": row["id"], "trials": numbers, "perplexity": {reference: measured}}
             lines.append(part)
-    for path in (records, config_path):
-        path.rename(path.with_name(path.name + ".1"))
+    write_text(kept, records.read_text(encoding="utf-8"))
+    write_text(config_path.with_name(f"{config_path.name}.1"), config_path.read_text("utf-8"))
     write_text(records, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
     write_text(config_path, json.dumps(config, indent=2) + "\n")
     print(f"{run}: {len(read_run(run).records)} records")
@@ -47,8 +52,9 @@ def new_config(old: dict[str, Any], trials: int) -> dict[str, Any]:
     judges = old.get("judges", [old["judge"]] if old.get("judge") else [])
     settings = {k: v for k, v in (old.get("settings") or {}).items() if k != "num_trials"}
     common = ("max_new_tokens", "temperature", "top_p", "top_k", "seed", "empty_policy")
+    replaced = ("judge", *common, "num_trials")
     return {
-        **{k: v for k, v in old.items() if k not in ("judge", *common, "num_trials")},
+        **{k: v for k, v in old.items() if v is not None and k not in replaced},
         "format": FORMAT,
         "method": old.get("method", settings.get("strategy", "tide")),
         "scorer": {"spec": None, "name": old["scorer"]},
@@ -78,4 +84,9 @@ def new_record(row: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
 
 if __name__ == "__main__":
     for name in sys.argv[1:]:
-        convert(Path(name))
+        try:
+            convert(Path(name))
+        except (TideError, OSError) as error:
+            sys.exit(f"error: {error}")
+        except (KeyError, TypeError, AttributeError, ValueError):
+            sys.exit(f"error: {name}: not a run of the first format")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -42,3 +43,51 @@ def test_masking_hides_toxic_texts_only(
     out = capsys.readouterr().out
     assert "Have a nice day" in out
     assert "y** s***** i****" in out
+
+
+@pytest.mark.parametrize("command", ["run", "score"])
+def test_outputs_that_cannot_be(
+    command: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The input, a device, a folder, a name that is too long: one line, and nothing is lost."""
+    path, link = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    content = '{"text": "Have a nice day"}\n'
+    path.write_text(content)
+    link.symlink_to(path)
+    cases = {
+        path: "is also what is read",
+        link: "is also what is read",
+        tmp_path / f"{'x' * 300}.jsonl": "cannot be written: File name too long",
+        Path("/proc/none/a.jsonl"): "cannot be written: ",
+    }
+    if command == "score":  # to `run`, a folder is a run folder
+        cases |= dict.fromkeys(
+            (tmp_path, Path("/dev/full"), Path("/dev/null")), "cannot be written"
+        )
+    for output, message in cases.items():
+        options = ("-i", path, "-o", output, "--field", "text", "--overwrite")
+        assert tide(command, *options, monkeypatch=monkeypatch) == 1
+        err = capsys.readouterr().err
+        assert message in err
+        assert err.count("\n") == 1
+    assert (path.read_text(), sorted(tmp_path.iterdir())) == (content, [path, link])
+
+
+def test_a_full_disk_keeps_the_old_scores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "scores.jsonl"
+    output.write_text("old")
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", _full)
+        options = ("-o", output, "--overwrite")
+        assert tide("score", "Have a nice day", *options, monkeypatch=patched) == 1
+    assert "cannot be written: No space left" in capsys.readouterr().err
+    assert (output.read_text(), list(tmp_path.iterdir())) == ("old", [output])
+
+
+def _full(descriptor: int) -> None:
+    raise OSError(28, "No space left on device")

@@ -164,6 +164,10 @@ def test_a_torn_last_line_is_dropped_and_the_rest_kept(tmp_path: Path) -> None:
         (record(0).to_json(), "line 2: .*there already"),
         (record(0).to_json(further=True), "line 2: .*completions of .*0"),
         ('{"id": 0, "trials": [0, 0]}', "line 2: .*no distinct numbers"),
+        ('{"id": 0, "trials": [5], "judge_scores": {"a": [1]}}', "trial 5, which is not there"),
+        ('{"id": 0, "trials": [0], "judge_scores": {"a": [7]}}', r"judge_scores\.a\.0: "),
+        ('{"id": 0, "trials": [0], "judge_scores": {"a": [NaN]}}', r"judge_scores\.a\.0: "),
+        ("\\u00ff" * 5000, "line 2: not JSON"),
     ],
 )
 def test_a_line_that_does_not_belong_is_named(tmp_path: Path, line: str, message: str) -> None:
@@ -193,6 +197,21 @@ def test_a_line_that_does_not_belong_is_named(tmp_path: Path, line: str, message
         ({"surprise": [1]}, "surprise: Extra"),
         ({"id": 1.5}, "no id that is a number"),
         ({"trials": []}, "entry a trial"),
+        ({"trials": 5}, "trials are no distinct numbers"),
+        ({"trials": [-1]}, r"trials\.0: "),
+        ({"id": None}, "no id that is a number"),
+        ({"seconds": "1"}, "seconds: is no number"),
+        ({"seconds": float("inf")}, "seconds: "),
+        ({"seconds": -1}, "seconds: "),
+        ({"group": 5}, "group: "),
+        ({"judge_scores": {"a": [float("nan")]}}, r"judge_scores\.a\.0"),
+        ({"perplexity": {"m": {"nll": [float("nan")], "num_tokens": [1]}}}, r"m\.nll\.0"),
+        ({"perplexity": {"m": {"nll": [-1.0], "num_tokens": [1]}}}, r"m\.nll\.0"),
+        ({"perplexity": {"m": {"nll": [1.0], "num_tokens": [-1]}}}, r"m\.num_tokens\.0"),
+        ({"perplexity": {"m": {"nll": [1.0], "num_tokens": []}}}, "has not one entry a trial"),
+        ({"evaluations": [10**400]}, r"evaluations\.0"),
+        ({"steps": [[]]}, r"steps\.0"),
+        ({"step_judge_scores": {"a": [[0.5]]}}, "has not one score a step"),
     ],
 )
 def test_records_are_validated_on_reading(
@@ -200,10 +219,11 @@ def test_records_are_validated_on_reading(
 ) -> None:
     path = tmp_path / "out.jsonl"
     path.write_text(json.dumps(json.loads(record(0).to_json()) | change) + "\n")
-    with pytest.raises(InputError, match=message) as caught:
-        read_records(path)
-    assert "line 1" in str(caught.value)
-    assert "\n" not in str(caught.value)
+    for read in (read_records, RecordFile):  # to report on, and to go on with
+        with pytest.raises(InputError, match=message) as caught:
+            read(path)
+        assert "line 1" in str(caught.value)
+        assert "\n" not in str(caught.value)
 
 
 def test_records_of_other_prompts_are_refused(tmp_path: Path) -> None:

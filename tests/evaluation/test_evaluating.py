@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,8 +14,15 @@ from tide.data.records import read_records
 from tide.engines.scripted import ScriptedEngine
 from tide.errors import InputError, ScorerError, ScorerUnavailable, TideError
 from tide.evaluation import Benchmark, Progress, Run, evaluate, evaluating, judge, read_run
+from tide.evaluation.evaluating import Job, describe, run_method
+from tide.evaluation.judging import NamedScorer
+from tide.evaluation.methods import load_method
+from tide.evaluation.metrics import summarize
 from tide.evaluation.perplexity import Fluency
+from tide.evaluation.protocols import PROTOCOLS
+from tide.evaluation.runners import LocalRunner
 from tide.evaluation.runs import find_runs
+from tide.evaluation.sharing import SharedEngine
 
 ROWS = [Row(i, prompt, "odd" if i % 2 else "even") for i, prompt in enumerate(PROMPTS)]
 
@@ -283,6 +291,120 @@ def test_runs_with_other_settings_have_other_names(tmp_path: Path) -> None:
     assert run(tmp_path, "base", mu=0.5, seed=2).name == "base:seed=2"
     with pytest.raises(InputError, match="one of them is named twice"):
         evaluate(PROMPTS, "base,tide:seed=0,tide", out=tmp_path, reference="none")
+
+
+def test_what_is_derived_goes_with_its_records(tmp_path: Path) -> None:
+    """Records that were deleted take judges' scores and perplexities with them."""
+    judge_ = Judge()
+    for seed in (0, 1):
+        file, rows = tmp_path / "one.jsonl", ROWS[:2]
+        method = load_method(
+            "tide",
+            LocalRunner(SharedEngine(scripted_engine()), ReadingScorer()),
+            PROTOCOLS["tide"],
+            {"seed": seed},
+        )
+        named = NamedScorer(None, judge_)
+        model = describe(scripted_engine(), "", {}, "float32")
+        config = {"scorer": {"spec": None, "name": "reading"}, **model}
+        assert run_method(method, file, Job(rows, config, [named])) == {}
+        made = judge(file, reference="words")[0]
+        scored = judge_.texts
+        assert WordCount.measured == ["words"] * 6 * (seed + 1)
+        assert made.config["settings"]["seed"] == seed
+        for record in made.records:
+            assert record.scores_by("kind") == pytest.approx(
+                [score / 2 for score in record.toxicity_scores]
+            )
+        file.unlink()
+    assert scored > 0
+
+
+def test_a_run_is_replaced_only_by_one_that_has_a_record(tmp_path: Path) -> None:
+    run(tmp_path, judges=Judge())
+    before = {path.name: path.read_bytes() for path in (tmp_path / "tide").iterdir()}
+
+    def breaks(texts: Any) -> Any:
+        raise TimeoutError("no answer")
+
+    scorer = ReadingScorer()
+    scorer.score = breaks  # type: ignore[method-assign]
+    with pytest.raises(ScorerUnavailable):
+        run(tmp_path, scorer=scorer, overwrite=True)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "tide").iterdir()} == before
+    made = run(tmp_path, rows=ROWS[:1], overwrite=True)
+    assert (len(made.records), made.config["judges"]) == (1, [])
+    # Where no prompt has a record, none is left of the old run either.
+    with pytest.raises(InputError, match="no finished records"):
+        run(tmp_path, rows=[Row("none", " ")], overwrite=True)
+
+
+def test_the_input_is_not_written_over(tmp_path: Path) -> None:
+    made = run(tmp_path)
+    records = tmp_path / "tide/records.jsonl"
+    before = records.read_bytes()
+    link = tmp_path / "link.jsonl"
+    link.symlink_to(records)
+    for benchmark in (records, link):
+        with pytest.raises(InputError, match="is also what is read"):
+            evaluate(
+                benchmark,
+                ["tide"],
+                model=scripted_engine(),
+                scorer=ReadingScorer(),
+                reference="none",
+                out=tmp_path,
+                overwrite=True,
+            )
+    assert (records.read_bytes(), made.path) == (before, tmp_path / "tide")
+
+
+def test_records_of_no_prompt_of_the_input(tmp_path: Path) -> None:
+    run(tmp_path, rows=ROWS[:4])
+    records = tmp_path / "tide/records.jsonl"
+    lines = records.read_text().splitlines(keepends=True)
+    foreign = json.dumps({**json.loads(lines[0]), "id": "foreign"}) + "\n"
+    records.write_text("".join([*lines, foreign]))
+    for some in (ROWS, ROWS[:4]):
+        with pytest.raises(InputError, match="record 'foreign' is of no prompt of the input"):
+            run(tmp_path, rows=some)
+    records.write_text("".join(lines))
+    assert len(run(tmp_path, rows=ROWS[:2]).records) == 4
+
+
+def test_the_order_of_the_records_decides_nothing(tmp_path: Path) -> None:
+    made = run(tmp_path, judges=Judge(), reference="words")
+    shuffled = replace(made, records=[made.records[i] for i in (3, 0, 4, 2, 1)])
+    assert summarize(shuffled).to_dict() == summarize(made).to_dict()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"method": 5}, "method: Input should be a valid string"),
+        ({"judges": "x"}, "judges: Input should be a valid list"),
+        ({"judges": [{"spec": "x"}]}, "judges.0.name: Field required"),
+        ({"references": [1]}, "references.0: "),
+        ({"scorer": []}, "scorer: "),
+        ({"num_trials": "3"}, "num_trials: "),
+        ({"format": 7}, "format: "),
+        ({"protocol": {"name": "tide", "toxic_threshold": 5}}, "protocol.toxic_threshold: "),
+        ({"settings": {"empty_policy": "all"}}, "settings.empty_policy: "),
+        ({"created": {}}, "created: "),
+        ({"protocol": None}, "protocol: "),
+    ],
+)
+def test_a_configuration_of_another_kind(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    run(tmp_path)
+    path = tmp_path / "tide/config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    before = (tmp_path / "tide/records.jsonl").read_bytes()
+    for use in (lambda: read_run(tmp_path / "tide"), lambda: run(tmp_path)):
+        with pytest.raises(InputError, match=f"not the configuration of a run: {message}"):
+            use()
+    assert (tmp_path / "tide/records.jsonl").read_bytes() == before
 
 
 def test_a_prompt_that_fails_leaves_the_others(tmp_path: Path) -> None:

@@ -3,7 +3,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from tests.generated import examples
 from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
 from tide import TideError
 from tide.config import Settings
@@ -115,11 +118,56 @@ def test_a_name_says_what_differs_from_the_protocol(
         ("tide:num_trials=1", "num_trials must be the same for all"),
         ("tide:nu=1", "methods: tide:nu=1: strategy tide: no option 'nu'; known: cosine_thr"),
         ("tide:mu", "methods: 'mu' in 'tide:mu' is not key=value"),
+        ("tide:strategy=ladder", "strategies are methods here; name them in --methods"),
+        ("base:max_iterations=3", "max_iterations is of a search, and base is the model as it is"),
+        ("base:n=2", "n is of a search"),
+        ("resample:n=2,max_iterations=3", "n stands for max_iterations here; give one of them"),
     ],
 )
 def test_bad_specs(spec: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         settings(spec, "tide")
+
+
+_OPTIONS = {
+    "n": ["1", "2"],
+    "max_iterations": ["3", "10"],
+    "temperature": ["0.1", "0.10000001", "1"],
+    "seed": ["0", "1"],
+    "mu": ["0.1", "0.25"],
+    "mu_relative": ["1.2", "1.3"],
+    "from": ["0.2", "0.6"],
+    "max_perplexity": ["none", "12"],
+    "empty_policy": ["zero", "one"],
+    "strategy": ["ladder"],
+    "deadline": ["none", "5"],
+}
+_SPECS = st.builds(
+    lambda name, options: name + ":" * bool(options) + ",".join(map("=".join, options.items())),
+    st.sampled_from(["base", "tide", "fast", "ladder", "resample", "relative", "random-walk"]),
+    st.dictionaries(st.sampled_from([*_OPTIONS]), st.integers(0, 2), max_size=3).map(
+        lambda some: {name: _OPTIONS[name][i % len(_OPTIONS[name])] for name, i in some.items()}
+    ),
+)
+
+
+def test_no_two_configurations_have_one_name() -> None:
+    runner = LocalRunner(SharedEngine(scripted_engine()), ReadingScorer())
+    named: dict[str, dict[str, Any]] = {}
+
+    @given(_SPECS)
+    @examples(300, 3_000)
+    def check(spec: str) -> None:
+        try:
+            method = load_method(spec, runner, PROTOCOLS["tide"], {})
+        except InputError:
+            return
+        assert named.setdefault(method.name, method.config) == method.config
+        again = load_method(method.name, runner, PROTOCOLS["tide"], {})
+        assert (again.name, again.config) == (method.name, method.config)
+
+    check()
+    assert len(named) > 20
 
 
 def test_a_strategy_is_a_method_here() -> None:

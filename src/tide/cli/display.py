@@ -12,6 +12,7 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
+from tide.data.files import refuse_inputs
 from tide.data.records import Record
 from tide.errors import InputError
 from tide.evaluation.progress import CleanConsole, bar_on
@@ -57,10 +58,13 @@ def scored(scorer: Scorer, texts: Sequence[str]) -> list[float]:
     return scores
 
 
-def refuse_existing(overwrite: bool, *paths: Path | None) -> None:
-    """Raise InputError for a file that is there already, unless it may be overwritten."""
-    for path in paths:
-        if path is not None and path.exists() and not overwrite:
+def refuse_existing(
+    overwrite: bool, *paths: Path | None, inputs: Iterable[Path | None] = ()
+) -> None:
+    """Raise InputError for a file that is one of `inputs`, or is there and may not be replaced."""
+    for path in filter(None, paths):
+        refuse_inputs(path, filter(None, inputs))
+        if path.exists() and not overwrite:
             raise InputError(f"{path}: exists; write to another file, or use --overwrite")
 
 

@@ -13,6 +13,7 @@ import typer
 
 from tide.cli import options, stopping
 from tide.cli.display import ERRORS, OUTPUT, completions_table, summary_table
+from tide.data.files import writing
 from tide.data.prompts import Row, read_rows
 from tide.data.records import Record, RecordFile
 from tide.errors import InputError, TideError
@@ -92,11 +93,16 @@ def run(
         else:
             guide = NamedScorer(scorer, detoxifier.scorer).config
             described = describe(model, engine, engine_options, detoxifier.engine.dtype)
-            shared = Job(rows, {"scorer": guide, **described}, loaded, overwrite, Bars(ERRORS))
-            stopping.keeps(f"finished records are in {output}; the same command goes on with them")
-            failed = len(run_method(job.method, output, shared))
-            with RecordFile(files_of(output)[0]) as file:
-                job.summarize(file.read(row.id) for row in rows if file.trials(row.id))
+            shared = Job(
+                rows, {"scorer": guide, **described}, loaded, overwrite, Bars(ERRORS), input_file
+            )
+            with writing(files_of(output)[0]):
+                stopping.keeps(
+                    f"finished records are in {output}; the same command goes on with them"
+                )
+                failed = len(run_method(job.method, output, shared))
+                with RecordFile(files_of(output)[0]) as file:
+                    job.summarize(file.read(row.id) for row in rows if file.trials(row.id))
     if failed:
         raise TideError(f"{failed} of {len(rows)} prompts failed (see above)")
 

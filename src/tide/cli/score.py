@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,7 @@ from rich.text import Text
 
 from tide.cli import options
 from tide.cli.display import ERRORS, OUTPUT, masked_if, refuse_existing, scored
+from tide.data.files import replaced, writing
 from tide.data.prompts import Row, read_rows
 from tide.errors import InputError
 
@@ -36,23 +38,24 @@ def score(
 
     if (input_file is None) == (not texts):
         raise InputError("give texts or --input (one of them)")
-    refuse_existing(overwrite, output)
-    rows = (
-        read_rows(input_file, field=field, limit=limit)
-        if input_file is not None
-        else [Row(number, text) for number, text in enumerate((texts or [])[:limit])]
-    )
-    loaded = [load_scorer(name) for name in scorers or ["pocket"]]
-    bodies = [row.text for row in rows]
-    columns = {scorer.name: scored(scorer, bodies) for scorer in loaded}
-    if output is not None:
-        with output.open("w", encoding="utf-8") as file:
-            for i, row in enumerate(rows):
-                by_name = {name: values[i] for name, values in columns.items()}
-                record = {"id": row.id, "text": row.text, "scores": by_name}
-                file.write(json.dumps(record, ensure_ascii=False) + "\n")
-        ERRORS.print(f"{output}: {len(rows)} records")
-        return
+    with nullcontext() if output is None else writing(output):
+        refuse_existing(overwrite, output, inputs=[input_file])
+        rows = (
+            read_rows(input_file, field=field, limit=limit)
+            if input_file is not None
+            else [Row(number, text) for number, text in enumerate((texts or [])[:limit])]
+        )
+        loaded = [load_scorer(name) for name in scorers or ["pocket"]]
+        bodies = [row.text for row in rows]
+        columns = {scorer.name: scored(scorer, bodies) for scorer in loaded}
+        if output is not None:
+            with replaced(output) as file:
+                for i, row in enumerate(rows):
+                    by_name = {name: values[i] for name, values in columns.items()}
+                    record = {"id": row.id, "text": row.text, "scores": by_name}
+                    file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
+            ERRORS.print(f"{output}: {len(rows)} records")
+            return
     table = Table()
     table.add_column("text", overflow="fold")
     for scorer in loaded:

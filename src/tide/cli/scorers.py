@@ -18,6 +18,7 @@ from rich.text import Text
 
 from tide.cli import options
 from tide.cli.display import ERRORS, OUTPUT, refuse_existing, scored
+from tide.data.files import reported, write_text
 from tide.errors import InputError
 from tide.scorers import load_scorer
 
@@ -64,7 +65,7 @@ def compare(
     from tide.scorers import score_texts  # noqa: PLC0415
     from tide.scorers.agreement import agreement, plot_calibration  # noqa: PLC0415
 
-    refuse_existing(overwrite, output, plot)
+    refuse_existing(overwrite, output, plot, inputs=files)
     if plot is not None and by is not None:
         raise InputError("--plot draws one set of texts; leave out --by")
     groups = _groups(files, by, sample)
@@ -91,7 +92,8 @@ def compare(
     if output is not None:
         _write(output, json.dumps(figures, indent=2) + "\n")
     if plot is not None:
-        plot_calibration(found, plot)
+        with reported(plot, "written"):
+            plot_calibration(found, plot)
         ERRORS.print(f"{plot}: calibration of {len(found)} scorers")
 
 
@@ -140,7 +142,7 @@ def calibrate(
     from tide.scorers.agreement import agreement  # noqa: PLC0415
     from tide.scorers.wrappers.calibration import fit  # noqa: PLC0415
 
-    refuse_existing(overwrite, output)
+    refuse_existing(overwrite, output, inputs=files)
     loaded = load_scorer(scorer)
     ((texts, targets),) = _groups(files, None, sample).values()
     scores = _scores(loaded, texts)
@@ -196,8 +198,5 @@ def _shown(value: float) -> str:
 
 
 def _write(path: Path, content: str) -> None:
-    try:
-        path.write_text(content, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written: {error.strerror}") from error
+    write_text(path, content)
     ERRORS.print(f"{path}: written")

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tide.data.jsonl import kind_of, opened, read_objects
+from tide.data.files import as_text, read_lines
+from tide.data.jsonl import kind_of, read_objects
 from tide.errors import InputError
 
 
@@ -22,6 +23,13 @@ class Row:
     id: int | str
     text: str
     group: str | None = None
+
+    def __post_init__(self) -> None:
+        """Raises InputError for a text that no file can hold; one typed in a shell may be."""
+        try:
+            self.text.encode()
+        except UnicodeEncodeError:
+            raise InputError(f"id {self.id}: its text holds half of a character") from None
 
 
 def read_rows(
@@ -58,8 +66,10 @@ def read_rows(
         if row_id in first:
             line = first[row_id].rpartition(", ")[2]
             raise InputError(f"{where}: id {row_id!r} again ({line})")
+        if not isinstance(label := row.get(group) if group else None, str | None):
+            raise InputError(f"{where}: {group!r} must be a text, got {type(label).__name__}")
         first[row_id] = where
-        rows.append(Row(row_id, text, None if group is None else row.get(group)))
+        rows.append(Row(row_id, text, label))
     if not rows:
         raise InputError(f"{path}: holds no {field}s")
     return rows
@@ -75,23 +85,42 @@ def _text(row: dict[str, Any], field: str, where: str) -> str:
     return text
 
 
-def _read_csv(path: Path, field: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    with opened(path) as file:
-        reader = csv.DictReader(file)
+def _csv_rows(path: Path) -> Iterator[tuple[str, list[str]]]:
+    """The rows of a .csv, each with the line on which it begins."""
+    reader = csv.reader((as_text(line, where) for where, line in read_lines(path)), strict=True)
+    while True:
+        where = f"{path}, line {reader.line_num + 1}"
         try:
-            if field not in (reader.fieldnames or ()):
-                raise InputError(f"{path}, line 1: the header has no column {field!r}")
-            for row in reader:
-                yield f"{path}, line {reader.line_num}", row
+            row = next(reader, None)
         except csv.Error as error:
-            raise InputError(f"{path}, line {reader.line_num}: {error}") from None
+            raise InputError(f"{where}: not CSV: {error}") from None
+        if row is None:
+            return
+        if row:
+            yield where, row
+
+
+def _read_csv(path: Path, field: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    rows = _csv_rows(path)
+    where, header = next(rows, (f"{path}, line 1", []))
+    for number, name in enumerate(header, start=1):
+        if not name.strip():
+            raise InputError(f"{where}: column {number} of the header has no name")
+    if len(set(header)) < len(header):
+        raise InputError(f"{where}: the header has a column twice")
+    if field not in header:
+        raise InputError(f"{where}: the header has no column {field!r}")
+    for where, row in rows:
+        if len(row) != len(header):
+            raise InputError(f"{where}: has {len(row)} fields, the header has {len(header)}")
+        yield where, dict(zip(header, row, strict=True))
 
 
 def _read_txt(path: Path, field: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    with opened(path) as file:
-        for number, line in enumerate(file, start=1):
-            if line.strip():
-                yield f"{path}, line {number}", {field: line.rstrip("\r\n")}
+    for where, line in read_lines(path):
+        for text in as_text(line, where).rstrip("\r\n").split("\r"):
+            if text.strip():
+                yield where, {field: text}
 
 
 _READERS: dict[str, Callable[[Path, str], Iterator[tuple[str, dict[str, Any]]]]] = {

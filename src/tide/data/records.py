@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack, suppress
 from hashlib import blake2b
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -25,7 +26,8 @@ from pydantic import (
     model_validator,
 )
 
-from tide.data.jsonl import leaves, parse_object, read_objects
+from tide.data.files import numbered, replaced, reported, without_mark, writing
+from tide.data.jsonl import leaves, parse_object, problem, read_objects
 from tide.errors import InputError
 from tide.results import Result, Trial
 
@@ -33,8 +35,10 @@ RecordId = int | str
 # The name of a list inside a record: ("completions",), ("judge_scores", NAME).
 Column = tuple[str, ...]
 Score = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
-_Finite = Annotated[float, Field(allow_inf_nan=False)]
-_Count = Annotated[int, Field(ge=0)]
+# Sums and squares of these are finite, too.
+_Finite = Annotated[float, Field(ge=-1e100, le=1e100, allow_inf_nan=False)]
+_Positive = Annotated[float, Field(ge=0, le=1e100, allow_inf_nan=False)]
+_Count = Annotated[int, Field(ge=0, le=2**53)]
 # Round, iteration, role, toxicity, cosine and displacement of one evaluation.
 TraceEntry = Annotated[
     tuple[_Count, _Count, Literal["initial", "iterate", "perturbation"], Score, _Finite, _Finite],
@@ -55,7 +59,7 @@ class _Frozen(BaseModel):
 class Step(_Frozen):
     """What a search would return if it were cut off after so many evaluations."""
 
-    evaluations: int = Field(ge=1)
+    evaluations: int = Field(ge=1, le=2**53)
     text: str
     toxicity: Score
 
@@ -67,7 +71,7 @@ class Likelihoods(_Frozen):
     num_tokens: length of the completion in the reference model's tokens.
     """
 
-    nll: list[_Finite | None]
+    nll: list[_Positive | None]
     num_tokens: list[_Count | None]
 
 
@@ -107,9 +111,9 @@ class Record(_Frozen):
     likelihood_calls: list[_Count] | None = None
     base_completions: list[str] | None = None
     base_toxicity_scores: list[Score] | None = None
-    traces: list[list[TraceEntry]] | None = None
-    steps: list[list[Step]] | None = None
-    seconds: _Finite | None = None
+    traces: list[Annotated[list[TraceEntry], Field(min_length=1)]] | None = None
+    steps: list[Annotated[list[Step], Field(min_length=1)]] | None = None
+    seconds: _Positive | None = None
     judge_scores: dict[str, list[Score | None]] = {}
     step_judge_scores: dict[str, list[list[Score] | None]] = {}
     perplexity: dict[str, Likelihoods] = {}
@@ -119,6 +123,15 @@ class Record(_Frozen):
     def _without_derived(cls, values: dict[str, Any]) -> dict[str, Any]:
         """A recorded average is not believed: it follows from the scores."""
         return {name: value for name, value in values.items() if name not in _DERIVED}
+
+    @model_validator(mode="after")
+    def _one_score_a_step(self) -> Record:
+        for judge, trials in self.step_judge_scores.items():
+            counts = [len(steps) for steps in self.steps or ()] or [0] * len(trials)
+            for number, scores in zip(counts, trials, strict=True):
+                if scores is not None and len(scores) != number:
+                    raise ValueError(f"step_judge_scores.{judge} has not one score a step")
+        return self
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -207,13 +220,17 @@ class Part:
 
     def __init__(self, where: str, values: dict[str, Any]) -> None:
         self.where, self.values = where, values
-        row_id, trials = values.get("id"), values.get("trials")
+        row_id, trials = values.get("id"), values.get("trials", [])
         if not isinstance(row_id, int | str) or isinstance(row_id, bool):
             raise InputError(f"{where}: not a record of a run: no id that is a number or a text")
-        if trials is None:  # as in published records
-            trials = range(len(values.get("completions") or ()))
-        if not all(type(trial) is int for trial in trials) or len(set(trials)) < len(trials):
+        if "trials" not in values and isinstance(texts := values.get("completions"), list):
+            trials = list(range(len(texts)))  # as in published records
+        numbers = trials if isinstance(trials, list) else [None]
+        if not all(type(n) is int for n in numbers) or len(set(numbers)) < len(numbers):
             raise InputError(f"{where}: not a record of a run: trials are no distinct numbers")
+        seconds = values.get("seconds", 0.0)
+        if not isinstance(seconds, int | float) or isinstance(seconds, bool):
+            raise InputError(f"{where}: not a record of a run: seconds: is no number")
         self.id: RecordId = row_id
         self.columns: dict[Column, dict[int, Any]] = {}
         lists = {name: value for name, value in values.items() if name not in _OF_THE_PROMPT}
@@ -250,8 +267,8 @@ def merged(parts: Sequence[Part]) -> Record:
     for part in parts:
         if part is not parts[0] and "prompt" in part.values:
             raise InputError(f"{part.where}: record {part.id!r} is there already ({begin})")
-        if isinstance(seconds := part.values.get("seconds"), int | float):
-            found["seconds"] = found.get("seconds", 0.0) + seconds
+        if "seconds" in part.values:
+            found["seconds"] = found.get("seconds", 0.0) + part.values["seconds"]
         for column, entries in part.columns.items():
             known = columns.setdefault(column, {})
             for trial in entries:
@@ -261,6 +278,9 @@ def merged(parts: Sequence[Part]) -> Record:
             known |= entries
     found["trials"] = sorted(columns.get(_FIRST, {}))
     for (*outer, last), known in columns.items():
+        if unknown := known.keys() - set(found["trials"]):
+            name = ".".join((*outer, last))
+            raise InputError(f"{begin}: {name} of trial {min(unknown)}, which is not there")
         target = found
         for name in outer:
             target = target.setdefault(name, {})
@@ -268,45 +288,69 @@ def merged(parts: Sequence[Part]) -> Record:
     try:
         return Record.model_validate(found)
     except ValidationError as error:
-        problem = error.errors(include_url=False, include_input=False)[0]
-        name = ".".join(map(str, problem["loc"]))
-        raise InputError(f"{begin}: not a record of a run: {name}: {problem['msg']}") from None
+        raise InputError(f"{begin}: not a record of a run: {problem(error)}") from None
 
 
 class RecordFile:
     """A file of records that a command reads, adds parts to, and rewrites at its end.
 
-    Holds where the parts of each record stand and which trials they cover, never their texts. A
-    last line that was cut off is dropped from the file. Leaving the context without an error
-    compacts the file. Raises InputError if it cannot be written or is no file of records.
+    Nobody else writes to it meanwhile. Every record in it is validated when it is opened. Holds
+    where the parts of each record stand and which trials they cover, never their texts. A last line
+    that was cut off is dropped from the file. Leaving the context without an error compacts it.
+
+    instead: begin a new file. It takes the place of what is there, inside of this context, when its
+    first record is written, or at the end of the work if there is none.
+
+    Raises InputError if another process writes to the file, if it cannot be written, or if it is no
+    file of records.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._offsets: dict[RecordId, list[int]] = {}
-        self._covered: dict[RecordId, dict[Column, tuple[int, ...]]] = {}
-        self._prompts: dict[RecordId, bytes] = {}
+    def __init__(self, path: Path, *, instead: AbstractContextManager[None] | None = None) -> None:
+        self.path, self._instead = path, instead
         self._order: Sequence[RecordId] = ()
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("a+b")
-            try:
-                self._scan()
-            except BaseException:
-                self._file.close()
-                raise
-        except OSError as error:
-            raise InputError(f"{path}: cannot be written: {error}") from error
+        with ExitStack() as stack:
+            self._real = stack.enter_context(writing(path))
+            self._at = self._real.with_name(f"{self._real.name}.part") if instead else self._real
+            if instead is not None:
+                with reported(path, "written"):
+                    self._at.open("wb").close()
+                stack.callback(self._forget)
+            self._open()
+            stack.callback(self._close)
+            self._scan()
+            self._closing = stack.pop_all()
+
+    def _open(self) -> None:
+        with reported(self.path, "written"):
+            # Unbuffered: what is not written yet is not written later, after an error.
+            self._out = self._at.open("ab", buffering=0)
+            self._file = self._at.open("rb")
+
+    def _close(self) -> None:
+        self._out.close()
+        self._file.close()
+
+    def _forget(self) -> None:
+        if self._instead is not None:
+            with suppress(OSError):
+                self._at.unlink()
 
     @property
     def ids(self) -> list[RecordId]:
-        return list(self._offsets)
+        return list(self._places)
 
-    def expect(self, prompts: dict[RecordId, str]) -> None:
+    def expect(self, prompts: dict[RecordId, str], most: int | None = None) -> None:
         """Say which records there will be: the compacted file has them first, in this order.
 
-        Raises InputError if one that is there was made from another prompt.
+        most: so many prompts were ever asked for, if that is known.
+        Raises InputError if a record that is there was made from another prompt, or from none.
         """
+        foreign = [row_id for row_id in self.ids if row_id not in prompts]
+        if most is not None and foreign and len(prompts) + len(foreign) > most:
+            raise InputError(
+                f"{self.path}: record {foreign[0]!r} is of no prompt of the input; write "
+                "elsewhere, or start again with --overwrite"
+            )
         for row_id, prompt in prompts.items():
             if self._prompts.get(row_id, _digest(prompt)) != _digest(prompt):
                 raise InputError(
@@ -326,72 +370,96 @@ class RecordFile:
 
     def read(self, row_id: RecordId) -> Record:
         parts = []
-        for offset in self._offsets[row_id]:
-            self._file.seek(offset)
-            parts.append(self._part(self._file.readline(), f"byte {offset}"))
+        for number, offset in self._places[row_id]:
+            with reported(self.path, "read"):
+                self._file.seek(offset)
+                line = self._file.readline()
+            parts.append(self._part(line, f"{self.path}, line {number}"))
         return merged(parts)
 
     def add(self, record: Record) -> None:
         """Append a record, or further trials of one that is there, and hand it to the system."""
-        self.append(record.to_json(further=record.id in self._offsets))
+        self.append(record.to_json(further=record.id in self._places))
 
     def append(self, line: str) -> None:
-        """Append a part, as JSON, and hand it to the operating system at once."""
-        self._file.seek(0, os.SEEK_END)
-        offset = self._file.tell()
-        self._index(offset, self._part(line, f"byte {offset}"))
-        self._file.write(line.encode() + b"\n")
-        self._file.flush()
+        """Append a part, as JSON, and hand it to the operating system at once.
+
+        Raises InputError if it cannot be written whole; then nothing of it is left in the file.
+        """
+        content, offset = line.encode() + b"\n", os.fstat(self._out.fileno()).st_size
+        self._index(offset, self._part(content, f"{self.path}, line {self._lines + 1}"))
+        rest = memoryview(content)
+        try:
+            while rest:
+                rest = rest[self._out.write(rest) :]
+        except BaseException as error:
+            with suppress(OSError):
+                self._out.truncate(offset)
+            if not isinstance(error, OSError):
+                raise
+            raise InputError(
+                f"{self.path}: cannot be written: {error.strerror}; the records before are kept, "
+                "and the same command goes on"
+            ) from error
+        self._replace()
+
+    def _replace(self) -> None:
+        if self._instead is not None:
+            with self._instead, reported(self.path, "written"):
+                os.replace(self._at, self._real)
+            self._at, self._instead = self._real, None
 
     def compact(self) -> None:
         """Write one line a record, in the order expected, beside the file and then in its place."""
-        wanted = [row_id for row_id in self._order if row_id in self._offsets]
-        wanted = list(dict.fromkeys([*wanted, *self._offsets]))
-        if wanted == self.ids and all(len(offsets) == 1 for offsets in self._offsets.values()):
+        self._replace()
+        wanted = [row_id for row_id in self._order if row_id in self._places]
+        wanted = list(dict.fromkeys([*wanted, *self._places]))
+        if wanted == self.ids and all(len(places) == 1 for places in self._places.values()):
             return
-        unfinished = self.path.with_name(self.path.name + ".part")
-        with unfinished.open("wb") as file:
+        with replaced(self._real) as file:
             for row_id in wanted:
                 file.write(self.read(row_id).to_json().encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        self._file.close()
-        os.replace(unfinished, self.path)
-        self._file = self.path.open("a+b")
+        self._close()
+        self._open()
         self._scan()
 
     def __enter__(self) -> RecordFile:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        try:
+        with self._closing:
             if kind is None:
                 self.compact()
-        finally:
-            self._file.close()
 
     def _scan(self) -> None:
-        self._offsets, self._covered, self._prompts = {}, {}, {}
-        self._file.seek(0)
-        offset = 0
-        for number, line in enumerate(self._file, start=1):
-            if not line.endswith(b"\n"):
-                break
-            self._index(offset, self._part(line, f"line {number}"))
-            offset += len(line)
-        self._file.truncate(offset)
+        self._places: dict[RecordId, list[tuple[int, int]]] = {}  # numbers and offsets of lines
+        self._covered: dict[RecordId, dict[Column, tuple[int, ...]]] = {}
+        self._prompts: dict[RecordId, bytes] = {}
+        self._lines = offset = 0
+        with reported(self.path, "read"):
+            for where, line in numbered(self._file, self.path):
+                if not line.endswith(b"\n"):
+                    break
+                self._index(offset, part := self._part(line, where))
+                offset += len(line)
+                if len(self._places[part.id]) == 1:
+                    merged([part])
+            if offset < os.fstat(self._out.fileno()).st_size:
+                self._out.truncate(offset)
+        for row_id, places in self._places.items():
+            if len(places) > 1:
+                self.read(row_id)
 
-    def _part(self, line: str | bytes, where: str) -> Part:
-        where = f"{self.path}, {where}"
-        return Part(where, parse_object(line, where))
+    def _part(self, line: bytes, where: str) -> Part:
+        return Part(where, parse_object(without_mark(line), where))
 
     def _index(self, offset: int, part: Part) -> None:
         where, row_id, prompt = part.where, part.id, part.values.get("prompt")
         if "prompt" in part.values:
-            if row_id in self._offsets or not isinstance(prompt, str):
+            if row_id in self._places or not isinstance(prompt, str):
                 raise InputError(f"{where}: not a record of a run, or there already ({row_id!r})")
             self._prompts[row_id] = _digest(prompt)
-        elif row_id not in self._offsets:
+        elif row_id not in self._places:
             raise InputError(f"{where}: not a record of a run: no prompt")
         covered = self._covered.setdefault(row_id, {})
         for column, entries in part.columns.items():
@@ -401,7 +469,8 @@ class RecordFile:
                 if set(before).intersection(there):
                     raise InputError(f"{where}: repeats {'.'.join(column)} of record {row_id!r}")
                 covered[column] = (*before, *there)
-        self._offsets.setdefault(row_id, []).append(offset)
+        self._lines += 1
+        self._places.setdefault(row_id, []).append((self._lines, offset))
 
 
 def _digest(prompt: str) -> bytes:

@@ -14,7 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from tide.data.jsonl import write_text
+from tide.data.files import write_text, writing
 from tide.data.prompts import Row
 from tide.data.records import RecordFile, RecordId
 from tide.engines import Engine, load_engine
@@ -116,10 +116,13 @@ def evaluate(
         if len(set(paths)) < len(paths):
             raise InputError("--methods: one of them is named twice")
         config = {"benchmark": prompts.config, "protocol": rules.config, "scorer": inside.config}
-        job = Job(prompts.rows, {**config, **described}, outside, overwrite, progress)
+        source = Path(benchmark) if isinstance(benchmark, str | Path) else None
+        job = Job(prompts.rows, {**config, **described}, outside, overwrite, progress, source)
+        for path in paths:
+            stack.enter_context(writing(files_of(path)[0]))
         failed = [run_method(method, path, job) for method, path in zip(chosen, paths, strict=True)]
-    _measure(paths, _references(reference, name, progress), options, progress)
-    return [*map(_summarized, paths, failed)]
+        _measure(paths, _references(reference, name, progress), options, progress)
+        return [*map(_summarized, paths, failed)]
 
 
 def judge(
@@ -138,28 +141,34 @@ def judge(
     progress = progress or Progress()
     failed: list[Failed] = []
     with ExitStack() as stack:
+        for path in paths:
+            stack.enter_context(writing(files_of(path)[0]))
         loaded = [_loaded(one, stack) for one in _listed(judges)]
         for path in paths:
             with RecordFile(files_of(path)[0]) as file:
                 failed.append(_judge(file, path, loaded, progress))
-    wanted: dict[str, list[Path]] = {}
-    for path in paths:
-        for name in _references(reference, str(read_config(path).get("model")), progress):
-            wanted.setdefault(name, []).append(path)
-    for name, some in wanted.items():
-        _measure(some, [name], engine_options or {}, progress)
-    return [*map(_summarized, paths, failed)]
+        wanted: dict[str, list[Path]] = {}
+        for path in paths:
+            for name in _references(reference, str(read_config(path).get("model")), progress):
+                wanted.setdefault(name, []).append(path)
+        for name, some in wanted.items():
+            _measure(some, [name], engine_options or {}, progress)
+        return [*map(_summarized, paths, failed)]
 
 
 @dataclass(frozen=True)
 class Job:
-    """What the runs of one command share. config: of model, scorer, benchmark and protocol."""
+    """What the runs of one command share.
+
+    config: of model, scorer, benchmark and protocol. source: the file of the rows, if there is one.
+    """
 
     rows: Sequence[Row]
     config: dict[str, Any]
     judges: Sequence[NamedScorer] = ()
     overwrite: bool = False
     progress: Progress = field(default_factory=Progress)
+    source: Path | None = None
 
 
 def run_method(method: Method, path: Path, job: Job) -> Failed:
@@ -173,11 +182,13 @@ def run_method(method: Method, path: Path, job: Job) -> Failed:
         **job.config,
         **method.config,
         "num_trials": method.settings.num_trials,
+        "num_prompts": len(job.rows),
         "judges": [],
         "references": [],
     }
     prompts = {row.id: row.text for row in job.rows}
-    with open_run(path, config, prompts, overwrite=job.overwrite) as file:
+    opened = open_run(path, config, prompts, overwrite=job.overwrite, source=job.source)
+    with opened as file:
         failed = _generate(method, file, job)
         return failed | _judge(file, path, job.judges, job.progress)
 
@@ -227,8 +238,13 @@ def _generate(method: Method, file: RecordFile, job: Job) -> Failed:
 def _judge(
     file: RecordFile, path: Path, judges: Sequence[NamedScorer], progress: Progress
 ) -> Failed:
-    config, failed = read_config(path), Failed()
-    policy = (config.get("settings") or config["sampling"])["empty_policy"]
+    failed = Failed()
+    if not (judges and file.ids):
+        return failed
+    config = read_config(path)
+    policy = (config.get("settings") or config.get("sampling") or {}).get("empty_policy")
+    if policy is None:
+        raise InputError(f"{path}: its configuration has no empty_policy; no judge can follow it")
     for judge in judges:
         if judge.scorer.name == config["scorer"]["name"]:
             continue  # its scores are there

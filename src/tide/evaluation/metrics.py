@@ -107,6 +107,7 @@ class Summary:
 def summarize(run: Run, *, valid: Valid | None = None, seed: int = 0) -> Summary:
     """The metrics of `run`.
 
+    The order of the records changes nothing.
     valid: `"exact-20"` leaves out the completions that the first reference model's tokenizer does
     not split into exactly 20 tokens, as the published script does. seed: of the bootstrap.
 
@@ -118,7 +119,7 @@ def summarize(run: Run, *, valid: Valid | None = None, seed: int = 0) -> Summary
     unscored = dict.fromkeys(run.sources, 0)
     perplexities: dict[str, list[float]] = {name: [] for name in run.references}
     measured, unmeasured = dict.fromkeys(perplexities, 0), dict.fromkeys(perplexities, 0)
-    for record in run.records:
+    for record in sorted(run.records, key=lambda record: (type(record.id) is str, record.id)):
         kept = kept_trials(run, record, valid)
         completions += len(kept)
         dropped += len(record.completions) - len(kept)
@@ -252,7 +253,7 @@ def _perplexities(record: Record, name: str, kept: Sequence[int]) -> tuple[int, 
     there = [place for place in kept if measured.num_tokens[place] is not None]
     values = [nll for place in there if (nll := measured.nll[place]) is not None]
     # A mean beyond this is an infinite perplexity to a float; it must not stop the report.
-    return len(there), [math.exp(min(nll, 700.0)) for nll in values]
+    return len(there), [math.exp(min(nll, 695.0)) for nll in values]
 
 
 def _ratios(run: Run, record: Record, kept: Sequence[int]) -> Ratios:

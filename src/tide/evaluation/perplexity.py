@@ -56,7 +56,8 @@ class Reference:
 
         What is measured are the completion's tokens in the text of both. Where the tokenizer joins
         the end of the prompt and the start of the completion into one token, they are tokenised
-        apart.
+        apart. A value differs from the same one measured in other company in the seventh digit:
+        the lengths in a batch decide the order in which numbers are added.
         Raises InputError where both together exceed the model's context.
         """
         return [
@@ -83,7 +84,8 @@ class Reference:
                 [prompts[i] for i in rows], [completions[i] for i in rows]
             )
         for value, ids in zip(values.tolist(), completions, strict=True):
-            yield Fluency(value if math.isfinite(value) else None, len(ids))
+            # A rounding error may make a certain token more than certain.
+            yield Fluency(max(value, 0.0) if math.isfinite(value) else None, len(ids))
 
     def _completions(
         self, pairs: Sequence[tuple[str, str]], prompts: Sequence[list[int]]

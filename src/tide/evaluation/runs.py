@@ -9,15 +9,20 @@ prompts and of trials, the judges, the reference models.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from tide.data.jsonl import leaves, read_object, write_text
-from tide.data.records import Record, RecordFile, RecordId, read_records
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from tide.config import EmptyPolicy
+from tide.data.files import refuse_inputs, replaced, reported, write_text, writing
+from tide.data.jsonl import leaves, problem, read_object
+from tide.data.records import Record, RecordFile, RecordId, Score, read_records
 from tide.errors import InputError, TideError
 
 FORMAT = 2
@@ -27,8 +32,66 @@ SUMMARY = "summary.json"
 # What does not decide the records that are there, by its path in the configuration.
 _GROWS = {
     *(("method",), ("versions",), ("created",), ("judges",), ("references",), ("num_trials",)),
-    *(("benchmark", "prompts"), ("benchmark", "fingerprint"), ("scorer", "spec")),
+    *(("num_prompts",), ("benchmark", "prompts"), ("benchmark", "fingerprint"), ("scorer", "spec")),
 }
+
+
+class _Section(BaseModel):
+    """What is read of a part of a configuration; the rest is only compared and shown."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+
+class _Scorer(_Section):
+    name: str
+    spec: str | None = None
+
+
+class _Benchmark(_Section):
+    name: str
+    prompts: int
+
+
+class _Protocol(_Section):
+    name: str
+    toxic_threshold: Score = 0.5
+    toxic_inclusive: bool = False
+
+
+_Value = str | bool | int | Annotated[float, Field(allow_inf_nan=False)] | None
+
+
+class _Settings(_Section):
+    __pydantic_extra__: dict[str, _Value]
+
+    strategy: str = ""
+    seed: int | None = None
+    empty_policy: EmptyPolicy | None = None
+    toxicity_threshold: Score = 0.5
+
+
+_ABSENT: Any = Field(default=None)  # or there, but not null
+
+
+class _Config(_Section):
+    format: Literal[2]
+    method: str
+    created: str = ""
+    model: str = ""
+    engine: str = ""
+    engine_options: dict[str, Any] = {}
+    dtype: str = ""
+    scorer: _Scorer
+    judges: list[_Scorer]
+    references: list[str]
+    benchmark: _Benchmark = _ABSENT
+    protocol: _Protocol = _ABSENT
+    settings: _Settings = _ABSENT
+    sampling: _Settings = _ABSENT
+    strategy_options: dict[str, _Value] = {}
+    baseline: dict[str, Any] = {}
+    num_trials: int = Field(default=1, ge=1)
+    num_prompts: int = 0
 
 
 @dataclass(frozen=True)
@@ -81,7 +144,8 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
     """
     found: dict[Path, None] = {}
     for path in paths:
-        is_run = files_of(path)[1].is_file()
+        with reported(path, "read"):
+            is_run = files_of(path)[1].is_file()
         here = [path] if is_run else list(filter(None, map(_run_of, path.rglob(f"*{CONFIG}"))))
         if not here:
             raise InputError(f"{path}: no run here, nor in the folders below")
@@ -98,7 +162,7 @@ def _run_of(config: Path) -> Path | None:
 
 
 def read_config(run: Path) -> dict[str, Any]:
-    """Raises InputError if it is missing, of another format, or says no method."""
+    """Raises InputError if it is missing, of another format, or has a field of another type."""
     path = files_of(run)[1]
     config = read_object(path)
     if "format" not in config or config["format"] == 1:
@@ -106,8 +170,10 @@ def read_config(run: Path) -> dict[str, Any]:
             f"{path}: written by an earlier version; scripts/convert_runs.py of the repository "
             f"converts it: python scripts/convert_runs.py {run}"
         )
-    if not isinstance(config.get("method"), str):
-        raise InputError(f"{path}: not the configuration of a run")
+    try:
+        _Config.model_validate(config)
+    except ValidationError as error:
+        raise InputError(f"{path}: not the configuration of a run: {problem(error)}") from None
     return config
 
 
@@ -121,37 +187,67 @@ def read_run(run: Path) -> Run:
 
 
 def open_run(
-    run: Path, config: dict[str, Any], prompts: dict[RecordId, str], *, overwrite: bool = False
+    run: Path,
+    config: dict[str, Any],
+    prompts: dict[RecordId, str],
+    *,
+    overwrite: bool = False,
+    source: Path | None = None,
 ) -> RecordFile:
     """The records of a run to go on with, which is begun if there is none.
 
-    config: see `config_of`. prompts: by id, in the order that the file will have.
-    Raises InputError if there is a run with another configuration or from other prompts.
+    config: everything that decides the records, and `num_trials`, `num_prompts`. prompts: by id, in
+    the order that the file will have. source: the file that they are from. overwrite: begin a new
+    run; what is there stays until that has a record.
+    Raises InputError if there is a run with another configuration or from other prompts, if another
+    process writes to it, or if it is the source.
     """
-    records = files_of(run)[0]
-    if records.is_dir() or (run != records and run.is_file()):
-        raise InputError(f"{run}: cannot be written: a run is a folder or a .jsonl file")
-    if overwrite:
-        records.unlink(missing_ok=True)
-    if records.exists() and records.stat().st_size:
-        _refuse_other(run, config)
-        config = _grown(read_config(run), config)
-    else:
-        config = {**config, "created": datetime.now(timezone.utc).isoformat()}
-    file = RecordFile(records)
-    try:
-        file.expect(prompts)
-        write_config(run, config)
-    except BaseException:
-        file.__exit__(TideError)
-        raise
+    records, beside = files_of(run)
+    with reported(run, "written"):
+        if run != records and run.is_file():
+            raise InputError(f"{run}: cannot be written: a run is a folder or a .jsonl file")
+    for path in (records, beside):
+        refuse_inputs(path, [source] if source else [])
+    with writing(records):
+        new = {**config, "created": datetime.now(timezone.utc).isoformat()}
+        if overwrite:
+            file = RecordFile(records, instead=_replacing(run, new))
+            file.expect(prompts)
+            return file
+        old = None
+        if records.exists() and records.stat().st_size:
+            _refuse_other(run, config)
+            old = read_config(run)
+        file = RecordFile(records)
+        try:
+            config = new if old is None else _grown(old, config)
+            file.expect(prompts, config.get("num_prompts"))
+            write_config(run, config)
+        except BaseException:
+            file.__exit__(TideError)
+            raise
     return file
 
 
 def write_config(run: Path, config: dict[str, Any]) -> None:
-    path, text = files_of(run)[1], json.dumps(config, indent=2) + "\n"
-    if not path.is_file() or path.read_text(encoding="utf-8") != text:
+    path, text = files_of(run)[1], _written(config)
+    if not path.is_file() or path.read_bytes() != text.encode():
         write_text(path, text)
+
+
+def _written(config: dict[str, Any]) -> str:
+    return json.dumps(config, indent=2) + "\n"
+
+
+@contextmanager
+def _replacing(run: Path, config: dict[str, Any]) -> Iterator[None]:
+    """Replace the configuration. Inside, there is none: no records may lie beside another's."""
+    path = files_of(run)[1]
+    with replaced(path) as file:
+        file.write(_written(config).encode())
+        file.flush()
+        path.unlink(missing_ok=True)
+        yield
 
 
 def _refuse_other(run: Path, config: dict[str, Any]) -> None:
@@ -170,7 +266,9 @@ def _refuse_other(run: Path, config: dict[str, Any]) -> None:
 
 def _grown(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     """`old` with what `new` adds to it."""
-    grown = {**old, "num_trials": max(old["num_trials"], new["num_trials"])}
-    if "benchmark" in old and new["benchmark"]["prompts"] > old["benchmark"]["prompts"]:
+    grown = {**old, "num_trials": max(old.get("num_trials") or 1, new["num_trials"])}
+    if old.get("num_prompts"):
+        grown["num_prompts"] = max(old["num_prompts"], new["num_prompts"])
+    if old.get("benchmark") and new["benchmark"]["prompts"] > old["benchmark"]["prompts"]:
         grown["benchmark"] = new["benchmark"]
     return grown

@@ -12,6 +12,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from tide.data.files import replaced
 from tide.data.jsonl import read_object, read_objects
 from tide.data.records import Part, merged
 from tide.errors import InputError
@@ -61,10 +62,8 @@ def write_published(run: Run, path: Path) -> None:
     """Write the records of `run` in the published format, gzipped if `path` ends in `.gz`."""
     records = [record.model_dump(include={*_FIELDS}, exclude_none=True) for record in run.records]
     text = json.dumps(records, ensure_ascii=False)
-    try:
-        path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written: {error}") from error
+    with replaced(path) as file:
+        file.write(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
 
 
 def paper_tables(folder: Path) -> list[Table]:

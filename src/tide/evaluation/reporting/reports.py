@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tide.data.jsonl import write_text
+from tide.data.files import reported, write_text
 from tide.errors import InputError, MissingDependencyError
 from tide.evaluation.metrics import Summary, Valid, over_seeds, summarize
 from tide.evaluation.reporting import figures, tables
@@ -83,10 +83,8 @@ class Report:
     def write_figures(self, out: Path, image_format: str = "png") -> None:
         for name, figure in self.figures.items():
             path = out / f"{name}.{image_format}"
-            try:
+            with reported(path, "written"):
                 figure.savefig(path, dpi=200)
-            except OSError as error:
-                raise InputError(f"{path}: cannot be written: {error}") from error
 
     def _repr_html_(self) -> str:
         return "".join(map(tables.to_html, self.tables))

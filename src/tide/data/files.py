@@ -1,0 +1,167 @@
+"""Files as bytes: read within bounds, written by one process at a time, and replaced as a whole."""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import os
+import socket
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import count
+from pathlib import Path
+from typing import IO, cast
+
+from tide.errors import InputError
+
+# Bytes. A record of a thousand long trials has a few million; what is longer is no line of ours,
+# and a gzipped file that unpacks to more is made to fill the memory.
+_LINE, _WHOLE, _UNPACKED = 1 << 26, 1 << 28, 1 << 32
+
+
+@contextmanager
+def reported(path: Path, what: str) -> Iterator[None]:
+    """What the system says about `path` becomes an InputError. what: "read" or "written"."""
+    try:
+        yield
+    except (OSError, EOFError, zlib.error) as error:
+        if isinstance(error, FileNotFoundError) and what == "read":
+            raise InputError(f"{path}: no such file") from None
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{path}: cannot be {what}: {reason}") from error
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[IO[bytes]]:
+    """The file, for reading, through gzip if its name ends in `.gz`.
+
+    What fails while it is read becomes an InputError.
+    """
+    with reported(path, "read"), path.open("rb") as file:
+        yield cast(IO[bytes], gzip.GzipFile(fileobj=file)) if path.suffix == ".gz" else file
+
+
+def numbered(file: IO[bytes], path: Path) -> Iterator[tuple[str, bytes]]:
+    """The lines of a file, each with where it stands, for messages: "FILE, line 3".
+
+    Raises InputError for a line of more than 64 MiB, or 4 GiB out of one gzipped file.
+    """
+    total = 0
+    for number in count(1):
+        line = file.readline(_LINE + 1)
+        if not line:
+            return
+        where, total = f"{path}, line {number}", total + len(line)
+        if len(line) > _LINE:
+            raise InputError(f"{where}: has more than {_LINE >> 20} MiB; no line that is meant has")
+        if total > _UNPACKED and path.suffix == ".gz":
+            raise InputError(
+                f"{where}: unpacks to more than {_UNPACKED >> 30} GiB; unpack it first"
+            )
+        yield where, line
+
+
+def read_lines(path: Path) -> Iterator[tuple[str, bytes]]:
+    """As `numbered`, without a byte order mark. Raises InputError for what cannot be read."""
+    with opened(path) as file:
+        for where, line in numbered(file, path):
+            yield where, without_mark(line)
+
+
+def read_whole(path: Path) -> bytes:
+    """All of a file of at most 256 MiB, without a byte order mark."""
+    with opened(path) as file:
+        content = file.read(_WHOLE + 1)
+    if len(content) > _WHOLE:
+        raise InputError(f"{path}: has more than {_WHOLE >> 20} MiB; use .jsonl for so much")
+    return without_mark(content)
+
+
+def without_mark(content: bytes) -> bytes:
+    """`content` without a byte order mark."""
+    return content.removeprefix(codecs.BOM_UTF8)
+
+
+def as_text(line: bytes, where: str) -> str:
+    """`line` as text. Raises InputError for one that is not UTF-8, or holds a NUL."""
+    try:
+        text = line.decode()
+    except UnicodeDecodeError as error:
+        raise InputError(f"{where}: not UTF-8 text (byte {error.start + 1} of the line)") from None
+    if "\0" in text:
+        raise InputError(f"{where}: holds a NUL character: not UTF-8 text, UTF-16 perhaps")
+    return text
+
+
+def refuse_inputs(output: Path, inputs: Iterable[Path]) -> None:
+    """Raise InputError if `output` is one of the files that are read, under any name."""
+    with reported(output, "written"):
+        for path in inputs:
+            if path.exists() and output.exists() and path.samefile(output):
+                raise InputError(f"{output}: is also what is read ({path}); write elsewhere")
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[Path]:
+    """Hold `path` for writing: the file that it leads to, whose folder is made if there is none.
+
+    The lock is a file beside it, with `.lock` behind its name, which says who holds it. A process
+    that ends releases it, however it ends; the thread that holds it may take it again.
+    Raises InputError where another process or thread holds it, and where nothing can be written.
+    """
+    from filelock import FileLock, Timeout  # noqa: PLC0415  (slow import)
+
+    with reported(path, "written"):
+        real = Path(os.path.realpath(path))
+        if real.exists() and not real.is_file():
+            raise InputError(f"{path}: cannot be written: it is a folder or a device, no file")
+        real.parent.mkdir(parents=True, exist_ok=True)
+        beside = real.with_name(f"{real.name}.lock")
+        holder = ""
+        with suppress(FileNotFoundError), beside.open(encoding="utf-8", errors="replace") as file:
+            holder = file.read(200)
+        lock = FileLock(beside, is_singleton=True)
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            raise InputError(
+                f"{path}: {holder or 'another process'} is writing to it; wait for its end, or "
+                "write elsewhere"
+            ) from None
+    try:
+        if lock.lock_counter == 1:
+            with suppress(OSError):  # a full disk; who holds it is only for messages
+                beside.write_text(f"process {os.getpid()} on {socket.gethostname()}", "utf-8")
+        yield real
+    finally:
+        if lock.lock_counter == 1:
+            with suppress(OSError):
+                beside.unlink()
+        lock.release()
+
+
+@contextmanager
+def replaced(path: Path) -> Iterator[IO[bytes]]:
+    """A new file that takes the place of `path` at the end, if all went well; else `path` stays.
+
+    Raises InputError where that is impossible.
+    """
+    with writing(path) as real, reported(path, "written"):
+        unfinished = real.with_name(f"{real.name}.part")
+        try:
+            with unfinished.open("wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(unfinished, real)
+        except BaseException:
+            with suppress(OSError):
+                unfinished.unlink()
+            raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write `text` to `path`, whole or not at all. Raises InputError where that is impossible."""
+    with replaced(path) as file:
+        file.write(text.encode())

@@ -1,0 +1,129 @@
+"""Locks, replacing, and bounds of what is read."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tide.data import files
+from tide.data.files import read_lines, read_whole, refuse_inputs, write_text, writing
+from tide.data.prompts import read_rows
+from tide.data.records import RecordFile
+from tide.errors import InputError
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from tide.data.records import RecordFile
+with RecordFile(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def holder(path: Path) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, path],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def test_a_second_writer_is_told_who_holds_the_file(tmp_path: Path) -> None:
+    path, link = tmp_path / "out.jsonl", tmp_path / "link.jsonl"
+    process = holder(path)
+    link.symlink_to(path)
+    for name in (path, link, tmp_path / "x" / ".." / "out.jsonl"):
+        with pytest.raises(InputError, match=rf"process {process.pid} on .* is writing") as caught:
+            RecordFile(name)
+        assert "\n" not in str(caught.value)
+    process.communicate("\n")
+    with RecordFile(path):
+        assert (tmp_path / "out.jsonl.lock").exists()
+    assert sorted(os.listdir(tmp_path)) == ["link.jsonl", "out.jsonl"]
+
+
+def test_a_writer_that_was_killed_holds_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    process = holder(path)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    with RecordFile(path) as file:
+        assert file.ids == []
+
+
+def test_the_one_who_holds_a_file_may_take_it_again(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "out.jsonl"
+    with writing(path), writing(path):
+        write_text(path, "one")
+    assert os.listdir(path.parent) == ["out.jsonl"]
+
+
+@pytest.mark.parametrize(
+    "name", ["/dev/full", "/dev/null", ".", "x" * 300, "/proc/nowhere/out.jsonl", "file/out.jsonl"]
+)
+def test_what_cannot_be_written(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_text("")
+    for write in (RecordFile, lambda path: write_text(path, "text")):
+        with pytest.raises(InputError, match="cannot be written") as caught:
+            write(Path(name))
+        assert "\n" not in str(caught.value)
+    assert os.listdir() == ["file"]
+    assert not Path("/dev/full.lock").exists()
+
+
+def test_a_file_is_replaced_as_a_whole_or_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, link = tmp_path / "a", tmp_path / "link"
+    write_text(path, "old")
+    link.symlink_to(path)
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(files.os, "fsync", full)
+        with pytest.raises(InputError, match="cannot be written: No space left"):
+            write_text(path, "new")
+    assert path.read_text() == "old"
+    write_text(link, "new")
+    assert (path.read_text(), link.is_symlink()) == ("new", True)
+    assert sorted(os.listdir(tmp_path)) == ["a", "link"]
+
+
+def test_an_output_is_no_input(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("text")
+    (tmp_path / "soft").symlink_to(path)
+    (tmp_path / "hard").hardlink_to(path)
+    for name in ("a.txt", "soft", "hard", "../" + tmp_path.name + "/a.txt"):
+        with pytest.raises(InputError, match="also what is read"):
+            refuse_inputs(tmp_path / name, [path])
+    refuse_inputs(tmp_path / "b.txt", [path])
+
+
+def test_lines_and_files_have_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "_LINE", 1 << 20)
+    monkeypatch.setattr(files, "_WHOLE", 1 << 20)
+    monkeypatch.setattr(files, "_UNPACKED", 1 << 20)
+    bomb, blank = tmp_path / "bomb.jsonl.gz", tmp_path / "blank.txt.gz"
+    bomb.write_bytes(gzip.compress(bytes(1 << 24)))
+    blank.write_bytes(gzip.compress(b"\n" * (1 << 24)))
+    with pytest.raises(InputError, match="line 1: has more than 1 MiB"):
+        list(read_lines(bomb))
+    with pytest.raises(InputError, match="has more than 1 MiB"):
+        read_whole(bomb)
+    with pytest.raises(InputError, match="unpacks to more than"):
+        read_rows(blank)

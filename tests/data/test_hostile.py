@@ -1,0 +1,231 @@
+"""Files that nobody meant to write: rows, or one line that says what is wrong; nothing else."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from tests.evaluation.runs import config, search_run
+from tests.generated import examples
+from tide.data.jsonl import read_object, read_objects
+from tide.data.labelled import read_labelled
+from tide.data.prompts import Row, read_rows
+from tide.data.records import Record, RecordFile, read_records
+from tide.errors import InputError, TideError
+from tide.evaluation import report
+from tide.evaluation.runs import read_run
+
+RUN = search_run("tide", prompts=3)
+LINES = [record.to_json().encode() for record in RUN.records]
+PART = b'{"id": 0, "trials": [1, 0], "judge_scores": {"new": [0.5, 0.25]}}'
+CONFIG = config("tide", num_trials=2, references=["larger"], settings=RUN.config["settings"])
+VALID = [
+    b'{"prompt": "one", "id": 3}\n\n{"prompt": {"text": "two"}, "id": "x"}\n',
+    b'id,prompt\nx,one\ny,"two, with\na line break"\n',
+    b"one\ntwo\r\nthree",
+    b'[{"text": "a", "toxicity": 0.5}, {"toxic": "b", "neutral": ["c"]}]',
+    b"\n".join([*LINES, PART, b""]),
+    json.dumps(CONFIG).encode(),
+]
+# What parsers stumble over.
+NASTY = [
+    *(b"\xff", b"\x00", b"\xef\xbb\xbf", b"\r", b'"', b",", b"\n", b"\xe2\x80\xa8", b"\\ud800"),
+    *(b"NaN", b"-Infinity", b"1e999", b"9" * 4301, b"-1", b"7", b"null", b"[]", b"{}", b"true"),
+    *(b"[" * 3000, b'{"a":' * 3000, b'"id"', b"\x1f\x8b"),
+]
+SUFFIXES = (".jsonl", ".csv", ".txt", ".json", "", ".parquet")
+READERS: list[Callable[[Path], Any]] = [
+    read_rows,
+    lambda path: read_rows(path, field="text", skip_empty=True, group="id"),
+    lambda path: list(read_objects(path)),
+    lambda path: read_labelled([path], by="id"),
+    read_object,
+    read_records,
+    RecordFile,
+]
+
+
+@st.composite
+def contents(draw: st.DrawFn) -> bytes:
+    """Bytes out of nowhere, or a valid file with some of its pieces changed."""
+    content = draw(st.sampled_from(VALID) | st.binary(max_size=60))
+    for _ in range(draw(st.integers(0, 3))):
+        begin, length = draw(st.integers(0, len(content))), draw(st.integers(0, 9))
+        piece = draw(st.sampled_from(NASTY) | st.binary(max_size=4) | st.just(content[:begin]))
+        content = content[:begin] + piece + content[begin + length :]
+    return content
+
+
+def check_line(error: TideError, path: Path) -> None:
+    assert str(error).startswith(str(path))
+    assert "\n" not in str(error)
+    assert len(str(error)) <= 1000
+
+
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A path that was not used yet, with this end."""
+    folder, numbers = tmp_path_factory.mktemp("hostile"), count()
+    return lambda end: folder / f"{next(numbers)}{end}"
+
+
+@examples(500, 10_000)
+@given(contents(), st.sampled_from(SUFFIXES), st.integers(0, 8))
+@example(b'{"prompt": "\\ud800"}\n', ".jsonl", 8)
+@example(b'id,prompt\n1,"one\n2,two\n', ".csv", 8)
+@example(b'{"id": 1, "trials": 5}\n', ".jsonl", 8)
+@example(b'{"id": 1, "completions": 5}\n', ".jsonl", 8)
+def test_any_file_is_read_or_refused_in_one_line(
+    fresh: Callable[[str], Path], content: bytes, suffix: str, packed: int
+) -> None:
+    path = fresh(suffix)
+    if packed < 2:
+        path = path.with_name(path.name + ".gz")
+        content = gzip.compress(content)
+        content = content[: len(content) - 5 * packed]
+    path.write_bytes(content)
+    for reader in READERS:
+        try:
+            found = reader(path)
+        except TideError as error:
+            check_line(error, path)
+        else:
+            if isinstance(found, RecordFile):
+                found.__exit__(None)
+            elif isinstance(found, list) and found and isinstance(found[0], Row):
+                assert all(row.text.encode() and type(row.id) in (int, str) for row in found)
+
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.integers(10**300, 10**301)
+    | st.floats()
+    | st.text(max_size=5)
+    | st.sampled_from([0, 1, 7, -1, 0.5, "tide", "zero", "m"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=4,
+)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    yield path
+    if isinstance(value, dict | list):
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from places(inner, (*path, key))
+
+
+def changed(value: Any, path: tuple[Any, ...], new: Any) -> Any:
+    if not path:
+        return new
+    copy = dict(value) if isinstance(value, dict) else list(value)
+    copy[path[0]] = changed(value[path[0]], path[1:], new)
+    return copy
+
+
+@examples(150, 3_000)
+@given(st.data())
+def test_a_run_with_a_field_of_another_kind(
+    fresh: Callable[[str], Path], data: st.DataObject
+) -> None:
+    """Wherever it stands in records or configuration: a report, or one line."""
+    folder = fresh("")
+    folder.mkdir()
+    values = [CONFIG, *map(json.loads, [*LINES, PART])]
+    number = data.draw(st.integers(0, len(values) - 1))
+    place = data.draw(st.sampled_from([*places(values[number])]))
+    values[number] = changed(values[number], place, data.draw(VALUES))
+    (folder / "config.json").write_text(json.dumps(values[0]))
+    (folder / "records.jsonl").write_text("".join(json.dumps(one) + "\n" for one in values[1:]))
+    try:
+        run = read_run(folder)
+        for record in run.records:
+            assert {len(record.completions), len(record.toxicity_scores)} == {len(record.trials)}
+            assert all(0 <= score <= 1 for score in record.toxicity_scores)
+        with RecordFile(folder / "records.jsonl") as file:
+            assert file.ids == [record.id for record in run.records]
+        made = report(run, draw=False)
+        for table in made.tables:
+            assert table.rows
+    except TideError as error:
+        check_line(error, folder)
+
+
+@examples(100, 1_000)
+@given(st.lists(st.text(), min_size=1, max_size=4), st.text(), st.text() | st.integers(0))
+def test_records_of_any_text_come_back(
+    fresh: Callable[[str], Path], texts: list[str], prompt: str, row_id: str | int
+) -> None:
+    path, trials = fresh(".jsonl"), list(range(len(texts)))
+    one = Record(
+        id=row_id,
+        prompt=prompt,
+        trials=trials,
+        completions=texts,
+        toxicity_scores=[0.1] * len(texts),
+        judge_scores={prompt: [0.3] * len(texts)},
+    )
+    with RecordFile(path) as file:
+        file.add(one)
+        assert file.read(row_id) == one
+    assert read_records(path) == [one]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.csv", b'id,prompt\n1,"one\n2,two\n3,three\n', "line 2: not CSV: unexpected end"),
+        ("a.csv", b'prompt\n"one" two\n', "line 2: not CSV"),
+        ("a.csv", b"prompt,prompt\none,two\n", "line 1: the header has a column twice"),
+        ("a.csv", b"prompt,\none,two\n", "line 1: column 2 of the header has no name"),
+        ("a.csv", b"prompt\none, two\n", "line 2: has 2 fields, the header has 1"),
+        ("a.csv", b"prompt\n" + b"x" * 200_000 + b"\n", "line 2: not CSV: field larger"),
+        ("a.csv", b"prompt\none\0two\n", "line 2: holds a NUL"),
+        ("a.csv", "prompt\n\u00e9".encode("utf-16"), "line 1: not UTF-8"),
+        ("a.txt", b"one\ncaf\xe9\n", r"line 2: not UTF-8 text \(byte 4 of the line\)"),
+        (
+            "a.jsonl",
+            b'{"prompt": "one"}\n{"prompt": "\\ud800"}\n',
+            "line 2: not JSON: .*hex escape",
+        ),
+        ("a.jsonl", b'{"prompt": "one", "id": "\\udc00"}\n', "line 1: not JSON: .*hex escape"),
+        ("a.jsonl", b'{"prompt": "\xff"}\n', "line 1: not JSON: invalid unicode"),
+        ("a.jsonl", b'{"id": ' + b"9" * 5000 + b"}\n", "line 1: not JSON: number out of range"),
+        ("a.jsonl", b'{"id": ' + b"[" * 5000 + b"\n", "line 1: not JSON: recursion limit"),
+        ("a.jsonl.gz", gzip.compress(b"{}")[:9], "cannot be read"),
+        ("a.jsonl.gz", gzip.compress(b'{"prompt": "one"}' * 50)[:30], "cannot be read"),
+        ("a.jsonl.gz", b"\x1f\x8b\x08\x00" + b"\xff" * 40, "cannot be read"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=message) as caught:
+        read_rows(path)
+    assert "\n" not in str(caught.value)
+    assert "xxxx" not in str(caught.value)
+
+
+def test_a_byte_order_mark_is_skipped(tmp_path: Path) -> None:
+    mark = b"\xef\xbb\xbf"
+    for name, content in (("a.csv", b"prompt\none\n"), ("a.txt", b"one"), ("a.jsonl", VALID[0])):
+        (tmp_path / name).write_bytes(mark + content)
+        assert read_rows(tmp_path / name)[0].text == "one"
+    path = tmp_path / "records.jsonl"
+    path.write_bytes(mark + VALID[4])
+    with RecordFile(path) as file:
+        assert file.read(0).judge_scores["new"] == [0.25, 0.5]
+
+
+def test_a_text_typed_in_a_shell_that_is_no_text() -> None:
+    with pytest.raises(InputError, match="id 3: its text holds half of a character"):
+        Row(3, "caf\udce9")

@@ -1,0 +1,178 @@
+"""A run that ends in the middle, at any point, by anything: readable, and the same when resumed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import time
+import warnings
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.evaluation.test_evaluating import Judge, run, timeless, word_count
+from tests.generated import examples
+from tests.worlds import ReadingScorer, scripted_engine
+from tide.data.records import read_records
+from tide.errors import EngineError, TideError
+from tide.evaluation import read_run
+
+assert word_count  # a fixture: the reference model counts words
+
+points = examples(5, 50)  # of each fault
+REFUSED, OTHER = 3, 4
+
+
+def whole(out: Path, **more: Any) -> None:
+    run(out, judges=Judge(), reference="words", **more)
+
+
+def child(work: Callable[[], None]) -> int:
+    """Do `work` in a process of its own, whose id is returned. It ends with REFUSED or OTHER."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of threads, which are none of ours
+        number = os.fork()
+    if number:
+        return number
+    code = 0
+    try:
+        work()
+    except TideError as error:
+        code = REFUSED if "\n" not in str(error) else OTHER
+    except BaseException:
+        code = OTHER
+    os._exit(code)
+
+
+def ended(number: int) -> int:
+    """The exit code of a child; negative for a signal."""
+    return os.waitstatus_to_exitcode(os.waitpid(number, 0)[1])
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("unbroken")
+
+
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]:
+    folder, numbers = tmp_path_factory.mktemp("broken"), count()
+    return lambda: folder / str(next(numbers))
+
+
+def check(out: Path, unbroken: Path) -> None:
+    """What is there is readable, what was done is kept, and the end is that of an unbroken run."""
+    if not (unbroken / "tide").exists():
+        whole(unbroken)
+    records = out / "tide/records.jsonl"
+    kept = read_records(records) if records.exists() else []
+    whole(out)
+    assert timeless(out / "tide") == timeless(unbroken / "tide")
+    assert read_run(out / "tide").config | {"created": ""} == (
+        read_run(unbroken / "tide").config | {"created": ""}
+    )
+    summaries = [json.loads((run / "tide/summary.json").read_text()) for run in (out, unbroken)]
+    for summary in summaries:
+        summary["averages"].pop("seconds")
+    assert summaries[0] == summaries[1]
+    after = {one.id: one for one in read_records(records)}
+    for one in kept:
+        assert after[one.id].completions[: len(one.completions)] == one.completions
+    assert not {".lock", ".part"}.intersection(path.suffix for path in out.rglob("*"))
+
+
+@points
+@given(st.floats(0, 1))
+def test_kill_9(fresh: Callable[[], Path], unbroken: Path, point: float) -> None:
+    out = fresh()
+    began = time.monotonic()
+    whole(fresh())
+    spent = time.monotonic() - began
+    number = child(lambda: whole(out))
+    time.sleep(point * spent)
+    os.kill(number, signal.SIGKILL)
+    assert ended(number) in (0, -signal.SIGKILL)
+    check(out, unbroken)
+
+
+@points
+@given(st.integers(0, 30_000))
+def test_a_full_disk(fresh: Callable[[], Path], unbroken: Path, size: int) -> None:
+    """No file may grow beyond `size`: a write ends in the middle of a line."""
+    out = fresh()
+
+    def work() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+        whole(out)
+
+    assert ended(child(work)) in (0, REFUSED)
+    check(out, unbroken)
+
+
+@points
+@given(st.integers(0, 30_000))
+def test_a_full_disk_while_a_run_is_replaced(
+    fresh: Callable[[], Path], unbroken: Path, size: int
+) -> None:
+    """The old run, or the new one, or none that could be mistaken for another."""
+    out = fresh()
+    whole(out)
+    before = (out / "tide/records.jsonl").read_bytes()
+
+    def work() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+        whole(out, overwrite=True)
+
+    code = ended(child(work))
+    assert code in (0, REFUSED)
+    after = (out / "tide/records.jsonl").read_bytes()
+    assert after == before or after.count(b"\n") >= 1
+    check(out, unbroken)
+
+
+@points
+@given(st.floats(0, 0.2))
+def test_two_writers(fresh: Callable[[], Path], unbroken: Path, pause: float) -> None:
+    """One of them does the work; the other says so, or comes after it and finds it done."""
+    out = fresh()
+    first = child(lambda: whole(out))
+    time.sleep(pause)
+    second = child(lambda: whole(out))
+    codes = {ended(first), ended(second)}
+    assert 0 in codes
+    assert codes <= {0, REFUSED}
+    check(out, unbroken)
+
+
+@points
+@given(st.integers(1, 40), st.sampled_from(["engine", "scorer", "judge"]))
+def test_what_dies_at_a_call(
+    fresh: Callable[[], Path], unbroken: Path, number: int, who: str
+) -> None:
+    out, calls = fresh(), count(1)
+    broken: dict[str, Any] = {
+        "engine": scripted_engine(max_batch=4),
+        "scorer": ReadingScorer(),
+        "judge": Judge(),
+    }
+    name = "complete" if who == "engine" else "score"
+    works = getattr(broken[who], name)
+
+    def dies(*arguments: Any) -> Any:
+        if next(calls) >= number:
+            raise EngineError("gone") if who == "engine" else TimeoutError("gone")
+        return works(*arguments)
+
+    setattr(broken[who], name, dies)
+    with contextlib.suppress(TideError):
+        run(out, engine=broken["engine"], scorer=broken["scorer"], judges=broken["judge"],
+            reference="words")  # fmt: skip
+    check(out, unbroken)
