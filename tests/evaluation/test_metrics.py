@@ -185,3 +185,26 @@ def test_seeds_are_averaged_with_their_spread() -> None:
     assert found.value == pytest.approx(0.3)
     assert found.std == found.half_width == pytest.approx(np.std([0.1, 0.2, 0.6], ddof=1))
     assert (summary.method, summary.completions) == ("base (3 seeds)", 6)
+
+
+def test_moved_completions_apart() -> None:
+    """Moved: not accepted at once. Words of the first four trials share 2, 4, 0 and none."""
+    texts = {"base_completions": ["a b c d", "same"], "completions": ["a x c y", "same"]}
+    first = record(0, [0.6, 0.1], [0.4, 0.9], evaluations=[3, 1], displacements=[0.8, 0.0], **texts)
+    texts = {"base_completions": ["one two", ""], "completions": ["three", "four"]}
+    second = record(
+        1, [0.1, 0.2], [0.7, 0.2], evaluations=[2, 2], displacements=[0.4, 0.3], **texts
+    )
+    plain = Run("fast", run([[0.1]]).config, [first, second])
+    summary = summarize(measured(plain, [[5.0, 2.0], [7.0, None]]))
+    assert summary.averages["moved"].value == 3 / 4
+    assert summary.averages["moved_similarity"].value == pytest.approx((0.5 + 0 + 0) / 3)
+    assert summary.averages["moved_displacement"].value == pytest.approx((0.8 + 0.4 + 0.3) / 3)
+    rates = [summary.toxicity[source]["moved"].value for source in ("scorer@1", JUDGE)]
+    assert rates == pytest.approx([1 / 3, 1 / 3])
+    fluency = summary.fluency[REFERENCE]
+    assert (fluency.moved_median, fluency.moved_p95) == pytest.approx((6.0, 6.9))
+
+
+def test_a_baseline_moves_nothing() -> None:
+    assert "moved" not in summarize(run([[0.1], [0.9]])).averages

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tide.cli import options
+from tide.cli import options, stopping
 from tide.cli.display import ERRORS
 from tide.cli.judge import refuse_failures
 from tide.cli.report import print_tables
@@ -72,6 +72,7 @@ def evaluate(
     engine_options = options.engine_options(
         device=device, dtype=dtype, max_batch=max_batch, base_urls=base_url, further=engine_option
     )
+    stopping.keeps("finished records are kept; the same command goes on with them")
     runs = evaluation.evaluate(
         benchmark,
         methods,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tide.cli import options
+from tide.cli import options, stopping
 from tide.cli.display import ERRORS
 from tide.cli.report import print_tables
 from tide.errors import InputError, TideError
@@ -36,6 +36,7 @@ def judge(
 
     if not judges and not reference:
         raise InputError("nothing to add: give --judges or --reference")
+    stopping.keeps("finished scores are kept; the same command goes on with them")
     extended = evaluation.judge(
         runs,
         judges=options.judges(judges),

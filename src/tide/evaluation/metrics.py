@@ -56,12 +56,15 @@ class Estimate:
 class Perplexity:
     """Perplexity by one reference model: mean and median over completions.
 
+    moved_median, moved_p95: median and 95th percentile over moved completions.
     without: completions that have none, though they were measured (they have no tokens).
     unmeasured: prompts with completions that were not measured yet.
     """
 
     mean: Estimate | None
     median: float | None
+    moved_median: float | None
+    moved_p95: float | None
     without: float
     unmeasured: int
 
@@ -72,13 +75,17 @@ class Summary:
 
     toxicity: by source (the search's scorer, then the judges), `max` and `mean` (averages over
     prompts of the largest and the mean score of their completions, in [0, 1]) and `rate` (share of
-    prompts with a toxic completion). unscored: by source, prompts that it has not scored; they are
+    prompts with a toxic completion), and `moved` (share of moved completions that are toxic).
+    Moved are those completions of a search whose first evaluation was not accepted.
+    unscored: by source, prompts that it has not scored; they are
     left out of its averages.
     fluency: by reference model.
     averages: `iterations` (the paper's K-bar, the prompt itself is 1), `num_tokens` and `empty`
     over completions; `dist_1` to `dist_3` (distinct n-grams over words of a prompt's completions,
     as in DExperts), `evaluations`, `rounds`, `generated_tokens`, `forward_tokens`, `scorer_calls`
-    and `seconds` over prompts; `unresolved` and `refused` are shares of prompts with such a trial.
+    and `seconds` over prompts; `unresolved` and `refused` are shares of prompts with such a trial;
+    `moved` is the share of moved completions, `moved_similarity` (ROUGE-L between words of a moved
+    completion and of the unmodified prompt's own) and `moved_displacement` are means over them.
     dropped: completions that `valid` left out of toxicity, perplexity, distinctness, iterations,
     length and empty completions; what they cost still counts.
     """
@@ -118,6 +125,7 @@ def summarize(run: Run, *, valid: Valid | None = None, seed: int = 0) -> Summary
     completions = dropped = 0
     unscored = dict.fromkeys(run.sources, 0)
     perplexities: dict[str, list[float]] = {name: [] for name in run.references}
+    of_moved: dict[str, list[float]] = {name: [] for name in run.references}
     measured, unmeasured = dict.fromkeys(perplexities, 0), dict.fromkeys(perplexities, 0)
     for record in sorted(run.records, key=lambda record: (type(record.id) is str, record.id)):
         kept = kept_trials(run, record, valid)
@@ -129,6 +137,7 @@ def summarize(run: Run, *, valid: Valid | None = None, seed: int = 0) -> Summary
         for name in perplexities:
             there, values = _perplexities(record, name, kept)
             perplexities[name] += values
+            of_moved[name] += _perplexities(record, name, _moved(record, kept))[1]
             measured[name] += there
             unmeasured[name] += there < len(kept)
             if values:
@@ -138,7 +147,7 @@ def summarize(run: Run, *, valid: Valid | None = None, seed: int = 0) -> Summary
     judged = {
         source: {
             name: estimates.pop(key)
-            for name in ("max", "mean", "rate")
+            for name in ("max", "mean", "rate", "moved")
             if (key := f"{source}\0{name}") in estimates
         }
         for source in run.sources
@@ -153,6 +162,8 @@ def summarize(run: Run, *, valid: Valid | None = None, seed: int = 0) -> Summary
             name: Perplexity(
                 mean=estimates.pop(f"perplexity\0{name}", None),
                 median=median(values) if values else None,
+                moved_median=median(moved) if (moved := of_moved[name]) else None,
+                moved_p95=float(np.percentile(moved, 95)) if moved else None,
                 without=measured[name] - len(values),
                 unmeasured=unmeasured[name],
             )
@@ -182,9 +193,7 @@ def over_seeds(summaries: Sequence[Summary], method: str) -> Summary:
         fluency={
             name: Perplexity(
                 mean=_mean([{"": one.mean} if one.mean else {} for one in some]).get(""),
-                median=fmean(medians)
-                if (medians := [o.median for o in some if o.median])
-                else None,
+                **{key: _mean_of(some, key) for key in ("median", "moved_median", "moved_p95")},
                 without=fmean(one.without for one in some),
                 unmeasured=max(one.unmeasured for one in some),
             )
@@ -205,6 +214,11 @@ def _mean(some: Sequence[Mapping[str, Estimate]]) -> dict[str, Estimate]:
             values = [one[name].value for one in some]
             found[name] = Estimate(fmean(values), std=stdev(values) if len(values) > 1 else None)
     return found
+
+
+def _mean_of(some: Sequence[Perplexity], key: str) -> float | None:
+    values = [value for one in some if (value := getattr(one, key)) is not None]
+    return fmean(values) if values else None
 
 
 def scores_of(run: Run, record: Record, source: str) -> list[float] | None:
@@ -259,6 +273,7 @@ def _perplexities(record: Record, name: str, kept: Sequence[int]) -> tuple[int, 
 def _ratios(run: Run, record: Record, kept: Sequence[int]) -> Ratios:
     """What one prompt adds to the two sums of each average."""
     found: Ratios = {}
+    moved = _moved(record, kept)
     for source in run.sources:
         scores = scores_of(run, record, source)
         if scores is not None and kept:
@@ -266,6 +281,9 @@ def _ratios(run: Run, record: Record, kept: Sequence[int]) -> Ratios:
             found[f"{source}\0max"] = max(values), 1
             found[f"{source}\0mean"] = fmean(values), 1
             found[f"{source}\0rate"] = float(is_toxic(run, max(values))), 1
+            if moved:
+                toxic = sum(is_toxic(run, scores[place]) for place in moved)
+                found[f"{source}\0moved"] = toxic, len(moved)
     words = [record.completions[place].split() for place in kept]
     if total := sum(map(len, words)):
         for n in (1, 2, 3):
@@ -292,7 +310,33 @@ def _ratios(run: Run, record: Record, kept: Sequence[int]) -> Ratios:
         found["unresolved"] = float(not all(yes or (not t and e) for yes, t, e in resolved)), 1
     if record.refused is not None:
         found["refused"] = float(any(refused)), 1
+    return found | _of_moved(record, kept, moved)
+
+
+def _of_moved(record: Record, kept: Sequence[int], moved: Sequence[int]) -> Ratios:
+    if record.base_completions is None:
+        return {}
+    before, after = record.base_completions, record.completions
+    alike = (_rouge_l(before[place].split(), after[place].split()) for place in moved)
+    found: Ratios = {"moved": (len(moved), len(kept))}
+    found["moved_similarity"] = math.fsum(alike), len(moved)
+    if (far := record.displacements) is not None:
+        found["moved_displacement"] = math.fsum(far[place] for place in moved), len(moved)
     return found
+
+
+def _moved(record: Record, kept: Sequence[int]) -> list[int]:
+    """The places of the trials whose first evaluation was not accepted."""
+    if record.base_completions is None or record.evaluations is None:
+        return []
+    return [place for place in kept if record.evaluations[place] > 1]
+
+
+def _rouge_l(before: list[str], after: list[str]) -> float:
+    """ROUGE-L: the F1 of the longest common subsequence of words (Lin 2004)."""
+    from rapidfuzz.distance import Indel  # noqa: PLC0415
+
+    return float(Indel.normalized_similarity(before, after))
 
 
 def _ngrams(words: Sequence[str], n: int) -> Iterator[tuple[str, ...]]:

@@ -141,3 +141,14 @@ def test_all_tables_fit_a_terminal() -> None:
 def test_file_names_have_no_odd_characters() -> None:
     assert tables.slug("hf:some/model@1#toxic") == "hf-some-model-1-toxic"
     assert tables.slug("../..") == "unnamed"
+
+
+def test_moved_completions_have_a_row_a_search_and_a_column_a_source() -> None:
+    one = search_run("fast")
+    for number, some in enumerate(one.records):
+        changed(one, number, base_completions=list(some.completions))
+    table = tables.moved_table([summarize(run([[0.1]])), summarize(one)], "t", "n")
+    assert [row[0] for row in table.rows] == ["fast"]
+    headings = [column.heading for column in table.columns]
+    assert headings == ["method", "moved", "ppl", "p95", "toxic 1", "toxic 2", "alike", "displaced"]
+    assert table.rows[0][-2] == Estimate(1.0, 1.0, 1.0)

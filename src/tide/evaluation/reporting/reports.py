@@ -248,6 +248,9 @@ def _tables(group: Group, against: str | None, valid: Valid | None, tests: bool)
         name = f"{group.prefix}quality-{tables.slug(source)}"
         yield tables.quality_table(group.summaries, source, title, name)
     yield tables.fluency_table(group.summaries, f"{group.title}; text", f"{group.prefix}fluency")
+    if any(summary.averages.get("moved") for summary in group.summaries):
+        title, name = f"{group.title}; moved completions", f"{group.prefix}moved"
+        yield tables.moved_table(group.summaries, title, name)
     yield tables.cost_table(group.summaries, f"{group.title}; cost", f"{group.prefix}cost")
     if tests and (against is None or opponent(names, against)):
         comparisons = compare(group.runs, against, valid=valid)

@@ -175,6 +175,34 @@ def cost_table(summaries: Sequence[Summary], title: str, name: str) -> Table:
     return Table(name, title, columns, rows, notes).without_empty_columns()
 
 
+def moved_table(summaries: Sequence[Summary], title: str, name: str) -> Table:
+    """The completions of searches that were not accepted at once, apart; a row a method."""
+    rows = [one for one in summaries if "moved" in one.averages]
+    sources = list(dict.fromkeys(source for one in rows for source in one.toxicity))
+    columns = [
+        Column("method"),
+        Column("moved", 3, key="share moved"),
+        Column("ppl", 2, key="median perplexity"),
+        Column("p95", 1, key="95th percentile of perplexity"),
+        *(Column(f"toxic {i}", 3, key=f"toxic by {s}") for i, s in enumerate(sources, start=1)),
+        Column("alike", 3, key="ROUGE-L"),
+        Column("displaced", 2, key="displacement"),
+    ]
+    values: list[list[Value]] = []
+    for one in rows:
+        fluency = next(iter(one.fluency.values()), None)
+        perplexity = [fluency.moved_median, fluency.moved_p95] if fluency else [None, None]
+        toxic = [one.toxicity[s].get("moved") if s in one.toxicity else None for s in sources]
+        measured = (one.averages.get(f"moved_{key}") for key in ("similarity", "displacement"))
+        values.append([one.method, one.averages["moved"], *perplexity, *toxic, *measured])
+    notes = [
+        "moved: share of completions whose first evaluation was not accepted; the rest is of these",
+        "ppl, p95: median and 95th percentile of perplexity; alike: ROUGE-L with the unmodified",
+        "; ".join(f"toxic {i}: share by {s}" for i, s in enumerate(sources, start=1)),
+    ]
+    return Table(name, title, columns, values, notes).without_empty_columns()
+
+
 def significance_table(
     comparisons: Sequence[Comparison], source: str, title: str, name: str
 ) -> Table:
