@@ -108,6 +108,10 @@ BROKEN: dict[str, tuple[Mutation, str]] = {
     "a field of the wrong type": (fields(hidden_size="wide"), "hidden_size"),
     "an unknown dtype": (fields(dtype="float7"), "cannot be loaded: .*float7"),
     "an unknown kind": (fields(model_type="none"), "cannot be loaded: "),
+    "a kernel": (
+        fields(sub={"attn_implementation": {"": "kernels-community/flash-attn2"}}),
+        "attn_implementation names a kernel to download",
+    ),
     "a list": (content(CONFIG, b"[]"), r"config\.json holds a list"),
     "null": (content(CONFIG, b"null"), r"config\.json holds a NoneType"),
     "no JSON": (content(CONFIG, b"{"), r"config\.json is no JSON"),

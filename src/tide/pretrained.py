@@ -69,7 +69,7 @@ def read_config(
             raise
         problem = "no such folder here, and not to be had from the hub"
         raise ValueError(f"{problem}: {first_line(error)}") from error
-    _check_counts(raw)
+    _check_fields(raw)
     return AutoConfig.from_pretrained(
         source, revision=revision, trust_remote_code=trust_remote_code
     )
@@ -156,13 +156,16 @@ def _read_json(path: Path) -> dict[str, Any]:
     return fields
 
 
-def _check_counts(fields: Any) -> None:
+def _check_fields(fields: Any) -> None:
+    """Raise ValueError for counts out of all proportion, and for kernels: code of the hub's."""
     parts: Iterable[Any] = fields if isinstance(fields, list) else fields.values()
     for part in parts:
         if isinstance(part, dict | list):
-            _check_counts(part)
+            _check_fields(part)
     if isinstance(fields, dict):
         for name, value in fields.items():
+            if name.endswith("_implementation") and "/" in str(value):
+                raise ValueError(f"config.json: {name} names a kernel to download, which is code")
             for word, most in _MOST.items():
                 if isinstance(value, int) and word in name and value > most:
                     raise ValueError(f"config.json: {name} is {value}; at most {most} are believed")

@@ -215,6 +215,8 @@ def test_bad_embeddings_are_not_sent(
         engine.complete([torch.zeros(2, 256), embeddings], GREEDY, [0, 0])
     with pytest.raises(EngineError, match="likelihood: an empty"):
         engine.likelihood([[1], [2]], [[3], []])
+    with pytest.raises(EngineError, match="token id 99999 is not in its vocabulary"):
+        engine.likelihood([[1], [2]], [[3], [99999]])
     assert not servers[0].requests + servers[1].requests
 
 

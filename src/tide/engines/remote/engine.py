@@ -145,6 +145,7 @@ class RemoteEngine(Vocabulary):
         self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]
     ) -> NDArray[np.float64]:
         check_tokens(prompts, completions)
+        self.check_ids([*prompts, *completions])
         sequences = [[*a, *b] for a, b in zip(prompts, completions, strict=True)]
         body = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
         requests = [
