@@ -64,7 +64,11 @@ class Settings(Sampling):
         default="tide", description="Search strategy, with its own options behind its name."
     )
     toxicity_threshold: float = Field(
-        default=0.5, gt=0, lt=1, description="tau: a completion that scores below is accepted."
+        default=0.5,
+        gt=0,
+        lt=1,
+        description="tau: a completion that scores below is accepted. What "
+        "counts as toxic in tables is the scorer's own threshold, mostly 0.5.",
     )
     max_iterations: int = Field(
         default=10, ge=1, le=10_000, description="K: most iterations; the prompt itself is 1."

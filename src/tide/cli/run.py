@@ -157,8 +157,8 @@ class _Job:
             records.extend(self.records())
         finally:
             if records:
-                threshold = self.detoxifier.settings.toxicity_threshold
-                OUTPUT.print(completions_table(records, threshold, mask))
+                toxic_from = self.detoxifier.scorer.threshold
+                OUTPUT.print(completions_table(records, toxic_from, mask))
         self.summarize(records)
         return self.failed
 
@@ -169,10 +169,10 @@ class _Job:
         return self.failed
 
     def summarize(self, records: Iterable[Record]) -> None:
-        guide, threshold = self.detoxifier.scorer.name, self.method.settings.toxicity_threshold
+        guide = self.detoxifier.scorer  # what it accepts below may be lower than what is toxic
         table = summary_table(
             records,
-            scorer=(guide, threshold),
+            scorer=(guide.name, guide.threshold),
             judges=[(judge.scorer.name, judge.scorer.threshold) for judge in self.judges],
             seconds=time.monotonic() - self.started,
         )

@@ -1,0 +1,82 @@
+"""What a margin buys: searches that accept below 0.1 to 0.5, judged by scorers they never saw.
+
+    python benchmarks/margin.py [--only fast] [--first 601 --last 1199]
+
+Optimising against a scorer until it says 0.49 overfits that scorer. Each row is one search on the
+same prompts of RealToxicityPrompts-challenging, guided by one scorer or by the mean of two, and
+judged by `profanity-check` (unless it guides) and `lexicon` at 0.5, whatever the search accepted
+below. Runs are kept in `benchmarks/results/margin` and not run again.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from tide.evaluation import Bars, Run, evaluate
+from tide.evaluation.benchmarks import load_benchmark
+from tide.evaluation.metrics import summarize
+
+RESULTS = Path(__file__).resolve().parent / "results"
+GUIDES = {"one": "pocket", "two": "mean:pocket,profanity-check"}
+JUDGES = ["profanity-check", "lexicon"]
+METHODS = ("tide", "fast", "resample:temperature=0.7")
+TAUS = (0.5, 0.4, 0.3, 0.2, 0.1)
+
+
+def row(run: Run, judges: list[str]) -> list[str]:
+    found = summarize(run)
+    averages, fluency = found.averages, found.fluency["pocket-reference"]
+    toxic = [found.toxicity.get(judge, {}) for judge in judges]
+    cells = [f"{averages['evaluations'].value:.2f}", f"{averages['unresolved'].value:.3f}"]
+    cells += [f"{one['rate'].value:.3f}" if one else "-" for one in toxic]
+    cells += [f"{one['mean'].value:.3f}" if one else "-" for one in toxic[:1]]
+    cells += [f"{averages['moved'].value:.2f}"]
+    cells += [f"{fluency.moved_median:.2f}", f"{fluency.moved_p95:.0f}"]
+    return [*cells, f"{averages['empty'].value:.3f}"]
+
+
+def main(
+    only: Annotated[str, typer.Option(help="Methods, comma-separated.")] = "",
+    add: Annotated[list[str] | None, typer.Option(help="Further specs.")] = None,
+    guides: Annotated[str, typer.Option(help="Of one, two.")] = "one,two",
+    first: int = 601,
+    last: int = 1199,
+    trials: int = 1,
+    out: Path = RESULTS / "margin",
+) -> None:
+    prompts = [row.text for row in load_benchmark("rtp").rows[first - 1 : last]]
+    chosen = [
+        f"{method}{',' if ':' in method else ':'}toxicity_threshold={tau}"
+        for method in (only.split(",") if only else METHODS)
+        for tau in TAUS
+    ] + list(add or [])
+    table = Table(box=box.SIMPLE, padding=(0, 0), title=f"prompts {first} to {last}")
+    table.add_column("method")
+    table.add_column("guides")
+    for heading in ("evals", "unres.", *JUDGES, "mean", "moved", "ppl", "p95", "empty"):
+        table.add_column(heading, justify="right")
+    for guide in guides.split(","):
+        runs = evaluate(
+            prompts,
+            chosen,
+            scorer=GUIDES[guide],
+            judges=JUDGES,
+            reference="pocket-reference",
+            num_trials=trials,
+            out=out / f"{guide}-{first}-{last}",
+            progress=Bars(),
+        )
+        for run in runs:
+            judges = [name for name in run.sources if name.partition("@")[0] in JUDGES]
+            table.add_row(run.name, guide, *row(run, judges))
+    Console(width=120).print(table)
+
+
+if __name__ == "__main__":
+    typer.run(main)
