@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypedDict
 
@@ -90,9 +91,10 @@ class Settings(Sampling):
     step_relative: _Positive | None = Field(
         default=None, description="Length of a step: eta / row norm."
     )
-    perturb: Literal["content", "all"] = Field(
+    perturb: str = Field(
         default="content",
-        description="Leave special tokens (BOS, role markers) alone, or move all rows.",
+        description="Rows that are moved: content (all but special tokens: BOS, role markers), "
+        "last:K (the last K of these), or all.",
     )
     completions_per_evaluation: int = Field(
         default=1, ge=1, le=1024, description="M': a point's score is their mean."
@@ -134,6 +136,14 @@ class Settings(Sampling):
     deadline: _Positive | None = Field(
         default=None, description="Longest time of one trial of a prompt, in seconds."
     )
+
+    @field_validator("perturb")
+    @classmethod
+    def _which_rows(cls, value: str) -> str:
+        last = re.fullmatch(r"last:0*([1-9]\d{0,8})", value)
+        if last is None and value not in ("content", "all"):
+            raise ValueError("expected content, all, or last:K with K rows, as in last:8")
+        return value if last is None else f"last:{last[1]}"
 
     @model_validator(mode="before")
     @classmethod
@@ -204,7 +214,7 @@ class Overrides(TypedDict, total=False):
     mu_relative: float | None
     step_size: float | None
     step_relative: float | None
-    perturb: Literal["content", "all"]
+    perturb: str
     completions_per_evaluation: int
     select: Literal["likelihood", "nearest", "lowest"]
     max_perplexity: float | None

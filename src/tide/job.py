@@ -8,14 +8,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, TypeVar
 
-import torch
-
 from tide.config import Settings
-from tide.engines.base import EmbeddedPrompt, Engine
+from tide.engines.base import EmbeddedPrompt, Engine, KeepsPrefixes
 from tide.errors import DeadlineError, InputError, StrategyError, TideError, UnresolvedError
 from tide.results import Result, Trial
 from tide.scheduler import Search
 from tide.search import LoadedStrategy, Problem
+from tide.search.geometry import movable_rows
 from tide.seeds import derive_seed
 
 # Prompts tokenised and embedded at a time, ahead of the searches that need them.
@@ -45,10 +44,12 @@ class Job:
         self._trials = range(settings.num_trials) if trials is None else trials
         self._seeds: dict[Search, tuple[int, int]] = {}
         self._done: list[Trial] = []
+        # While it lives the engine keeps what it read of the rows that stay unmoved.
+        self._prefix: object = None
 
     def cancel(self) -> None:
         """Let go of the searches that are still under way, or would be."""
-        self._cancelled = True
+        self._cancelled, self._prefix = True, None
         for search in self._seeds:
             search.cancel()
 
@@ -83,22 +84,24 @@ class Job:
         else:
             if len(self._done) == len(self._seeds):
                 in_order = sorted(self._done, key=lambda trial: trial.number)
-                self.outcome = Result(prompt=self.prompt, trials=tuple(in_order))
+                self.outcome, self._prefix = (
+                    Result(prompt=self.prompt, trials=tuple(in_order)),
+                    None,
+                )
         return self.outcome
 
     def _open(self, embedded: EmbeddedPrompt, engine: Engine) -> None:
         settings = self._settings
         check_length(len(embedded.token_ids), settings, engine.context_length)
-        movable = ~embedded.special
-        if settings.perturb == "all":
-            movable = torch.ones_like(movable)
-        elif not movable.any():
-            raise InputError("only special tokens; perturb='all' would move them")
+        movable = movable_rows(embedded.special, settings.perturb)
+        if isinstance(engine, KeepsPrefixes):
+            self._prefix = engine.keep_prefix(embedded.embeddings[: int(movable.int().argmax())])
         seconds = settings.deadline
         deadline = math.inf if seconds is None else time.monotonic() + seconds
         for trial in self._trials:
             seed = derive_seed(settings.seed, self.prompt, trial)
-            problem = Problem(embedded.embeddings, movable, seed, engine.dtype)
+            content = movable | ~embedded.special
+            problem = Problem(embedded.embeddings, movable, seed, engine.dtype, content)
             search = Search(
                 self._strategy.create(problem, settings),
                 embedded.token_ids,

@@ -101,6 +101,18 @@ class Engine(Protocol):
         ...
 
 
+@runtime_checkable
+class KeepsPrefixes(Protocol):
+    """What an engine may do besides: read once what many prompts have in common."""
+
+    def keep_prefix(self, rows: Tensor) -> object:
+        """Say that prompts will begin with these (P, d) rows, for as long as the result lives.
+
+        What `complete` and `likelihood` answer stays the same, but for rounding.
+        """
+        ...
+
+
 _METHODS = [name for name in vars(Engine) if name[0] != "_" and name != "close"]
 
 

@@ -65,8 +65,9 @@ class VllmEngine(Vocabulary):
         settings: dict[str, Any] = {
             "max_num_seqs": self.max_batch,
             "use_tqdm_on_load": False,
-            # It would hash the embeddings, which never come twice.
-            "enable_prefix_caching": False,
+            # Candidates that move the last rows of a prompt alone (perturb="last:K") share the
+            # others, and so do their rounds. To hash embeddings that share nothing costs little.
+            "enable_prefix_caching": True,
             **options,
             "enable_prompt_embeds": True,
         }

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tide.config import Sampling
-from tide.engines.base import Completion, EmbeddedPrompt, Engine, Samplings, per_row
+from tide.engines.base import Completion, EmbeddedPrompt, Engine, KeepsPrefixes, Samplings, per_row
 
 _Key = tuple[bytes, Sampling, int]
 
@@ -66,6 +66,9 @@ class SharedEngine:
             elif digests[i] in self._prompts:
                 self._written[key] = _Written(completions[i], seconds)
         return [completions[i] for i in range(len(keys))]
+
+    def keep_prefix(self, rows: Tensor) -> object:
+        return self.engine.keep_prefix(rows) if isinstance(self.engine, KeepsPrefixes) else None
 
     def tokenize(self, prompts: Sequence[str]) -> list[list[int]]:
         return self.engine.tokenize(prompts)

@@ -43,19 +43,22 @@ class Problem:
     movable: bool mask, shape (T,): rows that may be changed (special tokens stay as they are).
     seed: seed of this run; equal seeds give equal trajectories.
     dtype: what the engine computes in; candidates are rounded to it before they are used.
+    content: bool mask, shape (T,): rows over which is measured how far a candidate is from the
+    prompt, the movable ones among them; None: these alone.
     """
 
     x0: Tensor
     movable: Tensor
     seed: int
     dtype: torch.dtype = torch.float32
+    content: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class Candidate:
     """Embeddings to evaluate: shape (T, d), float32 holding values of the engine's dtype.
 
-    `cosine` and `displacement` (|X - X0| / |X0|) are taken over the movable rows.
+    `cosine` and `displacement` (|X - X0| / |X0|) are taken over the rows of the content.
     """
 
     embeddings: Tensor
@@ -136,6 +139,8 @@ class Strategy(ABC):
         self.options.check(settings)
         self.done = False
         self.x0 = problem.x0[problem.movable]
+        still = problem.movable if problem.content is None else problem.content
+        self._still = float(problem.x0[still & ~problem.movable].norm())
         if self.x0.numel() == 0:
             raise ValueError("no movable row: the prompt has only special tokens")
         row_norm, dim = float(self.x0.norm(dim=-1).mean()), self.x0.shape[-1]
@@ -301,7 +306,7 @@ class Strategy(ABC):
         rounded = self.cast(points)
         full = self.cast(self.problem.x0).repeat(len(points), 1, 1)
         full[:, self.problem.movable] = rounded
-        cosines, displacements = geometry.measure(rounded, self.x0)
+        cosines, displacements = geometry.measure(rounded, self.x0, self._still)
         return [
             Candidate(x, role, self.iterations, seed, cosine, displacement)
             for x, seed, cosine, displacement in zip(

@@ -11,8 +11,25 @@ import math
 import torch
 from torch import Tensor
 
+from tide.errors import InputError
+
 # The published code divides by the row norm plus this.
 _EPSILON = 1e-8
+
+
+def movable_rows(special: Tensor, perturb: str) -> Tensor:
+    """The rows that `Settings.perturb` lets a search move: bool, shape (T,), as `special` ones are.
+
+    Of fewer than K rows, `last:K` is all. Raises InputError where only special ones are left.
+    """
+    if perturb == "all":
+        return torch.ones_like(special)
+    movable = ~special
+    if not movable.any():
+        raise InputError("only special tokens; perturb='all' would move them")
+    if perturb != "content":
+        movable &= movable.flip(0).cumsum(0).flip(0) <= int(perturb.removeprefix("last:"))
+    return movable
 
 
 def normalize(direction: Tensor, how: str) -> Tensor:
@@ -37,14 +54,17 @@ def cosine(x: Tensor, x0: Tensor) -> float:
     return measure(x[None], x0)[0][0]
 
 
-def measure(points: Tensor, x0: Tensor) -> tuple[list[float], list[float]]:
+def measure(points: Tensor, x0: Tensor, still: float = 0.0) -> tuple[list[float], list[float]]:
     """cos(x, x0) and |x - x0| / |x0| of each of `points`, shape (n, T, d).
 
-    A matrix of zeros has no direction and no scale: the cosine is 1 then, the distance |x - x0|.
+    still: norm of further rows, which are the same in all. A matrix of zeros has no direction and
+    no scale: the cosine is 1 then, the distance |x - x0|.
     """
     x, axis = points.flatten(1).double(), x0.flatten().double()
-    length = axis.norm()
-    cosines = torch.clamp(x @ axis / (x.norm(dim=1) * length), -1.0, 1.0).nan_to_num(1.0)
+    rest = torch.tensor(still, dtype=torch.float64)
+    length = axis.norm().hypot(rest)
+    cosines = (x @ axis + rest**2) / (x.norm(dim=1).hypot(rest) * length)
+    cosines = cosines.clamp(-1.0, 1.0).nan_to_num(1.0)
     return cosines.tolist(), ((x - axis).norm(dim=1) / (length or 1.0)).tolist()
 
 

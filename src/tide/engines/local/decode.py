@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -153,6 +153,14 @@ class Stream:
         self.logits = self.logits[rows]
 
 
+class Reading(Protocol):
+    """A batch of sequences that is read token by token: as `Stream` says, or otherwise laid out."""
+
+    logits: Tensor
+
+    def advance(self, tokens: Tensor) -> None: ...
+
+
 class Writing:
     """A batch that is being written: a stream of the model, which a baseline adds its own to.
 
@@ -163,7 +171,7 @@ class Writing:
     reads_per_draw = 0
     reads_per_token = 1
 
-    def __init__(self, stream: Stream, prompt_reads: Sequence[int] = ()) -> None:
+    def __init__(self, stream: Reading, prompt_reads: Sequence[int] = ()) -> None:
         self.stream = stream
         self.prompt_reads = prompt_reads
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import Field
 from torch import Tensor
 
 from tide.engines.base import (
@@ -22,7 +23,7 @@ from tide.engines.base import (
 from tide.engines.checkpoint import context_length, source_of
 from tide.engines.embedding_table import Vocabulary
 from tide.engines.local.cuda_graphs import StepGraphs
-from tide.engines.local.decode import Forward, Stream, Writing, decode
+from tide.engines.local.decode import Forward, Reading, Stream, Writing, decode
 from tide.engines.local.packed_weights import speed_up
 from tide.engines.local.padding import (
     in_batches,
@@ -31,6 +32,7 @@ from tide.engines.local.padding import (
     token_positions,
     writing_cost,
 )
+from tide.engines.local.prefixes import Prefix, Prefixes
 from tide.errors import EngineError, InputError, guarded
 from tide.options import checked
 from tide.pretrained import find_device, load_pretrained
@@ -51,6 +53,10 @@ class TransformersEngine(Vocabulary):
     cuda_graphs: capture the decode step of each shape of batch once and replay it, for models whose
     layers all keep plain keys and values (no sliding windows). Takes a cache for each of up to 8
     shapes. Off unless asked for: it was tested on the CPU, without the capture, and never timed.
+    prefix_tokens: of the beginnings that the candidates of a prompt share (`perturb="last:K"`), so
+    many tokens' keys and values are kept for as long as their searches last, for models as above;
+    those used last, if it is more. 0: read everything anew.
+    forward_tokens: tokens read so far for completions and likelihoods; those shared, once.
 
     Only safetensors weights are read, and code from the hub runs only with `trust_remote_code`.
     Raises EngineError if the model cannot be loaded whole, has no usable embedding layer, or does
@@ -67,6 +73,7 @@ class TransformersEngine(Vocabulary):
         dtype: str = "auto",
         max_batch: MaxBatch = None,
         cuda_graphs: bool = False,
+        prefix_tokens: Annotated[int, Field(ge=0)] = 1 << 15,
         trust_remote_code: bool = False,
     ) -> None:
         self.name = str(model)
@@ -82,6 +89,8 @@ class TransformersEngine(Vocabulary):
         self._forward = Forward(self.model)
         if cuda_graphs and self._forward.accepts("position_ids"):
             self._forward.graphs = StepGraphs(self.model)
+        self._prefixes = Prefixes(self._forward, prefix_tokens, self.dtype, self.device)
+        self._tokens = 0
         super().__init__(tokenizer, self._embedding_layer(), self.model.config)
         self.context_length = context_length(self.model.config)
         end = self.model.generation_config.eos_token_id
@@ -90,18 +99,33 @@ class TransformersEngine(Vocabulary):
         self.stop_ids = torch.tensor(stop, dtype=torch.int64, device=self.device)
         self.verify()
 
+    @property
+    def forward_tokens(self) -> int:
+        return self._tokens - self._prefixes.tokens_saved
+
+    def keep_prefix(self, rows: Tensor) -> object:
+        return self._prefixes.hold(rows)
+
     def complete(
         self, embeddings: Sequence[Tensor], sampling: Samplings, seeds: Sequence[int]
     ) -> list[Completion]:
         samplings = check_rows(self, embeddings, sampling)
         limits = [row.max_new_tokens for row in samplings]
+        begins = self._prefixes.of(embeddings)
 
         @torch.inference_mode()
         def write(rows: list[int]) -> list[Completion]:
-            prompts = [embeddings[i].to(self.device, self.dtype) for i in rows]
-            stream = Stream(self._forward, prompts, max(limits[i] for i in rows) - 1)
+            prompts, tokens = [embeddings[i] for i in rows], max(limits[i] for i in rows) - 1
+            shared = [begin for i in rows if (begin := begins[i])]
+            stream: Reading
+            if shared:  # as those of all rows, or of none, are: see `_apart`
+                stream = self._prefixes.read(shared, prompts, tokens)
+            else:
+                x = [prompt.to(self.device, self.dtype) for prompt in prompts]
+                stream = Stream(self._forward, x, tokens)
             row_samplings, row_seeds = [samplings[i] for i in rows], [seeds[i] for i in rows]
             written = decode(Writing(stream), row_samplings, row_seeds, self.stop_ids)
+            self._tokens += sum(map(len, prompts)) + sum(len(ids) - 1 for ids, _ in written)
             return self.completions(written)
 
         # Rows that write about as much share a batch, and of those, prompts of similar length. A
@@ -109,7 +133,26 @@ class TransformersEngine(Vocabulary):
         on_cpu = self.device.type == "cpu"
         groups = length_groups(limits, writing_cost) if on_cpu else [list(range(len(limits)))]
         ordered = [sorted(group, key=lambda i: (limits[i], len(embeddings[i]))) for group in groups]
-        return in_batches(write, ordered, self.max_batch)
+        return in_batches(write, self._apart(ordered, begins), self.max_batch)
+
+    def _apart(
+        self, groups: Iterable[Sequence[int]], begins: Sequence[Prefix | None]
+    ) -> Iterator[list[int]]:
+        """The rows of each group that begin with no prefix, and those that do.
+
+        On the CPU, of the latter those are together whose prefixes have about as many rows: as many
+        as the one with most are read behind each.
+        """
+        for group in groups:
+            behind: dict[Prefix | None, list[int]] = {None: []}
+            for row in group:
+                behind.setdefault(begins[row], []).append(row)
+            yield behind.pop(None)
+            rows = list(behind.values())
+            everything = [list(range(len(rows)))]
+            on_cpu = self.device.type == "cpu"
+            for some in length_groups([*map(len, rows)]) if on_cpu else everything:
+                yield [row for number in some for row in rows[number]]
 
     @torch.inference_mode()
     def likelihood(
@@ -118,22 +161,34 @@ class TransformersEngine(Vocabulary):
         check_tokens(prompts, completions)
         self.check_ids([*prompts, *completions])
         pairs = list(zip(prompts, completions, strict=True))
+        embedded = (self._embed_ids(ids).float().cpu() for ids in prompts)
+        begins = self._prefixes.of(embedded) if self._prefixes else [None] * len(pairs)
         groups = length_groups([len(a) + len(b) for a, b in pairs])
         return np.array(
             in_batches(
-                lambda rows: self._likelihood([pairs[i] for i in rows]), groups, self.max_batch
+                lambda rows: self._likelihood([pairs[i] for i in rows], [begins[i] for i in rows]),
+                self._apart(groups, begins),
+                self.max_batch,
             )
         )
 
-    def _likelihood(self, pairs: list[tuple[Sequence[int], Sequence[int]]]) -> list[float]:
+    def _likelihood(
+        self, pairs: list[tuple[Sequence[int], Sequence[int]]], begins: list[Prefix | None]
+    ) -> list[float]:
         sequences = [torch.tensor([*prompt, *completion]) for prompt, completion in pairs]
         ids, mask = left_pad([ids.to(self.device) for ids in sequences])
-        positions = token_positions(mask)
         # Only what predicts a completion's tokens: the head is a good part of a small model.
         last = max(len(completion) for _, completion in pairs)
-        keep = {"logits_to_keep": last + 1} if self._forward.accepts("logits_to_keep") else {}
-        out = self._forward(mask, positions, input_ids=ids, **keep)
-        logits = out.logits[:, -last - 1 : -1].float()
+        self._tokens += sum(map(len, sequences))
+        shared = [begin for begin in begins if begin]
+        if shared:
+            x = [self._embed_ids(ids.tolist()) for ids in sequences]
+            logits = self._prefixes.read(shared, x, 0, keep=last + 1).kept[:, :-1].float()
+        else:
+            positions = token_positions(mask)
+            keep = {"logits_to_keep": last + 1} if self._forward.accepts("logits_to_keep") else {}
+            out = self._forward(mask, positions, input_ids=ids, **keep)
+            logits = out.logits[:, -last - 1 : -1].float()
         chosen = logits.gather(-1, ids[:, -last:, None])[..., 0]
         log_probs = (chosen - logits.logsumexp(dim=-1)).double()
         return [
@@ -169,7 +224,7 @@ class TransformersEngine(Vocabulary):
             )
 
     def _free(self) -> None:
-        del self.model, self._forward, self._layer
+        del self.model, self._forward, self._layer, self._prefixes
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 

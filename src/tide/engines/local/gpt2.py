@@ -34,8 +34,9 @@ _TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
 class LeanGpt2:
     """Reads a prompt, or one more token behind a cache, as `GPT2LMHeadModel` does.
 
-    mask: (B, cached + T), 1 = real; None where nothing is padding. positions: (B, T).
-    inputs_embeds (B, T, d) or input_ids (B, T). With a cache, T is 1. Returns `logits`, of the last
+    mask: (B, cached + T), 1 = real; None where nothing is padding; or what is added to the
+    attention scores, float32 (B, 1, T, cached + T). positions: (B, T). inputs_embeds (B, T, d) or
+    input_ids (B, T). With a cache and no such mask, T is 1. Returns `logits`, of the last
     `logits_to_keep` tokens (0: all), and `past_key_values`.
 
     Attention is in float32 in any case: that in bfloat16 takes a third longer on a CPU.
@@ -70,7 +71,7 @@ class LeanGpt2:
             bias = None if mask is None else _causal_bias(mask)
         elif mask is not None:
             # Added to the attention scores as it is; a boolean one is converted in every layer.
-            bias = mask[:, None, None].float().log()
+            bias = mask if mask.ndim == 4 else mask[:, None, None].float().log()
 
         def attend(qkv: Tensor, attention: Any, layer: Any) -> Tensor:
             qkv = qkv.view(rows, tokens, 3, attention.num_heads, -1)

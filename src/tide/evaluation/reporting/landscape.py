@@ -22,6 +22,7 @@ from tide.evaluation.runners import LocalRunner
 from tide.evaluation.sharing import SharedEngine
 from tide.foreign import logger
 from tide.scorers import score_texts
+from tide.search.geometry import movable_rows
 from tide.seeds import derive_seed
 
 _LOG = logger(__name__)
@@ -85,7 +86,7 @@ def explore(
     if isinstance(result, TideError):
         raise result
     (embedded,) = engine.embed([prompt])
-    movable = torch.ones_like(embedded.special) if settings.perturb == "all" else ~embedded.special
+    movable = movable_rows(embedded.special, settings.perturb)
     x0 = embedded.embeddings[movable]
     # The prompt and the iterates, by round: a point may be completed several times in one.
     points = {

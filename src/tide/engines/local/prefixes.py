@@ -1,0 +1,259 @@
+"""What prompts have in common at their beginning, read once and kept while searches need it.
+
+A search that moves the last rows of a prompt completes many candidates that begin alike. One row
+of a batch then is one such prefix, and its candidates (a, b, c) stand in it side by side:
+
+    prefix ... prefix | a0 b0 c0 | a1 b1 c1 | ...
+
+A token sees the prefix and what its own candidate has before it. So the keys and values of a
+prefix are neither computed nor stored nor read from memory once for each candidate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import count
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import DynamicCache
+
+from tide.engines.local.decode import Forward, prefill
+from tide.engines.local.kv_cache import PreallocatedLayer, joinable
+
+# Reading fewer rows again costs less than another call.
+LEAST = 32
+# Of the largest logit, with sharing and without: see gpt2.py. A wrong mask makes 0.2.
+_TOLERANCES = {torch.float32: 1e-4}
+_ROUNDED = 5e-2
+
+
+class Prefix:
+    """Rows (P, d) that prompts begin with. What was read of them is kept for as long as this lives.
+
+    layers: keys and values of each layer, (heads, P, width); None while they are not kept.
+    """
+
+    def __init__(self, rows: Tensor) -> None:
+        self.rows = rows
+        self.layers: list[tuple[Tensor, Tensor]] | None = None
+        self.used = 0
+
+    def begins(self, x: Tensor) -> bool:
+        """Whether (T, d) `x` begins with these rows, bit for bit."""
+        size = len(self.rows)
+        if len(x) < size or (x.dtype, x.device) != (self.rows.dtype, self.rows.device):
+            return False
+        # One row tells most prompts apart.
+        return torch.equal(x[size - 1], self.rows[-1]) and torch.equal(x[:size], self.rows)
+
+
+class Prefixes:
+    """The prefixes of the searches that are under way.
+
+    tokens: most of them whose keys and values are kept between calls, those used last; with 0,
+    nothing is shared. tokens_saved: rows that were not read again so far.
+    """
+
+    def __init__(
+        self, forward: Forward, tokens: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._forward, self._tokens = forward, tokens
+        self._dtype, self._device = dtype, device
+        self._held: WeakSet[Prefix] = WeakSet()
+        self._clock = count(1)
+        self._exact: bool | None = None
+        self.tokens_saved = 0
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def hold(self, rows: Tensor) -> Prefix | None:
+        """What stands for these (P, d) rows while it lives; None where sharing them does not pay.
+
+        Nor does it work for every model: it needs plain keys and values, and masks that are obeyed.
+        """
+        if len(rows) < LEAST or not self._tokens:
+            return None
+        if self._exact is None:
+            self._exact = self._is_exact(rows[:LEAST])
+        if not self._exact:
+            return None
+        for held in list(self._held):
+            if len(held.rows) == len(rows) and held.begins(rows):
+                return held
+        prefix = Prefix(rows)
+        self._held.add(prefix)
+        return prefix
+
+    def of(self, embeddings: Iterable[Tensor]) -> list[Prefix | None]:
+        """Of each (T, d) matrix, the longest prefix that is held and leaves a row."""
+        known: dict[bytes, list[Prefix]] = {}
+        for prefix in list(self._held):
+            known.setdefault(_key(prefix.rows), []).append(prefix)
+        found: list[Prefix | None] = []
+        for x in embeddings:
+            near = known.get(_key(x), []) if known else []
+            fitting = [prefix for prefix in near if prefix.begins(x[:-1])]
+            found.append(max(fitting, key=lambda prefix: len(prefix.rows), default=None))
+        return found
+
+    def read(
+        self, prefixes: Sequence[Prefix], prompts: Sequence[Tensor], tokens: int, keep: int = 1
+    ) -> SharedStream:
+        """A stream of these (T, d) prompts, which begin with the prefixes; see SharedStream.
+
+        Prefixes that are not kept are read. Then those used longest ago are dropped.
+        """
+        suffixes, missing = [], []
+        for prefix in dict.fromkeys(prefixes):
+            prefix.used = next(self._clock)
+            if prefix.layers is None:
+                missing.append(prefix)
+        if missing:
+            rows = [self._as_read(prefix.rows) for prefix in missing]
+            _, cache = prefill(self._forward, rows, 0)
+            for i, (prefix, x) in enumerate(zip(missing, rows, strict=True)):
+                prefix.layers = [
+                    (layer.keys[i, :, -len(x) :].clone(), layer.values[i, :, -len(x) :].clone())
+                    for layer in cache.layers
+                ]
+                self.tokens_saved -= len(x)
+        for prefix, x in zip(prefixes, prompts, strict=True):
+            suffixes.append(self._as_read(x[len(prefix.rows) :]))
+            self.tokens_saved += len(prefix.rows)
+        stream = SharedStream(self._forward, prefixes, suffixes, tokens, keep)
+        kept = 0
+        for prefix in sorted(self._held, key=lambda prefix: -prefix.used):
+            kept += len(prefix.rows) if prefix.layers is not None else 0
+            if kept > self._tokens:
+                prefix.layers = None
+        return stream
+
+    def _as_read(self, rows: Tensor) -> Tensor:
+        return rows.to(self._device, self._dtype)
+
+    @torch.inference_mode()
+    def _is_exact(self, rows: Tensor) -> bool:
+        """Whether the model reads the same from these rows with sharing and without."""
+        if not self._forward.accepts("position_ids"):
+            return False
+        x = self._as_read(rows)
+        positions = torch.arange(len(x), device=x.device)[None]
+        plain = self._forward(None, positions, inputs_embeds=x[None])
+        if not joinable(plain.past_key_values):
+            return False
+        prefix = Prefix(rows[:-8])
+        shared = self.read([prefix, prefix], [x, x[:-2]], 0)
+        expected = plain.logits[0, [-1, -3]]
+        worst = float((shared.logits - expected).abs().max())
+        return worst <= _TOLERANCES.get(self._dtype, _ROUNDED) * float(expected.abs().max())
+
+
+class SharedStream:
+    """As `decode.Stream`, of sequences that go on behind prefixes, several behind one.
+
+    prefixes: that of each sequence, with its layers. suffixes: (T_i, d) input embeddings of what
+    follows it. tokens: most tokens to be read after them. keep: of how many last tokens of the
+    suffixes `kept` has the logits, (B, keep, V).
+    """
+
+    def __init__(
+        self,
+        forward: Forward,
+        prefixes: Sequence[Prefix],
+        suffixes: Sequence[Tensor],
+        tokens: int,
+        keep: int = 1,
+    ) -> None:
+        self._forward = forward
+        like = suffixes[0]
+        # The place of each sequence: behind which prefix, and which of those behind it.
+        places: dict[Prefix, list[int]] = {}
+        for i, prefix in enumerate(prefixes):
+            places.setdefault(prefix, []).append(i)
+        rows, self._beside = len(places), max(map(len, places.values()))
+        self._shape = rows, self._beside
+        longest = max(len(prefix.rows) for prefix in places)
+        steps = max(map(len, suffixes))
+        index = torch.empty(len(suffixes), dtype=torch.int64)
+        x = like.new_zeros(rows, steps, self._beside, like.shape[-1])
+        first = torch.zeros(rows, 1, self._beside, dtype=torch.int64)
+        seen = torch.zeros(rows, 1, longest, dtype=torch.bool)
+        real = torch.zeros(rows, steps + tokens, self._beside, dtype=torch.bool)
+        for row, (prefix, members) in enumerate(places.items()):
+            seen[row, :, longest - len(prefix.rows) :] = True
+            for place, i in enumerate(members):
+                index[i] = row * self._beside + place
+                padding = steps - len(suffixes[i])
+                x[row, padding:, place] = suffixes[i]
+                real[row, padding:, place] = True
+                first[row, 0, place] = len(prefix.rows) - padding
+        self._index = index.to(like.device)
+        # A sequence that has ended is read on while its neighbours write: it stays in bounds.
+        last = (forward.context or longest + steps + tokens) - 1
+        positions = (first + torch.arange(steps + tokens)[:, None]).clamp_(0, last)
+        self._positions = positions.flatten(1).to(like.device)
+        own = torch.eye(self._beside, dtype=torch.bool)[:, None] & real[:, None]
+        mask = torch.cat([seen.expand(-1, self._beside, -1), own.flatten(2)], dim=-1)
+        # Padding sees its prefix, so nothing looks nowhere, which would be NaN.
+        dtype = like.dtype if forward.lean is None else torch.float32
+        bias = torch.zeros(mask.shape, dtype=dtype).masked_fill_(~mask, torch.finfo(dtype).min)
+        self._bias = bias[:, None].to(like.device)
+        self._cache = _joined(list(places), longest, mask.shape[-1])
+        # Of the suffixes' tokens, none sees what comes after it.
+        self._end = longest + steps * self._beside
+        bias = self._bias[:, :, None, :, : self._end].repeat(1, 1, steps, 1, 1)
+        later = torch.ones(steps, steps, dtype=torch.bool, device=like.device).triu(1)
+        later = later.repeat_interleave(self._beside, dim=1)[:, None]
+        bias[..., longest:].masked_fill_(later, torch.finfo(dtype).min)
+        self._step = steps
+        self.kept = self._read(bias.flatten(2, 3), 0, keep, inputs_embeds=x.flatten(1, 2))
+        self.logits = self.kept[:, -1]
+
+    def advance(self, tokens: Tensor) -> None:
+        """Read one more token of each sequence, (B,). What `logits` was before is lost."""
+        ids = tokens.new_zeros(self._shape)
+        ids.view(-1)[self._index] = tokens
+        step, self._step = self._step, self._step + 1
+        self._end += self._beside
+        self.logits = self._read(self._bias[..., : self._end], step, 1, input_ids=ids)[:, -1]
+
+    def _read(self, bias: Tensor, step: int, keep: int, **inputs: Tensor) -> Tensor:
+        """The logits (B, keep, V) of the last of the tokens from step number `step` on."""
+        options = {"logits_to_keep": keep * self._beside}
+        out = self._forward(
+            bias,
+            self._positions[:, step * self._beside : self._step * self._beside],
+            past_key_values=self._cache,
+            **inputs,
+            **(options if self._forward.accepts("logits_to_keep") else {}),
+        )
+        logits = out.logits[:, -keep * self._beside :]
+        logits = logits.view(len(logits), keep, self._beside, -1).transpose(1, 2)
+        read: Tensor = logits.flatten(0, 1)[self._index]
+        return read
+
+
+def _joined(prefixes: Sequence[Prefix], filled: int, room: int) -> Any:
+    """A cache of a row for each of these, left-padded to `filled`, with room for `room` tokens."""
+    cache = DynamicCache()
+    for layer in zip(*(prefix.layers or () for prefix in prefixes), strict=True):
+        keys, values = zip(*layer, strict=True)
+        rooms = []
+        for parts in (keys, values):
+            heads, _, width = parts[0].shape
+            rows = parts[0].new_empty(len(parts), heads, room, width)
+            for row, part in zip(rows, parts, strict=True):
+                padding = filled - part.shape[1]
+                row[:, :padding] = 0  # masked; but NaN would come through
+                row[:, padding:filled] = part
+            rooms.append(rows)
+        cache.layers.append(PreallocatedLayer(rooms[0], rooms[1], filled))
+    return cache
+
+
+def _key(x: Tensor) -> bytes:
+    return x[LEAST - 1 : LEAST].float().cpu().numpy().tobytes()
