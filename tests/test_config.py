@@ -18,7 +18,9 @@ from tide.presets import PRESETS, preset_for, preset_values
         ("deadline", 0), ("toxicity_threshold", 0.0),
         ("toxicity_threshold", 1.0), ("max_iterations", 0), ("num_samples", 0), ("temperature", -1),
         ("top_p", 0.0), ("top_p", 1.1), ("top_k", -1), ("max_new_tokens", 0), ("num_trials", 0),
-        ("seed", -1), ("perturb", "some"), ("no_such_setting", 1),
+        ("seed", -1), ("perturb", "some"), ("perturb", "last"), ("perturb", "last:0"),
+        ("perturb", "last:8.0"), ("perturb", "last:-1"), ("perturb", "last:9999999999"),
+        ("perturb", 8), ("no_such_setting", 1),
         # Out of all proportion: logits or embeddings that are not finite, or memory without end.
         ("temperature", 1e-39), ("temperature", 1e39), ("top_p", 1e-300),
         ("num_samples", 10**9), ("num_trials", 10**8), ("max_iterations", 10**5), ("mu", 1e308),
@@ -31,6 +33,13 @@ def test_a_bad_value_is_one_line_that_names_the_field(name: str, value: Any) -> 
     with pytest.raises(InputError, match=rf"^{name}: ") as caught:
         Settings.of({name: value})
     assert "\n" not in str(caught.value)
+
+
+def test_rows_to_move_have_one_form() -> None:
+    for layer in ({"perturb": "last:08"}, {"strategy": "tide:perturb=last:8"}):
+        assert Settings.of(layer).perturb == "last:8"
+    for perturb in ("content", "all", "last:123456789"):
+        assert Settings.of({"perturb": perturb}).perturb == perturb
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,15 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tide.search.geometry import cosine, measure, normalize, project, turn_rows
+from tide.errors import InputError
+from tide.search.geometry import (
+    cosine,
+    measure,
+    movable_rows,
+    normalize,
+    project,
+    turn_rows,
+)
 
 
 @st.composite
@@ -86,3 +94,28 @@ def test_displacement_is_relative() -> None:
     cosines, displacements = measure(torch.stack([x0, 2 * x0, -x0]), x0)
     assert cosines == pytest.approx([1.0, 1.0, -1.0])
     assert displacements == pytest.approx([0.0, 1.0, 2.0])
+
+
+@given(matrices(), st.floats(0.01, 100))
+def test_rows_that_stay_count_in_what_is_measured(
+    pair: tuple[Tensor, Tensor], scale: float
+) -> None:
+    x, x0 = pair
+    still = scale * x0.flip(0)
+    whole = measure(torch.cat([x, still])[None], torch.cat([x0, still]))
+    parts = measure(x[None], x0, float(still.norm()))
+    assert parts[0] == pytest.approx(whole[0], abs=1e-5)
+    assert parts[1] == pytest.approx(whole[1], rel=1e-5)
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=12), st.integers(1, 15))
+def test_which_rows_move(special: list[bool], last: int) -> None:
+    mask, content = torch.tensor(special), [i for i, no in enumerate(special) if not no]
+    assert movable_rows(mask, "all").tolist() == [True] * len(special)
+    for perturb, expected in (("content", content), (f"last:{last}", content[-last:])):
+        if content:
+            assert movable_rows(mask, perturb).nonzero().flatten().tolist() == expected
+        else:
+            with pytest.raises(InputError, match="only special tokens"):
+                movable_rows(mask, perturb)
+    assert mask.tolist() == special

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -82,6 +83,28 @@ def test_every_candidate_has_its_own_sampling_noise(name: str) -> None:
         seeds += [candidate.sampling_seed for candidate in asked]
         strategy.tell([toxicity(candidate.embeddings) for candidate in asked])
     assert len(set(seeds)) == len(seeds)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_moves_the_movable_rows_alone(name: str) -> None:
+    """And says how far it moved the whole content."""
+    whole = problem()
+    movable = torch.arange(len(whole.x0)) >= len(whole.x0) - 2
+    settings = Settings.of({"strategy": name, "toxicity_threshold": 1e-9, "max_iterations": 3})
+    suffix = replace(whole, movable=movable, content=whole.movable)
+    strategy = load_strategy(settings.strategy).create(suffix, settings)
+    moved = 0
+    while not strategy.done:
+        asked = strategy.ask()
+        assert not isinstance(asked, LikelihoodRequest)
+        for candidate in asked:
+            by = candidate.embeddings - whole.x0
+            assert not by[~movable].any()
+            size = float(by.norm() / whole.x0[whole.movable].norm())
+            assert candidate.displacement == pytest.approx(size, abs=1e-5)
+            moved += bool(by[movable].any(dim=-1).all())
+        strategy.tell([toxicity(candidate.embeddings) for candidate in asked])
+    assert moved > 0 or name == "resample"
 
 
 # What each does

@@ -111,7 +111,7 @@ class TransformersEngine(Vocabulary):
     ) -> list[Completion]:
         samplings = check_rows(self, embeddings, sampling)
         limits = [row.max_new_tokens for row in samplings]
-        begins = self._prefixes.of(embeddings)
+        begins = self._prefixes.of(embeddings, limits)
 
         @torch.inference_mode()
         def write(rows: list[int]) -> list[Completion]:
@@ -161,8 +161,10 @@ class TransformersEngine(Vocabulary):
         check_tokens(prompts, completions)
         self.check_ids([*prompts, *completions])
         pairs = list(zip(prompts, completions, strict=True))
-        embedded = (self._embed_ids(ids).float().cpu() for ids in prompts)
-        begins = self._prefixes.of(embedded) if self._prefixes else [None] * len(pairs)
+        begins: list[Prefix | None] = [None] * len(pairs)
+        if self._prefixes:
+            embedded = (self._embed_ids(ids).float().cpu() for ids in prompts)
+            begins = self._prefixes.of(embedded, map(len, completions))
         groups = length_groups([len(a) + len(b) for a, b in pairs])
         return np.array(
             in_batches(

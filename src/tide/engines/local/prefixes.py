@@ -11,6 +11,7 @@ prefix are neither computed nor stored nor read from memory once for each candid
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from itertools import count
 from typing import Any
@@ -18,13 +19,13 @@ from weakref import WeakSet
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import DynamicCache
+from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from tide.engines.local.decode import Forward, prefill
-from tide.engines.local.kv_cache import PreallocatedLayer, joinable
+from tide.engines.local.kv_cache import PreallocatedLayer
 
-# Reading fewer rows again costs less than another call.
-LEAST = 32
+# Reading fewer rows again costs no more than another call: see padding.py.
+LEAST = 64
 # Of the largest logit, with sharing and without: see gpt2.py. A wrong mask makes 0.2.
 _TOLERANCES = {torch.float32: 1e-4}
 _ROUNDED = 5e-2
@@ -33,7 +34,8 @@ _ROUNDED = 5e-2
 class Prefix:
     """Rows (P, d) that prompts begin with. What was read of them is kept for as long as this lives.
 
-    layers: keys and values of each layer, (heads, P, width); None while they are not kept.
+    layers: keys and values of each layer, (heads, P or more, width), with room for what follows in
+    one batch; None while they are not kept.
     """
 
     def __init__(self, rows: Tensor) -> None:
@@ -64,7 +66,8 @@ class Prefixes:
         self._dtype, self._device = dtype, device
         self._held: WeakSet[Prefix] = WeakSet()
         self._clock = count(1)
-        self._exact: bool | None = None
+        # Longest sequence that shares; None until a model was tried.
+        self._longest: float | None = None
         self.tokens_saved = 0
 
     def __len__(self) -> int:
@@ -73,13 +76,13 @@ class Prefixes:
     def hold(self, rows: Tensor) -> Prefix | None:
         """What stands for these (P, d) rows while it lives; None where sharing them does not pay.
 
-        Nor does it work for every model: it needs plain keys and values, and masks that are obeyed.
+        Nor does it work with every model: it needs keys and values, and masks that are obeyed.
         """
         if len(rows) < LEAST or not self._tokens:
             return None
-        if self._exact is None:
-            self._exact = self._is_exact(rows[:LEAST])
-        if not self._exact:
+        if self._longest is None:
+            self._longest = self._try(rows[:LEAST])
+        if len(rows) >= self._longest:
             return None
         for held in list(self._held):
             if len(held.rows) == len(rows) and held.begins(rows):
@@ -88,14 +91,18 @@ class Prefixes:
         self._held.add(prefix)
         return prefix
 
-    def of(self, embeddings: Iterable[Tensor]) -> list[Prefix | None]:
-        """Of each (T, d) matrix, the longest prefix that is held and leaves a row."""
+    def of(self, embeddings: Iterable[Tensor], tokens: Iterable[int]) -> list[Prefix | None]:
+        """Of each (T, d) matrix, the longest prefix that is held and leaves a row.
+
+        tokens: how many are to be read after each.
+        """
         known: dict[bytes, list[Prefix]] = {}
         for prefix in list(self._held):
             known.setdefault(_key(prefix.rows), []).append(prefix)
         found: list[Prefix | None] = []
-        for x in embeddings:
-            near = known.get(_key(x), []) if known else []
+        for x, more in zip(embeddings, tokens, strict=True):
+            fits = known and len(x) + more <= (self._longest or 0)
+            near = known.get(_key(x), []) if fits else []
             fitting = [prefix for prefix in near if prefix.begins(x[:-1])]
             found.append(max(fitting, key=lambda prefix: len(prefix.rows), default=None))
         return found
@@ -136,20 +143,26 @@ class Prefixes:
         return rows.to(self._device, self._dtype)
 
     @torch.inference_mode()
-    def _is_exact(self, rows: Tensor) -> bool:
-        """Whether the model reads the same from these rows with sharing and without."""
+    def _try(self, rows: Tensor) -> float:
+        """Up to what length the model reads the same from such rows with sharing and without."""
         if not self._forward.accepts("position_ids"):
-            return False
+            return 0
         x = self._as_read(rows)
         positions = torch.arange(len(x), device=x.device)[None]
         plain = self._forward(None, positions, inputs_embeds=x[None])
-        if not joinable(plain.past_key_values):
-            return False
-        prefix = Prefix(rows[:-8])
+        layers = getattr(plain.past_key_values, "layers", [])
+        if not layers or not {*map(type, layers)} <= {DynamicLayer, DynamicSlidingWindowLayer}:
+            return 0
+        # Within its window, such a layer keeps and sees everything.
+        longest = min(getattr(layer, "sliding_window", None) or math.inf for layer in layers)
+        if len(x) > longest:
+            return 0
+        prefix = Prefix(rows[: len(rows) // 2])
         shared = self.read([prefix, prefix], [x, x[:-2]], 0)
         expected = plain.logits[0, [-1, -3]]
         worst = float((shared.logits - expected).abs().max())
-        return worst <= _TOLERANCES.get(self._dtype, _ROUNDED) * float(expected.abs().max())
+        tolerance = _TOLERANCES.get(self._dtype, _ROUNDED) * float(expected.abs().max())
+        return longest if worst <= tolerance else 0
 
 
 class SharedStream:
@@ -202,7 +215,7 @@ class SharedStream:
         dtype = like.dtype if forward.lean is None else torch.float32
         bias = torch.zeros(mask.shape, dtype=dtype).masked_fill_(~mask, torch.finfo(dtype).min)
         self._bias = bias[:, None].to(like.device)
-        self._cache = _joined(list(places), longest, mask.shape[-1])
+        self._cache = _joined(list(places), mask.shape[-1])
         # Of the suffixes' tokens, none sees what comes after it.
         self._end = longest + steps * self._beside
         bias = self._bias[:, :, None, :, : self._end].repeat(1, 1, steps, 1, 1)
@@ -237,22 +250,36 @@ class SharedStream:
         return read
 
 
-def _joined(prefixes: Sequence[Prefix], filled: int, room: int) -> Any:
-    """A cache of a row for each of these, left-padded to `filled`, with room for `room` tokens."""
-    cache = DynamicCache()
-    for layer in zip(*(prefix.layers or () for prefix in prefixes), strict=True):
-        keys, values = zip(*layer, strict=True)
+def _joined(prefixes: Sequence[Prefix], columns: int) -> Any:
+    """A cache of a row for each of these, left-padded, with so many columns or more.
+
+    That of a single one is its own, whose room is written again: what was begun before ends.
+    """
+    sizes = [len(prefix.rows) for prefix in prefixes]
+    kept, filled = [prefix.layers or [] for prefix in prefixes], max(sizes)
+    rooms = [(keys[None], values[None]) for keys, values in kept[0]]
+    if len(prefixes) > 1 or rooms[0][0].shape[2] < columns:
+        # Alone, twice what follows now has room: the next batch may be larger.
+        room = columns if len(prefixes) > 1 else 2 * columns - filled
         rooms = []
-        for parts in (keys, values):
-            heads, _, width = parts[0].shape
-            rows = parts[0].new_empty(len(parts), heads, room, width)
-            for row, part in zip(rows, parts, strict=True):
-                padding = filled - part.shape[1]
-                row[:, :padding] = 0  # masked; but NaN would come through
-                row[:, padding:filled] = part
-            rooms.append(rows)
-        cache.layers.append(PreallocatedLayer(rooms[0], rooms[1], filled))
+        for layer in zip(*kept, strict=True):
+            keys, values = zip(*layer, strict=True)
+            rooms.append((_stacked(keys, sizes, room), _stacked(values, sizes, room)))
+        if len(prefixes) == 1:
+            prefixes[0].layers = [(keys[0], values[0]) for keys, values in rooms]
+    cache = DynamicCache()
+    cache.layers.extend(PreallocatedLayer(keys, values, filled) for keys, values in rooms)
     return cache
+
+
+def _stacked(parts: Sequence[Tensor], sizes: Sequence[int], columns: int) -> Tensor:
+    """Of each (heads, P or more, width) part the first P columns, in (B, heads, columns, width)."""
+    heads, _, width = parts[0].shape
+    room, filled = parts[0].new_empty(len(parts), heads, columns, width), max(sizes)
+    for row, part, size in zip(room, parts, sizes, strict=True):
+        row[:, : filled - size] = 0  # masked; but NaN would come through
+        row[:, filled - size : filled] = part[:, :size]
+    return room
 
 
 def _key(x: Tensor) -> bytes:
