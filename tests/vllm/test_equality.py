@@ -52,6 +52,20 @@ def test_the_same_greedy_completions(
         assert torch.equal(here.embeddings, there.embeddings)
 
 
+def test_the_same_where_only_the_last_rows_differ(
+    engine: Engine, local: TransformersEngine, prompts: list[str]
+) -> None:
+    """What comes before them is in vLLM's cache from the second call on."""
+    (embedded,) = local.embed([" ".join(prompts[:8])])
+    x = embedded.embeddings[:200]
+    generator = torch.Generator().manual_seed(0)
+    noise = 0.02 * torch.randn(6, 8, x.shape[1], generator=generator)
+    rows = [x, *(torch.cat([x[:-8], x[-8:] + by]) for by in noise)]
+    expected = local.complete(rows, GREEDY, range(7))
+    for _ in range(2):
+        assert engine.complete(rows, GREEDY, range(7)) == expected
+
+
 def test_the_same_likelihoods(
     engine: Engine, local: TransformersEngine, prompts: list[str]
 ) -> None:

@@ -1,12 +1,12 @@
 """What prompts have in common at their beginning, read once and kept while searches need it.
 
-A search that moves the last rows of a prompt completes many candidates that begin alike. One row
-of a batch then is one such prefix, and its candidates (a, b, c) stand in it side by side:
+A search that moves the last rows of a prompt completes many candidates that begin alike. A row of
+a batch then is one such prefix, and several of its candidates (a, b, c) stand in it side by side:
 
     prefix ... prefix | a0 b0 c0 | a1 b1 c1 | ...
 
 A token sees the prefix and what its own candidate has before it. So the keys and values of a
-prefix are neither computed nor stored nor read from memory once for each candidate.
+prefix are not computed for each candidate, nor copied, nor read from memory at every step.
 """
 
 from __future__ import annotations
@@ -183,20 +183,18 @@ class SharedStream:
     ) -> None:
         self._forward = forward
         like = suffixes[0]
-        # The place of each sequence: behind which prefix, and which of those behind it.
-        places: dict[Prefix, list[int]] = {}
-        for i, prefix in enumerate(prefixes):
-            places.setdefault(prefix, []).append(i)
-        rows, self._beside = len(places), max(map(len, places.values()))
-        self._shape = rows, self._beside
-        longest = max(len(prefix.rows) for prefix in places)
         steps = max(map(len, suffixes))
+        # The place of each sequence: in which row, and which of those beside each other there.
+        rows = _rows(prefixes, steps + tokens)
+        self._beside = max(len(members) for _, members in rows)
+        self._shape = len(rows), self._beside
+        longest = max(len(prefix.rows) for prefix in prefixes)
         index = torch.empty(len(suffixes), dtype=torch.int64)
-        x = like.new_zeros(rows, steps, self._beside, like.shape[-1])
-        first = torch.zeros(rows, 1, self._beside, dtype=torch.int64)
-        seen = torch.zeros(rows, 1, longest, dtype=torch.bool)
-        real = torch.zeros(rows, steps + tokens, self._beside, dtype=torch.bool)
-        for row, (prefix, members) in enumerate(places.items()):
+        x = like.new_zeros(len(rows), steps, self._beside, like.shape[-1])
+        first = torch.zeros(len(rows), 1, self._beside, dtype=torch.int64)
+        seen = torch.zeros(len(rows), 1, longest, dtype=torch.bool)
+        real = torch.zeros(len(rows), steps + tokens, self._beside, dtype=torch.bool)
+        for row, (prefix, members) in enumerate(rows):
             seen[row, :, longest - len(prefix.rows) :] = True
             for place, i in enumerate(members):
                 index[i] = row * self._beside + place
@@ -215,7 +213,7 @@ class SharedStream:
         dtype = like.dtype if forward.lean is None else torch.float32
         bias = torch.zeros(mask.shape, dtype=dtype).masked_fill_(~mask, torch.finfo(dtype).min)
         self._bias = bias[:, None].to(like.device)
-        self._cache = _joined(list(places), mask.shape[-1])
+        self._cache = _joined([prefix for prefix, _ in rows], mask.shape[-1])
         # Of the suffixes' tokens, none sees what comes after it.
         self._end = longest + steps * self._beside
         bias = self._bias[:, :, None, :, : self._end].repeat(1, 1, steps, 1, 1)
@@ -248,6 +246,22 @@ class SharedStream:
         logits = logits.view(len(logits), keep, self._beside, -1).transpose(1, 2)
         read: Tensor = logits.flatten(0, 1)[self._index]
         return read
+
+
+def _rows(prefixes: Sequence[Prefix], tokens: int) -> list[tuple[Prefix, list[int]]]:
+    """Rows of a prefix and the numbers of the sequences behind it, which take `tokens` each.
+
+    Those of one row look at each other in vain, so they are no longer together than the prefix.
+    """
+    behind: dict[Prefix, list[int]] = {}
+    for number, prefix in enumerate(prefixes):
+        behind.setdefault(prefix, []).append(number)
+    rows = []
+    for prefix, numbers in behind.items():
+        parts = math.ceil(len(numbers) / max(1, len(prefix.rows) // tokens))
+        size = math.ceil(len(numbers) / parts)
+        rows += [(prefix, numbers[i : i + size]) for i in range(0, len(numbers), size)]
+    return rows
 
 
 def _joined(prefixes: Sequence[Prefix], columns: int) -> Any:
