@@ -159,8 +159,6 @@ def per_row(sampling: Samplings, count: int) -> list[Sampling]:
 
 def check_rows(engine: Engine, embeddings: Sequence[Tensor], sampling: Samplings) -> list[Sampling]:
     """The sampling of each row. Raises EngineError for the first matrix `engine` cannot take."""
-    import torch  # noqa: PLC0415  (slow import)
-
     dim, dtype, context_length = engine.dim, engine.dtype, engine.context_length
     samplings = per_row(sampling, len(embeddings))
     for number, (x, row) in enumerate(zip(embeddings, samplings, strict=True)):
@@ -171,7 +169,8 @@ def check_rows(engine: Engine, embeddings: Sequence[Tensor], sampling: Samplings
             )
         if not x.is_floating_point():
             raise EngineError(f"embeddings {number}: dtype {x.dtype}, expected a float type")
-        if not torch.isfinite(x.to(dtype)).all():
+        # The ends of NaN are NaN. To ask each number takes ten times as long.
+        if not all(end.isfinite() for end in x.to(dtype).aminmax()):
             raise EngineError(f"embeddings {number}: NaN or infinite values (as {dtype})")
         if context_length is not None and x.shape[0] + tokens > context_length:
             raise EngineError(
