@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from transformers import Gemma2Config
 
+from tests.generated import examples
 from tests.models import _COMMON, _WIDTH, CONFIGS, CONTEXT, save_causal_lm
 from tide import Detoxifier
 from tide.config import Sampling, Settings
@@ -84,7 +85,7 @@ def reading_all(engine: TransformersEngine) -> TransformersEngine:
     max_batch=st.sampled_from([4, 64]),
     bound=st.sampled_from([1, 60, 1 << 15]),
 )
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(30, 1000)
 def test_sharing_changes_nothing(
     engine: TransformersEngine,
     prompts: list[tuple[list[int], int, int]],

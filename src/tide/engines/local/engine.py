@@ -54,8 +54,8 @@ class TransformersEngine(Vocabulary):
     layers all keep plain keys and values (no sliding windows). Takes a cache for each of up to 8
     shapes. Off unless asked for: it was tested on the CPU, without the capture, and never timed.
     prefix_tokens: of the beginnings that the candidates of a prompt share (`perturb="last:K"`), so
-    many tokens' keys and values are kept for as long as their searches last, for models as above;
-    those used last, if it is more. 0: read everything anew.
+    many tokens' keys and values are kept for as long as their searches last; if it is more, those
+    used last. For models that keep keys and values only, within any sliding window. 0: read all.
     forward_tokens: tokens read so far for completions and likelihoods; those shared, once.
 
     Only safetensors weights are read, and code from the hub runs only with `trust_remote_code`.
