@@ -23,6 +23,8 @@ from tide.errors import InputError, TideError
 from tide.evaluation import report
 from tide.evaluation.runs import read_run
 
+pytestmark = pytest.mark.attack
+
 RUN = search_run("tide", prompts=3)
 LINES = [record.to_json().encode() for record in RUN.records]
 PART = b'{"id": 0, "trials": [1, 0], "judge_scores": {"new": [0.5, 0.25]}}'

@@ -25,6 +25,8 @@ from tide.data.records import read_records
 from tide.errors import EngineError, TideError
 from tide.evaluation import read_run
 
+pytestmark = pytest.mark.attack
+
 assert word_count  # a fixture: the reference model counts words
 
 points = examples(5, 50)  # of each fault

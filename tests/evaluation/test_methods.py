@@ -151,6 +151,7 @@ _SPECS = st.builds(
 )
 
 
+@pytest.mark.attack
 def test_no_two_configurations_have_one_name() -> None:
     runner = LocalRunner(SharedEngine(scripted_engine()), ReadingScorer())
     named: dict[str, dict[str, Any]] = {}

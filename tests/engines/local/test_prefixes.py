@@ -85,6 +85,7 @@ def reading_all(engine: TransformersEngine) -> TransformersEngine:
     max_batch=st.sampled_from([4, 64]),
     bound=st.sampled_from([1, 60, 1 << 15]),
 )
+@pytest.mark.attack
 @examples(30, 1000)
 def test_sharing_changes_nothing(
     engine: TransformersEngine,
