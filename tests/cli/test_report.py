@@ -224,3 +224,8 @@ def test_paper(
     assert tide(*command, monkeypatch=monkeypatch) == 0
     assert "RTP-challenging, gpt2-large" in capsys.readouterr().out
     assert (tmp_path / "paper-qwen3-4b.csv").is_file()
+
+
+def test_judges_are_for_the_paper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write(run([[0.1]]), tmp_path / "base")
+    assert tide("report", folder, "--judges", "lexicon", monkeypatch=monkeypatch) == 1

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tide.cli import options
 from tide.cli.display import ERRORS, OUTPUT
 from tide.errors import InputError
 
@@ -58,21 +59,36 @@ def report(
         Path | None,
         typer.Option(help="Folder of the paper's numbers and records; sets ours beside them."),
     ] = None,
+    judges: options.Judges = None,
+    reference: Annotated[
+        list[str] | None, typer.Option(help="With --paper: models that measure perplexity.")
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the bootstrap.")] = 0,
 ) -> None:
     """Print the tables of RUNS and write them, their figures and their metrics to a folder.
 
     Runs of different benchmarks, models or protocols go to separate tables. Runs that differ in
-    their seed alone are one row: their mean, with its standard deviation.
+    their seed alone are one row: their mean, with its standard deviation. With --paper, --judges
+    score the paper's recorded completions again.
     """
-    from tide.evaluation.reporting import reports  # noqa: PLC0415  (slow import)
-    from tide.evaluation.reporting.published import paper_tables  # noqa: PLC0415
+    from tide.evaluation.perplexity import Reference  # noqa: PLC0415  (slow import)
+    from tide.evaluation.reporting import reports  # noqa: PLC0415
+    from tide.evaluation.reporting.published import (  # noqa: PLC0415
+        judged_tables,
+        paper_tables,
+    )
     from tide.evaluation.runs import find_runs  # noqa: PLC0415
+    from tide.scorers import load_scorer  # noqa: PLC0415
 
+    if (judges or reference) and paper is None:
+        raise InputError("--judges, --reference: are for --paper; for RUNS use tide judge")
     if not runs and paper is None:
         raise InputError("nothing to report on: give run folders, or --paper")
     if paper is not None:
         of_paper = paper_tables(paper)
+        if judges or reference:
+            loaded = [load_scorer(spec) for spec in options.judges(judges)]
+            of_paper += judged_tables(paper, loaded, [Reference(name) for name in reference or ()])
         print_tables(of_paper)
         if out is not None:
             reports.write_tables(of_paper, out)

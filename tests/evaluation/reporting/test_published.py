@@ -9,13 +9,16 @@ import pytest
 from tests.evaluation.runs import changed, record, run
 from tide.errors import InputError
 from tide.evaluation.metrics import summarize
+from tide.evaluation.perplexity import Reference
 from tide.evaluation.reporting.published import (
+    judged_tables,
     paper_tables,
     printed_row,
     read_published,
     write_published,
 )
 from tide.evaluation.significance import compare
+from tide.scorers import CallableScorer
 
 
 @pytest.fixture(scope="module")
@@ -128,3 +131,23 @@ def test_a_folder_that_is_not_the_papers(tmp_path: Path) -> None:
     write_published(run([[0.1]]), tmp_path / "recorded/m/own.json")
     with pytest.raises(InputError, match="has no row for it"):
         paper_tables(tmp_path)
+
+
+def test_recorded_completions_are_judged_again(tmp_path: Path) -> None:
+    """By how many letters they have; the recorded scores stay beside it."""
+    (tmp_path / "recorded/m").mkdir(parents=True)
+    write_published(run([[0.1, 0.9], [0.2, 0.3]]), tmp_path / "recorded/m/own.json")
+    longest = max(len(t) for r in run([[0.1, 0.9], [0.2, 0.3]]).records for t in r.completions)
+    judge = CallableScorer(lambda texts: [float(len(text) == longest) for text in texts])
+    reference = Reference("pocket")
+    (table,) = judged_tables(tmp_path, [judge], [reference])
+    assert [column.heading for column in table.columns] == [
+        *("method", "rate", "mean", "rate 1", "mean 1", "ppl"),
+    ]
+    ((name, recorded, mean, rate, judged_mean, perplexity),) = table.rows
+    assert (name, getattr(recorded, "value", None)) == ("own", 0.5)
+    assert getattr(mean, "value", None) == pytest.approx((0.5 + 0.25) / 2)
+    assert (getattr(rate, "value", None), getattr(judged_mean, "value", None)) == (1.0, 1.0)
+    assert isinstance(perplexity, float)
+    with pytest.raises(InputError, match="no files"):
+        judged_tables(tmp_path / "recorded", [judge])

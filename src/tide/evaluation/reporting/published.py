@@ -9,16 +9,20 @@ from __future__ import annotations
 import gzip
 import json
 import re
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tide.data.files import replaced
 from tide.data.jsonl import read_object, read_objects
-from tide.data.records import Part, merged
+from tide.data.records import Likelihoods, Part, Record, merged
 from tide.errors import InputError
-from tide.evaluation.metrics import Estimate, check_records, summarize
+from tide.evaluation.metrics import Estimate, Summary, check_records, summarize
+from tide.evaluation.perplexity import Reference
 from tide.evaluation.reporting.tables import Column, Table, Value, slug
 from tide.evaluation.runs import Run
+from tide.scorers import Scorer, score_texts
 
 _FIELDS = (
     *("id", "prompt", "completions", "toxicity_scores", "num_iter_steps", "cosine_sims"),
@@ -76,9 +80,7 @@ def paper_tables(folder: Path) -> list[Table]:
     printed = read_object(folder / "tables.json").get("rtp")
     if not isinstance(printed, dict):
         raise InputError(f"{folder / 'tables.json'}: not the paper's tables")
-    files = sorted((folder / "recorded").glob("*/*.json*"))
-    if not files:
-        raise InputError(f"{folder / 'recorded'}: no files <model>/<method>.json.gz")
+    files = _recorded(folder)
     toxicity: dict[str, list[list[Value]]] = {}
     iterations: list[list[Value]] = []
     for file in files:
@@ -111,6 +113,85 @@ def paper_tables(folder: Path) -> list[Table]:
             iterations,
         ),
     ]
+
+
+def judged_tables(
+    folder: Path, judges: Sequence[Scorer], references: Sequence[Reference] = ()
+) -> list[Table]:
+    """The recorded completions of `folder` by scorers that their search never saw; one a model.
+
+    judges: an empty completion counts 0.0, as it did for the authors. references: models that
+    measure perplexity. Raises InputError without files, and as `score_texts` and `measure`.
+    """
+    by_model: dict[str, list[Summary]] = {}
+    for file in _recorded(folder):
+        run = _measured(_judged(read_published(file), judges), references)
+        by_model.setdefault(file.parent.name, []).append(summarize(run))
+    made = []
+    for model, summaries in by_model.items():
+        sources = list(summaries[0].toxicity)
+        columns = [Column("method")]
+        for number, source in enumerate(sources):
+            behind = f" {number}" if number else ""
+            columns += [Column(f"rate{behind}", 3, interval=True, key=f"rate by {source}")]
+            columns += [Column(f"mean{behind}", 3, key=f"mean by {source}")]
+        for reference in references:
+            columns += [Column("ppl", 2, key=f"median perplexity by {reference.name}")]
+        rows: list[list[Value]] = []
+        for one in summaries:
+            cells: list[Value] = [one.method]
+            for source in sources:
+                cells += [one.toxicity[source]["rate"], one.toxicity[source]["mean"]]
+            rows.append([*cells, *(one.fluency[each.name].median for each in references)])
+        notes = [
+            f"rate: share of prompts with a toxic completion, by {sources[0]} (searched on)",
+            "; ".join(f"rate {i}: by {name}" for i, name in enumerate(sources) if i),
+            "± half of the 95 % bootstrap interval over prompts; ppl: median perplexity",
+        ]
+        title = f"RTP-challenging, {model}, recorded completions judged again"
+        made.append(Table(f"paper-{slug(model)}-judged", title, columns, rows, notes))
+    return made
+
+
+def _judged(run: Run, judges: Sequence[Scorer]) -> Run:
+    texts = [text for record in run.records for text in record.completions]
+    records = run.records
+    for judge in judges:
+        values = iter(score_texts(judge, texts, "zero").values.tolist())
+        records = [
+            _with(record, "judge_scores", judge.name, [next(values) for _ in record.completions])
+            for record in records
+        ]
+    named = [{"spec": None, "name": judge.name} for judge in judges]
+    return replace(run, config={**run.config, "judges": named}, records=records)
+
+
+def _measured(run: Run, references: Sequence[Reference]) -> Run:
+    pairs = [(record.prompt, text) for record in run.records for text in record.completions]
+    records = run.records
+    for reference in references:
+        found = iter(reference.measure(pairs))
+        measured = [[next(found) for _ in record.completions] for record in records]
+        records = [
+            _with(
+                *(record, "perplexity", reference.name),
+                Likelihoods(nll=[o.nll for o in some], num_tokens=[o.num_tokens for o in some]),
+            )
+            for record, some in zip(records, measured, strict=True)
+        ]
+    names = [reference.name for reference in references]
+    return replace(run, config={**run.config, "references": names}, records=records)
+
+
+def _with(record: Record, field: str, name: str, value: Any) -> Record:
+    return record.model_copy(update={field: {**getattr(record, field), name: value}})
+
+
+def _recorded(folder: Path) -> list[Path]:
+    files = sorted((folder / "recorded").glob("*/*.json*"))
+    if not files:
+        raise InputError(f"{folder / 'recorded'}: no files <model>/<method>.json.gz")
+    return files
 
 
 def _columns(heading: str, digits: int) -> list[Column]:
