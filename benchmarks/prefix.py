@@ -82,8 +82,9 @@ def save_model(folder: Path) -> Path:
     torch.manual_seed(0)
     tokenizer = AutoTokenizer.from_pretrained(pocket.MODEL)
     config = GPT2Config(
-        vocab_size=len(tokenizer), n_positions=4096, n_embd=512, n_layer=6, n_head=8
-    )
+        vocab_size=len(tokenizer), n_positions=4096, n_embd=512, n_layer=6, n_head=8,
+        bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
     GPT2LMHeadModel(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

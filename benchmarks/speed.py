@@ -87,12 +87,14 @@ def compare_ways(prompts: Sequence[str], repeats: int) -> dict[str, Any]:
     clock = Clock()
     clock.watch(engine, "complete", "embed", "tokenize", "likelihood")
     clock.watch(scorer, "score")
+    settings = Settings(empty_policy="zero")  # as published
     detoxifiers = {
-        "b tide": Detoxifier(engine, scorer=scorer, preset="relative"),
-        "c fast": Detoxifier(engine, scorer=scorer, preset="fast"),
-        "d resample": Detoxifier(engine, scorer=scorer, strategy="resample", preset="relative"),
+        "b tide": Detoxifier(engine, scorer=scorer, settings=settings),
+        "c fast": Detoxifier(engine, scorer=scorer, preset="fast", empty_policy="zero"),
+        "d resample": Detoxifier(
+            engine, scorer=scorer, strategy="resample", preset="relative", empty_policy="zero"
+        ),
     }
-    settings = Settings()
     # Equal seeds give equal searches, so (b) asks for the same completions in every turn.
     written = recorded(engine, lambda: list(detoxifiers["b tide"].map(prompts)))
     turns: list[dict[str, float]] = []
