@@ -265,3 +265,13 @@ def test_a_killed_process_leaves_it_readable(tmp_path: Path) -> None:
     scorer = CachedScorer(Counting("slow@1", fails_at=0), path)
     assert scorer.score(["0 " * 20]) == [0.04]
     scorer.close()
+
+
+def test_a_file_that_answers_with_another_key_is_not_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one does whose index was damaged."""
+    scorer = CachedScorer(Counting(), tmp_path / "scores.sqlite3")
+    expected = scorer.score(TEXTS).tolist()
+    monkeypatch.setattr(scorer, "_read", lambda keys: [(None, 0.25), (b"other", 0.5)])
+    assert scorer.score(TEXTS).tolist() == expected

@@ -58,7 +58,8 @@ class CachedScorer(Guard):
         keys = {self._key(text): text for text in by_text}
         with self._lock:
             for key, score in self._guarded(lambda: self._read(list(keys))):
-                if type(score) is float and 0 <= score <= 1:
+                # A damaged file may also answer with a key that was not asked for.
+                if key in keys and type(score) is float and 0 <= score <= 1:
                     by_text[keys[key]] = score
                 elif not self._warned:
                     self._warned = True
