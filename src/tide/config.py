@@ -242,6 +242,13 @@ def one_line(error: ValidationError, names: Sequence[str] = ()) -> str:
     return "; ".join(lines)
 
 
+def problem(error: ValidationError, whole: str = "") -> str:
+    """The first field that is wrong, and why; never what it holds. whole: what has no field."""
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    name = ".".join(map(str, first["loc"])) or whole
+    return f"{name}: {first['msg'].removeprefix('Value error, ')}"
+
+
 def _given(value: Any) -> str:
     try:
         return repr(value)

@@ -46,6 +46,15 @@ def visible(text: str, kept: str = "") -> str:
     )
 
 
+def half_character(text: str) -> int | None:
+    """Where `text` holds one half of a surrogate pair, which no file can; None for whole texts."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return error.start
+    return None
+
+
 def _is_control(character: str) -> bool:
     # Zero-width joiners hold emoji and several scripts together, and do nothing else.
     return unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp") and (

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from tide.config import Settings
 from tide.engines.base import EmbeddedPrompt, Engine, KeepsPrefixes
 from tide.errors import DeadlineError, InputError, StrategyError, TideError, UnresolvedError
+from tide.foreign import half_character
 from tide.results import Result, Trial
 from tide.scheduler import Search
 from tide.search import LoadedStrategy, Problem
@@ -84,23 +85,21 @@ class Job:
         else:
             if len(self._done) == len(self._seeds):
                 in_order = sorted(self._done, key=lambda trial: trial.number)
-                self.outcome, self._prefix = (
-                    Result(prompt=self.prompt, trials=tuple(in_order)),
-                    None,
-                )
+                self.outcome = Result(prompt=self.prompt, trials=tuple(in_order))
+                self._prefix = None
         return self.outcome
 
     def _open(self, embedded: EmbeddedPrompt, engine: Engine) -> None:
         settings = self._settings
         check_length(len(embedded.token_ids), settings, engine.context_length)
         movable = movable_rows(embedded.special, settings.perturb)
+        content = movable | ~embedded.special
         if isinstance(engine, KeepsPrefixes):
             self._prefix = engine.keep_prefix(embedded.embeddings[: int(movable.int().argmax())])
         seconds = settings.deadline
         deadline = math.inf if seconds is None else time.monotonic() + seconds
         for trial in self._trials:
             seed = derive_seed(settings.seed, self.prompt, trial)
-            content = movable | ~embedded.special
             problem = Problem(embedded.embeddings, movable, seed, engine.dtype, content)
             search = Search(
                 self._strategy.create(problem, settings),
@@ -166,10 +165,8 @@ def check_prompt(prompt: Any) -> None:
     """Raise InputError for what is no text, or one without a visible character."""
     if not isinstance(prompt, str):
         raise InputError(f"expected a text, got {type(prompt).__name__}")
-    try:
-        prompt.encode()
-    except UnicodeEncodeError as error:
-        raise InputError(f"no text: half a character (a surrogate) at {error.start}") from None
+    if (place := half_character(prompt)) is not None:
+        raise InputError(f"no text: half a character (a surrogate) at {place}")
     if not prompt.strip():
         raise InputError("empty; a prompt needs at least one character")
 

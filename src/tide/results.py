@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from html import escape
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+Score = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 _SHOWN = 60  # characters of a text in a `repr`
 
 
@@ -35,7 +36,7 @@ class Evaluation(BaseModel):
     iteration: int
     role: Literal["initial", "iterate", "perturbation"]
     text: str
-    toxicity: float = Field(ge=0, le=1)
+    toxicity: Score
     empty: bool
     cosine: float
     displacement: float

@@ -19,6 +19,7 @@ import httpx
 from pydantic import BaseModel, FailFast, Field, ValidationError
 from pydantic_core import from_json
 
+from tide.config import problem
 from tide.errors import described
 from tide.foreign import logger, shown
 
@@ -77,11 +78,8 @@ class Reply:
         except ValidationError as error:
             if (count := error.error_count()) > _MOST_FAULTS:
                 raise ServerFailed(f"an answer with {count} faults") from None
-            problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
-            where = ".".join(map(str, problem["loc"])) or "JSON"
-            raise ServerFailed(
-                f"an answer that cannot be used: {where}: {problem['msg']}"
-            ) from None
+            what = problem(error, "JSON")
+            raise ServerFailed(f"an answer that cannot be used: {what}") from None
 
     def pause(self, default: float) -> float:
         """The seconds that it asks everybody to wait, if it says so in a number."""

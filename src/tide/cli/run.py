@@ -145,7 +145,7 @@ class _Job:
                     continue
                 record = found
                 for judge in self.judges:
-                    record = judged(record, judge.scorer, self.method.settings.empty_policy)
+                    (record,) = judged([record], judge.scorer, self.method.settings.empty_policy)
                 yield record
         finally:
             bars.end()

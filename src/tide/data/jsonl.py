@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
 from pydantic_core import from_json
 
 from tide.data.files import read_lines, read_whole
@@ -57,12 +56,6 @@ def leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, 
         return
     for name, inner in value.items():
         yield from leaves(inner, (*path, name))
-
-
-def problem(error: ValidationError) -> str:
-    """The first field that is wrong, and why; never what it holds."""
-    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    return f"{'.'.join(map(str, first['loc']))}: {first['msg'].removeprefix('Value error, ')}"
 
 
 def _parse(content: bytes, where: str) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 from tide.data.files import as_text, read_lines
 from tide.data.jsonl import kind_of, read_objects
 from tide.errors import InputError
+from tide.foreign import half_character
 
 
 @dataclass(frozen=True)
@@ -26,10 +27,8 @@ class Row:
 
     def __post_init__(self) -> None:
         """Raises InputError for a text that no file can hold; one typed in a shell may be."""
-        try:
-            self.text.encode()
-        except UnicodeEncodeError:
-            raise InputError(f"id {self.id}: its text holds half of a character") from None
+        if half_character(self.text) is not None:
+            raise InputError(f"id {self.id}: its text holds half of a character")
 
 
 def read_rows(

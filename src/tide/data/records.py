@@ -26,15 +26,15 @@ from pydantic import (
     model_validator,
 )
 
+from tide.config import problem
 from tide.data.files import numbered, replaced, reported, without_mark, writing
-from tide.data.jsonl import leaves, parse_object, problem, read_objects
+from tide.data.jsonl import leaves, parse_object, read_objects
 from tide.errors import InputError
-from tide.results import Result, Trial
+from tide.results import Result, Score, Trial
 
 RecordId = int | str
 # The name of a list inside a record: ("completions",), ("judge_scores", NAME).
 Column = tuple[str, ...]
-Score = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 # Sums and squares of these are finite, too.
 _Finite = Annotated[float, Field(ge=-1e100, le=1e100, allow_inf_nan=False)]
 _Positive = Annotated[float, Field(ge=0, le=1e100, allow_inf_nan=False)]

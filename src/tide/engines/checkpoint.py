@@ -11,13 +11,11 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from tide import pocket, pretrained
+from tide import pocket
 from tide.errors import EngineError, guarded
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
-
-read_config = pretrained.read_config
 
 
 def source_of(model: str | Path) -> str:

@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tide.engines.base import Completion, MaxBatch, Samplings, check_rows, check_tokens
-from tide.engines.checkpoint import read_config, read_vocabulary, source_of
+from tide.engines.checkpoint import read_vocabulary, source_of
 from tide.engines.embedding_table import Vocabulary
 from tide.engines.equivalence import PROBES, FirstToken, difference, scaled_probes
 from tide.errors import EngineError, InputError, first_line
 from tide.options import checked
+from tide.pretrained import read_config
 from tide.registry import require
 
 _MAX_BATCH = 256

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tide.config import EmptyPolicy
-from tide.data.records import Column, Record, RecordFile, RecordId
+from tide.data.records import Column, Likelihoods, Record, RecordFile, RecordId
 from tide.errors import ScorerError, TideError
-from tide.evaluation.perplexity import Reference
+from tide.evaluation.perplexity import Fluency, Reference
 from tide.evaluation.progress import Progress
-from tide.scorers import Scorer, Scores, load_scorer, score_texts
+from tide.scorers import Scorer, load_scorer, score_texts
 from tide.scorers.base import score_groups
 
 # Prompts whose completions are scored or measured, and then written, at a time.
@@ -53,15 +53,16 @@ def judge_records(
                 failed[one.record.id] = scores
                 progress.failed(f"judge {judge.name}", one.record.id, scores)
             else:
-                file.append(one.part(_named(judge, one, scores)))
+                file.append(one.part(_named(judge, one, iter(scores.values.tolist()))))
     return failed
 
 
-def judged(record: Record, judge: Scorer, empty_policy: EmptyPolicy) -> Record:
-    """`record` with the judge's scores, where it lies in no file. Raises as `score_texts`."""
-    one = _Unscored(record, [*range(len(record.trials))])
-    added = _named(judge, one, score_texts(judge, one.all_texts, empty_policy))
-    return record.model_copy(update={k: getattr(record, k) | v for k, v in added.items()})
+def judged(records: Sequence[Record], judge: Scorer, empty_policy: EmptyPolicy) -> list[Record]:
+    """`records` with the judge's scores, where they lie in no file. Raises as `score_texts`."""
+    each = [_Unscored(record, [*range(len(record.trials))]) for record in records]
+    texts = [text for one in each for text in one.all_texts]
+    values = iter(score_texts(judge, texts, empty_policy).values.tolist())
+    return [_with(one.record, _named(judge, one, values)) for one in each]
 
 
 def measure_records(file: RecordFile, reference: Reference, progress: Progress) -> None:
@@ -71,10 +72,26 @@ def measure_records(file: RecordFile, reference: Reference, progress: Progress) 
         pairs = [(o.record.prompt, o.record.completions[i]) for o in chunk for i in o.places]
         measured = iter(reference.measure(pairs))
         for one in chunk:
-            fluency = [next(measured) for _ in one.places]
-            nll, lengths = [f.nll for f in fluency], [f.num_tokens for f in fluency]
-            likelihoods = {"nll": nll, "num_tokens": lengths}
-            file.append(one.part({"perplexity": {reference.name: likelihoods}}))
+            found = _likelihoods([next(measured) for _ in one.places])
+            file.append(one.part({"perplexity": {reference.name: found.model_dump()}}))
+
+
+def measured(records: Sequence[Record], reference: Reference) -> list[Record]:
+    """`records` with their perplexity, where they lie in no file. Raises as `Reference.measure`."""
+    found = iter(reference.measure([(r.prompt, text) for r in records for text in r.completions]))
+    each = [_likelihoods([next(found) for _ in record.completions]) for record in records]
+    return [
+        _with(record, {"perplexity": {reference.name: one}})
+        for record, one in zip(records, each, strict=True)
+    ]
+
+
+def _likelihoods(fluency: Sequence[Fluency]) -> Likelihoods:
+    return Likelihoods(nll=[f.nll for f in fluency], num_tokens=[f.num_tokens for f in fluency])
+
+
+def _with(record: Record, added: dict[str, Any]) -> Record:
+    return record.model_copy(update={k: getattr(record, k) | v for k, v in added.items()})
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,8 +115,7 @@ class _Unscored:
         return json.dumps({"id": self.record.id, "trials": trials, **added}, ensure_ascii=False)
 
 
-def _named(judge: Scorer, one: _Unscored, scores: Scores) -> dict[str, Any]:
-    values = iter(scores.values.tolist())
+def _named(judge: Scorer, one: _Unscored, values: Iterator[float]) -> dict[str, Any]:
     by_trial = [[next(values) for _ in one.texts(place)] for place in one.places]
     found: dict[str, Any] = {"judge_scores": {judge.name: [trial[-1] for trial in by_trial]}}
     if one.record.steps:

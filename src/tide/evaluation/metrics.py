@@ -131,13 +131,14 @@ def summarize(run: Run, *, valid: Valid | None = None, seed: int = 0) -> Summary
         kept = kept_trials(run, record, valid)
         completions += len(kept)
         dropped += len(record.completions) - len(kept)
-        ratios = _ratios(run, record, kept)
+        moved = _moved(record, kept)
+        ratios = _ratios(run, record, kept, moved)
         for source in run.sources:
             unscored[source] += scores_of(run, record, source) is None
         for name in perplexities:
             there, values = _perplexities(record, name, kept)
             perplexities[name] += values
-            of_moved[name] += _perplexities(record, name, _moved(record, kept))[1]
+            of_moved[name] += _perplexities(record, name, moved)[1]
             measured[name] += there
             unmeasured[name] += there < len(kept)
             if values:
@@ -162,8 +163,8 @@ def summarize(run: Run, *, valid: Valid | None = None, seed: int = 0) -> Summary
             name: Perplexity(
                 mean=estimates.pop(f"perplexity\0{name}", None),
                 median=median(values) if values else None,
-                moved_median=median(moved) if (moved := of_moved[name]) else None,
-                moved_p95=float(np.percentile(moved, 95)) if moved else None,
+                moved_median=median(of_moved[name]) if of_moved[name] else None,
+                moved_p95=float(np.percentile(of_moved[name], 95)) if of_moved[name] else None,
                 without=measured[name] - len(values),
                 unmeasured=unmeasured[name],
             )
@@ -270,10 +271,9 @@ def _perplexities(record: Record, name: str, kept: Sequence[int]) -> tuple[int, 
     return len(there), [math.exp(min(nll, 695.0)) for nll in values]
 
 
-def _ratios(run: Run, record: Record, kept: Sequence[int]) -> Ratios:
+def _ratios(run: Run, record: Record, kept: Sequence[int], moved: Sequence[int]) -> Ratios:
     """What one prompt adds to the two sums of each average."""
     found: Ratios = {}
-    moved = _moved(record, kept)
     for source in run.sources:
         scores = scores_of(run, record, source)
         if scores is not None and kept:

@@ -19,11 +19,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from tide.config import EmptyPolicy
+from tide.config import EmptyPolicy, problem
 from tide.data.files import refuse_inputs, replaced, reported, write_text, writing
-from tide.data.jsonl import leaves, problem, read_object
-from tide.data.records import Record, RecordFile, RecordId, Score, read_records
+from tide.data.jsonl import leaves, read_object
+from tide.data.records import Record, RecordFile, RecordId, read_records
 from tide.errors import InputError, TideError
+from tide.results import Score
 
 FORMAT = 2
 CONFIG = "config.json"
@@ -216,8 +217,7 @@ def open_run(
             return file
         old = None
         if records.exists() and records.stat().st_size:
-            _refuse_other(run, config)
-            old = read_config(run)
+            old = _made_alike(run, config)
         file = RecordFile(records)
         try:
             config = new if old is None else _grown(old, config)
@@ -250,18 +250,21 @@ def _replacing(run: Path, config: dict[str, Any]) -> Iterator[None]:
         yield
 
 
-def _refuse_other(run: Path, config: dict[str, Any]) -> None:
+def _made_alike(run: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """The configuration of the run. Raises InputError if `config` would make other records."""
     way_out = "write elsewhere, or start again with --overwrite"
     path = files_of(run)[1]
     if not path.is_file():
         raise InputError(f"{run}: exists, but {path.name} does not say what made it; {way_out}")
-    old, new = dict(leaves(read_config(run))), dict(leaves(json.loads(json.dumps(config))))
+    made = read_config(run)
+    old, new = dict(leaves(made)), dict(leaves(json.loads(json.dumps(config))))
     for name in [*new, *(name for name in old if name not in new)]:
         if old.get(name) != new.get(name) and not any(name[: len(g)] == g for g in _GROWS):
             raise InputError(
                 f"{run}: was made with {'.'.join(name)} = {old.get(name)!r}, this run has "
                 f"{new.get(name)!r}; {way_out}"
             )
+    return made
 
 
 def _grown(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from tide.engines.base import (
     check_tokens,
     float_dtype,
 )
-from tide.engines.checkpoint import read_config, read_vocabulary, source_of
+from tide.engines.checkpoint import read_vocabulary, source_of
 from tide.engines.embedding_table import Vocabulary
 from tide.engines.equivalence import PROBES, FirstToken, difference, scaled_probes
 from tide.engines.remote.pool import Endpoint, EndpointPool, EndpointRefused
@@ -49,6 +49,7 @@ from tide.errors import EngineError
 from tide.foreign import logger
 from tide.keys import read_key
 from tide.options import checked
+from tide.pretrained import read_config
 from tide.wire import MIB, Seconds, ServerFailed
 
 _log = logger(__name__)

@@ -16,13 +16,14 @@ from typing import Any
 
 from tide.data.files import replaced
 from tide.data.jsonl import read_object, read_objects
-from tide.data.records import Likelihoods, Part, Record, merged
+from tide.data.records import Part, merged
 from tide.errors import InputError
+from tide.evaluation.judging import judged, measured
 from tide.evaluation.metrics import Estimate, Summary, check_records, summarize
 from tide.evaluation.perplexity import Reference
 from tide.evaluation.reporting.tables import Column, Table, Value, slug
 from tide.evaluation.runs import Run
-from tide.scorers import Scorer, score_texts
+from tide.scorers import Scorer
 
 _FIELDS = (
     *("id", "prompt", "completions", "toxicity_scores", "num_iter_steps", "cosine_sims"),
@@ -124,8 +125,16 @@ def judged_tables(
     measure perplexity. Raises InputError without files, and as `score_texts` and `measure`.
     """
     by_model: dict[str, list[Summary]] = {}
+    named = [{"spec": None, "name": judge.name} for judge in judges]
     for file in _recorded(folder):
-        run = _measured(_judged(read_published(file), judges), references)
+        run = read_published(file)
+        records = run.records
+        for judge in judges:
+            records = judged(records, judge, "zero")
+        for reference in references:
+            records = measured(records, reference)
+        config = {**run.config, "judges": named, "references": [one.name for one in references]}
+        run = replace(run, config=config, records=records)
         by_model.setdefault(file.parent.name, []).append(summarize(run))
     made = []
     for model, summaries in by_model.items():
@@ -151,40 +160,6 @@ def judged_tables(
         title = f"RTP-challenging, {model}, recorded completions judged again"
         made.append(Table(f"paper-{slug(model)}-judged", title, columns, rows, notes))
     return made
-
-
-def _judged(run: Run, judges: Sequence[Scorer]) -> Run:
-    texts = [text for record in run.records for text in record.completions]
-    records = run.records
-    for judge in judges:
-        values = iter(score_texts(judge, texts, "zero").values.tolist())
-        records = [
-            _with(record, "judge_scores", judge.name, [next(values) for _ in record.completions])
-            for record in records
-        ]
-    named = [{"spec": None, "name": judge.name} for judge in judges]
-    return replace(run, config={**run.config, "judges": named}, records=records)
-
-
-def _measured(run: Run, references: Sequence[Reference]) -> Run:
-    pairs = [(record.prompt, text) for record in run.records for text in record.completions]
-    records = run.records
-    for reference in references:
-        found = iter(reference.measure(pairs))
-        measured = [[next(found) for _ in record.completions] for record in records]
-        records = [
-            _with(
-                *(record, "perplexity", reference.name),
-                Likelihoods(nll=[o.nll for o in some], num_tokens=[o.num_tokens for o in some]),
-            )
-            for record, some in zip(records, measured, strict=True)
-        ]
-    names = [reference.name for reference in references]
-    return replace(run, config={**run.config, "references": names}, records=records)
-
-
-def _with(record: Record, field: str, name: str, value: Any) -> Record:
-    return record.model_copy(update={field: {**getattr(record, field), name: value}})
 
 
 def _recorded(folder: Path) -> list[Path]:

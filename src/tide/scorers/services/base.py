@@ -27,8 +27,6 @@ _MOST_AT_ONCE = 100  # unless asked for
 # One pace a service, for all scorers of this process: two of its attributes share its quota.
 _PACES: dict[str, Pace] = {}
 
-# What a service may answer: a number, which `false` and "0" are not.
-Score = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Rate = Annotated[float, Field(ge=1e-4, le=10_000, allow_inf_nan=False)]
 Concurrency = Annotated[int, Field(ge=1, le=1000)]
 Attempts = Annotated[int, Field(ge=1, le=1000)]

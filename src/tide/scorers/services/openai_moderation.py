@@ -12,12 +12,12 @@ from pydantic_core import from_json
 from tide.errors import ScorerError, ScorerRefused
 from tide.keys import need_key
 from tide.options import checked
+from tide.results import Score
 from tide.scorers.services.base import (
     Attempts,
     Concurrency,
     Rate,
     RemoteScorer,
-    Score,
     place_of,
     rate_from,
     url_from,

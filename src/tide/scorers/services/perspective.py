@@ -22,13 +22,13 @@ from tide.errors import InputError, ScorerError, ScorerRefused
 from tide.foreign import logger
 from tide.keys import need_key
 from tide.options import checked
+from tide.results import Score
 from tide.scorers.base import Floats, is_empty
 from tide.scorers.services.base import (
     Attempts,
     Concurrency,
     Rate,
     RemoteScorer,
-    Score,
     place_of,
     rate_from,
     url_from,
