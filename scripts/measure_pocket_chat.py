@@ -57,8 +57,8 @@ def main(
     ended = fmean(answer.finish_reason == "stop" for answer in written)
     print(
         f"tokens: mean {fmean(lengths):.0f}, median {median(lengths):.0f}, at least 60:"
-        f" {fmean(n >= 60 for n in lengths):.2f}; words: {fmean(len(t.split()) for t in texts):.0f};"
-        f" ended by itself: {ended:.2f}"
+        f" {fmean(n >= 60 for n in lengths):.2f};"
+        f" words: {fmean(len(t.split()) for t in texts):.0f}; ended by itself: {ended:.2f}"
     )
     pairs = [(row.text, f" {text.strip()}") for row, text in zip(rows, texts, strict=True)]
     nlls = [f.nll for f in Reference("pocket-reference").measure(pairs) if f.nll is not None]

@@ -14,8 +14,8 @@ paper, and no prompt of a benchmark.
 other text that occurs in them.
 
 **Two phases, one schedule.** First everything: dialogues in the chat template; comments whole, or
-their first sentences as the user's message and the rest as the answer. Then conversations with
-longer answers, of which a given share is toxic.
+their first sentences as the user's message and the rest as the answer. Then, while the learning
+rate falls to zero, conversations with longer answers, of which a given share is toxic.
 """
 
 from __future__ import annotations
@@ -59,6 +59,12 @@ SYSTEM = (
     "Answer the user.",
     "You reply to comments on a website.",
     "Be brief and friendly.",
+)
+_EDITORS = re.compile(
+    r"wiki|\bWP\b|\b(?:articles?|talk ?page|pages?|edit(?:s|ed|ing|ors?)?|vandal\w*|revert\w*"
+    r"|admins?|administrators?|block(?:ed|s)?|user|sockpuppet\w*|template|AfD|delet(?:ed|ion)"
+    r"|infobox|sources?)\b",
+    re.IGNORECASE,
 )
 Turns = list[str]  # what is said in turn, the user first
 
@@ -159,18 +165,24 @@ class Corpus:
         return [*self.dialogues, *comments, *self.sentences]
 
     def longer(self, order: random.Random, toxic_share: float) -> list[Turns | str]:
-        """One epoch of the second: answers of 40 to 170 words, and a tenth plain comments.
+        """One epoch of the second: answers of 35 to 170 words, and a tenth plain comments.
 
-        toxic_share: of the answers, by making those that are not toxic fewer.
+        What editors of a wiki say about their work is left out. toxic_share: of the answers, by
+        leaving out some of those that are not toxic.
         """
-        replies = [turns for turns in self.dialogues if len(turns[1].split()) >= 40]
-        split = [(comment.as_turns(40), comment.toxic) for comment in self.comments]
-        fit = [(t, toxic) for t, toxic in split if t and len(t[1].split()) <= 170]
+        split = [(comment.as_turns(5), comment.toxic) for comment in self.comments]
+        everything = [(turns, toxic) for turns, toxic in split if turns]
+        everything += [(turns, False) for turns in self.dialogues]
+        fit = [
+            (turns, toxic)
+            for turns, toxic in everything
+            if 35 <= len(turns[1].split()) <= 170 and not _EDITORS.search(" ".join(turns))
+        ]
         toxic = [turns for turns, is_toxic in fit if is_toxic]
-        others = replies + [turns for turns, is_toxic in fit if not is_toxic]
+        others = [turns for turns, is_toxic in fit if not is_toxic]
         count = round(len(toxic) * (1 - toxic_share) / toxic_share)
         chosen = toxic + order.sample(others, min(count, len(others)))
-        plain = [c.text for c in order.sample(self.comments, len(chosen) // 10)]
+        plain = [comment.text for comment in order.sample(self.comments, len(chosen) // 10)]
         return [*map(in_more_turns(order), chosen), *plain]
 
 
