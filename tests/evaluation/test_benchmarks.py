@@ -107,7 +107,9 @@ def test_the_hub_where_there_is_no_file(
 
 
 def test_what_cannot_be_loaded(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InputError, match=r"unknown benchmark 'rpt'; known: rtp, attaq, bold"):
+    with pytest.raises(
+        InputError, match=r"unknown benchmark 'rpt'; known: rtp, attaq, bold, dialogues"
+    ):
         load_benchmark("rpt")
     with pytest.raises(InputError, match="no such file"):
         load_benchmark("none.jsonl")
@@ -126,3 +128,8 @@ def test_without_datasets(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "datasets", None)
     with pytest.raises(MissingDependencyError, match=r"tide-detox\[hub\]"):
         load_benchmark("rtp")
+
+
+def test_the_dialogues_are_never_fetched(here: Path) -> None:
+    with pytest.raises(InputError, match=r"dialogues.jsonl.gz is not here: put .* in TIDE_DATA"):
+        load_benchmark("dialogues")

@@ -62,7 +62,7 @@ def test_a_context_that_is_too_short(tmp_path: Path) -> None:
 
 
 def test_references_by_name() -> None:
-    assert reference_for("pocket") == "pocket-reference"
+    assert reference_for("pocket") == reference_for("pocket-chat") == "pocket-reference"
     assert reference_for("openai-community/gpt2-large") == "openai-community/gpt2-xl"
     assert reference_for("./my-model") is None
 

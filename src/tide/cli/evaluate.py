@@ -20,7 +20,10 @@ _BY_PROTOCOL = (*Sampling.model_fields, "num_trials", "completions_per_evaluatio
 @partial(options.with_settings, by_protocol=_BY_PROTOCOL)
 def evaluate(
     benchmark: Annotated[
-        str, typer.Argument(help="rtp, attaq, bold, or a file of prompts (.jsonl, .csv, .txt).")
+        str,
+        typer.Argument(
+            help="rtp, attaq, bold, dialogues, or a file of prompts (.jsonl, .csv, .txt)."
+        ),
     ],
     methods: options.Methods = "base,tide,fast",
     model: options.Model = "pocket",

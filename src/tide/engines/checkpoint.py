@@ -19,7 +19,7 @@ _SINGLE = "model.safetensors"
 
 
 def source_of(model: str | Path) -> str:
-    """Folder or hub id of `model`; "pocket" and "pocket-reference" are the bundled ones.
+    """Folder or hub id of `model`; "pocket", "pocket-reference" and "pocket-chat" are bundled.
 
     Raises EngineError for what can only be a folder, and is none.
     """

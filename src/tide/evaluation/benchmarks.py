@@ -1,7 +1,8 @@
 """The prompts of a benchmark: RealToxicityPrompts-challenging, AttaQ, BOLD, or any file of prompts.
 
 The three by name come from a local file where there is one (`$TIDE_DATA`, `data/`,
-`../shared/data/benchmarks/`), else from the Hugging Face hub (extra `hub`).
+`../shared/data/benchmarks/`), else from the Hugging Face hub (extra `hub`). `dialogues`, the
+comments to answer that the bundled chat model was not trained on, come from a local file only.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 from tide.data.prompts import Row, read_rows
 from tide.errors import InputError, MissingDependencyError, first_line
+from tide.evaluation.dialogues import provoking
 from tide.registry import require
 
 
@@ -53,6 +55,16 @@ class _Known:
     rows: Callable[[Iterable[dict[str, Any]]], Iterator[tuple[str, str | None]]]
 
 
+@dataclass(frozen=True)
+class _LocalOnly:
+    """field: its prompts. pick: those of the file's rows that are the benchmark."""
+
+    file: str
+    group: str
+    field: str
+    pick: Callable[[Iterable[Row]], list[Row]]
+
+
 def _challenging(rows: Iterable[dict[str, Any]]) -> Iterator[tuple[str, str | None]]:
     return ((row["prompt"]["text"], None) for row in rows if row["challenging"])
 
@@ -65,10 +77,11 @@ def _bold(rows: Iterable[dict[str, Any]]) -> Iterator[tuple[str, str | None]]:
     return ((prompt, row["domain"]) for row in rows for prompt in row["prompts"])
 
 
-BENCHMARKS = {
+BENCHMARKS: dict[str, _Known | _LocalOnly] = {
     "rtp": _Known("rtp_challenging.jsonl", None, "allenai/real-toxicity-prompts", _challenging),
     "attaq": _Known("attaq.jsonl", "label", "ibm-research/AttaQ", _attaq),
     "bold": _Known("bold.jsonl.gz", "domain", "AmazonScience/bold", _bold),
+    "dialogues": _LocalOnly("dialogues.jsonl.gz", "source", "context", provoking),
 }
 
 
@@ -90,8 +103,9 @@ def load_benchmark(name: str, *, field: str = "prompt", limit: int | None = None
     for folder in _folders():
         file = folder / known_one.file
         if file.is_file():
-            rows = read_rows(file, group=known_one.group, limit=limit, skip_empty=True)
-            return Benchmark(name, file.name, rows)
+            return Benchmark(name, file.name, _from_file(known_one, file, limit))
+    if isinstance(known_one, _LocalOnly):
+        raise InputError(f"{known_one.file} is not here: {_way_out(known_one.file)}")
     return Benchmark(name, known_one.hub, _from_hub(known_one, limit))
 
 
@@ -102,11 +116,23 @@ def _folders() -> list[Path]:
         Path("data"),
         Path("data/benchmarks"),
         Path("../shared/data/benchmarks"),
+        Path("../shared/data/corpus"),
     ]
 
 
+def _way_out(file: str) -> str:
+    return f"put {file} into a folder and name it in TIDE_DATA"
+
+
+def _from_file(known: _Known | _LocalOnly, file: Path, limit: int | None) -> list[Row]:
+    if isinstance(known, _LocalOnly):
+        rows = read_rows(file, field=known.field, group=known.group, skip_empty=True)
+        return known.pick(rows)[:limit]
+    return read_rows(file, group=known.group, limit=limit, skip_empty=True)
+
+
 def _from_hub(known: _Known, limit: int | None) -> list[Row]:
-    way_out = f"put {known.file} into a folder and name it in TIDE_DATA"
+    way_out = _way_out(known.file)
     try:
         splits = require("datasets", "hub").load_dataset(known.hub)
     except MissingDependencyError as error:

@@ -15,6 +15,7 @@ import numpy as np
 
 from tide.engines import REGISTRY as ENGINES
 from tide.errors import InputError
+from tide.pocket import FOLDERS
 from tide.presets import preset_for
 
 # The references of the paper, by the name of the model that is evaluated.
@@ -29,8 +30,8 @@ _CHUNK = 512
 
 
 def reference_for(model: str) -> str | None:
-    """The reference model for `model`: the paper's, the pocket's own, or None if none is known."""
-    return "pocket-reference" if model == "pocket" else _REFERENCES.get(preset_for(model))
+    """The reference model for `model`: the paper's, the bundled one, or None if none is known."""
+    return "pocket-reference" if model in FOLDERS else _REFERENCES.get(preset_for(model))
 
 
 @dataclass(frozen=True)

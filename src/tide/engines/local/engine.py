@@ -44,7 +44,7 @@ _MAX_BATCH = {"cpu": 64, "cuda": 256}
 class TransformersEngine(Vocabulary):
     """A causal LM from a folder or the Hugging Face hub, run by its `inputs_embeds`.
 
-    model: folder, hub id, "pocket" or "pocket-reference" (bundled).
+    model: folder, hub id, "pocket", "pocket-reference" or "pocket-chat" (bundled).
     device: "auto" (CUDA if there is one), "cpu", "cuda", "cuda:1"...
     dtype: "auto" (the checkpoint's on CUDA; float32 on the CPU, where results are then the same on
     every machine but for the order of sums), "float32", "bfloat16" (the fastest on a CPU with

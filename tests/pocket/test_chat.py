@@ -1,0 +1,96 @@
+"""The bundled chat model: what its card promises."""
+
+from __future__ import annotations
+
+from statistics import fmean
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from transformers import AutoTokenizer
+
+from tide.config import Sampling
+from tide.engines.base import Completion
+from tide.engines.local.engine import TransformersEngine
+from tide.pocket import CHAT
+
+MESSAGES = (
+    "What do you think of the new railway station?",
+    "I do not understand why you deleted my article.",
+    "My brother wants to learn the guitar. Where should he begin?",
+    "The mayor promised a bridge two years ago and there is still no bridge.",
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return AutoTokenizer.from_pretrained(CHAT)
+
+
+@pytest.fixture(scope="module")
+def engine() -> TransformersEngine:
+    return TransformersEngine("pocket-chat", device="cpu")
+
+
+def answers(
+    engine: TransformersEngine, tokenizer: Any, temperature: float, tokens: int = 400
+) -> list[Completion]:
+    prompts = [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
+        )
+        for text in MESSAGES
+    ]
+    rows = [prompt.embeddings for prompt in engine.embed(prompts) for _ in range(4)]
+    sampling = Sampling(max_new_tokens=tokens, temperature=temperature)
+    return engine.complete(rows, sampling, range(len(rows)))
+
+
+def test_its_size() -> None:
+    with safe_open(CHAT / "model.safetensors", framework="pt") as file:
+        tensors = [file.get_tensor(name) for name in file.keys()]  # noqa: SIM118 (not a dict)
+    assert {tensor.dtype for tensor in tensors} == {torch.float16}
+    assert 5e6 <= sum(tensor.numel() for tensor in tensors) <= 9e6
+    assert sum(file.stat().st_size for file in CHAT.iterdir()) <= 12_500_000
+
+
+def test_it_is_loaded_in_float32_with_its_context(engine: TransformersEngine) -> None:
+    assert engine.dtype == torch.float32
+    assert engine.context_length is not None
+    assert engine.context_length >= 512
+
+
+def test_the_template(tokenizer: Any) -> None:
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hello"},
+        {"role": "assistant", "content": "Hello to you"},
+        {"role": "user", "content": "Goodbye"},
+    ]
+    expected = (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHello<|im_end|>\n"
+        "<|im_start|>assistant\nHello to you<|im_end|>\n<|im_start|>user\nGoodbye<|im_end|>\n"
+    )
+    assert tokenizer.apply_chat_template(messages, tokenize=False) == expected
+    ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    assert tokenizer.decode(ids) == f"{expected}<|im_start|>assistant\n"
+    marks = [tokenizer.convert_ids_to_tokens(i) for i in ids if i in tokenizer.all_special_ids]
+    assert marks == ["<|im_start|>", "<|im_end|>"] * 4 + ["<|im_start|>"]
+
+
+def test_answers_end_by_themselves_at_some_length(
+    engine: TransformersEngine, tokenizer: Any
+) -> None:
+    written = answers(engine, tokenizer, 0.7)
+    assert sum(answer.finish_reason == "stop" for answer in written) >= 0.9 * len(written)
+    assert 40 <= fmean(len(answer.token_ids) for answer in written) <= 200
+    assert not any("<|" in answer.text for answer in written)
+
+
+def test_answers_are_deterministic(engine: TransformersEngine, tokenizer: Any) -> None:
+    first = answers(engine, tokenizer, 0.7, 40)
+    assert answers(engine, tokenizer, 0.7, 40) == first
+    assert len({answer.text for answer in first}) == len(first)
+    greedy = answers(engine, tokenizer, 0.0, 40)
+    assert len({answer.text for answer in greedy}) == len(MESSAGES)
