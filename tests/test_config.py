@@ -30,7 +30,8 @@ from tide.presets import PRESETS, preset_for, preset_values
         ("completions_per_evaluation", 10**6), ("perplexity_growth", 1e300),
         ("min_new_tokens", -1), ("min_new_tokens", 21), ("stop", ""), ("stop", ["a", ""]),
         ("stop", ["a"] * 17), ("stop", "x" * 257), ("stop", 3), ("stop", ["\ud800"]),
-        ("repetition_penalty", 0.0), ("repetition_penalty", float("nan")), ("repetition_penalty", 101),
+        ("repetition_penalty", 0.0), ("repetition_penalty", float("nan")),
+        ("repetition_penalty", 101),
     ],
 )  # fmt: skip
 def test_a_bad_value_is_one_line_that_names_the_field(name: str, value: Any) -> None:
