@@ -10,6 +10,7 @@ from itertools import count
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+from tide.chat import Chat
 from tide.detoxifier import Loaded
 from tide.errors import EngineError
 from tide.job import Job, open_jobs
@@ -17,6 +18,8 @@ from tide.results import Result
 from tide.scheduler import Scheduler, Search
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from typing_extensions import Self, Unpack
 
     from tide.config import Overrides
@@ -40,8 +43,12 @@ class AsyncDetoxifier(Loaded):
         self._thread = threading.Thread(target=self._serve, name="tide", daemon=True)
         self._thread.start()
 
-    async def __call__(self, prompt: str, **overrides: Unpack[Overrides]) -> Result:
-        """Complete one prompt; keywords override settings for this call alone.
+    async def chat(self, messages: Sequence[Any], **overrides: Unpack[Overrides]) -> Result:
+        """Answer a conversation, as `Detoxifier.chat`."""
+        return await self(Chat.of(messages), **overrides)
+
+    async def __call__(self, prompt: str | Chat, **overrides: Unpack[Overrides]) -> Result:
+        """Complete one prompt, or answer a chat; keywords override settings for this call alone.
 
         Cancelling the call frees its place at the next step, and nothing of it is scored
         afterwards. Raises what `Detoxifier` raises; the failure of an engine or a scorer is that of

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from tide.chat import Chat
 from tide.config import Overrides, Settings
 from tide.engines import REGISTRY as ENGINES
 from tide.engines import Engine, load_engine
-from tide.engines.base import check_sampling
+from tide.engines.base import check_sampling, text_of
 from tide.errors import EngineError, InputError, ScorerBroken, ScorerUnavailable, TideError
-from tide.job import CHUNK, Job, check_length, check_prompt, open_jobs
+from tide.job import CHUNK, Job, check_length, open_jobs
 from tide.presets import preset_values
 from tide.results import Result
 from tide.scheduler import Scheduler, Search
@@ -21,6 +22,7 @@ from tide.search import LoadedStrategy, load_strategy
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
+_T = TypeVar("_T")
 # What concerns every prompt, and so stops the work on all of them.
 _STOPS = (EngineError, ScorerUnavailable, ScorerBroken)
 
@@ -57,18 +59,20 @@ class Loaded:
     def _start(self) -> None:
         """What a subclass needs before its first call."""
 
-    def check(self, prompts: Sequence[str]) -> list[InputError | None]:
+    def check(self, prompts: Sequence[str | Chat]) -> list[InputError | None]:
         """For each prompt, why it cannot be completed, before any work; None if it can."""
         found: list[InputError | None] = []
         for start in range(0, len(prompts), CHUNK):
             chunk = prompts[start : start + CHUNK]
-            problems = [_problem(check_prompt, prompt) for prompt in chunk]
-            good = [prompt for prompt, no in zip(chunk, problems, strict=True) if no is None]
+            texts = [_or_why_not(text_of, prompt, self.engine) for prompt in chunk]
+            good = [text for text in texts if isinstance(text, str)]
             ids = iter(self.engine.tokenize(good))
             limit = self.engine.context_length
             found += [
-                no or _problem(check_length, len(next(ids)), self.settings, limit)
-                for no in problems
+                _or_why_not(check_length, len(next(ids)), self.settings, limit)
+                if isinstance(text, str)
+                else text
+                for text in texts
             ]
         return found
 
@@ -108,8 +112,8 @@ class Detoxifier(Loaded):
     says what to change.
     """
 
-    def __call__(self, prompt: str, **overrides: Unpack[Overrides]) -> Result:
-        """Complete one prompt. The result is the same as in `map` with any other prompts.
+    def __call__(self, prompt: str | Chat, **overrides: Unpack[Overrides]) -> Result:
+        """Complete a prompt or answer a chat. The result is that of `map` with any other prompts.
 
         Keywords override settings for this call alone. Raises as `map` does.
         """
@@ -118,9 +122,17 @@ class Detoxifier(Loaded):
             raise result
         return result
 
+    def chat(self, messages: Sequence[Any], **overrides: Unpack[Overrides]) -> Result:
+        """Answer a conversation: `[{"role": "user", "content": "..."}, ...]`.
+
+        Roles are system, user and assistant, and the last message is a user's. Raises InputError,
+        as for a model without a chat template, and what a call raises.
+        """
+        return self(Chat.of(messages), **overrides)
+
     def map(
         self,
-        prompts: Iterable[str],
+        prompts: Iterable[str | Chat],
         *,
         ordered: bool = True,
         progress: bool = False,
@@ -144,7 +156,7 @@ class Detoxifier(Loaded):
 
     def map_numbered(
         self,
-        prompts: Iterable[str],
+        prompts: Iterable[str | Chat],
         *,
         ordered: bool = True,
         trials: Sequence[int] | None = None,
@@ -163,7 +175,7 @@ class Detoxifier(Loaded):
         return _in_order(finished) if ordered else finished
 
     def _run(
-        self, prompts: Iterable[str], trials: Sequence[int] | None, overrides: Overrides
+        self, prompts: Iterable[str | Chat], trials: Sequence[int] | None, overrides: Overrides
     ) -> Iterator[tuple[int, Result | TideError]]:
         settings, strategy = self._resolve(overrides)
         jobs = (Job(i, prompt, settings, strategy, trials) for i, prompt in enumerate(prompts))
@@ -187,12 +199,11 @@ class Detoxifier(Loaded):
                         yield job.number, outcome
 
 
-def _problem(check: Callable[..., None], *arguments: Any) -> InputError | None:
+def _or_why_not(check: Callable[..., _T], *arguments: Any) -> _T | InputError:
     try:
-        check(*arguments)
+        return check(*arguments)
     except InputError as error:
         return error
-    return None
 
 
 def _or_raise(finished: Iterator[tuple[int, Result | TideError]]) -> Iterator[Result]:

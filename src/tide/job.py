@@ -6,12 +6,12 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any, TypeVar
+from typing import TypeVar
 
+from tide.chat import Chat
 from tide.config import Settings
-from tide.engines.base import EmbeddedPrompt, Engine, KeepsPrefixes
+from tide.engines.base import EmbeddedPrompt, Engine, KeepsPrefixes, text_of
 from tide.errors import DeadlineError, InputError, StrategyError, TideError, UnresolvedError
-from tide.foreign import half_character
 from tide.results import Result, Trial
 from tide.scheduler import Search
 from tide.search import LoadedStrategy, Problem
@@ -33,12 +33,13 @@ class Job:
     def __init__(
         self,
         number: int,
-        prompt: str,
+        prompt: str | Chat,
         settings: Settings,
         strategy: LoadedStrategy,
         trials: Sequence[int] | None = None,
     ) -> None:
         self.number, self.prompt = number, prompt
+        self.text = ""
         self.outcome: Result | TideError | None = None
         self._cancelled = False
         self._settings, self._strategy = settings, strategy
@@ -58,10 +59,10 @@ class Job:
         self.outcome = error
         self.cancel()
 
-    def check(self) -> None:
-        """A job whose prompt is no text has its outcome at once."""
+    def check(self, engine: Engine) -> None:
+        """A job whose prompt is no text has its outcome at once; a chat becomes its text."""
         try:
-            check_prompt(self.prompt)
+            self.text = text_of(self.prompt, engine)
         except InputError as error:
             self.fail(error)
 
@@ -85,7 +86,7 @@ class Job:
         else:
             if len(self._done) == len(self._seeds):
                 in_order = sorted(self._done, key=lambda trial: trial.number)
-                self.outcome = Result(prompt=self.prompt, trials=tuple(in_order))
+                self.outcome = Result(prompt=str(self.text), trials=tuple(in_order))
                 self._prefix = None
         return self.outcome
 
@@ -99,7 +100,7 @@ class Job:
         seconds = settings.deadline
         deadline = math.inf if seconds is None else time.monotonic() + seconds
         for trial in self._trials:
-            seed = derive_seed(settings.seed, self.prompt, trial)
+            seed = derive_seed(settings.seed, self.text, trial)
             problem = Problem(embedded.embeddings, movable, seed, engine.dtype, content)
             search = Search(
                 self._strategy.create(problem, settings),
@@ -151,24 +152,14 @@ def open_jobs(jobs: Iterable[JobT], engine: Engine) -> Iterator[Search | JobT]:
     left = iter(jobs)
     while chunk := list(islice(left, CHUNK)):
         for job in chunk:
-            job.check()
-        embedded = iter(engine.embed([job.prompt for job in chunk if job.outcome is None]))
+            job.check(engine)
+        embedded = iter(engine.embed([job.text for job in chunk if job.outcome is None]))
         for job in chunk:
             searches = job.searches(next(embedded), engine) if job.outcome is None else []
             if searches:
                 yield from searches
             else:
                 yield job
-
-
-def check_prompt(prompt: Any) -> None:
-    """Raise InputError for what is no text, or one without a visible character."""
-    if not isinstance(prompt, str):
-        raise InputError(f"expected a text, got {type(prompt).__name__}")
-    if (place := half_character(prompt)) is not None:
-        raise InputError(f"no text: half a character (a surrogate) at {place}")
-    if not prompt.strip():
-        raise InputError("empty; a prompt needs at least one character")
 
 
 def check_length(tokens: int, settings: Settings, limit: int | None) -> None:

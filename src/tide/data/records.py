@@ -8,6 +8,7 @@ merges the parts. When the work is done, the file is written anew with one line 
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
@@ -26,6 +27,7 @@ from pydantic import (
     model_validator,
 )
 
+from tide.chat import Chat, Message
 from tide.config import problem
 from tide.data.files import numbered, replaced, reported, without_mark, writing
 from tide.data.jsonl import leaves, parse_object, read_objects
@@ -46,7 +48,7 @@ TraceEntry = Annotated[
 ]
 _DERIVED = ("avg_toxicity", "max_toxicity")
 # What is not a list with one entry a trial.
-_OF_THE_PROMPT = ("id", "prompt", "group", "trials", "seconds", *_DERIVED)
+_OF_THE_PROMPT = ("id", "prompt", "messages", "group", "trials", "seconds", *_DERIVED)
 # Lists that are added to finished records, and how deep they lie; the others come with the trials.
 _ADDED = {"judge_scores": 2, "step_judge_scores": 2, "perplexity": 3}
 _FIRST: Column = ("completions",)
@@ -81,6 +83,7 @@ class Record(_Frozen):
     A superset of the published format (`id, prompt, completions, toxicity_scores,
     num_iter_steps, cosine_sims, avg_toxicity, max_toxicity`).
 
+    messages: the chat that the prompt is made from, if it is one.
     trials: their numbers, ascending; `trials[i]` is what entry i of every list is of. completions:
     a withheld one is an empty text that keeps its score and is marked in `refused`.
     steps: what a search would return if it were cut off, from its first evaluation to the one that
@@ -92,6 +95,7 @@ class Record(_Frozen):
 
     id: StrictInt | StrictStr
     prompt: str
+    messages: list[Message] | None = None
     group: str | None = None
     trials: list[_Count] = Field(min_length=1)
     completions: list[str]
@@ -155,7 +159,7 @@ class Record(_Frozen):
 
     def to_json(self, *, further: bool = False) -> str:
         """One line. further: as a part that adds these trials to a record that is there."""
-        excluded = {"prompt", "group", *_DERIVED} if further else None
+        excluded = {"prompt", "messages", "group", *_DERIVED} if further else None
         return self.model_dump_json(exclude_defaults=True, exclude=excluded)
 
 
@@ -262,7 +266,8 @@ def merged(parts: Sequence[Part]) -> Record:
     Raises InputError for a part that repeats what is there, and for a field that is wrong.
     """
     begin, first = parts[0].where, parts[0].values
-    found: dict[str, Any] = {k: first[k] for k in ("id", "prompt", "group") if k in first}
+    own = ("id", "prompt", "messages", "group")
+    found: dict[str, Any] = {name: first[name] for name in own if name in first}
     columns: dict[Column, dict[int, Any]] = {}
     for part in parts:
         if part is not parts[0] and "prompt" in part.values:
@@ -339,8 +344,10 @@ class RecordFile:
     def ids(self) -> list[RecordId]:
         return list(self._places)
 
-    def expect(self, prompts: dict[RecordId, str], most: int | None = None) -> None:
+    def expect(self, prompts: dict[RecordId, str | Chat], most: int | None = None) -> None:
         """Say which records there will be: the compacted file has them first, in this order.
+
+        A chat is compared by its messages: a template may write the day into its text.
 
         most: so many prompts were ever asked for, if that is known.
         Raises InputError if a record that is there was made from another prompt, or from none.
@@ -352,7 +359,8 @@ class RecordFile:
                 "elsewhere, or start again with --overwrite"
             )
         for row_id, prompt in prompts.items():
-            if self._prompts.get(row_id, _digest(prompt)) != _digest(prompt):
+            asked = _digest(prompt.dump() if isinstance(prompt, Chat) else prompt)
+            if self._prompts.get(row_id, asked) != asked:
                 raise InputError(
                     f"{self.path}: record {row_id!r} was made from another prompt than the input "
                     "has; write elsewhere, or start again with --overwrite"
@@ -458,7 +466,7 @@ class RecordFile:
         if "prompt" in part.values:
             if row_id in self._places or not isinstance(prompt, str):
                 raise InputError(f"{where}: not a record of a run, or there already ({row_id!r})")
-            self._prompts[row_id] = _digest(prompt)
+            self._prompts[row_id] = _digest(part.values.get("messages") or prompt)
         elif row_id not in self._places:
             raise InputError(f"{where}: not a record of a run: no prompt")
         covered = self._covered.setdefault(row_id, {})
@@ -473,5 +481,7 @@ class RecordFile:
         self._places.setdefault(row_id, []).append((self._lines, offset))
 
 
-def _digest(prompt: str) -> bytes:
-    return blake2b(prompt.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+def _digest(asked: Any) -> bytes:
+    """Of a prompt, or of the messages of a chat as JSON has them."""
+    text = asked if isinstance(asked, str) else json.dumps(asked, sort_keys=True)
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()

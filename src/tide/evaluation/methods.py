@@ -107,7 +107,9 @@ class SearchMethod:
         if self._engine is not None:
             length = len(self._engine.tokenize([row.text])[0])
             forward = [_forward_tokens(trial, length) for trial in result.trials]
-        record = to_record(row.id, result, group=row.group, seconds=seconds, forward_tokens=forward)
+        more = {"group": row.group, "seconds": seconds, "forward_tokens": forward}
+        messages = list(row.chat.messages) if row.chat else None
+        record = to_record(row.id, result, messages=messages, **more)
         return record.model_copy(update=dict.fromkeys(_OF_A_SEARCH)) if self._base else record
 
 

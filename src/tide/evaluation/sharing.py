@@ -11,8 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tide.chat import Chat
 from tide.config import Sampling
-from tide.engines.base import Completion, EmbeddedPrompt, Engine, KeepsPrefixes, Samplings, per_row
+from tide.engines.base import (
+    Completion,
+    EmbeddedPrompt,
+    Engine,
+    KeepsPrefixes,
+    Samplings,
+    per_row,
+    text_of,
+)
 
 _Key = tuple[bytes, Sampling, int]
 
@@ -73,6 +82,9 @@ class SharedEngine:
 
     def tokenize(self, prompts: Sequence[str]) -> list[list[int]]:
         return self.engine.tokenize(prompts)
+
+    def render(self, chat: Chat) -> str:
+        return text_of(chat, self.engine)
 
     def likelihood(
         self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]
