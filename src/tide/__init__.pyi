@@ -23,6 +23,7 @@ from .evaluation import evaluate as evaluate
 from .evaluation import judge as judge
 from .evaluation import report as report
 from .options import Options as Options
+from .results import Block as Block
 from .results import Evaluation as Evaluation
 from .results import Result as Result
 from .results import Trial as Trial

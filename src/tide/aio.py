@@ -15,7 +15,7 @@ from tide.detoxifier import Loaded
 from tide.errors import EngineError
 from tide.job import Job, open_jobs
 from tide.results import Result
-from tide.scheduler import Scheduler, Search
+from tide.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -104,7 +104,7 @@ class AsyncDetoxifier(Loaded):
             if None in new:
                 return False
             for opened in open_jobs((call for call in new if call is not None), self.engine):
-                if isinstance(opened, Search):
+                if not isinstance(opened, Job):
                     scheduler.submit(opened)
                 else:
                     opened.answer()

@@ -15,7 +15,7 @@ from tide.errors import EngineError, InputError, ScorerBroken, ScorerUnavailable
 from tide.job import CHUNK, Job, check_length, open_jobs
 from tide.presets import preset_values
 from tide.results import Result
-from tide.scheduler import Scheduler, Search
+from tide.scheduler import Scheduler
 from tide.scorers import Scorer, load_scorer
 from tide.search import LoadedStrategy, load_strategy
 
@@ -185,7 +185,7 @@ class Detoxifier(Loaded):
             while more or not scheduler.idle:
                 while more and scheduler.has_room():
                     opened = next(entering, None)
-                    if isinstance(opened, Search):
+                    if not isinstance(opened, Job) and opened is not None:
                         scheduler.submit(opened)
                     elif opened is not None and opened.outcome is not None:
                         yield opened.number, opened.outcome

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from tide.answers.answer import Answer
 from tide.chat import Chat
 from tide.config import Settings
-from tide.engines.base import EmbeddedPrompt, Engine, KeepsPrefixes, text_of
+from tide.engines.base import EmbeddedPrompt, Engine, GoesOn, KeepsPrefixes, text_of
 from tide.errors import DeadlineError, InputError, StrategyError, TideError, UnresolvedError
 from tide.results import Result, Trial
-from tide.scheduler import Search
 from tide.search import LoadedStrategy, Problem
 from tide.search.geometry import movable_rows
 from tide.seeds import derive_seed
+from tide.work import Search
 
 # Prompts tokenised and embedded at a time, ahead of the searches that need them.
 CHUNK = 64
@@ -28,6 +29,7 @@ class Job:
     """A prompt under way. `outcome` is its result, or why it has none, as soon as that is known.
 
     number: of the prompt; the lowest is served first. trials: the numbers of the trials to run.
+    give: is told each text of its one trial as soon as it is accepted; see `Answer`.
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class Job:
         settings: Settings,
         strategy: LoadedStrategy,
         trials: Sequence[int] | None = None,
+        give: Callable[[str], None] | None = None,
     ) -> None:
         self.number, self.prompt = number, prompt
         self.text = ""
@@ -44,6 +47,8 @@ class Job:
         self._cancelled = False
         self._settings, self._strategy = settings, strategy
         self._trials = range(settings.num_trials) if trials is None else trials
+        self._give = give
+        self._work: list[Search | Answer] = []
         self._seeds: dict[Search, tuple[int, int]] = {}
         self._done: list[Trial] = []
         # While it lives the engine keeps what it read of the rows that stay unmoved.
@@ -52,8 +57,8 @@ class Job:
     def cancel(self) -> None:
         """Let go of the searches that are still under way, or would be."""
         self._cancelled, self._prefix = True, None
-        for search in self._seeds:
-            search.cancel()
+        for work in self._work:
+            work.cancel()
 
     def fail(self, error: TideError) -> None:
         self.outcome = error
@@ -66,25 +71,25 @@ class Job:
         except InputError as error:
             self.fail(error)
 
-    def searches(self, embedded: EmbeddedPrompt, engine: Engine) -> list[Search]:
-        """One search a trial. None, and an outcome, for a prompt that cannot be completed."""
+    def work(self, embedded: EmbeddedPrompt, engine: Engine) -> list[Search | Answer]:
+        """One piece a trial. None, and an outcome, for a prompt that cannot be completed."""
         try:
             self._open(embedded, engine)
         except TideError as error:
             self.fail(error)
             return []
-        return [] if self._cancelled else list(self._seeds)
+        return [] if self._cancelled else self._work
 
-    def take(self, search: Search) -> Result | TideError | None:
-        """Add a search of this job that ended; returns the outcome if that is known with it."""
+    def take(self, work: Any) -> Result | TideError | None:
+        """Add work of this job that ended; returns the outcome if that is known with it."""
         if self.outcome is not None:
             return None  # another trial failed
         try:
-            self._done.append(self._trial(search))
+            self._done.append(work.trial() if isinstance(work, Answer) else self._trial(work))
         except TideError as error:
             self.fail(error)
         else:
-            if len(self._done) == len(self._seeds):
+            if len(self._done) == len(self._work):
                 in_order = sorted(self._done, key=lambda trial: trial.number)
                 self.outcome = Result(prompt=str(self.text), trials=tuple(in_order))
                 self._prefix = None
@@ -94,6 +99,26 @@ class Job:
         settings = self._settings
         check_length(len(embedded.token_ids), settings, engine.context_length)
         movable = movable_rows(embedded.special, settings.perturb)
+        if settings.in_blocks:
+            if not isinstance(engine, GoesOn):
+                raise InputError(
+                    f"block_tokens: engine {engine.name} does not write in blocks (it has no "
+                    "`embed_tokens`); use block_tokens=0, which searches the whole answer"
+                )
+            self._work += [
+                Answer(
+                    embedded,
+                    engine,
+                    settings,
+                    self._strategy,
+                    trial,
+                    order=self.number,
+                    tag=self,
+                    give=self._give,
+                )
+                for trial in self._trials
+            ]
+            return
         content = movable | ~embedded.special
         if isinstance(engine, KeepsPrefixes):
             self._prefix = engine.keep_prefix(embedded.embeddings[: int(movable.int().argmax())])
@@ -111,6 +136,7 @@ class Job:
                 order=self.number,
                 tag=self,
             )
+            self._work.append(search)
             self._seeds[search] = trial, seed
 
     def _trial(self, search: Search) -> Trial:
@@ -144,8 +170,8 @@ class Job:
         )
 
 
-def open_jobs(jobs: Iterable[JobT], engine: Engine) -> Iterator[Search | JobT]:
-    """The searches of all jobs, in order; a job itself where it has an outcome without any.
+def open_jobs(jobs: Iterable[JobT], engine: Engine) -> Iterator[Search | Answer | JobT]:
+    """The work of all jobs, in order; a job itself where it has an outcome without any.
 
     Prompts are tokenised and embedded together, a chunk at a time.
     """
@@ -155,9 +181,9 @@ def open_jobs(jobs: Iterable[JobT], engine: Engine) -> Iterator[Search | JobT]:
             job.check(engine)
         embedded = iter(engine.embed([job.text for job in chunk if job.outcome is None]))
         for job in chunk:
-            searches = job.searches(next(embedded), engine) if job.outcome is None else []
-            if searches:
-                yield from searches
+            work = job.work(next(embedded), engine) if job.outcome is None else []
+            if work:
+                yield from work
             else:
                 yield job
 

@@ -143,6 +143,50 @@ def text_of(prompt: str | Chat, engine: Engine) -> str:
     return prompt
 
 
+@runtime_checkable
+class GoesOn(Protocol):
+    """What an engine needs besides to write answers in blocks: to go on from its own token ids."""
+
+    def embed_tokens(self, token_ids: Sequence[int]) -> Tensor:
+        """Their embeddings, as those of a prompt: float32 on the CPU, shape (n, d)."""
+        ...
+
+    def texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        """What each row of completion ids adds to the prompt's text, without special tokens."""
+        ...
+
+
+# Token ids that a row went on with, and why it ended; None if it has not.
+Written = tuple[list[int], FinishReason | None]
+
+
+class Writer(Protocol):
+    """Rows that are being written."""
+
+    def advance(self, tokens: int) -> list[Written]:
+        """Write up to so many further tokens of each row: its ids, without one that ends the text.
+
+        A row that has ended has no more. Strings that end a text may be left in, and what is
+        behind them. However the tokens are divided, `complete` would write the same.
+        """
+        ...
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Go on with the rows of these numbers alone."""
+        ...
+
+
+@runtime_checkable
+class WritesOn(Protocol):
+    """What an engine may do besides: keep what it has read of texts that it goes on writing."""
+
+    def write(
+        self, embeddings: Sequence[Tensor], sampling: Samplings, seeds: Sequence[int]
+    ) -> Writer:
+        """As `complete`, bit by bit."""
+        ...
+
+
 _METHODS = [name for name in vars(Engine) if name[0] != "_" and name != "close"] + ["render"]
 
 

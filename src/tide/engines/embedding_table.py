@@ -132,6 +132,10 @@ class Vocabulary(Closable):
     def _are_special(self, ids: Sequence[int]) -> Tensor:
         return torch.isin(torch.tensor(ids, dtype=torch.int64), self._special_ids)
 
+    def embed_tokens(self, token_ids: Sequence[int]) -> Tensor:
+        self.check_ids([token_ids])
+        return self._embed_ids(token_ids).float().cpu()
+
     def decode_nearest(self, embeddings: Tensor) -> list[int]:
         weight = self._layer.weight
         with torch.inference_mode():

@@ -79,6 +79,12 @@ class ScriptedEngine(Closable):
             completions.append(Completion(text[:end], ids, "length" if end is None else "stop"))
         return completions
 
+    def embed_tokens(self, token_ids: Sequence[int]) -> Tensor:
+        return torch.stack([self._row(i) for i in token_ids])
+
+    def texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        return ["".join(f" {self._words[i]}" for i in ids) for ids in rows]
+
     def likelihood(
         self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]
     ) -> NDArray[np.float64]:
