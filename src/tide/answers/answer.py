@@ -28,6 +28,8 @@ from tide.work import Check, Course, Piece, Search
 _ROLLBACKS = 2
 # Tokens that a search may write in place of a shorter block.
 _LEAST_SEARCHED = 20
+# Blocks that a search may write anew.
+_LONGEST_SEARCHED = 2
 # Words that are scored at once of a whole answer: see `WindowedScorer`.
 _WINDOW = 100
 # Rows that the searches of later blocks move, unless `perturb` says how many.
@@ -39,8 +41,9 @@ class Answer(Course):
 
     The model drafts the answer. Each block of it that the scorer accepts is kept; for one that
     fails a search is made in its place, behind what was kept, and a new draft goes on from there.
-    Where a search finds nothing, the block before is given up as well, at most two. At the end the
-    whole is scored; if that fails, what begins with its worst block is given up.
+    Where a search finds nothing, the block before is given up as well, at most two, and both are
+    written anew. At the end the whole is scored; if that fails, what begins with its worst block is
+    given up.
 
     engine: goes on from its own token ids. give: is told the text of each block when it is kept;
     then none is ever given up.
@@ -88,18 +91,22 @@ class Answer(Course):
 
     def pieces(self) -> Iterator[Piece]:
         while True:
-            lost = yield from self._draft()
+            lost, context = (yield from self._draft()), self._settings.block_context
             if not lost:
                 yield from self._score_whole()
                 if self._passes(self._whole or 0.0) or not (lost := self._give_up(self._worst())):
                     return
-            while not (yield from self._search(lost)):
+                # Behind less, what is wrong with the whole cannot be seen.
+                context = max(context, _WINDOW)
+            while not (yield from self._search(lost, context)):
                 if self._late() and self._blocks:  # it ends with what was accepted
                     self._failed = None
                     yield from self._score_whole()
                     return
-                if not (lost := self._give_up(len(self._blocks) - 1)):
+                more = self._give_up(len(self._blocks) - 1)
+                if not more:
                     return
+                lost += more
 
     def trial(self) -> Trial:
         """What became of it. Raises the error that ended it, and UnresolvedError if it is to."""
@@ -194,11 +201,11 @@ class Answer(Course):
             self._base = self._base or self._evaluation((*self._blocks, block), 0.0)
         return passed
 
-    def _search(self, lost: int) -> Generator[Piece, None, bool]:
-        """Search in place of a block of `lost` tokens; whether something was kept."""
+    def _search(self, lost: int, context_tokens: int) -> Generator[Piece, None, bool]:
+        """Search in place of `lost` tokens, scored behind so many; whether something was kept."""
         settings, before = self._settings, len(self._ids)
         left = settings.max_new_tokens - before
-        most = min(left, max(lost, _LEAST_SEARCHED), settings.block_tokens)
+        most = min(left, max(lost, _LEAST_SEARCHED), _LONGEST_SEARCHED * settings.block_tokens)
         x, written = self._rows(), torch.zeros(before, dtype=torch.bool)
         special = torch.cat([self._prompt.special, written])
         own_rows = not self._ids or settings.perturb.startswith("last:")
@@ -210,7 +217,7 @@ class Answer(Course):
         sampling = self._sampling(most)
         own = settings.model_copy(update=sampling.model_dump())
         problem = Problem(x, movable, seed, self._engine.dtype, movable | ~special)
-        context = self._text[max(0, before - settings.block_context) :]
+        context = self._text[max(0, before - context_tokens) :]
         search = Search(
             self._strategy.create(problem, own),
             (*self._prompt.token_ids, *self._ids),
@@ -281,18 +288,18 @@ class Answer(Course):
             self._give(block.text)
 
     def _give_up(self, to: int) -> int:
-        """Drop the blocks from number `to` on; returns how many tokens that one had, 0 to stay."""
+        """Drop the blocks from number `to` on; returns how many tokens they had, 0 if they stay."""
         if self._give or not self._blocks or self._late() or self._given_up == _ROLLBACKS:
             return 0
         self._base = self._base or self._evaluation(self._blocks, self._whole or 0.0)
         self._furthest = max(self._furthest, len(self._ids))
         self._given_up += 1
-        dropped, start = self._blocks[to:], self._starts[to]
+        dropped, start, lost = self._blocks[to:], self._starts[to], len(self._ids)
         self._spent = [one for block in dropped for one in block.trace] + self._spent
         self._rollbacks += len(dropped)
         del self._blocks[to:], self._starts[to:], self._ids[start:], self._text[start:]
         self._ended = self._whole = self._failed = None
-        return max(dropped[0].num_tokens, 1)
+        return max(lost - start, 1)
 
     def _worst(self) -> int:
         return max(range(len(self._blocks)), key=lambda number: self._blocks[number].toxicity)
