@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from itertools import count
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tide.chat import Chat
 from tide.detoxifier import Loaded
 from tide.errors import EngineError
-from tide.job import Job, open_jobs
+from tide.job import Job, for_stream, open_jobs
 from tide.results import Result
 from tide.scheduler import Scheduler
 
@@ -54,12 +55,37 @@ class AsyncDetoxifier(Loaded):
         afterwards. Raises what `Detoxifier` raises; the failure of an engine or a scorer is that of
         the calls that were in its round.
         """
+        return await asyncio.wrap_future(self._call(prompt, overrides).future)
+
+    async def stream(
+        self, prompt: str | Chat, **overrides: Unpack[Overrides]
+    ) -> AsyncGenerator[str | Result, None]:
+        """As `Detoxifier.stream`. Leaving it (`aclose`, or cancelling who waits) ends its work."""
+        loop = asyncio.get_running_loop()
+        texts: asyncio.Queue[str | None] = asyncio.Queue()
+
+        def give(text: str | None) -> None:
+            with suppress(RuntimeError):  # the loop is closed, and nobody waits
+                loop.call_soon_threadsafe(texts.put_nowait, text)
+
+        call = self._call(prompt, for_stream(overrides, self.settings), give=give)
+        call.future.add_done_callback(lambda _: give(None))
+        try:
+            while (text := await texts.get()) is not None:
+                yield text
+            yield call.future.result()
+        finally:
+            call.future.cancel()
+
+    def _call(
+        self, prompt: str | Chat, overrides: Overrides, *, give: Callable[[str], None] | None = None
+    ) -> _Call:
         if self._closed:
             raise EngineError("this AsyncDetoxifier is closed; make a new one")
         settings, strategy = self._resolve(overrides)
-        call = _Call(self._calls, next(self._numbers), prompt, settings, strategy)
+        call = _Call(self._calls, next(self._numbers), prompt, settings, strategy, give=give)
         self._entering.put(call)
-        return await asyncio.wrap_future(call.future)
+        return call
 
     def close(self) -> None:
         """End the calls that are under way with EngineError, and free the engine and the scorer."""
@@ -85,9 +111,9 @@ class AsyncDetoxifier(Loaded):
         try:
             with Scheduler(self.engine, self.scorer) as scheduler:
                 while self._take_in(scheduler):
-                    for search in scheduler.step():
-                        search.tag.take(search)
-                        search.tag.answer()
+                    for work in scheduler.step():
+                        work.tag.take(work)
+                        work.tag.answer()
         except Exception as bug:
             self._closed, error = True, bug
         finally:
@@ -114,8 +140,8 @@ class AsyncDetoxifier(Loaded):
 class _Call(Job):
     """A job that somebody awaits."""
 
-    def __init__(self, calls: set[_Call], *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, calls: set[_Call], *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
         self.future: Future[Result] = Future()
         calls.add(self)
 

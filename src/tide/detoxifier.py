@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections import deque
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence, Sized
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,7 +13,7 @@ from tide.engines import REGISTRY as ENGINES
 from tide.engines import Engine, load_engine
 from tide.engines.base import check_sampling, text_of
 from tide.errors import EngineError, InputError, ScorerBroken, ScorerUnavailable, TideError
-from tide.job import CHUNK, Job, check_length, open_jobs
+from tide.job import CHUNK, Job, check_length, for_stream, open_jobs
 from tide.presets import preset_values
 from tide.results import Result
 from tide.scheduler import Scheduler
@@ -130,6 +131,29 @@ class Detoxifier(Loaded):
         """
         return self(Chat.of(messages), **overrides)
 
+    def stream(
+        self, prompt: str | Chat, **overrides: Unpack[Overrides]
+    ) -> Generator[str | Result, None, None]:
+        """Complete one prompt, yielding each part of the text once it is accepted; then the result.
+
+        The parts joined are `result.text`. What was yielded is never given up, and nothing that was
+        not accepted is yielded: `on_unresolved="best"` is "refuse" here. Raises as a call does,
+        after what was accepted before.
+        """
+        settings, strategy = self._resolve(for_stream(overrides, self.settings))
+        texts: deque[str] = deque()
+        job = Job(0, prompt, settings, strategy, give=texts.append)
+        return self._stream(job, texts)
+
+    def _stream(self, job: Job, texts: deque[str]) -> Generator[str | Result, None, None]:
+        for _, result in self._finish(iter([job]), texts):
+            while texts:
+                yield texts.popleft()
+            if isinstance(result, TideError):
+                raise result
+            if result is not None:
+                yield result
+
     def map(
         self,
         prompts: Iterable[str | Chat],
@@ -179,22 +203,35 @@ class Detoxifier(Loaded):
     ) -> Iterator[tuple[int, Result | TideError]]:
         settings, strategy = self._resolve(overrides)
         jobs = (Job(i, prompt, settings, strategy, trials) for i, prompt in enumerate(prompts))
+        return ((number, found) for number, found in self._finish(jobs) if found is not None)
+
+    def _finish(
+        self, jobs: Iterator[Job], texts: Collection[str] = ()
+    ) -> Iterator[tuple[int, Result | TideError | None]]:
+        """The number and the outcome of each job as it ends; None where there are `texts` to take.
+
+        Raises what concerns every prompt.
+        """
         entering = open_jobs(jobs, self.engine)
         more = True
         with Scheduler(self.engine, self.scorer) as scheduler:
             while more or not scheduler.idle:
                 while more and scheduler.has_room():
                     opened = next(entering, None)
-                    if not isinstance(opened, Job) and opened is not None:
+                    if isinstance(opened, Job):
+                        if opened.outcome is not None:
+                            yield opened.number, opened.outcome
+                    elif opened is not None:
                         scheduler.submit(opened)
-                    elif opened is not None and opened.outcome is not None:
-                        yield opened.number, opened.outcome
                     more = opened is not None
-                for search in scheduler.step():
-                    if isinstance(search.error, _STOPS):
-                        raise search.error
-                    job: Job = search.tag
-                    outcome = job.take(search)
+                ended = scheduler.step()
+                if texts:
+                    yield 0, None
+                for work in ended:
+                    if isinstance(work.error, _STOPS):
+                        raise work.error
+                    job: Job = work.tag
+                    outcome = job.take(work)
                     if outcome is not None:
                         yield job.number, outcome
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from tide.answers.answer import Answer
 from tide.chat import Chat
-from tide.config import Settings
+from tide.config import Overrides, Settings
 from tide.engines.base import EmbeddedPrompt, Engine, GoesOn, KeepsPrefixes, text_of
 from tide.errors import DeadlineError, InputError, StrategyError, TideError, UnresolvedError
 from tide.results import Result, Trial
@@ -29,7 +29,7 @@ class Job:
     """A prompt under way. `outcome` is its result, or why it has none, as soon as that is known.
 
     number: of the prompt; the lowest is served first. trials: the numbers of the trials to run.
-    give: is told each text of its one trial as soon as it is accepted; see `Answer`.
+    give: is told each part of the text of its one trial as soon as it is accepted.
     """
 
     def __init__(
@@ -91,6 +91,8 @@ class Job:
         else:
             if len(self._done) == len(self._work):
                 in_order = sorted(self._done, key=lambda trial: trial.number)
+                if self._give is not None and not in_order[0].blocks and in_order[0].text:
+                    self._give(in_order[0].text)  # of what was searched as a whole
                 self.outcome = Result(prompt=str(self.text), trials=tuple(in_order))
                 self._prefix = None
         return self.outcome
@@ -186,6 +188,18 @@ def open_jobs(jobs: Iterable[JobT], engine: Engine) -> Iterator[Search | Answer 
                 yield from work
             else:
                 yield job
+
+
+def for_stream(overrides: Overrides, settings: Settings) -> Overrides:
+    """`overrides` of a call that gives out the text while it is written.
+
+    Raises InputError for more than one trial.
+    """
+    if overrides.get("num_trials", settings.num_trials) != 1:
+        raise InputError("num_trials: a stream is of one trial; leave it at 1")
+    if overrides.get("on_unresolved", settings.on_unresolved) == "best":
+        return {**overrides, "on_unresolved": "refuse"}
+    return overrides
 
 
 def check_length(tokens: int, settings: Settings, limit: int | None) -> None:
