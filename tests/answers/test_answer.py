@@ -258,12 +258,14 @@ def test_a_strategy_that_fails_is_its_answers_error(monkeypatch: pytest.MonkeyPa
 
 
 def test_what_cannot_be_written_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InputError, match="4 tokens \\+ 125 new ones exceed .* 128"):
+    with pytest.raises(InputError, match=r"4 tokens \+ 125 new ones exceed .* 128"):
         story(never)(PROMPT, max_new_tokens=125)
 
     old = ScriptedEngine(lambda x, seed: "a text")
     monkeypatch.delattr(ScriptedEngine, "texts")
-    with pytest.raises(InputError, match="^block_tokens: engine scripted does not write in blocks"):
+    with pytest.raises(
+        InputError, match=r"^block_tokens: engine scripted does not write in blocks"
+    ):
         Detoxifier(old, scorer=Reader())("a prompt", max_new_tokens=100)
     assert Detoxifier(old, scorer=Reader())("a prompt", max_new_tokens=100, block_tokens=0).accepted
 

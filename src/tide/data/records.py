@@ -32,7 +32,7 @@ from tide.config import problem
 from tide.data.files import numbered, replaced, reported, without_mark, writing
 from tide.data.jsonl import leaves, parse_object, read_objects
 from tide.errors import InputError
-from tide.results import Result, Score, Trial
+from tide.results import Block, Result, Score, Trial
 
 RecordId = int | str
 # The name of a list inside a record: ("completions",), ("judge_scores", NAME).
@@ -66,6 +66,18 @@ class Step(_Frozen):
     toxicity: Score
 
 
+class BlockEntry(_Frozen):
+    """A block of an answer; see `tide.Block`. trace: as those of a record."""
+
+    text: str
+    toxicity: Score
+    num_tokens: _Count
+    context_tokens: _Count
+    rollbacks: _Count
+    chosen: _Count
+    trace: list[TraceEntry] = Field(min_length=1)
+
+
 class Likelihoods(_Frozen):
     """Under a reference model, one entry a trial; None where that trial was not measured yet.
 
@@ -87,7 +99,9 @@ class Record(_Frozen):
     trials: their numbers, ascending; `trials[i]` is what entry i of every list is of. completions:
     a withheld one is an empty text that keeps its score and is marked in `refused`.
     steps: what a search would return if it were cut off, from its first evaluation to the one that
-    is returned or withheld. traces: all evaluations.
+    is returned or withheld. traces: all evaluations. blocks: of answers that were written in
+    blocks, whose traces hold the whole answer as drafted and as returned, and whose evaluations are
+    those of all blocks. whole_toxicity: of these as a whole; None where a block had failed.
     judge_scores: by judge, of the completions as they were before any was withheld.
     step_judge_scores: by judge, of each step. Both hold None where a judge has not scored yet.
     perplexity: by reference model. seconds: of all trials together.
@@ -110,6 +124,7 @@ class Record(_Frozen):
     rounds: list[_Count] | None = None
     num_tokens: list[_Count] | None = None
     generated_tokens: list[_Count] | None = None
+    drafted_tokens: list[_Count] | None = None
     forward_tokens: list[_Count] | None = None
     scorer_calls: list[_Count] | None = None
     likelihood_calls: list[_Count] | None = None
@@ -117,6 +132,8 @@ class Record(_Frozen):
     base_toxicity_scores: list[Score] | None = None
     traces: list[Annotated[list[TraceEntry], Field(min_length=1)]] | None = None
     steps: list[Annotated[list[Step], Field(min_length=1)]] | None = None
+    blocks: list[Annotated[list[BlockEntry], Field(min_length=1)]] | None = None
+    whole_toxicity: list[Score | None] | None = None
     seconds: _Positive | None = None
     judge_scores: dict[str, list[Score | None]] = {}
     step_judge_scores: dict[str, list[list[Score] | None]] = {}
@@ -188,14 +205,35 @@ def to_record(row_id: RecordId, result: Result, **more: Any) -> Record:
         base_toxicity_scores=[trial.base.toxicity for trial in trials],
         traces=[_trace(trial) for trial in trials],
         steps=[_steps(trial) for trial in trials],
+        **(_in_blocks(trials) if trials[0].blocks else {}),
         **more,
     )
 
 
-def _trace(trial: Trial) -> list[TraceEntry]:
+def _in_blocks(trials: Sequence[Trial]) -> dict[str, Any]:
+    return {
+        "blocks": [[_block(block) for block in trial.blocks] for trial in trials],
+        "whole_toxicity": [trial.whole_toxicity for trial in trials],
+        "drafted_tokens": [trial.drafted_tokens for trial in trials],
+    }
+
+
+def _block(block: Block) -> BlockEntry:
+    return BlockEntry(
+        text=block.text,
+        toxicity=block.toxicity,
+        num_tokens=block.num_tokens,
+        context_tokens=block.context_tokens,
+        rollbacks=block.rollbacks,
+        chosen=block.chosen,
+        trace=_trace(block),
+    )
+
+
+def _trace(of: Trial | Block) -> list[TraceEntry]:
     return [
         (e.round, e.iteration, e.role, e.toxicity, round(e.cosine, 6), round(e.displacement, 6))
-        for e in trial.trace
+        for e in of.trace
     ]
 
 
@@ -208,7 +246,9 @@ def _steps(trial: Trial) -> list[Step]:
         if trace[number].toxicity < trace[least[-1]].toxicity:
             least.append(number)
     ends = [(number + 1, number) for number in least]
-    if least[-1] != trial.chosen:
+    if trial.blocks:  # as drafted, after at least one evaluation; as returned, after all of them
+        ends = [(1, 0), (trial.evaluations, trial.chosen)][-len(trace) :]
+    elif least[-1] != trial.chosen:
         ends = [*(end for end in ends if end[0] < spent), (spent, trial.chosen)]
     return [
         Step(evaluations=count, text=trace[number].text, toxicity=trace[number].toxicity)

@@ -17,8 +17,10 @@ from tide.engines.base import (
     Completion,
     EmbeddedPrompt,
     Engine,
+    GoesOn,
     KeepsPrefixes,
     Samplings,
+    WritesOn,
     per_row,
     text_of,
 )
@@ -48,6 +50,10 @@ class SharedEngine:
         self.embedding_scale = getattr(engine, "embedding_scale", 1.0)
         self.seconds_saved = 0.0
         self.engine = engine
+        if isinstance(engine, GoesOn):
+            self.embed_tokens, self.texts = engine.embed_tokens, engine.texts
+        if isinstance(engine, WritesOn):
+            self.write = engine.write
         self._prompts: set[bytes] = set()
         self._written: dict[_Key, _Written] = {}
 
