@@ -32,7 +32,8 @@ _LEAST_SEARCHED = 20
 _LONGEST_SEARCHED = 2
 # Words that are scored at once of a whole answer: see `WindowedScorer`.
 _WINDOW = 100
-# Rows that the searches of later blocks move, unless `perturb` says how many.
+# Rows that the searches of later blocks move, unless `perturb` says how many. The last rows of what
+# the user said found as much at the same cost; but behind these all that was read before is shared.
 _LAST = "last:8"
 
 
