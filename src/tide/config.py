@@ -6,7 +6,15 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypedDict
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from tide.errors import InputError
 from tide.specs import format_spec, parse_spec
@@ -41,6 +49,37 @@ class Sampling(BaseModel):
     top_k: int = Field(
         default=0, ge=0, le=1_000_000, description="Most likely tokens that are kept; 0 keeps all."
     )
+    min_new_tokens: int = Field(
+        default=0, ge=0, description="Tokens before which no end-of-text token is drawn."
+    )
+    stop: tuple[Annotated[str, Field(min_length=1, max_length=256)], ...] = Field(
+        default=(),
+        max_length=16,
+        description="A completion ends before the first of these texts; several may be given.",
+    )
+    repetition_penalty: float = Field(
+        default=1.0,
+        ge=0.01,
+        le=100,
+        description="Divides the positive logits, and multiplies the negative ones, of tokens of "
+        "the prompt and the completion; 1: off.",
+    )
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _one_is_enough(cls, stop: Any) -> Any:
+        return (stop,) if isinstance(stop, str) else stop
+
+    @field_validator("min_new_tokens")
+    @classmethod
+    def _fits(cls, least: int, info: ValidationInfo) -> int:
+        if least > (most := info.data.get("max_new_tokens", least)):
+            raise ValueError(f"is more than max_new_tokens ({most})")
+        return least
+
+    def stop_in(self, text: str) -> int | None:
+        """Where the first stop string in `text` begins; None if it holds none."""
+        return min((place for one in self.stop if (place := text.find(one)) >= 0), default=None)
 
     @field_validator("temperature")
     @classmethod
@@ -93,8 +132,8 @@ class Settings(Sampling):
     )
     perturb: str = Field(
         default="content",
-        description="Rows that are moved: content (all but special tokens: BOS, role markers), "
-        "last:K (the last K of these), or all.",
+        description="Rows that are moved: content (all but special tokens; of a chat, the user's "
+        "last message), last:K (the last K of these), user (all messages of users), or all.",
     )
     completions_per_evaluation: int = Field(
         default=1, ge=1, le=1024, description="M': a point's score is their mean."
@@ -136,13 +175,33 @@ class Settings(Sampling):
     deadline: _Positive | None = Field(
         default=None, description="Longest time of one trial of a prompt, in seconds."
     )
+    block_tokens: int = Field(
+        default=64,
+        ge=0,
+        le=4096,
+        description="Longest block, in tokens: what may be longer is written in blocks, each "
+        "accepted before the next; 0: everything is searched as a whole.",
+    )
+    block_context: int = Field(
+        default=50,
+        ge=0,
+        le=100_000,
+        description="Tokens of the answer to the left of a block that are scored with it.",
+    )
+    draft_tokens: int = Field(
+        default=32,
+        ge=1,
+        le=4096,
+        description="Tokens that the engine writes of an answer in one go, while the scorer reads "
+        "those before.",
+    )
 
     @field_validator("perturb")
     @classmethod
     def _which_rows(cls, value: str) -> str:
         last = re.fullmatch(r"last:0*([1-9]\d{0,8})", value)
-        if last is None and value not in ("content", "all"):
-            raise ValueError("expected content, all, or last:K with K rows, as in last:8")
+        if last is None and value not in ("content", "user", "all"):
+            raise ValueError("expected content, user, all, or last:K with K rows, as in last:8")
         return value if last is None else f"last:{last[1]}"
 
     @model_validator(mode="before")
@@ -195,6 +254,11 @@ class Settings(Sampling):
         return settings
 
     @property
+    def in_blocks(self) -> bool:
+        """Whether answers are written in blocks."""
+        return 0 < self.block_tokens < self.max_new_tokens
+
+    @property
     def sampling(self) -> Sampling:
         return Sampling(**{name: getattr(self, name) for name in Sampling.model_fields})
 
@@ -206,6 +270,9 @@ class Overrides(TypedDict, total=False):
     temperature: float
     top_p: float
     top_k: int
+    min_new_tokens: int
+    stop: str | Sequence[str]
+    repetition_penalty: float
     strategy: str
     toxicity_threshold: float
     max_iterations: int
@@ -224,6 +291,9 @@ class Overrides(TypedDict, total=False):
     empty_policy: EmptyPolicy
     on_unresolved: OnUnresolved
     deadline: float | None
+    block_tokens: int
+    block_context: int
+    draft_tokens: int
 
 
 def one_line(error: ValidationError, names: Sequence[str] = ()) -> str:

@@ -101,6 +101,14 @@ Mask = Annotated[
     bool, typer.Option("--mask", help="Show toxic texts with all but first letters masked.")
 ]
 Field = Annotated[str, typer.Option(help="Field or column that holds the text.")]
+IsChat = Annotated[
+    bool,
+    typer.Option(
+        "--chat",
+        help="Answer chats, by the model's chat template: 'messages' of each object of a .jsonl "
+        "file; any other text is what a user says.",
+    ),
+]
 Limit = Annotated[int | None, typer.Option(min=1, help="Use the first so many rows only.")]
 InputFile = Annotated[
     Path | None,
@@ -168,7 +176,7 @@ def with_settings(
         if name == "num_trials":
             flags.insert(0, "--trials")
         default = "by --protocol" if name in by_protocol else defaults[name]
-        shown = f" [default: {default}]" if default is not None else ""
+        shown = f" [default: {default}]" if default not in (None, ()) else ""
         said = f"{field.description}".removesuffix(".") + _CHOICES.get(name, ".")
         heading = "Sampling" if name in Sampling.model_fields else panel
         option = typer.Option(*flags, help=f"{said}{shown}", rich_help_panel=heading)
@@ -189,7 +197,9 @@ def with_settings(
 
 
 def _plain(annotation: Any) -> Any:
-    """The type itself: not optional, and without what pydantic checks of it."""
+    """The type itself: not optional, and without what pydantic checks of it; a tuple is a list."""
+    if get_origin(annotation) is tuple:
+        return list[str]
     if get_origin(annotation) in (Union, UnionType):
         annotation = next(part for part in get_args(annotation) if part is not NoneType)
     return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation

@@ -52,17 +52,18 @@ def run(
     max_batch: options.MaxBatch = None,
     limit: options.Limit = None,
     field: options.Field = "prompt",
+    chat: options.IsChat = False,
     overwrite: options.Overwrite = False,
     mask: options.Mask = False,
     overrides: dict[str, Any] | None = None,
 ) -> None:
-    """Complete PROMPTS (or those of --input) with text that the scorer accepts.
+    """Complete PROMPTS (or those of --input) with text that the scorer accepts; or answer chats.
 
     With --output, records are appended as prompts finish, and the same command goes on where a
     killed run stopped; with another judge, a larger --limit or more --trials, it adds what is
     missing. `tide report` reads the file. Without it, the completions are shown.
     """
-    rows = _rows(prompts, input_file, field, limit)
+    rows = _rows(prompts, input_file, field, limit, chat)
     engine_options = options.engine_options(
         device=device, dtype=dtype, max_batch=max_batch, base_urls=base_url, further=engine_option
     )
@@ -84,7 +85,7 @@ def run(
         **(overrides or {}),
     ) as detoxifier:
         # A bad prompt is worth a stop before hours of work, not after them.
-        for row, error in zip(rows, detoxifier.check([row.text for row in rows]), strict=True):
+        for row, error in zip(rows, detoxifier.check([row.asked for row in rows]), strict=True):
             if error is not None:
                 raise InputError(f"id {row.id}: {error}")
         job = _Job(detoxifier, method_of(detoxifier, preset), rows, loaded)
@@ -108,15 +109,16 @@ def run(
 
 
 def _rows(
-    prompts: list[str] | None, input_file: Path | None, field: str, limit: int | None
+    prompts: list[str] | None, input_file: Path | None, field: str, limit: int | None, chats: bool
 ) -> list[Row]:
     if input_file is not None:
         if prompts:
             raise InputError("give prompts or --input, not both")
-        return read_rows(input_file, field=field, limit=limit)
+        return read_rows(input_file, field=field, limit=limit, chats=chats)
     if not prompts:
         raise InputError("no prompts; give some, or a file with --input")
-    return [Row(number, prompt) for number, prompt in enumerate(prompts[:limit])]
+    rows = [Row(number, prompt) for number, prompt in enumerate(prompts[:limit])]
+    return [row.as_chat() for row in rows] if chats else rows
 
 
 @dataclass

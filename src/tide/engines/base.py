@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, Protocol, r
 
 from pydantic import Field
 
+from tide.chat import Chat, Rendered
 from tide.config import Sampling
 from tide.errors import EngineError, InputError, guarded
+from tide.foreign import half_character
 
 if TYPE_CHECKING:  # the command line imports this module, and torch takes seconds
     import numpy as np
@@ -31,13 +33,15 @@ class EmbeddedPrompt:
     """A prompt as the model's first block receives it.
 
     embeddings: float32 on the CPU, shape (T, d). special: bool, shape (T,), True where the token is
-    a special one (BOS, role markers).
+    a special one (BOS, role markers); in a chat, where it is not wholly of the last message.
+    said: as `special`, of chats alone: True where the token is wholly of what a user said.
     """
 
     text: str
     token_ids: tuple[int, ...]
     embeddings: Tensor
     special: Tensor
+    said: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -113,7 +117,79 @@ class KeepsPrefixes(Protocol):
         ...
 
 
-_METHODS = [name for name in vars(Engine) if name[0] != "_" and name != "close"]
+@runtime_checkable
+class ReadsChats(Protocol):
+    """What an engine may do besides: write a chat as its model's template does."""
+
+    def render(self, chat: Chat) -> Rendered:
+        """The text of `chat`, which `tokenize` and `embed` take as a prompt.
+
+        Raises InputError without a template,
+        and for a chat that it refuses.
+        """
+        ...
+
+
+def text_of(prompt: str | Chat, engine: Engine) -> str:
+    """What `engine` completes for `prompt`. Raises InputError for what it cannot complete."""
+    if isinstance(prompt, Chat):
+        if not isinstance(engine, ReadsChats):
+            raise InputError(f"messages: {type(engine).__name__} has no chat template; give a text")
+        return engine.render(prompt)
+    if not isinstance(prompt, str):
+        raise InputError(f"expected a text, got {type(prompt).__name__}")
+    if (place := half_character(prompt)) is not None:
+        raise InputError(f"no text: half a character (a surrogate) at {place}")
+    if not prompt.strip():
+        raise InputError("empty; a prompt needs at least one character")
+    return prompt
+
+
+@runtime_checkable
+class GoesOn(Protocol):
+    """What an engine needs besides to write answers in blocks: to go on from its own token ids."""
+
+    def embed_tokens(self, token_ids: Sequence[int]) -> Tensor:
+        """Their embeddings, as those of a prompt: float32 on the CPU, shape (n, d)."""
+        ...
+
+    def texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        """What each row of completion ids adds to the prompt's text, without special tokens."""
+        ...
+
+
+# Token ids that a row went on with, and why it ended; None if it has not.
+Written = tuple[list[int], FinishReason | None]
+
+
+class Writer(Protocol):
+    """Rows that are being written."""
+
+    def advance(self, tokens: int) -> list[Written]:
+        """Write up to so many further tokens of each row: its ids, without one that ends the text.
+
+        A row that has ended has no more. Strings that end a text may be left in, and what is
+        behind them. However the tokens are divided, `complete` would write the same.
+        """
+        ...
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Go on with the rows of these numbers alone."""
+        ...
+
+
+@runtime_checkable
+class WritesOn(Protocol):
+    """What an engine may do besides: keep what it has read of texts that it goes on writing."""
+
+    def write(
+        self, embeddings: Sequence[Tensor], sampling: Samplings, seeds: Sequence[int]
+    ) -> Writer:
+        """As `complete`, bit by bit."""
+        ...
+
+
+_METHODS = [name for name in vars(Engine) if name[0] != "_" and name != "close"] + ["render"]
 
 
 class Closable:
@@ -157,10 +233,30 @@ def per_row(sampling: Samplings, count: int) -> list[Sampling]:
     return list(sampling)
 
 
+def check_sampling(engine: Engine, sampling: Sampling) -> None:
+    """Raise InputError for an option of sampling that `engine` does not honour.
+
+    Of `min_new_tokens`, `stop` and `repetition_penalty`, which not all do, its `honours` holds the
+    names of those that it does.
+    """
+    for name in ("min_new_tokens", "stop", "repetition_penalty"):
+        off = getattr(sampling, name) == Sampling.model_fields[name].default
+        if not off and name not in getattr(engine, "honours", ()):
+            raise InputError(
+                f"{name}: not supported by {type(engine).__name__}; leave it at "
+                f"{Sampling.model_fields[name].default!r}, or use the engine 'transformers'"
+            )
+
+
 def check_rows(engine: Engine, embeddings: Sequence[Tensor], sampling: Samplings) -> list[Sampling]:
-    """The sampling of each row. Raises EngineError for the first matrix `engine` cannot take."""
+    """The sampling of each row. Raises EngineError for the first matrix `engine` cannot take.
+
+    Raises InputError for a sampling that it does not honour.
+    """
     dim, dtype, context_length = engine.dim, engine.dtype, engine.context_length
     samplings = per_row(sampling, len(embeddings))
+    for row in dict.fromkeys(samplings):
+        check_sampling(engine, row)
     for number, (x, row) in enumerate(zip(embeddings, samplings, strict=True)):
         tokens = row.max_new_tokens
         if x.ndim != 2 or x.shape[0] == 0 or x.shape[1] != dim:

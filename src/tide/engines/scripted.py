@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tide.chat import Chat, Rendered, render
 from tide.engines.base import Closable, Completion, EmbeddedPrompt, Samplings, check_rows
 from tide.seeds import derive_seed
 
@@ -18,7 +21,10 @@ class ScriptedEngine(Closable):
 
     respond: takes a float32 matrix (T, dim) and the sampling seed, returns the text. Words are
     tokens; each word has one fixed random embedding. `calls` lists the batch sizes of all calls.
+    What `respond` returns is cut before a stop string; of its length and words it alone decides.
     """
+
+    honours: ClassVar = {"stop"}
 
     def __init__(
         self,
@@ -44,20 +50,41 @@ class ScriptedEngine(Closable):
         embedded = []
         for prompt, ids in zip(prompts, self.tokenize(prompts), strict=True):
             rows = torch.stack([self._row(i) for i in ids])
-            special = torch.zeros(len(ids), dtype=torch.bool)
-            embedded.append(EmbeddedPrompt(prompt, tuple(ids), rows, special))
+            special, said = torch.zeros(len(ids), dtype=torch.bool), None
+            if isinstance(prompt, Rendered):
+                words = (word.span() for word in re.finditer(r"\S+", prompt))
+                spans = torch.tensor(prompt.spans_of(words))
+                special, said = spans != 0, spans >= 0
+            embedded.append(EmbeddedPrompt(str(prompt), tuple(ids), rows, special, said))
         return embedded
+
+    def render(self, chat: Chat) -> Rendered:
+        """As `ROLE: CONTENT`, a line each, and the role of who speaks next."""
+
+        def template(messages: list[dict[str, str]]) -> str:
+            lines = [f"{message['role']}: {message['content']}" for message in messages]
+            return "\n".join([*lines, "assistant:"])
+
+        return render(chat, template, self.name)
 
     def complete(
         self, embeddings: Sequence[Tensor], sampling: Samplings, seeds: Sequence[int]
     ) -> list[Completion]:
-        check_rows(self, embeddings, sampling)
+        samplings = check_rows(self, embeddings, sampling)
         self.calls.append(len(embeddings))
-        texts = [self._respond(x, seed) for x, seed in zip(embeddings, seeds, strict=True)]
-        return [
-            Completion(text, tuple(self._id(word) for word in text.split()), "length")
-            for text in texts
-        ]
+        completions = []
+        for x, seed, own in zip(embeddings, seeds, samplings, strict=True):
+            text = self._respond(x, seed)
+            end = own.stop_in(text)
+            ids = tuple(self._id(word) for word in text[:end].split())
+            completions.append(Completion(text[:end], ids, "length" if end is None else "stop"))
+        return completions
+
+    def embed_tokens(self, token_ids: Sequence[int]) -> Tensor:
+        return torch.stack([self._row(i) for i in token_ids])
+
+    def texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        return ["".join(f" {self._words[i]}" for i in ids) for ids in rows]
 
     def likelihood(
         self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]

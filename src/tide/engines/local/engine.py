@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
+from tide.config import Sampling
 from tide.engines.base import (
     Completion,
     MaxBatch,
@@ -33,6 +35,8 @@ from tide.engines.local.padding import (
     writing_cost,
 )
 from tide.engines.local.prefixes import Prefix, Prefixes
+from tide.engines.local.stopping import StopStrings
+from tide.engines.local.writer import LocalWriter
 from tide.errors import EngineError, InputError, guarded
 from tide.options import checked
 from tide.pretrained import find_device, load_pretrained
@@ -63,6 +67,8 @@ class TransformersEngine(Vocabulary):
     not give the same finite result for token ids and their embeddings, and InputError for options
     that cannot be used.
     """
+
+    honours: ClassVar = {*Vocabulary.honours, "repetition_penalty"}
 
     @checked
     def __init__(
@@ -124,9 +130,16 @@ class TransformersEngine(Vocabulary):
                 x = [prompt.to(self.device, self.dtype) for prompt in prompts]
                 stream = Stream(self._forward, x, tokens)
             row_samplings, row_seeds = [samplings[i] for i in rows], [seeds[i] for i in rows]
-            written = decode(Writing(stream), row_samplings, row_seeds, self.stop_ids)
+            written = decode(
+                Writing(stream),
+                row_samplings,
+                row_seeds,
+                self.stop_ids,
+                prompts=self._nearest_ids(prompts, row_samplings),
+                stop_strings=StopStrings(row_samplings, self.texts, self.fewest),
+            )
             self._tokens += sum(map(len, prompts)) + sum(len(ids) - 1 for ids, _ in written)
-            return self.completions(written)
+            return self.completions(written, row_samplings)
 
         # Rows that write about as much share a batch, and of those, prompts of similar length. A
         # GPU writes many rows in the time of one.
@@ -134,6 +147,34 @@ class TransformersEngine(Vocabulary):
         groups = length_groups(limits, writing_cost) if on_cpu else [list(range(len(limits)))]
         ordered = [sorted(group, key=lambda i: (limits[i], len(embeddings[i]))) for group in groups]
         return in_batches(write, self._apart(ordered, begins), self.max_batch)
+
+    def write(
+        self, embeddings: Sequence[Tensor], sampling: Samplings, seeds: Sequence[int]
+    ) -> LocalWriter:
+        """Keeps the keys and values of what it has written; all rows are one batch."""
+        samplings = check_rows(self, embeddings, sampling)
+        prompts = self._nearest_ids(embeddings, samplings)
+        rows = [x.to(self.device, self.dtype) for x in embeddings]
+        with torch.inference_mode():
+            tokens = max(row.max_new_tokens for row in samplings) - 1
+            stream = Stream(self._forward, rows, tokens, alone=False)
+        self._count(sum(map(len, rows)))
+        return LocalWriter(stream, samplings, seeds, prompts, self.stop_ids, self._count)
+
+    def _count(self, tokens: int) -> None:
+        self._tokens += tokens
+
+    def _nearest_ids(
+        self, prompts: Sequence[Tensor], samplings: Sequence[Sampling]
+    ) -> list[list[int]]:
+        """The tokens nearest to the rows of each prompt, where a repetition penalty needs them."""
+        wanted = [own.repetition_penalty != 1 for own in samplings]
+        rows = [x for x, is_wanted in zip(prompts, wanted, strict=True) if is_wanted]
+        found = iter(self.decode_nearest(torch.cat(rows)) if rows else ())
+        return [
+            list(islice(found, len(x))) if is_wanted else []
+            for x, is_wanted in zip(prompts, wanted, strict=True)
+        ]
 
     def _apart(
         self, groups: Iterable[Sequence[int]], begins: Sequence[Prefix | None]
