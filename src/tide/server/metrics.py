@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -25,9 +24,9 @@ class Metrics:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        common: dict[str, Any] = {"namespace": "tide", "registry": self._registry}
-        counter, gauge = partial(Counter, **common), partial(Gauge, **common)
-        histogram = partial(Histogram, **common)
+        counter = partial(Counter, namespace="tide", registry=self._registry)
+        gauge = partial(Gauge, namespace="tide", registry=self._registry)
+        histogram = partial(Histogram, namespace="tide", registry=self._registry)
         self.requests = counter(
             "requests", "Requests by answer; 499: its client left", ["route", "status"]
         )

@@ -159,8 +159,8 @@ async def _failed(request: Request, error: Exception) -> Response:
     path = request.url.path
     if isinstance(error, RequestValidationError):
         first = error.errors()[0]
-        context = first.get("ctx", {})
-        param = context.get("param") or ".".join(map(str, first["loc"][1:])) or None
+        own = first.get("ctx", {}).get("param")  # of a check of ours, within what `loc` names
+        param = ".".join(map(str, [*first["loc"][1:], *([own] if own else [])])) or None
         return Refused(400, f"{param or 'body'}: {first['msg']}", param=param).response(path)
     if isinstance(error, HTTPException):
         return Refused(error.status_code, error.detail).response(path)
