@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -27,10 +28,14 @@ from tide.presets import PRESETS, preset_for, preset_values
         ("step_relative", 1e308), ("max_new_tokens", 10**9), ("seed", 2**63), ("top_k", 10**9),
         ("deadline", float("nan")),
         ("completions_per_evaluation", 10**6), ("perplexity_growth", 1e300),
+        ("min_new_tokens", -1), ("min_new_tokens", 21), ("stop", ""), ("stop", ["a", ""]),
+        ("stop", ["a"] * 17), ("stop", "x" * 257), ("stop", 3), ("stop", ["\ud800"]),
+        ("repetition_penalty", 0.0), ("repetition_penalty", float("nan")),
+        ("repetition_penalty", 101),
     ],
 )  # fmt: skip
 def test_a_bad_value_is_one_line_that_names_the_field(name: str, value: Any) -> None:
-    with pytest.raises(InputError, match=rf"^{name}: ") as caught:
+    with pytest.raises(InputError, match=rf"^{name}(\.\d+)?: ") as caught:
         Settings.of({name: value})
     assert "\n" not in str(caught.value)
 
@@ -99,6 +104,7 @@ def test_options_of_a_strategy_are_written_behind_its_name(values: Any, message:
 def test_keywords_are_the_settings() -> None:
     known = get_type_hints(Overrides)
     hints = get_type_hints(Settings)
+    hints["stop"] = str | Sequence[str]  # one is enough
     assert known == {name: hints[name] for name in Settings.model_fields}
 
 

@@ -306,3 +306,21 @@ def test_public_names_exist_and_load_no_torch() -> None:
         tide.no_such  # noqa: B018
     code = "import sys, tide; dir(tide); sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_an_engine_refuses_what_it_does_not_honour() -> None:
+    for options in ({"min_new_tokens": 3}, {"repetition_penalty": 1.2}):
+        (name,) = options
+        message = f"^{name}: not supported by ScriptedEngine; leave it at .*, or use the engine"
+        with pytest.raises(InputError, match=message):
+            detoxifier(**options)
+        with pytest.raises(InputError, match=message):
+            detoxifier()(PROMPTS[0], **options)
+
+
+def test_no_stop_string_is_in_a_text_that_was_scored(alone: list[Result]) -> None:
+    result = detoxifier(num_trials=2)(PROMPTS[0], stop=".")
+    for trial in result.trials:
+        assert all(e.text in ("toxicity 0", "toxicity 1") for e in trial.trace)
+        assert {e.finish_reason for e in trial.trace} == {"stop"}
+        assert {e.num_tokens for e in trial.trace} == {2}

@@ -6,7 +6,15 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypedDict
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from tide.errors import InputError
 from tide.specs import format_spec, parse_spec
@@ -41,6 +49,37 @@ class Sampling(BaseModel):
     top_k: int = Field(
         default=0, ge=0, le=1_000_000, description="Most likely tokens that are kept; 0 keeps all."
     )
+    min_new_tokens: int = Field(
+        default=0, ge=0, description="Tokens before which no end-of-text token is drawn."
+    )
+    stop: tuple[Annotated[str, Field(min_length=1, max_length=256)], ...] = Field(
+        default=(),
+        max_length=16,
+        description="A completion ends before the first of these texts; several may be given.",
+    )
+    repetition_penalty: float = Field(
+        default=1.0,
+        ge=0.01,
+        le=100,
+        description="Divides the positive logits, and multiplies the negative ones, of tokens of "
+        "the prompt and the completion; 1: off.",
+    )
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _one_is_enough(cls, stop: Any) -> Any:
+        return (stop,) if isinstance(stop, str) else stop
+
+    @field_validator("min_new_tokens")
+    @classmethod
+    def _fits(cls, least: int, info: ValidationInfo) -> int:
+        if least > (most := info.data.get("max_new_tokens", least)):
+            raise ValueError(f"is more than max_new_tokens ({most})")
+        return least
+
+    def stop_in(self, text: str) -> int | None:
+        """Where the first stop string in `text` begins; None if it holds none."""
+        return min((place for one in self.stop if (place := text.find(one)) >= 0), default=None)
 
     @field_validator("temperature")
     @classmethod
@@ -206,6 +245,9 @@ class Overrides(TypedDict, total=False):
     temperature: float
     top_p: float
     top_k: int
+    min_new_tokens: int
+    stop: str | Sequence[str]
+    repetition_penalty: float
     strategy: str
     toxicity_threshold: float
     max_iterations: int

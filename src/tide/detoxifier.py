@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tide.config import Overrides, Settings
 from tide.engines import REGISTRY as ENGINES
 from tide.engines import Engine, load_engine
+from tide.engines.base import check_sampling
 from tide.errors import EngineError, InputError, ScorerBroken, ScorerUnavailable, TideError
 from tide.job import CHUNK, Job, check_length, check_prompt, open_jobs
 from tide.presets import preset_values
@@ -50,6 +51,7 @@ class Loaded:
             if isinstance(model, Engine)
             else load_engine(engine, model, **(engine_options or {}))
         )
+        check_sampling(self.engine, self.settings)
         self._start()
 
     def _start(self) -> None:
@@ -83,6 +85,7 @@ class Loaded:
 
     def _resolve(self, overrides: Overrides) -> tuple[Settings, LoadedStrategy]:
         settings = Settings.of(self.settings.model_dump(), overrides)
+        check_sampling(self.engine, settings)
         return settings, load_strategy(settings.strategy)
 
 

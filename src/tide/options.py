@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 from collections.abc import Callable, Mapping
 from types import NoneType
-from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError, validate_call
 from pydantic.fields import FieldInfo
@@ -66,8 +67,16 @@ class Options(BaseModel):
         """Raise InputError if a strategy with these options cannot run under `settings`."""
 
 
-def read(field: FieldInfo, text: str) -> str | None:
-    """The value that `text` stands for in a spec: None for `none`, where a field allows it."""
+def read(field: FieldInfo, text: str) -> Any:
+    """The value that `text` stands for in a spec: None for `none`, where a field allows it.
+
+    For several texts it is a JSON list of them; any other is a single one.
+    """
+    if get_origin(field.annotation) is tuple and text.startswith("["):
+        try:
+            return json.loads(text)
+        except ValueError:
+            return text
     return None if text == "none" and NoneType in get_args(field.annotation) else text
 
 
@@ -75,6 +84,9 @@ def write(value: Any) -> str:
     """`value` as a spec writes it; `Options.of` reads it back."""
     if value is None or isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, tuple):
+        # Parentheses have a meaning of their own in a spec.
+        return json.dumps(value).replace("(", "\\u0028").replace(")", "\\u0029")
     if isinstance(value, float):
         return short if float(short := f"{value:g}") == value else repr(value)
     return str(value)

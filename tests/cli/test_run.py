@@ -364,3 +364,24 @@ def test_another_seed_does_not_mix_into_a_file(
     assert "settings.seed = 0, this run has 1" in capsys.readouterr().err
     assert tide(*command, "--seed", 1, "--overwrite", monkeypatch=monkeypatch) == 0
     assert len(records(tmp_path / "out.jsonl")) == 1
+
+
+def test_stop_strings_and_a_run_of_an_earlier_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.jsonl"
+    command = ["run", *PROMPTS, "--strategy", "resample:n=1", "-o", out]
+    options = ["--stop", ".", "--stop", " of ", "--min-new-tokens", 9, "--repetition-penalty", 1.2]
+    assert tide(*command, *options, monkeypatch=monkeypatch) == 0
+    assert not any(mark in r["completions"][0] for r in records(out) for mark in (".", " of "))
+    settings = json.loads(out.with_name("out.jsonl.config.json").read_text())["settings"]
+    assert (settings["stop"], settings["min_new_tokens"]) == ('[".", " of "]', 9)
+    before = out.read_bytes()
+    assert tide(*command, *options, monkeypatch=monkeypatch) == 0
+    assert out.read_bytes() == before
+    assert tide("report", out, monkeypatch=monkeypatch) == 0
+    capsys.readouterr()
+    assert tide(*command, monkeypatch=monkeypatch) == 1
+    assert "settings.stop = '[" in capsys.readouterr().err
+    assert tide("run", *PROMPTS, "--stop", "", monkeypatch=monkeypatch) == 1
+    assert "stop.0: " in capsys.readouterr().err

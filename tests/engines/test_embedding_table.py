@@ -8,10 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.models import VOCAB, save_causal_lm
+from tide.config import Sampling
+from tide.engines import embedding_table
 from tide.engines.base import FinishReason
 from tide.engines.local.engine import TransformersEngine
 from tide.errors import EngineError
 
+PLAIN = [Sampling(), Sampling()]
 IDS = st.integers(0, VOCAB - 1)
 OUTSIDE = st.integers(max_value=-1) | st.integers(min_value=VOCAB) | st.floats() | st.text()
 
@@ -32,7 +35,7 @@ def test_ids_outside_of_the_vocabulary_never_become_a_text(
 ) -> None:
     rows: list[Sequence[int]] = [[5, 6], [*before, bad, *after]]
     with pytest.raises(EngineError, match="is not in its vocabulary of 300"):
-        engine.completions([(row, reason) for row in rows])
+        engine.completions([(row, reason) for row in rows], PLAIN)
     for prompts, completions in ((rows, [[5], [5]]), ([[5], [5]], rows)):
         with pytest.raises(EngineError, match="is not in its vocabulary of 300"):
             engine.likelihood(prompts, completions)
@@ -44,7 +47,18 @@ def test_ids_that_the_tokenizer_does_not_know_are_no_empty_text(tmp_path: Path) 
     size = len(engine.tokenizer)
     assert size < VOCAB - 1
     known, unknown = engine.tokenizer.encode("town"), [size, VOCAB - 1]
-    assert engine.completions([(known + unknown, "length")])[0].text.strip() == "town"
-    assert engine.completions([([], "length"), ([1], "stop")])[1].text == ""
+    assert engine.completions([(known + unknown, "length")], PLAIN[:1])[0].text.strip() == "town"
+    assert engine.completions([([], "length"), ([1], "stop")], PLAIN)[1].text == ""
     with pytest.raises(EngineError, match="its tokenizer knows none of the ids"):
-        engine.completions([(known, "length"), (unknown, "length")])
+        engine.completions([(known, "length"), (unknown, "length")], PLAIN)
+
+
+def test_the_nearest_tokens_of_many_rows_are_looked_for_in_parts(
+    engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = [299, 0, 7, 255, 7]
+    rows = engine._embed_ids(ids) * 3 + 1e-4
+    for most in (1, 700, 1 << 24):
+        monkeypatch.setattr(embedding_table, "_COSINES", most)
+        assert engine.decode_nearest(rows) == ids
+    assert engine.decode_nearest(rows[:0]) == []

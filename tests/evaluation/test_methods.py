@@ -203,3 +203,21 @@ def test_base_completions_are_written_once() -> None:
     for number, record in alone.items():
         update = {"seconds": shared[number].seconds}
         assert shared[number] == record.model_copy(update=update)
+
+
+def test_options_that_earlier_versions_lacked_are_recorded_where_they_are_set() -> None:
+    """At their defaults names and configurations are what they were, so that old runs go on."""
+    runner = LocalRunner(SharedEngine(scripted_engine()), ReadingScorer())
+    later = {"min_new_tokens", "stop", "repetition_penalty"}
+    protocol = load_protocol("tide")
+    for spec in ("base", "tide", "resample:n=3"):
+        method = load_method(spec, runner, protocol, {"stop": ()})
+        assert method.name == spec
+        assert not later & method.config["settings"].keys()
+    stop = ("\n", "(a, b", "user:")
+    method = load_method("base", runner, protocol, {"stop": stop})
+    assert method.config["settings"]["stop"] == '["\\n", "\\u0028a, b", "user:"]'
+    assert load_method(method.name, runner, protocol, {}).settings.stop == stop
+    one = load_method("base:stop=.", runner, protocol, {})
+    assert one.settings.stop == (".",)
+    assert next(one.records(ROWS, [0]))[1].completions[0] in ("toxicity 0", "toxicity 1")

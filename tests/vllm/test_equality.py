@@ -66,6 +66,23 @@ def test_the_same_where_only_the_last_rows_differ(
         assert engine.complete(rows, GREEDY, range(7)) == expected
 
 
+def test_the_same_least_lengths_and_stop_strings(
+    engine: Engine, local: TransformersEngine, prompts: list[str]
+) -> None:
+    embeddings = [p.embeddings for p in local.embed(prompts[:20])]
+    long = GREEDY.model_copy(update={"max_new_tokens": 30, "min_new_tokens": 25})
+    whole = local.complete(embeddings, long, range(20))
+    assert engine.complete(embeddings, long, range(20)) == whole
+    for text in (whole[3].text[10:13], whole[7].text[1:2], "never"):
+        stopped = long.model_copy(update={"stop": (text, ". ")})
+        found = engine.complete(embeddings, stopped, range(20))
+        assert found == local.complete(embeddings, stopped, range(20))
+        assert any(one.finish_reason == "stop" for one in found)
+        assert not any(text in one.text for one in found)
+    with pytest.raises(InputError, match="repetition_penalty: not supported by"):
+        engine.complete(embeddings, Sampling(repetition_penalty=1.1), range(20))
+
+
 def test_the_same_likelihoods(
     engine: Engine, local: TransformersEngine, prompts: list[str]
 ) -> None:

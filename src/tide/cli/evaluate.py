@@ -12,9 +12,9 @@ from tide.cli import options, stopping
 from tide.cli.display import ERRORS
 from tide.cli.judge import refuse_failures
 from tide.cli.report import print_tables
-from tide.config import Sampling
 
-_BY_PROTOCOL = (*Sampling.model_fields, "num_trials", "completions_per_evaluation")
+_SAMPLING = ("max_new_tokens", "temperature", "top_p", "top_k")
+_BY_PROTOCOL = (*_SAMPLING, "num_trials", "completions_per_evaluation")
 
 
 @partial(options.with_settings, by_protocol=_BY_PROTOCOL)

@@ -169,7 +169,7 @@ def with_settings(
         if name == "num_trials":
             flags.insert(0, "--trials")
         default = "by --protocol" if name in by_protocol else defaults[name]
-        shown = f" [default: {default}]" if default is not None else ""
+        shown = f" [default: {default}]" if default not in (None, ()) else ""
         said = f"{field.description}".removesuffix(".") + _CHOICES.get(name, ".")
         heading = "Sampling" if name in Sampling.model_fields else panel
         option = typer.Option(*flags, help=f"{said}{shown}", rich_help_panel=heading)
@@ -190,7 +190,9 @@ def with_settings(
 
 
 def _plain(annotation: Any) -> Any:
-    """The type itself: not optional, and without what pydantic checks of it."""
+    """The type itself: not optional, and without what pydantic checks of it; a tuple is a list."""
+    if get_origin(annotation) is tuple:
+        return list[str]
     if get_origin(annotation) in (Union, UnionType):
         annotation = next(part for part in get_args(annotation) if part is not NoneType)
     return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation

@@ -157,10 +157,30 @@ def per_row(sampling: Samplings, count: int) -> list[Sampling]:
     return list(sampling)
 
 
+def check_sampling(engine: Engine, sampling: Sampling) -> None:
+    """Raise InputError for an option of sampling that `engine` does not honour.
+
+    Of `min_new_tokens`, `stop` and `repetition_penalty`, which not all do, its `honours` holds the
+    names of those that it does.
+    """
+    for name in ("min_new_tokens", "stop", "repetition_penalty"):
+        off = getattr(sampling, name) == Sampling.model_fields[name].default
+        if not off and name not in getattr(engine, "honours", ()):
+            raise InputError(
+                f"{name}: not supported by {type(engine).__name__}; leave it at "
+                f"{Sampling.model_fields[name].default!r}, or use the engine 'transformers'"
+            )
+
+
 def check_rows(engine: Engine, embeddings: Sequence[Tensor], sampling: Samplings) -> list[Sampling]:
-    """The sampling of each row. Raises EngineError for the first matrix `engine` cannot take."""
+    """The sampling of each row. Raises EngineError for the first matrix `engine` cannot take.
+
+    Raises InputError for a sampling that it does not honour.
+    """
     dim, dtype, context_length = engine.dim, engine.dtype, engine.context_length
     samplings = per_row(sampling, len(embeddings))
+    for row in dict.fromkeys(samplings):
+        check_sampling(engine, row)
     for number, (x, row) in enumerate(zip(embeddings, samplings, strict=True)):
         tokens = row.max_new_tokens
         if x.ndim != 2 or x.shape[0] == 0 or x.shape[1] != dim:

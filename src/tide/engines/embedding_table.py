@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from tide.config import Sampling
 from tide.engines.base import Closable, Completion, EmbeddedPrompt, FinishReason
 from tide.errors import EngineError, InputError
 from tide.pretrained import check_tokenizer
@@ -16,6 +18,8 @@ from tide.pretrained import check_tokenizer
 # Each completion is decoded behind this text, so that a tokenizer that marks word starts does not
 # swallow the completion's first space.
 _ANCHOR = "a"
+# Numbers that `decode_nearest` compares at once.
+_COSINES = 1 << 24
 # Rows of the table that its scale is measured by: more than one, because one may be all zeros.
 _MEASURED = 16
 
@@ -35,6 +39,7 @@ class Vocabulary(Closable):
     dtype: torch.dtype
     context_length: int | None
     max_batch: int
+    honours: ClassVar[set[str]] = {"min_new_tokens", "stop"}
 
     def __init__(self, tokenizer: Any, layer: Any, config: Any) -> None:
         self.tokenizer = tokenizer
@@ -76,9 +81,17 @@ class Vocabulary(Closable):
     def decode_nearest(self, embeddings: Tensor) -> list[int]:
         weight = self._layer.weight
         with torch.inference_mode():
-            rows = torch.nn.functional.normalize(embeddings.to(weight.device).float(), dim=-1)
-            table = torch.nn.functional.normalize(weight.float(), dim=-1)
-            return list((rows @ table.T).argmax(dim=-1).tolist())
+            rows = embeddings.to(weight.device).float()
+            best = rows.new_full((len(rows),), -torch.inf)
+            nearest = torch.zeros(len(rows), dtype=torch.int64, device=rows.device)
+            # In parts: all cosines of a long text and a large vocabulary are gigabytes.
+            size = max(1, _COSINES // max(1, len(rows)))
+            for start in range(0, len(weight), size):
+                part = torch.nn.functional.normalize(weight[start : start + size].float(), dim=-1)
+                cosine, index = (rows @ part.T).max(dim=-1)
+                nearest = torch.where(cosine > best, index + start, nearest)
+                best = torch.maximum(best, cosine)
+            return list(nearest.tolist())
 
     def _embed_ids(self, ids: Sequence[int]) -> Tensor:
         """What the first block receives for `ids`: the layer itself applies any scaling (Gemma)."""
@@ -95,9 +108,12 @@ class Vocabulary(Closable):
             )
 
     def completions(
-        self, written: Sequence[tuple[Sequence[int], FinishReason]]
+        self, written: Sequence[tuple[Sequence[int], FinishReason]], samplings: Sequence[Sampling]
     ) -> list[Completion]:
         """Completions from token ids, of which the last ended the text if the reason is "stop".
+
+        A text is cut before its first stop string; the ids are then the fewest whose text holds
+        what is left. samplings: that of each.
 
         Raises EngineError for ids that are not in the vocabulary, and for a text of which the
         tokenizer has no single token: it would be empty, and nobody wrote an empty one.
@@ -105,19 +121,33 @@ class Vocabulary(Closable):
         self.check_ids([ids for ids, _ in written])
         rows = [ids[:-1] if reason == "stop" else ids for ids, reason in written]
         completions = []
-        for text, row, (_, reason) in zip(self._texts(rows), rows, written, strict=True):
+        texts = self.texts(rows)
+        for text, row, (_, reason), own in zip(texts, rows, written, samplings, strict=True):
             known = text or not row or any(self.tokenizer.convert_ids_to_tokens(list(row)))
             if not known:
                 raise EngineError(f"model {self.name}: its tokenizer knows none of the ids {row}")
-            completions.append(Completion(text, tuple(row), reason))
+            completion = Completion(text, tuple(row), reason)
+            end = own.stop_in(text)
+            completions.append(completion if end is None else self._cut(completion, text[:end]))
         return completions
+
+    def _cut(self, completion: Completion, text: str) -> Completion:
+        ids = completion.token_ids
+        count = self.fewest(ids, lambda held: held.startswith(text))
+        return Completion(text, ids[:count], "stop")
+
+    def fewest(self, ids: Sequence[int], enough: Callable[[str], bool]) -> int:
+        """How many of the first `ids` it takes until their text is `enough`, as that of all is."""
+        return bisect_left(
+            range(len(ids)), True, key=lambda count: enough(self.texts([ids[:count]])[0])
+        )
 
     def _outside(self, rows: Sequence[Sequence[int]]) -> int | None:
         """The first id that is no row of the table."""
         size = len(self._layer.weight)
         return next((i for ids in rows for i in ids if not _is_row(i, size)), None)
 
-    def _texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
+    def texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
         """What each row of completion ids adds to the prompt's text, without special tokens."""
         if not rows:
             return []  # of no rows, the tokenizer makes one text
@@ -127,6 +157,15 @@ class Vocabulary(Closable):
             clean_up_tokenization_spaces=False,
         )
         return [text.removeprefix(self._anchor_text) for text in texts]
+
+
+def reason_of(output: Any) -> FinishReason:
+    """Why vLLM ended `output`: "length" for a stop string, of which all tokens are there.
+
+    `completions` finds the string in the text, and cuts it off.
+    """
+    reason: FinishReason = output.finish_reason
+    return "length" if isinstance(output.stop_reason, str) else reason
 
 
 def _is_row(token: object, size: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -18,7 +19,10 @@ class ScriptedEngine(Closable):
 
     respond: takes a float32 matrix (T, dim) and the sampling seed, returns the text. Words are
     tokens; each word has one fixed random embedding. `calls` lists the batch sizes of all calls.
+    What `respond` returns is cut before a stop string; of its length and words it alone decides.
     """
+
+    honours: ClassVar = {"stop"}
 
     def __init__(
         self,
@@ -51,13 +55,15 @@ class ScriptedEngine(Closable):
     def complete(
         self, embeddings: Sequence[Tensor], sampling: Samplings, seeds: Sequence[int]
     ) -> list[Completion]:
-        check_rows(self, embeddings, sampling)
+        samplings = check_rows(self, embeddings, sampling)
         self.calls.append(len(embeddings))
-        texts = [self._respond(x, seed) for x, seed in zip(embeddings, seeds, strict=True)]
-        return [
-            Completion(text, tuple(self._id(word) for word in text.split()), "length")
-            for text in texts
-        ]
+        completions = []
+        for x, seed, own in zip(embeddings, seeds, samplings, strict=True):
+            text = self._respond(x, seed)
+            end = own.stop_in(text)
+            ids = tuple(self._id(word) for word in text[:end].split())
+            completions.append(Completion(text[:end], ids, "length" if end is None else "stop"))
+        return completions
 
     def likelihood(
         self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tide.engines.base import Completion, MaxBatch, Samplings, check_rows, check_tokens
 from tide.engines.checkpoint import read_vocabulary, source_of
-from tide.engines.embedding_table import Vocabulary
+from tide.engines.embedding_table import Vocabulary, reason_of
 from tide.engines.equivalence import PROBES, FirstToken, difference, scaled_probes
 from tide.errors import EngineError, InputError, first_line
 from tide.options import checked
@@ -103,13 +103,15 @@ class VllmEngine(Vocabulary):
                     "temperature": row.temperature,
                     "top_p": row.top_p,
                     "top_k": row.top_k,
+                    "min_tokens": row.min_new_tokens,
+                    "stop": list(row.stop),
                     "seed": None if row.temperature == 0 else seed,
                 }
                 for row, seed in zip(samplings, seeds, strict=True)
             ],
         )
         outputs = [output.outputs[0] for output in written]
-        return self.completions([(output.token_ids, output.finish_reason) for output in outputs])
+        return self.completions([(one.token_ids, reason_of(one)) for one in outputs], samplings)
 
     def likelihood(
         self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]
@@ -152,7 +154,11 @@ class VllmEngine(Vocabulary):
         return x.detach().to("cpu", self.dtype).contiguous()
 
     def _generate(self, prompts: list[dict[str, Any]], sampling: list[dict[str, Any]]) -> list[Any]:
-        parameters = [self._vllm.SamplingParams(**values, detokenize=False) for values in sampling]
+        parameters = [
+            # vLLM reads its own tokens for stop strings alone.
+            self._vllm.SamplingParams(**values, detokenize=bool(values.get("stop")))
+            for values in sampling
+        ]
         written: list[Any] = self._llm.generate(prompts, parameters, use_tqdm=False)
         reasons = {output.outputs[0].finish_reason for output in written}
         if len(written) < len(prompts) or not reasons <= {"length", "stop"}:

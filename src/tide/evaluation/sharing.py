@@ -35,6 +35,7 @@ class SharedEngine:
     def __init__(self, engine: Engine) -> None:
         self.name, self.dim, self.dtype = engine.name, engine.dim, engine.dtype
         self.context_length, self.max_batch = engine.context_length, engine.max_batch
+        self.honours: set[str] = getattr(engine, "honours", set())
         self.embedding_scale = getattr(engine, "embedding_scale", 1.0)
         self.seconds_saved = 0.0
         self.engine = engine

@@ -6,6 +6,7 @@ import gc
 import weakref
 
 import pytest
+import torch
 
 from tests.baselines.conftest import World
 from tests.baselines.stand_ins import OFF, ORDERS, STRENGTHS
@@ -180,3 +181,40 @@ def test_closing_frees_the_auxiliary_models(gpt2: World) -> None:
     gc.collect()
     assert [expert() for expert in experts] == [None, None]
     assert tokens(baseline, PROMPTS, GREEDY, SEEDS) == before
+
+
+@pytest.mark.parametrize("name", sorted(OFF))
+def test_lengths_stop_strings_and_penalties_without_strength(world: World, name: str) -> None:
+    """As the model: the end of a text is held back from what looks at the logits again, too."""
+    (whole, *_) = base(world, PROMPTS, GREEDY, SEEDS)
+    kept = world.engine.stop_ids
+    world.engine.stop_ids = torch.tensor([whole[1]])
+    try:
+        text = world.engine.texts([whole[3:5]])[0]
+        for options in (
+            {"min_new_tokens": 6},
+            {"repetition_penalty": 1.5},
+            {"stop": text, "min_new_tokens": 8},
+        ):
+            sampling = Sampling(**{**GREEDY.model_dump(), **options})
+            expected = base(world, PROMPTS, sampling, SEEDS)
+            assert tokens(world.load(OFF[name]), PROMPTS, sampling, SEEDS) == expected
+            assert expected != base(world, PROMPTS, GREEDY, SEEDS)
+    finally:
+        world.engine.stop_ids = kept
+
+
+@pytest.mark.parametrize("name", sorted(STRENGTHS))
+def test_no_baseline_ends_before_the_least_length(gpt2: World, name: str) -> None:
+    """Not even one that keeps the likeliest tokens alone, of which the end may be all."""
+    kept = gpt2.engine.stop_ids
+    try:
+        for sampling in (GREEDY, DRAWN):
+            least = sampling.model_copy(update={"min_new_tokens": 8})
+            for token in {row[0] for row in base(gpt2, PROMPTS, GREEDY, SEEDS) if row}:
+                gpt2.engine.stop_ids = torch.tensor([token])
+                found = tokens(gpt2.load(STRENGTHS[name]), PROMPTS, least, SEEDS)
+                assert {len(row) for row in found} == {8}
+                assert all(token not in row for row in found)
+    finally:
+        gpt2.engine.stop_ids = kept

@@ -494,3 +494,32 @@ def test_the_dtype_is_the_checkpoints(
     assert len(completions_of(engine)) == 4
     with pytest.raises(EngineError, match=r"infinite values \(as torch.float16\)"):
         engine.complete([torch.full((2, 256), 1e6)], GREEDY, [0])
+
+
+def test_least_lengths_and_stop_strings_are_the_servers(
+    connect: Callable[..., RemoteEngine], local: TransformersEngine, servers: list[VllmServer]
+) -> None:
+    """A server leaves the tokens of a stop string in the ids, and says which string it was."""
+    engine = connect()
+    long = GREEDY.model_copy(update={"max_new_tokens": 20, "min_new_tokens": 15})
+    texts = [completion.text for completion in completions_of(local, sampling=long)]
+    stop = tuple(text[5:8] for text in texts)
+    for sampling in (long, long.model_copy(update={"stop": stop})):
+        found = completions_of(engine, sampling=sampling)
+        assert found == completions_of(local, sampling=sampling)
+        assert all(body["min_tokens"] == 15 for server in servers for body in server.requests)
+    assert {completion.finish_reason for completion in found} == {"stop"}
+    assert all(len(completion.text) <= 5 for completion in found)
+    # One that names a string that is not there has the text as it is.
+    choice = {"index": 0, "finish_reason": "stop", "stop_reason": "!", "token_ids": [5, 9]}
+    one = connect(servers[0])
+    servers[0].misbehave = lambda body: (200, {"choices": [choice]})
+    assert completions_of(one, 1)[0].token_ids == (5, 9)
+
+
+def test_penalties_never_reach_a_server(connect: Callable[..., RemoteEngine]) -> None:
+    engine = connect()
+    with pytest.raises(InputError, match="repetition_penalty: not supported by RemoteEngine"):
+        Detoxifier(engine, repetition_penalty=1.1)
+    with pytest.raises(InputError, match="repetition_penalty: not supported by RemoteEngine"):
+        completions_of(engine, sampling=Sampling(repetition_penalty=1.1))

@@ -110,7 +110,9 @@ class VllmServer:
             temperature=body["temperature"],
             top_p=body.get("top_p", 1.0),
             top_k=body.get("top_k", 0),
+            min_new_tokens=body.get("min_tokens", 0),
         )
+        stopping = Sampling(stop=body.get("stop", ()))
         written = engine.complete(prompts, sampling, [body.get("seed") or 0] * len(prompts))
         eos = int(engine.stop_ids[0])
         choices: list[dict[str, Any]] = []
@@ -120,8 +122,15 @@ class VllmServer:
                 "index": i,
                 "text": completion.text,
                 "finish_reason": completion.finish_reason,
+                "stop_reason": None,
                 "token_ids": ids,
             }
+            if (end := stopping.stop_in(completion.text)) is not None:
+                # The tokens of the string are there, in the ids alone.
+                count = engine.fewest(ids, lambda text: stopping.stop_in(text) is not None)
+                found = next(one for one in stopping.stop if completion.text.startswith(one, end))
+                choice |= {"text": completion.text[:end], "token_ids": ids[:count]}
+                choice |= {"finish_reason": "stop", "stop_reason": found}
             if body.get("logprobs") is not None:
                 choice["logprobs"] = {"token_logprobs": [_log_probs(engine, prompts[i])[ids[0]]]}
             if body.get("prompt_logprobs") is not None:

@@ -29,6 +29,7 @@ from tide.config import Sampling
 from tide.engines.local.decode import Forward, Stream, Writing, decode
 from tide.engines.local.engine import TransformersEngine
 from tide.engines.local.padding import by_length, in_batches
+from tide.engines.local.stopping import StopStrings
 from tide.errors import EngineError, InputError, guarded
 from tide.scorers import Scorer
 
@@ -149,8 +150,16 @@ class DecodingBaseline(ABC):
         with self.attached():
             writing = self.start(prompts, ids, sampling.max_new_tokens)
             samplings, stop_ids = [sampling] * len(ids), self.engine.stop_ids
-            written = decode(writing, samplings, seeds, stop_ids, shift_first=shift_first)
-        completions = self.engine.completions(written)
+            written = decode(
+                writing,
+                samplings,
+                seeds,
+                stop_ids,
+                shift_first=shift_first,
+                prompts=ids,
+                stop_strings=StopStrings(samplings, self.engine.texts, self.engine.fewest),
+            )
+        completions = self.engine.completions(written, samplings)
         generated = []
         for completion, (drawn, _), reads in zip(
             completions, written, writing.prompt_reads, strict=True

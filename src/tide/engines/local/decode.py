@@ -22,6 +22,7 @@ from tide.engines.local.gpt2 import lean_gpt2
 from tide.engines.local.kv_cache import join, joinable
 from tide.engines.local.padding import left_pad, length_groups, token_positions
 from tide.engines.local.sampling import Sampler
+from tide.engines.local.stopping import LOOK_EVERY, StopStrings
 from tide.errors import EngineError
 
 # Steps between looks at whether all rows have stopped: each waits for the device to catch up.
@@ -197,26 +198,44 @@ def decode(
     stop_ids: Tensor,
     *,
     shift_first: bool = False,
+    prompts: Sequence[Sequence[int]] = (),
+    stop_strings: StopStrings | None = None,
 ) -> list[tuple[list[int], FinishReason]]:
     """For each row, up to its own `max_new_tokens` ids, of which a stop id is the last.
 
-    shift_first: shift the logits before they are warped, instead of after. The loop ends when every
-    row has ended, or some steps later; what a row draws after its own end is thrown away.
+    shift_first: shift the logits before they are warped, instead of after. prompts: ids, as
+    `Sampler` has them. stop_strings: of these rows; one that holds its own ends with the token that
+    completes it, and "length" as the reason. The loop ends when every row has ended, or some steps
+    later; what a row draws after its own end is thrown away.
     Raises EngineError where a token was drawn from scores that are not finite: of those the arg max
     takes any token, and often the one that ends the text.
     """
     device = writing.logits.device
-    sampler = Sampler(samplings, seeds, device)
+    sampler = Sampler(samplings, seeds, device, stop_ids, prompts)
+    stops = set(stop_ids.tolist())
     limits = [sampling.max_new_tokens for sampling in samplings]
     check_every = CHECK_EVERY.get(device.type, _CHECK_EVERY_ELSEWHERE)
     ended = torch.zeros(len(samplings), dtype=torch.bool, device=device)
     broken = ended.clone()
     drawn: list[Tensor] = []
+
+    def written() -> list[tuple[list[int], FinishReason]]:
+        rows = torch.stack(drawn, dim=1).tolist()
+        return [_until_stop(row[:limit], stops) for row, limit in zip(rows, limits, strict=True)]
+
+    def look() -> None:
+        """End the rows that have come to hold a stop string."""
+        if stop_strings:
+            ids = [ids[:-1] if reason == "stop" else ids for ids, reason in written()]
+            for row, count in stop_strings.found(ids):
+                limits[row], ended[row] = count, True
+
     while True:
+        scores = sampler.prepare(writing.logits, len(drawn))
         if shift_first:
-            scores = sampler.warp(writing.shift(writing.logits.float()))
+            scores = sampler.warp(writing.shift(scores))
         else:
-            scores = writing.shift(sampler.warp(writing.logits))
+            scores = writing.shift(sampler.warp(scores))
         tokens = sampler.draw(scores, len(drawn))
         drawn.append(tokens)
         # NaN and infinity win any arg max, so the score of what was drawn tells of them; with NaN
@@ -232,12 +251,13 @@ def decode(
         ended |= torch.isin(tokens, stop_ids)
         if len(drawn) in limits:
             ended |= torch.tensor([limit <= len(drawn) for limit in limits], device=device)
+        if len(drawn) % LOOK_EVERY == 0:
+            look()
         if len(drawn) % check_every == 0 and bool(ended.all()):
             break
         writing.advance(tokens)
-    stops = set(stop_ids.tolist())
-    rows = torch.stack(drawn, dim=1).tolist()
-    return [_until_stop(row[:limit], stops) for row, limit in zip(rows, limits, strict=True)]
+    look()
+    return written()
 
 
 def _until_stop(ids: list[int], stops: set[int]) -> tuple[list[int], FinishReason]:

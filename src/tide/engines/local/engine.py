@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
+from tide.config import Sampling
 from tide.engines.base import (
     Completion,
     MaxBatch,
@@ -33,6 +34,7 @@ from tide.engines.local.padding import (
     writing_cost,
 )
 from tide.engines.local.prefixes import Prefix, Prefixes
+from tide.engines.local.stopping import StopStrings
 from tide.errors import EngineError, InputError, guarded
 from tide.options import checked
 from tide.pretrained import find_device, load_pretrained
@@ -63,6 +65,8 @@ class TransformersEngine(Vocabulary):
     not give the same finite result for token ids and their embeddings, and InputError for options
     that cannot be used.
     """
+
+    honours: ClassVar = {*Vocabulary.honours, "repetition_penalty"}
 
     @checked
     def __init__(
@@ -124,9 +128,16 @@ class TransformersEngine(Vocabulary):
                 x = [prompt.to(self.device, self.dtype) for prompt in prompts]
                 stream = Stream(self._forward, x, tokens)
             row_samplings, row_seeds = [samplings[i] for i in rows], [seeds[i] for i in rows]
-            written = decode(Writing(stream), row_samplings, row_seeds, self.stop_ids)
+            written = decode(
+                Writing(stream),
+                row_samplings,
+                row_seeds,
+                self.stop_ids,
+                prompts=self._nearest_ids(prompts, row_samplings),
+                stop_strings=StopStrings(row_samplings, self.texts, self.fewest),
+            )
             self._tokens += sum(map(len, prompts)) + sum(len(ids) - 1 for ids, _ in written)
-            return self.completions(written)
+            return self.completions(written, row_samplings)
 
         # Rows that write about as much share a batch, and of those, prompts of similar length. A
         # GPU writes many rows in the time of one.
@@ -134,6 +145,15 @@ class TransformersEngine(Vocabulary):
         groups = length_groups(limits, writing_cost) if on_cpu else [list(range(len(limits)))]
         ordered = [sorted(group, key=lambda i: (limits[i], len(embeddings[i]))) for group in groups]
         return in_batches(write, self._apart(ordered, begins), self.max_batch)
+
+    def _nearest_ids(
+        self, prompts: Sequence[Tensor], samplings: Sequence[Sampling]
+    ) -> list[list[int]]:
+        """The tokens nearest to the rows of each prompt, where a repetition penalty needs them."""
+        return [
+            self.decode_nearest(prompt) if own.repetition_penalty != 1 else []
+            for prompt, own in zip(prompts, samplings, strict=True)
+        ]
 
     def _apart(
         self, groups: Iterable[Sequence[int]], begins: Sequence[Prefix | None]

@@ -90,14 +90,28 @@ def _keep_nucleus(logits: Tensor, top_p: float | Tensor) -> Tensor:
 class Sampler:
     """Chooses one token a step for a batch of sequences, each with its own sampling and seed.
 
-    `warp` prepares what `draw` draws from, so that a caller can change it in between. What a row
-    gets does not depend on the others. Rows at temperature 0 are not warped, and their largest
-    logit is taken.
+    `prepare` and `warp` make what `draw` draws from, so that a caller can change it in between.
+    What a row gets does not depend on the others. Rows at temperature 0 are not warped, and their
+    largest logit is taken.
+
+    stop_ids: tokens that end a text, (S,). prompts: the ids of what each row goes on from, which a
+    repetition penalty is about too; needed where there is one.
     """
 
     def __init__(
-        self, samplings: Sequence[Sampling], seeds: Sequence[int], device: torch.device
+        self,
+        samplings: Sequence[Sampling],
+        seeds: Sequence[int],
+        device: torch.device,
+        stop_ids: Tensor | None = None,
+        prompts: Sequence[Sequence[int]] = (),
     ) -> None:
+        least = [row.min_new_tokens for row in samplings]
+        self._least, self._longest_least = torch.tensor(least, device=device)[:, None], max(least)
+        self._stop_ids = torch.empty(0, dtype=torch.int64) if stop_ids is None else stop_ids
+        penalties = [row.repetition_penalty for row in samplings]
+        self._penalty = _one_or_each(penalties, device) if set(penalties) != {1.0} else None
+        self._prompts, self._seen = prompts, torch.empty(0, 0, dtype=torch.bool, device=device)
         drawn = [i for i, row in enumerate(samplings) if row.temperature > 0]
         self._greedy = not drawn
         self._drawn = _numbers(drawn, len(samplings), device)
@@ -121,6 +135,25 @@ class Sampler:
             self._keys = noise_keys(seeds, max(row.max_new_tokens for row in samplings)).to(device)
         self._ahead = range(0)  # the steps whose noise is in self._chunk
 
+    def prepare(self, logits: Tensor, step: int) -> Tensor:
+        """The model's `logits` (B, V) for step number `step`, with penalty; float32.
+
+        Those of the stop ids become -inf where a row is too short to end, in place: what else reads
+        the logits of this step must not hope for these tokens either.
+        """
+        if step < self._longest_least:
+            ids = self._stop_ids[self._stop_ids < logits.shape[-1]]
+            logits[:, ids] = logits[:, ids].masked_fill(self._least > step, -torch.inf)
+        scores = logits.float()
+        if self._penalty is None:
+            return scores
+        if not len(self._seen):
+            self._seen = torch.zeros_like(scores, dtype=torch.bool)
+            for row, prompt in enumerate(self._prompts):
+                self._seen[row, [i for i in prompt if i < scores.shape[-1]]] = True
+        penalised = torch.where(scores < 0, scores * self._penalty, scores / self._penalty)
+        return torch.where(self._seen, penalised, scores)
+
     def warp(self, logits: Tensor) -> Tensor:
         """`logits` (B, V) by temperature, with -inf outside top-k and then top-p; float32."""
         if self._greedy:
@@ -136,10 +169,13 @@ class Sampler:
     def draw(self, scores: Tensor, step: int) -> Tensor:
         """Token ids (B,) from the warped scores (B, V) of step number `step`, from 0."""
         if self._drawn is None:
-            return self._draw(scores, step)
-        tokens = scores.argmax(dim=-1)
-        if not self._greedy:
-            tokens[self._drawn] = self._draw(scores[self._drawn], step)
+            tokens = self._draw(scores, step)
+        else:
+            tokens = scores.argmax(dim=-1)
+            if not self._greedy:
+                tokens[self._drawn] = self._draw(scores[self._drawn], step)
+        if len(self._seen):
+            self._seen.scatter_(1, tokens.clamp(max=scores.shape[-1] - 1)[:, None], True)
         return tokens
 
     def _draw(self, scores: Tensor, step: int) -> Tensor:

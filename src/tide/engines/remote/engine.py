@@ -30,7 +30,7 @@ from tide.engines.base import (
     float_dtype,
 )
 from tide.engines.checkpoint import read_vocabulary, source_of
-from tide.engines.embedding_table import Vocabulary
+from tide.engines.embedding_table import Vocabulary, reason_of
 from tide.engines.equivalence import PROBES, FirstToken, difference, scaled_probes
 from tide.engines.remote.pool import Endpoint, EndpointPool, EndpointRefused
 from tide.engines.remote.protocol import (
@@ -136,11 +136,15 @@ class RemoteEngine(Vocabulary):
                 "temperature": shared.temperature,
                 "top_p": shared.top_p,
                 "top_k": shared.top_k,
+                "min_tokens": shared.min_new_tokens,
+                "stop": list(shared.stop),
                 "seed": seed,
             }
             for rows in self._split(alike):
                 requests.append((rows, body | {"prompt_embeds": [encoded[i] for i in rows]}))
-        return self._wait(self._ask_all(requests, lambda _, choice: self._completion(choice)))
+        return self._wait(
+            self._ask_all(requests, lambda i, choice: self._completion(choice, samplings[i]))
+        )
 
     def likelihood(
         self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]
@@ -234,9 +238,9 @@ class RemoteEngine(Vocabulary):
             raise ServerFailed(f"wrote a token outside the vocabulary of {tokens_known}")
         return choices
 
-    def _completion(self, choice: Choice) -> Completion:
+    def _completion(self, choice: Choice, sampling: Sampling) -> Completion:
         try:
-            return self.completions([(choice.token_ids, choice.finish_reason)])[0]
+            return self.completions([(choice.token_ids, reason_of(choice))], [sampling])[0]
         except EngineError as error:  # ids that cannot be read
             raise ServerFailed(str(error)) from None
 

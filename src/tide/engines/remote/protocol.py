@@ -45,6 +45,7 @@ class Choice(BaseModel):
 
     index: _Count
     finish_reason: Literal["length", "stop"]
+    stop_reason: int | str | None = None
     token_ids: Rows[_Count] = Field(min_length=1)
     logprobs: _LogProbs | None = None
     prompt_logprobs: list[Any] | None = None

@@ -1,0 +1,207 @@
+"""Least lengths, stop strings and repetition penalties, beside what transformers' generate does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.generated import examples
+from tests.models import save_causal_lm
+from tide.config import Sampling
+from tide.engines.base import Completion
+from tide.engines.local import decode as decoding
+from tide.engines.local.engine import TransformersEngine
+
+PROMPTS = ["The weather", "Rain fell on the quiet town and the people", "kind", "is fine is"]
+LENGTH = 24
+KINDS = ["gpt2", "llama", "qwen3", "gemma2"]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def engine(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> TransformersEngine:
+    kind = request.param
+    folder = save_causal_lm(tmp_path_factory.mktemp(kind), kind, bos=kind in ("llama", "gemma2"))
+    return TransformersEngine(folder)
+
+
+@pytest.fixture(scope="module")
+def pocket() -> TransformersEngine:
+    return TransformersEngine("pocket")
+
+
+def written(
+    engine: TransformersEngine,
+    samplings: Sampling | Sequence[Sampling],
+    prompts: Sequence[str] = PROMPTS,
+    seed: int = 0,
+) -> list[Completion]:
+    x = [prompt.embeddings for prompt in engine.embed(prompts)]
+    return engine.complete(x, samplings, [seed] * len(x))
+
+
+def generated(engine: TransformersEngine, inputs: dict[str, Any], **options: Any) -> list[int]:
+    """What `generate` adds, without the token that ends it."""
+    given = {"max_new_tokens": LENGTH, "do_sample": False, "pad_token_id": 2} | options
+    if "input_ids" not in inputs:
+        inputs = inputs | {"attention_mask": torch.ones(inputs["inputs_embeds"].shape[:2]).long()}
+    with torch.inference_mode():
+        ids = engine.model.generate(**inputs, **given)[0].tolist()
+    new = ids[inputs["input_ids"].shape[1] :] if "input_ids" in inputs else ids
+    stop = int(engine.stop_ids[0])
+    return new[: new.index(stop)] if stop in new else new
+
+
+def greedy(**options: Any) -> Sampling:
+    return Sampling(**{"temperature": 0.0, "max_new_tokens": LENGTH, **options})
+
+
+def ending_with(engine: TransformersEngine, token: int) -> None:
+    """Let the model's texts end with this token."""
+    engine.stop_ids = torch.tensor([token])
+    engine.model.generation_config.eos_token_id = token
+
+
+def test_least_lengths_and_penalties_as_generate_from_embeddings(
+    engine: TransformersEngine,
+) -> None:
+    """Alone and in a batch. With ids beside the embeddings, generate penalises the prompt too."""
+    ends = written(engine, greedy())[0].token_ids[2]
+    ending_with(engine, ends)
+    for options in (
+        {"min_new_tokens": 7},
+        {"repetition_penalty": 1.3},
+        {"repetition_penalty": 0.8, "min_new_tokens": LENGTH},
+    ):
+        expected = []
+        for prompt in engine.embed(PROMPTS):
+            inputs = {"inputs_embeds": prompt.embeddings[None]}
+            if "repetition_penalty" in options:
+                inputs["input_ids"] = torch.tensor([prompt.token_ids])
+            expected.append(generated(engine, inputs, **options))
+        got = written(engine, greedy(**options))
+        assert [list(one.token_ids) for one in got] == expected
+        assert got != written(engine, greedy())
+        for prompt, one in zip(PROMPTS, got, strict=True):
+            assert written(engine, greedy(**options), [prompt]) == [one]
+    # Without ids generate penalises what it wrote alone.
+    first = engine.embed(PROMPTS[3:])[0].embeddings[None]
+    with pytest.warns(UserWarning, match="only to newly generated"):
+        generated(engine, {"inputs_embeds": first}, repetition_penalty=1.3)
+
+
+def test_a_moved_prompt_is_penalised_as_the_tokens_nearest_to_it(
+    engine: TransformersEngine,
+) -> None:
+    (prompt,) = engine.embed(PROMPTS[1:2])
+    noise = torch.randn(prompt.embeddings.shape, generator=torch.Generator().manual_seed(0))
+    moved = prompt.embeddings + 0.4 * prompt.embeddings.std() * noise
+    near = engine.decode_nearest(moved)
+    assert near[1:] == list(prompt.token_ids[1:])  # Gemma's first row, all zeros, is near to none
+    inputs = {"inputs_embeds": moved[None], "input_ids": torch.tensor([near])}
+    expected = generated(engine, inputs, repetition_penalty=1.5)
+    (got,) = engine.complete([moved], greedy(repetition_penalty=1.5), [0])
+    assert list(got.token_ids) == expected
+
+
+def test_stop_strings_as_generate(engine: TransformersEngine) -> None:
+    """`generate` leaves the string in the text; here it ends before it."""
+    wholes = [one.text for one in written(engine, greedy())]
+    for whole in wholes:
+        stop = whole[len(whole) // 2 :][:3]
+        if not stop or "\ufffd" in stop:
+            continue
+        for prompt, one in zip(
+            engine.embed(PROMPTS), written(engine, greedy(stop=(stop,))), strict=True
+        ):
+            inputs = {"inputs_embeds": prompt.embeddings[None]}
+            ids = generated(engine, inputs, stop_strings=[stop], tokenizer=engine.tokenizer)
+            assert one.text == engine.texts([ids])[0].partition(stop)[0]
+
+
+ANY = st.builds(
+    Sampling,
+    temperature=st.sampled_from([0.0, 0.7, 1.5]),
+    max_new_tokens=st.integers(6, LENGTH),
+    min_new_tokens=st.integers(0, 6),
+    stop=st.lists(st.sampled_from([" the", "e", "\n", ". ", "and the", "zzz"]), max_size=3),
+    repetition_penalty=st.sampled_from([1.0, 1.0, 0.7, 1.2, 3.0]),
+)
+
+
+@given(st.lists(st.tuples(ANY, st.integers(0, 3)), min_size=1, max_size=6), st.sampled_from([1, 4]))
+@examples(15, 200)
+def test_a_row_is_its_own(
+    pocket: TransformersEngine, rows: list[tuple[Sampling, int]], every: int
+) -> None:
+    samplings, prompts = [own for own, _ in rows], [PROMPTS[i] for _, i in rows]
+    kept, decoding.CHECK_EVERY["cpu"] = decoding.CHECK_EVERY["cpu"], every
+    try:
+        together = written(pocket, samplings, prompts)
+        alone = [
+            written(pocket, own, [prompt])[0]
+            for own, prompt in zip(samplings, prompts, strict=True)
+        ]
+    finally:
+        decoding.CHECK_EVERY["cpu"] = kept
+    assert together == alone
+    for own, one, prompt in zip(samplings, together, prompts, strict=True):
+        assert own.stop_in(one.text) is None
+        assert len(one.token_ids) <= own.max_new_tokens
+        if one.finish_reason == "stop" and not own.stop:
+            assert len(one.token_ids) >= own.min_new_tokens
+        plain = own.model_copy(update={"stop": ()})
+        (whole,) = written(pocket, plain, [prompt])
+        assert one.text == whole.text[: own.stop_in(whole.text)]
+
+
+def test_a_stop_string_may_span_tokens_and_end_inside_of_one(pocket: TransformersEngine) -> None:
+    (whole,) = written(pocket, greedy(min_new_tokens=LENGTH), PROMPTS[1:2])
+    ids = list(whole.token_ids)
+    pieces = [pocket.texts([ids[:n]])[0] for n in range(len(ids) + 1)]
+    for first in range(3, 12):
+        begin, end = len(pieces[first]) - 1, len(pieces[first + 2]) - 1
+        stop = whole.text[begin:end]
+        (one,) = written(pocket, greedy(min_new_tokens=LENGTH, stop=("never", stop)), PROMPTS[1:2])
+        assert one.text == whole.text.partition(stop)[0]
+        assert one.finish_reason == "stop"
+        held = pocket.texts([one.token_ids])[0]
+        assert held.startswith(one.text)
+        assert not one.token_ids or len(pocket.texts([one.token_ids[:-1]])[0]) < len(one.text)
+
+
+def test_a_text_that_begins_with_a_stop_string_is_empty(pocket: TransformersEngine) -> None:
+    (whole,) = written(pocket, greedy(), PROMPTS[:1])
+    (one,) = written(pocket, greedy(stop=whole.text[:2], min_new_tokens=9), PROMPTS[:1])
+    assert one == Completion("", (), "stop")
+
+
+def test_rows_that_hold_their_stop_strings_are_read_no_further(
+    pocket: TransformersEngine,
+) -> None:
+    before = pocket.forward_tokens
+    written(pocket, greedy(max_new_tokens=200, min_new_tokens=200))
+    full = pocket.forward_tokens - before
+    texts = [one.text for one in written(pocket, greedy())]
+    before = pocket.forward_tokens
+    written(
+        pocket,
+        greedy(max_new_tokens=200, min_new_tokens=200, stop=tuple(text[1:4] for text in texts)),
+    )
+    assert pocket.forward_tokens - before < full / 4
+
+
+def test_a_penalty_far_above_one_repeats_nothing(tmp_path: Path) -> None:
+    engine = TransformersEngine(save_causal_lm(tmp_path, "gpt2"))
+    (prompt,) = engine.embed(PROMPTS[:1])
+    for temperature in (0.0, 1.0):
+        own = greedy(repetition_penalty=100.0, temperature=temperature)
+        ids = written(engine, own, PROMPTS[:1])[0].token_ids
+        assert len({*ids, *prompt.token_ids}) == len(ids) + len(set(prompt.token_ids))
