@@ -53,13 +53,12 @@ def running(
     """Serve until the block ends; then all that it held is closed."""
     engine = scripted_engine(max_batch=64) if engine is None else engine
     scorer = ReadingScorer() if scorer is None else scorer
-    detox = AsyncDetoxifier(engine, scorer=scorer, **settings)
-    app = create_app(detox, MODEL, limits=limits, keys=[SecretStr(key) for key in keys])
-    with listening(app) as (url, server):
-        found = Running(url, engine, scorer, server)
-        with found.http:
-            yield found
-    assert detox.closed
+    with AsyncDetoxifier(engine, scorer=scorer, **settings) as detox:
+        app = create_app(detox, MODEL, limits=limits, keys=[SecretStr(key) for key in keys])
+        with listening(app) as (url, server):
+            found = Running(url, engine, scorer, server)
+            with found.http:
+                yield found
 
 
 @contextmanager

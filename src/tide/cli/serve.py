@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import os
-import sys
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -92,36 +94,42 @@ def serve(
 
     keys = read_keys()
     check_exposure(host, keys)
-    _log_as_json()
-    detox = AsyncDetoxifier(
-        model,
-        scorer=scorer,
-        engine=engine,
-        preset=preset,
-        engine_options=options.engine_options(
-            device=device,
-            dtype=dtype,
-            max_batch=max_batch,
-            base_urls=base_url,
-            further=engine_option,
-        ),
-        **(overrides or {}),
+    given = options.engine_options(
+        device=device, dtype=dtype, max_batch=max_batch, base_urls=base_url, further=engine_option
     )
-    app = create_app(detox, served_model_name or model, limits=bounds, keys=keys)
-    config = uvicorn.Config(
-        app,
-        host=host,
-        port=port,
-        log_config=None,
-        access_log=False,  # ours has no addresses with keys in them
-        server_header=False,
-        ws="none",
-        timeout_graceful_shutdown=max(1, round(bounds.drain)),
-    )
+    with (
+        _listening(host, port) as listener,
+        _logging_as_json(),
+        AsyncDetoxifier(
+            model,
+            scorer=scorer,
+            engine=engine,
+            preset=preset,
+            engine_options=given,
+            **(overrides or {}),
+        ) as detox,
+    ):
+        name = served_model_name or model
+        config = uvicorn.Config(
+            create_app(detox, name, limits=bounds, keys=keys),
+            log_config=None,
+            access_log=False,  # ours has no addresses with keys in them
+            server_header=False,
+            ws="none",
+            timeout_graceful_shutdown=max(1, round(bounds.drain)),
+        )
+        where = f"http://{host}:{listener.getsockname()[1]}"
+        logger("tide.server").info(json.dumps({"serving": where, "model": name}))
+        with suppress(stopping.Stopped):  # the signal after which open requests were ended
+            uvicorn.Server(config).run(sockets=[listener])
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        uvicorn.Server(config).run()
-    except stopping.Stopped:
-        logger("tide.server").info("drained")
+        return socket.create_server((host, port), family=family)
+    except (OSError, UnicodeError) as error:
+        raise InputError(f"--host {host} --port {port}: {first_line(error)}") from None
 
 
 class _Json(logging.Formatter):
@@ -130,15 +138,22 @@ class _Json(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         said = record.getMessage()
         content = json.loads(said) if said.startswith("{") else {"message": said}
-        return json.dumps(
-            {"time": self.formatTime(record), "level": record.levelname.lower(), **content}
-        )
+        head = {"time": self.formatTime(record), "level": record.levelname.lower()}
+        return json.dumps(head | content)
 
 
-def _log_as_json() -> None:
-    handler = logging.StreamHandler(sys.stderr)
+@contextmanager
+def _logging_as_json() -> Iterator[None]:
+    handler = logging.StreamHandler()
     handler.setFormatter(_Json())
-    for name in ("tide", "uvicorn"):
-        log = logging.getLogger(name)
+    logs = [logging.getLogger(name) for name in ("tide", "uvicorn")]
+    before = [(log.handlers, log.level, log.propagate) for log in logs]
+    for log in logs:
         log.handlers, log.propagate = [handler], False
         log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        for log, (handlers, level, propagate) in zip(logs, before, strict=True):
+            log.handlers, log.propagate = handlers, propagate
+            log.setLevel(level)

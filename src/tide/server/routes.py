@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,7 +43,7 @@ def create_app(
     limits: Limits | None = None,
     keys: Sequence[SecretStr] = (),
 ) -> ASGIApp:
-    """The server as an ASGI application, which closes `detox` when it ends.
+    """The server as an ASGI application, whose requests share `detox`.
 
     name: of the model, as clients call it. keys: those that let a client in; without any, clients
     of this machine are.
@@ -52,12 +52,7 @@ def create_app(
     scorer = detox.scorer = MeasuredScorer(detox.scorer, metrics)
     serving, scoring = Serving(detox, name, limits, metrics), Scoring(scorer, limits)
 
-    @asynccontextmanager
-    async def life(_: FastAPI) -> AsyncIterator[None]:
-        yield
-        await detox.aclose()
-
-    app = FastAPI(title="TIDE", version=__version__, lifespan=life, docs_url=None, redoc_url=None)
+    app = FastAPI(title="TIDE", version=__version__, docs_url=None, redoc_url=None)
     for kind in (Refused, TideError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, _failed)
 
