@@ -247,7 +247,7 @@ def test_an_engine_that_fails_is_no_text() -> None:
 
 
 def test_a_fault_of_ours_is_told_without_details(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tide.server.serving.told", None)
+    monkeypatch.setattr("tide.server.serving.summed", None)
     with running() as server:
         for more in ({}, {"stream": True, "stream_options": {"include_usage": True}}):
             answer = server.ask(**more)

@@ -61,7 +61,7 @@ class Serving:
         results = [found[number] for number in range(len(calls))]
         shape, traces = self._shape(request), request.tide.trace
         choices = [
-            shape.choice(i, given(one.best), reason(one.best), told(one, calls[i], traces))
+            shape.choice(i, given(one.best), reason(one.best), self._told(one, calls[i], traces))
             for i, one in enumerate(results)
         ]
         return shape.whole(choices, await self._usage(results, request), summed(results))
@@ -78,7 +78,7 @@ class Serving:
                     yield event(shape.piece(number, item))
                 else:
                     results.append(item)
-                    tide = told(item, calls[number], request.tide.trace)
+                    tide = self._told(item, calls[number], request.tide.trace)
                     yield event(shape.piece(number, "", reason(item.best), tide=tide))
         if request.stream_options.include_usage:
             usage = await self._usage(results, request)
@@ -173,6 +173,23 @@ class Serving:
     def _in_pieces(self, call: Call) -> Items:
         return stream(self._detox, call.prompt, **call.settings)
 
+    def _told(self, result: Result, call: Call, traces: bool) -> dict[str, Any]:
+        """What a completion cost, and how it ended."""
+        best, settings = result.best, self._detox.settings
+        evaluations = [one.model_dump(exclude={"cosine"}) for one in best.trace]
+        return {
+            "accepted": best.accepted,
+            "empty": best.empty,
+            "threshold": call.settings.get("toxicity_threshold", settings.toxicity_threshold),
+            "toxicity": best.toxicity,
+            "toxicity_before": best.base.toxicity,
+            "evaluations": best.evaluations,
+            "rounds": best.rounds,
+            "generated_tokens": best.generated_tokens,
+            "seed": call.settings["seed"],
+            **({"chosen": best.chosen, "trace": evaluations} if traces else {}),
+        }
+
     def _count(self, change: int) -> None:
         self._under_way += change
         self._metrics.under_way.set(self._under_way)
@@ -213,23 +230,6 @@ def tokens(trial: Trial) -> int:
 def reason(trial: Trial) -> str:
     """OpenAI's reason for the end of a text. An empty text of the model is no refusal."""
     return trial.returned.finish_reason if trial.accepted or trial.empty else "content_filter"
-
-
-def told(result: Result, call: Call, traces: bool) -> dict[str, Any]:
-    """What a completion cost, and how it ended."""
-    best = result.best
-    evaluations = [one.model_dump(exclude={"cosine"}) for one in best.trace]
-    return {
-        "accepted": best.accepted,
-        "empty": best.empty,
-        "toxicity": best.toxicity,
-        "toxicity_before": best.base.toxicity,
-        "evaluations": best.evaluations,
-        "rounds": best.rounds,
-        "generated_tokens": best.generated_tokens,
-        "seed": call.settings["seed"],
-        **({"chosen": best.chosen, "trace": evaluations} if traces else {}),
-    }
 
 
 def summed(results: Sequence[Result]) -> dict[str, Any]:
