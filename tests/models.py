@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +48,18 @@ CONFIGS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def save_tokenizer(folder: Path, *, bos: bool = False, word_marks: bool = False) -> None:
-    """A byte-level BPE tokenizer, or with `word_marks` one that marks word starts (Llama-like)."""
+def save_tokenizer(
+    folder: Path,
+    *,
+    bos: bool = False,
+    word_marks: bool = False,
+    markers: Sequence[str] = (),
+    template: str | None = None,
+) -> None:
+    """A byte-level BPE tokenizer, or with `word_marks` one that marks word starts (Llama-like).
+
+    markers: further special tokens. template: for chats.
+    """
     bpe = Tokenizer(models.BPE(unk_token="<unk>" if word_marks else None))
     if word_marks:
         bpe.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -60,7 +71,7 @@ def save_tokenizer(folder: Path, *, bos: bool = False, word_marks: bool = False)
         alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
         vocab_size=VOCAB,
-        special_tokens=["<s>", "</s>", "<unk>"],
+        special_tokens=["<s>", "</s>", "<unk>", *markers],
         initial_alphabet=alphabet,
         show_progress=False,
     )
@@ -72,10 +83,11 @@ def save_tokenizer(folder: Path, *, bos: bool = False, word_marks: bool = False)
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=bpe, bos_token="<s>", eos_token="</s>", pad_token="</s>", unk_token="<unk>"
     )
+    tokenizer.chat_template = template
     tokenizer.save_pretrained(folder)
 
 
-def save_causal_lm(folder: Path, kind: str, **tokenizer_options: bool) -> Path:
+def save_causal_lm(folder: Path, kind: str, **tokenizer_options: Any) -> Path:
     """A random causal LM whose greedy continuations vary, with its tokenizer."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(CONFIGS[kind]())

@@ -2,6 +2,7 @@ from .aio import AsyncDetoxifier as AsyncDetoxifier
 from .baselines import Baseline as Baseline
 from .baselines import load_baseline as load_baseline
 from .baselines.common.fit import fit as fit
+from .chat import Chat as Chat
 from .config import Sampling as Sampling
 from .config import Settings as Settings
 from .detoxifier import Detoxifier as Detoxifier
@@ -22,6 +23,7 @@ from .evaluation import evaluate as evaluate
 from .evaluation import judge as judge
 from .evaluation import report as report
 from .options import Options as Options
+from .results import Block as Block
 from .results import Evaluation as Evaluation
 from .results import Result as Result
 from .results import Trial as Trial

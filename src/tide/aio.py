@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from itertools import count
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+from tide.chat import Chat
 from tide.detoxifier import Loaded
 from tide.errors import EngineError
-from tide.job import Job, open_jobs
+from tide.job import Job, for_stream, open_jobs
 from tide.results import Result
-from tide.scheduler import Scheduler, Search
+from tide.scheduler import Scheduler
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from typing_extensions import Self, Unpack
 
     from tide.config import Overrides
@@ -40,19 +44,48 @@ class AsyncDetoxifier(Loaded):
         self._thread = threading.Thread(target=self._serve, name="tide", daemon=True)
         self._thread.start()
 
-    async def __call__(self, prompt: str, **overrides: Unpack[Overrides]) -> Result:
-        """Complete one prompt; keywords override settings for this call alone.
+    async def chat(self, messages: Sequence[Any], **overrides: Unpack[Overrides]) -> Result:
+        """Answer a conversation, as `Detoxifier.chat`."""
+        return await self(Chat.of(messages), **overrides)
+
+    async def __call__(self, prompt: str | Chat, **overrides: Unpack[Overrides]) -> Result:
+        """Complete one prompt, or answer a chat; keywords override settings for this call alone.
 
         Cancelling the call frees its place at the next step, and nothing of it is scored
         afterwards. Raises what `Detoxifier` raises; the failure of an engine or a scorer is that of
         the calls that were in its round.
         """
+        return await asyncio.wrap_future(self._call(prompt, overrides).future)
+
+    async def stream(
+        self, prompt: str | Chat, **overrides: Unpack[Overrides]
+    ) -> AsyncGenerator[str | Result, None]:
+        """As `Detoxifier.stream`. Leaving it (`aclose`, or cancelling who waits) ends its work."""
+        loop = asyncio.get_running_loop()
+        texts: asyncio.Queue[str | None] = asyncio.Queue()
+
+        def give(text: str | None) -> None:
+            with suppress(RuntimeError):  # the loop is closed, and nobody waits
+                loop.call_soon_threadsafe(texts.put_nowait, text)
+
+        call = self._call(prompt, for_stream(overrides, self.settings), give=give)
+        call.future.add_done_callback(lambda _: give(None))
+        try:
+            while (text := await texts.get()) is not None:
+                yield text
+            yield call.future.result()
+        finally:
+            call.future.cancel()
+
+    def _call(
+        self, prompt: str | Chat, overrides: Overrides, *, give: Callable[[str], None] | None = None
+    ) -> _Call:
         if self._closed:
             raise EngineError("this AsyncDetoxifier is closed; make a new one")
         settings, strategy = self._resolve(overrides)
-        call = _Call(self._calls, next(self._numbers), prompt, settings, strategy)
+        call = _Call(self._calls, next(self._numbers), prompt, settings, strategy, give=give)
         self._entering.put(call)
-        return await asyncio.wrap_future(call.future)
+        return call
 
     @property
     def closed(self) -> bool:
@@ -83,9 +116,9 @@ class AsyncDetoxifier(Loaded):
         try:
             with Scheduler(self.engine, self.scorer) as scheduler:
                 while self._take_in(scheduler):
-                    for search in scheduler.step():
-                        search.tag.take(search)
-                        search.tag.answer()
+                    for work in scheduler.step():
+                        work.tag.take(work)
+                        work.tag.answer()
         except Exception as bug:
             self._closed, error = True, bug
         finally:
@@ -102,7 +135,7 @@ class AsyncDetoxifier(Loaded):
             if None in new:
                 return False
             for opened in open_jobs((call for call in new if call is not None), self.engine):
-                if isinstance(opened, Search):
+                if not isinstance(opened, Job):
                     scheduler.submit(opened)
                 else:
                     opened.answer()
@@ -112,8 +145,8 @@ class AsyncDetoxifier(Loaded):
 class _Call(Job):
     """A job that somebody awaits."""
 
-    def __init__(self, calls: set[_Call], *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, calls: set[_Call], *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
         self.future: Future[Result] = Future()
         calls.add(self)
 

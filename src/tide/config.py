@@ -175,6 +175,26 @@ class Settings(Sampling):
     deadline: _Positive | None = Field(
         default=None, description="Longest time of one trial of a prompt, in seconds."
     )
+    block_tokens: int = Field(
+        default=64,
+        ge=0,
+        le=4096,
+        description="Longest block, in tokens: what may be longer is written in blocks, each "
+        "accepted before the next; 0: everything is searched as a whole.",
+    )
+    block_context: int = Field(
+        default=50,
+        ge=0,
+        le=100_000,
+        description="Tokens of the answer to the left of a block that are scored with it.",
+    )
+    draft_tokens: int = Field(
+        default=32,
+        ge=1,
+        le=4096,
+        description="Tokens that the engine writes of an answer in one go, while the scorer reads "
+        "those before.",
+    )
 
     @field_validator("perturb")
     @classmethod
@@ -234,6 +254,11 @@ class Settings(Sampling):
         return settings
 
     @property
+    def in_blocks(self) -> bool:
+        """Whether answers are written in blocks."""
+        return 0 < self.block_tokens < self.max_new_tokens
+
+    @property
     def sampling(self) -> Sampling:
         return Sampling(**{name: getattr(self, name) for name in Sampling.model_fields})
 
@@ -266,6 +291,9 @@ class Overrides(TypedDict, total=False):
     empty_policy: EmptyPolicy
     on_unresolved: OnUnresolved
     deadline: float | None
+    block_tokens: int
+    block_context: int
+    draft_tokens: int
 
 
 def one_line(error: ValidationError, names: Sequence[str] = ()) -> str:

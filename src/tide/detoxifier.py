@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections import deque
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence, Sized
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from tide.chat import Chat
 from tide.config import Overrides, Settings
 from tide.engines import REGISTRY as ENGINES
 from tide.engines import Engine, load_engine
-from tide.engines.base import check_sampling
+from tide.engines.base import check_sampling, text_of
 from tide.errors import EngineError, InputError, ScorerBroken, ScorerUnavailable, TideError
-from tide.job import CHUNK, Job, check_length, check_prompt, open_jobs
+from tide.job import CHUNK, Job, check_length, for_stream, open_jobs
 from tide.presets import preset_values
 from tide.results import Result
-from tide.scheduler import Scheduler, Search
+from tide.scheduler import Scheduler
 from tide.scorers import Scorer, load_scorer
 from tide.search import LoadedStrategy, load_strategy
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
+_T = TypeVar("_T")
 # What concerns every prompt, and so stops the work on all of them.
 _STOPS = (EngineError, ScorerUnavailable, ScorerBroken)
 
@@ -57,18 +60,20 @@ class Loaded:
     def _start(self) -> None:
         """What a subclass needs before its first call."""
 
-    def check(self, prompts: Sequence[str]) -> list[InputError | None]:
+    def check(self, prompts: Sequence[str | Chat]) -> list[InputError | None]:
         """For each prompt, why it cannot be completed, before any work; None if it can."""
         found: list[InputError | None] = []
         for start in range(0, len(prompts), CHUNK):
             chunk = prompts[start : start + CHUNK]
-            problems = [_problem(check_prompt, prompt) for prompt in chunk]
-            good = [prompt for prompt, no in zip(chunk, problems, strict=True) if no is None]
+            texts = [_or_why_not(text_of, prompt, self.engine) for prompt in chunk]
+            good = [text for text in texts if isinstance(text, str)]
             ids = iter(self.engine.tokenize(good))
             limit = self.engine.context_length
             found += [
-                no or _problem(check_length, len(next(ids)), self.settings, limit)
-                for no in problems
+                _or_why_not(check_length, len(next(ids)), self.settings, limit)
+                if isinstance(text, str)
+                else text
+                for text in texts
             ]
         return found
 
@@ -108,8 +113,8 @@ class Detoxifier(Loaded):
     says what to change.
     """
 
-    def __call__(self, prompt: str, **overrides: Unpack[Overrides]) -> Result:
-        """Complete one prompt. The result is the same as in `map` with any other prompts.
+    def __call__(self, prompt: str | Chat, **overrides: Unpack[Overrides]) -> Result:
+        """Complete a prompt or answer a chat. The result is that of `map` with any other prompts.
 
         Keywords override settings for this call alone. Raises as `map` does.
         """
@@ -118,9 +123,40 @@ class Detoxifier(Loaded):
             raise result
         return result
 
+    def chat(self, messages: Sequence[Any], **overrides: Unpack[Overrides]) -> Result:
+        """Answer a conversation: `[{"role": "user", "content": "..."}, ...]`.
+
+        Roles are system, user and assistant, and the last message is a user's. Raises InputError,
+        as for a model without a chat template, and what a call raises.
+        """
+        return self(Chat.of(messages), **overrides)
+
+    def stream(
+        self, prompt: str | Chat, **overrides: Unpack[Overrides]
+    ) -> Generator[str | Result, None, None]:
+        """Complete one prompt, yielding each part of the text once it is accepted; then the result.
+
+        The parts joined are `result.text`. What was yielded is never given up, and nothing that was
+        not accepted is yielded: `on_unresolved="best"` is "refuse" here. Raises as a call does,
+        after what was accepted before.
+        """
+        settings, strategy = self._resolve(for_stream(overrides, self.settings))
+        texts: deque[str] = deque()
+        job = Job(0, prompt, settings, strategy, give=texts.append)
+        return self._stream(job, texts)
+
+    def _stream(self, job: Job, texts: deque[str]) -> Generator[str | Result, None, None]:
+        for _, result in self._finish(iter([job]), texts):
+            while texts:
+                yield texts.popleft()
+            if isinstance(result, TideError):
+                raise result
+            if result is not None:
+                yield result
+
     def map(
         self,
-        prompts: Iterable[str],
+        prompts: Iterable[str | Chat],
         *,
         ordered: bool = True,
         progress: bool = False,
@@ -144,7 +180,7 @@ class Detoxifier(Loaded):
 
     def map_numbered(
         self,
-        prompts: Iterable[str],
+        prompts: Iterable[str | Chat],
         *,
         ordered: bool = True,
         trials: Sequence[int] | None = None,
@@ -163,36 +199,48 @@ class Detoxifier(Loaded):
         return _in_order(finished) if ordered else finished
 
     def _run(
-        self, prompts: Iterable[str], trials: Sequence[int] | None, overrides: Overrides
+        self, prompts: Iterable[str | Chat], trials: Sequence[int] | None, overrides: Overrides
     ) -> Iterator[tuple[int, Result | TideError]]:
         settings, strategy = self._resolve(overrides)
         jobs = (Job(i, prompt, settings, strategy, trials) for i, prompt in enumerate(prompts))
+        return ((number, found) for number, found in self._finish(jobs) if found is not None)
+
+    def _finish(
+        self, jobs: Iterator[Job], texts: Collection[str] = ()
+    ) -> Iterator[tuple[int, Result | TideError | None]]:
+        """The number and the outcome of each job as it ends; None where there are `texts` to take.
+
+        Raises what concerns every prompt.
+        """
         entering = open_jobs(jobs, self.engine)
         more = True
         with Scheduler(self.engine, self.scorer) as scheduler:
             while more or not scheduler.idle:
                 while more and scheduler.has_room():
                     opened = next(entering, None)
-                    if isinstance(opened, Search):
+                    if isinstance(opened, Job):
+                        if opened.outcome is not None:
+                            yield opened.number, opened.outcome
+                    elif opened is not None:
                         scheduler.submit(opened)
-                    elif opened is not None and opened.outcome is not None:
-                        yield opened.number, opened.outcome
                     more = opened is not None
-                for search in scheduler.step():
-                    if isinstance(search.error, _STOPS):
-                        raise search.error
-                    job: Job = search.tag
-                    outcome = job.take(search)
+                ended = scheduler.step()
+                if texts:
+                    yield 0, None
+                for work in ended:
+                    if isinstance(work.error, _STOPS):
+                        raise work.error
+                    job: Job = work.tag
+                    outcome = job.take(work)
                     if outcome is not None:
                         yield job.number, outcome
 
 
-def _problem(check: Callable[..., None], *arguments: Any) -> InputError | None:
+def _or_why_not(check: Callable[..., _T], *arguments: Any) -> _T | InputError:
     try:
-        check(*arguments)
+        return check(*arguments)
     except InputError as error:
         return error
-    return None
 
 
 def _or_raise(finished: Iterator[tuple[int, Result | TideError]]) -> Iterator[Result]:

@@ -44,6 +44,39 @@ class Evaluation(BaseModel):
     finish_reason: Literal["length", "stop"]
 
 
+class Block(BaseModel):
+    """A part of an answer that was accepted, or the last one, for which nothing was.
+
+    trace: everything that was tried for it: what the model had drafted, the searches, and blocks
+    that were rolled back. chosen: number, in `trace`, of the evaluation that is in the answer.
+    toxicity is that of the text behind `context_tokens` tokens of the answer. rollbacks: how many
+    blocks were given up for it.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    context_tokens: int
+    rollbacks: int
+    chosen: int
+    trace: tuple[Evaluation, ...] = Field(min_length=1)
+
+    @property
+    def returned(self) -> Evaluation:
+        return self.trace[self.chosen]
+
+    @property
+    def text(self) -> str:
+        return self.returned.text
+
+    @property
+    def toxicity(self) -> float:
+        return self.returned.toxicity
+
+    @property
+    def num_tokens(self) -> int:
+        return self.returned.num_tokens
+
+
 class Trial(BaseModel):
     """One independent run on a prompt: its full trace and which evaluation is returned.
 
@@ -53,6 +86,13 @@ class Trial(BaseModel):
     `scorer_calls` counts texts sent to the scorer (equal texts of a round once), `likelihood_calls`
     completions whose likelihood was computed. `refused` means that nothing was accepted and the
     text is withheld.
+
+    An answer in `blocks` has a trace of at most two: as far as the model had drafted it when a
+    block failed, and what is returned, the text of all blocks, whose toxicity is that of the worst
+    of them and of the whole (`whole_toxicity`; None if the last block failed, and so ended it).
+    drafted_tokens: written before their score was known. searched_tokens: written by searches.
+    read_tokens: of prompts and of what was written before, read for these. streamed: how many
+    blocks a stream had given out; those are never withheld.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -66,6 +106,12 @@ class Trial(BaseModel):
     scorer_calls: int
     likelihood_calls: int
     trace: tuple[Evaluation, ...]
+    blocks: tuple[Block, ...] = ()
+    whole_toxicity: Score | None = None
+    drafted_tokens: int = 0
+    searched_tokens: int = 0
+    read_tokens: int = 0
+    streamed: int = 0
 
     @property
     def returned(self) -> Evaluation:
@@ -79,8 +125,10 @@ class Trial(BaseModel):
 
     @property
     def text(self) -> str:
-        """The completion that was scored; empty if it is withheld (`refused`)."""
-        return "" if self.refused else self.returned.text
+        """The completion that was scored; if it is withheld (`refused`), what was streamed."""
+        if self.refused:
+            return "".join(block.text for block in self.blocks[: self.streamed])
+        return self.returned.text
 
     @property
     def empty(self) -> bool:
@@ -95,7 +143,7 @@ class Trial(BaseModel):
     @property
     def evaluations(self) -> int:
         """Completions generated and scored."""
-        return len(self.trace)
+        return sum(len(block.trace) for block in self.blocks) or len(self.trace)
 
     @property
     def rounds(self) -> int:
@@ -104,6 +152,9 @@ class Trial(BaseModel):
 
     @property
     def generated_tokens(self) -> int:
+        """All that the model wrote, for what is returned and for what was thrown away."""
+        if self.blocks:
+            return self.drafted_tokens + self.searched_tokens
         return sum(evaluation.num_tokens for evaluation in self.trace)
 
 

@@ -9,61 +9,32 @@ batch of ready searches is taken, of similar prompt lengths, whichever round eac
 While one batch is scored, in a thread, the engine writes the next. Which searches share a call
 changes no result, failures included: all randomness, the sampling and the errors of a search are
 its own.
+
+A course is work of several pieces, one after another: drafts, searches, and checks of a text.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar, get_args
 
 import numpy as np
 
-from tide.config import EmptyPolicy, Sampling
+from tide.answers.draft import Draft
+from tide.answers.drafting import Drafting
+from tide.config import EmptyPolicy
 from tide.engines.base import Completion, Engine, FinishReason, check_rows
-from tide.errors import EngineError, ScorerError, StrategyError, TideError, described
+from tide.errors import EngineError, StrategyError, TideError, described
 from tide.results import Evaluation
-from tide.scorers.base import Scorer, Scores, score_groups
-from tide.search.base import Candidate, LikelihoodRequest, SearchStrategy
+from tide.scorers.base import Scorer, Scores
+from tide.search.base import Candidate, LikelihoodRequest
+from tide.work import Check, Course, Search, Texts, score_all
 
 _T = TypeVar("_T")
-
-
-@dataclass(eq=False)
-class Search:
-    """One trial of one prompt on its way.
-
-    token_ids: the unmodified prompt. sampling, empty_policy: how its completions are drawn, and
-    what an empty one scores. deadline: by `time.monotonic()`, when it ends with the best it has.
-    order: the lowest is served first. tag: what the submitter knows it by.
-    trace and completions (token ids) grow with each round. error: why it ended without a result.
-    """
-
-    strategy: SearchStrategy
-    token_ids: tuple[int, ...]
-    sampling: Sampling
-    empty_policy: EmptyPolicy = "unmodified"
-    deadline: float = math.inf
-    order: int = 0
-    tag: Any = None
-    trace: list[Evaluation] = field(default_factory=list)
-    completions: list[tuple[int, ...]] = field(default_factory=list)
-    scorer_calls: int = 0
-    likelihood_calls: int = 0
-    error: TideError | None = None
-    cancelled: bool = False
-
-    def cancel(self) -> None:
-        """Leave at the next step. Nothing of it is scored afterwards, and it is not returned."""
-        self.cancelled = True
-
-    @property
-    def done(self) -> bool:
-        return self.error is not None or self.strategy.done
 
 
 Asked = tuple[Search, Sequence[Candidate]]
@@ -79,53 +50,112 @@ class _Round:
 
 
 class Scheduler:
-    """Steps the searches that are submitted to it. `submit` and `cancel` work from any thread,
-    everything else belongs to the one thread that calls `step`.
+    """Steps the searches and courses that are submitted to it. `submit` and `cancel` work from any
+    thread, everything else belongs to the one thread that calls `step`.
     """
 
     def __init__(self, engine: Engine, scorer: Scorer) -> None:
         self._engine, self._scorer = engine, scorer
-        self._entering: deque[Search] = deque()
+        self._entering: deque[Search | Course | Draft | Check] = deque()
         self._ready: list[Search] = []
         self._waiting = 0
         self._scored: _Round | None = None
-        self._ended: list[Search] = []
+        self._checks: list[Check] = []
+        self._checked: tuple[list[Check], Future[list[Scores | TideError]]] | None = None
+        self._drafting = Drafting(engine, self._ask_engine, self._send, self._end)
+        self._waits: dict[object, int] = {}
+        self._ended: list[Search | Course] = []
         self._scoring = ThreadPoolExecutor(max_workers=1)
 
-    def submit(self, search: Search) -> None:
-        """Let a search take part from the next step on."""
-        self._entering.append(search)
+    def submit(self, work: Search | Course) -> None:
+        """Let it take part from the next step on."""
+        self._entering.append(work)
 
     def has_room(self) -> bool:
         """Whether fewer candidates wait than an engine call takes; then more searches help."""
         self._enter()
-        return self._waiting < self._engine.max_batch
+        return self._waiting + len(self._drafting.ready) < self._engine.max_batch
 
     @property
     def idle(self) -> bool:
-        """Whether no search is left."""
-        return not (self._entering or self._ready or self._scored or self._ended)
+        """Whether no work is left."""
+        searching = self._entering or self._ready or self._scored or self._ended
+        return not (searching or self._checks or self._checked or self._drafting.busy)
 
-    def step(self) -> list[Search]:
-        """Do the next piece of work, at most one engine call; returns the searches that ended.
+    def step(self) -> list[Search | Course]:
+        """Do the next piece of work, at most one engine call; returns what has ended.
 
-        What failed is the search's own `error`. If the engine or the scorer itself failed, that is
-        the error (EngineError, ScorerUnavailable, ScorerBroken) of every search of the round.
+        What failed is its own `error`. If the engine or the scorer itself failed, that is the error
+        (EngineError, ScorerUnavailable, ScorerBroken) of all that took part.
         """
         self._enter()
         self._drop()
-        scored = self._scored
-        # Scores on their way make more searches ready; a batch without them would be small.
-        if scored is not None and self.has_room():
-            self._scored = None
-            self._tell(scored)
-        elif self._ready:
-            self._scored = self._write(self._take())
-            if scored is not None:
-                self._tell(scored)
-        ended = [search for search in self._ended if not search.cancelled]
+        turn = self._turn()
+        if turn is not None:
+            turn()
+        self._settle(wait=turn is None)
+        ended = [work for work in self._ended if not work.cancelled]
         self._ended = []
         return ended
+
+    def _turn(self) -> Callable[[], None] | None:
+        """What the engine does next: what serves most rows, and what has waited for long.
+
+        None if it has nothing to do before more scores are here.
+        """
+        turns = self._drafting.turns()
+        if self._ready and not self._awaits_scores():
+            turns["search"] = self._waiting, self._search
+        self._waits = {name: self._waits.get(name, 0) + 1 for name in turns}
+        chosen = max(turns, key=lambda name: turns[name][0] * self._waits[name], default=None)
+        return turns[chosen][1] if self._waits.pop(chosen, 0) else None
+
+    def _awaits_scores(self) -> bool:
+        # Scores on their way make more searches ready; a batch without them would be small.
+        return self._scored is not None and self._waiting < self._engine.max_batch
+
+    def _search(self) -> None:
+        scored, self._scored = self._scored, self._write(self._take())
+        if scored is not None:
+            self._tell(scored)
+
+    def _settle(self, *, wait: bool) -> None:
+        """Tell the scores that are here. wait: for one thing's, if none are."""
+        if self._checks and self._checked is None:
+            checks, self._checks = self._checks, []
+            self._checked = checks, self._send([_texts(one) for one in checks])
+        if self._awaits_scores() and self._scored and (wait or self._scored.scores.done()):
+            scored, self._scored, wait = self._scored, None, False
+            self._tell(scored)
+        wait = not self._drafting.settle(wait=wait) and wait
+        if self._checked is not None and (wait or self._checked[1].done()):
+            (checks, scores), self._checked = self._checked, None
+            for check, found in zip(checks, scores.result(), strict=True):
+                if isinstance(found, TideError):
+                    check.error = found
+                else:
+                    check.scores = found
+                self._end(check)
+
+    def _send(self, asked: Sequence[Texts]) -> Future[list[Scores | TideError]]:
+        return self._scoring.submit(score_all, asked, self._scorer)
+
+    def _end(self, piece: Search | Draft | Check) -> None:
+        """What follows on a piece of work that has ended."""
+        if piece.cancelled:
+            return
+        if piece.course is None:
+            assert isinstance(piece, Search)
+            self._ended.append(piece)
+        else:
+            self._follow(piece.course)
+
+    def _follow(self, course: Course) -> None:
+        following = course.following()
+        if following is None:
+            self._ended.append(course)
+        else:
+            self._entering.append(following)
 
     def close(self) -> None:
         """Wait for the scorer; searches that have not ended are dropped."""
@@ -139,11 +169,21 @@ class Scheduler:
 
     def _enter(self) -> None:
         while self._entering:
-            search = self._entering.popleft()
+            work = self._entering.popleft()
+            if isinstance(work, Course):
+                self._follow(work)
+                continue
+            if isinstance(work, Draft):
+                self._drafting.ready.append(work)
+                continue
+            if isinstance(work, Check):
+                self._checks.append(work)
+                continue
+            search = work
             asked = _guarded(search, search.strategy.ask)
             if asked is None or isinstance(asked, LikelihoodRequest):
                 search.error = search.error or StrategyError("asked for likelihoods of nothing")
-                self._ended.append(search)
+                self._end(search)
             else:
                 self._ready.append(search)
                 self._waiting += len(asked)
@@ -155,7 +195,10 @@ class Scheduler:
         staying = [s for s in self._ready if s.deadline > now and not s.cancelled]
         if len(staying) < len(self._ready):
             self._stay(staying)
-            self._ended += late
+            for search in late:
+                self._end(search)
+        self._drafting.drop(now)
+        self._checks = [check for check in self._checks if not check.cancelled]
 
     def _stay(self, ready: list[Search]) -> None:
         self._ready = ready
@@ -197,22 +240,31 @@ class Scheduler:
             )
             for completion, sampling in zip(written, samplings, strict=True):
                 self._check_written(completion, sampling.max_new_tokens)
+            left = iter(written)
+            completions = [
+                self._shaped(search, [next(left) for _ in some]) for search, some in asked
+            ]
         except EngineError as error:
             blamed = [search for search, some in asked if self._is_to_blame(search, some)]
             for search in blamed or batch:
                 search.error = search.error or error
-            self._ended += blamed or batch
+                self._end(search)
             rest = [search for search in batch if search.error is None]
             return self._write(rest) if rest else None
-        left = iter(written)
-        completions = [[next(left) for _ in some] for _, some in asked]
         # What was cancelled meanwhile is not scored.
         kept = [i for i, search in enumerate(batch) if not search.cancelled]
         if not kept:
             return None
         asked, completions = [asked[i] for i in kept], [completions[i] for i in kept]
-        scores = self._scoring.submit(_score, asked, completions, self._scorer)
+        texts = [[completion.text for completion in some] for some in completions]
+        before = [[search.context] * len(some) for search, some in asked]
+        policies = [_policy(search) for search, _ in asked]
+        scores = self._send(list(zip(texts, before, policies, strict=True)))
         return _Round(asked, completions, scores)
+
+    def _shaped(self, search: Search, written: list[Completion]) -> list[Completion]:
+        search.written_tokens += sum(len(completion.token_ids) for completion in written)
+        return written if search.shape is None else [search.shape(one) for one in written]
 
     def _is_to_blame(self, search: Search, asked: Sequence[Candidate]) -> bool:
         try:
@@ -221,17 +273,23 @@ class Scheduler:
             search.error = StrategyError(f"the search asked for what no engine takes: {error}")
         return search.error is not None
 
-    def _ask_engine(self, call: Callable[..., Any], *arguments: list[Any]) -> Any:
-        """What the engine answers, one thing for each. Any failure of it is an EngineError."""
+    def _ask_engine(
+        self, call: Callable[..., Any], *arguments: Any, count: int | None = None
+    ) -> Any:
+        """What the engine answers, one thing for each. Any failure of it is an EngineError.
+
+        count: how many answers there are to be; -1: it is no list.
+        """
+        count = len(arguments[0]) if count is None else count
         try:
             answer = call(*arguments)
         except TideError:
             raise
         except (Exception, SystemExit) as error:
             raise EngineError(f"engine {self._engine.name} failed: {described(error)}") from error
-        if len(answer) != len(arguments[0]):
+        if count >= 0 and len(answer) != count:
             raise EngineError(
-                f"engine {self._engine.name}: {len(answer)} answers to {len(arguments[0])} prompts"
+                f"engine {self._engine.name}: {len(answer)} answers to {count} prompts"
             )
         return answer
 
@@ -262,7 +320,10 @@ class Scheduler:
             told.append(search)
         self._tell_likelihoods(told)
         for search in told:
-            (self._ended if search.done else self._entering).append(search)
+            if search.done:
+                self._end(search)
+            else:
+                self._entering.append(search)
 
     def _tell_likelihoods(self, searches: list[Search]) -> None:
         """Answer the likelihoods that were asked for, in one prefill pass for all searches."""
@@ -317,22 +378,8 @@ def _candidates(search: Search) -> Sequence[Candidate]:
     return asked
 
 
-def _score(
-    asked: Iterable[Asked], completions: list[list[Completion]], scorer: Scorer
-) -> list[Scores | TideError]:
-    """The scores of each search's texts, or why they have none; equal texts are sent once."""
-    texts = [[completion.text for completion in written] for written in completions]
-    policies = [_policy(search) for search, _ in asked]
-    found: dict[int, Scores | TideError] = {}
-    for policy in dict.fromkeys(policies):
-        rows = [i for i, one in enumerate(policies) if one == policy]
-        try:
-            found.update(
-                zip(rows, score_groups(scorer, [texts[i] for i in rows], policy), strict=True)
-            )
-        except ScorerError as error:  # the scorer's own, and so that of all
-            found.update(dict.fromkeys(rows, error))
-    return [found[i] for i in range(len(texts))]
+def _texts(check: Check) -> Texts:
+    return check.texts, [""] * len(check.texts), check.empty_policy
 
 
 def _policy(search: Search) -> EmptyPolicy:

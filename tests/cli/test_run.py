@@ -366,7 +366,7 @@ def test_another_seed_does_not_mix_into_a_file(
     assert len(records(tmp_path / "out.jsonl")) == 1
 
 
-def test_stop_strings_and_a_run_of_an_earlier_version(
+def test_stop_strings_decide_the_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out.jsonl"
@@ -382,6 +382,6 @@ def test_stop_strings_and_a_run_of_an_earlier_version(
     assert tide("report", out, monkeypatch=monkeypatch) == 0
     capsys.readouterr()
     assert tide(*command, monkeypatch=monkeypatch) == 1
-    assert "settings.stop = '[" in capsys.readouterr().err
+    assert "settings.min_new_tokens = 9" in capsys.readouterr().err
     assert tide("run", *PROMPTS, "--stop", "", monkeypatch=monkeypatch) == 1
     assert "stop.0: " in capsys.readouterr().err

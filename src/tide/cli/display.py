@@ -90,7 +90,8 @@ def completions_table(records: Sequence[Record], threshold: float, masked: bool)
                 after.append(" withheld", "yellow")
             elif not accepted and not empty:  # of an empty one it says so
                 after.append(" not accepted", "yellow")
-            prompt = Text(visible(record.prompt, kept="\n")) if trial == 0 else ""
+            asked = record.messages[-1].content if record.messages else record.prompt
+            prompt = Text(visible(asked, kept="\n")) if trial == 0 else ""
             table.add_row(prompt, shown(base, before, threshold, masked), after)
     return table
 

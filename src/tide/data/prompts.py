@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tide.chat import Chat
 from tide.data.files import as_text, read_lines
 from tide.data.jsonl import kind_of, read_objects
 from tide.errors import InputError
@@ -18,12 +19,14 @@ from tide.foreign import half_character
 class Row:
     """One text of an input file. `id` is the file's own, else the number of the row, from 0.
 
-    group: what a benchmark sorts its texts by (a label, a domain), if it does.
+    group: what a benchmark sorts its texts by (a label, a domain), if it does. chat: what `text` is
+    made from, where that is a chat; it stays `text` until an engine writes it.
     """
 
     id: int | str
     text: str
     group: str | None = None
+    chat: Chat | None = None
 
     def __post_init__(self) -> None:
         """Raises InputError for a text that no file can hold; one typed in a shell may be."""
@@ -38,12 +41,14 @@ def read_rows(
     group: str | None = None,
     limit: int | None = None,
     skip_empty: bool = False,
+    chats: bool = False,
 ) -> list[Row]:
     """The texts of `path`, in order, at most `limit`; `group` names the field of their groups.
 
     jsonl: one object a line with `field` (a string, or an object with `text` as in
     RealToxicityPrompts) and optionally `id`. csv: a header with `field` and optionally `id`.
     txt: one text a line, blank lines skipped. A further `.gz` is read through gzip.
+    chats: read `messages` of each object instead; a text is what a user says.
 
     Raises InputError, with the line's number, for a line that cannot be used, an id that occurs
     twice, an empty text unless `skip_empty`, or a file without texts.
@@ -55,7 +60,9 @@ def read_rows(
     for where, row in _READERS[kind_of(path)](path, field):
         if limit is not None and len(rows) == limit:
             break
-        text, row_id = _text(row, field, where), row.get("id", len(rows))
+        chat = _chat(row["messages"], where) if chats and "messages" in row else None
+        text = chat.messages[-1].content if chat else _text(row, field, where)
+        row_id = row.get("id", len(rows))
         if skip_empty and not text.strip():
             continue
         if not text.strip():
@@ -68,10 +75,17 @@ def read_rows(
         if not isinstance(label := row.get(group) if group else None, str | None):
             raise InputError(f"{where}: {group!r} must be a text, got {type(label).__name__}")
         first[row_id] = where
-        rows.append(Row(row_id, text, label))
+        rows.append(Row(row_id, text, label, chat or (Chat.said(text) if chats else None)))
     if not rows:
         raise InputError(f"{path}: holds no {field}s")
     return rows
+
+
+def _chat(messages: Any, where: str) -> Chat:
+    try:
+        return Chat.of(messages)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
 
 
 def _text(row: dict[str, Any], field: str, where: str) -> str:

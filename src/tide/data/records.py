@@ -8,6 +8,7 @@ merges the parts. When the work is done, the file is written anew with one line 
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
@@ -26,11 +27,12 @@ from pydantic import (
     model_validator,
 )
 
+from tide.chat import Chat, Message
 from tide.config import problem
 from tide.data.files import numbered, replaced, reported, without_mark, writing
 from tide.data.jsonl import leaves, parse_object, read_objects
 from tide.errors import InputError
-from tide.results import Result, Score, Trial
+from tide.results import Block, Result, Score, Trial
 
 RecordId = int | str
 # The name of a list inside a record: ("completions",), ("judge_scores", NAME).
@@ -46,7 +48,7 @@ TraceEntry = Annotated[
 ]
 _DERIVED = ("avg_toxicity", "max_toxicity")
 # What is not a list with one entry a trial.
-_OF_THE_PROMPT = ("id", "prompt", "group", "trials", "seconds", *_DERIVED)
+_OF_THE_PROMPT = ("id", "prompt", "messages", "group", "trials", "seconds", *_DERIVED)
 # Lists that are added to finished records, and how deep they lie; the others come with the trials.
 _ADDED = {"judge_scores": 2, "step_judge_scores": 2, "perplexity": 3}
 _FIRST: Column = ("completions",)
@@ -62,6 +64,18 @@ class Step(_Frozen):
     evaluations: int = Field(ge=1, le=2**53)
     text: str
     toxicity: Score
+
+
+class BlockEntry(_Frozen):
+    """A block of an answer; see `tide.Block`. trace: as those of a record."""
+
+    text: str
+    toxicity: Score
+    num_tokens: _Count
+    context_tokens: _Count
+    rollbacks: _Count
+    chosen: _Count
+    trace: list[TraceEntry] = Field(min_length=1)
 
 
 class Likelihoods(_Frozen):
@@ -81,10 +95,13 @@ class Record(_Frozen):
     A superset of the published format (`id, prompt, completions, toxicity_scores,
     num_iter_steps, cosine_sims, avg_toxicity, max_toxicity`).
 
+    messages: the chat that the prompt is made from, if it is one.
     trials: their numbers, ascending; `trials[i]` is what entry i of every list is of. completions:
     a withheld one is an empty text that keeps its score and is marked in `refused`.
     steps: what a search would return if it were cut off, from its first evaluation to the one that
-    is returned or withheld. traces: all evaluations.
+    is returned or withheld. traces: all evaluations. blocks: of answers that were written in
+    blocks, whose traces hold the whole answer as drafted and as returned, and whose evaluations are
+    those of all blocks. whole_toxicity: of these as a whole; None where a block had failed.
     judge_scores: by judge, of the completions as they were before any was withheld.
     step_judge_scores: by judge, of each step. Both hold None where a judge has not scored yet.
     perplexity: by reference model. seconds: of all trials together.
@@ -92,6 +109,7 @@ class Record(_Frozen):
 
     id: StrictInt | StrictStr
     prompt: str
+    messages: list[Message] | None = None
     group: str | None = None
     trials: list[_Count] = Field(min_length=1)
     completions: list[str]
@@ -106,6 +124,7 @@ class Record(_Frozen):
     rounds: list[_Count] | None = None
     num_tokens: list[_Count] | None = None
     generated_tokens: list[_Count] | None = None
+    drafted_tokens: list[_Count] | None = None
     forward_tokens: list[_Count] | None = None
     scorer_calls: list[_Count] | None = None
     likelihood_calls: list[_Count] | None = None
@@ -113,6 +132,8 @@ class Record(_Frozen):
     base_toxicity_scores: list[Score] | None = None
     traces: list[Annotated[list[TraceEntry], Field(min_length=1)]] | None = None
     steps: list[Annotated[list[Step], Field(min_length=1)]] | None = None
+    blocks: list[Annotated[list[BlockEntry], Field(min_length=1)]] | None = None
+    whole_toxicity: list[Score | None] | None = None
     seconds: _Positive | None = None
     judge_scores: dict[str, list[Score | None]] = {}
     step_judge_scores: dict[str, list[list[Score] | None]] = {}
@@ -155,7 +176,7 @@ class Record(_Frozen):
 
     def to_json(self, *, further: bool = False) -> str:
         """One line. further: as a part that adds these trials to a record that is there."""
-        excluded = {"prompt", "group", *_DERIVED} if further else None
+        excluded = {"prompt", "messages", "group", *_DERIVED} if further else None
         return self.model_dump_json(exclude_defaults=True, exclude=excluded)
 
 
@@ -184,14 +205,35 @@ def to_record(row_id: RecordId, result: Result, **more: Any) -> Record:
         base_toxicity_scores=[trial.base.toxicity for trial in trials],
         traces=[_trace(trial) for trial in trials],
         steps=[_steps(trial) for trial in trials],
+        **(_in_blocks(trials) if trials[0].blocks else {}),
         **more,
     )
 
 
-def _trace(trial: Trial) -> list[TraceEntry]:
+def _in_blocks(trials: Sequence[Trial]) -> dict[str, Any]:
+    return {
+        "blocks": [[_block(block) for block in trial.blocks] for trial in trials],
+        "whole_toxicity": [trial.whole_toxicity for trial in trials],
+        "drafted_tokens": [trial.drafted_tokens for trial in trials],
+    }
+
+
+def _block(block: Block) -> BlockEntry:
+    return BlockEntry(
+        text=block.text,
+        toxicity=block.toxicity,
+        num_tokens=block.num_tokens,
+        context_tokens=block.context_tokens,
+        rollbacks=block.rollbacks,
+        chosen=block.chosen,
+        trace=_trace(block),
+    )
+
+
+def _trace(of: Trial | Block) -> list[TraceEntry]:
     return [
         (e.round, e.iteration, e.role, e.toxicity, round(e.cosine, 6), round(e.displacement, 6))
-        for e in trial.trace
+        for e in of.trace
     ]
 
 
@@ -204,7 +246,9 @@ def _steps(trial: Trial) -> list[Step]:
         if trace[number].toxicity < trace[least[-1]].toxicity:
             least.append(number)
     ends = [(number + 1, number) for number in least]
-    if least[-1] != trial.chosen:
+    if trial.blocks:  # as drafted, after at least one evaluation; as returned, after all of them
+        ends = [(1, 0), (trial.evaluations, trial.chosen)][-len(trace) :]
+    elif least[-1] != trial.chosen:
         ends = [*(end for end in ends if end[0] < spent), (spent, trial.chosen)]
     return [
         Step(evaluations=count, text=trace[number].text, toxicity=trace[number].toxicity)
@@ -262,7 +306,8 @@ def merged(parts: Sequence[Part]) -> Record:
     Raises InputError for a part that repeats what is there, and for a field that is wrong.
     """
     begin, first = parts[0].where, parts[0].values
-    found: dict[str, Any] = {k: first[k] for k in ("id", "prompt", "group") if k in first}
+    own = ("id", "prompt", "messages", "group")
+    found: dict[str, Any] = {name: first[name] for name in own if name in first}
     columns: dict[Column, dict[int, Any]] = {}
     for part in parts:
         if part is not parts[0] and "prompt" in part.values:
@@ -339,8 +384,10 @@ class RecordFile:
     def ids(self) -> list[RecordId]:
         return list(self._places)
 
-    def expect(self, prompts: dict[RecordId, str], most: int | None = None) -> None:
+    def expect(self, prompts: dict[RecordId, str | Chat], most: int | None = None) -> None:
         """Say which records there will be: the compacted file has them first, in this order.
+
+        A chat is compared by its messages: a template may write the day into its text.
 
         most: so many prompts were ever asked for, if that is known.
         Raises InputError if a record that is there was made from another prompt, or from none.
@@ -352,7 +399,8 @@ class RecordFile:
                 "elsewhere, or start again with --overwrite"
             )
         for row_id, prompt in prompts.items():
-            if self._prompts.get(row_id, _digest(prompt)) != _digest(prompt):
+            asked = _digest(prompt.dump() if isinstance(prompt, Chat) else prompt)
+            if self._prompts.get(row_id, asked) != asked:
                 raise InputError(
                     f"{self.path}: record {row_id!r} was made from another prompt than the input "
                     "has; write elsewhere, or start again with --overwrite"
@@ -458,7 +506,7 @@ class RecordFile:
         if "prompt" in part.values:
             if row_id in self._places or not isinstance(prompt, str):
                 raise InputError(f"{where}: not a record of a run, or there already ({row_id!r})")
-            self._prompts[row_id] = _digest(prompt)
+            self._prompts[row_id] = _digest(part.values.get("messages") or prompt)
         elif row_id not in self._places:
             raise InputError(f"{where}: not a record of a run: no prompt")
         covered = self._covered.setdefault(row_id, {})
@@ -473,5 +521,7 @@ class RecordFile:
         self._places.setdefault(row_id, []).append((self._lines, offset))
 
 
-def _digest(prompt: str) -> bytes:
-    return blake2b(prompt.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+def _digest(asked: Any) -> bytes:
+    """Of a prompt, or of the messages of a chat as JSON has them."""
+    text = asked if isinstance(asked, str) else json.dumps(asked, sort_keys=True)
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, Protocol, r
 
 from pydantic import Field
 
+from tide.chat import Chat, Rendered
 from tide.config import Sampling
 from tide.errors import EngineError, InputError, guarded
+from tide.foreign import half_character
 
 if TYPE_CHECKING:  # the command line imports this module, and torch takes seconds
     import numpy as np
@@ -31,7 +33,7 @@ class EmbeddedPrompt:
     """A prompt as the model's first block receives it.
 
     embeddings: float32 on the CPU, shape (T, d). special: bool, shape (T,), True where the token is
-    a special one (BOS, role markers).
+    a special one (BOS, role markers); in a chat, where it is not wholly of what a user said.
     """
 
     text: str
@@ -113,7 +115,79 @@ class KeepsPrefixes(Protocol):
         ...
 
 
-_METHODS = [name for name in vars(Engine) if name[0] != "_" and name != "close"]
+@runtime_checkable
+class ReadsChats(Protocol):
+    """What an engine may do besides: write a chat as its model's template does."""
+
+    def render(self, chat: Chat) -> Rendered:
+        """The text of `chat`, which `tokenize` and `embed` take as a prompt.
+
+        Its rows are special but for those of what users said. Raises InputError without a template,
+        and for a chat that it refuses.
+        """
+        ...
+
+
+def text_of(prompt: str | Chat, engine: Engine) -> str:
+    """What `engine` completes for `prompt`. Raises InputError for what it cannot complete."""
+    if isinstance(prompt, Chat):
+        if not isinstance(engine, ReadsChats):
+            raise InputError(f"messages: {type(engine).__name__} has no chat template; give a text")
+        return engine.render(prompt)
+    if not isinstance(prompt, str):
+        raise InputError(f"expected a text, got {type(prompt).__name__}")
+    if (place := half_character(prompt)) is not None:
+        raise InputError(f"no text: half a character (a surrogate) at {place}")
+    if not prompt.strip():
+        raise InputError("empty; a prompt needs at least one character")
+    return prompt
+
+
+@runtime_checkable
+class GoesOn(Protocol):
+    """What an engine needs besides to write answers in blocks: to go on from its own token ids."""
+
+    def embed_tokens(self, token_ids: Sequence[int]) -> Tensor:
+        """Their embeddings, as those of a prompt: float32 on the CPU, shape (n, d)."""
+        ...
+
+    def texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        """What each row of completion ids adds to the prompt's text, without special tokens."""
+        ...
+
+
+# Token ids that a row went on with, and why it ended; None if it has not.
+Written = tuple[list[int], FinishReason | None]
+
+
+class Writer(Protocol):
+    """Rows that are being written."""
+
+    def advance(self, tokens: int) -> list[Written]:
+        """Write up to so many further tokens of each row: its ids, without one that ends the text.
+
+        A row that has ended has no more. Strings that end a text may be left in, and what is
+        behind them. However the tokens are divided, `complete` would write the same.
+        """
+        ...
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Go on with the rows of these numbers alone."""
+        ...
+
+
+@runtime_checkable
+class WritesOn(Protocol):
+    """What an engine may do besides: keep what it has read of texts that it goes on writing."""
+
+    def write(
+        self, embeddings: Sequence[Tensor], sampling: Samplings, seeds: Sequence[int]
+    ) -> Writer:
+        """As `complete`, bit by bit."""
+        ...
+
+
+_METHODS = [name for name in vars(Engine) if name[0] != "_" and name != "close"] + ["render"]
 
 
 class Closable:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from tide.chat import Chat, Rendered, render
 from tide.config import Sampling
 from tide.engines.base import Closable, Completion, EmbeddedPrompt, FinishReason
 from tide.errors import EngineError, InputError
@@ -55,14 +56,21 @@ class Vocabulary(Closable):
                 f"their table, not {math.sqrt(self.dim):.4g} times as Gemma's: it needs "
                 "transformers >= 5.4"
             )
-        self._special_ids = torch.tensor(sorted(tokenizer.all_special_ids), dtype=torch.int64)
+        added = getattr(tokenizer, "added_tokens_decoder", {}).items()
+        special = {*tokenizer.all_special_ids, *(i for i, token in added if token.special)}
+        self._special_ids = torch.tensor(sorted(special), dtype=torch.int64)
         self._anchor_ids = tokenizer.encode(_ANCHOR, add_special_tokens=False)
         self._anchor_text = tokenizer.decode(self._anchor_ids)
         if not self._anchor_text:
             raise EngineError(f"model {self.name}: its tokenizer makes no text of its tokens")
 
     def tokenize(self, prompts: Sequence[str]) -> list[list[int]]:
-        rows: list[list[int]] = self.tokenizer(list(prompts))["input_ids"] if prompts else []
+        plain = [prompt for prompt in prompts if not isinstance(prompt, Rendered)]
+        found = iter(self.tokenizer(plain)["input_ids"] if plain else [])
+        rows: list[list[int]] = [
+            self._read(prompt)[0] if isinstance(prompt, Rendered) else next(found)
+            for prompt in prompts
+        ]
         if (outside := self._outside(rows)) is not None:
             token = self.tokenizer.convert_ids_to_tokens(outside)
             raise InputError(
@@ -73,10 +81,60 @@ class Vocabulary(Closable):
     def embed(self, prompts: Sequence[str]) -> list[EmbeddedPrompt]:
         embedded = []
         for text, ids in zip(prompts, self.tokenize(prompts), strict=True):
-            special = torch.isin(torch.tensor(ids, dtype=torch.int64), self._special_ids)
+            special = self._are_special(ids)
+            if isinstance(text, Rendered):
+                special |= ~torch.tensor(self._read(text)[1])
             embeddings = self._embed_ids(ids).float().cpu()
-            embedded.append(EmbeddedPrompt(text, tuple(ids), embeddings, special))
+            embedded.append(EmbeddedPrompt(str(text), tuple(ids), embeddings, special))
         return embedded
+
+    def render(self, chat: Chat) -> Rendered:
+        if not self.tokenizer.chat_template:
+            raise InputError(
+                f"messages: the model {self.name} has no chat template; give a text, or use a "
+                "model that was trained on chats"
+            )
+        if not self.tokenizer.is_fast:
+            raise InputError(
+                f"messages: the tokenizer of {self.name} does not say where its tokens stand"
+            )
+
+        def template(messages: list[dict[str, str]]) -> str:
+            return str(
+                self.tokenizer.apply_chat_template(
+                    messages, tokenize=False, add_generation_prompt=True
+                )
+            )
+
+        text = render(chat, template, self.name)
+        self.tokenize([text])  # refuses what has no embedding
+        ids, said = self._read(text)
+        control = self._are_special(ids) & torch.tensor(said)
+        if control.any():
+            token = self.tokenizer.convert_ids_to_tokens(ids[int(control.int().argmax())])
+            raise InputError(
+                f"messages: a user says {token!r}, a control token of the model {self.name}; "
+                "leave it out"
+            )
+        return text
+
+    def _read(self, text: Rendered) -> tuple[list[int], list[bool]]:
+        """The ids of a chat's text, and whether each is of what users said."""
+        # The template writes what begins a text, too.
+        read = self.tokenizer(str(text), add_special_tokens=False, return_offsets_mapping=True)
+        # A space that is left out between two tokens is the second one's.
+        places, last = [], 0
+        for begin, end in read["offset_mapping"]:
+            places.append((min(begin, last), end))
+            last = max(last, end)
+        return read["input_ids"], text.covers(places)
+
+    def _are_special(self, ids: Sequence[int]) -> Tensor:
+        return torch.isin(torch.tensor(ids, dtype=torch.int64), self._special_ids)
+
+    def embed_tokens(self, token_ids: Sequence[int]) -> Tensor:
+        self.check_ids([token_ids])
+        return self._embed_ids(token_ids).float().cpu()
 
     def decode_nearest(self, embeddings: Tensor) -> list[int]:
         weight = self._layer.weight

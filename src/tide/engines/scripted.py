@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
@@ -10,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tide.chat import Chat, Rendered, render
 from tide.engines.base import Closable, Completion, EmbeddedPrompt, Samplings, check_rows
 from tide.seeds import derive_seed
 
@@ -49,8 +51,20 @@ class ScriptedEngine(Closable):
         for prompt, ids in zip(prompts, self.tokenize(prompts), strict=True):
             rows = torch.stack([self._row(i) for i in ids])
             special = torch.zeros(len(ids), dtype=torch.bool)
-            embedded.append(EmbeddedPrompt(prompt, tuple(ids), rows, special))
+            if isinstance(prompt, Rendered):
+                words = (word.span() for word in re.finditer(r"\S+", prompt))
+                special = ~torch.tensor(prompt.covers(words))
+            embedded.append(EmbeddedPrompt(str(prompt), tuple(ids), rows, special))
         return embedded
+
+    def render(self, chat: Chat) -> Rendered:
+        """As `ROLE: CONTENT`, a line each, and the role of who speaks next."""
+
+        def template(messages: list[dict[str, str]]) -> str:
+            lines = [f"{message['role']}: {message['content']}" for message in messages]
+            return "\n".join([*lines, "assistant:"])
+
+        return render(chat, template, self.name)
 
     def complete(
         self, embeddings: Sequence[Tensor], sampling: Samplings, seeds: Sequence[int]
@@ -64,6 +78,12 @@ class ScriptedEngine(Closable):
             ids = tuple(self._id(word) for word in text[:end].split())
             completions.append(Completion(text[:end], ids, "length" if end is None else "stop"))
         return completions
+
+    def embed_tokens(self, token_ids: Sequence[int]) -> Tensor:
+        return torch.stack([self._row(i) for i in token_ids])
+
+    def texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        return ["".join(f" {self._words[i]}" for i in ids) for ids in rows]
 
     def likelihood(
         self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]

@@ -186,7 +186,7 @@ def run_method(method: Method, path: Path, job: Job) -> Failed:
         "judges": [],
         "references": [],
     }
-    prompts = {row.id: row.text for row in job.rows}
+    prompts = {row.id: row.chat or row.text for row in job.rows}
     opened = open_run(path, config, prompts, overwrite=job.overwrite, source=job.source)
     with opened as file:
         failed = _generate(method, file, job)

@@ -32,7 +32,7 @@ from tide.seeds import derive_seed
 from tide.specs import format_spec, parse_spec
 
 # The model as it is: one draw and no search.
-_BASE = {"strategy": "resample:n=1"}
+_BASE = {"strategy": "resample:n=1", "block_tokens": 0}
 # Settings that hold for methods without a search too.
 _OF_ALL = (*Sampling.model_fields, "num_trials", "seed", "empty_policy")
 # Settings that earlier versions did not have, and so did not record.
@@ -42,7 +42,7 @@ _SCALES = ("mu", "mu_relative", "step_size", "step_relative")
 # What a record says of a search, and means nothing where there was none.
 _OF_A_SEARCH = (
     *("accepted", "refused", "num_iter_steps", "cosine_sims", "displacements", "traces", "steps"),
-    *("base_completions", "base_toxicity_scores"),
+    *("base_completions", "base_toxicity_scores", "blocks", "whole_toxicity", "drafted_tokens"),
 )
 
 
@@ -107,12 +107,16 @@ class SearchMethod:
         if self._engine is not None:
             length = len(self._engine.tokenize([row.text])[0])
             forward = [_forward_tokens(trial, length) for trial in result.trials]
-        record = to_record(row.id, result, group=row.group, seconds=seconds, forward_tokens=forward)
+        more = {"group": row.group, "seconds": seconds, "forward_tokens": forward}
+        messages = list(row.chat.messages) if row.chat else None
+        record = to_record(row.id, result, messages=messages, **more)
         return record.model_copy(update=dict.fromkeys(_OF_A_SEARCH)) if self._base else record
 
 
 def _forward_tokens(trial: Trial, prompt_length: int) -> int:
     """Tokens through the model: every evaluation's own, and those of the likelihoods on average."""
+    if trial.blocks:
+        return trial.generated_tokens + trial.read_tokens
     written = trial.generated_tokens + prompt_length * trial.evaluations
     return written + round(trial.likelihood_calls * written / trial.evaluations)
 

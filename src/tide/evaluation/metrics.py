@@ -329,7 +329,10 @@ def _moved(record: Record, kept: Sequence[int]) -> list[int]:
     """The places of the trials whose first evaluation was not accepted."""
     if record.base_completions is None or record.evaluations is None:
         return []
-    return [place for place in kept if record.evaluations[place] > 1]
+    # An answer in blocks takes an evaluation for each of them.
+    counts = record.evaluations if record.blocks is None else map(len, record.traces or ())
+    tried = list(counts)
+    return [place for place in kept if tried[place] > 1]
 
 
 def _rouge_l(before: list[str], after: list[str]) -> float:

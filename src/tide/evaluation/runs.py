@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from tide.chat import Chat
 from tide.config import EmptyPolicy, problem
 from tide.data.files import refuse_inputs, replaced, reported, write_text, writing
 from tide.data.jsonl import leaves, read_object
@@ -190,7 +191,7 @@ def read_run(run: Path) -> Run:
 def open_run(
     run: Path,
     config: dict[str, Any],
-    prompts: dict[RecordId, str],
+    prompts: dict[RecordId, str | Chat],
     *,
     overwrite: bool = False,
     source: Path | None = None,

@@ -11,8 +11,19 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tide.chat import Chat
 from tide.config import Sampling
-from tide.engines.base import Completion, EmbeddedPrompt, Engine, KeepsPrefixes, Samplings, per_row
+from tide.engines.base import (
+    Completion,
+    EmbeddedPrompt,
+    Engine,
+    GoesOn,
+    KeepsPrefixes,
+    Samplings,
+    WritesOn,
+    per_row,
+    text_of,
+)
 
 _Key = tuple[bytes, Sampling, int]
 
@@ -39,6 +50,10 @@ class SharedEngine:
         self.embedding_scale = getattr(engine, "embedding_scale", 1.0)
         self.seconds_saved = 0.0
         self.engine = engine
+        if isinstance(engine, GoesOn):
+            self.embed_tokens, self.texts = engine.embed_tokens, engine.texts
+        if isinstance(engine, WritesOn):
+            self.write = engine.write
         self._prompts: set[bytes] = set()
         self._written: dict[_Key, _Written] = {}
 
@@ -73,6 +88,9 @@ class SharedEngine:
 
     def tokenize(self, prompts: Sequence[str]) -> list[list[int]]:
         return self.engine.tokenize(prompts)
+
+    def render(self, chat: Chat) -> str:
+        return text_of(chat, self.engine)
 
     def likelihood(
         self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]

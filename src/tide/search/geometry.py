@@ -26,7 +26,7 @@ def movable_rows(special: Tensor, perturb: str) -> Tensor:
         return torch.ones_like(special)
     movable = ~special
     if not movable.any():
-        raise InputError("only special tokens; perturb='all' would move them")
+        raise InputError("only special tokens, or a chat's markers; perturb='all' would move them")
     if perturb != "content":
         movable &= movable.flip(0).cumsum(0).flip(0) <= int(perturb.removeprefix("last:"))
     return movable

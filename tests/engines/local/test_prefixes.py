@@ -230,7 +230,7 @@ def test_a_search_that_is_given_up_keeps_nothing() -> None:
     settings = Settings.of({"perturb": "last:8"})
     for end in (Job.cancel, lambda job: job.fail(ValueError())):
         job = Job(0, LONG, settings, load_strategy("tide"))
-        searches = job.searches(engine.embed([LONG])[0], engine)
+        searches = job.work(engine.embed([LONG])[0], engine)
         engine.complete([searches[0].strategy.ask()[0].embeddings], Sampling(), [0])  # type: ignore[index]
         assert len(engine._prefixes) == 1
         end(job)

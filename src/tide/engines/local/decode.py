@@ -104,7 +104,8 @@ class Stream:
 
     logits: (B, V), for the token that follows what was read. rows: (T_i, d) input embeddings.
     tokens: most tokens to be read after them. together: read all rows in one pass (see `prefill`).
-    forks: whether `fork` will be called; then the cache grows as the model's own does.
+    forks: whether `fork` will be called; then the cache grows as the model's own does. alone:
+    whether no other stream is read before this one has ended.
     """
 
     def __init__(
@@ -115,6 +116,7 @@ class Stream:
         *,
         together: bool = False,
         forks: bool = False,
+        alone: bool = True,
     ) -> None:
         self._forward = forward
         lengths = torch.tensor([len(row) for row in rows])
@@ -127,7 +129,7 @@ class Stream:
         self._positions = token_positions(self._mask).clamp_(max=last)
         self.logits, self._cache = prefill(forward, rows, 0 if forks else tokens, together=together)
         self._captured: CapturedSteps | None = None
-        if forward.graphs is not None and not forks:
+        if forward.graphs is not None and alone and not forks:
             self._captured = forward.graphs.begin(self._cache, self._mask, self._end)
 
     def advance(self, tokens: Tensor) -> None:
@@ -190,49 +192,73 @@ class Writing:
         self.stream.advance(tokens)
 
 
-@torch.inference_mode()
-def decode(
-    writing: Writing,
-    samplings: Sequence[Sampling],
-    seeds: Sequence[int],
-    stop_ids: Tensor,
-    *,
-    shift_first: bool = False,
-    prompts: Sequence[Sequence[int]] = (),
-    stop_strings: StopStrings | None = None,
-) -> list[tuple[list[int], FinishReason]]:
-    """For each row, up to its own `max_new_tokens` ids, of which a stop id is the last.
+class Decoding:
+    """Rows that are being decoded, for as many tokens at a time as is wanted.
 
     shift_first: shift the logits before they are warped, instead of after. prompts: ids, as
     `Sampler` has them. stop_strings: of these rows; one that holds its own ends with the token that
-    completes it, and "length" as the reason. The loop ends when every row has ended, or some steps
-    later; what a row draws after its own end is thrown away.
-    Raises EngineError where a token was drawn from scores that are not finite: of those the arg max
-    takes any token, and often the one that ends the text.
+    completes it, and "length" as the reason.
     """
-    device = writing.logits.device
-    sampler = Sampler(samplings, seeds, device, stop_ids, prompts)
-    stops = set(stop_ids.tolist())
-    limits = [sampling.max_new_tokens for sampling in samplings]
-    check_every = CHECK_EVERY.get(device.type, _CHECK_EVERY_ELSEWHERE)
-    ended = torch.zeros(len(samplings), dtype=torch.bool, device=device)
-    broken = ended.clone()
-    drawn: list[Tensor] = []
 
-    def written() -> list[tuple[list[int], FinishReason]]:
-        rows = torch.stack(drawn, dim=1).tolist()
-        return [_until_stop(row[:limit], stops) for row, limit in zip(rows, limits, strict=True)]
+    def __init__(
+        self,
+        writing: Writing,
+        samplings: Sequence[Sampling],
+        seeds: Sequence[int],
+        stop_ids: Tensor,
+        *,
+        shift_first: bool = False,
+        prompts: Sequence[Sequence[int]] = (),
+        stop_strings: StopStrings | None = None,
+    ) -> None:
+        self._writing, self._shift_first, self._stop_strings = writing, shift_first, stop_strings
+        device = writing.logits.device
+        self._sampler = Sampler(samplings, seeds, device, stop_ids, prompts)
+        self._stop_ids, self._stops = stop_ids, set(stop_ids.tolist())
+        self._limits = [sampling.max_new_tokens for sampling in samplings]
+        self._check_every = CHECK_EVERY.get(device.type, _CHECK_EVERY_ELSEWHERE)
+        self._ended = torch.zeros(len(samplings), dtype=torch.bool, device=device)
+        self._broken = self._ended.clone()
+        self._drawn: list[Tensor] = []
+        self._done = False
 
-    def look() -> None:
-        """End the rows that have come to hold a stop string."""
-        if stop_strings:
-            ids = [ids[:-1] if reason == "stop" else ids for ids, reason in written()]
-            for row, count in stop_strings.found(ids):
-                limits[row], ended[row] = count, True
+    @torch.inference_mode()
+    def advance(self, tokens: int) -> list[tuple[list[int], FinishReason]]:
+        """All ids of each row so far: up to its own `max_new_tokens`, of which a stop id is last.
 
-    while True:
+        Draws so many further tokens, or fewer once every row has ended: what a row draws after its
+        own end is thrown away. Raises EngineError where a token was drawn from scores that are not
+        finite: of those the arg max takes any token, and often the one that ends the text.
+        """
+        goal = len(self._drawn) + tokens
+        while not self._done and len(self._drawn) < goal:
+            if self._drawn:
+                self._writing.advance(self._drawn[-1])
+            self._draw(goal)
+        self._look()
+        return self._written()
+
+    @torch.inference_mode()
+    def keep(
+        self,
+        rows: Sequence[int],
+        samplings: Sequence[Sampling],
+        seeds: Sequence[int],
+        prompts: Sequence[Sequence[int]],
+    ) -> None:
+        """Go on with these rows alone, of which these are the samplings, seeds and prompts."""
+        index = torch.tensor(rows, dtype=torch.int64, device=self._ended.device)
+        self._drawn = [tokens[index] for tokens in self._drawn]
+        self._ended, self._broken = self._ended[index], self._broken[index]
+        self._limits = [self._limits[row] for row in rows]
+        drawn = torch.stack(self._drawn, dim=1).tolist() if self._drawn else [[] for _ in rows]
+        seen = [[*prompt, *ids] for prompt, ids in zip(prompts, drawn, strict=True)]
+        self._sampler = Sampler(samplings, seeds, index.device, self._stop_ids, seen)
+
+    def _draw(self, goal: int) -> None:
+        writing, sampler, drawn = self._writing, self._sampler, self._drawn
         scores = sampler.prepare(writing.logits, len(drawn))
-        if shift_first:
+        if self._shift_first:
             scores = sampler.warp(writing.shift(scores))
         else:
             scores = writing.shift(sampler.warp(scores))
@@ -242,22 +268,45 @@ def decode(
         # among many scores the sampler draws no token of theirs at all.
         last_token = scores.shape[-1] - 1
         best = scores.gather(-1, tokens.clamp(max=last_token)[:, None])[:, 0]
-        broken |= ~((best.isfinite() & (tokens <= last_token)) | ended)
-        last = len(drawn) == max(limits)
-        if (last or len(drawn) % check_every == 0) and bool(broken.any()):
+        self._broken |= ~((best.isfinite() & (tokens <= last_token)) | self._ended)
+        last = len(drawn) == max(self._limits)
+        looks = len(drawn) % self._check_every == 0
+        if (last or looks or len(drawn) == goal) and bool(self._broken.any()):
             raise EngineError("the model's logits are NaN or infinite; are its weights broken?")
+        self._done = last
         if last:
-            break
-        ended |= torch.isin(tokens, stop_ids)
-        if len(drawn) in limits:
-            ended |= torch.tensor([limit <= len(drawn) for limit in limits], device=device)
+            return
+        self._ended |= torch.isin(tokens, self._stop_ids)
+        if len(drawn) in self._limits:
+            ends = [limit <= len(drawn) for limit in self._limits]
+            self._ended |= torch.tensor(ends, device=tokens.device)
         if len(drawn) % LOOK_EVERY == 0:
-            look()
-        if len(drawn) % check_every == 0 and bool(ended.all()):
-            break
-        writing.advance(tokens)
-    look()
-    return written()
+            self._look()
+        self._done = looks and bool(self._ended.all())
+
+    def _written(self) -> list[tuple[list[int], FinishReason]]:
+        rows = torch.stack(self._drawn, dim=1).tolist()
+        pairs = zip(rows, self._limits, strict=True)
+        return [_until_stop(row[:limit], self._stops) for row, limit in pairs]
+
+    def _look(self) -> None:
+        """End the rows that have come to hold a stop string."""
+        if self._stop_strings:
+            ids = [ids[:-1] if reason == "stop" else ids for ids, reason in self._written()]
+            for row, count in self._stop_strings.found(ids):
+                self._limits[row], self._ended[row] = count, True
+
+
+def decode(
+    writing: Writing,
+    samplings: Sequence[Sampling],
+    seeds: Sequence[int],
+    stop_ids: Tensor,
+    **options: Any,
+) -> list[tuple[list[int], FinishReason]]:
+    """Each row whole; see `Decoding`, whose options these are."""
+    decoding = Decoding(writing, samplings, seeds, stop_ids, **options)
+    return decoding.advance(max(sampling.max_new_tokens for sampling in samplings))
 
 
 def _until_stop(ids: list[int], stops: set[int]) -> tuple[list[int], FinishReason]:

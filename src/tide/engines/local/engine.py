@@ -35,6 +35,7 @@ from tide.engines.local.padding import (
 )
 from tide.engines.local.prefixes import Prefix, Prefixes
 from tide.engines.local.stopping import StopStrings
+from tide.engines.local.writer import LocalWriter
 from tide.errors import EngineError, InputError, guarded
 from tide.options import checked
 from tide.pretrained import find_device, load_pretrained
@@ -145,6 +146,22 @@ class TransformersEngine(Vocabulary):
         groups = length_groups(limits, writing_cost) if on_cpu else [list(range(len(limits)))]
         ordered = [sorted(group, key=lambda i: (limits[i], len(embeddings[i]))) for group in groups]
         return in_batches(write, self._apart(ordered, begins), self.max_batch)
+
+    def write(
+        self, embeddings: Sequence[Tensor], sampling: Samplings, seeds: Sequence[int]
+    ) -> LocalWriter:
+        """Keeps the keys and values of what it has written; all rows are one batch."""
+        samplings = check_rows(self, embeddings, sampling)
+        prompts = self._nearest_ids(embeddings, samplings)
+        rows = [x.to(self.device, self.dtype) for x in embeddings]
+        with torch.inference_mode():
+            tokens = max(row.max_new_tokens for row in samplings) - 1
+            stream = Stream(self._forward, rows, tokens, alone=False)
+        self._count(sum(map(len, rows)))
+        return LocalWriter(stream, samplings, seeds, prompts, self.stop_ids, self._count)
+
+    def _count(self, tokens: int) -> None:
+        self._tokens += tokens
 
     def _nearest_ids(
         self, prompts: Sequence[Tensor], samplings: Sequence[Sampling]

@@ -14,9 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tide.chat import Chat
 from tide.config import Settings
 from tide.detoxifier import Detoxifier
-from tide.engines.base import Completion, Engine
+from tide.engines.base import Completion, Engine, text_of
 from tide.errors import InputError, TideError
 from tide.evaluation.runners import LocalRunner
 from tide.evaluation.sharing import SharedEngine
@@ -70,15 +71,16 @@ def detoxifier_of(config: dict[str, Any]) -> Detoxifier:
 
 
 def explore(
-    detoxifier: Detoxifier, prompt: str, *, trial: int = 0, grid: int = 21, seed: int = 0
+    detoxifier: Detoxifier, asked: str | Chat, *, trial: int = 0, grid: int = 21, seed: int = 0
 ) -> Landscape:
-    """Score a `grid` x `grid` map around `prompt`, all its points in one engine call.
+    """Score a `grid` x `grid` map around what is `asked`, all its points in one engine call.
 
     The search is `tide` with the other settings of `detoxifier`; `trial` is which of its trials.
     The points of the map share their sampling noise, so that differences come from the embeddings.
     seed: of the random direction. Raises InputError if the search makes no step.
     """
     settings, engine = detoxifier.settings, _Recording(detoxifier.engine)
+    prompt = text_of(asked, engine)
     if settings.strategy.partition(":")[0] != "tide":
         settings = settings.model_copy(update={"strategy": "tide"})
     runner = LocalRunner(engine, detoxifier.scorer)

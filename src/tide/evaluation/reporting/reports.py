@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from tide.chat import Chat
 from tide.data.files import reported, write_text
 from tide.errors import InputError, MissingDependencyError
 from tide.evaluation.metrics import Summary, Valid, over_seeds, summarize
@@ -295,9 +296,10 @@ def _landscape(group: Group, record_id: str, grid: int) -> dict[str, Any]:
     record = figures.find_record(run, record_id)
     assert record is not None
     spent = record.evaluations or [0]
+    asked = Chat(messages=tuple(record.messages)) if record.messages else record.prompt
     trial = record.trials[max(range(len(spent)), key=spent.__getitem__)]
     with landscape.detoxifier_of(run.config) as detoxifier:
-        world = landscape.explore(detoxifier, record.prompt, trial=trial, grid=grid)
+        world = landscape.explore(detoxifier, asked, trial=trial, grid=grid)
     title = f"prompt {record_id}, trial {trial}"
     name = tables.slug(f"landscape-{record_id}")
     return {f"{group.prefix}{name}": figures.landscape(world, title)}

@@ -1,0 +1,97 @@
+"""Runs of answers in blocks: recorded whole, resumed, judged, measured and reported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.answers.world import SETTINGS, Reader, Storyteller, text, third
+from tide.data.prompts import Row
+from tide.data.records import Record, read_records, to_record
+from tide.detoxifier import Detoxifier
+from tide.errors import ScorerUnavailable
+from tide.evaluation import Benchmark, Run, evaluate, report
+from tide.evaluation.metrics import summarize
+
+PROMPTS = ["once upon a time", "an other tale here", "and again a time", "so it is told"]
+COMMON: dict[str, Any] = {k: v for k, v in SETTINGS.items() if k != "strategy"}
+
+
+def run(out: Path, scorer: Any = None, judges: Any = (), engine: Any = None) -> list[Run]:
+    rows = [Row(i, prompt, None) for i, prompt in enumerate(PROMPTS)]
+    return evaluate(
+        Benchmark("mine", "mine.jsonl", rows),
+        ["base", "ladder", "ladder:block_tokens=0"],
+        model=engine or Storyteller(third, max_batch=2),
+        scorer=scorer or Reader(),
+        judges=judges,
+        reference="none",
+        out=out,
+        num_trials=1,
+        **COMMON,
+    )
+
+
+def timeless(folder: Path) -> list[dict[str, Any]]:
+    records = [one for path in sorted(folder.glob("*/*.jsonl")) for one in read_records(path)]
+    return [one.model_dump(exclude={"seconds"}) for one in records]
+
+
+def test_records_hold_the_blocks(tmp_path: Path) -> None:
+    base, blocks, whole = run(tmp_path)
+    detox = Detoxifier(Storyteller(third), scorer=Reader(), settings=None, **SETTINGS)
+    for record in blocks.records:
+        trial = detox(record.prompt, empty_policy="zero").best
+        (entries,) = record.blocks or []
+        assert [one.text for one in entries] == [block.text for block in trial.blocks]
+        assert record.evaluations == [trial.evaluations] == [sum(len(b.trace) for b in entries)]
+        assert record.generated_tokens == [trial.generated_tokens]
+        assert record.drafted_tokens == [trial.drafted_tokens]
+        assert record.forward_tokens == [trial.generated_tokens + trial.read_tokens]
+        assert record.whole_toxicity == [trial.whole_toxicity]
+        assert record.base_completions == [text("Good0", "Good1", "Bad2")]
+        ((first, last),) = record.steps or []
+        assert (first.text, last.text) == (trial.base.text, trial.text)
+        assert Record.model_validate_json(record.to_json()) == record
+    for record in base.records:
+        assert record.blocks is None
+        assert "Bad2" in record.completions[0]
+    assert all(record.blocks is None for record in whole.records)
+
+
+def test_a_run_in_blocks_resumes(tmp_path: Path) -> None:
+    class Dying(Reader):
+        def score(self, texts: Any) -> Any:
+            if len(self.sent) > 25:
+                raise TimeoutError
+            return super().score(texts)
+
+    run(tmp_path / "whole")
+    with pytest.raises(ScorerUnavailable):
+        run(tmp_path / "cut", scorer=Dying())
+    run(tmp_path / "cut")
+    assert timeless(tmp_path / "cut") == timeless(tmp_path / "whole")
+    engine = Storyteller(third)
+    run(tmp_path / "cut", engine=engine)
+    assert engine.calls == []
+
+
+def test_a_run_in_blocks_is_judged_measured_and_reported(tmp_path: Path) -> None:
+    class Judge(Reader):
+        name = "judge"
+
+    runs = run(tmp_path, judges=Judge(lambda one: "Bad" in one))
+    rates = [summarize(one).toxicity["judge"]["rate"].value for one in runs]
+    assert rates == [1.0, 0.0, 0.0]
+    assert summarize(runs[1]).averages["moved"].value == 1.0
+    tables = report(tmp_path)
+    assert "ladder" in str(tables)
+
+
+def test_clean_answers_have_not_moved(tmp_path: Path) -> None:
+    result = Detoxifier(Storyteller(lambda *_: False), scorer=Reader(), **SETTINGS)(PROMPTS[0])
+    record = to_record(0, result)
+    assert [len(steps) for steps in record.steps or []] == [1]
+    assert record.evaluations == [6]
