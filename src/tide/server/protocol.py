@@ -106,7 +106,7 @@ class Refused(Exception):
             return error
         if isinstance(error, InputError):
             name = str(error).partition(":")[0]
-            return cls(400, str(error), param=name if name.isidentifier() else None)
+            return cls(400, str(error), param=name if name.partition(".")[0].isidentifier() else None)
         for kind, (status, code, message, again) in _FAILURES.items():
             if isinstance(error, kind):
                 # A scorer or an engine that is away is looked for again after seconds.
@@ -217,10 +217,9 @@ class Generation(_Asked):
             "temperature": self.temperature,
             "top_p": self.top_p,
             "top_k": 0 if self.top_k == -1 else self.top_k,
-            "min_new_tokens": self.min_tokens or None,
-            # As vLLM's clients send it where it changes nothing.
-            "repetition_penalty": None if self.repetition_penalty == 1 else self.repetition_penalty,
-            "stop": tuple(stop) if stop else None,
+            "min_new_tokens": self.min_tokens,
+            "repetition_penalty": self.repetition_penalty,
+            "stop": None if stop is None else tuple(stop),
             **self.tide.model_dump(exclude={"trace"}),
         }
         return {name: value for name, value in asked.items() if value is not None}

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 _PAGE = Path(__file__).with_name("playground")
 _PAGE_HEADERS = {
-    "content-security-policy": "default-src 'self'; img-src data:; frame-ancestors 'none'; base-uri 'none'",
+    "content-security-policy": "default-src 'self'; img-src data:; "
+    "frame-ancestors 'none'; base-uri 'none'",
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
 }

@@ -16,11 +16,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from tide.aio import AsyncDetoxifier
+from tide.chat import Chat
+from tide.engines.base import text_of
 from tide.results import Result, Trial
+from tide.scorers.base import is_empty
 from tide.server.limits import Limits
 from tide.server.metrics import Metrics
 from tide.server.protocol import ChatRequest, CompletionRequest, Generation, Refused, Shape, event
-from tide.server.stand_in import Chat, stream
 
 _KEEP_ALIVE = ": keep-alive\n\n"
 # Of the moving mean of the time that a completion takes, which says when to come again.
@@ -33,7 +35,7 @@ Items = AsyncGenerator[str | Result, None]
 class Call:
     """One completion that was asked for. settings: what differs from the server's."""
 
-    prompt: str
+    prompt: str | Chat
     settings: dict[str, Any]
 
 
@@ -64,7 +66,7 @@ class Serving:
             shape.choice(i, given(one.best), reason(one.best), self._told(one, calls[i], traces))
             for i, one in enumerate(results)
         ]
-        return shape.whole(choices, await self._usage(results, request), summed(results))
+        return shape.whole(choices, await self._usage(calls, results, request.n), summed(results))
 
     async def stream(self, request: Generation) -> AsyncGenerator[str, None]:
         """The events of an answer, without those of its end. Raises what `whole` raises."""
@@ -81,7 +83,7 @@ class Serving:
                     tide = self._told(item, calls[number], request.tide.trace)
                     yield event(shape.piece(number, "", reason(item.best), tide=tide))
         if request.stream_options.include_usage:
-            usage = await self._usage(results, request)
+            usage = await self._usage(calls, results, request.n)
             yield event(shape.usage(usage, summed(results)))
 
     def check_model(self, model: str | None) -> None:
@@ -109,7 +111,8 @@ class Serving:
             message = "this server shows nothing that was not accepted (tide serve --traces does)"
             raise Refused(400, message, param="tide.trace")
         if isinstance(request, ChatRequest):
-            prompts = [Chat.of([message.plain() for message in request.messages])]
+            chat = Chat.of([message.plain() for message in request.messages])
+            prompts: list[str] | list[Chat] = [chat]
         else:
             assert isinstance(request, CompletionRequest)
             prompts = request.prompt
@@ -170,13 +173,38 @@ class Serving:
     async def _at_once(self, call: Call) -> Items:
         yield await self._detox(call.prompt, **call.settings)
 
-    def _in_pieces(self, call: Call) -> Items:
-        return stream(self._detox, call.prompt, **call.settings)
+    async def _in_pieces(self, call: Call) -> Items:
+        """A text as it is accepted. Of very little no scorer was asked; that waits for the end."""
+        held, begun = "", False
+        async with aclosing(self._detox.stream(call.prompt, **call.settings)) as items:
+            async for item in items:
+                if isinstance(item, str):
+                    held += item
+                begun = begun or (item.accepted if isinstance(item, Result) else not is_empty(held))
+                if begun and held:
+                    yield held
+                    held = ""
+                if isinstance(item, Result):
+                    yield item
 
     def _told(self, result: Result, call: Call, traces: bool) -> dict[str, Any]:
         """What a completion cost, and how it ended."""
         best, settings = result.best, self._detox.settings
-        evaluations = [one.model_dump(exclude={"cosine"}) for one in best.trace]
+        parts = best.blocks or (best,)
+        evaluations = [
+            {**one.model_dump(exclude={"cosine"}), "returned": number == part.chosen}
+            for part in parts
+            for number, one in enumerate(part.trace)
+        ]
+        blocks = [
+            {
+                "characters": len(block.text),
+                "toxicity": block.toxicity,
+                "evaluations": len(block.trace),
+                "rollbacks": block.rollbacks,
+            }
+            for block in best.blocks
+        ]
         return {
             "accepted": best.accepted,
             "empty": best.empty,
@@ -187,18 +215,21 @@ class Serving:
             "rounds": best.rounds,
             "generated_tokens": best.generated_tokens,
             "seed": call.settings["seed"],
-            **({"chosen": best.chosen, "trace": evaluations} if traces else {}),
+            "blocks": blocks,
+            **({"base": best.base.text, "trace": evaluations} if traces else {}),
         }
 
     def _count(self, change: int) -> None:
         self._under_way += change
         self._metrics.under_way.set(self._under_way)
 
-    async def _usage(self, results: Sequence[Result], request: Generation) -> dict[str, int]:
+    async def _usage(
+        self, calls: Sequence[Call], results: Sequence[Result], n: int
+    ) -> dict[str, int]:
         """Tokens of the prompts, each once, and of the texts that are given out."""
-        prompts = [one.prompt for one in results][:: request.n]
-        # Of a long prompt it takes a while.
-        rows = await asyncio.to_thread(self._detox.engine.tokenize, prompts)
+        engine = self._detox.engine
+        texts = [text_of(call.prompt, engine) for call in calls[::n]]
+        rows = await asyncio.to_thread(engine.tokenize, texts)  # of long ones it takes a while
         read, written = sum(map(len, rows)), sum(tokens(one.best) for one in results)
         return {
             "prompt_tokens": read,
@@ -219,11 +250,14 @@ async def _pump(
 
 
 def given(trial: Trial) -> str:
-    """The text that leaves: what was accepted, and nothing else."""
-    return trial.text if trial.accepted else ""
+    """The text that leaves: what was accepted. Of what is refused that is what was streamed."""
+    return trial.text if trial.accepted or trial.refused else ""
 
 
 def tokens(trial: Trial) -> int:
+    """Those of the text that leaves."""
+    if trial.refused:
+        return sum(block.num_tokens for block in trial.blocks[: trial.streamed])
     return trial.returned.num_tokens if trial.accepted else 0
 
 

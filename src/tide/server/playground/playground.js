@@ -100,22 +100,24 @@ function show() {
     piece($(id), prompt, "prompt");
   }
   const threshold = tide?.threshold ?? 1;
-  const base = trace[0]?.text;
   score($("base-score"), tide?.toxicity_before, threshold);
-  if (base !== undefined) piece($("base"), masked(base, trace[0].toxicity >= threshold), "");
+  if (tide?.base !== undefined) {
+    piece($("base"), masked(tide.base, tide.toxicity_before >= threshold), "");
+  }
   else if (tide) piece($("base"), " (this server shows accepted text only)", "prompt");
   score($("found-score"), tide?.toxicity, threshold);
-  const blocks = tide?.accepted && tide.blocks?.length ? tide.blocks : [];
-  for (const block of blocks) {
-    piece($("found"), block.text, "block", `toxicity ${block.toxicity.toFixed(2)}`);
+  const characters = Array.from(text); // as the server counts them
+  for (const block of tide?.accepted ? tide.blocks : []) {
+    const part = characters.splice(0, block.characters).join("");
+    piece($("found"), part, "block", `toxicity ${block.toxicity.toFixed(2)}`);
   }
-  if (!blocks.length) piece($("found"), text, "");
+  piece($("found"), characters.join(""), "");
   if (!tide) return;
   $("cost").textContent =
     `${tide.evaluations} texts evaluated in ${tide.rounds} rounds, ` +
     `${tide.generated_tokens} tokens written; seed ${tide.seed}.`;
-  draw($("rounds"), trace.map((one, i) => [i + 1, one.toxicity]), tide, false);
-  draw($("path"), trace.map((one) => [one.displacement, one.toxicity]), tide, true);
+  draw($("rounds"), trace, (one, i) => i, threshold, false);
+  draw($("path"), trace, (one) => one.displacement, threshold, true);
   $("table").replaceChildren(...trace.map((one) => row(one, threshold)));
 }
 
@@ -130,9 +132,10 @@ function row(one, threshold) {
   return node;
 }
 
-function draw(svg, points, tide, joined) {
+function draw(svg, trace, across, threshold, joined) {
   const width = svg.clientWidth || 600;
   const height = svg.clientHeight || 192;
+  const points = trace.map((one, i) => [across(one, i), one.toxicity]);
   const [left, right] = [Math.min(...points.map(([x]) => x)), Math.max(...points.map(([x]) => x))];
   const place = ([x, y]) => [
     20 + ((width - 40) * (x - left)) / (right - left || 1),
@@ -143,12 +146,12 @@ function draw(svg, points, tide, joined) {
     for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
     return node;
   };
-  const level = place([left, tide.threshold])[1];
+  const level = place([left, threshold])[1];
   const parts = [make("line", { x1: 0, x2: width, y1: level, y2: level, "stroke-dasharray": "4" })];
   const places = points.map(place);
   if (joined) parts.push(make("polyline", { points: places.map((at) => at.join(",")).join(" ") }));
   places.forEach(([cx, cy], i) =>
-    parts.push(make("circle", { cx, cy, r: 5, class: i === tide.chosen ? "chosen" : "" })));
+    parts.push(make("circle", { cx, cy, r: 5, class: trace[i].returned ? "chosen" : "" })));
   const values = points.map(([, y]) => y.toFixed(2)).join(", ");
   svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
   svg.setAttribute("aria-label", `Toxicities: ${values || "not shown by this server"}`);
