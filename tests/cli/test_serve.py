@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,9 @@ from pathlib import Path
 
 import httpx
 import pytest
+from typer.main import get_command
+
+from tide.cli.app import app
 
 TIDE = [sys.executable, "-c", "from tide.cli import main; main()", "serve", "--port", "0"]
 KEY = "sk-of-the-serving-tests"
@@ -99,3 +103,16 @@ def test_what_cannot_be_served(options: list[str], said: str) -> None:
     assert process.stderr.startswith("error: ")
     assert said in process.stderr
     assert process.stderr.count("\n") == 1
+
+
+def test_the_files_for_operators_name_settings_that_exist() -> None:
+    repository = Path(__file__).resolve().parents[2]
+    files = [*(repository / "deploy").iterdir(), repository / "docs" / "serving.md"]
+    named = {
+        name
+        for path in files
+        for name in re.findall(r"TIDE_SERVE_([A-Z_]+)", path.read_text(encoding="utf-8"))
+    }
+    options = {one.name.upper() for one in get_command(app).commands["serve"].params}
+    assert named - options == {"NAME", "KEYS"}
+    assert len(named) > 4
