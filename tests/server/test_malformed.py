@@ -92,6 +92,25 @@ def test_json(server: Running, path: str, mutate: Any, change: Any, kind: str) -
         assert answer.json()["error"]["message"]
 
 
+def test_half_a_character_is_no_text(server: Running) -> None:
+    half, comment = "\ud800", RIGHT["/v1alpha1/comments:analyze"]
+    bodies: list[tuple[str, dict[str, Any]]] = [
+        ("/v1/completions", {"prompt": half}),
+        ("/v1/completions", {"prompt": "x", "stop": half}),
+        ("/v1/completions", {"prompt": "x", "model": half}),
+        ("/v1/completions", {"prompt": "x", half: half}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": half}]}),
+        ("/v1/moderations", {"input": half}),
+        ("/v1alpha1/comments:analyze", {**comment, "languages": [half]}),
+        ("/v1alpha1/comments:analyze", {**comment, "clientToken": half}),
+        ("/beta/litellm_basic_guardrail_api", {"input_type": "request", "texts": [half]}),
+    ]
+    for path, body in bodies:
+        headers = {"content-type": "application/json"}
+        answer = server.http.post(path, content=json.dumps(body), headers=headers)
+        assert answer.status_code == 400, (path, body)
+
+
 @given(st.sampled_from([*RIGHT, "/v1/models/", "/metrics", "/ready"]), st.data())
 @examples(60, 2_000)
 def test_bytes(server: Running, path: str, data: st.DataObject) -> None:

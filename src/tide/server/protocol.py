@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 from starlette.responses import JSONResponse
 
@@ -24,7 +24,7 @@ from tide.errors import (
     ScorerRefused,
     ScorerUnavailable,
 )
-from tide.foreign import shown
+from tide.foreign import half_character, shown
 
 _UNSCORED = "would show or take in what no scorer has seen"
 _REASONS = {
@@ -151,6 +151,16 @@ _FAILURES: dict[type[Exception], tuple[int, str, str, bool]] = {
 }
 
 
+def _whole(text: str) -> str:
+    if half_character(text) is not None:
+        raise PydanticCustomError("half", "no text: it holds half a character (a surrogate)")
+    return text
+
+
+# A text that can be encoded; JSON may hold others.
+Text = Annotated[str, AfterValidator(_whole)]
+
+
 def _asked_for(fields: Iterable[str], values: Any) -> Any:
     """`values` without what asks for nothing. Raises for what is neither known nor neutral."""
     if not isinstance(values, dict):
@@ -195,14 +205,14 @@ class StreamOptions(_Asked):
 class Generation(_Asked):
     """What completions and chat completions have in common. Settings check the values."""
 
-    model: str | None = None
+    model: Text | None = None
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
     min_tokens: int | None = None
     repetition_penalty: float | None = None
-    stop: str | list[str] | None = None
+    stop: Text | list[Text] | None = None
     seed: int | None = Field(default=None, ge=-(1 << 63), lt=1 << 63)
     n: int = Field(default=1, ge=1)
     stream: bool = False
@@ -236,19 +246,19 @@ def _prompts(value: Any) -> Any:
 
 
 class CompletionRequest(Generation):
-    prompt: Annotated[list[str], BeforeValidator(_prompts)] = Field(min_length=1)
+    prompt: Annotated[list[Text], BeforeValidator(_prompts)] = Field(min_length=1)
 
 
 class Part(_Asked):
     """A part of a message: a text. Pictures and sound are refused by their type."""
 
     type: Literal["text"]
-    text: str
+    text: Text
 
 
 class Message(_Asked):
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[Part]
+    content: Text | list[Part]
 
     def plain(self) -> dict[str, str]:
         parts = self.content

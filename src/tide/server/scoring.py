@@ -16,7 +16,7 @@ from tide.errors import ScorerError
 from tide.scorers.base import is_empty, score_groups
 from tide.server.limits import Limits
 from tide.server.metrics import MeasuredScorer
-from tide.server.protocol import Part, Refused
+from tide.server.protocol import Part, Refused, Text
 
 # OpenAI's other categories are about other harms, and stay null.
 _CATEGORY = "harassment"
@@ -37,7 +37,7 @@ class _Wire(BaseModel):
 
 
 class Comment(_Wire):
-    text: str
+    text: Text
     type: str = "PLAIN_TEXT"
 
 
@@ -48,8 +48,8 @@ class Attribute(_Wire):
 class AnalyzeRequest(_Wire):
     comment: Comment
     attributes: dict[str, Attribute] = Field(alias="requestedAttributes", min_length=1)
-    languages: list[str] = Field(default=["en"], min_length=1)
-    token: str | None = Field(default=None, alias="clientToken")
+    languages: list[Text] = Field(default=["en"], min_length=1)
+    token: Text | None = Field(default=None, alias="clientToken")
     spans: bool = Field(default=False, alias="spanAnnotations")
 
 
@@ -58,11 +58,11 @@ def _listed(value: Any) -> Any:
 
 
 class ModerationRequest(_Wire):
-    input: Annotated[list[str | Part], BeforeValidator(_listed)] = Field(min_length=1)
+    input: Annotated[list[Text | Part], BeforeValidator(_listed)] = Field(min_length=1)
 
 
 class _Function(_Wire):
-    arguments: str | None = None
+    arguments: Text | None = None
 
 
 class ToolCall(_Wire):
@@ -71,7 +71,7 @@ class ToolCall(_Wire):
 
 class GuardrailRequest(_Wire):
     input_type: Literal["request", "response"]
-    texts: list[str] | None = None
+    texts: list[Text] | None = None
     images: list[Any] | None = None
     tool_calls: list[ToolCall] | None = None
 
