@@ -1,4 +1,4 @@
-"""`python -m tests.clients.server`: serves a tiny chat model with random weights, on a free port."""
+"""`python -m tests.clients.server`: serves a tiny chat model with random weights."""
 
 from __future__ import annotations
 

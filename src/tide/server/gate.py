@@ -124,7 +124,8 @@ class Gate:
             name = headers.get("host", "").rpartition("@")[2]
             name = re.sub(r":\d*$", "", name)
             if not (is_loopback(client) and is_loopback(name)):
-                raise Refused(401, f"without a key only this machine is served; set {KEYS}")
+                message = f"without a key only this machine is served; set {KEYS}"
+                raise Refused(401, message, "authentication_error")
             return
         scheme, _, key = headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer":
@@ -134,7 +135,8 @@ class Gate:
         given = _digest(key.strip())
         # All of them, so that the time says nothing of which was nearly right.
         if not sum(hmac.compare_digest(given, one) for one in self._keys):
-            raise Refused(401, "no key, or a wrong one", code="invalid_api_key")
+            message = "no key, or a wrong one"
+            raise Refused(401, message, "authentication_error", code="invalid_api_key")
 
     async def _read(self, receive: Receive) -> bytes | None:
         """The whole body, None if the client left. Raises Refused for one that is too long."""

@@ -106,7 +106,9 @@ class Refused(Exception):
             return error
         if isinstance(error, InputError):
             name = str(error).partition(":")[0]
-            return cls(400, str(error), param=name if name.partition(".")[0].isidentifier() else None)
+            return cls(
+                400, str(error), param=name if name.partition(".")[0].isidentifier() else None
+            )
         for kind, (status, code, message, again) in _FAILURES.items():
             if isinstance(error, kind):
                 # A scorer or an engine that is away is looked for again after seconds.
@@ -173,7 +175,9 @@ def _asked_for(fields: Iterable[str], values: Any) -> Any:
             asked[name] = value
         elif not any(type(value) is type(no) and value == no for no in _NEUTRAL.get(name, ())):
             reason = _REASONS.get(name, "is not a parameter of this server")
-            raise PydanticCustomError("unsupported", "{reason}", {"param": name, "reason": reason})
+            raise PydanticCustomError(
+                "unsupported", "{reason}", {"param": shown(name), "reason": reason}
+            )
     return asked
 
 
