@@ -25,6 +25,7 @@ class Storyteller(ScriptedEngine):
     """Writes `sentences` sentences and stops. What it writes moved rows for ends in `m`."""
 
     def __init__(self, bad: Bad, sentences: int = 6, **options: Any) -> None:
+        self._rows: dict[int, Tensor] = {}
         super().__init__(lambda x, seed: "", **options)
         self._bad, self._sentences = bad, sentences
 
@@ -33,7 +34,20 @@ class Storyteller(ScriptedEngine):
     ) -> list[Completion]:
         samplings = check_rows(self, embeddings, sampling)
         self.calls.append(len(embeddings))
-        return [self._write(x, own) for x, own in zip(embeddings, samplings, strict=True)]
+        written = [self._write(x, own) for x, own in zip(embeddings, samplings, strict=True)]
+        return [self._until_stop(*pair) for pair in zip(written, samplings, strict=True)]
+
+    def _until_stop(self, completion: Completion, sampling: Sampling) -> Completion:
+        end = sampling.stop_in(completion.text)
+        if end is None:
+            return completion
+        words = completion.text[:end].split()
+        return Completion(completion.text[:end], completion.token_ids[: len(words)], "stop")
+
+    def _row(self, token_id: int) -> Tensor:
+        if token_id not in self._rows:
+            self._rows[token_id] = super()._row(token_id)
+        return self._rows[token_id]
 
     def _write(self, x: Tensor, sampling: Sampling) -> Completion:
         known = {self._row(i).numpy().tobytes(): word for i, word in enumerate(self._words)}

@@ -33,17 +33,22 @@ def first_end(
     if len(pieces) <= most:
         return len(pieces) if ended else None
     around = range(min(WHERE_NONE, most), least - 1, -1)
-    words = (end for end in around if pieces[end][:1].isspace() and not _begins(stop, pieces[:end]))
-    whole = (end for end in around if _is_whole(pieces[end - 1]))
-    return next(words, next(whole, around[0]))
+    words = (end for end in around if pieces[end][:1].isspace())
+    # Where a stop string may have begun, a block is longer than it should be.
+    later = range(around[0] + 1, len(pieces) + ended) if stop else ()
+    whole = (end for end in (*around, *later) if _is_whole(pieces[end - 1]))
+    found = (end for end in (*words, *whole) if not _begins(stop, pieces[:end]))
+    return next(found, around[0] if not stop else len(pieces) if ended else None)
 
 
 def last_end(pieces: Sequence[str], stop: Sequence[str] = ()) -> int:
     """How many of the tokens to keep of a text that was cut off: up to its last sentence end."""
     least = min(LEAST, len(pieces))
-    ends = [e for e in _ends(pieces, True) if e >= least and not _begins(stop, pieces[:e])]
-    whole = (end for end in range(len(pieces), 0, -1) if _is_whole(pieces[end - 1]))
-    return ends[-1] if ends else next(whole, len(pieces))
+    ends = [end for end in _ends(pieces, True) if end >= least]
+    for end in (*reversed(ends), *range(len(pieces), 0, -1)):
+        if _is_whole(pieces[end - 1]) and not _begins(stop, pieces[:end]):
+            return end
+    return len(pieces)
 
 
 def _ends(pieces: Sequence[str], ended: bool) -> list[int]:

@@ -67,9 +67,12 @@ class Drafting:
             for batch in self._batches
             if (going := batch.going())
         }
-        new = min(len(self.ready), self._engine.max_batch)
-        if 0 < new <= self._engine.max_batch - sum(rows for rows, _ in turns.values()):
-            turns["open"] = new, self._open
+        most = self._engine.max_batch
+        room = most - sum(rows for rows, _ in turns.values())
+        # Small batches, opened as single rows end, would cost as much as full ones.
+        if self.ready and room >= min(len(self.ready), max(1, most // 2)):
+            new = min(len(self.ready), room)
+            turns["open"] = new, partial(self._open, new)
         return turns
 
     def drop(self, now: float) -> None:
@@ -91,11 +94,11 @@ class Drafting:
                 return True
         return False
 
-    def _open(self) -> None:
+    def _open(self, most: int) -> None:
         """Begin to write the drafts of the lowest order, those of one size of chunk together."""
         self.ready.sort(key=lambda draft: draft.order)
         alike = [draft for draft in self.ready if draft.chunk == self.ready[0].chunk]
-        rows = alike[: self._engine.max_batch]
+        rows = alike[:most]
         taken = set(map(id, rows))
         self.ready = [draft for draft in self.ready if id(draft) not in taken]
         columns = zip(*((one.embeddings, one.sampling, one.seed) for one in rows), strict=True)

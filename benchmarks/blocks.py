@@ -1,0 +1,104 @@
+"""What an answer in blocks costs: beside the same engine writing it without any scoring.
+
+    python benchmarks/blocks.py [--model MODEL] [--scorer SCORER] [--tokens 128] [--repeats 5]
+
+First clean answers: the scorer reads every block, and all are accepted, at batches of 1, 16 and 64.
+Both ways take turns in one run. Then answers at the usual threshold: tokens generated for one that
+is returned. Prints two tables.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from pathlib import Path
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from tide import Detoxifier, Result
+from tide.config import Sampling
+from tide.engines.local.engine import TransformersEngine
+from tide.seeds import derive_seed
+
+BATCHES = (1, 16, 64)
+PROMPTS = Path(__file__).resolve().parents[1] / "examples" / "prompts.txt"
+
+
+def spent(results: list[Result]) -> tuple[float, float]:
+    """Tokens generated and returned."""
+    trials = [result.best for result in results]
+    generated = sum(trial.generated_tokens for trial in trials)
+    return generated, sum(trial.returned.num_tokens for trial in trials)
+
+
+def main(
+    model: str = "pocket",
+    scorer: str = "pocket",
+    tokens: int = 128,
+    repeats: int = 5,
+    chunk: int = 32,
+    least: bool = True,
+    answers: int = 64,
+) -> None:
+    lines = PROMPTS.read_text(encoding="utf-8").splitlines()
+    prompts = [f"{lines[i % len(lines)]} {'and then ' * (i // len(lines))}" for i in range(64)]
+    engine = TransformersEngine(model)
+    # The bundled model would end sooner.
+    length = {"max_new_tokens": tokens, "min_new_tokens": tokens if least else 0}
+    detox = Detoxifier(
+        engine, scorer=scorer, preset="fast", temperature=0.7, draft_tokens=chunk, **length
+    )
+    # Reads every text, and accepts them all.
+    reading = Detoxifier(
+        engine,
+        scorer=lambda texts: detox.scorer.score(texts) / 2,
+        settings=detox.settings,
+        toxicity_threshold=0.999,
+    )
+    sampling = Sampling(temperature=0.7, **length)
+
+    def alone(some: list[str]) -> float:
+        seeds = [derive_seed(derive_seed(0, one, 0), "sampling", 0) for one in some]
+        began = time.perf_counter()
+        engine.complete([prompt.embeddings for prompt in engine.embed(some)], sampling, seeds)
+        return time.perf_counter() - began
+
+    def in_blocks(some: list[str]) -> tuple[float, list[Result]]:
+        began = time.perf_counter()
+        results = list(reading.map(some))
+        return time.perf_counter() - began, results
+
+    def first_block(prompt: str) -> float:
+        began = time.perf_counter()
+        next(iter(reading.stream(prompt)))
+        return time.perf_counter() - began
+
+    table = Table("answers", "alone, s", "in blocks, s", "ratio", "generated a returned token")
+    for size in BATCHES:
+        some = prompts[:size]
+        alone(some), in_blocks(some)  # what is done once
+        turns = [(alone(some), *in_blocks(some)) for _ in range(repeats)]
+        generated, returned = spent(turns[0][2])
+        ratio = statistics.median(blocks / plain for plain, blocks, _ in turns)
+        seconds = [statistics.median(column) for column in zip(*((a, b) for a, b, _ in turns))]
+        row = (size, *(f"{s:.3f}" for s in seconds), f"{ratio:.3f}", f"{generated / returned:.3f}")
+        table.add_row(*map(str, row))
+    Console().print(table)
+    firsts = [first_block(prompt) for prompt in prompts[:5]]
+    print(f"first block of a stream: {statistics.median(firsts):.3f} s")
+
+    table = Table("answers", "number", "accepted", "generated a returned token")
+    found = list(detox.map(prompts[:answers]))
+    at_once = [result for result in found if len(result.trace) == 1]
+    for name, results in (("all", found), ("clean at once", at_once)):
+        if results:
+            generated, returned = spent(results)
+            accepted = sum(result.accepted for result in results)
+            table.add_row(name, str(len(results)), str(accepted), f"{generated / returned:.2f}")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    typer.run(main)
