@@ -35,8 +35,9 @@ from tide.specs import format_spec, parse_spec
 _BASE = {"strategy": "resample:n=1", "block_tokens": 0}
 # Settings that hold for methods without a search too.
 _OF_ALL = (*Sampling.model_fields, "num_trials", "seed", "empty_policy")
-# Settings that earlier versions did not have, and so did not record.
-_LATER = ("min_new_tokens", "stop", "repetition_penalty")
+# Settings that earlier versions did not have, and that are recorded where they do something.
+_OF_BLOCKS = {"block_tokens", "block_context", "draft_tokens"}
+_LATER = {"min_new_tokens", "stop", "repetition_penalty"}
 # A scale that the other one of its pair replaces is not a setting of its own.
 _SCALES = ("mu", "mu_relative", "step_size", "step_relative")
 # What a record says of a search, and means nothing where there was none.
@@ -81,7 +82,7 @@ class SearchMethod:
     ) -> None:
         self.name, self.settings = name, settings
         self.config = {
-            "settings": _recorded(settings.model_dump(exclude={"num_trials"})),
+            "settings": _recorded(settings, settings.model_dump(exclude={"num_trials"})),
             "strategy_options": _own_options(settings.strategy),
         }
         self._runner, self._base = runner, base
@@ -129,7 +130,7 @@ class BaselineMethod:
     ) -> None:
         self.name, self.settings = name, settings
         common = {field: getattr(settings, field) for field in _OF_ALL if field != "num_trials"}
-        self.config = {"baseline": baseline.config(), "sampling": _recorded(common)}
+        self.config = {"baseline": baseline.config(), "sampling": _recorded(settings, common)}
         self._baseline, self._scorer, self._max_batch = baseline, scorer, engine.max_batch
 
     def records(
@@ -263,13 +264,17 @@ def _written(settings: Settings) -> dict[str, str]:
     return {key: write(value) for key, value in values.items()}
 
 
-def _recorded(settings: dict[str, Any]) -> dict[str, Any]:
-    """`settings` for a configuration, without those of `_LATER` that are at their defaults."""
-    off = {name: Settings.model_fields[name].default for name in _LATER}
+def _recorded(settings: Settings, values: dict[str, Any]) -> dict[str, Any]:
+    """`values` of these settings for a configuration, without those of later that do nothing.
+
+    So an earlier version's configuration of the same run is the same.
+    """
+    off = {name for name in _LATER if values.get(name) == Settings.model_fields[name].default}
+    off |= set() if settings.in_blocks else _OF_BLOCKS
     return {
         name: write(value) if isinstance(value, tuple) else value
-        for name, value in settings.items()
-        if name not in off or value != off[name]
+        for name, value in values.items()
+        if name not in off
     }
 
 
