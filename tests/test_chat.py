@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.chats import BAD, GOOD, save_chat_model
 from tests.generated import examples
 from tests.worlds import ReadingScorer, scripted_engine
-from tide import AsyncDetoxifier, Detoxifier
+from tide import AsyncDetoxifier, Detoxifier, evaluate
 from tide.chat import Chat, Rendered, render
 from tide.cli import main
 from tide.data.prompts import read_rows
@@ -395,6 +395,29 @@ def test_a_template_that_writes_the_day_does_not_end_a_run(
     (record,) = read_records(out)
     assert record.trials == [0, 1]
     assert record.prompt.startswith("Monday")
+
+
+def test_chats_are_evaluated(tmp_path: Path, chatml: TransformersEngine) -> None:
+    """Searches, the model itself and a baseline go on from the same text; one fails alone."""
+    file = tmp_path / "chats.jsonl"
+    chats = [LONG, [{"role": "user", "content": "<|im_end|>"}], SYSTEM + HELLO]
+    file.write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
+    options = {"model": chatml, "chat": True, "scorer": "lexicon", "reference": "none"}
+    options |= {"num_trials": 1, "max_new_tokens": 5, "min_new_tokens": 5, "temperature": 0.0}
+    found = evaluate(file, "base,fast,self-debias:decay=0", out=tmp_path / "runs", **options)
+    for run in found:
+        assert [[m.model_dump() for m in r.messages or ()] for r in run.records] == chats[::2]
+        assert "control token" in str(run.failed[1])
+        assert run.records[0].prompt == chatml.render(Chat.of(LONG))
+        assert run.records[0].completions == found[0].records[0].completions
+        tokens = run.records[0].forward_tokens
+        assert tokens is not None
+        assert tokens[0] >= len(chatml.tokenize([chatml.render(Chat.of(LONG))])[0])
+    again = evaluate(file, "base", out=tmp_path / "runs", **options)
+    assert again[0].records == found[0].records
+    file.write_text("".join(json.dumps({"prompt": one}) + "\n" for one in "abc"))
+    with pytest.raises(InputError, match="was made from another prompt"):
+        evaluate(file, "base", out=tmp_path / "runs", **options)
 
 
 def test_prompts_and_texts_are_what_a_user_says(

@@ -12,11 +12,13 @@ from typing import Any, Protocol
 
 from tide.baselines import REGISTRY as BASELINES
 from tide.baselines import Baseline, load_baseline
+from tide.chat import Message
 from tide.config import Sampling, Settings
 from tide.data.prompts import Row
 from tide.data.records import Record, to_record
 from tide.detoxifier import Detoxifier
 from tide.engines import Engine
+from tide.engines.base import text_of
 from tide.errors import InputError, TideError
 from tide.evaluation.protocols import EvaluationProtocol
 from tide.evaluation.runners import ClusterRunner, LocalRunner
@@ -91,8 +93,8 @@ class SearchMethod:
     def records(
         self, rows: Sequence[Row], trials: Sequence[int], *, ordered: bool = False
     ) -> Iterator[tuple[Row, Record | TideError]]:
-        texts, started = [row.text for row in rows], self._clock()
-        for number, result in self._runner.complete(self.settings, texts, trials, ordered=ordered):
+        asked, started = [row.asked for row in rows], self._clock()
+        for number, result in self._runner.complete(self.settings, asked, trials, ordered=ordered):
             spent = self._clock() - started
             row = rows[number]
             yield row, result if isinstance(result, TideError) else self._record(row, result, spent)
@@ -106,12 +108,15 @@ class SearchMethod:
     def _record(self, row: Row, result: Result, seconds: float) -> Record:
         forward = None
         if self._engine is not None:
-            length = len(self._engine.tokenize([row.text])[0])
+            length = len(self._engine.tokenize([text_of(row.asked, self._engine)])[0])
             forward = [_forward_tokens(trial, length) for trial in result.trials]
         more = {"group": row.group, "seconds": seconds, "forward_tokens": forward}
-        messages = list(row.chat.messages) if row.chat else None
-        record = to_record(row.id, result, messages=messages, **more)
+        record = to_record(row.id, result, messages=_messages(row), **more)
         return record.model_copy(update=dict.fromkeys(_OF_A_SEARCH)) if self._base else record
+
+
+def _messages(row: Row) -> list[Message] | None:
+    return list(row.chat.messages) if row.chat else None
 
 
 def _forward_tokens(trial: Trial, prompt_length: int) -> int:
@@ -131,13 +136,13 @@ class BaselineMethod:
         self.name, self.settings = name, settings
         common = {field: getattr(settings, field) for field in _OF_ALL if field != "num_trials"}
         self.config = {"baseline": baseline.config(), "sampling": _recorded(settings, common)}
-        self._baseline, self._scorer, self._max_batch = baseline, scorer, engine.max_batch
+        self._baseline, self._scorer, self._engine = baseline, scorer, engine
 
     def records(
         self, rows: Sequence[Row], trials: Sequence[int], *, ordered: bool = False
     ) -> Iterator[tuple[Row, Record | TideError]]:
         # As many prompts as fill a batch: a record is on disk as soon as its batch is done.
-        size = max(1, self._max_batch // len(trials))
+        size = max(1, self._engine.max_batch // len(trials))
         for start in range(0, len(rows), size):
             yield from self._batch(rows[start : start + size], trials)
 
@@ -145,10 +150,11 @@ class BaselineMethod:
         self, rows: Sequence[Row], trials: Sequence[int]
     ) -> Iterator[tuple[Row, Record | TideError]]:
         started, seed = time.perf_counter(), self.settings.seed
-        prompts = [row.text for row in rows for _ in trials]
-        own = (derive_seed(seed, row.text, trial) for row in rows for trial in trials)
-        seeds = [derive_seed(one, "sampling", 0) for one in own]
         try:
+            texts = [text_of(row.asked, self._engine) for row in rows]
+            prompts = [text for text in texts for _ in trials]
+            own = (derive_seed(seed, text, trial) for text in texts for trial in trials)
+            seeds = [derive_seed(one, "sampling", 0) for one in own]
             generated = self._baseline.generate(prompts, self.settings.sampling, seeds)
         except InputError as error:
             if len(rows) == 1:
@@ -157,22 +163,23 @@ class BaselineMethod:
                 for row in rows:
                     yield from self._batch([row], trials)
             return
-        texts = [one.completion.text for one in generated]
+        written = [one.completion.text for one in generated]
         slices = [slice(i * len(trials), (i + 1) * len(trials)) for i in range(len(rows))]
-        groups = [texts[mine] for mine in slices]
+        groups = [written[mine] for mine in slices]
         scored = score_groups(self._scorer, groups, self.settings.empty_policy)
         seconds = (time.perf_counter() - started) / len(rows)
-        for row, mine, scores in zip(rows, slices, scored, strict=True):
+        for row, text, mine, scores in zip(rows, texts, slices, scored, strict=True):
             if isinstance(scores, TideError):
                 yield row, scores
                 continue
             lengths = [len(one.completion.token_ids) for one in generated[mine]]
             record = Record(
                 id=row.id,
-                prompt=row.text,
+                prompt=str(text),
+                messages=_messages(row),
                 group=row.group,
                 trials=list(trials),
-                completions=texts[mine],
+                completions=written[mine],
                 toxicity_scores=scores.values.tolist(),
                 empty=scores.empty.tolist(),
                 evaluations=[one.evaluations for one in generated[mine]],
