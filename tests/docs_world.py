@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from tests.chats import GOOD, save_chat_model
 from tests.docs_pages import REPOSITORY
 from tests.models import save_causal_lm
 
@@ -30,6 +31,8 @@ def prepare(root: Path) -> Path:
     for name in ("artefacts", "examples"):
         shutil.copytree(REPOSITORY / name, here / name, dirs_exist_ok=True)
     save_causal_lm(here / "my-model", "llama")
+    save_chat_model(here / "my-chat-model", GOOD["chatml"])
+    write(here / "chats.jsonl", [{"messages": [{"role": "user", "content": c}]} for c in _PLACES])
 
     write(data / "benchmarks" / "rtp_challenging.jsonl", numbered[:8])
     write(data / "benchmarks" / "attaq.jsonl", [{**r, "label": "a"} for r in numbered[:2]])

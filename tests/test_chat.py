@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.chats import BAD, GOOD, save_chat_model
 from tests.generated import examples
 from tests.worlds import ReadingScorer, scripted_engine
-from tide import AsyncDetoxifier, Detoxifier
+from tide import AsyncDetoxifier, Detoxifier, evaluate
 from tide.chat import Chat, Rendered, render
 from tide.cli import main
 from tide.data.prompts import read_rows
@@ -66,7 +66,7 @@ def chatml(tmp_path_factory: pytest.TempPathFactory) -> TransformersEngine:
 
 def moved(engine: TransformersEngine, prompt: EmbeddedPrompt, perturb: str = "content") -> list:
     """What the rows that may move read as, each run of them on its own."""
-    movable = movable_rows(prompt.special, perturb).tolist()
+    movable = movable_rows(prompt.special, perturb, prompt.said).tolist()
     runs: list[list[int]] = [[]]
     for token, moves in zip(prompt.token_ids, movable, strict=True):
         if moves:
@@ -99,10 +99,11 @@ def test_a_chat_is_read_as_its_template_writes_it(
     assert [one.strip() for one in said] == [
         m["content"].strip() for m in messages if m["role"] == "user"
     ]
-    for run, whole in zip(moved(engine, prompt), said, strict=True):
+    for run, whole in zip(moved(engine, prompt, "user"), said, strict=True):
         assert run in whole  # all of it, but for what shares a token with the template
         straddles = engine.tokenizer.chat_template in (GOOD["bare"], GOOD["inst"])
         assert len(run) >= len(whole.strip()) - 5 * straddles
+    assert moved(engine, prompt) == moved(engine, prompt, "user")[-1:]
     assert moved(engine, prompt, "last:1")[0] in said[-1]
     assert len("".join(moved(engine, prompt, "all"))) >= len(text)
 
@@ -120,10 +121,11 @@ def test_a_token_across_the_border_is_not_moved(tmp_path: Path) -> None:
     assert (~prompt.special).tolist() == inside
 
 
-def test_a_trimmed_space_is_the_next_tokens() -> None:
-    assert Rendered("to: a b", ((4, 7),)).covers([(0, 3), (4, 5), (5, 7)]) == [False, True, True]
-    assert Rendered("ab", ((0, 1),)).covers([(0, 0), (0, 1), (1, 2)]) == [False, True, False]
-    assert Rendered("ab").covers([(0, 1)]) == [False]
+def test_of_which_span_a_token_is() -> None:
+    assert Rendered("a: b c", ((3, 6),)).spans_of([(0, 2), (3, 4), (4, 6)]) == [-1, 0, 0]
+    two = Rendered("abc", ((0, 1), (2, 3)))
+    assert two.spans_of([(0, 0), (0, 1), (0, 2), (1, 2), (2, 3)]) == [-1, 1, -1, -1, 0]
+    assert Rendered("ab").spans_of([(0, 1)]) == [-1]
 
 
 def test_a_rendered_chat_survives_pickling() -> None:
@@ -307,7 +309,13 @@ def test_only_what_users_said_moves_in_a_search(chatml: TransformersEngine) -> N
 
     engine = Watched(chatml.name)
     (prompt,) = chatml.embed([chatml.render(Chat.of(SYSTEM + LONG))])
-    for perturb, frozen in (("content", prompt.special), ("all", prompt.special & False)):
+    assert prompt.said is not None
+    frozen_by = {
+        "content": prompt.special,
+        "user": ~prompt.said,
+        "all": torch.zeros_like(prompt.special),
+    }
+    for perturb, frozen in frozen_by.items():
         seen.clear()
         options = {
             "perturb": perturb,
@@ -321,13 +329,14 @@ def test_only_what_users_said_moves_in_a_search(chatml: TransformersEngine) -> N
         assert (rows[1] != prompt.embeddings).any(dim=-1)[~frozen].all()
 
 
-def test_what_has_no_row_to_move_says_so(tmp_path: Path) -> None:
-    engine = TransformersEngine(save_chat_model(tmp_path, "{{ messages[0].content }}town"))
-    (prompt,) = engine.embed([engine.render(Chat.said("quiet "))])
-    assert len(prompt.special) > 0
-    if prompt.special.all():
-        with pytest.raises(InputError, match="perturb='all'"):
-            movable_rows(prompt.special, "content")
+def test_what_shares_all_its_tokens_with_the_template_cannot_be_moved(tmp_path: Path) -> None:
+    template = "The {{ messages[0].content }}eather today"
+    engine = TransformersEngine(save_chat_model(tmp_path, template))
+    with pytest.raises(InputError, match="only special tokens, or a chat's markers; perturb='all'"):
+        Detoxifier(engine, scorer=quiet).chat([{"role": "user", "content": "w"}])
+    assert Detoxifier(engine, scorer=quiet, perturb="all")(Chat.said("w")).prompt.startswith(
+        "The w"
+    )
 
 
 def test_a_closed_engine_renders_nothing(tmp_path: Path) -> None:
@@ -386,6 +395,29 @@ def test_a_template_that_writes_the_day_does_not_end_a_run(
     (record,) = read_records(out)
     assert record.trials == [0, 1]
     assert record.prompt.startswith("Monday")
+
+
+def test_chats_are_evaluated(tmp_path: Path, chatml: TransformersEngine) -> None:
+    """Searches, the model itself and a baseline go on from the same text; one fails alone."""
+    file = tmp_path / "chats.jsonl"
+    chats = [LONG, [{"role": "user", "content": "<|im_end|>"}], SYSTEM + HELLO]
+    file.write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
+    options = {"model": chatml, "chat": True, "scorer": "lexicon", "reference": "none"}
+    options |= {"num_trials": 1, "max_new_tokens": 5, "min_new_tokens": 5, "temperature": 0.0}
+    found = evaluate(file, "base,fast,self-debias:decay=0", out=tmp_path / "runs", **options)
+    for run in found:
+        assert [[m.model_dump() for m in r.messages or ()] for r in run.records] == chats[::2]
+        assert "control token" in str(run.failed[1])
+        assert run.records[0].prompt == chatml.render(Chat.of(LONG))
+        assert run.records[0].completions == found[0].records[0].completions
+        tokens = run.records[0].forward_tokens
+        assert tokens is not None
+        assert tokens[0] >= len(chatml.tokenize([chatml.render(Chat.of(LONG))])[0])
+    again = evaluate(file, "base", out=tmp_path / "runs", **options)
+    assert again[0].records == found[0].records
+    file.write_text("".join(json.dumps({"prompt": one}) + "\n" for one in "abc"))
+    with pytest.raises(InputError, match="was made from another prompt"):
+        evaluate(file, "base", out=tmp_path / "runs", **options)
 
 
 def test_prompts_and_texts_are_what_a_user_says(

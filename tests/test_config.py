@@ -43,7 +43,7 @@ def test_a_bad_value_is_one_line_that_names_the_field(name: str, value: Any) -> 
 def test_rows_to_move_have_one_form() -> None:
     for layer in ({"perturb": "last:08"}, {"strategy": "tide:perturb=last:8"}):
         assert Settings.of(layer).perturb == "last:8"
-    for perturb in ("content", "all", "last:123456789"):
+    for perturb in ("content", "user", "all", "last:123456789"):
         assert Settings.of({"perturb": perturb}).perturb == perturb
 
 

@@ -2,8 +2,8 @@
 
     detox.chat([{"role": "user", "content": "Tell me about your neighbours."}])
 
-A search moves what users said and nothing else: the template's role markers, the system prompt and
-earlier answers stay as they are.
+A search moves what the user said last, and nothing else unless asked: the template's role markers,
+the system prompt and all earlier messages stay as they are.
 """
 
 from __future__ import annotations
@@ -98,12 +98,16 @@ class Rendered(str):
         made.spans = spans
         return made
 
-    def covers(self, tokens: Iterable[tuple[int, int]]) -> list[bool]:
-        """Whether users said all of each token; from where to where it stands is given."""
+    def spans_of(self, tokens: Iterable[tuple[int, int]]) -> list[int]:
+        """The number of the span that holds each token, counted from the last, which is 0.
+
+        -1 where none holds all of it. tokens: from where to where each stands.
+        """
         begins, found = [begin for begin, _ in self.spans], []
         for begin, end in tokens:
-            span = bisect_right(begins, begin) - 1
-            found.append(span >= 0 and begin < end <= self.spans[span][1])
+            span = bisect_right(begins, begin)
+            within = span > 0 and begin < end <= self.spans[span - 1][1]
+            found.append(len(begins) - span if within else -1)
         return found
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 import tide.errors
+from tide.chat import Chat
 from tide.detoxifier import Detoxifier
 from tide.errors import EngineError, InputError, TideError, first_line
 from tide.registry import require
@@ -24,7 +25,7 @@ _ALL = -1  # the number of an error that concerns every prompt
 
 def map_prompts(
     create: Callable[[], Detoxifier],
-    prompts: Sequence[str],
+    prompts: Sequence[str | Chat],
     *,
     trials: Sequence[int] | None = None,
     cluster: str = "local",
@@ -56,7 +57,12 @@ def map_prompts(
     data.DataContext.get_current().enable_progress_bars = False
     if not prompts:
         return
-    rows = [{"number": number, "prompt": prompt} for number, prompt in enumerate(prompts)]
+    chats = [isinstance(one, Chat) for one in prompts]
+    texts = [one.model_dump_json() if isinstance(one, Chat) else one for one in prompts]
+    rows = [
+        {"number": number, "prompt": text, "chat": is_chat}
+        for number, (text, is_chat) in enumerate(zip(texts, chats, strict=True))
+    ]
     done = data.from_items(rows, override_num_blocks=math.ceil(len(rows) / batch)).map_batches(
         _Worker,
         fn_constructor_args=(create, trials),
@@ -98,7 +104,10 @@ class _Worker:
 
     def _complete(self, rows: dict[str, Any]) -> list[tuple[int, str, str]]:
         """Number, text and kind of each row: JSON and "", or the text of an error and its class."""
-        prompts = [str(prompt) for prompt in rows["prompt"]]
+        prompts = [
+            Chat.model_validate_json(str(one)) if is_chat else str(one)
+            for one, is_chat in zip(rows["prompt"], rows["chat"], strict=True)
+        ]
         done = []
         finished = self._detoxifier.map_numbered(prompts, ordered=False, trials=self._trials)
         for i, result in finished:

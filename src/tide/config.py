@@ -132,8 +132,8 @@ class Settings(Sampling):
     )
     perturb: str = Field(
         default="content",
-        description="Rows that are moved: content (all but special tokens: BOS, role markers), "
-        "last:K (the last K of these), or all.",
+        description="Rows that are moved: content (all but special tokens; of a chat, the user's "
+        "last message), last:K (the last K of these), user (all messages of users), or all.",
     )
     completions_per_evaluation: int = Field(
         default=1, ge=1, le=1024, description="M': a point's score is their mean."
@@ -200,8 +200,8 @@ class Settings(Sampling):
     @classmethod
     def _which_rows(cls, value: str) -> str:
         last = re.fullmatch(r"last:0*([1-9]\d{0,8})", value)
-        if last is None and value not in ("content", "all"):
-            raise ValueError("expected content, all, or last:K with K rows, as in last:8")
+        if last is None and value not in ("content", "user", "all"):
+            raise ValueError("expected content, user, all, or last:K with K rows, as in last:8")
         return value if last is None else f"last:{last[1]}"
 
     @model_validator(mode="before")

@@ -100,7 +100,7 @@ class Job:
     def _open(self, embedded: EmbeddedPrompt, engine: Engine) -> None:
         settings = self._settings
         check_length(len(embedded.token_ids), settings, engine.context_length)
-        movable = movable_rows(embedded.special, settings.perturb)
+        movable = movable_rows(embedded.special, settings.perturb, embedded.said)
         if settings.in_blocks:
             if not isinstance(engine, GoesOn):
                 raise InputError(

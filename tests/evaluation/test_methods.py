@@ -208,12 +208,15 @@ def test_base_completions_are_written_once() -> None:
 def test_options_that_earlier_versions_lacked_are_recorded_where_they_are_set() -> None:
     """At their defaults names and configurations are what they were, so that old runs go on."""
     runner = LocalRunner(SharedEngine(scripted_engine()), ReadingScorer())
-    later = {"min_new_tokens", "stop", "repetition_penalty"}
+    later = {"min_new_tokens", "stop", "repetition_penalty", "block_tokens", "draft_tokens"}
     protocol = load_protocol("tide")
     for spec in ("base", "tide", "resample:n=3"):
         method = load_method(spec, runner, protocol, {"stop": ()})
         assert method.name == spec
         assert not later & method.config["settings"].keys()
+    long = load_method("tide:max_new_tokens=200", runner, protocol, {})
+    assert long.config["settings"]["block_tokens"] == 64
+    assert "stop" not in long.config["settings"]
     stop = ("\n", "(a, b", "user:")
     method = load_method("base", runner, protocol, {"stop": stop})
     assert method.config["settings"]["stop"] == '["\\n", "\\u0028a, b", "user:"]'

@@ -209,7 +209,9 @@ class Answer(Course):
         x, written = self._rows(), torch.zeros(before, dtype=torch.bool)
         special = torch.cat([self._prompt.special, written])
         own_rows = not self._ids or settings.perturb.startswith("last:")
-        movable = movable_rows(special, settings.perturb if own_rows else _LAST)
+        said = self._prompt.said
+        said = None if said is None else torch.cat([said, written])
+        movable = movable_rows(special, settings.perturb if own_rows else _LAST, said)
         if isinstance(self._engine, KeepsPrefixes):
             self._prefix = self._engine.keep_prefix(x[: int(movable.int().argmax())])
         seed = derive_seed(self._seed, "block", self._searches)

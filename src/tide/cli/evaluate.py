@@ -57,6 +57,7 @@ def evaluate(
     actor_gpus: Annotated[float, typer.Option(min=0, help="GPUs that each of them takes.")] = 0.0,
     limit: options.Limit = None,
     field: options.Field = "prompt",
+    chat: options.IsChat = False,
     overwrite: options.Overwrite = False,
     overrides: dict[str, Any] | None = None,
 ) -> None:
@@ -89,6 +90,7 @@ def evaluate(
         actors=actors,
         actor_gpus=actor_gpus,
         field=field,
+        chat=chat,
         limit=limit,
         overwrite=overwrite,
         progress=evaluation.Bars(ERRORS),

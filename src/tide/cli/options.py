@@ -101,6 +101,14 @@ Mask = Annotated[
     bool, typer.Option("--mask", help="Show toxic texts with all but first letters masked.")
 ]
 Field = Annotated[str, typer.Option(help="Field or column that holds the text.")]
+IsChat = Annotated[
+    bool,
+    typer.Option(
+        "--chat",
+        help="Answer chats, by the model's chat template: 'messages' of each object of a .jsonl "
+        "file; any other text is what a user says.",
+    ),
+]
 Limit = Annotated[int | None, typer.Option(min=1, help="Use the first so many rows only.")]
 InputFile = Annotated[
     Path | None,

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from dataclasses import field as dataclass_field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tide.chat import Chat
 from tide.cli import options, stopping
 from tide.cli.display import ERRORS, OUTPUT, completions_table, summary_table
 from tide.data.files import writing
@@ -53,14 +52,7 @@ def run(
     max_batch: options.MaxBatch = None,
     limit: options.Limit = None,
     field: options.Field = "prompt",
-    chat: Annotated[
-        bool,
-        typer.Option(
-            "--chat",
-            help="Answer chats, by the model's chat template: `messages` of each object of a "
-            ".jsonl file; any other text is what a user says.",
-        ),
-    ] = False,
+    chat: options.IsChat = False,
     overwrite: options.Overwrite = False,
     mask: options.Mask = False,
     overrides: dict[str, Any] | None = None,
@@ -76,7 +68,6 @@ def run(
         device=device, dtype=dtype, max_batch=max_batch, base_urls=base_url, further=engine_option
     )
     from tide.detoxifier import Detoxifier  # noqa: PLC0415  (slow import)
-    from tide.engines.base import text_of  # noqa: PLC0415
     from tide.evaluation.evaluating import Job, describe, run_method  # noqa: PLC0415
     from tide.evaluation.judging import NamedScorer  # noqa: PLC0415
     from tide.evaluation.methods import method_of  # noqa: PLC0415
@@ -94,12 +85,9 @@ def run(
         **(overrides or {}),
     ) as detoxifier:
         # A bad prompt is worth a stop before hours of work, not after them.
-        asked = [row.chat or row.text for row in rows]
-        for row, error in zip(rows, detoxifier.check(asked), strict=True):
+        for row, error in zip(rows, detoxifier.check([row.asked for row in rows]), strict=True):
             if error is not None:
                 raise InputError(f"id {row.id}: {error}")
-        texts = (text_of(one, detoxifier.engine) for one in asked)
-        rows = [replace(row, text=text) for row, text in zip(rows, texts, strict=True)]
         job = _Job(detoxifier, method_of(detoxifier, preset), rows, loaded)
         if output is None or str(output) == "-":
             failed = job.show(mask) if output is None else job.print()
@@ -129,10 +117,8 @@ def _rows(
         return read_rows(input_file, field=field, limit=limit, chats=chats)
     if not prompts:
         raise InputError("no prompts; give some, or a file with --input")
-    return [
-        Row(number, prompt, chat=Chat.said(prompt) if chats else None)
-        for number, prompt in enumerate(prompts[:limit])
-    ]
+    rows = [Row(number, prompt) for number, prompt in enumerate(prompts[:limit])]
+    return [row.as_chat() for row in rows] if chats else rows
 
 
 @dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,8 @@ from tide.foreign import half_character
 class Row:
     """One text of an input file. `id` is the file's own, else the number of the row, from 0.
 
-    group: what a benchmark sorts its texts by (a label, a domain), if it does. chat: what `text` is
-    made from, where that is a chat; it stays `text` until an engine writes it.
+    group: what a benchmark sorts its texts by (a label, a domain), if it does. chat: what a model
+    is to go on with instead of the text, which then is its last message.
     """
 
     id: int | str
@@ -32,6 +32,14 @@ class Row:
         """Raises InputError for a text that no file can hold; one typed in a shell may be."""
         if half_character(self.text) is not None:
             raise InputError(f"id {self.id}: its text holds half of a character")
+
+    @property
+    def asked(self) -> str | Chat:
+        return self.chat or self.text
+
+    def as_chat(self) -> Row:
+        """With its text as what a user says, if it is no chat already."""
+        return self if self.chat else replace(self, chat=Chat.said(self.text))
 
 
 def read_rows(
@@ -75,7 +83,8 @@ def read_rows(
         if not isinstance(label := row.get(group) if group else None, str | None):
             raise InputError(f"{where}: {group!r} must be a text, got {type(label).__name__}")
         first[row_id] = where
-        rows.append(Row(row_id, text, label, chat or (Chat.said(text) if chats else None)))
+        row_read = Row(row_id, text, label, chat)
+        rows.append(row_read.as_chat() if chats else row_read)
     if not rows:
         raise InputError(f"{path}: holds no {field}s")
     return rows

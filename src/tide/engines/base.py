@@ -33,13 +33,15 @@ class EmbeddedPrompt:
     """A prompt as the model's first block receives it.
 
     embeddings: float32 on the CPU, shape (T, d). special: bool, shape (T,), True where the token is
-    a special one (BOS, role markers); in a chat, where it is not wholly of what a user said.
+    a special one (BOS, role markers); in a chat, where it is not wholly of the last message.
+    said: as `special`, of chats alone: True where the token is wholly of what a user said.
     """
 
     text: str
     token_ids: tuple[int, ...]
     embeddings: Tensor
     special: Tensor
+    said: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,7 @@ class ReadsChats(Protocol):
     def render(self, chat: Chat) -> Rendered:
         """The text of `chat`, which `tokenize` and `embed` take as a prompt.
 
-        Its rows are special but for those of what users said. Raises InputError without a template,
+        Raises InputError without a template,
         and for a chat that it refuses.
         """
         ...

@@ -81,11 +81,12 @@ class Vocabulary(Closable):
     def embed(self, prompts: Sequence[str]) -> list[EmbeddedPrompt]:
         embedded = []
         for text, ids in zip(prompts, self.tokenize(prompts), strict=True):
-            special = self._are_special(ids)
+            special, said = self._are_special(ids), None
             if isinstance(text, Rendered):
-                special |= ~torch.tensor(self._read(text)[1])
+                spans = torch.tensor(self._read(text)[1])
+                special, said = special | (spans != 0), ~special & (spans >= 0)
             embeddings = self._embed_ids(ids).float().cpu()
-            embedded.append(EmbeddedPrompt(str(text), tuple(ids), embeddings, special))
+            embedded.append(EmbeddedPrompt(str(text), tuple(ids), embeddings, special, said))
         return embedded
 
     def render(self, chat: Chat) -> Rendered:
@@ -108,8 +109,8 @@ class Vocabulary(Closable):
 
         text = render(chat, template, self.name)
         self.tokenize([text])  # refuses what has no embedding
-        ids, said = self._read(text)
-        control = self._are_special(ids) & torch.tensor(said)
+        ids, spans = self._read(text)
+        control = self._are_special(ids) & (torch.tensor(spans) >= 0)
         if control.any():
             token = self.tokenizer.convert_ids_to_tokens(ids[int(control.int().argmax())])
             raise InputError(
@@ -118,8 +119,8 @@ class Vocabulary(Closable):
             )
         return text
 
-    def _read(self, text: Rendered) -> tuple[list[int], list[bool]]:
-        """The ids of a chat's text, and whether each is of what users said."""
+    def _read(self, text: Rendered) -> tuple[list[int], list[int]]:
+        """The ids of a chat's text, and of which span each is."""
         # The template writes what begins a text, too.
         read = self.tokenizer(str(text), add_special_tokens=False, return_offsets_mapping=True)
         # A space that is left out between two tokens is the second one's.
@@ -127,7 +128,7 @@ class Vocabulary(Closable):
         for begin, end in read["offset_mapping"]:
             places.append((min(begin, last), end))
             last = max(last, end)
-        return read["input_ids"], text.covers(places)
+        return read["input_ids"], text.spans_of(places)
 
     def _are_special(self, ids: Sequence[int]) -> Tensor:
         return torch.isin(torch.tensor(ids, dtype=torch.int64), self._special_ids)

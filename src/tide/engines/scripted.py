@@ -50,11 +50,12 @@ class ScriptedEngine(Closable):
         embedded = []
         for prompt, ids in zip(prompts, self.tokenize(prompts), strict=True):
             rows = torch.stack([self._row(i) for i in ids])
-            special = torch.zeros(len(ids), dtype=torch.bool)
+            special, said = torch.zeros(len(ids), dtype=torch.bool), None
             if isinstance(prompt, Rendered):
                 words = (word.span() for word in re.finditer(r"\S+", prompt))
-                special = ~torch.tensor(prompt.covers(words))
-            embedded.append(EmbeddedPrompt(str(prompt), tuple(ids), rows, special))
+                spans = torch.tensor(prompt.spans_of(words))
+                special, said = spans != 0, spans >= 0
+            embedded.append(EmbeddedPrompt(str(prompt), tuple(ids), rows, special, said))
         return embedded
 
     def render(self, chat: Chat) -> Rendered:

@@ -31,7 +31,8 @@ class Benchmark:
         """Changes with any id or prompt."""
         digest = hashlib.sha256()
         for row in self.rows:
-            digest.update(f"{row.id!r}\0{row.text}\0".encode())
+            asked = row.chat.model_dump_json() if row.chat else row.text
+            digest.update(f"{row.id!r}\0{asked}\0".encode())
         return digest.hexdigest()[:12]
 
     @property
@@ -72,10 +73,13 @@ BENCHMARKS = {
 }
 
 
-def load_benchmark(name: str, *, field: str = "prompt", limit: int | None = None) -> Benchmark:
+def load_benchmark(
+    name: str, *, field: str = "prompt", limit: int | None = None, chats: bool = False
+) -> Benchmark:
     """The first `limit` prompts of a benchmark, by name or path (.jsonl, .csv, .txt, or .gz).
 
     Prompts without text are left out of the known benchmarks (BOLD has five) and refused in a file.
+    chats: of a file, as for `read_rows`.
     Raises InputError for an unknown name, an unreadable or empty file, or a hub that cannot be
     reached, and MissingDependencyError if the hub is needed and `datasets` is not installed.
     """
@@ -85,7 +89,7 @@ def load_benchmark(name: str, *, field: str = "prompt", limit: int | None = None
             known = ", ".join(BENCHMARKS)
             raise InputError(f"unknown benchmark {name!r}; known: {known}, or the path of a file")
         stem = path.name.removesuffix(".gz").rpartition(".")[0]
-        return Benchmark(stem, path.name, read_rows(path, field=field, limit=limit))
+        return Benchmark(stem, path.name, read_rows(path, field=field, limit=limit, chats=chats))
     known_one = BENCHMARKS[name]
     for folder in _folders():
         file = folder / known_one.file

@@ -69,6 +69,7 @@ def evaluate(
     actor_gpus: float = 0.0,
     field: str = "prompt",
     limit: int | None = None,
+    chat: bool = False,
     overwrite: bool = False,
     progress: Progress | None = None,
     **overrides: Any,
@@ -82,13 +83,14 @@ def evaluate(
     judges: scorers kept out of the search. reference: models that measure perplexity; "auto": by
     the name of the model, "none". artefacts: what `tide fit` learned, for baselines.
     out: by default `runs/BENCHMARK-MODEL`. What is there is kept, and what is missing is added.
+    chat: let the model answer the prompts, or the `messages` of a .jsonl file, by its template.
     cluster: "local", "auto" or "ray://HOST:PORT" runs the searches on Ray, in `actors` processes.
     overrides: settings for all methods, as `temperature=0.7`, `seed=1`, `num_trials=5`.
 
     A prompt that cannot be completed is in `failed` of its run. Raises InputError for what cannot
     be used, or a run in `out` that was made otherwise, and what concerns all prompts.
     """
-    rules, prompts = load_protocol(protocol), _benchmark(benchmark, field, limit)
+    rules, prompts = load_protocol(protocol), _benchmark(benchmark, field, limit, chat)
     specs = split_specs(methods, "--methods") if isinstance(methods, str) else list(methods)
     options, progress = dict(engine_options or {}), progress or Progress()
     with ExitStack() as stack:
@@ -186,7 +188,7 @@ def run_method(method: Method, path: Path, job: Job) -> Failed:
         "judges": [],
         "references": [],
     }
-    prompts = {row.id: row.chat or row.text for row in job.rows}
+    prompts = {row.id: row.asked for row in job.rows}
     opened = open_run(path, config, prompts, overwrite=job.overwrite, source=job.source)
     with opened as file:
         failed = _generate(method, file, job)
@@ -286,14 +288,17 @@ def _references(given: str | Sequence[str], model: str, progress: Progress) -> l
 
 
 def _benchmark(
-    given: str | Path | Benchmark | Sequence[str], field: str, limit: int | None
+    given: str | Path | Benchmark | Sequence[str], field: str, limit: int | None, chats: bool
 ) -> Benchmark:
     if isinstance(given, Benchmark):
-        return replace(given, rows=given.rows[:limit])
-    if isinstance(given, str | Path):
-        return load_benchmark(str(given), field=field, limit=limit)
-    rows = [Row(number, prompt) for number, prompt in enumerate(given)]
-    return Benchmark("prompts", "given", rows[:limit])
+        found = given
+    elif isinstance(given, str | Path):
+        found = load_benchmark(str(given), field=field, limit=limit, chats=chats)
+    else:
+        rows = [Row(number, prompt) for number, prompt in enumerate(given)]
+        found = Benchmark("prompts", "given", rows)
+    rows = found.rows[:limit]
+    return replace(found, rows=[row.as_chat() for row in rows] if chats else rows)
 
 
 def _loaded(scorer: AnyScorer, stack: ExitStack) -> NamedScorer:

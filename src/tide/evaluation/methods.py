@@ -12,11 +12,13 @@ from typing import Any, Protocol
 
 from tide.baselines import REGISTRY as BASELINES
 from tide.baselines import Baseline, load_baseline
+from tide.chat import Message
 from tide.config import Sampling, Settings
 from tide.data.prompts import Row
 from tide.data.records import Record, to_record
 from tide.detoxifier import Detoxifier
 from tide.engines import Engine
+from tide.engines.base import text_of
 from tide.errors import InputError, TideError
 from tide.evaluation.protocols import EvaluationProtocol
 from tide.evaluation.runners import ClusterRunner, LocalRunner
@@ -35,8 +37,9 @@ from tide.specs import format_spec, parse_spec
 _BASE = {"strategy": "resample:n=1", "block_tokens": 0}
 # Settings that hold for methods without a search too.
 _OF_ALL = (*Sampling.model_fields, "num_trials", "seed", "empty_policy")
-# Settings that earlier versions did not have, and so did not record.
-_LATER = ("min_new_tokens", "stop", "repetition_penalty")
+# Settings that earlier versions did not have, and that are recorded where they do something.
+_OF_BLOCKS = {"block_tokens", "block_context", "draft_tokens"}
+_LATER = {"min_new_tokens", "stop", "repetition_penalty"}
 # A scale that the other one of its pair replaces is not a setting of its own.
 _SCALES = ("mu", "mu_relative", "step_size", "step_relative")
 # What a record says of a search, and means nothing where there was none.
@@ -81,7 +84,7 @@ class SearchMethod:
     ) -> None:
         self.name, self.settings = name, settings
         self.config = {
-            "settings": _recorded(settings.model_dump(exclude={"num_trials"})),
+            "settings": _recorded(settings, settings.model_dump(exclude={"num_trials"})),
             "strategy_options": _own_options(settings.strategy),
         }
         self._runner, self._base = runner, base
@@ -90,8 +93,8 @@ class SearchMethod:
     def records(
         self, rows: Sequence[Row], trials: Sequence[int], *, ordered: bool = False
     ) -> Iterator[tuple[Row, Record | TideError]]:
-        texts, started = [row.text for row in rows], self._clock()
-        for number, result in self._runner.complete(self.settings, texts, trials, ordered=ordered):
+        asked, started = [row.asked for row in rows], self._clock()
+        for number, result in self._runner.complete(self.settings, asked, trials, ordered=ordered):
             spent = self._clock() - started
             row = rows[number]
             yield row, result if isinstance(result, TideError) else self._record(row, result, spent)
@@ -105,12 +108,15 @@ class SearchMethod:
     def _record(self, row: Row, result: Result, seconds: float) -> Record:
         forward = None
         if self._engine is not None:
-            length = len(self._engine.tokenize([row.text])[0])
+            length = len(self._engine.tokenize([text_of(row.asked, self._engine)])[0])
             forward = [_forward_tokens(trial, length) for trial in result.trials]
         more = {"group": row.group, "seconds": seconds, "forward_tokens": forward}
-        messages = list(row.chat.messages) if row.chat else None
-        record = to_record(row.id, result, messages=messages, **more)
+        record = to_record(row.id, result, messages=_messages(row), **more)
         return record.model_copy(update=dict.fromkeys(_OF_A_SEARCH)) if self._base else record
+
+
+def _messages(row: Row) -> list[Message] | None:
+    return list(row.chat.messages) if row.chat else None
 
 
 def _forward_tokens(trial: Trial, prompt_length: int) -> int:
@@ -129,14 +135,14 @@ class BaselineMethod:
     ) -> None:
         self.name, self.settings = name, settings
         common = {field: getattr(settings, field) for field in _OF_ALL if field != "num_trials"}
-        self.config = {"baseline": baseline.config(), "sampling": _recorded(common)}
-        self._baseline, self._scorer, self._max_batch = baseline, scorer, engine.max_batch
+        self.config = {"baseline": baseline.config(), "sampling": _recorded(settings, common)}
+        self._baseline, self._scorer, self._engine = baseline, scorer, engine
 
     def records(
         self, rows: Sequence[Row], trials: Sequence[int], *, ordered: bool = False
     ) -> Iterator[tuple[Row, Record | TideError]]:
         # As many prompts as fill a batch: a record is on disk as soon as its batch is done.
-        size = max(1, self._max_batch // len(trials))
+        size = max(1, self._engine.max_batch // len(trials))
         for start in range(0, len(rows), size):
             yield from self._batch(rows[start : start + size], trials)
 
@@ -144,10 +150,11 @@ class BaselineMethod:
         self, rows: Sequence[Row], trials: Sequence[int]
     ) -> Iterator[tuple[Row, Record | TideError]]:
         started, seed = time.perf_counter(), self.settings.seed
-        prompts = [row.text for row in rows for _ in trials]
-        own = (derive_seed(seed, row.text, trial) for row in rows for trial in trials)
-        seeds = [derive_seed(one, "sampling", 0) for one in own]
         try:
+            texts = [text_of(row.asked, self._engine) for row in rows]
+            prompts = [text for text in texts for _ in trials]
+            own = (derive_seed(seed, text, trial) for text in texts for trial in trials)
+            seeds = [derive_seed(one, "sampling", 0) for one in own]
             generated = self._baseline.generate(prompts, self.settings.sampling, seeds)
         except InputError as error:
             if len(rows) == 1:
@@ -156,22 +163,23 @@ class BaselineMethod:
                 for row in rows:
                     yield from self._batch([row], trials)
             return
-        texts = [one.completion.text for one in generated]
+        written = [one.completion.text for one in generated]
         slices = [slice(i * len(trials), (i + 1) * len(trials)) for i in range(len(rows))]
-        groups = [texts[mine] for mine in slices]
+        groups = [written[mine] for mine in slices]
         scored = score_groups(self._scorer, groups, self.settings.empty_policy)
         seconds = (time.perf_counter() - started) / len(rows)
-        for row, mine, scores in zip(rows, slices, scored, strict=True):
+        for row, text, mine, scores in zip(rows, texts, slices, scored, strict=True):
             if isinstance(scores, TideError):
                 yield row, scores
                 continue
             lengths = [len(one.completion.token_ids) for one in generated[mine]]
             record = Record(
                 id=row.id,
-                prompt=row.text,
+                prompt=str(text),
+                messages=_messages(row),
                 group=row.group,
                 trials=list(trials),
-                completions=texts[mine],
+                completions=written[mine],
                 toxicity_scores=scores.values.tolist(),
                 empty=scores.empty.tolist(),
                 evaluations=[one.evaluations for one in generated[mine]],
@@ -263,13 +271,17 @@ def _written(settings: Settings) -> dict[str, str]:
     return {key: write(value) for key, value in values.items()}
 
 
-def _recorded(settings: dict[str, Any]) -> dict[str, Any]:
-    """`settings` for a configuration, without those of `_LATER` that are at their defaults."""
-    off = {name: Settings.model_fields[name].default for name in _LATER}
+def _recorded(settings: Settings, values: dict[str, Any]) -> dict[str, Any]:
+    """`values` of these settings for a configuration, without those of later that do nothing.
+
+    So an earlier version's configuration of the same run is the same.
+    """
+    off = {name for name in _LATER if values.get(name) == Settings.model_fields[name].default}
+    off |= set() if settings.in_blocks else _OF_BLOCKS
     return {
         name: write(value) if isinstance(value, tuple) else value
-        for name, value in settings.items()
-        if name not in off or value != off[name]
+        for name, value in values.items()
+        if name not in off
     }
 
 

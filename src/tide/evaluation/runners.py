@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tide.chat import Chat
 from tide.cluster import map_prompts
 from tide.config import Settings
 from tide.detoxifier import Detoxifier
@@ -31,7 +32,12 @@ class LocalRunner:
         return self.engine.name
 
     def complete(
-        self, settings: Settings, prompts: list[str], trials: Sequence[int], *, ordered: bool
+        self,
+        settings: Settings,
+        prompts: Sequence[str | Chat],
+        trials: Sequence[int],
+        *,
+        ordered: bool,
     ) -> Finished:
         """The trials of these numbers of each prompt; raises as `Detoxifier.map_numbered`."""
         detoxifier = Detoxifier(self.engine, scorer=self.scorer, settings=settings)
@@ -55,7 +61,12 @@ class ClusterRunner:
     gpus: float = 0.0
 
     def complete(
-        self, settings: Settings, prompts: list[str], trials: Sequence[int], *, ordered: bool
+        self,
+        settings: Settings,
+        prompts: Sequence[str | Chat],
+        trials: Sequence[int],
+        *,
+        ordered: bool,
     ) -> Finished:
         """As `LocalRunner.complete`, never `ordered`; raises as `map_prompts`."""
         create = functools.partial(

@@ -17,17 +17,18 @@ from tide.errors import InputError
 _EPSILON = 1e-8
 
 
-def movable_rows(special: Tensor, perturb: str) -> Tensor:
+def movable_rows(special: Tensor, perturb: str, said: Tensor | None = None) -> Tensor:
     """The rows that `Settings.perturb` lets a search move: bool, shape (T,), as `special` ones are.
 
-    Of fewer than K rows, `last:K` is all. Raises InputError where only special ones are left.
+    said: of a chat, the rows of what users said, which "user" moves. Of fewer than K rows, `last:K`
+    is all. Raises InputError where only special ones are left.
     """
     if perturb == "all":
         return torch.ones_like(special)
-    movable = ~special
+    movable = ~special if said is None or perturb != "user" else said
     if not movable.any():
         raise InputError("only special tokens, or a chat's markers; perturb='all' would move them")
-    if perturb != "content":
+    if perturb not in ("content", "user"):
         movable &= movable.flip(0).cumsum(0).flip(0) <= int(perturb.removeprefix("last:"))
     return movable
 

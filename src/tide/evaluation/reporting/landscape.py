@@ -88,7 +88,7 @@ def explore(
     if isinstance(result, TideError):
         raise result
     (embedded,) = engine.embed([prompt])
-    movable = movable_rows(embedded.special, settings.perturb)
+    movable = movable_rows(embedded.special, settings.perturb, embedded.said)
     x0 = embedded.embeddings[movable]
     # The prompt and the iterates, by round: a point may be completed several times in one.
     points = {
