@@ -16,6 +16,7 @@ import asyncio
 import json
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -49,13 +50,12 @@ def server(*options: str) -> Iterator[str]:
             break
     else:
         sys.exit("the server did not start")
-    reading = asyncio.new_event_loop().run_in_executor(None, process.stderr.read)
+    threading.Thread(target=process.stderr.read, daemon=True).start()  # a full pipe would stop it
     try:
         yield json.loads(line)["serving"]
     finally:
         process.kill()
         process.wait()
-        del reading
 
 
 async def load(url: str, prompts: list[str], options: argparse.Namespace, tokens: int) -> Any:

@@ -95,7 +95,9 @@ def test_inspect(url: str, tmp_path: Path) -> None:
         api_key=KEY,
         config=GenerateConfig(max_tokens=8, seed=1),
     )
-    task = inspect.Task([Sample(input="Hello", target="x")] * 3, generate(), includes())
+    task = inspect.Task(
+        [Sample(input=f"Hello {i}", target="x", id=i) for i in range(3)], generate(), includes()
+    )
     (log,) = inspect.eval(task, model=model, log_dir=str(tmp_path), display="none")
     assert log.status == "success"
     assert log.stats.model_usage

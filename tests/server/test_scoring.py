@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
-from tests.server.running import Running, running
+from tests.server.running import Running, running, wait_until
 from tide.errors import ScorerError, ScorerUnavailable
 from tide.scorers.services.openai_moderation import OpenAIModerationScorer
 from tide.scorers.services.perspective import PerspectiveScorer
@@ -126,3 +130,47 @@ def test_a_scorer_that_is_down_has_no_scores() -> None:
             assert answer.status_code == 503
             assert "score" not in answer.json()
         assert server.metric('tide_scorer_errors_total{kind="ScorerUnavailable"}') >= 3
+
+
+def test_texts_that_wait_are_bounded_and_those_of_clients_that_left_are_not_scored() -> None:
+    def scorer(texts: list[str]) -> list[float]:
+        asked.append(texts)
+        assert go.wait(20)
+        return [0.0] * len(texts)
+
+    asked: list[list[str]] = []
+    go = threading.Event()
+    limits = Limits(max_waiting_texts=4, request_seconds=20)
+    with running(scorer=scorer, limits=limits) as server:
+        threads = []
+        for texts in (["one"], ["two", "three"]):
+            body = {"input": texts}
+            ask = partial(httpx.post, f"{server.url}/v1/moderations", json=body, timeout=20)
+            threads.append(threading.Thread(target=ask))
+            threads[-1].start()
+            wait_until(lambda: bool(asked))
+        with suppress(httpx.ReadTimeout):
+            httpx.post(f"{server.url}/v1/moderations", json={"input": "left"}, timeout=0.3)
+        wait_until(lambda: server.metric("tide_requests_in_flight") == 3)
+        full = server.http.post("/v1/moderations", json={"input": ["a", "b"]})
+        assert full.status_code == 429
+        assert full.headers["retry-after"] == "1"
+        go.set()
+        for thread in threads:
+            thread.join()
+        assert asked == [["one"], ["two", "three"]]
+
+
+def test_a_scorer_that_is_another_server_and_dies() -> None:
+    with running() as other:
+        service = PerspectiveScorer(
+            key=KEY, url=other.url, queries_per_second=1000, attempts=1, timeout=5
+        )
+        with running(scorer=service) as server:
+            assert server.ask().json()["choices"][0]["tide"]["accepted"] is True
+            other.server.should_exit = True
+            wait_until(lambda: server.ask(stream=True).status_code == 503)
+            answer = server.ask()
+            assert answer.json()["error"]["code"] == "scorer_unavailable"
+            assert "toxicity 0" not in answer.text
+            assert server.http.get("/ready").status_code == 503

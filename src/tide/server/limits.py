@@ -28,6 +28,12 @@ class Limits(BaseModel):
         le=1_000_000,
         description="Most completions in work or waiting; a request for more gets 429.",
     )
+    max_waiting_texts: int = Field(
+        default=4096,
+        ge=1,
+        le=1_000_000,
+        description="Most texts that wait for scores; a request for more gets 429.",
+    )
     request_seconds: float = Field(
         default=120.0, gt=0, le=86_400, description="Longest time of a request; then it gets 504."
     )

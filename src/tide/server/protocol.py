@@ -100,6 +100,12 @@ class Refused(Exception):
         }
 
     @classmethod
+    def busy(cls, what: str, pause: int) -> Refused:
+        """There is no room for a request."""
+        message = f"too many {what} are waiting; try again later"
+        return cls(429, message, "rate_limit_error", code="busy", again=True, pause=pause)
+
+    @classmethod
     def of(cls, error: Exception) -> Refused:
         """What a client is told of `error`. Of what went wrong here it learns no details."""
         if isinstance(error, Refused):

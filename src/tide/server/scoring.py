@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -81,6 +83,8 @@ class Scoring:
 
     def __init__(self, scorer: MeasuredScorer, limits: Limits) -> None:
         self._scorer, self._limits = scorer, limits
+        self._waiting = 0
+        self._thread = ThreadPoolExecutor(max_workers=1)
 
     async def analyze(self, request: AnalyzeRequest) -> dict[str, Any]:
         """Perspective's `comments:analyze`."""
@@ -141,15 +145,23 @@ class Scoring:
 
     async def _score(self, texts: list[str]) -> list[float]:
         """The scores, in a thread. Raises Refused for too many, and what a scorer raises."""
-        if len(texts) > self._limits.max_texts:
-            raise Refused(400, f"{len(texts)} texts; a request may have {self._limits.max_texts}")
+        limits = self._limits
+        if len(texts) > limits.max_texts:
+            raise Refused(400, f"{len(texts)} texts; a request may have {limits.max_texts}")
         if not texts:
             return []
-        scored = asyncio.to_thread(score_groups, self._scorer, [texts], "score")
+        if self._waiting + len(texts) > limits.max_waiting_texts:
+            raise Refused.busy("texts", 1)
+        self._waiting += len(texts)
         try:
-            (scores,) = await asyncio.wait_for(scored, self._limits.request_seconds)
+            # In one thread: what its client gave up before its turn is never begun.
+            work = partial(score_groups, self._scorer, [texts], "score")
+            scored = asyncio.get_running_loop().run_in_executor(self._thread, work)
+            (scores,) = await asyncio.wait_for(scored, limits.request_seconds)
         except asyncio.TimeoutError:
             raise Refused(504, "out of time", "server_error", code="deadline") from None
+        finally:
+            self._waiting -= len(texts)
         if isinstance(scores, ScorerError):
             raise scores
         return list(scores.values.tolist())

@@ -137,9 +137,7 @@ class Serving:
         """
         limits = self.limits
         if self._under_way + len(calls) > limits.max_under_way:
-            pause = min(60, math.ceil(self._seconds))
-            message = "too many completions are under way; try again later"
-            raise Refused(429, message, "rate_limit_error", code="busy", again=True, pause=pause)
+            raise Refused.busy("completions", min(60, math.ceil(self._seconds)))
         started = time.monotonic()
         self._count(len(calls))
         queue: asyncio.Queue[tuple[int, str | Result | Exception]] = asyncio.Queue()
