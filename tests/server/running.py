@@ -16,7 +16,9 @@ from pydantic import SecretStr
 
 from tests.worlds import ReadingScorer, scripted_engine
 from tide.aio import AsyncDetoxifier
+from tide.scorers import load_scorer
 from tide.server.limits import Limits
+from tide.server.metrics import MeasuredScorer
 from tide.server.routes import create_app
 
 MODEL = "scripted"
@@ -53,7 +55,8 @@ def running(
     """Serve until the block ends; then all that it held is closed."""
     engine = scripted_engine(max_batch=64) if engine is None else engine
     scorer = ReadingScorer() if scorer is None else scorer
-    with AsyncDetoxifier(engine, scorer=scorer, **settings) as detox:
+    measured = MeasuredScorer(load_scorer(scorer))
+    with AsyncDetoxifier(engine, scorer=measured, **settings) as detox:
         app = create_app(detox, MODEL, limits=limits, keys=[SecretStr(key) for key in keys])
         with listening(app) as (url, server):
             found = Running(url, engine, scorer, server)

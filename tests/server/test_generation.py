@@ -144,6 +144,18 @@ def test_an_empty_text_is_given_as_none() -> None:
         assert (choice["tide"]["accepted"], choice["tide"]["empty"]) == (False, True)
 
 
+def test_what_it_did_is_counted() -> None:
+    with running(max_iterations=40) as server:
+        tide = server.ask(PROMPTS[0], seed=1).json()["tide"]
+        assert server.metric("tide_evaluations_total") == tide["evaluations"]
+        assert server.metric("tide_rounds_total") == tide["rounds"]
+        assert server.metric("tide_scorer_texts_total") == tide["evaluations"]
+        assert server.metric("tide_scorer_seconds_count") == tide["rounds"]
+        assert server.metric('tide_completions_total{outcome="accepted"}') == 1
+        assert server.metric("tide_toxicity_before_sum") == tide["toxicity_before"]
+        assert server.metric("tide_toxicity_after_sum") == tide["toxicity"]
+
+
 def test_models(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == [MODEL]
     assert client.models.retrieve(MODEL).id == MODEL

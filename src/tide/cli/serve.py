@@ -89,7 +89,9 @@ def serve(
     require("fastapi", "server")
     require("prometheus_client", "server")
     from tide.aio import AsyncDetoxifier  # noqa: PLC0415  (slow imports)
+    from tide.scorers import load_scorer  # noqa: PLC0415
     from tide.server.gate import check_exposure, read_keys  # noqa: PLC0415
+    from tide.server.metrics import MeasuredScorer  # noqa: PLC0415
     from tide.server.routes import create_app  # noqa: PLC0415
 
     keys = read_keys()
@@ -102,7 +104,7 @@ def serve(
         _logging_as_json(),
         AsyncDetoxifier(
             model,
-            scorer=scorer,
+            scorer=MeasuredScorer(load_scorer(scorer)),
             engine=engine,
             preset=preset,
             engine_options=given,

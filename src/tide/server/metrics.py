@@ -63,12 +63,12 @@ class Metrics:
 class MeasuredScorer(Guard):
     """Counts and times a scorer, which is asked by one thread at a time.
 
-    up: whether its last call had an answer.
+    metrics: those of the server. up: whether the last call had an answer.
     """
 
-    def __init__(self, scorer: Scorer, metrics: Metrics) -> None:
+    def __init__(self, scorer: Scorer) -> None:
         super().__init__(scorer)
-        self._metrics = metrics
+        self.metrics = Metrics()
         self._turn = threading.Lock()
         self.up = True
 
@@ -79,11 +79,11 @@ class MeasuredScorer(Guard):
                 scores = np.array(ask(self._scorer, texts))
             except ScorerError as error:
                 self.up = False
-                self._metrics.failed.labels(type(error).__name__).inc()
+                self.metrics.failed.labels(type(error).__name__).inc()
                 raise
             finally:
-                self._metrics.scoring.observe(time.monotonic() - started)
-                self._metrics.scored.inc(len(texts))
+                self.metrics.scoring.observe(time.monotonic() - started)
+                self.metrics.scored.inc(len(texts))
             self.up = True
             return scores
 

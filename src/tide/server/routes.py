@@ -15,10 +15,10 @@ from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, R
 
 from tide import __version__
 from tide.aio import AsyncDetoxifier
-from tide.errors import TideError
+from tide.errors import InputError, TideError
 from tide.server.gate import FAILED, Gate
 from tide.server.limits import Limits
-from tide.server.metrics import MeasuredScorer, Metrics
+from tide.server.metrics import MeasuredScorer
 from tide.server.protocol import ChatRequest, CompletionRequest, Generation, Refused
 from tide.server.scoring import AnalyzeRequest, GuardrailRequest, ModerationRequest, Scoring
 from tide.server.serving import Serving
@@ -49,8 +49,10 @@ def create_app(
     name: of the model, as clients call it. keys: those that let a client in; without any, clients
     of this machine are.
     """
-    limits, metrics = limits or Limits(), Metrics()
-    scorer = detox.scorer = MeasuredScorer(detox.scorer, metrics)
+    limits, scorer = limits or Limits(), detox.scorer
+    if not isinstance(scorer, MeasuredScorer):  # from its first call on
+        raise InputError("scorer: a server needs AsyncDetoxifier(scorer=MeasuredScorer(...))")
+    metrics = scorer.metrics
     serving, scoring = Serving(detox, name, limits, metrics), Scoring(scorer, limits)
 
     app = FastAPI(title="TIDE", version=__version__, docs_url=None, redoc_url=None)
