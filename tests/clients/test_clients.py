@@ -86,7 +86,6 @@ def test_inspect(url: str, tmp_path: Path) -> None:
         pytest.skip("inspect_ai needs a later openai than litellm allows")
     from inspect_ai.dataset import Sample
     from inspect_ai.model import GenerateConfig, get_model
-    from inspect_ai.scorer import includes
     from inspect_ai.solver import generate
 
     model = get_model(
@@ -99,7 +98,7 @@ def test_inspect(url: str, tmp_path: Path) -> None:
         [Sample(input=f"Hello {i}", target="x", id=i) for i in range(3)], generate(), includes()
     )
     (log,) = inspect.eval(task, model=model, log_dir=str(tmp_path), display="none")
-    assert log.status == "success"
+    assert log.status == "success", log.error
     assert log.stats.model_usage
 
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tests.generated import examples
 from tests.hostile import BODIES, mutations
 from tests.server.running import Running, running
+from tide.engines.scripted import ScriptedEngine
 from tide.server.limits import Limits
 
 pytestmark = pytest.mark.attack
@@ -70,7 +71,12 @@ ALLOWED = {200, 400, 404, 405, 413}
 @pytest.fixture(scope="module")
 def server() -> Iterator[Running]:
     limits = Limits(max_body=1_000_000, traces=True, request_seconds=10)
-    with running(limits=limits, max_iterations=2, num_samples=2) as found:
+    engine = ScriptedEngine(lambda x, seed: "word", max_batch=64)
+
+    def scorer(texts: list[str]) -> list[float]:
+        return [len(text) % 10 / 10 for text in texts]
+
+    with running(engine, scorer, limits=limits, max_iterations=2, num_samples=2) as found:
         yield found
 
 
