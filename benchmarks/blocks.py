@@ -82,7 +82,7 @@ def main(
         turns = [(alone(some), *in_blocks(some)) for _ in range(repeats)]
         generated, returned = spent(turns[0][2])
         ratio = statistics.median(blocks / plain for plain, blocks, _ in turns)
-        seconds = [statistics.median(column) for column in zip(*((a, b) for a, b, _ in turns))]
+        seconds = [statistics.median(turn[column] for turn in turns) for column in (0, 1)]
         row = (size, *(f"{s:.3f}" for s in seconds), f"{ratio:.3f}", f"{generated / returned:.3f}")
         table.add_row(*map(str, row))
     Console().print(table)

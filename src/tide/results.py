@@ -239,12 +239,14 @@ def _html_text(text: str, trial: Trial, masked: bool, is_returned: bool) -> str:
 
 
 def _html_trace(trial: Trial) -> str:
-    """The toxicity of every evaluation as a bar; the one that is returned stands out."""
+    """The toxicity of every evaluation as a bar; those that are returned stand out."""
+    parts = trial.blocks or (trial,)
+    tried = [(e, i == part.chosen) for part in parts for i, e in enumerate(part.trace)]
     bars = "".join(
         f'<rect x="{4 * i}" y="{30 - 30 * e.toxicity:.1f}" width="3" '
         f'height="{max(30 * e.toxicity, 0.5):.1f}" '
-        f'fill="{"#0b6e4f" if i == trial.chosen else "#9aa0a6"}"/>'
-        for i, e in enumerate(trial.trace)
+        f'fill="{"#0b6e4f" if is_returned else "#9aa0a6"}"/>'
+        for i, (e, is_returned) in enumerate(tried)
     )
     count, rounds = trial.evaluations, trial.rounds
     return (

@@ -141,9 +141,8 @@ def test_what_is_yielded_was_accepted(given: dict[str, Any], world: Any) -> None
                 text, words = text + one, words + len(one.split())
             else:
                 last = one
-    except TideError as error:
-        assert len(str(error).splitlines()) == 1
-        return
+    except TideError:
+        return  # what was yielded before was checked
     assert last is not None
     assert last.text == text
     check(last.best, oracle, given)

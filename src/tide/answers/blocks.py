@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 
 from tide.answers.pieces import HALF
 
@@ -33,19 +33,23 @@ def first_end(
     if len(pieces) <= most:
         return len(pieces) if ended else None
     around = range(min(WHERE_NONE, most), least - 1, -1)
-    words = (end for end in around if pieces[end][:1].isspace())
+    words = [end for end in around if pieces[end][:1].isspace()]
     # Where a stop string may have begun, a block is longer than it should be.
-    later = range(around[0] + 1, len(pieces) + ended) if stop else ()
-    whole = (end for end in (*around, *later) if _is_whole(pieces[end - 1]))
-    found = (end for end in (*words, *whole) if not _begins(stop, pieces[:end]))
-    return next(found, around[0] if not stop else len(pieces) if ended else None)
+    later = range(around[0] + 1, len(pieces) + ended if stop else 0)
+    whole = [end for end in chain(around, later) if _is_whole(pieces[end - 1])]
+    for end in chain(words, whole):
+        if not _begins(stop, pieces[:end]):
+            return end
+    if stop:
+        return len(pieces) if ended else None
+    return around[0]
 
 
 def last_end(pieces: Sequence[str], stop: Sequence[str] = ()) -> int:
     """How many of the tokens to keep of a text that was cut off: up to its last sentence end."""
     least = min(LEAST, len(pieces))
     ends = [end for end in _ends(pieces, True) if end >= least]
-    for end in (*reversed(ends), *range(len(pieces), 0, -1)):
+    for end in chain(reversed(ends), range(len(pieces), 0, -1)):
         if _is_whole(pieces[end - 1]) and not _begins(stop, pieces[:end]):
             return end
     return len(pieces)
