@@ -231,6 +231,7 @@ ROLES = st.sampled_from(["system", "user", "assistant"])
 MESSAGES = st.lists(st.fixed_dictionaries({"role": ROLES, "content": TEXT}), max_size=5)
 
 
+@pytest.mark.attack
 @given(MESSAGES, TEXT.filter(str.strip), st.sampled_from(sorted(GOOD)))
 @examples(100, 3000)
 def test_whatever_is_said_is_found(
@@ -267,6 +268,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.attack
 @given(JSON)
 @examples(100, 3000)
 def test_no_other_shape_is_a_chat(messages: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -167,9 +168,12 @@ class TransformersEngine(Vocabulary):
         self, prompts: Sequence[Tensor], samplings: Sequence[Sampling]
     ) -> list[list[int]]:
         """The tokens nearest to the rows of each prompt, where a repetition penalty needs them."""
+        wanted = [own.repetition_penalty != 1 for own in samplings]
+        rows = [x for x, is_wanted in zip(prompts, wanted, strict=True) if is_wanted]
+        found = iter(self.decode_nearest(torch.cat(rows)) if rows else ())
         return [
-            self.decode_nearest(prompt) if own.repetition_penalty != 1 else []
-            for prompt, own in zip(prompts, samplings, strict=True)
+            list(islice(found, len(x))) if is_wanted else []
+            for x, is_wanted in zip(prompts, wanted, strict=True)
         ]
 
     def _apart(

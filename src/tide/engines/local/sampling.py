@@ -111,7 +111,11 @@ class Sampler:
         self._stop_ids = torch.empty(0, dtype=torch.int64) if stop_ids is None else stop_ids
         penalties = [row.repetition_penalty for row in samplings]
         self._penalty = _one_or_each(penalties, device) if set(penalties) != {1.0} else None
-        self._prompts, self._seen = prompts, torch.empty(0, 0, dtype=torch.bool, device=device)
+        # What each row may repeat: padded by the same, which changes nothing.
+        ids = [list(prompt) or [0] for prompt in prompts] or [[] for _ in samplings]
+        longest = max(map(len, ids))
+        padded = [row + row[:1] * (longest - len(row)) for row in ids]
+        self._seen = torch.tensor(padded, dtype=torch.int64, device=device)
         drawn = [i for i, row in enumerate(samplings) if row.temperature > 0]
         self._greedy = not drawn
         self._drawn = _numbers(drawn, len(samplings), device)
@@ -147,12 +151,10 @@ class Sampler:
         scores = logits.float()
         if self._penalty is None:
             return scores
-        if not len(self._seen):
-            self._seen = torch.zeros_like(scores, dtype=torch.bool)
-            for row, prompt in enumerate(self._prompts):
-                self._seen[row, [i for i in prompt if i < scores.shape[-1]]] = True
-        penalised = torch.where(scores < 0, scores * self._penalty, scores / self._penalty)
-        return torch.where(self._seen, penalised, scores)
+        ids = self._seen.clamp(max=scores.shape[-1] - 1)
+        held = scores.gather(-1, ids)
+        held = torch.where(held < 0, held * self._penalty, held / self._penalty)
+        return scores.scatter(-1, ids, held)
 
     def warp(self, logits: Tensor) -> Tensor:
         """`logits` (B, V) by temperature, with -inf outside top-k and then top-p; float32."""
@@ -174,8 +176,8 @@ class Sampler:
             tokens = scores.argmax(dim=-1)
             if not self._greedy:
                 tokens[self._drawn] = self._draw(scores[self._drawn], step)
-        if len(self._seen):
-            self._seen.scatter_(1, tokens.clamp(max=scores.shape[-1] - 1)[:, None], True)
+        if self._penalty is not None:
+            self._seen = torch.cat([self._seen, tokens[:, None]], dim=1)
         return tokens
 
     def _draw(self, scores: Tensor, step: int) -> Tensor:
