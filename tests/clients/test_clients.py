@@ -86,6 +86,7 @@ def test_inspect(url: str, tmp_path: Path) -> None:
         pytest.skip("inspect_ai needs a later openai than litellm allows")
     from inspect_ai.dataset import Sample
     from inspect_ai.model import GenerateConfig, get_model
+    from inspect_ai.scorer import match
     from inspect_ai.solver import generate
 
     model = get_model(
@@ -94,9 +95,8 @@ def test_inspect(url: str, tmp_path: Path) -> None:
         api_key=KEY,
         config=GenerateConfig(max_tokens=8, seed=1),
     )
-    task = inspect.Task(
-        [Sample(input=f"Hello {i}", target="x", id=i) for i in range(3)], generate(), includes()
-    )
+    samples = [Sample(input=f"Hello {i}", target="x", id=i) for i in range(3)]
+    task = inspect.Task(dataset=samples, solver=generate(), scorer=match())
     (log,) = inspect.eval(task, model=model, log_dir=str(tmp_path), display="none")
     assert log.status == "success", log.error
     assert log.stats.model_usage
