@@ -105,6 +105,19 @@ def test_what_cannot_be_served(options: list[str], said: str) -> None:
     assert process.stderr.count("\n") == 1
 
 
+def test_a_variable_that_sets_nothing_is_a_slip() -> None:
+    process = subprocess.run(
+        TIDE,
+        check=False,
+        env={**os.environ, "TIDE_SERVE_MAX_TOKEN": "5"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert process.returncode == 1
+    assert process.stderr.startswith("error: TIDE_SERVE_MAX_TOKEN: sets nothing")
+
+
 def test_the_files_for_operators_name_settings_that_exist() -> None:
     repository = Path(__file__).resolve().parents[2]
     files = [*(repository / "deploy").iterdir(), repository / "docs" / "serving.md"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 import os
@@ -26,11 +27,12 @@ PREFIX = "TIDE_SERVE"
 
 
 def _read_settings(path: Path | None) -> None:
-    """Set the environment variables that the file holds and the environment does not."""
-    if path is None:
-        return
+    """Set the environment variables that the file holds and the environment does not.
+
+    Raises InputError for a line that is none, and for a variable that sets nothing.
+    """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = [] if path is None else path.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:
         raise InputError(f"--settings: {path}: cannot be read: {first_line(error)}") from None
     for number, line in enumerate(lines, 1):
@@ -40,6 +42,10 @@ def _read_settings(path: Path | None) -> None:
         if not (equals and name.startswith(f"{PREFIX}_") and name.isidentifier()):
             raise InputError(f"--settings: {path}: line {number}: expected {PREFIX}_NAME=VALUE")
         os.environ.setdefault(name, value)
+    known = {f"{PREFIX}_{name.upper()}" for name in ("keys", *inspect.signature(serve).parameters)}
+    for name in sorted(os.environ.keys() - known):
+        if name.startswith(f"{PREFIX}_"):
+            raise InputError(f"{name}: sets nothing; 'tide serve --help' lists what can be set")
 
 
 @partial(options.with_settings, settings=Limits, panel="Limits", argument="limits")
