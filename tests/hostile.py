@@ -26,7 +26,7 @@ _VALUES = st.recursive(
     max_leaves=4,
 )
 _DEEP = 100_000
-_BODIES: list[Callable[[bytes], bytes]] = [
+BODIES: list[Callable[[bytes], bytes]] = [
     lambda body: b"",
     lambda body: body[: len(body) // 2],
     lambda body: body[:-1],
@@ -109,7 +109,7 @@ def mutations(draw: st.DrawFn) -> Callable[[Any], Any]:
 def answers(draw: st.DrawFn) -> Callable[[Any], httpx.Response]:
     """What makes a response of the right answer (JSON)."""
     mutate = draw(st.none() | mutations() | mutations())
-    change = draw(st.none() | st.none() | st.none() | st.sampled_from(_BODIES))
+    change = draw(st.none() | st.none() | st.none() | st.sampled_from(BODIES))
     headers, status = draw(st.just({}) | _HEADERS), draw(_STATUSES)
     reason = draw(st.sampled_from([b"OK", KEY.encode(), b"\x1b[2J", b""]))
 

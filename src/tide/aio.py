@@ -87,6 +87,11 @@ class AsyncDetoxifier(Loaded):
         self._entering.put(call)
         return call
 
+    @property
+    def closed(self) -> bool:
+        """Whether it takes no calls any more: it was closed, or its thread ended by a fault."""
+        return self._closed
+
     def close(self) -> None:
         """End the calls that are under way with EngineError, and free the engine and the scorer."""
         if not self._closed:

@@ -160,7 +160,8 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ENGINES, "_targets", engines)
     monkeypatch.setattr(SCORERS, "_targets", {**SCORERS._targets, "reading": ReadingScorer})
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    for variable in ("PERSPECTIVE_API_KEY", "OPENAI_API_KEY", "VLLM_API_KEY"):
+    monkeypatch.setattr("uvicorn.Server.run", lambda server, sockets: None)
+    for variable in ("PERSPECTIVE_API_KEY", "OPENAI_API_KEY", "VLLM_API_KEY", "TIDE_SERVE_KEYS"):
         monkeypatch.delenv(variable, raising=False)
 
 

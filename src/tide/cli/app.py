@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tide.cli import doctor, evaluate, fit, judge, methods, report, run, score, scorers
+from tide.cli import doctor, evaluate, fit, judge, methods, report, run, score, scorers, serve
 
 app = typer.Typer(
     help="Test-time detoxification of language models by moving the prompt embeddings.",
@@ -18,6 +18,7 @@ app.command("run")(run.run)
 app.command("eval")(evaluate.evaluate)
 app.command("judge")(judge.judge)
 app.command("score")(score.score)
+app.command("serve", context_settings={"auto_envvar_prefix": serve.PREFIX})(serve.serve)
 app.command("report")(report.report)
 app.command("fit")(fit.fit)
 app.command("methods")(methods.methods)

@@ -162,15 +162,16 @@ def with_settings(
     settings: type[BaseModel] = Settings,
     panel: str = "Method",
     by_protocol: Collection[str] = (),
+    argument: str = "overrides",
 ) -> Callable[..., None]:
-    """Add an option for every field of `settings`; `command` gets those given, as `overrides`.
+    """Add an option for every field of `settings`; `command` gets those given, as `argument`.
 
     panel: heading of the options in the help, but for those of sampling. by_protocol: the fields
     whose defaults the command's --protocol sets.
     """
     defaults = settings().model_dump()
     signature = inspect.signature(command, eval_str=True)
-    parameters = [p for p in signature.parameters.values() if p.name != "overrides"]
+    parameters = [p for p in signature.parameters.values() if p.name != argument]
     for name, field in settings.model_fields.items():
         flags = [f"--{name.replace('_', '-')}"]
         if name == "num_trials":
@@ -189,7 +190,7 @@ def with_settings(
     def wrapper(**values: Any) -> None:
         given = {name: values.pop(name) for name in settings.model_fields}
         overrides = {name: value for name, value in given.items() if value is not None}
-        command(**values, overrides=overrides)
+        command(**values, **{argument: overrides})
 
     wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     wrapper.__annotations__ = {p.name: p.annotation for p in parameters}

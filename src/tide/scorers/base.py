@@ -21,7 +21,7 @@ Floats = NDArray[np.float64]
 _LEAST_VISIBLE = 3
 _BATCH = 64
 # A scorer that has no score for this either is broken, whatever text it failed for at first.
-_HEALTH_TEXT = "The weather is fine today."
+HEALTH_TEXT = "The weather is fine today."
 # What a number in a list may be, and none of its subclasses, whose methods may say anything.
 _NUMBERS = (float, int, *(np.dtype(code).type for code in "dfegbhilqBHILQ"))
 
@@ -122,7 +122,7 @@ def in_batches(score: Callable[[list[str]], Floats], texts: Sequence[str]) -> Fl
 
 def _refuse_broken(scorer: Scorer, error: ScorerError) -> None:
     try:
-        ask(scorer, [_HEALTH_TEXT])
+        ask(scorer, [HEALTH_TEXT])
     except ScorerUnavailable:
         raise
     except ScorerError:

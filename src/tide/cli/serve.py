@@ -1,0 +1,167 @@
+"""`tide serve`: detoxified text and scores over HTTP."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from pydantic import ValidationError
+
+from tide.cli import options, stopping
+from tide.config import one_line
+from tide.errors import InputError, first_line
+from tide.foreign import logger
+from tide.registry import require
+from tide.server.limits import Limits
+
+PREFIX = "TIDE_SERVE"
+
+
+def _read_settings(path: Path | None) -> None:
+    """Set the environment variables that the file holds and the environment does not.
+
+    Raises InputError for a line that is none, and for a variable that sets nothing.
+    """
+    try:
+        lines = [] if path is None else path.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise InputError(f"--settings: {path}: cannot be read: {first_line(error)}") from None
+    for number, line in enumerate(lines, 1):
+        name, equals, value = map(str.strip, line.partition("="))
+        if not name or name.startswith("#"):
+            continue
+        if not (equals and name.startswith(f"{PREFIX}_") and name.isidentifier()):
+            raise InputError(f"--settings: {path}: line {number}: expected {PREFIX}_NAME=VALUE")
+        os.environ.setdefault(name, value)
+    known = {f"{PREFIX}_{name.upper()}" for name in ("keys", *inspect.signature(serve).parameters)}
+    for name in sorted(os.environ.keys() - known):
+        if name.startswith(f"{PREFIX}_"):
+            raise InputError(f"{name}: sets nothing; 'tide serve --help' lists what can be set")
+
+
+@partial(options.with_settings, settings=Limits, panel="Limits", argument="limits")
+@options.with_settings
+def serve(
+    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="0: any free one.")] = 8000,
+    served_model_name: Annotated[
+        str | None, typer.Option(help="What clients call the model. [default: --model]")
+    ] = None,
+    settings: Annotated[
+        Path | None,
+        typer.Option(
+            callback=_read_settings,
+            is_eager=True,
+            help=f"File of lines {PREFIX}_NAME=VALUE, one for each option that it sets.",
+        ),
+    ] = None,
+    model: options.Model = "pocket",
+    scorer: options.Scorer = "pocket",
+    preset: options.Preset = "margin",
+    engine: options.EngineName = "transformers",
+    base_url: options.BaseUrl = None,
+    engine_option: options.EngineOption = None,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    max_batch: options.MaxBatch = None,
+    overrides: dict[str, Any] | None = None,
+    limits: dict[str, Any] | None = None,
+) -> None:
+    """Serve a model whose every text a scorer has accepted, to the clients of OpenAI's API.
+
+    At http://HOST:PORT/v1 are completions and chat completions, streamed or not, and moderations;
+    /v1alpha1/comments:analyze answers as Perspective did; / is a page to try it on.
+
+    Each option is also an environment variable: TIDE_SERVE_MAX_BATCH for --max-batch. Clients need
+    one of the keys in TIDE_SERVE_KEYS (comma-separated); without any, only clients of this machine
+    are served.
+    """
+    try:
+        bounds = Limits(**(limits or {}))
+    except ValidationError as error:
+        raise InputError(one_line(error)) from None
+    if (overrides or {}).pop("on_unresolved", "refuse") != "refuse":
+        raise InputError("on_unresolved: a server gives out accepted texts only; leave it out")
+    uvicorn = require("uvicorn", "server")
+    require("fastapi", "server")
+    require("prometheus_client", "server")
+    from tide.aio import AsyncDetoxifier  # noqa: PLC0415  (slow imports)
+    from tide.scorers import load_scorer  # noqa: PLC0415
+    from tide.server.gate import check_exposure, read_keys  # noqa: PLC0415
+    from tide.server.metrics import MeasuredScorer  # noqa: PLC0415
+    from tide.server.routes import create_app  # noqa: PLC0415
+
+    keys = read_keys()
+    check_exposure(host, keys)
+    given = options.engine_options(
+        device=device, dtype=dtype, max_batch=max_batch, base_urls=base_url, further=engine_option
+    )
+    with (
+        _listening(host, port) as listener,
+        _logging_as_json(),
+        AsyncDetoxifier(
+            model,
+            scorer=MeasuredScorer(load_scorer(scorer)),
+            engine=engine,
+            preset=preset,
+            engine_options=given,
+            **(overrides or {}),
+        ) as detox,
+    ):
+        name = served_model_name or model
+        config = uvicorn.Config(
+            create_app(detox, name, limits=bounds, keys=keys),
+            log_config=None,
+            access_log=False,  # ours has no addresses with keys in them
+            server_header=False,
+            ws="none",
+            timeout_graceful_shutdown=max(1, round(bounds.drain)),
+        )
+        where = f"http://{host}:{listener.getsockname()[1]}"
+        logger("tide.server").info(json.dumps({"serving": where, "model": name}))
+        with suppress(stopping.Stopped):  # the signal after which open requests were ended
+            uvicorn.Server(config).run(sockets=[listener])
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except (OSError, UnicodeError) as error:
+        raise InputError(f"--host {host} --port {port}: {first_line(error)}") from None
+
+
+class _Json(logging.Formatter):
+    """One JSON object a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        said = record.getMessage()
+        content = json.loads(said) if said.startswith("{") else {"message": said}
+        head = {"time": self.formatTime(record), "level": record.levelname.lower()}
+        return json.dumps(head | content)
+
+
+@contextmanager
+def _logging_as_json() -> Iterator[None]:
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Json())
+    logs = [logging.getLogger(name) for name in ("tide", "uvicorn")]
+    before = [(log.handlers, log.level, log.propagate) for log in logs]
+    for log in logs:
+        log.handlers, log.propagate = [handler], False
+        log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        for log, (handlers, level, propagate) in zip(logs, before, strict=True):
+            log.handlers, log.propagate = handlers, propagate
+            log.setLevel(level)

@@ -1,0 +1,215 @@
+"""What every request passes, in plain ASGI: number, log, metrics, key, size, a client that leaves.
+
+A request is read whole before it is worked on, within a size and a time. While it is worked on, its
+client is listened to: one that leaves ends the work, before a first token too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import ipaddress
+import json
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qs
+
+from starlette.datastructures import Headers
+
+from tide.errors import InputError
+from tide.foreign import logger
+from tide.keys import read_key
+from tide.server.protocol import Refused
+
+if TYPE_CHECKING:
+    from pydantic import SecretStr
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from tide.server.limits import Limits
+    from tide.server.metrics import Metrics
+
+LOG = logger("tide.server")
+# Where in a scope those behind leave the error that they have answered.
+FAILED = "tide.failed"
+KEYS = "TIDE_SERVE_KEYS"
+# Those that watch a server have no key, and the page asks for one.
+_OPEN = ("/", "/playground.js", "/playground.css", "/health", "/ready")
+_NUMBER = re.compile(r"[\w.-]{1,64}", re.ASCII)
+_READING = 30.0  # seconds that a client may take to send a request
+_LEFT = 499  # what nginx calls a client that left
+# What a client still sends after it was refused is read, up to so many times the limit: otherwise
+# it would see a broken connection and no answer.
+_PATIENCE = 4
+
+
+def read_keys() -> list[SecretStr]:
+    """The keys of the environment, parted by commas. Raises InputError for one that is none."""
+    given = os.environ.get(KEYS, "").split(",")
+    return [key for one in given if (key := read_key(KEYS, one)) is not None]
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches `host`."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def check_exposure(host: str, keys: Iterable[SecretStr]) -> None:
+    """Raise InputError for a server that everybody could use."""
+    if not is_loopback(host) and not list(keys):
+        raise InputError(f"--host {host}: without a key only 127.0.0.1 is served; set {KEYS}")
+
+
+class Gate:
+    """Stands before `app`. keys: those that let a client in; without any, loopback alone is."""
+
+    def __init__(
+        self, app: ASGIApp, keys: Iterable[SecretStr], limits: Limits, metrics: Metrics
+    ) -> None:
+        self._app, self._limits, self._metrics = app, limits, metrics
+        self._keys = [_digest(key.get_secret_value()) for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers, started, status = Headers(scope=scope), time.monotonic(), 0
+        asked = headers.get("x-request-id", "")
+        number = asked if _NUMBER.fullmatch(asked) else secrets.token_hex(8)
+
+        async def sending(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message["headers"], (b"x-request-id", number.encode())]
+            await send(message)
+
+        ended = "left"
+        self._metrics.in_flight.inc()
+        try:
+            self._check_key(scope, headers)
+            body = await self._read(receive)
+            if body is not None and await self._work(scope, body, receive, sending):
+                ended = "whole"
+            if (error := scope.get(FAILED)) is not None:
+                ended = _traced(error)
+        except Exception as error:
+            ended = _traced(error)
+            if status == 0:
+                await Refused.of(error).response(scope["path"])(scope, receive, sending)
+        finally:
+            self._metrics.in_flight.dec()
+            answer = status if ended != "left" else _LEFT
+            route = getattr(scope.get("route"), "path", "other")
+            seconds = time.monotonic() - started
+            self._metrics.requests.labels(route, answer).inc()
+            self._metrics.seconds.labels(route).observe(seconds)
+            asked_for = {"request": number, "method": scope["method"], "route": route}
+            took = {"status": answer, "seconds": round(seconds, 3), "ended": ended}
+            LOG.info(json.dumps(asked_for | took))
+
+    def _check_key(self, scope: Scope, headers: Headers) -> None:
+        if scope["path"] in _OPEN:
+            return
+        if not self._keys:
+            client = (scope.get("client") or ("",))[0]
+            # A page of another site may lead its name here, and speak for who looks at it.
+            name = headers.get("host", "").rpartition("@")[2]
+            name = re.sub(r":\d*$", "", name)
+            if not (is_loopback(client) and is_loopback(name)):
+                message = f"without a key only this machine is served; set {KEYS}"
+                raise Refused(401, message, "authentication_error")
+            return
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer":
+            key = headers.get("x-api-key") or headers.get("x-goog-api-key") or ""
+        if not key and scope["path"].startswith("/v1alpha1/"):
+            key = parse_qs(scope["query_string"].decode("latin-1")).get("key", [""])[0]
+        given = _digest(key.strip())
+        # All of them, so that the time says nothing of which was nearly right.
+        if not sum(hmac.compare_digest(given, one) for one in self._keys):
+            message = "no key, or a wrong one"
+            raise Refused(401, message, "authentication_error", code="invalid_api_key")
+
+    async def _read(self, receive: Receive) -> bytes | None:
+        """The whole body, None if the client left. Raises Refused for one that is too long."""
+        limit, body, size = self._limits.max_body, bytearray(), 0
+        until = time.monotonic() + _READING
+        more = True
+        while more and size <= _PATIENCE * limit:
+            try:
+                message = await asyncio.wait_for(receive(), until - time.monotonic())
+            except asyncio.TimeoutError:
+                raise Refused(408, "the request does not end", again=True) from None
+            if message["type"] == "http.disconnect":
+                return None
+            chunk = message.get("body", b"")
+            size += len(chunk)
+            if size <= limit:
+                body += chunk
+            more = message.get("more_body", False)
+        if size > limit:
+            raise Refused(413, f"a request of more than {limit:,} bytes")
+        return bytes(body)
+
+    async def _work(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> bool:
+        """Let the app answer. False if the client left before, which has ended the work."""
+        unread, whole = [body], False
+
+        async def replay() -> Message:
+            if unread:
+                return {"type": "http.request", "body": unread.pop(), "more_body": False}
+            await asyncio.Event().wait()  # the gate itself listens for what comes next
+            raise AssertionError
+
+        async def sending(message: Message) -> None:
+            nonlocal whole
+            await send(message)
+            whole = message["type"] == "http.response.body" and not message.get("more_body")
+
+        async def gone() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+
+        work = asyncio.ensure_future(self._app(scope, replay, sending))
+        left = asyncio.ensure_future(gone())
+        try:
+            await asyncio.wait({work, left}, return_when=asyncio.FIRST_COMPLETED)
+            if whole:  # then the connection may well be closed
+                await work
+        finally:
+            for task in (work, left):
+                task.cancel()
+            await asyncio.wait({work, left})
+        if work.cancelled():
+            return False
+        work.result()
+        return True
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "replace")).digest()
+
+
+def _traced(error: Exception) -> str:
+    """Kinds and place of an error. Its text may quote a prompt, so only TIDE_DEBUG shows it."""
+    kinds: list[str] = []
+    place = ""
+    cause: BaseException | None = error
+    while cause is not None and len(kinds) < 5:
+        kinds.append(type(cause).__name__)
+        cause = cause.__cause__ or cause.__context__
+    if error.__traceback__ is not None and not isinstance(error, Refused):
+        last = error.__traceback__
+        while last.tb_next is not None:
+            last = last.tb_next
+        place = f" at {os.path.basename(last.tb_frame.f_code.co_filename)}:{last.tb_lineno}"
+    said = f": {error}" if os.environ.get("TIDE_DEBUG") else ""
+    return f"{' from '.join(kinds)}{place}{said}"

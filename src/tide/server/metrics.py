@@ -1,0 +1,97 @@
+"""What Prometheus is told: counts, times and scores, and no word of any text."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from tide.errors import ScorerError
+from tide.results import Result
+from tide.scorers.base import HEALTH_TEXT, Floats, Scorer, ask
+from tide.scorers.wrappers.base import Guard
+
+_SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
+_SCORES = tuple(i / 10 for i in range(11))
+
+
+class Metrics:
+    """The figures of one server."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        counter = partial(Counter, namespace="tide", registry=self._registry)
+        gauge = partial(Gauge, namespace="tide", registry=self._registry)
+        histogram = partial(Histogram, namespace="tide", registry=self._registry)
+        self.requests = counter(
+            "requests", "Requests by answer; 499: its client left", ["route", "status"]
+        )
+        self.seconds = histogram(
+            "request_seconds", "Time of a request", ["route"], buckets=_SECONDS
+        )
+        self.in_flight = gauge("requests_in_flight", "Requests without a whole answer yet")
+        self.under_way = gauge("completions_under_way", "Completions in work or waiting")
+        self.outcomes = counter("completions", "Completions by outcome", ["outcome"])
+        self.rounds = counter("rounds", "Engine calls that the completions took part in")
+        self.evaluations = counter("evaluations", "Texts generated and scored for completions")
+        self.generated = counter("generated_tokens", "Tokens that the model wrote")
+        self.before = histogram("toxicity_before", "Score of the model's own text", buckets=_SCORES)
+        self.after = histogram("toxicity_after", "Score of what was found", buckets=_SCORES)
+        self.scored = counter("scorer_texts", "Texts sent to the scorer")
+        self.failed = counter("scorer_errors", "Failed calls of the scorer", ["kind"])
+        self.scoring = histogram("scorer_seconds", "Time of a scorer call", buckets=_SECONDS)
+
+    def add(self, result: Result) -> None:
+        """Count one completion."""
+        best = result.best
+        outcome = "accepted" if best.accepted else "empty" if best.empty else "refused"
+        self.outcomes.labels(outcome).inc()
+        self.rounds.inc(best.rounds)
+        self.evaluations.inc(best.evaluations)
+        self.generated.inc(best.generated_tokens)
+        self.before.observe(best.base.toxicity)
+        self.after.observe(best.toxicity)
+
+    def text(self) -> bytes:
+        return generate_latest(self._registry)
+
+
+class MeasuredScorer(Guard):
+    """Counts and times a scorer, which is asked by one thread at a time.
+
+    metrics: those of the server. up: whether the last call had an answer.
+    """
+
+    def __init__(self, scorer: Scorer) -> None:
+        super().__init__(scorer)
+        self.metrics = Metrics()
+        self._turn = threading.Lock()
+        self.up = True
+
+    def score(self, texts: Sequence[str]) -> Floats:
+        with self._turn:
+            started = time.monotonic()
+            try:
+                scores = np.array(ask(self._scorer, texts))
+            except ScorerError as error:
+                self.up = False
+                self.metrics.failed.labels(type(error).__name__).inc()
+                raise
+            finally:
+                self.metrics.scoring.observe(time.monotonic() - started)
+                self.metrics.scored.inc(len(texts))
+            self.up = True
+            return scores
+
+    def check(self) -> bool:
+        """Whether the scorer answers; it is asked only if it did not the last time."""
+        if not self.up:
+            try:
+                self.score([HEALTH_TEXT])
+            except ScorerError:
+                return False
+        return True

@@ -1,0 +1,167 @@
+"""The wires of services that score, from any scorer: Perspective's, OpenAI's and litellm's.
+
+What the scorer does not say is never made up: categories that it lacks are null, attributes that it
+lacks are refused, and what it cannot read is blocked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from tide.errors import ScorerError
+from tide.scorers.base import is_empty, score_groups
+from tide.server.limits import Limits
+from tide.server.metrics import MeasuredScorer
+from tide.server.protocol import Part, Refused, Text
+
+# OpenAI's other categories are about other harms, and stay null.
+_CATEGORY = "harassment"
+_CATEGORIES = (
+    _CATEGORY, "harassment/threatening", "hate", "hate/threatening", "illicit", "illicit/violent",
+    "self-harm", "self-harm/instructions", "self-harm/intent", "sexual", "sexual/minors",
+    "violence", "violence/graphic",
+)  # fmt: skip
+ATTRIBUTE = "TOXICITY"
+# As Perspective's own limit, so that a client behaves as it did.
+_LONGEST = 20_480
+
+
+class _Wire(BaseModel):
+    """Clients of these services send fields that say nothing of the texts; they are let be."""
+
+    model_config = ConfigDict(strict=True, frozen=True)
+
+
+class Comment(_Wire):
+    text: Text
+    type: str = "PLAIN_TEXT"
+
+
+class Attribute(_Wire):
+    score_threshold: float | None = Field(default=None, alias="scoreThreshold")
+
+
+class AnalyzeRequest(_Wire):
+    comment: Comment
+    attributes: dict[str, Attribute] = Field(alias="requestedAttributes", min_length=1)
+    languages: list[Text] = Field(default=["en"], min_length=1)
+    token: Text | None = Field(default=None, alias="clientToken")
+    spans: bool = Field(default=False, alias="spanAnnotations")
+
+
+def _listed(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+class ModerationRequest(_Wire):
+    input: Annotated[list[Text | Part], BeforeValidator(_listed)] = Field(min_length=1)
+
+
+class _Function(_Wire):
+    arguments: Text | None = None
+
+
+class ToolCall(_Wire):
+    function: _Function = _Function()
+
+
+class GuardrailRequest(_Wire):
+    input_type: Literal["request", "response"]
+    texts: list[Text] | None = None
+    images: list[Any] | None = None
+    tool_calls: list[ToolCall] | None = None
+
+
+class Scoring:
+    """Scores for many clients at once."""
+
+    def __init__(self, scorer: MeasuredScorer, limits: Limits) -> None:
+        self._scorer, self._limits = scorer, limits
+        self._waiting = 0
+        self._thread = ThreadPoolExecutor(max_workers=1)
+
+    async def analyze(self, request: AnalyzeRequest) -> dict[str, Any]:
+        """Perspective's `comments:analyze`."""
+        text = request.comment.text
+        if lacking := sorted(request.attributes.keys() - {ATTRIBUTE}):
+            message = f"there is no attribute {lacking[0]}; there is {ATTRIBUTE}"
+            raise Refused(400, message, code="UNKNOWN_ATTRIBUTE")
+        if is_empty(text):
+            raise Refused(400, "the comment is empty", code="COMMENT_EMPTY")
+        if len(text.encode()) > _LONGEST:
+            raise Refused(400, f"more than {_LONGEST:,} bytes", code="COMMENT_TOO_LONG")
+        (value,) = await self._score([text])
+        score = {"value": value, "type": "PROBABILITY"}
+        span = {"begin": 0, "end": len(text), "score": score}
+        least = request.attributes[ATTRIBUTE].score_threshold
+        found = {ATTRIBUTE: {"spanScores": [span], "summaryScore": score}}
+        answer: dict[str, Any] = {
+            "attributeScores": found if least is None or value >= least else {},
+            "languages": request.languages,
+            "detectedLanguages": request.languages,
+        }
+        return answer if request.token is None else {**answer, "clientToken": request.token}
+
+    async def moderate(self, request: ModerationRequest) -> dict[str, Any]:
+        """OpenAI's moderations."""
+        texts = [one if isinstance(one, str) else one.text for one in request.input]
+        nothing = dict.fromkeys(_CATEGORIES)
+        scores = await self._score(texts)
+        return {
+            "id": f"modr-{secrets.token_hex(12)}",
+            "model": self._scorer.name,
+            "results": [
+                {
+                    "flagged": toxic,
+                    "categories": {**nothing, _CATEGORY: toxic, "toxicity": toxic},
+                    "category_scores": {**nothing, _CATEGORY: score, "toxicity": score},
+                    "category_applied_input_types": {_CATEGORY: ["text"], "toxicity": ["text"]},
+                }
+                for score in scores
+                for toxic in [score >= self._scorer.threshold]
+            ],
+        }
+
+    async def guard(self, request: GuardrailRequest) -> dict[str, Any]:
+        """Litellm's generic guardrail: `NONE`, or `BLOCKED` with a reason."""
+        if request.images:
+            return {"action": "BLOCKED", "blocked_reason": "images: this scorer reads texts"}
+        calls = [call.function.arguments for call in request.tool_calls or ()]
+        texts = [text for text in [*(request.texts or ()), *calls] if text]
+        worst = max(await self._score(texts), default=0.0)
+        if worst < self._scorer.threshold:
+            return {"action": "NONE"}
+        return {"action": "BLOCKED", "blocked_reason": f"toxicity {worst:.2f}"}
+
+    async def answers(self) -> bool:
+        """Whether the scorer answers, as far as is known."""
+        return await asyncio.to_thread(self._scorer.check)
+
+    async def _score(self, texts: list[str]) -> list[float]:
+        """The scores, in a thread. Raises Refused for too many, and what a scorer raises."""
+        limits = self._limits
+        if len(texts) > limits.max_texts:
+            raise Refused(400, f"{len(texts)} texts; a request may have {limits.max_texts}")
+        if not texts:
+            return []
+        if self._waiting + len(texts) > limits.max_waiting_texts:
+            raise Refused.busy("texts", 1)
+        self._waiting += len(texts)
+        try:
+            # In one thread: what its client gave up before its turn is never begun.
+            work = partial(score_groups, self._scorer, [texts], "score")
+            scored = asyncio.get_running_loop().run_in_executor(self._thread, work)
+            (scores,) = await asyncio.wait_for(scored, limits.request_seconds)
+        except asyncio.TimeoutError:
+            raise Refused(504, "out of time", "server_error", code="deadline") from None
+        finally:
+            self._waiting -= len(texts)
+        if isinstance(scores, ScorerError):
+            raise scores
+        return list(scores.values.tolist())

@@ -1,0 +1,131 @@
+"""`tide serve`, as a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from typer.main import get_command
+
+from tide.cli.app import app
+
+TIDE = [sys.executable, "-c", "from tide.cli import main; main()", "serve", "--port", "0"]
+KEY = "sk-of-the-serving-tests"
+
+
+@contextmanager
+def serving(*options: str, **environment: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A server of the bundled model and scorer; its process and address."""
+    process = subprocess.Popen(
+        [*TIDE, *options],
+        env={**os.environ, **environment},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "serving" in line:
+                yield process, json.loads(line)["serving"]
+                break
+        else:
+            pytest.fail("it did not start")
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+def test_it_serves_and_ends_its_requests_when_it_is_told_to(tmp_path: Path) -> None:
+    (tmp_path / "settings").write_text(
+        "# of a test\n\nTIDE_SERVE_MAX_NEW_TOKENS = 5\nTIDE_SERVE_SERVED_MODEL_NAME=mine\n"
+    )
+    found: list[httpx.Response] = []
+    options = ["--settings", str(tmp_path / "settings")]
+    with serving(*options, TIDE_SERVE_TEMPERATURE="0.5", TIDE_SERVE_KEYS=KEY) as (process, url):
+        headers = {"authorization": f"Bearer {KEY}"}
+        assert httpx.get(f"{url}/v1/models").status_code == 401
+        with httpx.Client(base_url=url, headers=headers, timeout=60) as client:
+            assert client.get("/v1/models").json()["data"][0]["id"] == "mine"
+            body = {"prompt": "The weather in spring", "n": 8, "max_tokens": 200}
+            assert client.post("/v1/completions", json=body | {"max_tokens": 5}).is_success
+            asking = threading.Thread(
+                target=lambda: found.append(client.post("/v1/completions", json=body))
+            )
+            asking.start()
+            while "tide_completions_under_way 8.0" not in client.get("/metrics").text:
+                pass
+            process.send_signal(signal.SIGTERM)
+            asking.join(60)
+        assert process.stderr is not None
+        logged = process.stderr.read()
+        assert process.wait(60) == 0
+    assert found[0].status_code == 200
+    assert "spring" not in logged
+    assert KEY not in logged
+    for line in logged.splitlines():
+        assert line == "stopping..." or json.loads(line)["time"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--host", "0.0.0.0"], "TIDE_SERVE_KEYS"),
+        (["--host", "no such host"], "--host no such host"),
+        (["--on-unresolved", "best"], "on_unresolved"),
+        (["--max-body", "5"], "max_body"),
+        (["--temperature", "-1"], "temperature"),
+        (["--settings", "no/such/file"], "--settings"),
+        (["--settings", __file__], "line 1"),
+    ],
+)
+def test_what_cannot_be_served(options: list[str], said: str) -> None:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("TIDE_SERVE")}
+    process = subprocess.run(
+        [*TIDE, *options],
+        check=False,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert process.returncode == 1
+    assert process.stderr.startswith("error: ")
+    assert said in process.stderr
+    assert process.stderr.count("\n") == 1
+
+
+def test_a_variable_that_sets_nothing_is_a_slip() -> None:
+    process = subprocess.run(
+        TIDE,
+        check=False,
+        env={**os.environ, "TIDE_SERVE_MAX_TOKEN": "5"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert process.returncode == 1
+    assert process.stderr.startswith("error: TIDE_SERVE_MAX_TOKEN: sets nothing")
+
+
+def test_the_files_for_operators_name_settings_that_exist() -> None:
+    repository = Path(__file__).resolve().parents[2]
+    files = [*(repository / "deploy").iterdir(), repository / "docs" / "serving.md"]
+    named = {
+        name
+        for path in files
+        for name in re.findall(r"TIDE_SERVE_([A-Z_]+)", path.read_text(encoding="utf-8"))
+    }
+    options = {one.name.upper() for one in get_command(app).commands["serve"].params}
+    assert named - options == {"NAME", "KEYS"}
+    assert len(named) > 4

@@ -1,0 +1,162 @@
+"""Clients that exist, unchanged, each told another address and a key."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.clients.conftest import KEY
+
+pytestmark = pytest.mark.clients
+
+SAID: list[Any] = [{"role": "user", "content": "Hello there, how are you?"}]
+
+
+def test_litellm(url: str) -> None:
+    litellm = pytest.importorskip("litellm")
+    asked = {"model": "openai/tiny", "api_base": f"{url}/v1", "api_key": KEY, "max_tokens": 12}
+    whole = litellm.completion(messages=SAID, seed=3, temperature=0, **asked)
+    assert whole.choices[0].finish_reason in ("stop", "length")
+    assert whole.usage.completion_tokens > 0
+    parts = litellm.completion(messages=SAID, seed=3, temperature=0, stream=True, **asked)
+    streamed = "".join(part.choices[0].delta.content or "" for part in parts)
+    assert streamed == whole.choices[0].message.content
+    with pytest.raises(litellm.AuthenticationError):
+        litellm.completion(messages=SAID, **{**asked, "api_key": "wrong"})
+    with pytest.raises(litellm.BadRequestError):
+        litellm.completion(messages=SAID, logprobs=True, **asked)
+
+
+def test_litellm_s_guardrail(url: str) -> None:
+    """The guardrail that a litellm gateway would run, told our address."""
+    module = "litellm.proxy.guardrails.guardrail_hooks.generic_guardrail_api.generic_guardrail_api"
+    guardrails = pytest.importorskip(module)
+    guardrail = guardrails.GenericGuardrailAPI(
+        api_base=url, api_key=KEY, guardrail_name="tide", event_hook="pre_call", default_on=True
+    )
+
+    async def apply(text: str) -> Any:
+        return await guardrail.apply_guardrail(
+            inputs={"texts": [text]}, request_data={}, input_type="request"
+        )
+
+    assert asyncio.run(apply("What a lovely morning it is"))["texts"]
+    with pytest.raises(Exception, match="toxicity"):
+        asyncio.run(apply("You are a stupid, worthless and pathetic idiot."))
+
+
+def test_langchain(url: str) -> None:
+    langchain = pytest.importorskip("langchain_openai")
+    model = langchain.ChatOpenAI(
+        model="tiny", base_url=f"{url}/v1", api_key=KEY, max_tokens=12, seed=3, temperature=0
+    )
+    answer = model.invoke("Hello there")
+    assert answer.usage_metadata["input_tokens"] > 0
+    assert "".join(part.content for part in model.stream("Hello there")) == answer.content
+    plain = langchain.OpenAI(model="tiny", base_url=f"{url}/v1", api_key=KEY, max_tokens=12)
+    assert isinstance(plain.invoke("Hello there"), str)
+    assert len(model.batch(["Hello", "there"])) == 2
+
+
+def test_llm(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("llm")
+    monkeypatch.setenv("LLM_USER_PATH", str(tmp_path))
+    one = {"model_id": "tide", "model_name": "tiny", "api_base": f"{url}/v1", "api_key_name": "x"}
+    (tmp_path / "extra-openai-models.yaml").write_text(json.dumps([one]))
+    for streaming in ([], ["--no-stream"]):
+        command = ["prompt", "Hello there", "-m", "tide", "--key", KEY, "-o", "seed", "3"]
+        done = subprocess.run(
+            [sys.executable, "-m", "llm", *command, *streaming],
+            capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+
+
+def test_inspect(url: str, tmp_path: Path) -> None:
+    inspect = pytest.importorskip("inspect_ai")
+    if int(version("openai").partition(".")[0]) < 3:
+        pytest.skip("inspect_ai needs a later openai than litellm allows")
+    from inspect_ai.dataset import Sample
+    from inspect_ai.model import GenerateConfig, get_model
+    from inspect_ai.scorer import match
+    from inspect_ai.solver import generate
+
+    model = get_model(
+        "openai-api/tide/tiny",
+        base_url=f"{url}/v1",
+        api_key=KEY,
+        config=GenerateConfig(max_tokens=8, seed=1),
+    )
+    samples = [Sample(input=f"Hello {i}", target="x", id=i) for i in range(3)]
+    task = inspect.Task(dataset=samples, solver=generate(), scorer=match())
+    (log,) = inspect.eval(task, model=model, log_dir=str(tmp_path), display="none")
+    assert log.status == "success", log.error
+    assert log.stats.model_usage
+
+
+def test_google_s_client(url: str) -> None:
+    """The discovery document is Google's own, of which it needs little, with our address."""
+    discovery = pytest.importorskip("googleapiclient.discovery")
+    method = {
+        "id": "commentanalyzer.comments.analyze",
+        "path": "v1alpha1/comments:analyze",
+        "httpMethod": "POST",
+        "parameters": {},
+        "request": {"$ref": "Request"},
+        "response": {"$ref": "Response"},
+    }
+    schemas = {name: {"id": name, "type": "object"} for name in ("Request", "Response")}
+    client = discovery.build_from_document(
+        {
+            "name": "commentanalyzer",
+            "version": "v1alpha1",
+            "rootUrl": f"{url}/",
+            "servicePath": "",
+            "schemas": schemas,
+            "resources": {"comments": {"methods": {"analyze": method}}},
+        },
+        developerKey=KEY,
+    )
+    body = {"comment": {"text": "Have a nice day"}, "requestedAttributes": {"TOXICITY": {}}}
+    answer = client.comments().analyze(body=body).execute()
+    assert 0 <= answer["attributeScores"]["TOXICITY"]["summaryScore"]["value"] < 0.5
+    from googleapiclient.errors import HttpError
+
+    body["requestedAttributes"] = {"INSULT": {}}
+    with pytest.raises(HttpError) as caught:
+        client.comments().analyze(body=body).execute()
+    assert caught.value.status_code == 400
+
+
+def test_lm_eval(url: str, tmp_path: Path) -> None:
+    """A generation task with a file of its own: lm-eval's come from the hub."""
+    pytest.importorskip("lm_eval")
+    (tmp_path / "rows.jsonl").write_text('{"q": "Hello there", "a": "x"}\n' * 3)
+    (tmp_path / "task.yaml").write_text(
+        "task: tiny_task\ndataset_path: json\noutput_type: generate_until\n"
+        f"dataset_kwargs: {{data_files: {{test: {tmp_path}/rows.jsonl}}}}\n"
+        'test_split: test\ndoc_to_text: "{{q}}"\ndoc_to_target: "{{a}}"\n'
+        "metric_list: [{metric: exact_match}]\n"
+        "generation_kwargs: {until: ['\\n'], max_gen_toks: 8}\n"
+    )
+    kinds = {"local-completions": "completions", "local-chat-completions": "chat/completions"}
+    for kind, path in kinds.items():
+        arguments = f"model=tiny,base_url={url}/v1/{path},tokenizer_backend=None,num_concurrent=2"
+        command = ["run", "--model", kind, "--model_args", arguments, "--tasks", "tiny_task"]
+        command += ["--include_path", str(tmp_path)]
+        command += ["--apply_chat_template"] if "chat" in kind else []
+        own = {"OPENAI_API_KEY": KEY, "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+        done = subprocess.run(
+            [sys.executable, "-m", "lm_eval", *command],
+            capture_output=True, text=True, timeout=300, check=False, env={**os.environ, **own},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert "exact_match" in done.stdout

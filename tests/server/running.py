@@ -1,0 +1,90 @@
+"""A real server on loopback, in a thread, over the scripted world."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import uvicorn
+from pydantic import SecretStr
+
+from tests.worlds import ReadingScorer, scripted_engine
+from tide.aio import AsyncDetoxifier
+from tide.scorers import load_scorer
+from tide.server.limits import Limits
+from tide.server.metrics import MeasuredScorer
+from tide.server.routes import create_app
+
+MODEL = "scripted"
+
+
+class Running:
+    """A server that runs. url: its address. engine, scorer: those of its world."""
+
+    def __init__(self, url: str, engine: Any, scorer: Any, server: uvicorn.Server) -> None:
+        self.url, self.engine, self.scorer, self.server = url, engine, scorer, server
+        self.http = httpx.Client(base_url=url, timeout=30)
+
+    def ask(self, prompt: Any = "a second one", **more: Any) -> httpx.Response:
+        return self.http.post("/v1/completions", json={"prompt": prompt, **more})
+
+    def ask_with(self, headers: dict[str, str]) -> httpx.Response:
+        return self.http.post("/v1/completions", json={"prompt": "x"}, headers=headers)
+
+    def metric(self, name: str) -> float:
+        """The value of `name`, with its labels as Prometheus writes them; 0 if there is none."""
+        lines = self.http.get("/metrics").text.splitlines()
+        return next((float(x.rpartition(" ")[2]) for x in lines if x.startswith(f"{name} ")), 0.0)
+
+
+@contextmanager
+def running(
+    engine: Any = None,
+    scorer: Any = None,
+    *,
+    limits: Limits | None = None,
+    keys: tuple[str, ...] = (),
+    **settings: Any,
+) -> Iterator[Running]:
+    """Serve until the block ends; then all that it held is closed."""
+    engine = scripted_engine(max_batch=64) if engine is None else engine
+    scorer = ReadingScorer() if scorer is None else scorer
+    measured = MeasuredScorer(load_scorer(scorer))
+    with AsyncDetoxifier(engine, scorer=measured, **settings) as detox:
+        app = create_app(detox, MODEL, limits=limits, keys=[SecretStr(key) for key in keys])
+        with listening(app) as (url, server):
+            found = Running(url, engine, scorer, server)
+            with found.http:
+                yield found
+
+
+@contextmanager
+def listening(app: Any) -> Iterator[tuple[str, uvicorn.Server]]:
+    config = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=5)
+    server = uvicorn.Server(config)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        thread = threading.Thread(
+            target=lambda: asyncio.run(server.serve(sockets=[listener])), daemon=True
+        )
+        thread.start()
+        wait_until(lambda: server.started or not thread.is_alive())
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}", server
+        finally:
+            server.should_exit = True
+            thread.join(30)
+            assert not thread.is_alive()
+
+
+def wait_until(true: Callable[[], bool], seconds: float = 20) -> None:
+    until = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < until, "it did not come to be"
+        time.sleep(0.005)

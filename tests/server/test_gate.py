@@ -1,0 +1,312 @@
+"""Keys, sizes, limits, and clients that leave."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from contextlib import suppress
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from pydantic import SecretStr
+
+from tests.server.running import MODEL, Running, running, wait_until
+from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
+from tide.errors import InputError, ScorerError, ScorerRefused, ScorerUnavailable
+from tide.server.gate import check_exposure, read_keys
+from tide.server.limits import Limits
+
+KEYS = ("sk-the-first-of-two", "sk-the-second-of-two")
+
+
+class Held:
+    """An engine that waits in each call until it is let go."""
+
+    def __init__(self) -> None:
+        self.engine = scripted_engine(max_batch=64)
+        self.writing, self.go = threading.Event(), threading.Event()
+        self._complete = self.engine.complete
+        self.engine.complete = self._held  # type: ignore[method-assign]
+
+    def _held(self, *arguments: Any) -> Any:
+        self.writing.set()
+        assert self.go.wait(20)
+        return self._complete(*arguments)
+
+
+def post(server: Running, body: bytes, *headers: str) -> socket.socket:
+    """A request on a connection of its own, which is left open."""
+    host, port = server.url.removeprefix("http://").split(":")
+    connection = socket.create_connection((host, int(port)), timeout=20)
+    head = ["POST /v1/completions HTTP/1.1", f"Host: {host}", "Content-Type: application/json"]
+    head += headers or [f"Content-Length: {len(body)}"]
+    connection.sendall("\r\n".join([*head, "", ""]).encode() + body)
+    return connection
+
+
+def test_keys() -> None:
+    with running(keys=KEYS) as server:
+        for key in KEYS:
+            answer = server.ask_with({"authorization": f"Bearer {key}"})
+            assert answer.status_code == 200
+            assert server.ask_with({"x-api-key": key}).status_code == 200
+        wrong: list[dict[str, str]] = [{}, {"authorization": f"Basic {KEYS[0]}"}]
+        wrong += [{"authorization": f"Bearer {KEYS[0]}{end}"} for end in ("x", "\xe9", ", x")]
+        wrong += [{"authorization": "Bearer"}, {"x-api-key": KEYS[0][:-1]}]
+        for headers in wrong:
+            for path in ("/v1/models", "/metrics", "/version", "/openapi.json", "/no/such"):
+                encoded = {k: v.encode("latin-1") for k, v in headers.items()}
+                answer = server.http.get(path, headers=encoded)
+                assert answer.status_code == 401, (headers, path)
+                assert answer.headers["www-authenticate"] == "Bearer"
+        assert server.http.get(f"/v1/models?key={KEYS[0]}").status_code == 401
+        for path in ("/", "/health", "/ready"):
+            assert server.http.get(path).status_code == 200
+        with (
+            openai.OpenAI(base_url=f"{server.url}/v1", api_key="wrong") as client,
+            pytest.raises(openai.AuthenticationError) as caught,
+        ):
+            client.models.list()
+        assert caught.value.code == "invalid_api_key"
+
+
+def test_without_a_key_pages_of_other_sites_are_not_served() -> None:
+    with running() as server:
+        for host in ("evil.example", "127.0.0.1.evil.example", "a@evil.example:80", ""):
+            assert server.http.get("/v1/models", headers={"host": host}).status_code == 401, host
+        for host in ("localhost", "localhost:8000", "127.0.0.1", "[::1]:80"):
+            assert server.http.get("/v1/models", headers={"host": host}).status_code == 200, host
+        plain = server.http.post(
+            "/v1/completions",
+            content=b'{"prompt":"x"}',
+            headers={"content-type": "text/plain"},
+        )
+        assert plain.status_code == 400
+
+
+def test_without_a_key_only_loopback_is_listened_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TIDE_SERVE_KEYS", raising=False)
+    for host in ("127.0.0.1", "127.8.9.10", "::1", "localhost"):
+        check_exposure(host, read_keys())
+    for host in ("0.0.0.0", "::", "192.168.0.9", "example.org", ""):
+        with pytest.raises(InputError, match="TIDE_SERVE_KEYS"):
+            check_exposure(host, read_keys())
+    monkeypatch.setenv("TIDE_SERVE_KEYS", f"{KEYS[0]}, {KEYS[1]},")
+    assert [key.get_secret_value() for key in read_keys()] == list(KEYS)
+    check_exposure("0.0.0.0", [SecretStr("x")])
+    monkeypatch.setenv("TIDE_SERVE_KEYS", "a b")
+    with pytest.raises(InputError):
+        read_keys()
+
+
+def test_a_body_is_bounded_as_it_is_received() -> None:
+    with running(limits=Limits(max_body=2000)) as server:
+        assert server.ask("x " * 800).status_code in (200, 400)
+        long = server.ask("x " * 2000)
+        assert long.status_code == 413
+        assert long.headers["x-should-retry"] == "false"
+
+        def chunks() -> Any:
+            yield b'{"prompt": "'
+            for _ in range(40):
+                yield b"x" * 100
+            yield b'"}'
+
+        headers = {"content-type": "application/json"}
+        unsaid = server.http.post("/v1/completions", content=chunks(), headers=headers)
+        assert unsaid.status_code == 413
+        # More than anybody reads: the connection is closed on it.
+        with post(server, b"", "Content-Length: 1000000000") as connection:
+            sent = 0
+            with suppress(OSError):
+                while sent < 10**8:
+                    sent += connection.send(b"x" * 65_536)
+            assert sent < 10**8
+        assert server.ask().status_code == 200
+
+
+def test_a_queue_that_is_full_says_when_to_come_again() -> None:
+    held = Held()
+    with running(held.engine, limits=Limits(max_under_way=3)) as server:
+        asking = threading.Thread(target=lambda: server.ask(n=3))
+        asking.start()
+        assert held.writing.wait(20)
+        full = server.ask()
+        assert full.status_code == 429
+        assert int(full.headers["retry-after"]) >= 1
+        assert "x-should-retry" not in full.headers
+        assert server.metric("tide_completions_under_way") == 3
+        with (
+            openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client,
+            pytest.raises(openai.RateLimitError),
+        ):
+            client.completions.create(model=MODEL, prompt="x", stream=True)
+        held.go.set()
+        asking.join()
+        assert server.ask().status_code == 200
+        assert server.metric("tide_completions_under_way") == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_client_that_leaves_ends_its_work(stream: bool, n: int) -> None:
+    held, scorer = Held(), ReadingScorer()
+    with running(held.engine, scorer, toxicity_threshold=0.001, max_iterations=1000) as server:
+        body = f'{{"prompt": "{PROMPTS[0]}", "n": {n}, "stream": {str(stream).lower()}}}'
+        with post(server, body.encode()):
+            assert held.writing.wait(20)
+        wait_until(lambda: server.metric("tide_completions_under_way") == 0)
+        route = 'route="/v1/completions",status="499"'
+        wait_until(lambda: server.metric(f"tide_requests_total{{{route}}}") == 1)
+        calls = len(held.engine.calls)
+        held.go.set()
+        time.sleep(0.2)
+        # The call that it left in is finished, and nothing of it is scored.
+        assert len(held.engine.calls) <= calls + 1
+        assert scorer.batches == []
+        assert server.metric("tide_requests_in_flight") == 1  # this one
+        assert server.ask(tide={"max_iterations": 1}).status_code == 200
+
+
+def test_a_client_that_leaves_within_its_request() -> None:
+    with running() as server:
+        with post(server, b'{"prompt"', "Content-Length: 1000"):
+            wait_until(lambda: server.metric("tide_requests_in_flight") == 2)
+        wait_until(lambda: server.metric("tide_requests_in_flight") == 1)
+
+
+def test_a_stream_says_that_it_is_alive_and_a_deadline_ends_it() -> None:
+    held = Held()
+    with running(held.engine, limits=Limits(keep_alive=0.05, request_seconds=0.4)) as server:
+        streamed = server.ask(stream=True)
+        assert streamed.status_code == 200
+        assert streamed.text.startswith(": keep-alive\n\n: keep-alive\n\n")
+        assert '"code":"deadline"' in streamed.text
+        assert streamed.text.endswith("data: [DONE]\n\n")
+        whole = server.ask()
+        assert whole.status_code == 504
+        assert whole.headers["x-should-retry"] == "false"
+        with (
+            openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client,
+            pytest.raises(openai.APIError),
+        ):
+            list(client.completions.create(model=MODEL, prompt="x", stream=True))
+        held.go.set()
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code", "again"),
+    [
+        (ScorerUnavailable("down"), 503, "scorer_unavailable", True),
+        (ScorerRefused("ended"), 503, "scorer_refused", False),
+        (ScorerError("never"), 503, "scorer_unavailable", True),  # for no text: it is broken
+    ],
+)
+def test_without_a_scorer_nothing_leaves(
+    error: Exception, status: int, code: str, again: bool
+) -> None:
+    def scorer(texts: list[str]) -> list[float]:
+        if down:
+            raise error
+        return [0.0] * len(texts)
+
+    down = [True]
+    with running(scorer=scorer) as server:
+        answers = [server.ask(), server.ask(stream=True)]
+        answers += [server.http.post("/v1/moderations", json={"input": "x"})]
+        for answer in answers:
+            assert answer.status_code == status
+            assert answer.json()["error"]["code"] == code
+            assert "toxicity 0" not in answer.text
+        assert ("x-should-retry" not in answers[0].headers) == again
+        assert server.http.get("/health").status_code == 200
+        assert server.http.get("/ready").status_code == 503
+        down.clear()
+        assert server.http.get("/ready").status_code == 200
+        assert server.ask().status_code == 200
+
+
+def test_an_engine_that_fails_is_no_text() -> None:
+    engine = scripted_engine()
+    complete = engine.complete
+
+    def broken(*arguments: Any) -> Any:
+        raise RuntimeError("a secret of the machine")
+
+    engine.complete = broken  # type: ignore[method-assign]
+    with running(engine) as server:
+        answer = server.ask()
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_error")
+        assert "secret" not in answer.text
+        engine.complete = complete  # type: ignore[method-assign]
+        assert server.ask().status_code == 200
+
+
+def test_a_fault_of_ours_is_told_without_details(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tide.server.serving.summed", None)
+    with running() as server:
+        for more in ({}, {"stream": True, "stream_options": {"include_usage": True}}):
+            answer = server.ask(**more)
+            assert "a fault of the server" in answer.text
+            assert "NoneType" not in answer.text
+
+
+def test_no_prompt_completion_or_key_is_logged_or_counted(caplog: pytest.LogCaptureFixture) -> None:
+    def scorer(texts: list[str]) -> list[float]:
+        if len(asked) > 2:
+            raise ValueError(f"no score for {texts}")
+        return [0.0] * len(texts)
+
+    asked: list[int] = []
+    secret = "wombat"
+    engine = scripted_engine()
+    engine._respond = lambda x, seed: "a numbat answers"
+    with caplog.at_level(logging.DEBUG), running(engine, scorer, keys=KEYS) as server:
+        headers = {"authorization": f"Bearer {KEYS[0]}"}
+        figures = ""
+        for more in ({}, {"stream": True}, {"temperature": secret}, {"tide": {secret: 1}}, {}, {}):
+            asked.append(1)
+            body = {"prompt": f"the {secret} says", **more}
+            server.http.post("/v1/completions", json=body, headers=headers)
+        server.http.post(f"/{secret}?{secret}={KEYS[0]}", headers=headers)
+        server.http.post(f"/v1alpha1/comments:analyze?key={KEYS[0]}", content=secret)
+        figures = server.http.get("/metrics", headers=headers).text
+    ours = [record for record in caplog.records if record.name.startswith(("tide", "uvicorn"))]
+    assert len(ours) >= 9
+    logged = "\n".join(record.getMessage() for record in ours)
+    for word in (secret, "numbat", *KEYS):
+        assert word not in logged + figures
+
+
+def test_a_number_of_the_client_is_taken_if_it_is_one() -> None:
+    with running() as server:
+        for given, kept in (
+            ("abc-1.2_3", True),
+            ("a b", False),
+            ("x" * 65, False),
+            ("\xe9", False),
+        ):
+            headers = {"x-request-id": given.encode("latin-1")}
+            number = server.http.get("/health", headers=headers).headers["x-request-id"]
+            assert (number == given) == kept
+            assert number.isascii()
+
+
+def test_open_requests_end_before_the_server_does() -> None:
+    held = Held()
+    found: list[httpx.Response] = []
+    with running(held.engine) as server:
+        asking = threading.Thread(target=lambda: found.append(server.ask()))
+        asking.start()
+        assert held.writing.wait(20)
+        server.server.should_exit = True
+        time.sleep(0.3)
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{server.url}/health")
+        held.go.set()
+        asking.join(20)
+    assert [answer.status_code for answer in found] == [200]

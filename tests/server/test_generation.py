@@ -1,0 +1,179 @@
+"""Completions and chat completions, as OpenAI's own client sees them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from tests.server.running import MODEL, Running, running
+from tests.worlds import PROMPTS, ReadingScorer, read, scripted_engine
+from tide.detoxifier import Detoxifier
+
+SAID = [{"role": "user", "content": "a second one"}]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    with running(max_iterations=40) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def client(server: Running) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as found:
+        yield found
+
+
+def test_a_completion_is_that_of_the_library(client: openai.OpenAI) -> None:
+    alone = Detoxifier(scripted_engine(), scorer=ReadingScorer(), max_iterations=40)
+    for prompt in PROMPTS:
+        result = alone(prompt, seed=7)
+        answer = client.completions.create(model=MODEL, prompt=prompt, seed=7)
+        choice = answer.choices[0]
+        assert (choice.text, choice.finish_reason) == (result.text, "length")
+        assert choice.tide["accepted"] is answer.tide["accepted"] is True
+        assert choice.tide["toxicity_before"] == result.best.base.toxicity
+        assert choice.tide["evaluations"] == result.best.evaluations
+        assert answer.usage.prompt_tokens == len(prompt.split())
+        assert answer.usage.completion_tokens == result.best.returned.num_tokens
+        assert answer.usage.total_tokens == len(prompt.split()) + 2
+
+
+def test_what_the_search_cost_is_in_headers(client: openai.OpenAI) -> None:
+    raw = client.completions.with_raw_response.create(model=MODEL, prompt=PROMPTS[0], seed=1)
+    tide = raw.parse().tide
+    assert int(raw.headers["x-tide-evaluations"]) == tide["evaluations"] >= 1
+    assert int(raw.headers["x-tide-rounds"]) == tide["rounds"]
+    assert raw.headers["x-tide-accepted"] == "true"
+    assert float(raw.headers["x-tide-toxicity"]) < 0.5
+    assert raw.headers["x-request-id"]
+
+
+def test_prompts_times_n_are_choices_in_order(client: openai.OpenAI) -> None:
+    answer = client.completions.create(model=MODEL, prompt=PROMPTS[:2], n=3, seed=5)
+    assert [choice.index for choice in answer.choices] == list(range(6))
+    assert [choice.tide["seed"] for choice in answer.choices] == [5, 6, 7, 8, 9, 10]
+    assert answer.usage.prompt_tokens == sum(len(prompt.split()) for prompt in PROMPTS[:2])
+    again = client.completions.create(model=MODEL, prompt=PROMPTS[1], seed=9)
+    assert again.choices[0].text == answer.choices[4].text
+
+
+def test_without_a_seed_answers_differ(client: openai.OpenAI) -> None:
+    seeds = {
+        client.completions.create(model=MODEL, prompt="x").choices[0].tide["seed"] for _ in "ab"
+    }
+    assert len(seeds) == 2
+
+
+def test_a_stream_says_what_the_whole_says(client: openai.OpenAI) -> None:
+    whole = client.completions.create(model=MODEL, prompt=PROMPTS[:2], n=2, seed=3)
+    texts: dict[int, str] = dict.fromkeys(range(4), "")
+    reasons: dict[int, str] = {}
+    last: Any = None
+    options = {"include_usage": True}
+    for last in client.completions.create(
+        model=MODEL, prompt=PROMPTS[:2], n=2, seed=3, stream=True, stream_options=options
+    ):
+        for choice in last.choices:
+            texts[choice.index] += choice.text
+            if choice.finish_reason:
+                reasons[choice.index] = choice.finish_reason
+                assert last.tide["accepted"] is True
+    assert texts == {choice.index: choice.text for choice in whole.choices}
+    assert reasons == dict.fromkeys(range(4), "length")
+    assert last.choices == []
+    assert last.usage == whole.usage
+
+
+def test_chat(client: openai.OpenAI) -> None:
+    whole = client.chat.completions.create(model=MODEL, messages=SAID, seed=3, max_tokens=9)
+    message = whole.choices[0].message
+    assert message.role == "assistant"
+    assert read([message.content or ""]) < [0.5]
+    chunks = list(client.chat.completions.create(model=MODEL, messages=SAID, seed=3, stream=True))
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == message.content
+    assert [chunk.choices[0].finish_reason for chunk in chunks][-1] == "length"
+    parts = [{"role": "user", "content": [{"type": "text", "text": "a second one"}]}]
+    same = client.chat.completions.create(model=MODEL, messages=parts, seed=3)
+    assert same.choices[0].message.content == message.content
+
+
+def test_many_at_once_with_the_async_client(server: Running) -> None:
+    async def ask() -> list[Any]:
+        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="any") as client:
+            asked = (
+                client.completions.create(model=MODEL, prompt=f"{PROMPTS[i % 5]} {i}", seed=i)
+                for i in range(32)
+            )
+            return await asyncio.gather(*asked)
+
+    answers = asyncio.run(ask())
+    sent = {text for batch in server.scorer.batches for text in batch}
+    assert all(answer.choices[0].text in sent for answer in answers)
+    assert max(server.engine.calls) > 8
+
+
+def test_what_is_not_accepted_does_not_leave() -> None:
+    def scorer(texts: list[str]) -> list[float]:
+        return [0.9] * len(texts)
+
+    with running(scorer=scorer, max_iterations=2) as server:
+        answer = server.ask()
+        choice = answer.json()["choices"][0]
+        assert (choice["text"], choice["finish_reason"]) == ("", "content_filter")
+        assert choice["tide"]["accepted"] is False
+        assert answer.json()["usage"]["completion_tokens"] == 0
+        assert "toxicity 0" not in answer.text
+        streamed = server.ask(stream=True).text
+        assert '"finish_reason":"content_filter"' in streamed
+        assert "toxicity 0" not in streamed
+        assert server.metric('tide_completions_total{outcome="refused"}') == 2
+
+
+def test_an_empty_text_is_given_as_none() -> None:
+    engine = scripted_engine()
+    engine._respond = lambda x, seed: "."
+    with running(engine) as server:
+        choice = server.ask().json()["choices"][0]
+        assert (choice["text"], choice["finish_reason"]) == ("", "length")
+        assert (choice["tide"]["accepted"], choice["tide"]["empty"]) == (False, True)
+
+
+def test_what_it_did_is_counted() -> None:
+    with running(max_iterations=40) as server:
+        tide = server.ask(PROMPTS[0], seed=1).json()["tide"]
+        assert server.metric("tide_evaluations_total") == tide["evaluations"]
+        assert server.metric("tide_rounds_total") == tide["rounds"]
+        assert server.metric("tide_scorer_texts_total") == tide["evaluations"]
+        assert server.metric("tide_scorer_seconds_count") == tide["rounds"]
+        assert server.metric('tide_completions_total{outcome="accepted"}') == 1
+        assert server.metric("tide_toxicity_before_sum") == tide["toxicity_before"]
+        assert server.metric("tide_toxicity_after_sum") == tide["toxicity"]
+
+
+def test_models(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == [MODEL]
+    assert client.models.retrieve(MODEL).id == MODEL
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("another/one")
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.completions.create(model="another", prompt="x")
+    assert caught.value.code == "model_not_found"
+
+
+def test_traces_are_for_those_who_may_see_them(server: Running) -> None:
+    refused = server.ask(tide={"trace": True})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "tide.trace"
+    from tide.server.limits import Limits
+
+    with running(limits=Limits(traces=True)) as open_server:
+        tide = open_server.ask(PROMPTS[0], tide={"trace": True}).json()["choices"][0]["tide"]
+        assert len(tide["trace"]) == tide["evaluations"]
+        assert tide["trace"][0]["role"] == "initial"
+        assert "trace" not in open_server.ask().json()["choices"][0]["tide"]

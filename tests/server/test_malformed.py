@@ -1,0 +1,153 @@
+"""Requests made at random, near the right ones and far from them: no 5xx, no traceback, no hang."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.generated import examples
+from tests.hostile import BODIES, mutations
+from tests.server.running import Running, running
+from tide.engines.scripted import ScriptedEngine
+from tide.server.limits import Limits
+
+pytestmark = pytest.mark.attack
+
+RIGHT: dict[str, Any] = {
+    "/v1/completions": {
+        "model": "scripted",
+        "prompt": ["a second one", "short words"],
+        "max_tokens": 5,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 3,
+        "min_tokens": 1,
+        "repetition_penalty": 1.1,
+        "stop": ["\n"],
+        "seed": 1,
+        "n": 1,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "logit_bias": {},
+        "tide": {"toxicity_threshold": 0.4, "max_iterations": 2, "num_samples": 2, "deadline": 9.0},
+    },
+    "/v1/chat/completions": {
+        "messages": [
+            {"role": "system", "content": "be kind"},
+            {"role": "user", "content": [{"type": "text", "text": "hello there"}]},
+        ],
+        "max_completion_tokens": 5,
+        "tools": [],
+        "n": 2,
+        "tide": {"trace": True},
+    },
+    "/v1/moderations": {"input": ["a text", {"type": "text", "text": "another"}], "model": "x"},
+    "/v1alpha1/comments:analyze": {
+        "comment": {"text": "a text", "type": "PLAIN_TEXT"},
+        "requestedAttributes": {"TOXICITY": {"scoreThreshold": 0.0}},
+        "languages": ["en"],
+        "doNotStore": True,
+        "clientToken": "x",
+    },
+    "/beta/litellm_basic_guardrail_api": {
+        "texts": ["a text"],
+        "input_type": "request",
+        "images": None,
+        "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{}"}}],
+        "request_data": {},
+    },
+}
+TYPES = ["application/json"] * 6 + ["", "text/plain", "application/json; charset=utf-16", "a/b/c"]
+ALLOWED = {200, 400, 404, 405, 413}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    limits = Limits(max_body=1_000_000, traces=True, request_seconds=10)
+    engine = ScriptedEngine(lambda x, seed: "word", max_batch=64)
+
+    def scorer(texts: list[str]) -> list[float]:
+        return [len(text) % 10 / 10 for text in texts]
+
+    with running(engine, scorer, limits=limits, max_iterations=2, num_samples=2) as found:
+        yield found
+
+
+@given(
+    st.sampled_from(sorted(RIGHT)),
+    mutations() | st.just(lambda value: value),
+    st.none() | st.none() | st.sampled_from(BODIES),
+    st.sampled_from(TYPES),
+)
+@examples(300, 10_000)
+def test_json(server: Running, path: str, mutate: Any, change: Any, kind: str) -> None:
+    body = json.dumps(mutate(RIGHT[path])).encode()
+    answer = server.http.post(
+        path, content=change(body) if change else body, headers={"content-type": kind}
+    )
+    assert answer.status_code in ALLOWED, (answer.text, body[:500])
+    assert '"internal"' not in answer.text
+    if answer.status_code != 200:
+        assert answer.json()["error"]["message"]
+
+
+def test_half_a_character_is_no_text(server: Running) -> None:
+    half, comment = "\ud800", RIGHT["/v1alpha1/comments:analyze"]
+    bodies: list[tuple[str, dict[str, Any]]] = [
+        ("/v1/completions", {"prompt": half}),
+        ("/v1/completions", {"prompt": "x", "stop": half}),
+        ("/v1/completions", {"prompt": "x", "model": half}),
+        ("/v1/completions", {"prompt": "x", half: half}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": half}]}),
+        ("/v1/moderations", {"input": half}),
+        ("/v1alpha1/comments:analyze", {**comment, "languages": [half]}),
+        ("/v1alpha1/comments:analyze", {**comment, "clientToken": half}),
+        ("/beta/litellm_basic_guardrail_api", {"input_type": "request", "texts": [half]}),
+    ]
+    for path, body in bodies:
+        headers = {"content-type": "application/json"}
+        answer = server.http.post(path, content=json.dumps(body), headers=headers)
+        assert answer.status_code == 400, (path, body)
+
+
+@given(st.sampled_from([*RIGHT, "/v1/models/", "/metrics", "/ready"]), st.data())
+@examples(60, 2_000)
+def test_bytes(server: Running, path: str, data: st.DataObject) -> None:
+    """What is no HTTP, or hardly: there is an answer or the connection is closed, in time."""
+    method = data.draw(st.sampled_from(["GET", "POST", "PUT", "HEAD", "OPTIONS", "\x00", "post"]))
+    query = data.draw(st.sampled_from(["", "?", "?key=%ff", "?key=" + "a" * 9000, "%00", "/../.."]))
+    line = f"{method} {path}{query} HTTP/1.1\r\n".encode()
+    names = ["Content-Length", "Host", "Authorization", "X-Request-Id", "Transfer-Encoding"]
+    values = ["5", "-1", "1e9", "\xff\xfe", "chunked", "Bearer \xe9", "a" * 70_000, "", "h\x00"]
+    header = st.tuples(st.sampled_from(names), st.sampled_from(values))
+    headers = data.draw(st.lists(header, max_size=3))
+    lines = b"".join(f"{name}: {value}\r\n".encode("latin-1") for name, value in headers)
+    rest = data.draw(st.sampled_from([b"\r\n", b"\r\n{}", b"", b'\r\n5\r\n{"a":\r\n0\r\n\r\n']))
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        answer = b""
+        try:
+            connection.sendall(line + lines + rest)
+            connection.shutdown(socket.SHUT_WR)
+            while chunk := connection.recv(65_536):
+                answer += chunk
+        except TimeoutError:
+            raise
+        except OSError:  # it need not be heard to the end
+            pass
+    assert not answer.startswith(b"HTTP/1.1 5"), answer[:300]
+
+
+def test_nothing_of_it_was_a_fault(server: Running, caplog: pytest.LogCaptureFixture) -> None:
+    assert server.http.get("/health").status_code == 200
+    with caplog.at_level(logging.INFO):
+        assert server.ask().status_code == 200
+    assert server.metric("tide_completions_under_way") == 0
+    assert not [line for line in server.http.get("/metrics").text.split("\n") if '"50' in line]

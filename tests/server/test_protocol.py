@@ -1,0 +1,196 @@
+"""What requests may say: each parameter is obeyed, asks for nothing, or is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.server.running import Running, running
+from tests.worlds import scripted_engine
+from tide.server.limits import Limits
+
+USER = {"role": "user", "content": "a second one"}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    with running(limits=Limits(max_tokens=50, max_choices=4)) as found:
+        yield found
+
+
+def chat(server: Running, messages: Any = None, **more: Any) -> Any:
+    messages = [USER] if messages is None else messages
+    return server.http.post("/v1/chat/completions", json={"messages": messages, **more})
+
+
+def test_what_asks_for_nothing_is_let_be(server: Running) -> None:
+    # As `vllm bench serve`, lm-eval, langchain and others send it.
+    neutral: dict[str, Any] = {
+        "repetition_penalty": 1.0,
+        "logprobs": None,
+        "n": 1,
+        "presence_penalty": 0,
+        "frequency_penalty": 0.0,
+        "best_of": 1,
+        "echo": False,
+        "suffix": None,
+        "logit_bias": {},
+        "ignore_eos": False,
+        "top_k": -1,
+        "min_p": 0,
+        "skip_special_tokens": True,
+        "user": "somebody",
+        "seed": -3,
+        "stop": [],
+        "stream": False,
+        "max_tokens": None,
+        "min_tokens": 0,
+    }
+    assert server.ask(**neutral).status_code == 200
+    for name, value in neutral.items():
+        assert server.ask(**{name: value}).status_code == 200, name
+    for_chat = {
+        "tools": [],
+        "tool_choice": "none",
+        "response_format": {"type": "text"},
+        "modalities": ["text"],
+        "logprobs": False,
+        "top_logprobs": 0,
+        "parallel_tool_calls": True,
+        "metadata": {"a": "b"},
+        "service_tier": "auto",
+        "store": False,
+    }
+    assert chat(server, **for_chat).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("logprobs", 0),
+        ("logprobs", 5),
+        ("logprobs", True),
+        ("echo", True),
+        ("best_of", 2),
+        ("presence_penalty", 0.5),
+        ("logit_bias", {"50256": -100}),
+        ("prompt_logprobs", 1),
+        ("prompt_embeds", "AAAA"),
+        ("guided_json", {}),
+        ("ignore_eos", True),
+        ("no_such_parameter", 1),
+        ("temperature", -1),
+        ("temperature", "1"),
+        ("temperature", True),
+        ("max_tokens", "5"),
+        ("max_tokens", 51),
+        ("max_tokens", 1.5),
+        ("n", 0),
+        ("n", 5),
+        ("n", 10**400),
+        ("seed", 1 << 63),
+        ("stop", [""]),
+        ("stop", 3),
+        ("stream", "yes"),
+        ("stream_options", {"no_such": 1}),
+        ("prompt", ""),
+        ("prompt", " \n"),
+        ("prompt", []),
+        ("prompt", [1, 2, 3]),
+        ("prompt", [[1, 2, 3]]),
+        ("prompt", ["x", 1]),
+        ("prompt", {"a": 1}),
+    ],
+)
+def test_what_cannot_be_done_is_refused_by_name(server: Running, name: str, value: Any) -> None:
+    answer = server.ask(**{"prompt": "x", name: value})
+    error = answer.json()["error"]
+    assert answer.status_code == 400, error
+    assert answer.headers["x-should-retry"] == "false"
+    assert error["type"] == "invalid_request_error"
+    # An empty text is told of without a name: it may be one of several.
+    assert (error["param"] or "").startswith(name) or error["message"].startswith("empty")
+
+
+def test_what_is_too_long_or_too_much_is_refused(server: Running) -> None:
+    long = server.ask("x " * 129).json()["error"]
+    assert "context of 128" in long["message"]
+    assert server.ask(["x"] * 5).json()["error"]["param"] == "n"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"toxicity_threshold": 0.9},
+        {"toxicity_threshold": 0},
+        {"strategy": "file.py:Class"},
+        {"on_unresolved": "best"},
+        {"empty_policy": "zero"},
+        {"max_iterations": 101},
+        {"num_samples": 65},
+        {"deadline": -1},
+        {"trace": "yes"},
+        {"trace": 1},
+        [],
+        "x",
+    ],
+)
+def test_options_of_ours_only_make_it_stricter(server: Running, options: Any) -> None:
+    assert server.ask(tide=options).status_code == 400
+
+
+def test_settings_reach_the_engine() -> None:
+    engine = scripted_engine()
+    seen: list[Any] = []
+    complete = engine.complete
+
+    def watching(embeddings: Any, sampling: Any, seeds: Any) -> Any:
+        seen.extend(sampling)
+        return complete(embeddings, sampling, seeds)
+
+    engine.complete = watching  # type: ignore[method-assign]
+    with running(engine, temperature=0.3, max_new_tokens=17) as server:
+        asked = {"temperature": 0.9, "top_p": 0.5, "top_k": 7, "max_tokens": 11}
+        assert server.ask(**asked).status_code == 200
+        assert (seen[-1].temperature, seen[-1].top_p, seen[-1].top_k) == (0.9, 0.5, 7)
+        assert seen[-1].max_new_tokens == 11
+        assert chat(server, max_completion_tokens=12, max_tokens=13).status_code == 200
+        assert seen[-1].max_new_tokens == 12
+        assert server.ask().status_code == 200
+        assert (seen[-1].temperature, seen[-1].max_new_tokens) == (0.3, 17)
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [],
+        [{"role": "user"}],
+        [{"role": "wizard", "content": "x"}],
+        [{"role": "tool", "content": "x", "tool_call_id": "1"}],
+        [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
+        [{"role": "user", "content": 3}],
+        [{"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}],
+        "x",
+        [[]],
+    ],
+)
+def test_messages_that_are_none(server: Running, messages: Any) -> None:
+    answer = chat(server, messages)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"].startswith("messages")
+
+
+def test_an_answer_may_be_sent_back_as_it_came(server: Running) -> None:
+    message = chat(server).json()["choices"][0]["message"]
+    extra = {"audio": None, "tool_calls": [], "annotations": [], "function_call": None}
+    assert chat(server, [USER, {**message, **extra}, USER]).status_code == 200
+
+
+def test_addresses_that_are_none(server: Running) -> None:
+    assert server.http.get("/v1/no/such").status_code == 404
+    assert server.http.get("/v1/completions").status_code == 405
+    for path in ("/no", "/v1/completions"):
+        assert set(server.http.get(path).json()["error"]) == {"message", "type", "param", "code"}
+    assert server.http.get("/openapi.json").json()["paths"]["/v1/completions"]

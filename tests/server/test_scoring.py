@@ -1,0 +1,176 @@
+"""The scoring wires, as the clients of these services see them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.server.running import Running, running, wait_until
+from tide.errors import ScorerError, ScorerUnavailable
+from tide.scorers.services.openai_moderation import OpenAIModerationScorer
+from tide.scorers.services.perspective import PerspectiveScorer
+from tide.server.limits import Limits
+
+KEY = "the-key-of-these-tests"
+TEXTS = ["toxicity 0.75", "toxicity 0.25", "a plain text"]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    with running(keys=(KEY,), limits=Limits(max_texts=8)) as found:
+        found.http.headers["x-api-key"] = KEY
+        yield found
+
+
+def test_a_client_of_perspective_needs_another_address_alone(server: Running) -> None:
+    scorer = PerspectiveScorer(key=KEY, url=server.url, queries_per_second=100)
+    assert scorer.score(TEXTS).tolist() == [0.75, 0.25, 0.0]
+    with pytest.raises(ScorerError, match="COMMENT_EMPTY"):
+        scorer.score([" "])
+    with pytest.raises(ScorerError, match="UNKNOWN_ATTRIBUTE"):
+        PerspectiveScorer("INSULT", key=KEY, url=server.url, queries_per_second=99).score(["text"])
+    with pytest.raises(ScorerUnavailable):
+        PerspectiveScorer(key="wrong", url=server.url, queries_per_second=99).score(["text"])
+
+
+def analyze(server: Running, **more: Any) -> Any:
+    body = {"comment": {"text": TEXTS[0]}, "requestedAttributes": {"TOXICITY": {}}, **more}
+    return server.http.post("/v1alpha1/comments:analyze", json=body)
+
+
+def test_perspective_s_answer(server: Running) -> None:
+    score = {"value": 0.75, "type": "PROBABILITY"}
+    answer = analyze(server, doNotStore=True, languages=["en"], clientToken="mine").json()
+    assert answer == {
+        "attributeScores": {
+            "TOXICITY": {
+                "spanScores": [{"begin": 0, "end": 13, "score": score}],
+                "summaryScore": score,
+            }
+        },
+        "languages": ["en"],
+        "detectedLanguages": ["en"],
+        "clientToken": "mine",
+    }
+    below = {"TOXICITY": {"scoreThreshold": 0.8}}
+    assert analyze(server, requestedAttributes=below).json()["attributeScores"] == {}
+    for wrong in (
+        {"requestedAttributes": {}},
+        {"requestedAttributes": {"TOXICITY": {}, "INSULT": {}}},
+        {"comment": {"text": "x " * 20_000}},
+        {"comment": None},
+    ):
+        answer = analyze(server, **wrong)
+        assert answer.status_code == answer.json()["error"]["code"] == 400
+        assert answer.json()["error"]["status"] == "INVALID_ARGUMENT"
+
+
+def test_moderations(server: Running) -> None:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY) as client:
+        found = client.moderations.create(input=TEXTS)
+        assert [one.flagged for one in found.results] == [True, False, False]
+        assert [one.category_scores.harassment for one in found.results] == [0.75, 0.25, 0.0]
+        assert found.results[0].categories.harassment is True
+        assert found.results[0].categories.violence is None  # nobody asked about that
+        assert found.model == "reading"
+        part: Any = [{"type": "text", "text": TEXTS[0]}]
+        assert client.moderations.create(input=part).results[0].flagged
+        assert client.moderations.create(input=TEXTS[0]).results[0].flagged
+        picture: Any = [{"type": "image_url", "image_url": {"url": "http://x"}}]
+        for wrong in (picture, [], ["x"] * 9):
+            with pytest.raises(openai.BadRequestError):
+                client.moderations.create(input=wrong)
+    scorer = OpenAIModerationScorer(
+        key=KEY, url=f"{server.url}/v1", categories=("harassment",), queries_per_second=100
+    )
+    assert scorer.score(TEXTS).tolist() == [0.75, 0.25, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("surfaces", "action"),
+    [
+        ({"texts": [TEXTS[1], TEXTS[2]]}, "NONE"),
+        ({"texts": [TEXTS[1], TEXTS[0]]}, "BLOCKED"),
+        ({"texts": []}, "NONE"),
+        ({}, "NONE"),
+        ({"images": ["data:image/png;base64,AAAA"]}, "BLOCKED"),
+        ({"tool_calls": [{"function": {"name": "f", "arguments": TEXTS[0]}}]}, "BLOCKED"),
+        ({"tool_calls": [{"function": {"name": "f", "arguments": TEXTS[1]}}]}, "NONE"),
+    ],
+)
+def test_litellm_s_guardrail(server: Running, surfaces: dict[str, Any], action: str) -> None:
+    body = {"input_type": "response", "request_data": {}, "litellm_version": "x", **surfaces}
+    answer = server.http.post("/beta/litellm_basic_guardrail_api", json=body)
+    assert answer.json()["action"] == action
+    assert ("blocked_reason" in answer.json()) == (action == "BLOCKED")
+
+
+def test_a_scorer_that_is_down_has_no_scores() -> None:
+    def scorer(texts: list[str]) -> list[float]:
+        raise ScorerUnavailable("down")
+
+    with running(scorer=scorer) as server:
+        bodies: dict[str, Any] = {
+            "/v1alpha1/comments:analyze": {
+                "comment": {"text": "text"},
+                "requestedAttributes": {"TOXICITY": {}},
+            },
+            "/v1/moderations": {"input": "text"},
+            "/beta/litellm_basic_guardrail_api": {"input_type": "request", "texts": ["text"]},
+        }
+        for path, body in bodies.items():
+            answer = server.http.post(path, json=body)
+            assert answer.status_code == 503
+            assert "score" not in answer.json()
+        assert server.metric('tide_scorer_errors_total{kind="ScorerUnavailable"}') >= 3
+
+
+def test_texts_that_wait_are_bounded_and_those_of_clients_that_left_are_not_scored() -> None:
+    def scorer(texts: list[str]) -> list[float]:
+        asked.append(texts)
+        assert go.wait(20)
+        return [0.0] * len(texts)
+
+    asked: list[list[str]] = []
+    go = threading.Event()
+    limits = Limits(max_waiting_texts=4, request_seconds=20)
+    with running(scorer=scorer, limits=limits) as server:
+        threads = []
+        for texts in (["one"], ["two", "three"]):
+            body = {"input": texts}
+            ask = partial(httpx.post, f"{server.url}/v1/moderations", json=body, timeout=20)
+            threads.append(threading.Thread(target=ask))
+            threads[-1].start()
+            wait_until(lambda: bool(asked))
+        with suppress(httpx.ReadTimeout):
+            httpx.post(f"{server.url}/v1/moderations", json={"input": "left"}, timeout=0.3)
+        wait_until(lambda: server.metric("tide_requests_in_flight") == 3)
+        full = server.http.post("/v1/moderations", json={"input": ["a", "b"]})
+        assert full.status_code == 429
+        assert full.headers["retry-after"] == "1"
+        go.set()
+        for thread in threads:
+            thread.join()
+        assert asked == [["one"], ["two", "three"]]
+
+
+def test_a_scorer_that_is_another_server_and_dies() -> None:
+    with running() as other:
+        service = PerspectiveScorer(
+            key=KEY, url=other.url, queries_per_second=1000, attempts=1, timeout=5
+        )
+        with running(scorer=service) as server:
+            assert server.ask().json()["choices"][0]["tide"]["accepted"] is True
+            other.server.should_exit = True
+            wait_until(lambda: server.ask(stream=True).status_code == 503)
+            answer = server.ask()
+            assert answer.json()["error"]["code"] == "scorer_unavailable"
+            assert "toxicity 0" not in answer.text
+            assert server.http.get("/ready").status_code == 503
