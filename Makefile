@@ -2,6 +2,7 @@
 # make test    set up with the test extras, then run the tests
 # make test-attacks  the same, then the tests of hostile input with thousands of cases each
 # make test-docs  the same, then run the commands and examples of README.md and docs/
+# make test-clients  set up .venv-clients with other people's clients, then run them against the server
 # make test-vllm  set up .venv-vllm with vLLM for the CPU and Ray, then run the tests that need them
 # make check   set up with the developers' extras, then lint, format check and strict types
 # make clean   remove what the other verbs made
@@ -9,22 +10,29 @@
 PYTHON ?= python3
 VENV ?= .venv
 VENV_VLLM ?= .venv-vllm
+VENV_CLIENTS ?= .venv-clients
+# Processes that share the tests; each takes about 1 GB.
+JOBS ?= 2
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-attacks test-docs test-vllm check clean
+.PHONY: demo test test-attacks test-docs test-clients test-vllm check clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.with-profanity
 	$(BIN)/tide run --preset margin --input examples/prompts.txt --judge profanity-check --mask
 
 test: $(VENV)/.with-test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(JOBS)
 
 test-attacks: $(VENV)/.with-test
-	$(BIN)/python -m pytest --hypothesis-profile=long -m attack
+	$(BIN)/python -m pytest --hypothesis-profile=long -m attack -n $(JOBS)
 
 test-docs: $(VENV)/.with-test
 	$(BIN)/python -m pytest -m docs tests/test_docs.py
+
+# The clients raise warnings of their own.
+test-clients: $(VENV)/.with-test $(VENV_CLIENTS)/.ready
+	TIDE_PYTHON=$(abspath $(BIN)/python) $(VENV_CLIENTS)/bin/python -m pytest -m clients -W default tests/clients
 
 test-vllm: $(VENV_VLLM)/.ready
 	$(VENV_VLLM)/bin/python -m pytest -m vllm tests/vllm
@@ -50,6 +58,12 @@ $(VENV_VLLM)/.ready: pyproject.toml constraints-vllm.txt
 		torchvision torchaudio torchcodec
 	touch $@
 
+$(VENV_CLIENTS)/.ready:
+	test -x $(VENV_CLIENTS)/bin/python || $(PYTHON) -m venv $(VENV_CLIENTS)
+	$(VENV_CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check \
+		litellm langchain-openai llm google-api-python-client 'lm-eval[api]' pytest hypothesis
+	touch $@
+
 clean:
-	rm -rf $(VENV) $(VENV_VLLM) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV_VLLM) $(VENV_CLIENTS) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -42,7 +42,7 @@ def row(run: Run, judges: list[str]) -> list[str]:
 
 
 def main(
-    only: Annotated[str, typer.Option(help="Methods, comma-separated.")] = "",
+    only: Annotated[str, typer.Option(help="Methods, comma-separated.")] = ",".join(METHODS),
     add: Annotated[list[str] | None, typer.Option(help="Further specs.")] = None,
     guides: Annotated[str, typer.Option(help="Of one, two.")] = "one,two",
     first: int = 601,
@@ -53,7 +53,7 @@ def main(
     prompts = [row.text for row in load_benchmark("rtp").rows[first - 1 : last]]
     chosen = [
         f"{method}{',' if ':' in method else ':'}toxicity_threshold={tau}"
-        for method in (only.split(",") if only else METHODS)
+        for method in filter(None, only.split(","))
         for tau in TAUS
     ] + list(add or [])
     table = Table(box=box.SIMPLE, padding=(0, 0), title=f"prompts {first} to {last}")

@@ -10,6 +10,9 @@ from tests.generated import LONG
 
 # The models here are tiny: a second thread would only wait for the first, long on a busy machine.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# A test that needs a width sets it. pytest-xdist passes its own terminal's on, and a console keeps
+# what it finds when it is made.
+os.environ.pop("COLUMNS", None)
 # No test asks the hub; where one names what is not here, the answer comes at once.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Read when transformers is first imported: a loading bar on stderr is no error message.

@@ -8,7 +8,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from tests.chats import GOOD, save_chat_model
 from tests.docs_pages import REPOSITORY
 from tests.models import save_causal_lm
 
@@ -31,7 +30,6 @@ def prepare(root: Path) -> Path:
     for name in ("artefacts", "examples"):
         shutil.copytree(REPOSITORY / name, here / name, dirs_exist_ok=True)
     save_causal_lm(here / "my-model", "llama")
-    save_chat_model(here / "my-chat-model", GOOD["chatml"])
     write(here / "chats.jsonl", [{"messages": [{"role": "user", "content": c}]} for c in _PLACES])
 
     write(data / "benchmarks" / "rtp_challenging.jsonl", numbered[:8])
