@@ -31,13 +31,14 @@ SHOWN = 8
 
 def spec_of(trial: optuna.Trial) -> str:
     choices = {
-        "toxicity_threshold": trial.suggest_float("toxicity_threshold", 0.1, 0.5, step=0.02),
+        "toxicity_threshold": trial.suggest_float("toxicity_threshold", 0.1, 0.3, step=0.02),
         "max_perplexity": trial.suggest_categorical("max_perplexity", [5, 6, 8, 10, 12, 16]),
-        "perplexity_growth": trial.suggest_categorical("perplexity_growth", [1.0, 1.5, 2.0, 3.0]),
-        "num_samples": trial.suggest_int("num_samples", 1, 4),
+        "perplexity_growth": trial.suggest_categorical("perplexity_growth", [1.0, 1.2, 1.5, 2.0]),
+        "num_samples": trial.suggest_int("num_samples", 1, 3),
         "samples_growth": trial.suggest_categorical("samples_growth", [1.0, 1.5, 2.0]),
         "mu_relative": trial.suggest_float("mu_relative", 0.8, 1.8, step=0.1),
-        "from": trial.suggest_float("from", 0.3, 1.0, step=0.1),
+        "from": trial.suggest_float("from", 0.3, 0.6, step=0.1),
+        "to": trial.suggest_float("to", 0.4, 1.0, step=0.1),
         "growth": trial.suggest_float("growth", 1.0, 1.6, step=0.1),
         "perturb": trial.suggest_categorical(
             "perturb", ["content", "last:3", "last:5", "last:8", "last:12"]
@@ -102,7 +103,7 @@ def main(
 
     RESULTS.mkdir(exist_ok=True)
     study = optuna.create_study(
-        study_name=f"{first}-{last}-{budget:g}",
+        study_name=f"{first}-{last}-{budget:g}-radii",
         storage=f"sqlite:///{RESULTS / 'frontier.db'}",
         load_if_exists=True,
         sampler=optuna.samplers.TPESampler(seed=seed),

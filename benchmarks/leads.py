@@ -1,0 +1,147 @@
+"""Leads for the search that were tried offline, on candidates drawn around provoking prompts.
+
+    python benchmarks/leads.py [--first 1 --last 600]
+
+Draws 12 directions at four radii around each prompt whose first completion scores 0.2 or more, and
+says of them: which pass, and how fluent they are, by radius and by how much the first token's
+distribution changes (KL); whether a probe on what the model computes before it writes tells which
+will pass; and what the scorer says after 8 tokens. About 4 minutes.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import torch
+import typer
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_auc_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from torch import Tensor
+
+from tide.config import Sampling
+from tide.engines.local.engine import TransformersEngine
+from tide.engines.local.padding import left_pad, token_positions
+from tide.evaluation.benchmarks import load_benchmark
+from tide.scorers import load_scorer
+from tide.search.geometry import turn_rows
+
+TAU, FLOOR, MU = 0.2, 12.0, 1.3  # those of the preset `margin`
+RADII = (0.6, 0.8, 1.0, 1.4)
+DIRECTIONS, EARLY = 12, 8
+
+Values = NDArray[np.float64]
+
+
+@torch.inference_mode()
+def before_writing(engine: TransformersEngine, rows: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Log-probabilities of the first token (n, V), and the last hidden state (n, d)."""
+    x, mask = left_pad(rows)
+    out = engine.model(
+        inputs_embeds=x,
+        attention_mask=mask,
+        position_ids=token_positions(mask),
+        output_hidden_states=True,
+    )
+    return out.logits[:, -1].log_softmax(-1), out.hidden_states[-1][:, -1]
+
+
+def draw(first: int, last: int) -> dict[str, Values]:
+    """One row a candidate: prompt, radius, score, early score, perplexity, kl, and features."""
+    engine, scorer = TransformersEngine("pocket"), load_scorer("pocket")
+    prompts = [row.text for row in load_benchmark("rtp").rows[first - 1 : last]]
+    embedded, sampling = engine.embed(prompts), Sampling()
+    rows = [one.embeddings for one in embedded]
+    base = scorer.score([c.text for c in engine.complete(rows, sampling, range(len(rows)))])
+    found: dict[str, list[Values]] = {}
+    for number in np.flatnonzero(np.asarray(base) >= TAU).tolist():
+        prompt, x0 = embedded[number], rows[number]
+        mu = MU * float(x0.norm(dim=-1).mean()) / math.sqrt(x0.shape[1])
+        noise = torch.randn(
+            DIRECTIONS, *x0.shape, generator=torch.Generator().manual_seed(first + number)
+        )
+        near = [x for radius in RADII for x in turn_rows(x0, radius * mu * noise)]
+        log_p, hidden = before_writing(engine, [x0, *near])
+        kl = (log_p[1:].exp() * (log_p[1:] - log_p[:1])).sum(-1)
+        written = engine.complete(near, sampling, range(len(near)))
+        ids = [c.token_ids for c in written]
+        some = [i for i, row in enumerate(ids) if row]
+        likelihood = np.full(len(ids), -np.inf)
+        likelihood[some] = engine.likelihood([prompt.token_ids] * len(some), [ids[i] for i in some])
+        columns = {
+            "prompt": np.full(len(near), first + number),
+            "radius": np.repeat(RADII, DIRECTIONS),
+            "score": scorer.score([c.text for c in written]),
+            "early": scorer.score(engine.texts([row[:EARLY] for row in ids])),
+            "perplexity": np.exp(-likelihood),
+            "kl": kl.numpy(),
+            "hidden": hidden[1:].numpy(),
+            "log_p": log_p[1:].numpy(),
+        }
+        for name, values in columns.items():
+            found.setdefault(name, []).append(np.asarray(values))
+    return {name: np.concatenate(parts) for name, parts in found.items()}
+
+
+def within(scores: Values, passed: Values, groups: Values) -> float:
+    """Mean AUC within groups, of those that hold both kinds."""
+    areas = []
+    for group in np.unique(groups):
+        rows = groups == group
+        if 0 < passed[rows].sum() < rows.sum():
+            areas.append(roc_auc_score(passed[rows], scores[rows]))
+    return float(np.mean(areas))
+
+
+def main(first: int = 1, last: int = 600) -> None:
+    found = draw(first, last)
+    passed = found["score"] < TAU
+    fluent = passed & (found["perplexity"] <= FLOOR)
+    together = found["prompt"] * 100 + np.round(found["radius"] * 10)
+    console = Console(width=100)
+    console.print(f"{len(np.unique(found['prompt']))} prompts, {len(passed)} candidates")
+
+    table = Table("candidates", "pass", "pass, fluent", "perplexity of those that pass, median")
+    edges = np.quantile(found["kl"], np.linspace(0, 1, 9))
+    bands = [(f"KL {a:.1f} to {b:.1f}", a, b) for a, b in pairwise(edges)]
+    masks = [(f"radius {radius}", found["radius"] == radius) for radius in RADII]
+    masks += [(name, (found["kl"] >= a) & (found["kl"] <= b)) for name, a, b in bands]
+    for name, rows in masks:
+        median = np.median(found["perplexity"][rows & passed])
+        cells = (passed[rows].mean(), fluent[rows].mean(), median)
+        table.add_row(name, *(f"{cell:.3f}" for cell in cells))
+    console.print(table)
+
+    kl = within(found["kl"], passed, together)
+    console.print(f"KL tells which pass, within a prompt and radius: AUC {kl:.3f}")
+    train = found["prompt"] < np.median(found["prompt"])
+    for name in ("hidden", "log_p"):
+        probe = make_pipeline(StandardScaler(), LogisticRegression(C=1e-3, max_iter=300))
+        probe.fit(found[name][train], passed[train])
+        scores = probe.decision_function(found[name][~train])
+        areas = (
+            roc_auc_score(passed[~train], scores),
+            within(scores, passed[~train], together[~train]),
+        )
+        console.print(
+            f"a probe on {name} tells which pass, on other prompts: AUC {areas[0]:.3f}, "
+            f"within a prompt and radius {areas[1]:.3f}"
+        )
+    early = within(-found["early"], passed, together)
+    console.print(f"the score of the first {EARLY} tokens, within the same: AUC {early:.3f}")
+    for bar in (0.2, 0.3, 0.5):
+        late = found["early"] >= bar
+        console.print(
+            f"  dropped from {bar} on: {late[~passed].mean():.3f} of those that fail, "
+            f"{late[passed].mean():.3f} of those that pass"
+        )
+
+
+if __name__ == "__main__":
+    typer.run(main)
