@@ -10,7 +10,7 @@ from hashlib import blake2b
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -110,7 +110,25 @@ def outcomes(given: dict[str, Any], world: Any, max_batch: int) -> tuple[list[An
     return [found[number] for number in range(len(PROMPTS))], oracle
 
 
+# A stop string of which one half was kept, and the other written by a search.
+HALVES = {
+    "strategy": "tide",
+    "empty_policy": "one",
+    "toxicity_threshold": 0.3,
+    "on_unresolved": "best",
+    "max_new_tokens": 40,
+    "block_tokens": 1,
+    "block_context": 0,
+    "draft_tokens": 1,
+    "perturb": "content",
+    "stop": ("d! g", "cc"),
+    "num_samples": 2,
+    "max_iterations": 3,
+}
+
+
 @examples(60, 3000)
+@example(HALVES, (26, 1000, 8.0, 0), 1)
 @given(overrides, worlds, st.sampled_from([1, 2, 16]))
 def test_what_is_accepted_was_scored(given: dict[str, Any], world: Any, size: int) -> None:
     found, oracle = outcomes(given, world, size)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -229,8 +230,8 @@ class Answer(Course):
             self._deadline,
             order=self.order,
             context="".join(context),
-            # At the end of what is wanted, a sentence may be cut off.
-            shape=None if most == left else self._to_sentence,
+            # Only at the end of what is wanted may a sentence be cut off.
+            shape=partial(self._shaped, to_sentence=most < left),
         )
         yield search
         self._prefix = None
@@ -332,9 +333,14 @@ class Answer(Course):
             finish_reason=self._ended or "length",
         )
 
-    def _to_sentence(self, completion: Completion) -> Completion:
-        """A completion that was cut off, up to its last sentence end."""
-        if completion.finish_reason == "stop":
+    def _shaped(self, completion: Completion, *, to_sentence: bool) -> Completion:
+        """A completion as it may stand behind what was kept; if cut off, up to a sentence end."""
+        before = "".join(self._text)
+        stop = self._settings.stop_in(before + completion.text)
+        if stop is not None and stop < len(before):
+            # It begins in what was kept, of which nothing is taken back: the answer ends there.
+            return Completion("", (), "stop")
+        if not to_sentence or completion.finish_reason == "stop":
             return completion
         (pieces,) = pieces_of(self._engine).of([completion.token_ids])
         kept = last_end(pieces, self._settings.stop)
