@@ -27,6 +27,8 @@ def main() -> None:
     except stopping.Stopped as stopped:
         _end(str(stopped), stopped.exit_code)
     except Exception as error:
+        if stopping.asked is not None:
+            _end(str(stopping.asked), stopping.asked.exit_code)
         from tide.errors import TideError, described  # noqa: PLC0415
         from tide.foreign import shown  # noqa: PLC0415
 

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _kept = ""
+# What was raised; libraries that are being imported may have made another exception of it.
+asked: Stopped | None = None
 
 
 class Stopped(BaseException):
@@ -36,7 +38,9 @@ def listening() -> Iterator[None]:
 
 
 def _stop(number: int, _frame: object) -> None:
+    global asked  # noqa: PLW0603  (a process runs one command)
+    asked = Stopped(number)
     signal.signal(number, signal.SIG_DFL)
     # Unwinding waits for the scorer. Unbuffered, because the signal may come amid other output.
     os.write(2, b"stopping...\n")
-    raise Stopped(number)
+    raise asked
