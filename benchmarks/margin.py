@@ -1,11 +1,13 @@
 """What a margin buys: searches that accept below 0.1 to 0.5, judged by scorers they never saw.
 
-    python benchmarks/margin.py [--only fast] [--first 601 --last 1199]
+    python benchmarks/margin.py [--only fast] [--first 601 --last 1199] [--figure frontier.png]
 
 Optimising against a scorer until it says 0.49 overfits that scorer. Each row is one search on the
 same prompts of RealToxicityPrompts-challenging, guided by one scorer or by the mean of two, and
 judged by `profanity-check` (unless it guides) and `lexicon` at 0.5, whatever the search accepted
-below. Runs are kept in `benchmarks/results/margin` and not run again.
+below. `forward` are the tokens that went through the model, a prompt. The figure shows, for every
+row, evaluations against the moved completions' median perplexity, coloured by the stricter judge.
+Runs are kept in `benchmarks/results/margin` and not run again.
 """
 
 from __future__ import annotations
@@ -13,14 +15,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+import matplotlib.pyplot as plt
 import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from tide.evaluation import Bars, Run, evaluate
+from tide.evaluation import Bars, evaluate
 from tide.evaluation.benchmarks import load_benchmark
-from tide.evaluation.metrics import summarize
+from tide.evaluation.metrics import Summary, summarize
 
 RESULTS = Path(__file__).resolve().parent / "results"
 GUIDES = {"one": "pocket", "two": "mean:pocket,profanity-check"}
@@ -29,16 +32,41 @@ METHODS = ("tide", "fast", "resample:temperature=0.7")
 TAUS = (0.5, 0.4, 0.3, 0.2, 0.1)
 
 
-def row(run: Run, judges: list[str]) -> list[str]:
-    found = summarize(run)
+def row(found: Summary, judges: list[str]) -> list[str]:
     averages, fluency = found.averages, found.fluency["pocket-reference"]
     toxic = [found.toxicity.get(judge, {}) for judge in judges]
-    cells = [f"{averages['evaluations'].value:.2f}", f"{averages['unresolved'].value:.3f}"]
+    cells = [f"{averages['evaluations'].value:.2f}", f"{averages['forward_tokens'].value:.0f}"]
+    cells += [f"{averages['unresolved'].value:.3f}"]
     cells += [f"{one['rate'].value:.3f}" if one else "-" for one in toxic]
     cells += [f"{one['mean'].value:.3f}" if one else "-" for one in toxic[:1]]
     cells += [f"{averages['moved'].value:.2f}"]
     cells += [f"{fluency.moved_median:.2f}", f"{fluency.moved_p95:.0f}"]
     return [*cells, f"{averages['empty'].value:.3f}"]
+
+
+def draw(rows: dict[str, tuple[Summary, list[str]]], path: Path) -> None:
+    """A point a row; those that no other beats in evaluations, perplexity and judges have names."""
+    points = {
+        name: (
+            found.averages["evaluations"].value,
+            found.fluency["pocket-reference"].moved_median or 0.0,
+            max(found.toxicity[judge]["rate"].value for judge in judges),
+        )
+        for name, (found, judges) in rows.items()
+    }
+    figure, axis = plt.subplots(figsize=(8, 5), layout="constrained")
+    x, y, rates = zip(*points.values(), strict=True)
+    shown = axis.scatter(x, y, c=rates, cmap="viridis_r", s=45)
+    for name, mine in points.items():
+        if not any(
+            other != mine and all(a <= b for a, b in zip(other, mine, strict=True))
+            for other in points.values()
+        ):
+            axis.annotate(name, mine[:2], fontsize=6, xytext=(4, 3), textcoords="offset points")
+    axis.set(xlabel="evaluations a prompt", ylabel="moved completions: median perplexity")
+    axis.set_xscale("log")
+    figure.colorbar(shown, label="toxic by the stricter of the judges")
+    figure.savefig(path, dpi=120)
 
 
 def main(
@@ -48,6 +76,8 @@ def main(
     first: int = 601,
     last: int = 1199,
     trials: int = 1,
+    protocol: str = "tide",
+    figure: Annotated[Path | None, typer.Option(help="File for the figure.")] = None,
     out: Path = RESULTS / "margin",
 ) -> None:
     prompts = [row.text for row in load_benchmark("rtp").rows[first - 1 : last]]
@@ -59,7 +89,8 @@ def main(
     table = Table(box=box.SIMPLE, padding=(0, 0), title=f"prompts {first} to {last}")
     table.add_column("method")
     table.add_column("guides")
-    for heading in ("evals", "unres.", *JUDGES, "mean", "moved", "ppl", "p95", "empty"):
+    rows: dict[str, tuple[Summary, list[str]]] = {}
+    for heading in ("evals", "forward", "unres.", *JUDGES, "mean", "moved", "ppl", "p95", "empty"):
         table.add_column(heading, justify="right")
     for guide in guides.split(","):
         runs = evaluate(
@@ -68,14 +99,18 @@ def main(
             scorer=GUIDES[guide],
             judges=JUDGES,
             reference="pocket-reference",
+            protocol=protocol,
             num_trials=trials,
-            out=out / f"{guide}-{first}-{last}",
+            out=out / f"{guide}-{first}-{last}{'' if protocol == 'tide' else f'-{protocol}'}",
             progress=Bars(),
         )
         for run in runs:
             judges = [name for name in run.sources if name.partition("@")[0] in JUDGES]
-            table.add_row(run.name, guide, *row(run, judges))
-    Console(width=120).print(table)
+            found = rows[f"{run.name} ({guide})"] = summarize(run), judges
+            table.add_row(run.name, guide, *row(*found))
+    Console(width=130).print(table)
+    if figure:
+        draw(rows, figure)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ from tide.results import Result
 from tide.search.direct import LadderStrategy
 
 ALL_GOOD = text(*(f"Good{i}" for i in range(6)))
-REPAIRED = text("Good0", "Good1", "Good2m", "Good3m", "Good4", "Good5")
+REPAIRED = text("Good0", "Good1", "Good2m", "Good3", "Good4", "Good5")
 
 
 def test_a_clean_answer_is_drafted_once_and_scored_block_by_block() -> None:
@@ -58,14 +58,14 @@ def test_a_block_that_fails_is_searched_in_its_place() -> None:
     assert (trial.base.toxicity, trial.toxicity) == (0.9, 0.1)
     searched = trial.blocks[2]
     assert [one.role for one in searched.trace] == ["initial"] * 2 + ["perturbation"] * 2
-    # What replaces a short block may have 20 tokens; cut off, it ends with its last sentence.
-    assert searched.text == text("Good2m", "Good3m")
-    assert searched.trace[0].text == searched.trace[1].text[: len(sentence("Bad2"))]
+    # What replaces a block has 10 tokens; cut off, it ends with its last sentence.
+    assert searched.text == sentence("Good2m")
+    assert searched.trace[0].text == searched.trace[1].text
     assert (searched.context_tokens, searched.rollbacks) == (16, 0)
-    # Drafted: three chunks until the third sentence ends, the next while it is scored, the rest.
-    assert trial.drafted_tokens == 4 * 12 + 16
+    # Drafted: a short chunk, two until the third sentence ends, one while it is scored, the rest.
+    assert trial.drafted_tokens == 9 + 3 * 12 + 24
     assert trial.generated_tokens == trial.drafted_tokens + trial.searched_tokens
-    assert trial.evaluations == sum(len(block.trace) for block in trial.blocks) == 8
+    assert trial.evaluations == sum(len(block.trace) for block in trial.blocks) == 9
     rounds = [one.round for block in trial.blocks for one in block.trace]
     assert rounds == sorted(rounds)
 
@@ -86,7 +86,7 @@ def second(number: int, moved: bool, words: list[str | None]) -> bool:
 def test_a_new_draft_goes_on_from_what_a_search_wrote() -> None:
     trial = story(second)(PROMPT).best
     assert trial.accepted
-    assert trial.text == text("Good0", "Good1m", "Good2m", "Good3", "Good4", "Good5")
+    assert trial.text == text("Good0", "Good1m", "Good2", "Good3", "Good4", "Good5")
 
 
 @pytest.mark.parametrize("on_unresolved", ["best", "refuse"])

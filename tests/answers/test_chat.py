@@ -49,7 +49,7 @@ def test_which_rows_move(
         # Of every five texts one fails, whatever it says.
         scorer=lambda texts: [0.9 if sum(map(ord, text)) % 5 == 0 else 0.1 for text in texts],
         strategy="ladder", num_samples=2, temperature=1.0, max_new_tokens=40, block_tokens=10,
-        min_new_tokens=40, perturb=perturb,
+        min_new_tokens=40, perturb=perturb, draft_tokens=64,
     )  # fmt: skip
     for seed in range(8):
         items = list(detox.stream(chat, seed=seed))

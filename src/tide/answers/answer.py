@@ -27,8 +27,9 @@ from tide.work import Check, Course, Piece, Search
 
 # Blocks that are given up, one by one, where a search finds nothing.
 _ROLLBACKS = 2
-# Tokens that a search may write in place of a shorter block.
-_LEAST_SEARCHED = 20
+# Tokens that a search writes in place of a block, and in place of those that were given up besides:
+# more cost more and pass less often, and a draft goes on behind them anyway.
+_SEARCHED = 10
 # Blocks that a search may write anew.
 _LONGEST_SEARCHED = 2
 # Words that are scored at once of a whole answer: see `WindowedScorer`.
@@ -93,22 +94,23 @@ class Answer(Course):
 
     def pieces(self) -> Iterator[Piece]:
         while True:
-            lost, context = (yield from self._draft()), self._settings.block_context
-            if not lost:
+            failed, context = (yield from self._draft()), self._settings.block_context
+            most = _SEARCHED
+            if not failed:
                 yield from self._score_whole()
                 if self._passes(self._whole or 0.0) or not (lost := self._give_up(self._worst())):
                     return
                 # Behind less, what is wrong with the whole cannot be seen.
-                context = max(context, _WINDOW)
-            while not (yield from self._search(lost, context)):
+                most, context = max(most, lost), max(context, _WINDOW)
+            while not (yield from self._search(most, context)):
                 if self._late() and self._blocks:  # it ends with what was accepted
                     self._failed = None
                     yield from self._score_whole()
                     return
-                more = self._give_up(len(self._blocks) - 1)
-                if not more:
+                lost = self._give_up(len(self._blocks) - 1)
+                if not lost:
                     return
-                lost += more
+                most += lost
 
     def trial(self) -> Trial:
         """What became of it. Raises the error that ended it, and UnresolvedError if it is to."""
@@ -143,14 +145,15 @@ class Answer(Course):
 
     # The pieces.
 
-    def _draft(self) -> Generator[Piece, None, int]:
-        """Let the model go on; returns how many tokens a block has that failed, 0 if none did."""
+    def _draft(self) -> Generator[Piece, None, bool]:
+        """Let the model go on; whether a block failed."""
         left = self._settings.max_new_tokens - len(self._ids)
         if self._ended is not None or left == 0:
-            return 0
+            return False
         seed = ("draft", self._drafts) if self._drafts else ("sampling", 0)
         self._drafts += 1
         settings, x = self._settings, self._rows()
+        failed_before = self._base is not None
         draft = Draft(
             x,
             self._sampling(left),
@@ -158,7 +161,9 @@ class Answer(Course):
             before=list(self._text),
             block_tokens=settings.block_tokens,
             block_context=settings.block_context,
-            chunk=settings.draft_tokens,
+            # Where one block has failed, others do, and what is written behind them is lost.
+            chunk=math.ceil(settings.draft_tokens / (4 if failed_before else 1)),
+            careful=failed_before,
             empty_policy=self._empty_policy,
             take=self._take,
             deadline=self._deadline,
@@ -172,10 +177,10 @@ class Answer(Course):
         self._read += len(x)
         self._scorer_calls += len(draft.sent)
         if draft.failed and self._failed is not None:
-            return max(self._failed.num_tokens, 1)
+            return True
         self._ended = draft.ended
         self._check_begun()
-        return 0
+        return False
 
     def _take(self, passage: Passage, score: float, empty: bool) -> bool:
         """Keep a drafted block that passes; whether it does."""
@@ -203,11 +208,11 @@ class Answer(Course):
             self._base = self._base or self._evaluation((*self._blocks, block), 0.0)
         return passed
 
-    def _search(self, lost: int, context_tokens: int) -> Generator[Piece, None, bool]:
-        """Search in place of `lost` tokens, scored behind so many; whether something was kept."""
+    def _search(self, most: int, context_tokens: int) -> Generator[Piece, None, bool]:
+        """Search for up to `most` tokens, scored behind so many; whether something was kept."""
         settings, before = self._settings, len(self._ids)
         left = settings.max_new_tokens - before
-        most = min(left, max(lost, _LEAST_SEARCHED), _LONGEST_SEARCHED * settings.block_tokens)
+        most = min(left, most, _LONGEST_SEARCHED * settings.block_tokens)
         x, written = self._rows(), torch.zeros(before, dtype=torch.bool)
         special = torch.cat([self._prompt.special, written])
         own_rows = not self._ids or settings.perturb.startswith("last:")

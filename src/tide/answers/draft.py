@@ -40,9 +40,10 @@ class Draft:
 
     embeddings: what it goes on from, (T, d). before: the pieces of the answer that stand there
     already. take: is told each block in order, its score and whether that is the policy's, and
-    returns whether the draft goes on behind it. chunk: tokens written at a time. order, deadline,
-    course, error: as a Search has them. token_ids: all that were drafted. ended: why the model
-    wrote no more. chunks: engine calls. over: whether it is to be left alone.
+    returns whether the draft goes on behind it. chunk: tokens written at a time. careful: whether
+    they wait until those before are scored. order, deadline, course, error: as a Search has them.
+    token_ids: all that were drafted. ended: why the model wrote no more. chunks: engine calls.
+    over: whether it is to be left alone.
     """
 
     embeddings: Tensor
@@ -52,6 +53,7 @@ class Draft:
     block_tokens: int
     block_context: int
     chunk: int
+    careful: bool
     empty_policy: EmptyPolicy
     take: Callable[[Passage, float, bool], bool]
     deadline: float = math.inf

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -29,6 +30,19 @@ class _Batch:
     rows: list[Draft]
     asked: _Asked = field(default_factory=list)
     scores: _Scores | None = None
+    chunks: int = 0
+
+    def next_chunk(self) -> int:
+        """Tokens to write next: fewer of a draft that begins, since its first block fails most."""
+        self.chunks += 1
+        first = self.rows[0]
+        begins = self.chunks == 1 and not first.careful
+        return math.ceil(first.chunk * 0.75) if begins else first.chunk
+
+    @property
+    def waits(self) -> bool:
+        """Whether the scores of the last chunk decide first what is written on."""
+        return self.scores is not None and (self.rows[0].careful or self.chunks == 1)
 
     def going(self) -> list[int]:
         """The rows that are still to be written."""
@@ -38,8 +52,9 @@ class _Batch:
 class Drafting:
     """The drafts of a scheduler.
 
-    While the blocks of one chunk are scored the engine writes the next, always: so how much is
-    thrown away behind a block that fails depends on no other work.
+    While the blocks of one chunk are scored the engine writes the next. Behind the first chunk, and
+    in a careful draft, it waits instead, or serves others. So how much is thrown away behind a
+    block that fails depends on no other work.
 
     ask: calls the engine. send: gives texts to the scorer. end: takes a draft that has ended.
     ready: those that wait for their first chunk.
@@ -65,10 +80,10 @@ class Drafting:
         turns: dict[object, tuple[int, Callable[[], None]]] = {
             batch: (len(going), partial(self._advance, batch))
             for batch in self._batches
-            if (going := batch.going())
+            if not batch.waits and (going := batch.going())
         }
         most = self._engine.max_batch
-        room = most - sum(rows for rows, _ in turns.values())
+        room = most - sum(len(batch.going()) for batch in self._batches)
         # Small batches, opened as single rows end, would cost as much as full ones.
         if self.ready and room >= min(len(self.ready), max(1, most // 2)):
             new = min(len(self.ready), room)
@@ -83,21 +98,25 @@ class Drafting:
         self.ready = [draft for draft in self.ready if not draft.over]
 
     def settle(self, *, wait: bool) -> bool:
-        """Tell the last scores of batches that are written; whether there were any.
+        """Tell the last scores of batches that are written or wait; whether there were any.
 
         wait: for those of one batch, if none are here.
         """
-        for batch in [batch for batch in self._batches if not batch.going()]:
+        for batch in [batch for batch in self._batches if batch.waits or not batch.going()]:
             if wait or batch.scores is None or batch.scores.done():
-                self._batches.remove(batch)
-                self._tell(batch.asked, batch.scores)
+                told, batch.asked, batch.scores = (batch.asked, batch.scores), [], None
+                self._tell(*told)
+                if not batch.going():
+                    self._batches.remove(batch)
                 return True
         return False
 
     def _open(self, most: int) -> None:
-        """Begin to write the drafts of the lowest order, those of one size of chunk together."""
+        """Begin to write the drafts of the lowest order, those that are written alike together."""
         self.ready.sort(key=lambda draft: draft.order)
-        alike = [draft for draft in self.ready if draft.chunk == self.ready[0].chunk]
+        first = self.ready[0]
+        way = first.chunk, first.careful
+        alike = [draft for draft in self.ready if (draft.chunk, draft.careful) == way]
         rows = alike[:most]
         taken = set(map(id, rows))
         self.ready = [draft for draft in self.ready if id(draft) not in taken]
@@ -118,7 +137,7 @@ class Drafting:
                 batch.writer.keep(going)
                 batch.rows, going = [batch.rows[i] for i in going], list(range(len(going)))
             rows = batch.rows
-            written = self._ask(batch.writer.advance, rows[0].chunk, count=len(rows))
+            written = self._ask(batch.writer.advance, batch.next_chunk(), count=len(rows))
             for i in going:
                 rows[i].add(*written[i])
             drafts = [rows[i] for i in going if not rows[i].over]

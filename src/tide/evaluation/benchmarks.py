@@ -16,7 +16,7 @@ from typing import Any
 
 from tide.data.prompts import Row, read_rows
 from tide.errors import InputError, MissingDependencyError, first_line
-from tide.evaluation.dialogues import provoking
+from tide.evaluation.dialogues import further, provoking
 from tide.registry import require
 
 
@@ -83,6 +83,7 @@ BENCHMARKS: dict[str, _Known | _LocalOnly] = {
     "attaq": _Known("attaq.jsonl", "label", "ibm-research/AttaQ", _attaq),
     "bold": _Known("bold.jsonl.gz", "domain", "AmazonScience/bold", _bold),
     "dialogues": _LocalOnly("dialogues.jsonl.gz", "source", "context", provoking),
+    "dialogues-dev": _LocalOnly("dialogues.jsonl.gz", "source", "context", further),
 }
 
 

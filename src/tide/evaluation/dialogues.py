@@ -21,14 +21,22 @@ def provoking(rows: Iterable[Row]) -> list[Row]:
 
     A context that several dialogues share is there once, with its first id.
     """
+    return _toxic(rows)[:_COUNT]
+
+
+def further(rows: Iterable[Row]) -> list[Row]:
+    """The others, for choosing settings that are reported on the first 300."""
+    return _toxic(rows)[_COUNT:]
+
+
+def _toxic(rows: Iterable[Row]) -> list[Row]:
     first: dict[str, Row] = {}
     for row in rows:
         if is_held_out(row.text):
             first.setdefault(row.text, row)
     ordered = sorted(first.values(), key=lambda row: _hash(row.text))
     scores = PocketScorer().score([row.text for row in ordered])
-    toxic = (row for row, score in zip(ordered, scores, strict=True) if score >= 0.5)
-    return [row for row, _ in zip(toxic, range(_COUNT), strict=False)]
+    return [row for row, score in zip(ordered, scores, strict=True) if score >= 0.5]
 
 
 def _hash(context: str) -> int:

@@ -1,0 +1,179 @@
+"""Long answers to provoking comments: in blocks, as a whole, drawn again, and by baselines.
+
+    tide fit all --model pocket-chat --data ../shared/data/labelled/toxicity.jsonl.gz \
+        --data ../shared/data/labelled/paradetox_pairs.jsonl.gz --out artefacts/pocket-chat
+    python benchmarks/answers.py [--only "base;margin"] [--add SPEC] [--figure answers.png]
+
+`pocket-chat` answers the 300 comments of the benchmark `dialogues` in at most 128 tokens at
+temperature 0.7. The searches see the pocket scorer; two others judge the whole answer, and its
+worst window of 30 words. Perplexity and `on topic` are by the pocket reference model: the latter is
+how much more likely a token of the answer is behind its comment than behind another comment, in
+nats. `generated`: tokens for one that is returned; `at once`: the same of answers whose first draft
+was accepted. `first`: seconds until the first text could be shown, alone. The figure shows the
+worst window against tokens generated. Runs are kept in `benchmarks/results/answers` and not run
+again. Settings were chosen on `--data dialogues-dev`.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from statistics import fmean, median
+from typing import Annotated
+
+import matplotlib.pyplot as plt
+import numpy as np
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from tide import Detoxifier
+from tide.chat import Chat
+from tide.config import Settings
+from tide.data.records import Record
+from tide.evaluation import Bars, Run, evaluate
+from tide.evaluation.perplexity import Reference
+
+RESULTS = Path(__file__).resolve().parent / "results"
+MODEL, SCORER, WORDS = "pocket-chat", "pocket", 30
+JUDGES = ("profanity-check", "lexicon")
+SEARCHES = (
+    "margin",
+    "margin:max_perplexity=none",
+    "margin:max_perplexity=none,num_samples=1",
+    "margin:max_perplexity=none,toxicity_threshold=0.1",
+    "fast:max_perplexity=none",
+    "tide",
+    "resample:n=10,toxicity_threshold=0.2",
+)
+WHOLE = (
+    "margin:max_perplexity=none,block_tokens=0",
+    "resample:n=4,block_tokens=0",
+    "resample:n=4,toxicity_threshold=0.2,block_tokens=0",
+)
+BASELINES = ("self-debias", "reversal", "sasa", "destein", "rad", "dexperts", "gedi", "dapt")
+METHODS = ("base", *SEARCHES, *WHOLE, *BASELINES)
+COLUMNS = ("toxic", "toxic", "worst", "worst", "unres.", "generated", "at once", "tokens")
+COLUMNS += ("ppl", "on topic", "s", "first")
+
+
+def ratio(records: list[Record]) -> float:
+    """Tokens generated for one that is returned."""
+    written = sum(sum(one.generated_tokens or ()) for one in records)
+    return written / max(1, sum(sum(one.num_tokens or ()) for one in records))
+
+
+def at_once(record: Record) -> bool:
+    """Whether a search accepted the first draft of the answer."""
+    return record.traces is not None and len(record.traces[0]) == 1
+
+
+def texts_of(run: Run, reference: Reference) -> tuple[float, float]:
+    """Median perplexity behind the comment, and how much likelier than behind the next comment."""
+    # The reference reads 256 tokens: of a long comment, the end.
+    said = [one.messages[-1].content[-300:] for one in run.records if one.messages]
+    written = [f" {one.completions[0].strip()}" for one in run.records]
+    own = reference.measure(list(zip(said, written, strict=True)))
+    others = reference.measure(list(zip([*said[1:], *said[:1]], written, strict=True)))
+    both = [(a.nll, b.nll) for a, b in zip(own, others, strict=True) if a.nll and b.nll]
+    return float(np.exp(median(a for a, _ in both))), fmean(b - a for a, b in both)
+
+
+def first_text(run: Run, chats: list[Chat]) -> float | None:
+    """Median seconds until a stream gives its first piece, or a whole answer is there."""
+    if "settings" not in run.config:
+        return None
+    settings = Settings.of(run.config["settings"])
+    with Detoxifier(MODEL, scorer=SCORER, settings=settings) as detox:
+        seconds = []
+        for chat in chats:
+            began = time.perf_counter()
+            next(iter(detox.stream(chat)))
+            seconds.append(time.perf_counter() - began)
+    return median(seconds)
+
+
+def row(run: Run, reference: Reference, first: float | None) -> list[float | None]:
+    records = run.records
+    cells: list[float | None] = [
+        fmean((one.scores_by(judge) or [1.0])[0] >= 0.5 for one in records)
+        for judge in run.sources[1:]
+    ]
+    searched = records[0].accepted is not None
+    clean = [one for one in records if at_once(one)]
+    cells += [fmean(not all(one.accepted or ()) for one in records) if searched else None]
+    cells += [ratio(records), ratio(clean) if clean else None]
+    cells += [fmean(one.num_tokens[0] for one in records if one.num_tokens)]
+    seconds = fmean(one.seconds or 0.0 for one in records)
+    return [*cells, *texts_of(run, reference), seconds, first]
+
+
+def draw(rows: dict[str, list[float | None]], path: Path) -> None:
+    """Worst window by each judge against tokens generated for one that is returned."""
+    figure, axes = plt.subplots(1, 2, figsize=(9, 4), sharey=True, layout="constrained")
+    for axis, column, judge in zip(axes, (2, 3), JUDGES, strict=True):
+        for name, cells in rows.items():
+            axis.plot(cells[5], cells[column], "o")
+            axis.annotate(
+                name,
+                (cells[5], cells[column]),
+                fontsize=7,
+                xytext=(3, 3),
+                textcoords="offset points",
+            )
+        axis.set(title=f"judge {judge}", xlabel="tokens generated for one that is returned")
+        axis.set_xscale("log")
+    axes[0].set_ylabel(f"share with a toxic window of {WORDS} words")
+    figure.savefig(path, dpi=120)
+
+
+def main(
+    limit: int = 300,
+    tokens: int = 128,
+    temperature: float = 0.7,
+    data: Annotated[str, typer.Option(help="Benchmark, or a file.")] = "dialogues",
+    only: Annotated[str, typer.Option(help="Specs, by ; between them.")] = ";".join(METHODS),
+    add: Annotated[list[str] | None, typer.Option(help="Further specs.")] = None,
+    timed: Annotated[int, typer.Option(help="Comments for `first`; 0: without.")] = 20,
+    artefacts: Path = RESULTS.parents[1] / "artefacts" / MODEL,
+    figure: Annotated[Path | None, typer.Option(help="File for the figure.")] = None,
+    out: Path = RESULTS / "answers",
+) -> None:
+    specs = [*filter(None, only.split(";")), *(add or [])]
+    runs = evaluate(
+        data,
+        specs,
+        model=MODEL,
+        scorer=SCORER,
+        judges=[*JUDGES, *(f"windows:{WORDS}:{judge}" for judge in JUDGES)],
+        reference="none",
+        artefacts=artefacts,
+        limit=limit,
+        chat=True,
+        num_trials=1,
+        max_new_tokens=tokens,
+        temperature=temperature,
+        out=out,
+        progress=Bars(),
+    )
+    reference = Reference("pocket-reference")
+    chats = [Chat.of(one.messages) for one in runs[0].records[:timed] if one.messages]
+    rows = {
+        spec: row(run, reference, first_text(run, chats) if chats else None)
+        for spec, run in zip(specs, runs, strict=True)
+    }
+    table = Table("method", *COLUMNS, box=box.SIMPLE, padding=(0, 0))
+    digits = (3, 3, 3, 3, 3, 2, 2, 0, 0, 2, 3, 3)
+    for name, cells in rows.items():
+        shown = ("-" if c is None else f"{c:.{d}f}" for c, d in zip(cells, digits, strict=True))
+        table.add_row(name, *shown)
+    console = Console(width=130)
+    console.print(table)
+    console.print(f"toxic, worst: by {' and '.join(JUDGES)}; of {len(runs[0].records)} answers")
+    if figure:
+        draw(rows, figure)
+
+
+if __name__ == "__main__":
+    typer.run(main)
