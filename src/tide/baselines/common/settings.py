@@ -22,7 +22,7 @@ Candidates = Annotated[int, Field(ge=1, le=10_000)]
 # authors did with models of the middle size; of a small one the updates would outweigh the model,
 # and of a large one its gradients would not fit.
 _BY_SIZE: tuple[tuple[float, dict[str, Any]], ...] = (
-    (3e7, {"steps": 800, "learning_rate": 1e-3, "rank": 32, "max_tokens": 128}),
+    (3e7, {"steps": 500, "learning_rate": 2e-3, "rank": 32, "max_tokens": 128}),
     (5e8, {"steps": 3_000, "learning_rate": 5e-5, "rank": 0, "max_tokens": 256}),
     (float("inf"), {"steps": 3_000, "learning_rate": 2e-4, "rank": 64, "max_tokens": 128}),
 )
