@@ -59,7 +59,7 @@ def fit(
     learned: dict[str | None, dict[bool, Fitted]] = {}
     for create in learning:
         usable = auxiliary if getattr(create, "auxiliary", False) else None
-        note = {
+        note: dict[str, Any] = {
             "model": str(model),
             # What cannot use it is fitted the same with and without.
             "auxiliary": None if usable is None else str(usable),

@@ -300,7 +300,7 @@ def write_like(task: FitTask, *, toxic: bool) -> Fitted:
     what = "toxic text" if toxic else "non-toxic text"
     train([{"params": tuning.parameters}], loss, [len(row) for row in ids], task, what)
     figures |= {name: perplexity(tuning.model, rows) for name, rows in measured.items()}
-    doubts = ()
+    doubts: tuple[str, ...] = ()
     if figures["perplexity"] >= figures["perplexity before"]:
         doubts = (f"held-out {what} is no likelier than before",)
     task.learned[toxic] = Fitted(tuning.tensors(), figures, doubts)
