@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.baselines.stand_ins import STRENGTHS, use_short_prefixes
+from tests.baselines.stand_ins import OFF, STRENGTHS, use_short_prefixes
 from tests.cli.test_run import tide
 from tests.models import save_causal_lm
 from tide.baselines import load_baseline
@@ -56,6 +56,7 @@ def test_all_are_fitted_once(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Learned, saved, loaded; what is there is kept, and one alone must be asked to begin again."""
+    use_short_prefixes(monkeypatch)
     fitted = tmp_path / "out"
     command = ("--model", model, "--data", data, "--out", fitted, *QUICK)
     assert tide("fit", "all", *command, monkeypatch=monkeypatch) == 0
@@ -67,11 +68,11 @@ def test_all_are_fitted_once(
         assert f"{kind} " in shown
     for kind in ("destein", "gedi", "rad", "sasa"):
         assert notes[kind]["held_out"]["auc"] > 0.8
-    for kind, side in (("dapt", "dapt"), ("dexperts", "expert"), ("dexperts", "anti")):
+    for kind, side in (("dapt", ""), ("dexperts", "expert "), ("dexperts", "anti ")):
         figures = notes[kind]["held_out"]
-        assert figures[f"{side} perplexity"] < 0.9 * figures[f"{side} perplexity before"]
+        assert figures[f"{side}perplexity"] < 0.9 * figures[f"{side}perplexity before"]
+        assert not notes[kind]["doubts"]
     engine = TransformersEngine(model)
-    use_short_prefixes(monkeypatch)
     for kind in LEARNED:
         baseline = load_baseline(STRENGTHS[kind], engine, artefacts=fitted)
         (written,) = baseline.generate(["The weather"], SAMPLING, [0])
@@ -88,6 +89,44 @@ def test_all_are_fitted_once(
     weights = (fitted / "sasa/weights.safetensors").read_bytes()
     assert tide("fit", "sasa", *command, "--overwrite", monkeypatch=monkeypatch) == 0
     assert (fitted / "sasa/weights.safetensors").read_bytes() == weights
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_all_weights_may_learn(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Rank 0, with an output layer of its own (llama) and one that shares the embedding's."""
+    use_short_prefixes(monkeypatch)
+    model = save_causal_lm(tmp_path / "model", kind, bos=True)
+    settings = {**SETTINGS, "rank": 0, "learning_rate": 3e-3}
+    engine = TransformersEngine(model)
+    for name in ("dexperts", "rad"):
+        figures = fit(name, data, tmp_path / "out", model=model, **settings)[name]
+        if name == "rad":
+            assert figures["auc"] > 0.9
+        else:
+            for side in ("expert", "anti"):
+                assert figures[f"{side} perplexity"] < 0.9 * figures[f"{side} perplexity before"]
+        off, on = (
+            load_baseline(spec, engine, artefacts=tmp_path / "out").generate(
+                ["The weather"], SAMPLING, [0]
+            )
+            for spec in (OFF[name], STRENGTHS[name])
+        )
+        assert off != on
+
+
+def test_a_fit_that_is_too_weak_says_so(
+    model: Path, data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A model after one step tells nothing apart; it says so again where it is kept."""
+    settings = {"steps": 1, "learning_rate": 1e-6}
+    for _ in range(2):
+        fit("all", data, tmp_path, model=model, **settings)
+        said = [message for message in caplog.messages if "no fair opponent" in message]
+        assert any("gedi" in x and "on held-out texts; 0.9 is wanted" in x for x in said)
+        caplog.clear()
+    assert json.loads((tmp_path / "gedi/artefact.json").read_text())["doubts"]
 
 
 def test_from_python(model: Path, data: Path, tmp_path: Path) -> None:
