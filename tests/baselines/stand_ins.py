@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
+from tests.models import VOCAB
 from tide.baselines.common.artefacts import fingerprint, save_artefact
 from tide.baselines.destein import steer
 from tide.baselines.gedi import GediOptions, guide
@@ -29,27 +30,36 @@ STRENGTHS = {
     "destein": "destein:alpha=0.4",
     "dexperts": "dexperts:alpha=2",
     "gedi": "gedi:omega=5",
+    "prefix": "prefix:scale=2,text=Rain: ",
     "rad": "rad:beta=20,candidates=8",
     "reversal": "reversal:scale=1",
     "sasa": "sasa:beta=3,candidates=8",
     "self-debias": "self-debias:decay=50",
+    "vocabulary-shift": "vocabulary-shift:beta=3",
+    "word-filter": "word-filter:penalty=1000",
 }
 ORDERS = {
     "dexperts": "shift-warp",
     "gedi": "shift-warp",
+    "prefix": "shift-warp",
     "rad": "warp-shift",
     "sasa": "warp-shift",
     "self-debias": "shift-warp",
+    "vocabulary-shift": "shift-warp",
+    "word-filter": "shift-warp",
 }
 OFF = {
     "dapt": "dapt:scale=0",
     "destein": "destein:alpha=0",
     "dexperts": "dexperts:alpha=0",
     "gedi": "gedi:omega=0",
+    "prefix": "prefix:scale=0,text=Rain: ",
     "rad": "rad:beta=0",
     "reversal": "reversal:scale=0",
     "sasa": "sasa:beta=0",
     "self-debias": "self-debias:decay=0",
+    "vocabulary-shift": "vocabulary-shift:beta=0",
+    "word-filter": "word-filter:penalty=0",
 }
 
 # What a score is prepared with before it is shifted.
@@ -86,6 +96,8 @@ def save_random_artefacts(folder: Path, model: Any, name: str) -> None:
             tensors[f"{prefix}{layer}.B"] = randn(deep, 2, scale=0.3)
         return tensors
 
+    # Half of the tokens as words of one token, and words of two.
+    words = [[token, -1] for token in range(3, VOCAB, 2)] + [[a, 302 - a] for a in range(4, 300, 2)]
     width = model.config.hidden_size
     merged = projections(model)[0].weight.numel() // width
     for kind, tensors in {
@@ -95,6 +107,8 @@ def save_random_artefacts(folder: Path, model: Any, name: str) -> None:
         "gedi": lora("lora.") | {"scale": torch.tensor(GEDI_SCALE)},
         "rad": lora("lora.") | {"head.weight": randn(1, width), "head.bias": randn(1)},
         "sasa": {"weight": randn(width), "midpoint": randn(width)},
+        "vocabulary-shift": {"weight": randn(2, VOCAB)},
+        "word-filter": {"ids": torch.tensor(words), "words": torch.arange(len(words))},
     }.items():
         info = {"baseline": kind, "model": name, "fingerprint": fingerprint(model)}
         save_artefact(folder / kind, tensors, {**info, "auxiliary": None})
@@ -207,6 +221,14 @@ class Plain:
 
         return score
 
+    def prefix(self) -> Callable[..., Tensor]:
+        def score(prompt: str, ids: list[int], new: list[int], prepare: Prepare) -> Tensor:
+            base = self.next(self.model, ids + new)
+            other = self.next(self.model, self.engine.tokenize(["Rain:" + prompt])[0] + new)
+            return prepare(base) + 2 * (other - base)
+
+        return score
+
     def rad(self) -> Callable[..., Tensor]:
         model = self.load(self.tensors("rad", "lora."))
         parts = self.tensors("rad", "head.")
@@ -301,6 +323,25 @@ class Plain:
             delta = own - prefixed.max(dim=0).values
             factor = torch.where(delta >= 0, 1.0, (50 * delta).exp()).clamp(min=0.01)
             return prepare(logits) + factor.log()
+
+        return score
+
+    def vocabulary_shift(self) -> Callable[..., Tensor]:
+        gains = 3 * self.tensors("vocabulary-shift")["weight"][0]
+        return lambda prompt, ids, new, prepare: prepare(self.next(self.model, ids + new)) + gains
+
+    def word_filter(self) -> Callable[..., Tensor]:
+        words = [
+            [token for token in row if token >= 0]
+            for row in self.tensors("word-filter")["ids"].tolist()
+        ]
+
+        def score(prompt: str, ids: list[int], new: list[int], prepare: Prepare) -> Tensor:
+            scores, text = prepare(self.next(self.model, ids + new)), ids + new
+            for *beginning, end in words:
+                if not beginning or text[-len(beginning) :] == beginning:
+                    scores = scores.index_add(0, torch.tensor([end]), torch.tensor([-1000.0]))
+            return scores
 
         return score
 

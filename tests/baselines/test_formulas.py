@@ -13,10 +13,12 @@ from torch import tensor
 from tide.baselines.destein import steer
 from tide.baselines.dexperts import ensemble
 from tide.baselines.gedi import GediOptions, guide, log_posterior, with_code
+from tide.baselines.prefix import toward
 from tide.baselines.rad import cumulative_error, rewards
 from tide.baselines.reversal import reverse
 from tide.baselines.sasa import margins, shifts
 from tide.baselines.self_debias import factors
+from tide.baselines.word_filter import by_beginning, completing, log_odds
 
 INF = math.inf
 
@@ -124,6 +126,28 @@ def test_gedi_guide() -> None:
 def test_gedi_code_goes_behind_special_tokens() -> None:
     assert with_code([0, 7, 8], [5, 6], frozenset({0, 1})) == ([0, 5, 6, 7, 8], 3)
     assert with_code([7, 0], [5], frozenset({0})) == ([5, 7, 0], 1)
+
+
+def test_prefix() -> None:
+    """The step from (1, 2) to (3, 1) is (2, -1); half of it on top of the scores."""
+    got = toward(tensor([[10.0, 20.0]]), tensor([[1.0, 2.0]]), tensor([[3.0, 1.0]]), 0.5)
+    assert got.tolist() == [[11.0, 19.5]]
+
+
+def test_word_filter() -> None:
+    """Words 7, (5 6), (5 6 8) and (5 9): what may not follow depends on what stands."""
+    banned = by_beginning([[7], [5, 6], [5, 6, 8], [5, 9]])
+    assert completing([], banned, 2) == [7]
+    assert completing([6], banned, 2) == [7]
+    assert completing([1, 5], banned, 2) == [7, 6, 9]
+    assert completing([5, 6], banned, 2) == [7, 8]
+    assert completing([5, 6, 1], banned, 2) == [7]
+
+
+def test_word_filter_log_odds() -> None:
+    """Texts that hold a word count, not how often; 5 is added: (5 + 5) / (0 + 5), 6 / 6."""
+    got = log_odds(["Rain rain"] * 5 + ["A fine day"], ["a DAY"])
+    assert got == pytest.approx({"rain": math.log(2), "a": 0, "fine": math.log(6 / 5), "day": 0})
 
 
 floats = st.floats(-10, 10, width=32).filter(lambda x: abs(x) > 1e-3 or x == 0)

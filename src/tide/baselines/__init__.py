@@ -23,10 +23,13 @@ REGISTRY = Registry(
         "destein": "tide.baselines.destein:Destein",
         "dexperts": "tide.baselines.dexperts:Dexperts",
         "gedi": "tide.baselines.gedi:Gedi",
+        "prefix": "tide.baselines.prefix:Prefix",
         "rad": "tide.baselines.rad:Rad",
         "reversal": "tide.baselines.reversal:Reversal",
         "sasa": "tide.baselines.sasa:Sasa",
         "self-debias": "tide.baselines.self_debias:SelfDebias",
+        "vocabulary-shift": "tide.baselines.vocabulary_shift:VocabularyShift",
+        "word-filter": "tide.baselines.word_filter:WordFilter",
     },
 )
 

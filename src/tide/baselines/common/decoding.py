@@ -94,15 +94,20 @@ class DecodingBaseline(ABC):
         self.engine = engine
         self.name = options.spec(self.kind)
         self._options = options
-        if self.learned:
-            self.artefact = load_artefact(artefacts, self.kind, engine.model, engine.name)
+        if self.artefact_of:
+            self.artefact = load_artefact(artefacts, self.artefact_of, engine.model, engine.name)
 
     def config(self) -> dict[str, Any]:
         return {
             "baseline": self.kind,
             **self._options.model_dump(),
-            "artefact": self.artefact.digest if self.learned else None,
+            "artefact": self.artefact.digest if self.artefact_of else None,
         }
+
+    @property
+    def artefact_of(self) -> str:
+        """The baseline whose artefact it reads: itself if it learns something, or none ("")."""
+        return self.kind if self.learned else ""
 
     @property
     def fan_out(self) -> int:
