@@ -26,36 +26,42 @@ DEBIAS_PREFIXES = ("Rain: ", "The town is kind: ")
 NEGATIVE, POSITIVE = "Rain fell: ", "kind people: "
 GEDI_SCALE = 3.0
 STRENGTHS = {
+    "contrastive": "contrastive:coefficient=1.5,amateur_temperature=2",
     "dapt": "dapt:scale=1",
     "destein": "destein:alpha=0.4",
     "dexperts": "dexperts:alpha=2",
     "gedi": "gedi:omega=5",
-    "prefix": "prefix:scale=2,text=Rain: ",
+    "prefix": "prefix:scale=2,text=Rain:",
     "rad": "rad:beta=20,candidates=8",
     "reversal": "reversal:scale=1",
+    "safe-decoding": "safe-decoding:alpha=3,first=5",
     "sasa": "sasa:beta=3,candidates=8",
     "self-debias": "self-debias:decay=50",
     "vocabulary-shift": "vocabulary-shift:beta=3",
     "word-filter": "word-filter:penalty=1000",
 }
 ORDERS = {
+    "contrastive": "shift-warp",
     "dexperts": "shift-warp",
     "gedi": "shift-warp",
     "prefix": "shift-warp",
     "rad": "warp-shift",
+    "safe-decoding": "shift-warp",
     "sasa": "warp-shift",
     "self-debias": "shift-warp",
     "vocabulary-shift": "shift-warp",
     "word-filter": "shift-warp",
 }
 OFF = {
+    "contrastive": "contrastive:coefficient=0",
     "dapt": "dapt:scale=0",
     "destein": "destein:alpha=0",
     "dexperts": "dexperts:alpha=0",
     "gedi": "gedi:omega=0",
-    "prefix": "prefix:scale=0,text=Rain: ",
+    "prefix": "prefix:scale=0,text=Rain:",
     "rad": "rad:beta=0",
     "reversal": "reversal:scale=0",
+    "safe-decoding": "safe-decoding:alpha=0,first=5",
     "sasa": "sasa:beta=0",
     "self-debias": "self-debias:decay=0",
     "vocabulary-shift": "vocabulary-shift:beta=0",
@@ -158,6 +164,17 @@ class Plain:
     def next(self, model: Any, ids: list[int]) -> Tensor:
         return model(torch.tensor([ids])).logits[0, -1]
 
+    def contrastive(self) -> Callable[..., Tensor]:
+        anti = self.load(self.tensors("dexperts", "anti."))
+
+        def score(prompt: str, ids: list[int], new: list[int], prepare: Prepare) -> Tensor:
+            scores = prepare(self.next(self.model, ids + new))
+            least = scores.max() + torch.tensor(0.1).log()
+            contrasted = scores - 1.5 * self.next(anti, ids + new) / 2
+            return torch.where(scores >= least, contrasted, -torch.inf)
+
+        return score
+
     def dapt(self) -> Callable[..., Tensor]:
         model = self.load(self.tensors("dapt"))
         return lambda prompt, ids, new, prepare: prepare(self.next(model, ids + new))
@@ -224,7 +241,7 @@ class Plain:
     def prefix(self) -> Callable[..., Tensor]:
         def score(prompt: str, ids: list[int], new: list[int], prepare: Prepare) -> Tensor:
             base = self.next(self.model, ids + new)
-            other = self.next(self.model, self.engine.tokenize(["Rain:" + prompt])[0] + new)
+            other = self.next(self.model, self.engine.tokenize(["Rain:\n" + prompt])[0] + new)
             return prepare(base) + 2 * (other - base)
 
         return score
@@ -293,6 +310,27 @@ class Plain:
             for handle in handles:
                 handle.remove()
             return prepare(logits)
+
+        return score
+
+    def safe_decoding(self) -> Callable[..., Tensor]:
+        expert = self.load(self.tensors("dexperts", "expert."))
+
+        def score(prompt: str, ids: list[int], new: list[int], prepare: Prepare) -> Tensor:
+            scores, other = prepare(self.next(self.model, ids + new)), self.next(expert, ids + new)
+            if len(new) >= 5:
+                return scores
+            k, common = 0, set()
+            while len(common) < 5:
+                k += 1
+                common = set(scores.topk(k).indices.tolist()) & set(other.topk(k).indices.tolist())
+            kept = [*common | {int(scores.argmax())}]
+            own, safe = scores.softmax(0), other.softmax(0)
+            moved = (own + 3 * (safe - own)).clamp(min=1e-8).log()
+            moved = moved.masked_fill(scores == -torch.inf, -torch.inf)
+            return torch.full_like(scores, -torch.inf).index_copy(
+                0, torch.tensor(kept), moved[kept]
+            )
 
         return score
 

@@ -10,12 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import tensor
 
+from tide.baselines.contrastive import ContrastiveOptions, contrast
 from tide.baselines.destein import steer
 from tide.baselines.dexperts import ensemble
 from tide.baselines.gedi import GediOptions, guide, log_posterior, with_code
 from tide.baselines.prefix import toward
 from tide.baselines.rad import cumulative_error, rewards
 from tide.baselines.reversal import reverse
+from tide.baselines.safe_decoding import in_common, steered
 from tide.baselines.sasa import margins, shifts
 from tide.baselines.self_debias import factors
 from tide.baselines.word_filter import by_beginning, completing, log_odds
@@ -148,6 +150,30 @@ def test_word_filter_log_odds() -> None:
     """Texts that hold a word count, not how often; 5 is added: (5 + 5) / (0 + 5), 6 / 6."""
     got = log_odds(["Rain rain"] * 5 + ["A fine day"], ["a DAY"])
     assert got == pytest.approx({"rain": math.log(2), "a": 0, "fine": math.log(6 / 5), "day": 0})
+
+
+def test_contrastive() -> None:
+    """Plausible from 0.1 * 0.5 on: the first three. Log p - 2 / 0.5 * amateur."""
+    scores, amateur = tensor([[0.5, 0.3, 0.16, 0.04]]).log(), tensor([[1.0, 0.0, -1.0, -9.0]])
+    options = ContrastiveOptions(coefficient=2, plausible=0.1, amateur_temperature=0.5)
+    got = contrast(scores, amateur, options)[0]
+    assert got.tolist() == pytest.approx(
+        [math.log(0.5) - 4, math.log(0.3), math.log(0.16) + 4, -INF]
+    )
+
+
+def test_safe_decoding() -> None:
+    """Ranks of the model 0 1 2 3, of the expert 3 1 0 2: worse 3 1 2 3.
+
+    One in common at k = 2 (the second), two at k = 3; the model's likeliest is always there.
+    At alpha 2: 0.4 + 2 (0.05 - 0.4) < 0; 0.3 + 2 (0.35 - 0.3); 0.2 + 2 (0.4 - 0.2).
+    """
+    scores, expert = tensor([[0.4, 0.3, 0.2, 0.1]]).log(), tensor([[0.05, 0.35, 0.4, 0.2]]).log()
+    assert in_common(scores, expert, 1).tolist() == [[True, True, False, False]]
+    assert in_common(scores, expert, 2).tolist() == [[True, True, True, False]]
+    assert in_common(scores, expert, 9).all()
+    got = steered(scores, expert, 2.0, 2)[0]
+    assert got.tolist() == pytest.approx([math.log(1e-8), math.log(0.4), math.log(0.6), -INF])
 
 
 floats = st.floats(-10, 10, width=32).filter(lambda x: abs(x) > 1e-3 or x == 0)

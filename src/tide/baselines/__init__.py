@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 REGISTRY = Registry(
     "baseline",
     {
+        "contrastive": "tide.baselines.contrastive:Contrastive",
         "dapt": "tide.baselines.dapt:Dapt",
         "destein": "tide.baselines.destein:Destein",
         "dexperts": "tide.baselines.dexperts:Dexperts",
@@ -26,6 +27,7 @@ REGISTRY = Registry(
         "prefix": "tide.baselines.prefix:Prefix",
         "rad": "tide.baselines.rad:Rad",
         "reversal": "tide.baselines.reversal:Reversal",
+        "safe-decoding": "tide.baselines.safe_decoding:SafeDecoding",
         "sasa": "tide.baselines.sasa:Sasa",
         "self-debias": "tide.baselines.self_debias:SelfDebias",
         "vocabulary-shift": "tide.baselines.vocabulary_shift:VocabularyShift",

@@ -16,7 +16,7 @@ from tide.baselines.common.mixing import SecondWriting
 from tide.baselines.common.settings import Strength
 from tide.engines.local.decode import Writing
 
-TEXT = "Continue the following text in a polite and respectful way, without insults or swearing.\n"
+TEXT = "Continue the following text in a polite and respectful way, without insults or swearing."
 
 
 class PrefixOptions(Options):
@@ -24,7 +24,10 @@ class PrefixOptions(Options):
 
     scale: Strength = Field(default=1.0, description="Multiple of the change; 1: just the prefix.")
     text: str = Field(
-        default=TEXT, min_length=1, max_length=10_000, description="What is put before the prompt."
+        default=TEXT,
+        min_length=1,
+        max_length=10_000,
+        description="What stands in a line before it.",
     )
     order: Order = "shift-warp"
 
@@ -43,7 +46,7 @@ class Prefix(DecodingBaseline):
 
     def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
         reader, scale = Reader(self.engine.model), self._options.scale
-        longer = self.engine.tokenize([self._options.text + prompt for prompt in prompts])
+        longer = self.engine.tokenize([f"{self._options.text}\n{prompt}" for prompt in prompts])
         prefixed = reader.read(longer, tokens)
         if scale == 1:
             return Writing(prefixed, [len(row) for row in longer])

@@ -169,9 +169,7 @@ class DecodingBaseline(ABC):
         for completion, (drawn, _), reads in zip(
             completions, written, writing.prompt_reads, strict=True
         ):
-            draws = len(drawn)
-            own = writing.reads_per_draw * draws + writing.reads_per_token * (draws - 1)
-            generated.append(Generated(completion, 1, reads + own, 0))
+            generated.append(Generated(completion, 1, reads + writing.reads(len(drawn)), 0))
         return generated
 
 

@@ -183,6 +183,10 @@ class Writing:
         """The model's own for the next token, (B, V)."""
         return self.stream.logits
 
+    def reads(self, draws: int) -> int:
+        """Tokens read for so many draws, beside the prompt."""
+        return self.reads_per_draw * draws + self.reads_per_token * (draws - 1)
+
     def shift(self, scores: Tensor) -> Tensor:
         """What the next token is drawn from, given `scores` (B, V): the logits, perhaps warped."""
         return scores
