@@ -27,9 +27,11 @@ NEGATIVE, POSITIVE = "Rain fell: ", "kind people: "
 GEDI_SCALE = 3.0
 STRENGTHS = {
     "contrastive": "contrastive:coefficient=1.5,amateur_temperature=2",
+    "critic-control": "critic-control:weight=20,candidates=8",
     "dapt": "dapt:scale=1",
     "destein": "destein:alpha=0.4",
     "dexperts": "dexperts:alpha=2",
+    "fudge": "fudge:weight=20,candidates=8",
     "gedi": "gedi:omega=5",
     "prefix": "prefix:scale=2,text=Rain:",
     "rad": "rad:beta=20,candidates=8",
@@ -42,7 +44,9 @@ STRENGTHS = {
 }
 ORDERS = {
     "contrastive": "shift-warp",
+    "critic-control": "shift-warp",
     "dexperts": "shift-warp",
+    "fudge": "shift-warp",
     "gedi": "shift-warp",
     "prefix": "shift-warp",
     "rad": "warp-shift",
@@ -54,9 +58,11 @@ ORDERS = {
 }
 OFF = {
     "contrastive": "contrastive:coefficient=0",
+    "critic-control": "critic-control:weight=0",
     "dapt": "dapt:scale=0",
     "destein": "destein:alpha=0",
     "dexperts": "dexperts:alpha=0",
+    "fudge": "fudge:weight=0,candidates=40",
     "gedi": "gedi:omega=0",
     "prefix": "prefix:scale=0,text=Rain:",
     "rad": "rad:beta=0",
@@ -105,13 +111,19 @@ def save_random_artefacts(folder: Path, model: Any, name: str) -> None:
     # Half of the tokens as words of one token, and words of two.
     words = [[token, -1] for token in range(3, VOCAB, 2)] + [[a, 302 - a] for a in range(4, 300, 2)]
     width = model.config.hidden_size
+
+    def with_head() -> dict[str, Tensor]:
+        return lora("lora.") | {"head.weight": randn(1, width), "head.bias": randn(1)}
+
     merged = projections(model)[0].weight.numel() // width
     for kind, tensors in {
         "dapt": lora(""),
         "destein": {"vectors": randn(len(projections(model)), merged)},
         "dexperts": lora("expert.") | lora("anti."),
         "gedi": lora("lora.") | {"scale": torch.tensor(GEDI_SCALE)},
-        "rad": lora("lora.") | {"head.weight": randn(1, width), "head.bias": randn(1)},
+        "rad": with_head(),
+        "fudge": with_head(),
+        "critic-control": with_head(),
         "sasa": {"weight": randn(width), "midpoint": randn(width)},
         "vocabulary-shift": {"weight": randn(2, VOCAB)},
         "word-filter": {"ids": torch.tensor(words), "words": torch.arange(len(words))},
@@ -246,12 +258,31 @@ class Plain:
 
         return score
 
-    def rad(self) -> Callable[..., Tensor]:
-        model = self.load(self.tensors("rad", "lora."))
-        parts = self.tensors("rad", "head.")
+    def critic_control(self) -> Callable[..., Tensor]:
+        return self.fudge("critic-control")
+
+    def fudge(self, kind: str = "fudge") -> Callable[..., Tensor]:
+        model = self.with_head(kind)
+
+        def score(prompt: str, ids: list[int], new: list[int], prepare: Prepare) -> Tensor:
+            scores = prepare(self.next(self.model, ids + new))
+            top = scores.topk(8)
+            clean = torch.stack([self.next(model, [*ids, *new, t])[0] for t in top.indices])
+            shifted = top.values + 20 * clean.sigmoid().log()
+            return torch.full_like(scores, -torch.inf).scatter(0, top.indices, shifted)
+
+        return score
+
+    def with_head(self, kind: str) -> Any:
+        model = self.load(self.tensors(kind, "lora."))
+        parts = self.tensors(kind, "head.")
         head = torch.nn.Linear(parts["weight"].shape[1], 1)
         head.load_state_dict(parts)
         model.set_output_embeddings(head)
+        return model
+
+    def rad(self) -> Callable[..., Tensor]:
+        model = self.with_head("rad")
 
         def score(prompt: str, ids: list[int], new: list[int], prepare: Prepare) -> Tensor:
             scores = prepare(self.next(self.model, ids + new))

@@ -13,6 +13,7 @@ from torch import tensor
 from tide.baselines.contrastive import ContrastiveOptions, contrast
 from tide.baselines.destein import steer
 from tide.baselines.dexperts import ensemble
+from tide.baselines.fudge import prefix_loss
 from tide.baselines.gedi import GediOptions, guide, log_posterior, with_code
 from tide.baselines.prefix import toward
 from tide.baselines.rad import cumulative_error, rewards
@@ -174,6 +175,14 @@ def test_safe_decoding() -> None:
     assert in_common(scores, expert, 9).all()
     got = steered(scores, expert, 2.0, 2)[0]
     assert got.tolist() == pytest.approx([math.log(1e-8), math.log(0.4), math.log(0.6), -INF])
+
+
+def test_fudge_loss() -> None:
+    """Logits of log 3 are 0.75: -log 0.75 twice (a clean text), -log 0.25 once (a toxic one)."""
+    third = math.log(3)
+    logits = tensor([[9.0, third, third], [third, 9.0, 9.0]])
+    got = prefix_loss(logits, tensor([1.0, 0.0]), tensor([1, 0]), tensor([3, 1]))
+    assert float(got) == pytest.approx((2 * math.log(4 / 3) + math.log(4)) / 3)
 
 
 floats = st.floats(-10, 10, width=32).filter(lambda x: abs(x) > 1e-3 or x == 0)

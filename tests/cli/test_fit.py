@@ -20,15 +20,18 @@ from tide.engines.local.engine import TransformersEngine
 from tide.errors import InputError
 
 LEARNED = (
+    "critic-control",
     "dapt",
     "destein",
     "dexperts",
+    "fudge",
     "gedi",
     "rad",
     "sasa",
     "vocabulary-shift",
     "word-filter",
 )
+SCORED = ("critic-control",)
 SETTINGS = {"steps": 40, "batch_size": 8, "learning_rate": 0.01, "rank": 4}
 QUICK = [part for k, v in SETTINGS.items() for part in (f"--{k.replace('_', '-')}", v)]
 SAMPLING = Sampling(temperature=0.0, max_new_tokens=4)
@@ -73,8 +76,9 @@ def test_all_are_fitted_once(
     for kind, note in notes.items():
         assert note["settings"]["steps"] == 40
         assert note["auxiliary"] is None
+        assert note["scorer"] == ("pocket" if kind in SCORED else None)
         assert f"{kind} " in shown
-    for kind in ("destein", "gedi", "rad", "sasa", "vocabulary-shift"):
+    for kind in ("destein", "fudge", "gedi", "rad", "sasa", "vocabulary-shift"):
         assert notes[kind]["held_out"]["auc"] > 0.8
     for kind, side in (("dapt", "dapt"), ("dexperts", "expert"), ("dexperts", "anti")):
         figures = notes[kind]["held_out"]

@@ -20,9 +20,11 @@ REGISTRY = Registry(
     "baseline",
     {
         "contrastive": "tide.baselines.contrastive:Contrastive",
+        "critic-control": "tide.baselines.critic_control:CriticControl",
         "dapt": "tide.baselines.dapt:Dapt",
         "destein": "tide.baselines.destein:Destein",
         "dexperts": "tide.baselines.dexperts:Dexperts",
+        "fudge": "tide.baselines.fudge:Fudge",
         "gedi": "tide.baselines.gedi:Gedi",
         "prefix": "tide.baselines.prefix:Prefix",
         "rad": "tide.baselines.rad:Rad",

@@ -27,7 +27,7 @@ class PrefixOptions(Options):
         default=TEXT,
         min_length=1,
         max_length=10_000,
-        description="What stands in a line before it.",
+        description="A line before it.",
     )
     order: Order = "shift-warp"
 

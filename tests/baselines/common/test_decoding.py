@@ -90,6 +90,7 @@ def test_it_does_something_and_leaves_the_model_alone(world: World, name: str) -
         ("dapt", 1, 0, 0, 1),
         ("destein", 1, 0, 0, 1),
         ("dexperts", 3, 0, 0, 3),
+        ("fudge", 2, 0, 8, 1),
         ("rad", 2, 0, 8, 1),
         ("sasa", 1, 0, 8, 0),
         ("vocabulary-shift", 1, 0, 0, 1),

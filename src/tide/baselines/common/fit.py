@@ -25,6 +25,7 @@ def fit(
     *,
     model: Path | str = "pocket",
     auxiliary: Path | str | None = None,
+    scorer: str = "pocket",
     device: str = "auto",
     dtype: str = "auto",
     overwrite: bool = False,
@@ -35,7 +36,8 @@ def fit(
 
     data: a file or several of labelled texts (see `read_labelled`); a tenth is held out. out: a
     folder, in which each baseline gets one of its own name. auxiliary: a smaller model of the same
-    vocabulary, for the baselines that can be fitted on one. overwrite: fit anew what is there;
+    vocabulary, for the baselines that can be fitted on one. scorer: judges what the model writes,
+    for the baselines that learn from that. overwrite: fit anew what is there;
     otherwise "all" keeps what an equal call has finished. progress: called with what is being done,
     how much of it is done and how much there is. settings: those of `FitSettings`.
 
@@ -56,6 +58,7 @@ def fit(
             "model": str(model),
             # What cannot use it is fitted the same with and without.
             "auxiliary": None if usable is None else str(usable),
+            "scorer": scorer if getattr(create, "scored", False) else None,
             "data": labelled.digest,
             "settings": chosen.model_dump(),
         }
@@ -114,6 +117,7 @@ def _fit(
         data=data,
         settings=settings,
         progress=lambda what, done, total: progress(f"{create.kind}: {what}", done, total),
+        scorer=note["scorer"] or "",
     )
     with guarded(EngineError, f"baseline {create.kind}: cannot be fitted"):
         fitted: Fitted = create.fit(task)

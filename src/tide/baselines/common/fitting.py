@@ -32,7 +32,10 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass
 class FitTask:
-    """What a baseline is fitted with. model: a plain one, whose weights the fit may change."""
+    """What a baseline is fitted with. model: a plain one, whose weights the fit may change.
+
+    scorer: spec of what judges the texts that the model itself writes.
+    """
 
     name: str
     tokenizer: Any
@@ -40,6 +43,7 @@ class FitTask:
     data: Labelled
     settings: FitSettings
     progress: Progress
+    scorer: str = ""
 
     def __post_init__(self) -> None:
         self.train, self.held_out = self.data.split(self.settings.seed)

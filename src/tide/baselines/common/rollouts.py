@@ -1,0 +1,92 @@
+"""What the model writes in a fit, and what a scorer says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tide.baselines.common.decoding import Reader
+from tide.baselines.common.fitting import FitTask
+from tide.config import Sampling
+from tide.engines.local.decode import Writing, decode
+from tide.engines.local.padding import by_length, in_batches
+from tide.scorers import load_scorer
+from tide.scorers.base import score_texts
+
+# As in the prompts of RealToxicityPrompts: about half a sentence, and 20 tokens behind it.
+_PROMPT = 12
+SAMPLING = Sampling(temperature=1.0, max_new_tokens=20)
+_BATCH = 64
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """prompt, written: token ids, neither empty. toxicity: of what was written, in [0, 1]."""
+
+    prompt: list[int]
+    written: list[int]
+    toxicity: float
+
+    @property
+    def ids(self) -> list[int]:
+        return [*self.prompt, *self.written]
+
+
+def beginnings(task: FitTask) -> list[list[int]]:
+    """The first half of every text to train on, at most 12 tokens, toxic texts and others.
+
+    As many as half the texts that the training's steps will see.
+    """
+    texts, _ = task.texts()
+    wanted = max(_BATCH, task.settings.steps * task.settings.batch_size // 2)
+    ids = task.tokenize([text.text for text in texts[:wanted]])
+    return [row[: min(_PROMPT, -(-len(row) // 2))] for row in ids if len(row) > 1]
+
+
+def roll_out(
+    task: FitTask,
+    prompts: Sequence[list[int]],
+    *,
+    model: Any = None,
+    front: Tensor | None = None,
+    seed: int = 0,
+) -> list[Rollout]:
+    """What `model` (the task's, if None) writes after the prompts, judged by the task's scorer.
+
+    front: as `Reader.read` has it. seed: of the draws. Raises what the scorer raises.
+    """
+    model = task.model if model is None else model
+    reader, tokenizer = Reader(model, hooks=True), task.tokenizer
+    stops = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    stop_ids = torch.tensor(stops, dtype=torch.int64, device=model.device)
+    seeds = np.random.default_rng([task.settings.seed, seed]).integers(2**63, size=len(prompts))
+    done = 0
+
+    @torch.inference_mode()
+    def write(rows: list[int]) -> list[list[int]]:
+        nonlocal done
+        stream = reader.read([prompts[i] for i in rows], SAMPLING.max_new_tokens, front=front)
+        own = [int(seeds[i]) for i in rows]
+        written = decode(Writing(stream), [SAMPLING] * len(rows), own, stop_ids)
+        done += len(rows)
+        task.progress("writing", done, len(prompts))
+        return [ids for ids, _ in written]
+
+    written = in_batches(write, [by_length(list(map(len, prompts)))], _BATCH)
+    texts = tokenizer.batch_decode(written, skip_special_tokens=True)
+    scorer = load_scorer(task.scorer)
+    try:
+        scores = score_texts(scorer, texts, "zero").values.tolist()
+    finally:
+        scorer.close()
+    return list(map(Rollout, prompts, written, scores))
+
+
+def held_out(rollouts: Sequence[Rollout]) -> tuple[list[Rollout], list[Rollout]]:
+    """Nine tenths, and every tenth to measure on."""
+    return [r for i, r in enumerate(rollouts) if i % 10], list(rollouts[::10])
