@@ -34,7 +34,9 @@ STRENGTHS = {
     "fudge": "fudge:weight=20,candidates=8",
     "gedi": "gedi:omega=5",
     "prefix": "prefix:scale=2,text=Rain:",
+    "quark": "quark:scale=1.5",
     "rad": "rad:beta=20,candidates=8",
+    "rectification": "rectification:scale=1.5",
     "reversal": "reversal:scale=1",
     "safe-decoding": "safe-decoding:alpha=3,first=5",
     "sasa": "sasa:beta=3,candidates=8",
@@ -49,7 +51,9 @@ ORDERS = {
     "fudge": "shift-warp",
     "gedi": "shift-warp",
     "prefix": "shift-warp",
+    "quark": "shift-warp",
     "rad": "warp-shift",
+    "rectification": "shift-warp",
     "safe-decoding": "shift-warp",
     "sasa": "warp-shift",
     "self-debias": "shift-warp",
@@ -65,7 +69,9 @@ OFF = {
     "fudge": "fudge:weight=0,candidates=40",
     "gedi": "gedi:omega=0",
     "prefix": "prefix:scale=0,text=Rain:",
+    "quark": "quark:scale=0",
     "rad": "rad:beta=0",
+    "rectification": "rectification:scale=0",
     "reversal": "reversal:scale=0",
     "safe-decoding": "safe-decoding:alpha=0,first=5",
     "sasa": "sasa:beta=0",
@@ -121,7 +127,14 @@ def save_random_artefacts(folder: Path, model: Any, name: str) -> None:
         "destein": {"vectors": randn(len(projections(model)), merged)},
         "dexperts": lora("expert.") | lora("anti."),
         "gedi": lora("lora.") | {"scale": torch.tensor(GEDI_SCALE)},
+        "quark": lora("lora.") | {"codes": randn(5, width)},
         "rad": with_head(),
+        "rectification": lora("lora.")
+        | {
+            "head.0.weight": randn(2, width),
+            "head.1.weight": randn(VOCAB, 2, scale=0.2),
+            "head.1.bias": randn(VOCAB, scale=0.2) - 0.5,
+        },
         "fudge": with_head(),
         "critic-control": with_head(),
         "sasa": {"weight": randn(width), "midpoint": randn(width)},
@@ -291,6 +304,35 @@ class Plain:
             low, high = toxicity.min(), toxicity.max()
             shifted = top.values + 20 * (1 - (toxicity - low) / (high - low))
             return torch.full_like(scores, -torch.inf).scatter(0, top.indices, shifted)
+
+        return score
+
+    def quark(self) -> Callable[..., Tensor]:
+        model = self.load(self.tensors("quark", "lora."))
+        best = self.tensors("quark")["codes"][:1]
+
+        def score(prompt: str, ids: list[int], new: list[int], prepare: Prepare) -> Tensor:
+            base = self.next(self.model, ids + new)
+            x = torch.cat([best, model.get_input_embeddings()(torch.tensor(ids + new))])
+            other = model(inputs_embeds=x[None]).logits[0, -1]
+            return prepare(base) + 1.5 * (other - base)
+
+        return score
+
+    def rectification(self) -> Callable[..., Tensor]:
+        model = self.load(self.tensors("rectification", "lora."))
+        parts = self.tensors("rectification", "head.")
+
+        def score(prompt: str, ids: list[int], new: list[int], prepare: Prepare) -> Tensor:
+            scores = prepare(self.next(self.model, ids + new))
+            hidden = model(torch.tensor([ids + new]), output_hidden_states=True).hidden_states[-1]
+            q = parts["1.weight"] @ (parts["0.weight"] @ hidden[0, -1]) + parts["1.bias"]
+            if self.model.config.model_type == "gemma2":
+                q = 30 * (q / 30).tanh()
+            caps = (1 + 1.5 * (q - 0.1)).clamp(1e-7, 1).log()
+            for _ in range(2):
+                scores = torch.minimum(scores, caps + scores.exp().sum().log())
+            return scores
 
         return score
 

@@ -10,13 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import tensor
 
+from tide.baselines.common.mixing import toward
 from tide.baselines.contrastive import ContrastiveOptions, contrast
 from tide.baselines.destein import steer
 from tide.baselines.dexperts import ensemble
 from tide.baselines.fudge import prefix_loss
 from tide.baselines.gedi import GediOptions, guide, log_posterior, with_code
-from tide.baselines.prefix import toward
+from tide.baselines.quark import fifths, unlearning_loss
 from tide.baselines.rad import cumulative_error, rewards
+from tide.baselines.rectification import outcome_error, rectified
 from tide.baselines.reversal import reverse
 from tide.baselines.safe_decoding import in_common, steered
 from tide.baselines.sasa import margins, shifts
@@ -183,6 +185,38 @@ def test_fudge_loss() -> None:
     logits = tensor([[9.0, third, third], [third, 9.0, 9.0]])
     got = prefix_loss(logits, tensor([1.0, 0.0]), tensor([1, 0]), tensor([3, 1]))
     assert float(got) == pytest.approx((2 * math.log(4 / 3) + math.log(4)) / 3)
+
+
+def test_rectification() -> None:
+    """Caps 1 + 2 (q - 0.1) of 0.4, 1 and 1e-7. P = (0.6, 0.3, 0.1): the first goes down to 0.4.
+
+    The third has 1e-7 of all then. What is left adds up to 0.7: the first to 0.4 of that.
+    """
+    scores, q = tensor([[0.6, 0.3, 0.1]]).log(), tensor([[-0.2, 0.1, -0.9]])
+    got = rectified(scores, q, 2.0, 0.1).exp()[0]
+    assert got.tolist() == pytest.approx([0.4 * 0.7, 0.3, 0.7e-7], rel=1e-4)
+    assert torch.equal(rectified(scores, q, 0.0, 0.1), scores)
+
+
+def test_rectification_error() -> None:
+    """One text, of which the last two tokens, 1 and 0, were written: Q of -0.5 and -0.25."""
+    q = torch.zeros(1, 4, 2)
+    q[0, 1, 1], q[0, 2, 0] = -0.5, -0.25
+    ids = tensor([[0, 0, 1, 0]])
+    got = outcome_error(q, ids, tensor([1.0]), tensor([2]), tensor([4]))
+    assert float(got) == pytest.approx((0.25 + 0.5625) / 2)
+
+
+def test_quark_fifths() -> None:
+    assert fifths([0.9, 0.1, 0.3, 0.2, 0.1]) == [4, 0, 3, 2, 1]
+    assert fifths([0.5] * 10) == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+
+
+def test_quark_loss() -> None:
+    """P = (0.5, 0.5), before (0.75, 0.25): -log 0.5 + 0.05 * 0.5 log(4 / 3) - 0.06 * log 2."""
+    got = unlearning_loss(torch.zeros(1, 2), tensor([[0.75, 0.25]]).log(), tensor([1]))
+    expected = math.log(2) + 0.05 * 0.5 * math.log(4 / 3) - 0.06 * math.log(2)
+    assert float(got) == pytest.approx(expected)
 
 
 floats = st.floats(-10, 10, width=32).filter(lambda x: abs(x) > 1e-3 or x == 0)

@@ -26,12 +26,14 @@ LEARNED = (
     "dexperts",
     "fudge",
     "gedi",
+    "quark",
     "rad",
+    "rectification",
     "sasa",
     "vocabulary-shift",
     "word-filter",
 )
-SCORED = ("critic-control",)
+SCORED = ("critic-control", "quark", "rectification")
 SETTINGS = {"steps": 40, "batch_size": 8, "learning_rate": 0.01, "rank": 4}
 QUICK = [part for k, v in SETTINGS.items() for part in (f"--{k.replace('_', '-')}", v)]
 SAMPLING = Sampling(temperature=0.0, max_new_tokens=4)

@@ -14,9 +14,8 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from tide.baselines.common.fitting import FitTask, Fitted, auc
-from tide.baselines.common.labelled import TOXIC
-from tide.baselines.common.rollouts import beginnings, held_out, roll_out
+from tide.baselines.common.fitting import FitTask, Fitted
+from tide.baselines.common.rollouts import beginnings, figures, held_out, roll_out
 from tide.baselines.common.settings import Candidates
 from tide.baselines.fudge import Fudge, FudgeOptions, fit_classifier
 
@@ -36,8 +35,8 @@ class CriticControl(Fudge):
     def fit(task: FitTask) -> Fitted:
         """LoRA updates of the task's model and a linear head, on what the model wrote.
 
-        Figures: the share of toxic texts among those, and, if there are both kinds, AUC of the
-        prediction at their end, on a tenth that is held out.
+        Figures: the share of toxic texts among those, and AUC of the prediction at their end, on a
+        tenth that is held out.
         """
         rollouts = roll_out(task, beginnings(task))
         learned, measured = held_out(rollouts)
@@ -48,8 +47,4 @@ class CriticControl(Fudge):
             [len(one.prompt) - 1 for one in learned],
             [one.ids for one in measured],
         )
-        clean = [one.toxicity < TOXIC for one in measured]
-        figures = {"toxic": 1 - sum(clean) / len(clean)}
-        if len(set(clean)) == 2:
-            figures["auc"] = auc(clean, logits)
-        return Fitted(tensors, figures)
+        return Fitted(tensors, figures(measured, [-logit for logit in logits]))

@@ -11,7 +11,6 @@ of the model with a linear head, as in `rad`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -61,7 +60,7 @@ class Fudge(Rad):
     """The likeliest candidates gain the log-probability that the text becomes a non-toxic one."""
 
     kind = "fudge"
-    options_class: ClassVar[type[Options]] = FudgeOptions
+    options_class = FudgeOptions  # type: ignore[assignment]
     _options: FudgeOptions  # type: ignore[assignment]
 
     def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:

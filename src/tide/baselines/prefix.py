@@ -8,11 +8,10 @@ that the instruction makes to the logits is taken so many times (Sanchez et al. 
 from __future__ import annotations
 
 from pydantic import Field
-from torch import Tensor
 
 from tide.baselines.base import Options, Order
 from tide.baselines.common.decoding import DecodingBaseline, Reader
-from tide.baselines.common.mixing import SecondWriting
+from tide.baselines.common.mixing import between
 from tide.baselines.common.settings import Strength
 from tide.engines.local.decode import Writing
 
@@ -32,11 +31,6 @@ class PrefixOptions(Options):
     order: Order = "shift-warp"
 
 
-def toward(scores: Tensor, base: Tensor, other: Tensor, scale: float) -> Tensor:
-    """`scores` moved by `scale` times the step from the logits `base` to `other`; all (B, V)."""
-    return scores + scale * (other - base)
-
-
 class Prefix(DecodingBaseline):
     """The model behind an instruction to be polite, which stands before the prompt."""
 
@@ -47,13 +41,5 @@ class Prefix(DecodingBaseline):
     def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
         reader, scale = Reader(self.engine.model), self._options.scale
         longer = self.engine.tokenize([f"{self._options.text}\n{prompt}" for prompt in prompts])
-        prefixed = reader.read(longer, tokens)
-        if scale == 1:
-            return Writing(prefixed, [len(row) for row in longer])
-        stream = reader.read(ids, tokens)
-        reads = [len(row) + len(with_text) for row, with_text in zip(ids, longer, strict=True)]
-
-        def combined(scores: Tensor, other: Tensor) -> Tensor:
-            return toward(scores, stream.logits.float(), other, scale)
-
-        return SecondWriting(stream, prefixed, reads, combined)
+        prefixed, reads = reader.read(longer, tokens), [len(row) for row in longer]
+        return between(reader, ids, tokens, prefixed, reads, scale)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from tide.baselines.common.auxiliary import fit_width
+from tide.baselines.common.decoding import Reader
 from tide.engines.local.decode import Stream, Writing
 
 
@@ -38,3 +39,32 @@ class SecondWriting(Writing):
     def advance(self, tokens: Tensor) -> None:
         super().advance(tokens)
         self._second.advance(tokens)
+
+
+def toward(scores: Tensor, base: Tensor, other: Tensor, scale: float) -> Tensor:
+    """`scores` moved by `scale` times the step from the logits `base` to `other`; all (B, V)."""
+    return scores + scale * (other - base)
+
+
+def between(
+    model: Reader,
+    ids: Sequence[Sequence[int]],
+    tokens: int,
+    other: Stream,
+    reads: list[int],
+    scale: float,
+) -> Writing:
+    """Draws by the model at `scale` 0, by `other` at 1, between and beyond them at any else.
+
+    ids, tokens: as `Reader.read` has them; at 1 the model reads nothing. reads: tokens of each
+    prompt that `other` has read.
+    """
+    if scale == 1:
+        return Writing(other, reads)
+    stream = model.read(ids, tokens)
+
+    def combined(scores: Tensor, logits: Tensor) -> Tensor:
+        return toward(scores, stream.logits.float(), logits, scale)
+
+    both = [len(row) + read for row, read in zip(ids, reads, strict=True)]
+    return SecondWriting(stream, other, both, combined)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from tide.baselines.common.decoding import Reader
-from tide.baselines.common.fitting import FitTask
+from tide.baselines.common.fitting import FitTask, auc
+from tide.baselines.common.labelled import TOXIC
 from tide.config import Sampling
 from tide.engines.local.decode import Writing, decode
 from tide.engines.local.padding import by_length, in_batches
@@ -22,6 +23,8 @@ from tide.scorers.base import score_texts
 _PROMPT = 12
 SAMPLING = Sampling(temperature=1.0, max_new_tokens=20)
 _BATCH = 64
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,13 @@ def roll_out(
     return list(map(Rollout, prompts, written, scores))
 
 
-def held_out(rollouts: Sequence[Rollout]) -> tuple[list[Rollout], list[Rollout]]:
+def held_out(rows: Sequence[_T]) -> tuple[list[_T], list[_T]]:
     """Nine tenths, and every tenth to measure on."""
-    return [r for i, r in enumerate(rollouts) if i % 10], list(rollouts[::10])
+    return [row for i, row in enumerate(rows) if i % 10], list(rows[::10])
+
+
+def figures(measured: Sequence[Rollout], danger: Sequence[float]) -> dict[str, float]:
+    """The share of toxic ones, and, if there are both kinds, the AUC of `danger` (one of each)."""
+    toxic = [one.toxicity >= TOXIC for one in measured]
+    found = {"toxic": sum(toxic) / len(toxic)}
+    return found | {"auc": auc(toxic, danger)} if len(set(toxic)) == 2 else found
