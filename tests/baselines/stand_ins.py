@@ -33,6 +33,7 @@ STRENGTHS = {
     "dexperts": "dexperts:alpha=2",
     "fudge": "fudge:weight=20,candidates=8",
     "gedi": "gedi:omega=5",
+    "pplm": "pplm:stepsize=0.5,iterations=2,divergence=0.1",
     "prefix": "prefix:scale=2,text=Rain:",
     "quark": "quark:scale=1.5",
     "rad": "rad:beta=20,candidates=8",
@@ -50,6 +51,7 @@ ORDERS = {
     "dexperts": "shift-warp",
     "fudge": "shift-warp",
     "gedi": "shift-warp",
+    "pplm": "shift-warp",
     "prefix": "shift-warp",
     "quark": "shift-warp",
     "rad": "warp-shift",
@@ -68,6 +70,7 @@ OFF = {
     "dexperts": "dexperts:alpha=0",
     "fudge": "fudge:weight=0,candidates=40",
     "gedi": "gedi:omega=0",
+    "pplm": "pplm:stepsize=0",
     "prefix": "prefix:scale=0,text=Rain:",
     "quark": "quark:scale=0",
     "rad": "rad:beta=0",
@@ -127,6 +130,7 @@ def save_random_artefacts(folder: Path, model: Any, name: str) -> None:
         "destein": {"vectors": randn(len(projections(model)), merged)},
         "dexperts": lora("expert.") | lora("anti."),
         "gedi": lora("lora.") | {"scale": torch.tensor(GEDI_SCALE)},
+        "pplm": {"weight": randn(width), "bias": randn(1)},
         "quark": lora("lora.") | {"codes": randn(5, width)},
         "rad": with_head(),
         "rectification": lora("lora.")
@@ -260,6 +264,51 @@ class Plain:
             posterior = torch.stack([GEDI_SCALE * clean, GEDI_SCALE * dirty]).log_softmax(0)[0]
             scores = prepare(self.next(self.model, ids + new))[None]
             return guide(scores, posterior[None], GediOptions(omega=5))[0]
+
+        return score
+
+    def pplm(self) -> Callable[..., Tensor]:
+        """Keys and values of every layer as one tensor each, moved token by token."""
+        from transformers.cache_utils import DynamicCache
+
+        parts = self.tensors("pplm")
+        table = self.model.get_input_embeddings().weight
+        kept: list[Tensor] = []
+
+        def read(past: list[Tensor], **inputs: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
+            cache = DynamicCache()
+            for layer, (keys, values) in enumerate(past):
+                cache.update(keys, values, layer)
+            out = self.model(past_key_values=cache, output_hidden_states=True, **inputs)
+            every = [torch.stack([layer.keys, layer.values]) for layer in cache.layers]
+            return out.logits[0, -1], out.hidden_states[-1][0], every
+
+        def score(prompt: str, ids: list[int], new: list[int], prepare: Prepare) -> Tensor:
+            text, last = torch.tensor([ids + new]), torch.tensor([[*ids, *new][-1:]])
+            base, hidden, whole = read([], input_ids=text)
+            if not new:
+                kept[:] = [part[..., :-1, :] for part in whole]
+            change = [torch.zeros_like(part) for part in kept]
+            for _ in range(2):
+                change = [part.detach().requires_grad_() for part in change]
+                with torch.enable_grad():
+                    past = [a + b for a, b in zip(kept, change, strict=True)]
+                    logits, now, _ = read(past, input_ids=last)
+                    p = logits.softmax(0)
+                    _, ahead, _ = read(whole, inputs_embeds=(p @ table)[None, None])
+                    mean = (hidden[:-1].sum(0) + now[-1].detach() + ahead[-1]) / (text.shape[1] + 1)
+                    clean = (mean @ parts["weight"] + parts["bias"]).sigmoid()
+                    divergence = (p * (p.log() - base.log_softmax(0))).sum()
+                    loss = -clean.log().sum() + 0.1 * divergence
+                gradients = torch.autograd.grad(loss, change)
+                change = [
+                    part - 0.5 * gradient / gradient.norm().clamp(min=1e-15)
+                    for part, gradient in zip(change, gradients, strict=True)
+                ]
+            moved, _, kept[:] = read(
+                [a + b for a, b in zip(kept, change, strict=True)], input_ids=last
+            )
+            return prepare(base) + 0.9 * (moved - base)
 
         return score
 

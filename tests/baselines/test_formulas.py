@@ -16,6 +16,7 @@ from tide.baselines.destein import steer
 from tide.baselines.dexperts import ensemble
 from tide.baselines.fudge import prefix_loss
 from tide.baselines.gedi import GediOptions, guide, log_posterior, with_code
+from tide.baselines.pplm import objective, step_down
 from tide.baselines.quark import fifths, unlearning_loss
 from tide.baselines.rad import cumulative_error, rewards
 from tide.baselines.rectification import outcome_error, rectified
@@ -217,6 +218,22 @@ def test_quark_loss() -> None:
     got = unlearning_loss(torch.zeros(1, 2), tensor([[0.75, 0.25]]).log(), tensor([1]))
     expected = math.log(2) + 0.05 * 0.5 * math.log(4 / 3) - 0.06 * math.log(2)
     assert float(got) == pytest.approx(expected)
+
+
+def test_pplm_objective() -> None:
+    """Logits of log 3 and 0 are 0.75 and 0.5; moved (0.5, 0.5) of (0.75, 0.25), at weight 2."""
+    moved, own = torch.zeros(2, 2), tensor([[3.0, 1.0], [1.0, 1.0]]).log()
+    got = objective(tensor([math.log(3), 0.0]), moved, own, 2.0)
+    assert float(got) == pytest.approx(math.log(4 / 3) + math.log(2) + math.log(4 / 3))
+
+
+def test_pplm_step() -> None:
+    """Of two rows, gradients (3, 4) of length 5 and (0, 2) of length 2; none leaves it there."""
+    keys, values = torch.zeros(3, 1, 1, 1), torch.ones(3, 1, 1, 1)
+    down = [tensor([3.0, 0.0, 0.0]).view_as(keys), tensor([4.0, 2.0, 0.0]).view_as(keys)]
+    got = step_down([keys, values], down, 0.5)
+    assert got[0].flatten().tolist() == pytest.approx([-0.3, 0.0, 0.0])
+    assert got[1].flatten().tolist() == pytest.approx([0.6, 0.5, 1.0])
 
 
 floats = st.floats(-10, 10, width=32).filter(lambda x: abs(x) > 1e-3 or x == 0)

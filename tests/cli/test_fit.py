@@ -26,6 +26,7 @@ LEARNED = (
     "dexperts",
     "fudge",
     "gedi",
+    "pplm",
     "quark",
     "rad",
     "rectification",
@@ -80,7 +81,7 @@ def test_all_are_fitted_once(
         assert note["auxiliary"] is None
         assert note["scorer"] == ("pocket" if kind in SCORED else None)
         assert f"{kind} " in shown
-    for kind in ("destein", "fudge", "gedi", "rad", "sasa", "vocabulary-shift"):
+    for kind in ("destein", "fudge", "gedi", "pplm", "rad", "sasa", "vocabulary-shift"):
         assert notes[kind]["held_out"]["auc"] > 0.8
     for kind, side in (("dapt", "dapt"), ("dexperts", "expert"), ("dexperts", "anti")):
         figures = notes[kind]["held_out"]

@@ -26,6 +26,7 @@ REGISTRY = Registry(
         "dexperts": "tide.baselines.dexperts:Dexperts",
         "fudge": "tide.baselines.fudge:Fudge",
         "gedi": "tide.baselines.gedi:Gedi",
+        "pplm": "tide.baselines.pplm:Pplm",
         "prefix": "tide.baselines.prefix:Prefix",
         "quark": "tide.baselines.quark:Quark",
         "rad": "tide.baselines.rad:Rad",
