@@ -55,11 +55,10 @@ class Options(BaseModel):
 
     def spec(self, name: str) -> str:
         """`name` with its strength and every other option that differs from its default."""
-        shown = {}
-        for (written, field), value in zip(
-            self.by_name().items(), dict(self).values(), strict=True
-        ):
-            if written == self.strength or value != field.get_default(call_default_factory=True):
+        shown, values = {}, dict(self)
+        for (written, field), value in zip(self.by_name().items(), values.values(), strict=True):
+            default = field.get_default(call_default_factory=True, validated_data=values)
+            if written == self.strength or value != default:
                 shown[written] = write(value)
         return format_spec(name, shown)
 

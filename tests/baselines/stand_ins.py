@@ -124,10 +124,9 @@ def save_random_artefacts(folder: Path, model: Any, name: str) -> None:
     def with_head() -> dict[str, Tensor]:
         return lora("lora.") | {"head.weight": randn(1, width), "head.bias": randn(1)}
 
-    merged = projections(model)[0].weight.numel() // width
     for kind, tensors in {
         "dapt": lora(""),
-        "destein": {"vectors": randn(len(projections(model)), merged)},
+        "destein": {"directions": randn(len(projections(model)), width)},
         "dexperts": lora("expert.") | lora("anti."),
         "gedi": lora("lora.") | {"scale": torch.tensor(GEDI_SCALE)},
         "pplm": {"weight": randn(width), "bias": randn(1)},
@@ -141,7 +140,11 @@ def save_random_artefacts(folder: Path, model: Any, name: str) -> None:
         },
         "fudge": with_head(),
         "critic-control": with_head(),
-        "sasa": {"weight": randn(width), "midpoint": randn(width)},
+        "sasa": {
+            f"{labels}.{name}": randn(width)
+            for labels in ("half", "any")
+            for name in ("weight", "midpoint")
+        },
         "vocabulary-shift": {"weight": randn(2, VOCAB)},
         "word-filter": {"ids": torch.tensor(words), "words": torch.arange(len(words))},
     }.items():
@@ -209,20 +212,14 @@ class Plain:
         return lambda prompt, ids, new, prepare: prepare(self.next(model, ids + new))
 
     def destein(self) -> Callable[..., Tensor]:
-        vectors = self.tensors("destein")["vectors"]
-        heads = self.model.config.num_attention_heads
+        directions = self.tensors("destein")["directions"]
 
         def score(prompt: str, ids: list[int], new: list[int], prepare: Prepare) -> Tensor:
             def hook(layer: int) -> Any:
-                def call(module: Any, args: Any) -> Any:
-                    split = args[0].unflatten(-1, (heads, -1))
-                    moved = steer(split, vectors[layer].unflatten(-1, (heads, -1)), 0.4)
-                    return (moved.flatten(-2),)
-
-                return call
+                return lambda module, args, output: steer(output, directions[layer], 0.4)
 
             handles = [
-                module.register_forward_pre_hook(hook(i))
+                module.register_forward_hook(hook(i))
                 for i, module in enumerate(projections(self.model))
             ]
             logits = self.next(self.model, ids + new)
@@ -261,9 +258,8 @@ class Plain:
                 read = sum(logits[t - 1, row[t]] for t in range(start, len(row)))
                 likelihoods.append((read + logits[-1]) / (len(text) + 1))
             clean, dirty = likelihoods
-            posterior = torch.stack([GEDI_SCALE * clean, GEDI_SCALE * dirty]).log_softmax(0)[0]
             scores = prepare(self.next(self.model, ids + new))[None]
-            return guide(scores, posterior[None], GediOptions(omega=5))[0]
+            return guide(scores, GEDI_SCALE * (clean - dirty)[None], GediOptions(omega=5))[0]
 
         return score
 
@@ -464,7 +460,7 @@ class Plain:
             top = scores.topk(8)
             rows = torch.tensor([[*ids, *new, token] for token in top.indices.tolist()])
             hidden = self.model(rows, output_hidden_states=True).hidden_states[-1][:, -1]
-            margin = (hidden - tensors["midpoint"]) @ tensors["weight"]
+            margin = (hidden - tensors["half.midpoint"]) @ tensors["half.weight"]
             shifted = top.values + 3 * margin
             return torch.full_like(scores, -torch.inf).scatter(0, top.indices, shifted)
 

@@ -1,38 +1,80 @@
-"""The effect of every baseline goes to nothing with its strength, not only at none."""
+"""A strength that goes to nothing takes the effect with it: no jump between it and the model."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import kl_div
 
 from tests.baselines.conftest import World
-from tests.baselines.stand_ins import OFF
+from tests.baselines.stand_ins import STRENGTHS
+from tide.baselines import REGISTRY
 from tide.config import Sampling
 from tide.engines.local.sampling import Sampler
+from tide.specs import format_spec, parse_spec
 
-PROMPTS = ["The weather", "Rain fell on the quiet town"]
-SAMPLING = Sampling(temperature=0.7, max_new_tokens=4)
+PROMPTS = ["The weather", "Rain fell on the quiet town", "is fine is fine"]
+STEPS = 4
+# Without top-p, whose edge is a jump of its own.
+SAMPLING = Sampling(temperature=0.8, max_new_tokens=STEPS)
+SMALL = 1e-4
+# The rules and filters that are no default.
+MORE = [
+    "destein:alpha=0.4,rule=heads",
+    "dexperts:alpha=2,anti_only=true",
+    "gedi:omega=5,repetition_penalty=1.5",
+    "rad:beta=20,candidates=8,normalize=clamp",
+    "sasa:beta=30,candidates=8,normalize=softmax,labels=any",
+]
 
 
-def drawn_from(world: World, spec: str, monkeypatch: pytest.MonkeyPatch) -> Tensor:
-    """Probabilities at every step, (steps, B, V)."""
-    noted: list[Tensor] = []
-    draw = Sampler.draw
+def drawn_from(
+    world: World, monkeypatch: pytest.MonkeyPatch, spec: str, forced: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Log-probabilities that each token was drawn from, (steps * prompts, V), and the tokens.
+
+    forced: what is drawn, (steps, prompts), whatever they are; without it the likeliest.
+    """
+    scores: list[Tensor] = []
+    tokens: list[Tensor] = []
+
+    def draw(self: Sampler, given: Tensor, step: int) -> Tensor:
+        scores.append(given.log_softmax(dim=-1))
+        tokens.append(given.argmax(dim=-1) if forced is None else forced[step])
+        return tokens[-1]
+
     with monkeypatch.context() as patch:
-        patch.setattr(
-            Sampler,
-            "draw",
-            lambda self, scores, step: (noted.append(scores.clone()), draw(self, scores, step))[1],
-        )
-        world.load(spec).generate(PROMPTS, SAMPLING, [0, 1])
-    return torch.stack(noted).softmax(dim=-1)
+        patch.setattr(Sampler, "draw", draw)
+        patch.setattr(world.engine, "stop_ids", torch.empty(0, dtype=torch.int64))
+        world.load(spec).generate(PROMPTS, SAMPLING, [0, 1, 2])
+    return torch.cat(scores), torch.stack(tokens)
 
 
-@pytest.mark.parametrize("name", sorted(OFF.keys() - {"destein"}))
-def test_a_trace_of_strength_is_a_trace_of_effect(
-    world: World, name: str, monkeypatch: pytest.MonkeyPatch
+def divergence(scores: Tensor, other: Tensor) -> float:
+    """The largest KL divergence of `scores` from `other` among the draws, in nats."""
+    apart = kl_div(other, scores, log_target=True, reduction="none")
+    return float(apart.masked_fill(scores == -torch.inf, 0.0).sum(dim=-1).max())
+
+
+@pytest.mark.parametrize("spec", [*STRENGTHS.values(), *MORE])
+def test_the_effect_goes_to_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch, spec: str
 ) -> None:
-    off = drawn_from(world, OFF[name], monkeypatch)
-    trace = drawn_from(world, OFF[name].replace("=0", "=1e-6", 1), monkeypatch)
-    assert float((trace - off).abs().max()) < 1e-3
+    """The model's distribution, of the tokens that a system draws among, is where it begins."""
+    name, options = parse_spec(spec, "baseline")
+    strength = REGISTRY.load(name).options_class.strength
+
+    def at(value: float) -> str:
+        return format_spec(name, {**options, strength: f"{value:g}"})
+
+    own, tokens = drawn_from(world, monkeypatch, "destein:alpha=0")
+    off, same = drawn_from(world, monkeypatch, at(0))
+    assert torch.equal(tokens, same)
+    # Candidates are few at any strength, 0 as well.
+    kept = own.masked_fill(off == -torch.inf, -torch.inf).log_softmax(dim=-1)
+    assert divergence(off, kept) < 1e-5
+    small, _ = drawn_from(world, monkeypatch, at(SMALL), tokens)
+    whole, _ = drawn_from(world, monkeypatch, spec)
+    first = slice(len(PROMPTS))  # what follows another token is another distribution
+    assert divergence(small, off) < 1e-5 < 1e-3 < divergence(whole[first], off[first])

@@ -12,10 +12,10 @@ from torch import tensor
 
 from tide.baselines.common.mixing import toward
 from tide.baselines.contrastive import ContrastiveOptions, contrast
-from tide.baselines.destein import steer
+from tide.baselines.destein import steer, steer_heads
 from tide.baselines.dexperts import ensemble
 from tide.baselines.fudge import prefix_loss
-from tide.baselines.gedi import GediOptions, guide, log_posterior, with_code
+from tide.baselines.gedi import GediOptions, guide, log_odds, penalise, with_code
 from tide.baselines.pplm import objective, step_down
 from tide.baselines.quark import fifths, unlearning_loss
 from tide.baselines.rad import cumulative_error, rewards
@@ -24,7 +24,7 @@ from tide.baselines.reversal import reverse
 from tide.baselines.safe_decoding import in_common, steered
 from tide.baselines.sasa import margins, shifts
 from tide.baselines.self_debias import factors
-from tide.baselines.word_filter import by_beginning, completing, log_odds
+from tide.baselines.word_filter import by_beginning, completing, word_odds
 
 INF = math.inf
 
@@ -42,6 +42,14 @@ def test_dexperts() -> None:
     expert, anti = tensor([[1.0, 3.0, 9.0]]), tensor([[2.0, 1.0, 0.0]])
     got = ensemble(tensor([[10.0, 20.0, 30.0]]), base, expert, anti, 2.0, 0.9)
     assert got.tolist() == [[8.0, 24.0, -INF]]
+
+
+def test_dexperts_without_an_expert() -> None:
+    """The model stands in for it, with the logits that its nucleus leaves out."""
+    base = tensor([[0.6, 0.35, 0.05]]).log()
+    got = ensemble(base, base, base, tensor([[0.1, 0.8, 0.1]]).log(), 1.0, 0.9)
+    expected = [2 * math.log(0.6) - math.log(0.1), 2 * math.log(0.35) - math.log(0.8), -INF]
+    assert got[0].tolist() == pytest.approx(expected)
 
 
 def test_rad_rewards() -> None:
@@ -83,15 +91,23 @@ def test_sasa() -> None:
 
 
 def test_destein() -> None:
-    """Two heads of two: along the vector (cosine 1, twice the step), and across it (cosine 0).
+    """(6, 8) has the direction (0.6, 0.8); from that, half of (1, 0): (0.1, 0.8), 10 long again."""
+    got = steer(tensor([6.0, 8.0]), tensor([3.0, 0.0]), 0.5)
+    length = math.hypot(0.1, 0.8)
+    assert got.tolist() == pytest.approx([1 / length, 8 / length], rel=1e-5)
+    # What attention does not add to has no direction, and stays.
+    assert steer(tensor([0.0, 0.0]), tensor([3.0, 0.0]), 0.5).tolist() == [0.0, 0.0]
 
-    The first, (3, 0) against (2, 0) at alpha 0.25: 1 - 0.25 * 2 > 0, so its direction stays. The
-    second, (0, 1) against (1, 0): (-0.25, 1), normalised. Both are then sqrt(10) / sqrt(2) long.
+
+def test_destein_by_heads() -> None:
+    """Two slices of two: along the vector (cosine 1, twice the step), and across it (cosine 0).
+
+    (3, 0) against (2, 0) at alpha 0.25: 1 - 0.25 * 2 > 0, so its direction stays. (0, 2) against
+    (1, 0): (-0.25, 1), normalised. Each is as long as it was.
     """
-    got = steer(tensor([[3.0, 0.0], [0.0, 1.0]]), tensor([[2.0, 0.0], [1.0, 0.0]]), 0.25)
-    length, across = math.sqrt(5.0), math.sqrt(1 + 0.0625)
-    expected = [length, 0.0, -0.25 / across * length, length / across]
-    assert got.flatten().tolist() == pytest.approx(expected, rel=1e-5)
+    got = steer_heads(tensor([3.0, 0.0, 0.0, 2.0]), tensor([2.0, 0.0, 1.0, 0.0]), 0.25, 2)
+    across = math.sqrt(1 + 0.0625)
+    assert got.tolist() == pytest.approx([3.0, 0.0, -0.5 / across, 2 / across], rel=1e-5)
 
 
 def test_reversal() -> None:
@@ -108,9 +124,13 @@ def test_reversal() -> None:
 
 
 def test_gedi_posterior() -> None:
-    """Likelihoods -2 and -4 over 4 tokens at scale 2: sigmoid(2 * 2 / 4)."""
-    got = log_posterior(tensor(-2.0), tensor(-4.0), tensor(4), 2.0)
-    assert float(got) == pytest.approx(math.log(1 / (1 + math.exp(-1.0))))
+    """Likelihoods -2 and -4 over 4 tokens at scale 2: the odds are 2 * 2 / 4."""
+    assert float(log_odds(tensor(-2.0), tensor(-4.0), tensor(4), 2.0)) == pytest.approx(1.0)
+
+
+def guided(scores: torch.Tensor, clean: torch.Tensor, **options: float) -> list[float]:
+    chosen = GediOptions(**{"omega": 1, "class_bias": 0, **options})
+    return guide(scores[None], clean.logit()[None], chosen)[0].tolist()
 
 
 def test_gedi_guide() -> None:
@@ -118,15 +138,33 @@ def test_gedi_guide() -> None:
 
     From the least clean on they add up to 0.233, 0.581, 1: below 0.3 is only the first.
     """
-    scores, posterior = tensor([[0.5, 0.3, 0.2]]).log(), tensor([[0.2, 0.5, 0.9]]).log()
-    got = guide(scores, posterior, GediOptions(omega=1, filter_p=0.3, target_p=0.8))
-    assert got[0].tolist() == pytest.approx([-INF, math.log(0.15), math.log(0.18)])
+    scores, clean = tensor([0.5, 0.3, 0.2]).log(), tensor([0.2, 0.5, 0.9])
+    expected = pytest.approx([-INF, math.log(0.15), math.log(0.18)])
+    assert guided(scores, clean, filter_p=0.3) == expected
     # A token that is clean enough stays, however little mass there is before it.
-    got = guide(scores, posterior, GediOptions(omega=1, filter_p=1.0, target_p=0.5))
-    assert got[0].tolist() == pytest.approx([-INF, math.log(0.15), math.log(0.18)])
+    assert guided(scores, clean, filter_p=1.0, target_p=0.5 - 1e-6) == expected
     # The cleanest stays in any case.
-    got = guide(scores, posterior, GediOptions(omega=1, filter_p=1.0, target_p=1.0))
-    assert got[0].isfinite().tolist() == [False, False, True]
+    got = guided(scores, clean, filter_p=1.0, target_p=1.0)
+    assert [math.isfinite(x) for x in got] == [False, False, True]
+    # Below omega 1 the filter comes in with it: 0.3 of 0.3 is less than the first one's mass.
+    assert all(map(math.isfinite, guided(scores, clean, omega=0.3, filter_p=0.3)))
+
+
+def test_gedi_class_bias() -> None:
+    """Odds of 1 : 4 and 1 : 1 become 4 : 4 and 4 : 1; what is clean enough is asked without it."""
+    scores, clean = tensor([0.5, 0.5]).log(), tensor([0.2, 0.5])
+    got = guided(scores, clean, class_bias=math.log(4), filter_p=0)
+    assert got == pytest.approx([math.log(0.25), math.log(0.4)])
+    got = guided(scores, clean, class_bias=math.log(4), filter_p=0.5, target_p=0.45)
+    assert got == pytest.approx([-INF, math.log(0.4)])
+
+
+def test_gedi_repetition() -> None:
+    """5, 4 and 0 are 10, 9, 5. The first, halved: 5, 9, 5, or 6, 10, 6; the third, halved: 3."""
+    written = [tensor([0]), tensor([2])]
+    assert penalise(tensor([[5.0, 4.0, 0.0]]), written, 2.0).tolist() == [[6.0, 10.0, 3.0]]
+    # Twice the same: twice halved. A row that is not at its largest is not raised.
+    assert penalise(tensor([[5.0, 4.0, 1.0]]), [tensor([2])] * 2, 2.0).tolist() == [[10, 9, 1.5]]
 
 
 def test_gedi_code_goes_behind_special_tokens() -> None:
@@ -152,7 +190,7 @@ def test_word_filter() -> None:
 
 def test_word_filter_log_odds() -> None:
     """Texts that hold a word count, not how often; 5 is added: (5 + 5) / (0 + 5), 6 / 6."""
-    got = log_odds(["Rain rain"] * 5 + ["A fine day"], ["a DAY"])
+    got = word_odds(["Rain rain"] * 5 + ["A fine day"], ["a DAY"])
     assert got == pytest.approx({"rain": math.log(2), "a": 0, "fine": math.log(6 / 5), "day": 0})
 
 
@@ -243,8 +281,10 @@ floats = st.floats(-10, 10, width=32).filter(lambda x: abs(x) > 1e-3 or x == 0)
 def test_steering_keeps_lengths(values: list[float], strength: float) -> None:
     """Whatever is steered keeps its norm, and at scale 0 reversal is exact."""
     x, v, end = torch.tensor(values).view(3, 2, 2)
+    flat, across = x.flatten(), v.flatten()
     for moved in (
-        steer(x, v, strength),
+        steer(flat, across, strength),
+        steer_heads(flat, across, strength, 2),
         reverse(x, v, end, scale=strength, norm_exponent=0.4, similarity_exponent=0.6),
     ):
         assert torch.isfinite(moved).all()

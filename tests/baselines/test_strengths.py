@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -18,11 +19,17 @@ from tide.config import Sampling
 from tide.errors import EngineError, InputError
 from tide.options import write
 
+
+def is_number(annotation: Any) -> bool:
+    """A number, or one or nothing."""
+    return annotation in (int, float) or any(map(is_number, get_args(annotation)))
+
+
 OPTIONS = [
     (kind, name)
     for kind in STRENGTHS
     for name, field in REGISTRY.load(kind).options_class.by_name().items()
-    if field.annotation in (int, float)
+    if is_number(field.annotation)
 ]
 
 

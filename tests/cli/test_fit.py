@@ -71,6 +71,7 @@ def test_all_are_fitted_once(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Learned, saved, loaded; what is there is kept, and one alone must be asked to begin again."""
+    use_short_prefixes(monkeypatch)
     fitted = tmp_path / "out"
     command = ("--model", model, "--data", data, "--out", fitted, *QUICK)
     assert tide("fit", "all", *command, monkeypatch=monkeypatch) == 0
@@ -83,11 +84,11 @@ def test_all_are_fitted_once(
         assert f"{kind} " in shown
     for kind in ("destein", "fudge", "gedi", "pplm", "rad", "sasa", "vocabulary-shift"):
         assert notes[kind]["held_out"]["auc"] > 0.8
-    for kind, side in (("dapt", "dapt"), ("dexperts", "expert"), ("dexperts", "anti")):
+    for kind, side in (("dapt", ""), ("dexperts", "expert "), ("dexperts", "anti ")):
         figures = notes[kind]["held_out"]
-        assert figures[f"{side} perplexity"] < 0.9 * figures[f"{side} perplexity before"]
+        assert figures[f"{side}perplexity"] < 0.9 * figures[f"{side}perplexity before"]
+        assert not notes[kind]["doubts"]
     engine = TransformersEngine(model)
-    use_short_prefixes(monkeypatch)
     for kind in LEARNED:
         baseline = load_baseline(STRENGTHS[kind], engine, artefacts=fitted)
         (written,) = baseline.generate(["The weather"], SAMPLING, [0])

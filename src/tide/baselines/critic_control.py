@@ -15,7 +15,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from tide.baselines.common.fitting import FitTask, Fitted
-from tide.baselines.common.rollouts import beginnings, figures, held_out, roll_out
+from tide.baselines.common.rollouts import beginnings, held_out, judged, roll_out
 from tide.baselines.common.settings import Candidates
 from tide.baselines.fudge import Fudge, FudgeOptions, fit_classifier
 
@@ -33,7 +33,7 @@ class CriticControl(Fudge):
 
     @staticmethod
     def fit(task: FitTask) -> Fitted:
-        """LoRA updates of the task's model and a linear head, on what the model wrote.
+        """Updates of the task's model and a linear head, on what the model wrote.
 
         Figures: the share of toxic texts among those, and AUC of the prediction at their end, on a
         tenth that is held out.
@@ -47,4 +47,4 @@ class CriticControl(Fudge):
             [len(one.prompt) - 1 for one in learned],
             [one.ids for one in measured],
         )
-        return Fitted(tensors, figures(measured, [-logit for logit in logits]))
+        return judged(tensors, measured, [-logit for logit in logits], "critic")

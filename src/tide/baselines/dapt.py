@@ -1,7 +1,9 @@
 """`dapt`: domain-adaptive pretraining, Gururangan et al. 2020 (ACL 2020, arXiv:2004.10964).
 
 The model trained on with non-toxic text, as Gehman et al. 2020 (RealToxicityPrompts) use it; the
-text is written by the trained model alone.
+text is written by the trained model alone. They take the least toxic 2 % of a web corpus, three
+times over; here it is the non-toxic half of the labelled texts, with which the expert of `dexperts`
+is trained too.
 """
 
 from __future__ import annotations
@@ -13,8 +15,7 @@ from pydantic import Field
 from tide.baselines.base import Options
 from tide.baselines.common.auxiliary import ready
 from tide.baselines.common.decoding import DecodingBaseline, Reader
-from tide.baselines.common.fitting import FitTask, Fitted, fine_tune
-from tide.baselines.common.labelled import TOXIC
+from tide.baselines.common.fitting import FitTask, Fitted, write_like
 from tide.baselines.common.settings import Strength
 from tide.engines.local.decode import Writing
 
@@ -26,7 +27,7 @@ class DaptOptions(Options):
 
 
 class Dapt(DecodingBaseline):
-    """The model with `scale` times the low-rank update that was learned on non-toxic text."""
+    """The model with `scale` times the update that was learned on non-toxic text."""
 
     kind = "dapt"
     options_class = DaptOptions
@@ -42,8 +43,5 @@ class Dapt(DecodingBaseline):
 
     @staticmethod
     def fit(task: FitTask) -> Fitted:
-        """LoRA updates of the model on non-toxic text; figures: perplexity before and after."""
-        train, held_out = (
-            [text.text for text in rows if text.toxicity < TOXIC] for rows in task.texts()
-        )
-        return fine_tune(task, train, held_out, "dapt")
+        """Updates of the model on non-toxic text; figures: perplexity of it before and after."""
+        return write_like(task, toxic=False)

@@ -1,19 +1,28 @@
 """`destein`: Li et al. 2024, "DeStein: Navigating Detoxification of Language Models".
 
-ACL Findings 2024, arXiv:2404.10464: universal steering pairs, head-wise activation fusion. A vector
-from toxic to neutral text is taken away from every attention head's output (authors' code:
-LizLizLi/DeStein, `lss_utils.py` for the rule, `act_utils.py` for the vectors).
+ACL Findings 2024, arXiv:2404.10464: universal steering pairs. A direction from toxic to neutral
+text is taken away from what each attention adds to the residual stream, at every token (authors'
+code: LizLizLi/DeStein, `lss_utils.py` for the rule, `act_utils.py` and `probs.py` for the vectors).
+
+Their rule for single heads is never reached: the module that holds it is called with one argument,
+and the second, which asks for it, is False by default. `rule=whole` is what runs; `rule=heads` is
+the other, except that each head keeps its own length. (Theirs would make all of a layer's heads
+equally long, which changes the model however small alpha is.)
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import Field
+from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
@@ -22,57 +31,77 @@ from tide.baselines.common.decoding import DecodingBaseline, Reader
 from tide.baselines.common.fitting import FitTask, Fitted, auc
 from tide.baselines.common.layers import Heads, find_heads
 from tide.baselines.common.settings import Strength
+from tide.baselines.reversal import Reversal
 from tide.data.labelled import Pair
 from tide.engines.local.decode import Writing
 
 _LAST = 8  # tokens at the end of a text whose mean stands for it
 _PAIRS = 20
+_PROBED = 0.8  # share of them that the probes learn from
 _HELD_OUT = 200
+# The authors' alpha by architecture, and for all others.
+_ALPHAS, _ALPHA = {"gpt2": 0.4}, 0.3
 
 
 class DesteinOptions(Options):
     strength = "alpha"
 
-    alpha: Strength = Field(default=0.4, description="Length of the step.")
+    alpha: Strength | None = Field(
+        default=None, description="Length of the step; none: 0.4 for GPT-2, 0.3 for others."
+    )
+    rule: Literal["whole", "heads"] = "whole"
 
 
 def steer(values: Tensor, vectors: Tensor, alpha: float) -> Tensor:
-    """Head outputs (..., heads, size) moved against `vectors` (heads, size).
+    """What attention adds, (..., d), moved against `vectors` (d,), as long as before.
 
-    Each head becomes norm(norm(x) - alpha (1 + relu cos(x, v)) norm(v)); then the whole vector of
-    all heads is scaled to its old norm. As in the authors' code, this makes all heads equally long.
+    |x| norm(norm(x) - alpha norm(v)).
     """
+    moved = normalize(normalize(values, dim=-1) - alpha * normalize(vectors, dim=-1), dim=-1)
+    kept: Tensor = moved * values.norm(dim=-1, keepdim=True)
+    return kept
+
+
+def steer_heads(values: Tensor, vectors: Tensor, alpha: float, heads: int) -> Tensor:
+    """The same for each of `heads` slices, alpha times 1 + relu cos(x, v) of that slice."""
+    values, vectors = _cut(values, heads), _cut(vectors, heads)
     likeness = cosine_similarity(values, vectors.expand_as(values), dim=-1).clamp(min=0)[..., None]
-    steps = alpha * (1 + likeness) * normalize(vectors, dim=-1)
-    moved = normalize(normalize(values, dim=-1) - steps, dim=-1)
-    norm = moved.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-12)
-    kept: Tensor = moved * (values.norm(dim=(-2, -1), keepdim=True) / norm)
+    step = alpha * (1 + likeness) * normalize(vectors, dim=-1)
+    moved = normalize(normalize(values, dim=-1) - step, dim=-1)
+    kept: Tensor = (moved * values.norm(dim=-1, keepdim=True)).flatten(-2)
     return kept
 
 
 class Destein(DecodingBaseline):
-    """Steers every layer's heads at every token. alpha = 0 leaves the model alone.
-
-    (The rule itself is not continuous there: it makes a layer's heads equally long for any alpha.)
-    """
+    """Steers every layer's attention at every token. alpha = 0 leaves the model alone."""
 
     kind = "destein"
     options_class = DesteinOptions
     learned = True
     _options: DesteinOptions
 
+    def settled(self, options: Options) -> Any:
+        if getattr(options, "alpha", None) is not None:
+            return options
+        alpha = _ALPHAS.get(self.engine.model.config.model_type, _ALPHA)
+        return options.model_copy(update={"alpha": alpha})
+
     def attached(self) -> AbstractContextManager[object]:
-        if self._options.alpha == 0:
+        if not self._options.alpha:
             return nullcontext()
-        return self._heads.hooked(self._steer)
+        return self._heads.hooked(self._steer, outputs=True)
 
     def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
         reader = Reader(self.engine.model, hooks=True)
         return Writing(reader.read(ids, tokens), [len(row) for row in ids])
 
-    def _steer(self, layer: int, merged: Tensor) -> Tensor:
-        values = self._heads.split(merged.float())
-        return steer(values, self._vectors[layer], self._options.alpha).flatten(-2).to(merged.dtype)
+    def _steer(self, layer: int, added: Tensor) -> Tensor:
+        values, vectors, alpha = added.float(), self._vectors[layer], self._options.alpha or 0.0
+        if self._options.rule == "whole":
+            moved = steer(values, vectors, alpha)
+        else:
+            moved = steer_heads(values, vectors, alpha, _slices(self._heads, len(vectors)))
+        return moved.to(added.dtype)
 
     @cached_property
     def _heads(self) -> Heads:
@@ -80,49 +109,91 @@ class Destein(DecodingBaseline):
 
     @cached_property
     def _vectors(self) -> Tensor:
-        """(layers, heads, size), from neutral to toxic."""
-        layers = self._heads.projections
-        first: Any = layers[0]
-        width = getattr(first, "in_features", None) or first.nx  # as transformers' Conv1D has it
-        vectors = self.artefact.tensor("vectors", len(layers), width)
-        return self._heads.split(vectors.float()).to(self.engine.device)
+        """(layers, hidden), from neutral to toxic."""
+        shape = len(self._heads.projections), self.engine.model.config.get_text_config().hidden_size
+        return self.artefact.tensor("directions", *shape).float().to(self.engine.device)
 
     @staticmethod
     def fit(task: FitTask) -> Fitted:
-        """Vectors (layers, heads * size): the mean over 20 pairs of toxic minus neutral.
+        """Directions (layers, hidden): the mean over 20 pairs of toxic minus neutral, weighted.
 
-        Figures: how often a held-out toxic text lies further along them than a neutral one.
+        Each side of a pair stands behind a prefix that says what it is. Each head's slice counts
+        1 + the accuracy of a probe of it. Figures: how often a held-out toxic text, without prefix,
+        lies further along them than a neutral one; the mean accuracy of the probes.
         Raises InputError for too few pairs.
         """
         task.train.need_pairs(_PAIRS)
         task.held_out.need_pairs(2)
-        means = _means(task, task.train.pairs[:_PAIRS])
-        vectors = (means[0] - means[1]).mean(dim=0)
-        measured = _means(task, task.held_out.pairs[:_HELD_OUT])
-        # Every head counts the same, as in the rule.
-        toxic, neutral = ((side * vectors).sum(dim=(1, 2)).tolist() for side in measured)
+        prefixes = Reversal.negative, Reversal.positive
+        sides = _means(task, task.train.pairs[:_PAIRS], prefixes)
+        heads = _slices(find_heads(task.model, task.name), sides[0].shape[-1])
+        weights = 1 + _accuracies(sides, heads, task.settings.seed)
+        difference = (sides[0] - sides[1]).mean(dim=0)
+        directions = (_cut(difference, heads) * weights[..., None]).flatten(-2)
+        measured = _means(task, task.held_out.pairs[:_HELD_OUT], ("", ""))
+        # Every layer counts the same, as in the rule.
+        toxic, neutral = (
+            cosine_similarity(side, directions, dim=-1).mean(dim=-1).tolist() for side in measured
+        )
         labels = [True] * len(toxic) + [False] * len(neutral)
-        return Fitted({"vectors": vectors}, {"auc": auc(labels, toxic + neutral)})
+        figures = {"auc": auc(labels, toxic + neutral), "probes": float(weights.mean()) - 1}
+        return Fitted({"directions": directions}, figures)
+
+
+def _cut(hidden: Tensor, heads: int) -> Tensor:
+    """(..., d) -> (..., heads, d / heads)."""
+    return hidden.reshape(*hidden.shape[:-1], heads, -1)
+
+
+def _slices(heads: Heads, width: int) -> int:
+    """In how many slices the hidden state is cut; the heads, where they divide it."""
+    return math.gcd(heads.count, width)
+
+
+def _accuracies(sides: tuple[Tensor, Tensor], heads: int, seed: int) -> Tensor:
+    """Of a probe of each slice, on a fifth of the pairs that it was not fitted on, (layers, heads).
+
+    sides: (pairs, layers, hidden) of toxic and neutral texts.
+    """
+    pairs, layers = sides[0].shape[:2]
+    seen = round(_PROBED * pairs)
+
+    def rows(first: int, last: int) -> tuple[Tensor, NDArray[np.int64]]:
+        both = _cut(torch.cat([side[first:last] for side in sides]), heads)
+        return both, np.repeat([1, 0], last - first)
+
+    (train, labels), (test, truth) = rows(0, seen), rows(seen, pairs)
+    accuracies = torch.empty(layers, heads)
+    for layer in range(layers):
+        for head in range(heads):
+            probe = LogisticRegression(random_state=seed, max_iter=1000)
+            probe.fit(train[:, layer, head].numpy(), labels)
+            accuracies[layer, head] = probe.score(test[:, layer, head].numpy(), truth)
+    return accuracies
 
 
 @torch.inference_mode()
-def _means(task: FitTask, pairs: Sequence[Pair]) -> tuple[Tensor, Tensor]:
-    """The heads' outputs, mean of the last 8 tokens, of toxic and of neutral sides of `pairs`.
+def _means(
+    task: FitTask, pairs: Sequence[Pair], prefixes: tuple[str, str]
+) -> tuple[Tensor, Tensor]:
+    """What attention adds, mean of the last 8 tokens, in toxic and neutral sides of `pairs`.
 
-    Both (pairs, layers, heads * size), in float32.
+    Both (pairs, layers, hidden), in float32. prefixes: what stands before either side.
     """
     heads = find_heads(task.model, task.name)
     sides = []
-    for texts in ([pair.toxic for pair in pairs], [pair.neutral[0] for pair in pairs]):
+    for prefix, texts in zip(
+        prefixes, ([p.toxic for p in pairs], [p.neutral[0] for p in pairs]), strict=True
+    ):
         rows = []
         # As the authors do: a full stop at the end would say the same in both.
-        for ids in task.tokenize([text.strip(" .") or text for text in texts]):
+        for ids in task.tokenize([prefix + (text.strip(" .") or text) for text in texts]):
             layers: list[Tensor] = []
 
-            def note(layer: int, merged: Tensor, layers: list[Tensor] = layers) -> None:
-                layers.append(merged[0, -_LAST:].float().mean(dim=0).cpu())
+            def note(layer: int, added: Tensor, layers: list[Tensor] = layers) -> None:
+                layers.append(added[0, -_LAST:].float().mean(dim=0).cpu())
 
-            with heads.hooked(note):
+            with heads.hooked(note, outputs=True):
                 task.model(input_ids=torch.tensor([ids], device=task.model.device), use_cache=False)
             rows.append(torch.stack(layers))
             task.progress("reading pairs", len(rows), len(pairs))

@@ -2,7 +2,8 @@
 Anti-Experts" (ACL 2021, arXiv:2105.03023).
 
 z = top-p(z_base) + alpha (z_expert - z_anti), eq. 1: a model tuned on non-toxic text pulls, one
-tuned on toxic text pushes. Both are low-rank updates of one base.
+tuned on toxic text pushes. Without the first (the paper's anti-only), the model itself takes its
+place.
 """
 
 from __future__ import annotations
@@ -16,8 +17,7 @@ from torch import Tensor
 from tide.baselines.base import Options, Order
 from tide.baselines.common.auxiliary import fit_width, ready
 from tide.baselines.common.decoding import DecodingBaseline, Reader
-from tide.baselines.common.fitting import FitTask, Fitted, fine_tune
-from tide.baselines.common.labelled import TOXIC
+from tide.baselines.common.fitting import FitTask, Fitted, write_like
 from tide.baselines.common.settings import Strength
 from tide.engines.local.decode import Stream, Writing
 from tide.engines.local.sampling import keep_likely
@@ -30,6 +30,7 @@ class DexpertsOptions(Options):
     filter_p: float = Field(
         default=0.9, gt=0, le=1, description="Nucleus of the model itself that is kept."
     )
+    anti_only: bool = Field(default=False, description="The model itself is the expert.")
     order: Order = "shift-warp"
 
 
@@ -42,16 +43,18 @@ def ensemble(
 
 
 class _Writing(Writing):
-    reads_per_token = 3
+    """Streams: the model, the expert or nothing, the anti-expert."""
 
     def __init__(self, streams: list[Stream], reads: list[int], options: DexpertsOptions) -> None:
         super().__init__(streams[0], reads)
         self._experts, self._options = streams[1:], options
+        self.reads_per_token = len(streams)
 
     def shift(self, scores: Tensor) -> Tensor:
         base = self.logits.float()
-        expert, anti = (fit_width(s.logits.float(), base.shape[-1]) for s in self._experts)
-        return ensemble(scores, base, expert, anti, self._options.alpha, self._options.filter_p)
+        *expert, anti = (fit_width(s.logits.float(), base.shape[-1]) for s in self._experts)
+        options, (pull,) = self._options, expert or [base]
+        return ensemble(scores, base, pull, anti, options.alpha, options.filter_p)
 
     def advance(self, tokens: Tensor) -> None:
         super().advance(tokens)
@@ -71,27 +74,27 @@ class Dexperts(DecodingBaseline):
     def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
         readers = [Reader(self.engine.model), *self._experts]
         streams = [reader.read(ids, tokens) for reader in readers]
-        return _Writing(streams, [3 * len(row) for row in ids], self._options)
+        return _Writing(streams, [len(readers) * len(row) for row in ids], self._options)
 
     @cached_property
     def _experts(self) -> list[Reader]:
-        return [Reader(ready(self.fitted_model(side))) for side in ("expert", "anti")]
+        sides = ("anti",) if self._options.anti_only else ("expert", "anti")
+        return [Reader(ready(self.fitted_model(side))) for side in sides]
 
     @staticmethod
     def fit(task: FitTask) -> Fitted:
-        """LoRA updates of the task's model: `expert` on non-toxic text, `anti` on toxic text.
+        """Updates of the task's model: `expert` on non-toxic text, `anti` on toxic text.
 
-        Figures: perplexity of held-out text of its kind, before and after, for each.
+        Figures: perplexity of held-out text of its own kind and of the other's, before and after.
         """
-        train, held_out = task.texts()
-        tensors: dict[str, Tensor] = {}
-        figures: dict[str, float] = {}
-        for side, toxic in (("expert", False), ("anti", True)):
-            texts, measured = (
-                [text.text for text in rows if (text.toxicity >= TOXIC) == toxic]
-                for rows in (train, held_out)
-            )
-            fitted = fine_tune(task, texts, measured, side, prefix=f"{side}.")
-            tensors |= fitted.tensors
-            figures |= fitted.held_out
-        return Fitted(tensors, figures)
+        sides = {"expert": write_like(task, toxic=False), "anti": write_like(task, toxic=True)}
+        tensors, figures, doubts = {}, {}, []
+        for (side, fitted), other in zip(sides.items(), reversed(sides.values()), strict=True):
+            tensors |= {f"{side}.{name}": tensor for name, tensor in fitted.tensors.items()}
+            figures |= {f"{side} {name}": value for name, value in fitted.held_out.items()}
+            doubts += fitted.doubts
+            if fitted.held_out["perplexity"] >= other.held_out["perplexity of the other kind"]:
+                doubts.append(
+                    f"the {side} knows held-out text of its kind no better than the other"
+                )
+        return Fitted(tensors, figures, tuple(doubts))

@@ -22,14 +22,13 @@ from tide.baselines.common.decoding import CandidateWriting, Reader
 from tide.baselines.common.fitting import (
     FitTask,
     Fitted,
-    add_lora,
+    Tuning,
     auc,
     before_end,
-    lora_tensors,
     read,
     right_pad,
     train,
-    trainable,
+    weak_auc,
 )
 from tide.baselines.common.labelled import TOXIC
 from tide.baselines.common.settings import Candidates, Strength
@@ -75,7 +74,7 @@ class Fudge(Rad):
 
     @staticmethod
     def fit(task: FitTask) -> Fitted:
-        """LoRA updates of the task's model and a linear head in place of its own.
+        """Updates of the task's model and a linear head in place of its own.
 
         Figure: AUC of the prediction at the end of held-out texts.
         """
@@ -88,7 +87,8 @@ class Fudge(Rad):
             [0] * len(texts),
             task.tokenize([text.text for text in held_out]),
         )
-        return Fitted(tensors, {"auc": auc([text.toxicity < TOXIC for text in held_out], logits)})
+        figure = auc([text.toxicity < TOXIC for text in held_out], logits)
+        return Fitted(tensors, {"auc": figure}, weak_auc("classifier", figure))
 
 
 def fit_classifier(
@@ -106,13 +106,13 @@ def fit_classifier(
     head = with_reward_head(task.model)
     for parameter in head.parameters():
         torch.nn.init.zeros_(parameter)
-    model = add_lora(task.model, task.settings)
+    tuning = Tuning(task.model, task.settings)
     head.requires_grad_(True)
     goal, begin = torch.tensor(labels, device=device), torch.tensor(starts, device=device)
 
     def logits_of(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
         padded, lengths = right_pad(rows, device)
-        return model(input_ids=padded, use_cache=False).logits[..., 0].float(), lengths
+        return tuning.model(input_ids=padded, use_cache=False).logits[..., 0].float(), lengths
 
     def loss(numbers: list[int]) -> Tensor:
         logits, lengths = logits_of([ids[i] for i in numbers])
@@ -123,7 +123,8 @@ def fit_classifier(
         logits, lengths = logits_of(rows)
         return list(logits[torch.arange(len(logits)), lengths - 1].tolist())
 
-    train([{"params": trainable(model)}], loss, [len(row) for row in ids], task, "classifier")
-    tensors = lora_tensors(model, "lora.")
+    groups = [{"params": [*tuning.parameters, *head.parameters()]}]
+    train(groups, loss, [len(row) for row in ids], task, "classifier")
+    tensors = tuning.tensors("lora.")
     tensors |= {f"head.{name}": value.detach().float() for name, value in head.named_parameters()}
     return tensors, read(at_the_end, measured)

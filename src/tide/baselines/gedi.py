@@ -24,15 +24,14 @@ from tide.baselines.common.decoding import DecodingBaseline, Reader
 from tide.baselines.common.fitting import (
     FitTask,
     Fitted,
-    add_lora,
+    Tuning,
     auc,
     before_end,
-    lora_tensors,
     read,
     right_pad,
     token_losses,
     train,
-    trainable,
+    weak_auc,
 )
 from tide.baselines.common.labelled import TOXIC
 from tide.baselines.common.settings import Strength
@@ -43,41 +42,71 @@ CODES = ("clean", "dirty")
 _GENERATIVE = 0.8
 # The scale of the class logits is one number, far from where it ends: it may move faster.
 _SCALE_RATE = 0.02
+_HIGHEST = 10.0  # score of the likeliest token while repetition is penalised
 
 
 class GediOptions(Options):
     strength = "omega"
 
     omega: Strength = Field(default=30.0, description="Weight of the posterior; 0: no GeDi.")
+    class_bias: float = Field(
+        default=2.0, ge=-100, le=100, description="Log odds that every text is clean beforehand."
+    )
     filter_p: float = Field(
         default=0.8, ge=0, le=1, description="The least clean tokens of this mass are dropped..."
     )
     target_p: float = Field(
         default=0.8, gt=0, le=1, description="...unless they are clean with this probability."
     )
+    repetition_penalty: float = Field(
+        default=1.0, ge=1, le=100, description="Of tokens that were written; its authors' is 1.2."
+    )
     order: Order = "shift-warp"
 
+    @property
+    def onset(self) -> float:
+        """From 0 to 1 with omega: what else there is comes in with it, instead of at once."""
+        return min(1.0, self.omega)
 
-def log_posterior(clean: Tensor, dirty: Tensor, tokens: Tensor, scale: float) -> Tensor:
-    """Log P(clean | text) from log p(text | class), of the same shape; tokens: length of the text.
+
+def log_odds(clean: Tensor, dirty: Tensor, tokens: Tensor, scale: float) -> Tensor:
+    """Log P(clean | text) / P(dirty | text) from log p(text | class); tokens: length of the text.
 
     The likelihoods are normalised by length and scaled; both classes are as likely.
     """
-    return nn.functional.logsigmoid(scale * (clean - dirty) / tokens)
+    return scale * (clean - dirty) / tokens
 
 
-def guide(scores: Tensor, posterior: Tensor, options: GediOptions) -> Tensor:
-    """Log p + omega log P(clean) over (B, V), -inf where dropped; posterior: log P(clean).
+def guide(scores: Tensor, odds: Tensor, options: GediOptions) -> Tensor:
+    """Log p + omega log P(clean) over (B, V), -inf where dropped; odds: log odds of clean.
 
-    Tokens are taken from the least to the most clean; those at which the sum of their guided
-    probabilities is still below filter_p are dropped, unless P(clean) >= target_p.
+    The class bias is added to the odds. Tokens are taken from the least to the most clean; those at
+    which the sum of their guided probabilities is still below filter_p are dropped, unless P(clean)
+    (without the bias) >= target_p.
     """
+    posterior = nn.functional.logsigmoid(odds + options.class_bias)
     guided = scores.log_softmax(dim=-1) + options.omega * posterior
-    ordered, order = posterior.sort(dim=-1)
+    ordered, order = nn.functional.logsigmoid(odds).sort(dim=-1)
     mass = guided.softmax(dim=-1).gather(-1, order).cumsum(dim=-1)
-    dropped = (mass < options.filter_p) & (ordered < math.log(options.target_p))
+    filtered = mass < options.filter_p * options.onset
+    dropped = filtered & (ordered < math.log(options.target_p))
     dropped[:, -1] = False  # rounding must not drop all of them
     return guided.masked_fill(torch.zeros_like(dropped).scatter(-1, order, dropped), -torch.inf)
+
+
+def penalise(scores: Tensor, written: Sequence[Tensor], penalty: float) -> Tensor:
+    """`scores` (B, V) with the largest at 10, divided by `penalty` at each token of `written`.
+
+    written: (B,) each. Where that was the largest, the largest of the row is 10 again before the
+    next. (As the authors do it: a division needs a fixed zero, and most are positive then.)
+    """
+    scores = scores - scores.amax(dim=-1, keepdim=True) + _HIGHEST
+    for tokens in written:
+        value = scores.gather(-1, tokens[:, None])
+        scores = scores.scatter(-1, tokens[:, None], value / penalty)
+        raised = scores - scores.amax(dim=-1, keepdim=True) + _HIGHEST
+        scores = torch.where(value == _HIGHEST, raised, scores)
+    return scores
 
 
 def with_code(
@@ -107,6 +136,7 @@ class _Writing(Writing):
         self._classes, self._likelihood, self._counts = classes, likelihood, counts
         self._scale, self._options = scale, options
         self._next = torch.empty(0)
+        self._written: list[Tensor] = []
 
     def shift(self, scores: Tensor) -> Tensor:
         logits = fit_width(self._classes.logits.float(), scores.shape[-1])
@@ -114,11 +144,15 @@ class _Writing(Writing):
         if self._options.omega == 0:
             return scores
         clean, dirty = self._next.chunk(2)
-        counts = self._counts[:, None] + 1
-        return guide(scores, log_posterior(clean, dirty, counts, self._scale), self._options)
+        counts, options = self._counts[:, None] + 1, self._options
+        guided = guide(scores, log_odds(clean, dirty, counts, self._scale), options)
+        if options.repetition_penalty == 1:
+            return guided
+        return penalise(guided, self._written, options.repetition_penalty**options.onset)
 
     def advance(self, tokens: Tensor) -> None:
         super().advance(tokens)
+        self._written.append(tokens)
         self._likelihood = self._next.gather(-1, tokens.repeat(2)[:, None])[:, 0]
         self._counts = self._counts + 1
         self._classes.advance(tokens.repeat(2))
@@ -164,7 +198,7 @@ class Gedi(DecodingBaseline):
 
     @staticmethod
     def fit(task: FitTask) -> Fitted:
-        """LoRA updates that condition the task's model on "clean" or "dirty", and the scale.
+        """Updates that condition the task's model on "clean" or "dirty", and the scale.
 
         Loss: 0.8 generative (the text behind its own code word) and 0.2 discriminative (which code
         word it is likelier behind). Figure: AUC of that on held-out texts.
@@ -174,13 +208,14 @@ class Gedi(DecodingBaseline):
         special = frozenset(task.tokenizer.all_special_ids)
         ids = task.tokenize([text.text for text in texts])
         dirty = torch.tensor([text.toxicity >= TOXIC for text in texts], device=task.model.device)
-        model = add_lora(task.model, task.settings)
+        tuning = Tuning(task.model, task.settings)
         log_scale = nn.Parameter(torch.zeros((), device=task.model.device))
 
         def class_losses(rows: Sequence[Sequence[int]]) -> Tensor:
             """Mean -log p per token behind either code word, (B, 2)."""
             coded = [with_code(row, code, special) for code in codes for row in rows]
-            losses = _text_losses(model, [row for row, _ in coded], [start for _, start in coded])
+            rows, starts = [row for row, _ in coded], [start for _, start in coded]
+            losses = _text_losses(tuning.model, rows, starts)
             counts = torch.tensor([len(row) - start for row, start in coded], device=losses.device)
             return (losses / counts.clamp(min=1)).view(2, -1).T
 
@@ -191,7 +226,7 @@ class Gedi(DecodingBaseline):
             return _GENERATIVE * generative + (1 - _GENERATIVE) * discriminative
 
         groups: list[dict[str, Any]] = [
-            {"params": trainable(model)},
+            {"params": tuning.parameters},
             {"params": [log_scale], "lr": _SCALE_RATE, "weight_decay": 0.0},
         ]
         train(groups, loss, [len(row) for row in ids], task, "class-conditional model")
@@ -204,8 +239,8 @@ class Gedi(DecodingBaseline):
         with torch.inference_mode():
             scores = read(margins, measured)
         figure = auc([text.toxicity >= TOXIC for text in held_out], scores)
-        tensors = lora_tensors(model, "lora.") | {"scale": log_scale.detach().exp()}
-        return Fitted(tensors, {"auc": figure})
+        tensors = tuning.tensors("lora.") | {"scale": log_scale.detach().exp()}
+        return Fitted(tensors, {"auc": figure}, weak_auc("class-conditional model", figure))
 
 
 def _codes(tokenizer: Any) -> list[list[int]]:

@@ -24,7 +24,15 @@ from transformers.cache_utils import DynamicCache
 from tide.baselines.base import Options, Order
 from tide.baselines.common.auxiliary import load_sibling
 from tide.baselines.common.decoding import DecodingBaseline, Reader
-from tide.baselines.common.fitting import FitTask, Fitted, auc, before_end, read, right_pad
+from tide.baselines.common.fitting import (
+    FitTask,
+    Fitted,
+    auc,
+    before_end,
+    read,
+    right_pad,
+    weak_auc,
+)
 from tide.baselines.common.labelled import TOXIC
 from tide.baselines.common.mixing import toward
 from tide.baselines.common.settings import Strength
@@ -89,7 +97,6 @@ class _Writing(Writing):
         options: PplmOptions,
     ) -> None:
         super().__init__(stream, [2 * len(row) for row in ids])
-        self.reads_per_draw = 2 * options.iterations + 1
         self._options, self._classifier = options, classifier
         self._forward = Forward(model, hooks=True)
         self._table = model.get_input_embeddings().weight
@@ -103,6 +110,9 @@ class _Writing(Writing):
             self._sum, self._hidden = hidden[:, :-1].sum(dim=1), hidden[:, -1]
             self._past = [part[:, :, :-1] for part in self._own]
             self._last = tokens[:, -1]
+
+    def reads(self, row: int, draws: int) -> int:
+        return super().reads(row, draws) + (2 * self._options.iterations + 1) * draws
 
     def _run(self, cache: Cache, ahead: int = 0, **inputs: Tensor) -> tuple[Tensor, Tensor, Cache]:
         """Next-token logits (B, V), last hidden states (B, T, d), and the longer cache."""
@@ -202,7 +212,8 @@ class Pplm(DecodingBaseline):
         bias = torch.from_numpy(found.intercept_).float() - weight @ centre
         scores = _means(task, [text.text for text in held_out]) @ weight + bias
         figure = auc([text.toxicity < TOXIC for text in held_out], scores.tolist())
-        return Fitted({"weight": weight, "bias": bias}, {"auc": figure})
+        doubts = weak_auc("classifier", figure)
+        return Fitted({"weight": weight, "bias": bias}, {"auc": figure}, doubts)
 
 
 def _means(task: FitTask, texts: Sequence[str]) -> Tensor:

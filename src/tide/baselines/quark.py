@@ -5,12 +5,14 @@ what it wrote, behind a token that says in which fifth by toxicity a text is; th
 behind the token of the best fifth, and so on. In the end it writes behind that token.
 
 Loss and constants are those of the authors' code (GXimingLu/Quark): -log p of what was written,
-0.05 times the divergence from the model as it was, -0.06 times the entropy. They train all weights
-for 8,000 steps and write 17 times; this is a low-rank update, and it writes four times.
+0.05 times the divergence from the model as it was, -0.06 times the entropy. They train for 8,000
+steps and write 17 times; here the model writes four times.
 """
 
 from __future__ import annotations
 
+import copy
+from contextlib import nullcontext
 from functools import cached_property
 
 import torch
@@ -23,12 +25,10 @@ from tide.baselines.common.decoding import DecodingBaseline, Reader
 from tide.baselines.common.fitting import (
     FitTask,
     Fitted,
-    add_lora,
+    Tuning,
     before_end,
-    lora_tensors,
     right_pad,
     train,
-    trainable,
 )
 from tide.baselines.common.mixing import between
 from tide.baselines.common.rollouts import Rollout, beginnings, held_out, roll_out
@@ -89,18 +89,19 @@ class Quark(DecodingBaseline):
 
     @staticmethod
     def fit(task: FitTask) -> Fitted:
-        """LoRA updates of the model, and an embedding for each fifth: codes (5, d).
+        """Updates of the model, and an embedding for each fifth: codes (5, d).
 
         Figures: mean toxicity of what it writes behind a tenth of the prompts, which is held out,
         before and after.
         """
         prompts, asked = held_out(beginnings(task))
-        before = _mean(roll_out(task, asked))
+        toxic = _mean(roll_out(task, asked))
         table = task.model.get_input_embeddings()
         torch.manual_seed(task.settings.seed)
         codes = nn.Parameter(torch.randn_like(table.weight[:_FIFTHS]) * table.weight.std())
-        model, pool, step = add_lora(task.model, task.settings), list[Rollout](), 0
-        base = model.get_base_model()
+        # Low-rank updates can be left out; of a model that is trained whole another is needed.
+        unchanged = None if task.settings.rank else copy.deepcopy(task.model)
+        tuning, pool, step = Tuning(task.model, task.settings), list[Rollout](), 0
         kinds = torch.empty(0)
         interval = -(-task.settings.steps // _ROUNDS)
 
@@ -109,27 +110,32 @@ class Quark(DecodingBaseline):
             if step % interval == 0:
                 number = step // interval
                 front = codes[:1].detach() if number else None
-                pool.extend(
-                    roll_out(task, prompts[number::_ROUNDS], model=base, front=front, seed=number)
-                )
+                pool.extend(roll_out(task, prompts[number::_ROUNDS], front=front, seed=number))
                 kinds = torch.tensor(fifths([one.toxicity for one in pool]), device=codes.device)
             step += 1
             chosen = [number % len(pool) for number in numbers]
             padded, lengths = right_pad([pool[i].ids for i in chosen], codes.device)
             starts = torch.tensor([len(pool[i].prompt) for i in chosen], device=codes.device)
-            seen = before_end(lengths, padded.shape[1]) & ~before_end(starts, padded.shape[1])
+            width = padded.shape[1] - 1
+            written = before_end(lengths - 1, width) & ~before_end(starts - 1, width)
             x = table(padded)
-            with torch.no_grad(), model.disable_adapter():
-                own = model(inputs_embeds=x, use_cache=False).logits[:, :-1][seen[:, 1:]].float()
+            left_out = nullcontext() if unchanged else tuning.model.disable_adapter()
+            with torch.no_grad(), left_out:
+                before = (unchanged or tuning.model)(inputs_embeds=x, use_cache=False)
             x = torch.cat([codes[kinds[chosen], None], x], dim=1)
-            logits = model(inputs_embeds=x, use_cache=False).logits[:, 1:-1][seen[:, 1:]].float()
-            return unlearning_loss(logits, own, padded[:, 1:][seen[:, 1:]])
+            now = tuning.model(inputs_embeds=x, use_cache=False)
+            # The code stands before the first token; the last token has nothing to say any more.
+            own, logits = (
+                out.logits[:, first:-1][written].float() for first, out in ((0, before), (1, now))
+            )
+            return unlearning_loss(logits, own, padded[:, 1:][written])
 
-        groups = [{"params": [*trainable(model), codes]}]
-        train(groups, loss, [1] * len(prompts), task, "unlearning")
-        after = _mean(roll_out(task, asked, model=base, front=codes[:1].detach()))
-        tensors = lora_tensors(model, "lora.") | {"codes": codes.detach().float()}
-        return Fitted(tensors, {"toxicity before": before, "toxicity": after})
+        groups = [{"params": [*tuning.parameters, codes]}]
+        train(groups, loss, [1] * len(prompts), task, "unlearning", early=False)
+        after = _mean(roll_out(task, asked, front=codes[:1].detach()))
+        tensors = tuning.tensors("lora.") | {"codes": codes.detach().float()}
+        doubts = ("what it writes is as toxic as before",) if after >= toxic else ()
+        return Fitted(tensors, {"toxicity before": toxic, "toxicity": after}, doubts)
 
 
 def _mean(rollouts: list[Rollout]) -> float:

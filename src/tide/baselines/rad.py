@@ -2,8 +2,14 @@
 
 A small causal LM with a linear head predicts the toxicity of every prefix; candidates gain
 beta (1 - toxicity). Because it is unidirectional, it reads each candidate behind its
-own cache of the prefix. The authors clamp the prediction to [0, 1]; IBM's AISteer360, which the
-published comparisons were made with, scales it over the candidates instead (`normalize=minmax`).
+own cache of the prefix. Three codes differ:
+
+    r-three/RAD (the authors', 2023)               normalize=clamp (order=shift-warp)
+    IBM/AISteer360, 2025-09-19 to 2026-03-09       normalize=clamp,order=warp-shift
+    IBM/AISteer360 since 2026-03-10                normalize=minmax (order=warp-shift)
+
+The authors' is a logits processor, which transformers calls before temperature and top-p; that of
+AISteer360 does the warping itself before the shift.
 """
 
 from __future__ import annotations
@@ -22,19 +28,21 @@ from tide.baselines.common.decoding import CandidateWriting, DecodingBaseline, R
 from tide.baselines.common.fitting import (
     FitTask,
     Fitted,
-    add_lora,
+    Tuning,
     auc,
     before_end,
-    lora_tensors,
     read,
     right_pad,
     train,
-    trainable,
+    weak_auc,
 )
 from tide.baselines.common.labelled import TOXIC
 from tide.baselines.common.layers import output_layer
 from tide.baselines.common.settings import Candidates, Strength
 from tide.engines.local.decode import Writing
+
+# What each was published with.
+_ORDERS: dict[str, Order] = {"clamp": "shift-warp", "minmax": "warp-shift"}
 
 
 class RadOptions(Options):
@@ -43,7 +51,10 @@ class RadOptions(Options):
     beta: Strength = Field(default=50.0, description="Weight of rewards.")
     candidates: Candidates = Field(default=20, description="Most likely tokens that are tried.")
     normalize: Literal["minmax", "clamp"] = "minmax"
-    order: Order = "warp-shift"
+    order: Order = Field(
+        default_factory=lambda chosen: _ORDERS[chosen["normalize"]],
+        description="clamp: shift-warp; minmax: warp-shift.",
+    )
 
 
 def rewards(toxicity: Tensor, scores: Tensor, normalize: str) -> Tensor:
@@ -108,30 +119,33 @@ class Rad(DecodingBaseline):
 
     @staticmethod
     def fit(task: FitTask) -> Fitted:
-        """LoRA updates of the task's model and a linear head in place of its own.
+        """Updates of the task's model and a linear head in place of its own.
 
-        Figures: AUC and mean squared error of the prediction at the end of held-out texts.
+        It learns from every score. Figures: AUC and mean squared error of the prediction at the end
+        of held-out texts that are toxic or are not.
         """
-        texts, held_out = task.texts()
+        texts, held_out = task.texts(rest=True)
         ids = task.tokenize([text.text for text in texts])
         labels = torch.tensor([text.toxicity for text in texts], device=task.model.device)
         head = with_reward_head(task.model)
-        model = add_lora(task.model, task.settings)
+        tuning = Tuning(task.model, task.settings)
         head.requires_grad_(True)
 
         def loss(numbers: list[int]) -> Tensor:
             padded, lengths = right_pad([ids[i] for i in numbers], task.model.device)
-            predicted = model(input_ids=padded, use_cache=False).logits[..., 0].float()
+            predicted = tuning.model(input_ids=padded, use_cache=False).logits[..., 0].float()
             return cumulative_error(predicted, labels[numbers], lengths)
 
-        train([{"params": trainable(model)}], loss, [len(row) for row in ids], task, "reward model")
-        measured = _predict(task, model, [text.text for text in held_out])
-        toxic = [text.toxicity >= TOXIC for text in held_out]
+        groups = [{"params": [*tuning.parameters, *head.parameters()]}]
+        train(groups, loss, [len(row) for row in ids], task, "reward model")
+        measured = _predict(task, tuning.model, [text.text for text in held_out])
+        figure = auc([text.toxicity >= TOXIC for text in held_out], measured)
         truth = torch.tensor([text.toxicity for text in held_out])
         error = float(((torch.tensor(measured) - truth) ** 2).mean())
-        tensors = lora_tensors(model, "lora.")
+        tensors = tuning.tensors("lora.")
         tensors |= {f"head.{k}": v.detach().float() for k, v in head.named_parameters()}
-        return Fitted(tensors, {"auc": auc(toxic, measured), "squared error": error})
+        figures = {"auc": figure, "squared error": error}
+        return Fitted(tensors, figures, weak_auc("reward model", figure))
 
 
 def with_reward_head(model: Any) -> nn.Module:

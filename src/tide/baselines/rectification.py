@@ -27,22 +27,21 @@ from tide.baselines.common.decoding import DecodingBaseline, Reader
 from tide.baselines.common.fitting import (
     FitTask,
     Fitted,
-    add_lora,
+    Tuning,
     before_end,
-    lora_tensors,
     read,
     right_pad,
     train,
-    trainable,
 )
 from tide.baselines.common.layers import output_layer
 from tide.baselines.common.mixing import SecondWriting
-from tide.baselines.common.rollouts import beginnings, figures, held_out, roll_out
+from tide.baselines.common.rollouts import beginnings, held_out, judged, roll_out
 from tide.baselines.common.settings import Strength
 from tide.engines.local.decode import Writing
 from tide.errors import InputError, guarded
 
 _FLOOR = 1e-7  # of a cap
+_RANK = 64  # of the head where all weights are trained
 
 
 class RectificationOptions(Options):
@@ -108,7 +107,7 @@ class Rectification(DecodingBaseline):
 
     @staticmethod
     def fit(task: FitTask) -> Fitted:
-        """LoRA updates of the task's model and a head of their rank, on what the model wrote.
+        """Updates of the task's model and a head of low rank, on what the model wrote.
 
         Figures: the share of toxic texts among those, and AUC of the last token's Q, on a tenth
         that is held out.
@@ -117,12 +116,12 @@ class Rectification(DecodingBaseline):
         device = task.model.device
         toxicity = torch.tensor([one.toxicity for one in learned], device=device)
         starts = torch.tensor([len(one.prompt) for one in learned], device=device)
-        model = add_lora(task.model, task.settings)
-        head = with_q_head(model.get_base_model(), task.settings.rank)
+        tuning = Tuning(task.model, task.settings)
+        head = with_q_head(task.model, task.settings.rank or _RANK)
 
         def q_of(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor, Tensor]:
             padded, lengths = right_pad(rows, device)
-            return model(input_ids=padded, use_cache=False).logits, padded, lengths
+            return tuning.model(input_ids=padded, use_cache=False).logits, padded, lengths
 
         def loss(numbers: list[int]) -> Tensor:
             q, padded, lengths = q_of([learned[i].ids for i in numbers])
@@ -134,13 +133,13 @@ class Rectification(DecodingBaseline):
             return list((-taken(q, padded)[torch.arange(len(q)), lengths - 2]).tolist())
 
         lengths = [len(one.ids) for one in learned]
-        train([{"params": trainable(model)}], loss, lengths, task, "Q")
-        tensors = lora_tensors(model, "lora.")
+        train([{"params": [*tuning.parameters, *head.parameters()]}], loss, lengths, task, "Q")
+        tensors = tuning.tensors("lora.")
         tensors |= {
             f"head.{name}": value.detach().half() for name, value in head.named_parameters()
         }
         danger = read(at_the_end, [one.ids for one in measured])
-        return Fitted(tensors, figures(measured, danger))
+        return judged(tensors, measured, danger, "Q")
 
 
 def with_q_head(model: Any, rank: int) -> nn.Module:

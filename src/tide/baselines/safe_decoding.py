@@ -75,8 +75,8 @@ class _Writing(SecondWriting):
         )
         self._first, self._left = options.first, options.first
 
-    def reads(self, draws: int) -> int:
-        return super().reads(draws) + min(draws, self._first) - 1
+    def reads(self, row: int, draws: int) -> int:
+        return super().reads(row, draws) + min(draws, self._first) - 1
 
     def shift(self, scores: Tensor) -> Tensor:
         return super().shift(scores) if self._left else scores

@@ -3,7 +3,8 @@
 arXiv:2410.03818: self-disciplined autoregressive sampling. A linear classifier in the model's own
 last hidden state says on which side of the toxic subspace each candidate token leads. The
 authors' code in IBM's AISteer360 takes a softmax of the margins over the candidates, which makes
-the shift small where there are many (`normalize=softmax`); `normalize=raw` is the paper's.
+the shift small where there are many (`normalize=softmax`); `normalize=raw` is the paper's formula.
+That code also counts every text as toxic that a single rater called so (`labels=any`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from torch import Tensor
 from tide.baselines.base import Options, Order
 from tide.baselines.common.decoding import CandidateWriting, DecodingBaseline, Reader
 from tide.baselines.common.fitting import FitTask, Fitted, auc, read, right_pad
-from tide.baselines.common.labelled import TOXIC
+from tide.baselines.common.labelled import by_any, by_half
 from tide.baselines.common.layers import output_layer
 from tide.baselines.common.settings import Candidates, Strength
 from tide.data.labelled import LabelledText
@@ -35,6 +36,7 @@ class SasaOptions(Options):
     beta: Strength = Field(default=10.0, description="Weight of margins.")
     candidates: Candidates = Field(default=50, description="Most tokens that are tried.")
     normalize: Literal["raw", "softmax"] = "raw"
+    labels: Literal["half", "any"] = "half"
     order: Order = "warp-shift"
 
 
@@ -105,28 +107,40 @@ class Sasa(DecodingBaseline):
 
     @cached_property
     def _classifier(self) -> tuple[Tensor, Tensor]:
-        width = self._last_hidden.width
-        weight, midpoint = (self.artefact.tensor(name, width) for name in ("weight", "midpoint"))
+        classifiers = {
+            labels: [
+                self.artefact.tensor(f"{labels}.{name}", self._last_hidden.width)
+                for name in ("weight", "midpoint")
+            ]
+            for labels in ("half", "any")
+        }
+        weight, midpoint = classifiers[self._options.labels]
         return weight.to(self.engine.device), midpoint.to(self.engine.device)
 
     @staticmethod
     def fit(task: FitTask) -> Fitted:
         """Fisher's linear classifier on the hidden state of each text's last token.
 
-        weight (d,): pooled covariance^-1 (mu+ - mu-), with Ledoit-Wolf shrinkage, of length 1;
-        midpoint (d,): (mu+ + mu-) / 2; + is non-toxic. Figure: AUC.
+        For toxic by half of the raters, and by any: weight (d,): pooled covariance^-1 (mu+ - mu-),
+        with Ledoit-Wolf shrinkage, of length 1; midpoint (d,): (mu+ + mu-) / 2; + is non-toxic.
+        Figures: AUC of both.
         """
-        train, held_out = task.texts()
-        hidden = _hidden_states(task, train)
-        clean = np.array([text.toxicity < TOXIC for text in train])
-        fisher = LinearDiscriminantAnalysis(solver="lsqr", shrinkage="auto").fit(hidden, clean)
-        weight = torch.from_numpy(fisher.coef_[0])
-        weight = (weight / weight.norm()).float()
-        midpoint = torch.from_numpy(fisher.means_.mean(axis=0)).float()
-        measured = torch.from_numpy(_hidden_states(task, held_out)).float()
-        labels = [text.toxicity < TOXIC for text in held_out]
-        figure = auc(labels, margins(measured, weight, midpoint).tolist())
-        return Fitted({"weight": weight, "midpoint": midpoint}, {"auc": figure})
+        tensors: dict[str, Tensor] = {}
+        figures: dict[str, float] = {}
+        for labels, kind, name in (("half", by_half, "auc"), ("any", by_any, "auc of any")):
+            train, held_out = task.texts(kind)
+            clean, measured = (
+                np.array([not kind(text.toxicity) for text in rows]) for rows in (train, held_out)
+            )
+            hidden = _hidden_states(task, train)
+            fisher = LinearDiscriminantAnalysis(solver="lsqr", shrinkage="auto").fit(hidden, clean)
+            weight = torch.from_numpy(fisher.coef_[0])
+            weight = (weight / weight.norm()).float()
+            midpoint = torch.from_numpy(fisher.means_.mean(axis=0)).float()
+            seen = torch.from_numpy(_hidden_states(task, held_out)).float()
+            tensors |= {f"{labels}.weight": weight, f"{labels}.midpoint": midpoint}
+            figures[name] = auc(measured, margins(seen, weight, midpoint).tolist())
+        return Fitted(tensors, figures)
 
 
 @torch.inference_mode()

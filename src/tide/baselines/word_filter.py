@@ -54,7 +54,7 @@ class WordFilterOptions(Options):
     order: Order = "shift-warp"
 
 
-def log_odds(toxic: Iterable[str], other: Iterable[str]) -> dict[str, float]:
+def word_odds(toxic: Iterable[str], other: Iterable[str]) -> dict[str, float]:
     """Of each word, in lower case: log of how many of the toxic texts hold it, by how many others.
 
     5 is added to either number. Both kinds must be of one size.
@@ -151,7 +151,7 @@ class WordFilter(DecodingBaseline):
         kind that hold one of the 400 words that are the default.
         """
         texts, held_out = task.texts()
-        scores = log_odds(*_kinds(texts))
+        scores = word_odds(*_kinds(texts))
         worst = sorted((word for word in scores if scores[word] > 0), key=lambda w: -scores[w])
         forms = [
             (number, torch.tensor(ids))

@@ -27,7 +27,7 @@ def fit(
     model: options.Model = "pocket",
     auxiliary: Annotated[
         str | None,
-        typer.Option(help="Smaller model of the same vocabulary, for critic-control, dexperts, fudge, gedi, rad."),
+        typer.Option(help="Smaller model of the same vocabulary, for those that can use one."),
     ] = None,
     scorer: Annotated[
         str,

@@ -176,7 +176,7 @@ def test_small_batches_change_nothing(gpt2: World, monkeypatch: pytest.MonkeyPat
         Stream, "advance", lambda self, ids: (sizes.append(len(ids)), step(self, ids))[1]
     )
     assert baseline.generate(PROMPTS, DRAWN, SEEDS) == whole
-    assert set(sizes) == {2 * 8}
+    assert max(sizes) == 2 * 8  # less where top-p leaves fewer
 
 
 def test_shifting_first_divides_the_shift_by_the_temperature(gpt2: World) -> None:

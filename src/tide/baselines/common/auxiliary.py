@@ -51,28 +51,46 @@ def check_vocabulary(tokenizer: Any, other: Any, name: str, other_name: str) -> 
 
 
 @torch.no_grad()
-def merge_lora(model: Any, tensors: Mapping[str, Tensor], strength: float = 1.0) -> Any:
-    """Add low-rank updates to the weights of `model`, in place (Hu et al. 2021, section 4.1).
+def merge_updates(model: Any, tensors: Mapping[str, Tensor], strength: float = 1.0) -> Any:
+    """Add what was learned to the weights of `model`, in place, `strength` times.
 
-    tensors: for each linear layer but the last, `NAME.A` (rank, in) and `NAME.B` (out, rank), whose
-    product is added `strength` times. Raises ValueError for others, or for one that is missing.
+    tensors: for each weight but the output layer's own, `NAME.delta`; or, low-rank (Hu et al. 2021,
+    section 4.1), for each linear layer but the last `NAME.A` (rank, in) and `NAME.B` (out, rank),
+    whose product is added. Raises ValueError for others, or for one that is missing.
     """
     from transformers.pytorch_utils import Conv1D  # noqa: PLC0415  (slow import)
 
+    if any(name.endswith(".delta") for name in tensors):
+        weights = tuned_weights(model)
+        _check(tensors, {f"{name}.delta" for name in weights})
+        for name, weight in weights.items():
+            weight.add_(tensors[f"{name}.delta"].to(weight.device, weight.dtype), alpha=strength)
+        return model
     output = model.get_output_embeddings()
     layers: dict[str, Any] = {
         name: module
         for name, module in model.named_modules()
         if isinstance(module, nn.Linear | Conv1D) and module is not output
     }
-    if wrong := tensors.keys() ^ {f"{name}.{part}" for name in layers for part in "AB"}:
-        raise ValueError(f"{min(wrong)} is {'not for it' if min(wrong) in tensors else 'missing'}")
+    _check(tensors, {f"{name}.{part}" for name in layers for part in "AB"})
     for name, layer in layers.items():
         a, b = (tensors[f"{name}.{part}"].to(layer.weight.device, torch.float32) for part in "AB")
         update = strength * (b @ a)
         # transformers' Conv1D keeps its weight the other way round.
         layer.weight += (update.T if isinstance(layer, Conv1D) else update).to(layer.weight.dtype)
     return model
+
+
+def _check(tensors: Mapping[str, Tensor], names: set[str]) -> None:
+    if wrong := tensors.keys() ^ names:
+        raise ValueError(f"{min(wrong)} is {'not for it' if min(wrong) in tensors else 'missing'}")
+
+
+def tuned_weights(model: Any) -> dict[str, nn.Parameter]:
+    """All weights of `model`, without those of an output layer that shares none."""
+    inputs = {id(weight) for weight in model.get_input_embeddings().parameters()}
+    own = {id(weight) for weight in model.get_output_embeddings().parameters()} - inputs
+    return {name: weight for name, weight in model.named_parameters() if id(weight) not in own}
 
 
 def ready(model: Any) -> Any:

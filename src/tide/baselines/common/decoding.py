@@ -24,14 +24,17 @@ from torch import Tensor
 
 from tide.baselines.base import Generated, Options
 from tide.baselines.common.artefacts import Artefact, load_artefact
-from tide.baselines.common.auxiliary import load_auxiliary, merge_lora
+from tide.baselines.common.auxiliary import load_auxiliary, merge_updates
 from tide.config import Sampling
 from tide.engines.local.decode import Forward, Stream, Writing, decode
 from tide.engines.local.engine import TransformersEngine
 from tide.engines.local.padding import by_length, in_batches
 from tide.engines.local.stopping import StopStrings
 from tide.errors import EngineError, InputError, guarded
+from tide.foreign import logger
 from tide.scorers import Scorer
+
+_LOG = logger(__name__)
 
 
 class Reader:
@@ -99,10 +102,16 @@ class DecodingBaseline(ABC):
         if not isinstance(engine, TransformersEngine):
             raise InputError(f"baseline {self.kind}: runs on the engine 'transformers' alone")
         self.engine = engine
-        self.name = options.spec(self.kind)
-        self._options = options
+        self._options = self.settled(options)
+        self.name = self._options.spec(self.kind)
         if self.artefact_of:
             self.artefact = load_artefact(artefacts, self.artefact_of, engine.model, engine.name)
+            for doubt in self.artefact.info.get("doubts", ()):
+                _LOG.warning("baseline %s: no fair opponent as it was fitted: %s", self.kind, doubt)
+
+    def settled(self, options: Options) -> Any:
+        """`options`, where a default depends on the model of `engine` with that in its place."""
+        return options
 
     def config(self) -> dict[str, Any]:
         return {
@@ -129,7 +138,7 @@ class DecodingBaseline(ABC):
         """The model that was fitted, plus `strength` times the updates of that `part`."""
         model = load_auxiliary(self.engine, self.artefact, self.kind)
         with guarded(InputError, f"baseline {self.kind}: its artefact does not fit the model"):
-            return merge_lora(model, self.artefact.under(part), strength)
+            return merge_updates(model, self.artefact.under(part), strength)
 
     @abstractmethod
     def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
@@ -172,19 +181,16 @@ class DecodingBaseline(ABC):
                 stop_strings=StopStrings(samplings, self.engine.texts, self.engine.fewest),
             )
         completions = self.engine.completions(written, samplings)
-        generated = []
-        for completion, (drawn, _), reads in zip(
-            completions, written, writing.prompt_reads, strict=True
-        ):
-            generated.append(Generated(completion, 1, reads + writing.reads(len(drawn)), 0))
-        return generated
+        rows = enumerate(zip(completions, written, strict=True))
+        return [Generated(done, 1, writing.reads(i, len(ids)), 0) for i, (done, (ids, _)) in rows]
 
 
 class CandidateWriting(Writing):
     """Draws among the likeliest tokens, each of which `forked` reads behind its own cache.
 
     `forked` is a stream that reads what `stream` does, or `stream` itself; it goes on with the
-    token that is drawn. gains: what is added to the scores (B, candidates) once it has read them.
+    token that is drawn. candidates: how many at most; what top-p or top-k has dropped is none.
+    gains: what is added to the scores (B, candidates) once it has read them.
     """
 
     def __init__(
@@ -197,12 +203,17 @@ class CandidateWriting(Writing):
     ) -> None:
         super().__init__(stream, reads)
         self._forked, self._gains = forked, gains
-        self._ids = torch.empty(0)
-        self.reads_per_draw = min(candidates, stream.logits.shape[-1])
+        self._most = min(candidates, stream.logits.shape[-1])
+        self._ids, self._read = torch.empty(0), [torch.zeros(len(reads))]
         self.reads_per_token = 0 if forked is stream else 1
 
+    def reads(self, row: int, draws: int) -> int:
+        return super().reads(row, draws) + int(sum(read[row] for read in self._read[: draws + 1]))
+
     def shift(self, scores: Tensor) -> Tensor:
-        values, self._ids = scores.topk(self.reads_per_draw, dim=-1)
+        left = (scores > -torch.inf).sum(dim=-1).clamp(max=self._most)
+        self._read.append(left)
+        values, self._ids = scores.topk(int(left.max()), dim=-1)
         self._forked.fork(self._ids.shape[1])
         self._forked.advance(self._ids.flatten())
         values = values + self._gains(values)

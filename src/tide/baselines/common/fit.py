@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,14 @@ from tide.baselines import REGISTRY
 from tide.baselines.common.artefacts import fingerprint, save_artefact
 from tide.baselines.common.auxiliary import check_vocabulary
 from tide.baselines.common.fitting import FitTask, Fitted, Progress
-from tide.baselines.common.labelled import Labelled, read_labelled
+from tide.baselines.common.labelled import read_labelled
 from tide.baselines.common.settings import FitSettings
 from tide.engines.local.engine import load_model
 from tide.errors import EngineError, InputError, guarded
+from tide.foreign import logger
 from tide.pretrained import find_device
+
+_LOG = logger(__name__)
 
 
 def fit(
@@ -41,7 +46,8 @@ def fit(
     otherwise "all" keeps what an equal call has finished. progress: called with what is being done,
     how much of it is done and how much there is. settings: those of `FitSettings`.
 
-    Returns the held-out figures of each baseline. Raises InputError for a baseline that learns
+    Returns the held-out figures of each baseline; a warning is logged of one that they show to be
+    too weak for a fair comparison. Raises InputError for a baseline that learns
     nothing, a setting, file or folder that cannot be used, and EngineError for a model that cannot
     be loaded.
     """
@@ -52,13 +58,15 @@ def fit(
     chosen = FitSettings.of(**settings)
     labelled = read_labelled(map(Path, [data] if isinstance(data, Path | str) else data))
     figures: dict[str, dict[str, float]] = {}
+    learned: dict[str | None, dict[bool, Fitted]] = {}
     for create in learning:
         usable = auxiliary if getattr(create, "auxiliary", False) else None
-        note = {
+        judge = scorer if getattr(create, "scored", False) else None
+        note: dict[str, Any] = {
             "model": str(model),
             # What cannot use it is fitted the same with and without.
             "auxiliary": None if usable is None else str(usable),
-            "scorer": scorer if getattr(create, "scored", False) else None,
+            "scorer": judge,
             "data": labelled.digest,
             "settings": chosen.model_dump(),
         }
@@ -67,7 +75,15 @@ def fit(
         if not overwrite:
             held_out = _figures_there(folder, note, resumes=baseline == "all")
         if held_out is None:
-            held_out = _fit(create, note, (device, dtype), labelled, chosen, folder, progress)
+            task_of = partial(
+                FitTask,
+                name=str(model),
+                data=labelled,
+                progress=partial(_step, progress, create.kind),
+                learned=learned.setdefault(note["auxiliary"], {}),
+                scorer=judge or "",
+            )
+            held_out = _fit(create, note, (device, dtype), chosen, folder, task_of)
         figures[create.kind] = held_out
     return figures
 
@@ -89,17 +105,26 @@ def _figures_there(folder: Path, note: dict[str, Any], *, resumes: bool) -> dict
     if not (resumes and same):
         made = "" if same else ", made in another way"
         raise InputError(f"{folder}: holds an artefact already{made}; use --overwrite")
+    _say(folder.name, there.get("doubts", ()))
     return dict(there.get("held_out", {}))
+
+
+def _step(progress: Progress, kind: str, what: str, done: int, total: int) -> None:
+    progress(f"{kind}: {what}", done, total)
+
+
+def _say(kind: str, doubts: Iterable[str]) -> None:
+    for doubt in doubts:
+        _LOG.warning("baseline %s: no fair opponent as it was fitted: %s", kind, doubt)
 
 
 def _fit(
     create: Any,
     note: dict[str, Any],
     loading: tuple[str, str],
-    data: Labelled,
     settings: FitSettings,
     folder: Path,
-    progress: Progress,
+    task_of: Callable[..., FitTask],
 ) -> dict[str, float]:
     """Fit one baseline, save it with `note`, and return its held-out figures."""
     name, auxiliary = note["model"], note["auxiliary"]
@@ -110,16 +135,10 @@ def _fit(
         small_tokenizer, plain = load_model(auxiliary, device, loading[1])
         check_vocabulary(small_tokenizer, tokenizer, auxiliary, name)
         info["auxiliary_fingerprint"] = fingerprint(plain)
-    task = FitTask(
-        name=name,
-        tokenizer=tokenizer,
-        model=plain,
-        data=data,
-        settings=settings,
-        progress=lambda what, done, total: progress(f"{create.kind}: {what}", done, total),
-        scorer=note["scorer"] or "",
-    )
+    task = task_of(tokenizer=tokenizer, model=plain, settings=settings.training(plain))
     with guarded(EngineError, f"baseline {create.kind}: cannot be fitted"):
         fitted: Fitted = create.fit(task)
-    save_artefact(folder, fitted.tensors, {**info, "held_out": fitted.held_out})
+    found = {"held_out": fitted.held_out, "doubts": list(fitted.doubts)}
+    save_artefact(folder, fitted.tensors, {**info, "training": asdict(task.settings), **found})
+    _say(create.kind, fitted.doubts)
     return fitted.held_out

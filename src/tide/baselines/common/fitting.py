@@ -1,11 +1,11 @@
-"""What the fits share: the task, batches of texts, low-rank training, held-out figures."""
+"""What the fits share: the task, batches of texts, training, held-out figures."""
 
 from __future__ import annotations
 
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
@@ -15,14 +15,21 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from tide.baselines.common.labelled import Labelled
-from tide.baselines.common.settings import FitSettings
+from tide.baselines.common.auxiliary import tuned_weights
+from tide.baselines.common.labelled import TOXIC, Kind, Labelled, by_half
+from tide.baselines.common.settings import Training
 from tide.data.labelled import LabelledText
+from tide.engines.checkpoint import context_length
 from tide.engines.local.padding import by_length, in_batches
 from tide.registry import require
 
 _WARM_UP = 0.05
 _READ_BATCH = 64
+# Texts that a training keeps back to see when it has gone on for long enough: it looks so often at
+# its loss on them, and ends when it was no better so many times.
+_KEPT_BACK, _MOST_KEPT_BACK = 0.05, 256
+_LOOKS, _PATIENCE = 8, 2
+FAIR_AUC = 0.9
 
 _T = TypeVar("_T")
 
@@ -34,6 +41,7 @@ Progress = Callable[[str, int, int], None]
 class FitTask:
     """What a baseline is fitted with. model: a plain one, whose weights the fit may change.
 
+    learned: what `write_like` gave, shared by the tasks of one model.
     scorer: spec of what judges the texts that the model itself writes.
     """
 
@@ -41,36 +49,60 @@ class FitTask:
     tokenizer: Any
     model: Any
     data: Labelled
-    settings: FitSettings
+    settings: Training
     progress: Progress
+    learned: dict[bool, Fitted] = field(default_factory=dict)
     scorer: str = ""
 
     def __post_init__(self) -> None:
         self.train, self.held_out = self.data.split(self.settings.seed)
 
-    def texts(self) -> tuple[list[LabelledText], list[LabelledText]]:
-        """Balanced texts to train on and, at most a tenth of `max_texts`, to measure on."""
-        limit, seed = self.settings.max_texts, self.settings.seed
-        train = self.train.balanced(seed, limit)
-        return train, self.held_out.balanced(seed, max(limit // 10, 40))
+    def texts(
+        self, kind: Kind = by_half, *, rest: bool = False
+    ) -> tuple[list[LabelledText], list[LabelledText]]:
+        """Balanced texts to train on and, at most a tenth of `max_texts`, to measure on.
 
-    def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids as the model reads a prompt, cut to `max_tokens`."""
+        kind: what counts as toxic. rest: train on those that are neither as well.
+        """
+        limit, seed = self.settings.max_texts, self.settings.seed
+        train = self.train.balanced(seed, limit, kind, rest=rest)
+        return train, self.held_out.balanced(seed, max(limit // 10, 40), kind)
+
+    def tokenize(self, texts: Sequence[str], *, end: bool = False) -> list[list[int]]:
+        """Ids as the model reads a prompt, cut to `max_tokens` and what its context holds.
+
+        end: with the token that ends a text behind them, where the tokenizer has one.
+        """
         ids = self.tokenizer(list(texts))["input_ids"]
-        return [row[: self.settings.max_tokens] for row in ids]
+        stop = self.tokenizer.eos_token_id
+        if end and stop is not None:
+            ids = [row if row[-1:] == [stop] else [*row, stop] for row in ids]
+        longest = min(self.settings.max_tokens, context_length(self.model.config) or 2**31)
+        return [row[:longest] for row in ids]
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """tensors: what was learned. held_out: figures on texts that it was not learned from."""
+    """tensors: what was learned. held_out: figures on texts that it was not learned from.
+
+    doubts: where these say that it is too weak for a fair comparison.
+    """
 
     tensors: dict[str, Tensor]
     held_out: dict[str, float]
+    doubts: tuple[str, ...] = ()
 
 
 def auc(labels: Sequence[bool] | NDArray[np.bool_], scores: Sequence[float]) -> float:
     """Area under the ROC curve: how often a positive scores above a negative one."""
     return float(roc_auc_score(np.asarray(labels), np.asarray(scores)))
+
+
+def weak_auc(what: str, figure: float) -> tuple[str, ...]:
+    """The doubt about a model that tells toxic texts with such an AUC; () for a good one."""
+    if figure >= FAIR_AUC:
+        return ()
+    return (f"the {what} has an AUC of {figure:.2f} on held-out texts; {FAIR_AUC} is wanted",)
 
 
 def right_pad(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
@@ -87,7 +119,8 @@ def before_end(lengths: Tensor, width: int) -> Tensor:
 
 def token_losses(logits: Tensor, ids: Tensor) -> Tensor:
     """-log p of each token but the first, (B, T - 1), given logits (B, T, V) and ids (B, T)."""
-    return cross_entropy(logits[:, :-1].float().transpose(1, 2), ids[:, 1:], reduction="none")
+    read = logits[:, :-1].float().flatten(0, 1)
+    return cross_entropy(read, ids[:, 1:].flatten(), reduction="none").view(len(ids), -1)
 
 
 def batches(lengths: Sequence[int], size: int, seed: int) -> Iterator[list[int]]:
@@ -117,8 +150,13 @@ def train(
     lengths: Sequence[int],
     task: FitTask,
     what: str,
+    *,
+    early: bool = True,
 ) -> None:
     """AdamW with a short warm-up and linear decay on `loss` of batches (numbers of rows).
+
+    early: the last rows are kept back, and it ends before all steps are done where the loss on them
+    gets no better, with the parameters with which it was least.
 
     groups: parameters, as torch's optimizers take them, with a learning rate of their own or not.
     """
@@ -130,7 +168,15 @@ def train(
         lambda step: min((step + 1) / warm_up, (settings.steps - step) / settings.steps),
     )
     parameters = [parameter for group in groups for parameter in group["params"]]
-    source = batches(lengths, settings.batch_size, settings.seed)
+    learned = len(lengths)
+    if early:
+        learned -= min(math.ceil(_KEPT_BACK * learned), _MOST_KEPT_BACK)
+    source = batches(lengths[:learned], settings.batch_size, settings.seed)
+    order = sorted(range(learned, len(lengths)), key=lengths.__getitem__)
+    kept_back = [
+        order[i : i + settings.batch_size] for i in range(0, len(order), settings.batch_size)
+    ]
+    best, best_loss, worse = [], math.inf, 0
     for step in range(settings.steps):
         value = loss(next(source))
         optimizer.zero_grad()
@@ -139,20 +185,75 @@ def train(
         optimizer.step()
         schedule.step()
         task.progress(what, step + 1, settings.steps)
+        looks = (step + 1) % math.ceil(settings.steps / _LOOKS) == 0 or step + 1 == settings.steps
+        if not (early and looks):
+            continue
+        with torch.no_grad():
+            now = sum(float(loss(rows)) * len(rows) for rows in kept_back) / len(order)
+        if not now < best_loss:
+            worse += 1
+            if worse == _PATIENCE:
+                break
+            continue
+        best, best_loss, worse = [p.detach().clone() for p in parameters], now, 0
+    with torch.no_grad():
+        # Without any, the training diverged, which `save_artefact` says.
+        for parameter, value in zip(parameters, best, strict=bool(best)):
+            parameter.copy_(value)
 
 
-def add_lora(model: Any, settings: FitSettings) -> Any:
-    """`model` with low-rank updates at every linear layer but the last; only they can be trained.
+class Tuning:
+    """A model that learns: by low-rank updates at every linear layer but the last, or in all its
+    weights (rank 0) but those of an output layer of its own.
 
-    Raises MissingDependencyError without peft.
+    model: what is to be called, and parameters: what is learned. Raises MissingDependencyError for
+    low-rank updates without peft.
     """
+
+    def __init__(self, model: Any, settings: Training) -> None:
+        self._plain = model
+        self._before: dict[str, Tensor] = {}
+        torch.manual_seed(settings.seed)
+        if settings.rank:
+            self.model = _add_lora(model, settings.rank)
+            self.parameters = [p for p in self.model.parameters() if p.requires_grad]
+        else:
+            # Steps of full training are lost in the rounding of half precision.
+            self.model, weights = model.float(), tuned_weights(model)
+            self.parameters = [weight.requires_grad_() for weight in weights.values()]
+            self._before = {name: w.detach().clone() for name, w in weights.items()}
+
+    def tensors(self, prefix: str = "") -> dict[str, Tensor]:
+        """The updates, float16, as `merge_updates` takes them."""
+        tensors = {}
+        for name, before in self._before.items():
+            weight = self._plain.get_parameter(name)
+            tensors[f"{prefix}{name}.delta"] = (weight.detach() - before).half()
+        for name, module in self.model.named_modules():
+            if not hasattr(module, "lora_A"):
+                continue
+            layer = prefix + name.removeprefix("base_model.model.")
+            scaled = module.lora_B["default"].weight * module.scaling["default"]
+            tensors[f"{layer}.A"] = module.lora_A["default"].weight.detach().half()
+            tensors[f"{layer}.B"] = scaled.detach().half()
+        return tensors
+
+    @torch.no_grad()
+    def undo(self) -> None:
+        """Leave the plain model as it was."""
+        if not self._before:
+            self.model.unload()
+        for name, before in self._before.items():
+            self._plain.get_parameter(name).copy_(before).requires_grad_(False)
+
+
+def _add_lora(model: Any, rank: int) -> Any:
     peft = require("peft", "baselines")
     from transformers.pytorch_utils import Conv1D  # noqa: PLC0415  (slow import)
 
-    torch.manual_seed(settings.seed)
     config = peft.LoraConfig(
-        r=settings.rank,
-        lora_alpha=2 * settings.rank,
+        r=rank,
+        lora_alpha=2 * rank,
         target_modules="all-linear",
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
     )
@@ -162,23 +263,6 @@ def add_lora(model: Any, settings: FitSettings) -> Any:
             "ignore", message=".*is_gradient_checkpointing", category=FutureWarning
         )
         return peft.get_peft_model(model, config)
-
-
-def trainable(model: nn.Module) -> list[nn.Parameter]:
-    return [parameter for parameter in model.parameters() if parameter.requires_grad]
-
-
-def lora_tensors(model: Any, prefix: str = "") -> dict[str, Tensor]:
-    """The updates of a model made by `add_lora`, float16, as `merge_lora` takes them."""
-    tensors = {}
-    for name, module in model.named_modules():
-        if not hasattr(module, "lora_A"):
-            continue
-        layer = prefix + name.removeprefix("base_model.model.")
-        scaled = module.lora_B["default"].weight * module.scaling["default"]
-        tensors[f"{layer}.A"] = module.lora_A["default"].weight.detach().half()
-        tensors[f"{layer}.B"] = scaled.detach().half()
-    return tensors
 
 
 @torch.inference_mode()
@@ -195,28 +279,37 @@ def perplexity(model: Any, ids: Sequence[Sequence[int]]) -> float:
     return math.exp(sum(read(losses_of, ids)) / sum(len(row) - 1 for row in ids))
 
 
-def fine_tune(
-    task: FitTask, texts: Sequence[str], held_out: Sequence[str], what: str, prefix: str = ""
-) -> Fitted:
-    """LoRA updates that make the task's model write `texts`; the model is left as it was.
+def write_like(task: FitTask, *, toxic: bool) -> Fitted:
+    """Updates that make the task's model write toxic or non-toxic text; it is left as it was.
 
-    Figures: perplexity of `held_out` before and after.
+    Figures: perplexity of held-out text of the kind and of the other, before and after. What was
+    learned by another baseline of the same `tide fit` is taken from there.
     """
-    ids = [row for row in task.tokenize(texts) if len(row) > 1]
-    measured = task.tokenize(held_out)
-    before = perplexity(task.model, measured)
-    model = add_lora(task.model, task.settings)
+    if toxic in task.learned:
+        return task.learned[toxic]
+    rows, held_out = task.texts()
+    texts = [text.text for text in rows if (text.toxicity >= TOXIC) == toxic]
+    ids = [row for row in task.tokenize(texts, end=True) if len(row) > 1]
+    measured = {
+        name: task.tokenize(
+            [text.text for text in held_out if (text.toxicity >= TOXIC) == kind], end=True
+        )
+        for name, kind in (("perplexity", toxic), ("perplexity of the other kind", not toxic))
+    }
+    figures = {f"{name} before": perplexity(task.model, rows) for name, rows in measured.items()}
+    tuning = Tuning(task.model, task.settings)
 
     def loss(numbers: list[int]) -> Tensor:
         padded, lengths = right_pad([ids[i] for i in numbers], task.model.device)
-        losses = token_losses(model(input_ids=padded, use_cache=False).logits, padded)
+        losses = token_losses(tuning.model(input_ids=padded, use_cache=False).logits, padded)
         return losses[before_end(lengths - 1, losses.shape[1])].mean()
 
-    train([{"params": trainable(model)}], loss, [len(row) for row in ids], task, what)
-    figures = {
-        f"{what} perplexity before": before,
-        f"{what} perplexity": perplexity(model, measured),
-    }
-    tensors = lora_tensors(model, prefix)
-    model.unload()
-    return Fitted(tensors, figures)
+    what = "toxic text" if toxic else "non-toxic text"
+    train([{"params": tuning.parameters}], loss, [len(row) for row in ids], task, what)
+    figures |= {name: perplexity(tuning.model, rows) for name, rows in measured.items()}
+    doubts = ()
+    if figures["perplexity"] >= figures["perplexity before"]:
+        doubts = (f"held-out {what} is no likelier than before",)
+    task.learned[toxic] = Fitted(tuning.tensors(), figures, doubts)
+    tuning.undo()
+    return task.learned[toxic]

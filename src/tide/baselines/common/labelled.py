@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple, dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -14,12 +14,24 @@ import numpy as np
 from tide.data.labelled import LabelledText, Pair, read_entries
 from tide.errors import InputError
 
-# A text is toxic if at least half of its raters said so, and non-toxic if hardly any did.
 TOXIC, NON_TOXIC = 0.5, 0.1
 _LEAST = 20  # rows of a kind without which nothing can be fitted or held out
 _HELD_OUT = 0.1
 
 T = TypeVar("T")
+
+# The toxicity of a text -> whether it counts as toxic; None: neither.
+Kind = Callable[[float], bool | None]
+
+
+def by_half(toxicity: float) -> bool | None:
+    """Toxic if at least half of the raters said so, and non-toxic if hardly any did."""
+    return True if toxicity >= TOXIC else False if toxicity <= NON_TOXIC else None
+
+
+def by_any(toxicity: float) -> bool | None:
+    """Toxic if a single rater said so."""
+    return toxicity > 0
 
 
 @dataclass(frozen=True)
@@ -46,30 +58,33 @@ class Labelled:
         singles, pairs = _cut(self.singles, generator), _cut(self.pairs, generator)
         return Labelled(singles[0], pairs[0]), Labelled(singles[1], pairs[1])
 
-    def balanced(self, seed: int, limit: int | None = None) -> list[LabelledText]:
+    def balanced(
+        self, seed: int, limit: int | None = None, kind: Kind = by_half, *, rest: bool = False
+    ) -> list[LabelledText]:
         """Toxic and non-toxic texts, in random order, as many of either from each group.
 
-        What a group is like otherwise then says nothing about toxicity. limit: most texts.
+        What a group is like otherwise then says nothing about toxicity. limit: most texts. rest:
+        and those that are neither.
         Raises InputError if there are fewer than 20 of either kind.
         """
         by_group: dict[str, tuple[list[LabelledText], list[LabelledText]]] = {}
-        for text in self.texts:
-            toxic, other = by_group.setdefault(text.group, ([], []))
-            if text.toxicity >= TOXIC:
-                toxic.append(text)
-            elif text.toxicity <= NON_TOXIC:
-                other.append(text)
-        generator = np.random.default_rng(seed)
         chosen: list[LabelledText] = []
-        for kinds in by_group.values():
-            size = min(map(len, kinds))
-            for kind in kinds:
-                chosen += [kind[i] for i in generator.permutation(len(kind))[:size]]
-        if len(chosen) < 2 * _LEAST:
+        for text in self.texts:
+            toxic = kind(text.toxicity)
+            kinds = by_group.setdefault(text.group, ([], []))
+            (chosen if toxic is None else kinds[toxic]).append(text)
+        chosen = chosen if rest else []
+        few = sum(min(map(len, kinds)) for kinds in by_group.values())
+        if few < _LEAST:
             raise InputError(
-                f"data: {len(chosen) // 2} toxic texts with as many non-toxic ones of their source;"
+                f"data: {few} toxic texts with as many non-toxic ones of their source;"
                 f" at least {_LEAST} of either are needed"
             )
+        generator = np.random.default_rng(seed)
+        for kinds in by_group.values():
+            size = min(map(len, kinds))
+            for texts in kinds:
+                chosen += [texts[i] for i in generator.permutation(len(texts))[:size]]
         return [chosen[i] for i in generator.permutation(len(chosen))[:limit]]
 
     def need_pairs(self, count: int) -> None:

@@ -1,7 +1,8 @@
 """Where a causal LM keeps its attention heads, whatever its architecture.
 
 The input of a layer's attention output projection is the heads' outputs, merged: a hook there sees
-and changes what each head contributes, in GPT-2, Llama, Qwen, Gemma, OPT, NeoX and others.
+and changes what each head contributes, in GPT-2, Llama, Qwen, Gemma, OPT, NeoX and others. Its
+output is what the attention adds to the residual stream.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from tide.errors import EngineError
 _ATTENTIONS = ("self_attn", "attn", "attention", "self_attention")
 _PROJECTIONS = ("o_proj", "c_proj", "out_proj", "dense")
 
-# Layer number and merged heads (B, T, heads * size) -> what takes their place; None: nothing.
+# Layer number and merged heads (B, T, heads * size), or what the projection makes of them
+# (B, T, hidden) -> what takes their place; None: nothing.
 HeadFunction = Callable[[int, Tensor], Tensor | None]
 
 
@@ -34,18 +36,26 @@ class Heads:
         return merged.view(*merged.shape[:-1], self.count, -1)
 
     @contextmanager
-    def hooked(self, function: HeadFunction) -> Iterator[None]:
-        """Call `function` at every layer's merged heads for as long as the context lasts."""
+    def hooked(self, function: HeadFunction, *, outputs: bool = False) -> Iterator[None]:
+        """Call `function` at every layer's merged heads for as long as the context lasts.
 
-        def hook(layer: int) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...] | None]:
+        outputs: at what its projection makes of them instead.
+        """
+
+        def before(layer: int) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...] | None]:
             def call(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
                 changed = function(layer, args[0])
                 return None if changed is None else (changed, *args[1:])
 
             return call
 
+        def after(layer: int) -> Callable[[nn.Module, Any, Tensor], Tensor | None]:
+            return lambda module, args, output: function(layer, output)
+
         handles = [
-            projection.register_forward_pre_hook(hook(layer))
+            projection.register_forward_hook(after(layer))
+            if outputs
+            else projection.register_forward_pre_hook(before(layer))
             for layer, projection in enumerate(self.projections)
         ]
         try:

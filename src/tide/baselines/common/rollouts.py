@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from tide.baselines.common.decoding import Reader
-from tide.baselines.common.fitting import FitTask, auc
+from tide.baselines.common.fitting import FitTask, Fitted, auc, weak_auc
 from tide.baselines.common.labelled import TOXIC
 from tide.config import Sampling
 from tide.engines.local.decode import Writing, decode
@@ -55,18 +55,16 @@ def roll_out(
     task: FitTask,
     prompts: Sequence[list[int]],
     *,
-    model: Any = None,
     front: Tensor | None = None,
     seed: int = 0,
 ) -> list[Rollout]:
-    """What `model` (the task's, if None) writes after the prompts, judged by the task's scorer.
+    """What the task's model writes after the prompts as it is now, judged by the task's scorer.
 
     front: as `Reader.read` has it. seed: of the draws. Raises what the scorer raises.
     """
-    model = task.model if model is None else model
-    reader, tokenizer = Reader(model, hooks=True), task.tokenizer
+    reader, tokenizer = Reader(task.model, hooks=True), task.tokenizer
     stops = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-    stop_ids = torch.tensor(stops, dtype=torch.int64, device=model.device)
+    stop_ids = torch.tensor(stops, dtype=torch.int64, device=task.model.device)
     seeds = np.random.default_rng([task.settings.seed, seed]).integers(2**63, size=len(prompts))
     done = 0
 
@@ -95,8 +93,16 @@ def held_out(rows: Sequence[_T]) -> tuple[list[_T], list[_T]]:
     return [row for i, row in enumerate(rows) if i % 10], list(rows[::10])
 
 
-def figures(measured: Sequence[Rollout], danger: Sequence[float]) -> dict[str, float]:
-    """The share of toxic ones, and, if there are both kinds, the AUC of `danger` (one of each)."""
+def judged(
+    tensors: dict[str, Tensor], measured: Sequence[Rollout], danger: Sequence[float], what: str
+) -> Fitted:
+    """What was learned, with the share of toxic rollouts and the AUC of `danger` (one of each).
+
+    There is no AUC where they are all of a kind, and then a doubt.
+    """
     toxic = [one.toxicity >= TOXIC for one in measured]
-    found = {"toxic": sum(toxic) / len(toxic)}
-    return found | {"auc": auc(toxic, danger)} if len(set(toxic)) == 2 else found
+    figures = {"toxic": sum(toxic) / len(toxic)}
+    if len(set(toxic)) == 1:
+        return Fitted(tensors, figures, (f"the {what} saw texts of one kind alone",))
+    figures["auc"] = auc(toxic, danger)
+    return Fitted(tensors, figures, weak_auc(what, figures["auc"]))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch import nn
 
 from tide.config import one_line
 from tide.errors import InputError
@@ -13,26 +15,65 @@ from tide.errors import InputError
 # rounding, and ends in infinity.
 Strength = Annotated[float, Field(ge=0, le=10_000, allow_inf_nan=False)]
 # Each is read as a sequence of its own.
-Candidates = Annotated[int, Field(ge=1, le=1_000)]
+Candidates = Annotated[int, Field(ge=1, le=10_000)]
+
+
+# Up to so many parameters: what else a fit is by default. A full fine-tune (rank 0) is what the
+# authors did with models of the middle size; of a small one the updates would outweigh the model,
+# and of a large one its gradients would not fit.
+_BY_SIZE: tuple[tuple[float, dict[str, Any]], ...] = (
+    (3e7, {"steps": 500, "learning_rate": 2e-3, "rank": 32, "max_tokens": 128}),
+    (5e8, {"steps": 3_000, "learning_rate": 5e-5, "rank": 0, "max_tokens": 256}),
+    (float("inf"), {"steps": 3_000, "learning_rate": 2e-4, "rank": 64, "max_tokens": 128}),
+)
+
+
+@dataclass(frozen=True)
+class Training:
+    """How the learned parts of a baseline are trained: `FitSettings`, with nothing left open."""
+
+    steps: int
+    batch_size: int
+    learning_rate: float
+    rank: int
+    max_tokens: int
+    max_texts: int
+    seed: int
 
 
 class FitSettings(BaseModel):
-    """How the learned parts of baselines are trained."""
+    """How the learned parts of baselines are trained; none: by the size of the model."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     # The upper bounds are what memory and days of training allow, with room to spare.
-    steps: int = Field(default=300, ge=1, le=1_000_000, description="Steps of each training.")
-    batch_size: int = Field(default=32, ge=1, le=65_536, description="Texts in a step.")
-    learning_rate: float = Field(
-        default=1e-3, gt=0, le=1, description="Largest step size of AdamW."
+    steps: int | None = Field(
+        default=None,
+        ge=1,
+        le=1_000_000,
+        description="Most steps of each training; by default by the size of the model.",
     )
-    rank: int = Field(default=16, ge=1, le=4_096, description="Rank of the LoRA updates.")
-    max_tokens: int = Field(
-        default=64, ge=8, le=1_000_000, description="Texts are cut to so many tokens."
+    batch_size: int = Field(default=32, ge=1, le=65_536, description="Texts in a step.")
+    learning_rate: float | None = Field(
+        default=None,
+        gt=0,
+        le=1,
+        description="Largest step size of AdamW; by default by the size of the model.",
+    )
+    rank: int | None = Field(
+        default=None,
+        ge=0,
+        le=4_096,
+        description="Rank of the LoRA updates, 0: all weights; by default by the model's size.",
+    )
+    max_tokens: int | None = Field(
+        default=None,
+        ge=8,
+        le=1_000_000,
+        description="Texts are cut to so many tokens; by default by the size of the model.",
     )
     max_texts: int = Field(
-        default=20_000, ge=40, le=100_000_000, description="Most texts that are read."
+        default=50_000, ge=40, le=100_000_000, description="Most texts that are read."
     )
     seed: int = Field(
         default=0, ge=0, lt=2**63, description="Seed of split, order and initial weights."
@@ -45,3 +86,10 @@ class FitSettings(BaseModel):
             return cls(**values)
         except ValidationError as error:
             raise InputError(one_line(error)) from None
+
+    def training(self, model: nn.Module) -> Training:
+        """These settings, with those of `model`'s size where they are none."""
+        size = sum(parameter.numel() for parameter in model.parameters())
+        usual = next(values for most, values in _BY_SIZE if size <= most)
+        asked = {name: value for name, value in self if value is not None}
+        return Training(**{**usual, **asked})

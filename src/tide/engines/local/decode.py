@@ -167,11 +167,10 @@ class Reading(Protocol):
 class Writing:
     """A batch that is being written: a stream of the model, which a baseline adds its own to.
 
-    prompt_reads: tokens read before the first draw, a row. reads_per_draw, reads_per_token: tokens
-    read to make a draw, and after it.
+    prompt_reads: tokens read before the first draw, a row. reads_per_token: tokens read after a
+    draw that is not the last.
     """
 
-    reads_per_draw = 0
     reads_per_token = 1
 
     def __init__(self, stream: Reading, prompt_reads: Sequence[int] = ()) -> None:
@@ -183,9 +182,9 @@ class Writing:
         """The model's own for the next token, (B, V)."""
         return self.stream.logits
 
-    def reads(self, draws: int) -> int:
-        """Tokens read for so many draws, beside the prompt."""
-        return self.reads_per_draw * draws + self.reads_per_token * (draws - 1)
+    def reads(self, row: int, draws: int) -> int:
+        """Tokens read for a row that ended with draw number `draws`."""
+        return self.prompt_reads[row] + self.reads_per_token * (draws - 1)
 
     def shift(self, scores: Tensor) -> Tensor:
         """What the next token is drawn from, given `scores` (B, V): the logits, perhaps warped."""
