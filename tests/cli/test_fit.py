@@ -17,7 +17,7 @@ from tide.baselines.common.fit import fit
 from tide.baselines.common.labelled import read_labelled
 from tide.config import Sampling
 from tide.engines.local.engine import TransformersEngine
-from tide.errors import InputError
+from tide.errors import InputError, ScorerError
 
 LEARNED = (
     "critic-control",
@@ -124,6 +124,37 @@ def test_from_python(model: Path, data: Path, tmp_path: Path) -> None:
     assert fit("sasa", [data], tmp_path, model=model, max_texts=100, overwrite=True) == figures
     with pytest.raises(InputError, match="step_size"):
         fit("sasa", [data], tmp_path, model=model, step_size=2)
+
+
+@pytest.mark.parametrize("kind", ["fudge", "quark", "rectification"])
+def test_all_weights_may_learn(model: Path, data: Path, tmp_path: Path, kind: str) -> None:
+    """With rank 0, in a model that shares no weights between its tables, and in one that does."""
+    shared = save_causal_lm(tmp_path / "shared", "gpt2", bos=True)
+    settings = {**SETTINGS, "steps": 8, "learning_rate": 1e-3, "rank": 0}
+    for name in (model, shared):
+        out = tmp_path / f"out-{name.name}"
+        fit(kind, data, out, model=name, **settings)
+        baseline = load_baseline(STRENGTHS[kind], TransformersEngine(name), artefacts=out)
+        assert baseline.generate(["The weather"], SAMPLING, [0])[0].completion.token_ids
+
+
+@pytest.mark.parametrize("kind", SCORED)
+def test_a_scorer_that_fails_ends_the_fit(
+    model: Path, data: Path, tmp_path: Path, kind: str
+) -> None:
+    """Its failure is no score: nothing is learned from it."""
+    judge = tmp_path / "judge.py"
+    judge.write_text(
+        "class Judge:\n"
+        "    name, threshold = 'judge', 0.5\n"
+        "    def score(self, texts):\n"
+        "        return [float('nan')] * len(texts)\n"
+        "    def close(self):\n"
+        "        pass\n"
+    )
+    with pytest.raises(ScorerError, match="judge"):
+        fit(kind, data, tmp_path / "out", model=model, scorer=f"{judge}:Judge", **SETTINGS)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_baseline_of_another_package(

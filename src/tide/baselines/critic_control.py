@@ -29,6 +29,8 @@ class CriticControl(Fudge):
 
     kind = "critic-control"
     options_class = CriticControlOptions
+    # A smaller model would learn from what it writes itself, which is not what is to be judged.
+    auxiliary = False
     scored = True
 
     @staticmethod

@@ -2,7 +2,7 @@
 
 No paper's: the model is asked, in plain words, to be polite. At another scale than 1 the change
 that the instruction makes to the logits is taken so many times (Sanchez et al. 2023,
-"Stay on topic with Classifier-Free Guidance", arXiv:2306.17806).
+"Stay on topic with Classifier-Free Guidance", arXiv:2306.17806). Of a chat, it stands before all.
 """
 
 from __future__ import annotations

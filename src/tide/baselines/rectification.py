@@ -84,7 +84,6 @@ class Rectification(DecodingBaseline):
     kind = "rectification"
     options_class = RectificationOptions
     learned = True
-    auxiliary = True
     scored = True
     _options: RectificationOptions
 
