@@ -77,4 +77,5 @@ def test_the_effect_goes_to_nothing(
     small, _ = drawn_from(world, monkeypatch, at(SMALL), tokens)
     whole, _ = drawn_from(world, monkeypatch, spec)
     first = slice(len(PROMPTS))  # what follows another token is another distribution
-    assert divergence(small, off) < 1e-5 < 1e-3 < divergence(whole[first], off[first])
+    assert divergence(small, off) < 1e-5
+    assert divergence(whole[first], off[first]) > 1e-3

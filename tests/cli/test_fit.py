@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.baselines.stand_ins import STRENGTHS, use_short_prefixes
+from tests.baselines.stand_ins import OFF, STRENGTHS, use_short_prefixes
 from tests.cli.test_run import tide
 from tests.models import save_causal_lm
 from tide.baselines import load_baseline
@@ -107,6 +107,44 @@ def test_all_are_fitted_once(
     assert (fitted / "sasa/weights.safetensors").read_bytes() == weights
 
 
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_all_weights_may_learn(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Rank 0, with an output layer of its own (llama) and one that shares the embedding's."""
+    use_short_prefixes(monkeypatch)
+    model = save_causal_lm(tmp_path / "model", kind, bos=True)
+    settings = {**SETTINGS, "rank": 0, "learning_rate": 3e-3}
+    engine = TransformersEngine(model)
+    for name in ("dexperts", "rad"):
+        figures = fit(name, data, tmp_path / "out", model=model, **settings)[name]
+        if name == "rad":
+            assert figures["auc"] > 0.9
+        else:
+            for side in ("expert", "anti"):
+                assert figures[f"{side} perplexity"] < 0.9 * figures[f"{side} perplexity before"]
+        off, on = (
+            load_baseline(spec, engine, artefacts=tmp_path / "out").generate(
+                ["The weather"], SAMPLING, [0]
+            )
+            for spec in (OFF[name], STRENGTHS[name])
+        )
+        assert off != on
+
+
+def test_a_fit_that_is_too_weak_says_so(
+    model: Path, data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A model after one step tells nothing apart; it says so again where it is kept."""
+    settings = {"steps": 1, "learning_rate": 1e-6}
+    for _ in range(2):
+        fit("all", data, tmp_path, model=model, **settings)
+        said = [message for message in caplog.messages if "no fair opponent" in message]
+        assert any("gedi" in x and "on held-out texts; 0.9 is wanted" in x for x in said)
+        caplog.clear()
+    assert json.loads((tmp_path / "gedi/artefact.json").read_text())["doubts"]
+
+
 def test_from_python(model: Path, data: Path, tmp_path: Path) -> None:
     done: list[tuple[str, int, int]] = []
     figures = fit(
@@ -127,7 +165,7 @@ def test_from_python(model: Path, data: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["fudge", "quark", "rectification"])
-def test_all_weights_may_learn(model: Path, data: Path, tmp_path: Path, kind: str) -> None:
+def test_all_weights_may_learn_from_it(model: Path, data: Path, tmp_path: Path, kind: str) -> None:
     """With rank 0, in a model that shares no weights between its tables, and in one that does."""
     shared = save_causal_lm(tmp_path / "shared", "gpt2", bos=True)
     settings = {**SETTINGS, "steps": 8, "learning_rate": 1e-3, "rank": 0}

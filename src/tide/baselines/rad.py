@@ -2,14 +2,15 @@
 
 A small causal LM with a linear head predicts the toxicity of every prefix; candidates gain
 beta (1 - toxicity). Because it is unidirectional, it reads each candidate behind its
-own cache of the prefix. Three codes differ:
+own cache of the prefix. Four codes differ:
 
     r-three/RAD (the authors', 2023)               normalize=clamp (order=shift-warp)
     IBM/AISteer360, 2025-09-19 to 2026-03-09       normalize=clamp,order=warp-shift
-    IBM/AISteer360 since 2026-03-10                normalize=minmax (order=warp-shift)
+    IBM/AISteer360, 2026-03-10 to 2026-08-05       normalize=minmax (order=warp-shift)
+    IBM/AISteer360 since 2026-08-06                normalize=minmax,order=shift-warp
 
-The authors' is a logits processor, which transformers calls before temperature and top-p; that of
-AISteer360 does the warping itself before the shift.
+A logits processor is called by transformers before temperature and top-p, as the first and the last
+are; the two between do the warping themselves, before the shift.
 """
 
 from __future__ import annotations

@@ -51,8 +51,10 @@ def _described(registry: Registry) -> Iterator[_Row]:
 
 def _options(found: Any, kind: str) -> Iterator[tuple[str, str]]:
     if options := getattr(found, "options_class", None):
+        defaults: dict[str, Any] = {}  # of which those that come later may be made
         for name, field in options.by_name().items():
-            default = field.get_default(call_default_factory=True)
+            default = field.get_default(call_default_factory=True, validated_data=defaults)
+            defaults[name] = default
             literals = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
             choices = f"({' or '.join(literals)})" if literals else ""
             says = " ".join(part for part in (field.description, choices) if part)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gc
+import json
+import shutil
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
@@ -90,6 +93,7 @@ def test_it_does_something_and_leaves_the_model_alone(world: World, name: str) -
         ("dapt", 1, 0, 0, 1),
         ("destein", 1, 0, 0, 1),
         ("dexperts", 3, 0, 0, 3),
+        ("dexperts:anti_only=true", 2, 0, 0, 2),
         ("fudge", 2, 0, 8, 1),
         ("pplm", 2, 0, 5, 2),
         ("quark", 2, 1, 0, 2),
@@ -104,7 +108,7 @@ def test_tokens_are_counted(
     gpt2: World, name: str, per_prompt_token: int, own: int, per_draw: int, per_token: int
 ) -> None:
     """A row's count is its own, whatever shares its batch."""
-    baseline = gpt2.load(STRENGTHS[name])
+    baseline = gpt2.load(STRENGTHS.get(name, name))
     ids = gpt2.engine.tokenize(PROMPTS)
     written = baseline.generate(PROMPTS, GREEDY, SEEDS)
     for i, row in enumerate(written):
@@ -156,6 +160,56 @@ def test_the_amateur_may_be_another_model(gpt2: World) -> None:
     assert tokens(off, PROMPTS, GREEDY, SEEDS) == base(gpt2, PROMPTS, GREEDY, SEEDS)
 
 
+def test_candidates_that_top_p_drops_are_not_read(gpt2: World) -> None:
+    """Nor counted: at a nucleus of one token each draw reads one."""
+    ids = gpt2.engine.tokenize(PROMPTS)
+    sampling = DRAWN.model_copy(update={"top_p": 1e-6})
+    for spec, per_prompt_token, per_token in (("sasa:candidates=8", 1, 0), ("rad", 2, 1)):
+        for i, row in enumerate(gpt2.load(spec).generate(PROMPTS, sampling, SEEDS)):
+            draws = len(row.completion.token_ids) + (row.completion.finish_reason == "stop")
+            once = per_prompt_token * len(ids[i]) + per_token * (draws - 1)
+            assert row.forward_tokens == once + draws
+
+
+def test_defaults_that_follow_from_something_else(world: World) -> None:
+    """RAD's order from its normalisation, DeStein's alpha from the architecture."""
+    assert world.load("rad").config()["order"] == "warp-shift"
+    clamped = world.load("rad:normalize=clamp")
+    assert (clamped.name, clamped.config()["order"]) == (
+        "rad:beta=50,normalize=clamp",
+        "shift-warp",
+    )
+    later = "rad:beta=50,normalize=clamp,order=warp-shift"
+    assert world.load(later).name == later
+    alpha = {"gpt2": 0.4}.get(world.engine.model.config.model_type, 0.3)
+    assert world.load("destein").name == f"destein:alpha={alpha}"
+
+
+@pytest.mark.parametrize(
+    ("spec", "other"),
+    [
+        ("sasa:labels=any", "sasa"),
+        ("destein:rule=heads,alpha=1", "destein:alpha=1"),
+        ("dexperts:anti_only=true", "dexperts"),
+        ("gedi:class_bias=-2", "gedi"),
+        ("gedi:repetition_penalty=1.5", "gedi"),
+    ],
+)
+def test_options_do_something(gpt2: World, spec: str, other: str) -> None:
+    written, usual = (tokens(gpt2.load(s), PROMPTS, DRAWN, SEEDS) for s in (spec, other))
+    assert written != usual
+
+
+def test_a_weak_fit_is_warned_of_where_it_is_used(
+    gpt2: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shutil.copytree(gpt2.artefacts / "rad", tmp_path / "rad")
+    note = tmp_path / "rad/artefact.json"
+    note.write_text(json.dumps({**json.loads(note.read_text()), "doubts": ["it guesses"]}))
+    load_baseline("rad", gpt2.engine, artefacts=tmp_path)
+    assert caplog.messages == ["baseline rad: no fair opponent as it was fitted: it guesses"]
+
+
 def test_a_stop_token_ends_a_row_alone(gpt2: World, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
@@ -204,8 +258,6 @@ def test_prompts_that_do_not_fit(gpt2: World, name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(STRENGTHS))
 def test_records_say_what_ran(gpt2: World, name: str) -> None:
-    import json
-
     baseline = gpt2.load(STRENGTHS[name])
     config = json.loads(json.dumps(baseline.config()))
     assert config["baseline"] == name

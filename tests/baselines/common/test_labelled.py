@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tide.baselines.common.labelled import Labelled, read_labelled
+from tide.baselines.common.labelled import Labelled, by_any, read_labelled
 from tide.data.labelled import LabelledText, Pair
 from tide.errors import InputError
 
@@ -104,3 +104,13 @@ def test_a_split_is_apart_and_keeps_pairs_together() -> None:
     assert data.split(seed=3)[1] == held_out != data.split(seed=4)[1]
     with pytest.raises(InputError, match="5 pairs of 'toxic' and 'neutral' texts; at least 6"):
         held_out.need_pairs(6)
+
+
+def test_scores_between() -> None:
+    """Neither toxic nor not: left out, or there beside the others, or toxic by a single rater."""
+    between = [LabelledText(f"so-so {i}", 0.3, "a") for i in range(25)]
+    data = Labelled([*many("a", 30, 40), *between], [])
+    assert Counter(t.toxicity for t in data.balanced(0)) == {0.9: 30, 0.0: 30}
+    assert Counter(t.toxicity for t in data.balanced(0, rest=True)) == {0.9: 30, 0.0: 30, 0.3: 25}
+    any_ = Counter(t.toxicity > 0 for t in data.balanced(0, kind=by_any))
+    assert any_ == {True: 40, False: 40}

@@ -34,6 +34,11 @@ def test_heads_of_every_architecture(kind: str) -> None:
             before = model(torch.tensor([[5, 6, 7]])).logits
         with heads.hooked(lambda layer, x: torch.zeros_like(x)):
             changed = model(torch.tensor([[5, 6, 7]])).logits
+        for projection in heads.projections:
+            assert projection.bias is None or not projection.bias.any()
+        # Of nothing the projection makes nothing.
+        with heads.hooked(lambda layer, x: torch.zeros_like(x), outputs=True):
+            assert torch.equal(model(torch.tensor([[5, 6, 7]])).logits, changed)
         after = model(torch.tensor([[5, 6, 7]])).logits
     assert seen == {0: (1, 3, 32), 1: (1, 3, 32)}
     assert torch.equal(before, after)

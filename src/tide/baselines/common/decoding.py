@@ -4,10 +4,10 @@
     candidates -> shift -> warp -> sample                               (`order=shift-warp`)
 
 In the second the temperature divides the shift too: at 0.1 it is ten times as strong. A published
-strength means nothing without its order, so the default is that of the code it comes from: rad and
-sasa warp first (AISteer360); self-debias, dexperts and gedi shift first (their authors; also what
-transformers does with a custom logits processor). At temperature 0 nothing is warped and the
-largest shifted logit is taken.
+strength means nothing without its order, so the default is that of the code it comes from: sasa and
+rad warp first (AISteer360), but not rad with its authors' normalisation; they and the authors of
+self-debias, dexperts and gedi shift first (also what transformers does with a custom logits
+processor). At temperature 0 nothing is warped and the largest shifted logit is taken.
 """
 
 from __future__ import annotations

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tide.baselines.common.fitting import FitTask, train
+from tide.baselines.common.labelled import Labelled
+from tide.baselines.common.settings import FitSettings, Training
+
+
+def task(**settings: Any) -> FitTask:
+    return FitTask(
+        name="",
+        tokenizer=None,
+        model=None,
+        data=Labelled([], []),
+        settings=FitSettings.of(**settings).training(nn.Linear(1, 1)),
+        progress=lambda what, done, total: None,
+    )
+
+
+@pytest.mark.parametrize("turns", [False, True])
+def test_a_training_keeps_what_was_best_on_rows_it_has_not_seen(turns: bool) -> None:
+    """One number moves to 1 on the rows that are learned from; the others want it at 0.3 or 1."""
+    number, seen = nn.Parameter(torch.zeros(())), set()
+
+    def loss(rows: list[int]) -> torch.Tensor:
+        kept_back = max(rows) >= 190
+        assert kept_back == (min(rows) >= 190)
+        if not kept_back:
+            seen.update(rows)
+        return (number - (0.3 if turns and kept_back else 1.0)) ** 2
+
+    steps = []
+    job = task(steps=80, learning_rate=0.03, batch_size=8)
+    job.progress = lambda what, done, total: steps.append(done)
+    train([{"params": [number]}], loss, [3] * 200, job, "a number")
+    assert seen <= set(range(190))
+    if turns:
+        assert len(steps) < 80
+        assert abs(number.item() - 0.3) < 0.2
+    else:
+        assert len(steps) == 80
+        assert number.item() > 0.9
+
+
+def test_settings_by_the_size_of_the_model() -> None:
+    def by_size(size: int, **settings: Any) -> Training:
+        with torch.device("meta"):
+            return FitSettings.of(**settings).training(nn.Embedding(size, 1))
+
+    assert by_size(4_000_000).rank > 0
+    assert by_size(100_000_000).rank == 0
+    assert by_size(8_000_000_000).rank > 0
+    assert by_size(100_000_000, rank=8, steps=7).rank == 8
+    assert by_size(100_000_000, rank=8, steps=7).steps == 7
