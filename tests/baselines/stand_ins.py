@@ -42,6 +42,7 @@ STRENGTHS = {
     "safe-decoding": "safe-decoding:alpha=3,first=5",
     "sasa": "sasa:beta=3,candidates=8",
     "self-debias": "self-debias:decay=50",
+    "unidetox": "unidetox:scale=1",
     "vocabulary-shift": "vocabulary-shift:beta=3",
     "word-filter": "word-filter:penalty=1000",
 }
@@ -79,6 +80,7 @@ OFF = {
     "safe-decoding": "safe-decoding:alpha=0,first=5",
     "sasa": "sasa:beta=0",
     "self-debias": "self-debias:decay=0",
+    "unidetox": "unidetox:scale=0",
     "vocabulary-shift": "vocabulary-shift:beta=0",
     "word-filter": "word-filter:penalty=0",
 }
@@ -126,6 +128,7 @@ def save_random_artefacts(folder: Path, model: Any, name: str) -> None:
 
     for kind, tensors in {
         "dapt": lora(""),
+        "unidetox": lora(""),
         "destein": {"directions": randn(len(projections(model)), width)},
         "dexperts": lora("expert.") | lora("anti."),
         "gedi": lora("lora.") | {"scale": torch.tensor(GEDI_SCALE)},
@@ -208,7 +211,13 @@ class Plain:
         return score
 
     def dapt(self) -> Callable[..., Tensor]:
-        model = self.load(self.tensors("dapt"))
+        return self.tuned("dapt")
+
+    def unidetox(self) -> Callable[..., Tensor]:
+        return self.tuned("unidetox")
+
+    def tuned(self, kind: str) -> Callable[..., Tensor]:
+        model = self.load(self.tensors(kind))
         return lambda prompt, ids, new, prepare: prepare(self.next(model, ids + new))
 
     def destein(self) -> Callable[..., Tensor]:

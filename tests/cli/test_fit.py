@@ -31,6 +31,7 @@ LEARNED = (
     "rad",
     "rectification",
     "sasa",
+    "unidetox",
     "vocabulary-shift",
     "word-filter",
 )

@@ -35,6 +35,7 @@ REGISTRY = Registry(
         "safe-decoding": "tide.baselines.safe_decoding:SafeDecoding",
         "sasa": "tide.baselines.sasa:Sasa",
         "self-debias": "tide.baselines.self_debias:SelfDebias",
+        "unidetox": "tide.baselines.unidetox:Unidetox",
         "vocabulary-shift": "tide.baselines.vocabulary_shift:VocabularyShift",
         "word-filter": "tide.baselines.word_filter:WordFilter",
     },

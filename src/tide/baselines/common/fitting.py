@@ -279,6 +279,19 @@ def perplexity(model: Any, ids: Sequence[Sequence[int]]) -> float:
     return math.exp(sum(read(losses_of, ids)) / sum(len(row) - 1 for row in ids))
 
 
+def fine_tune(task: FitTask, ids: Sequence[Sequence[int]], what: str) -> Tuning:
+    """The task's model, tuned to write texts like these, each of at least two tokens."""
+    tuning = Tuning(task.model, task.settings)
+
+    def loss(numbers: list[int]) -> Tensor:
+        padded, lengths = right_pad([ids[i] for i in numbers], task.model.device)
+        losses = token_losses(tuning.model(input_ids=padded, use_cache=False).logits, padded)
+        return losses[before_end(lengths - 1, losses.shape[1])].mean()
+
+    train([{"params": tuning.parameters}], loss, [len(row) for row in ids], task, what)
+    return tuning
+
+
 def write_like(task: FitTask, *, toxic: bool) -> Fitted:
     """Updates that make the task's model write toxic or non-toxic text; it is left as it was.
 
@@ -297,15 +310,8 @@ def write_like(task: FitTask, *, toxic: bool) -> Fitted:
         for name, kind in (("perplexity", toxic), ("perplexity of the other kind", not toxic))
     }
     figures = {f"{name} before": perplexity(task.model, rows) for name, rows in measured.items()}
-    tuning = Tuning(task.model, task.settings)
-
-    def loss(numbers: list[int]) -> Tensor:
-        padded, lengths = right_pad([ids[i] for i in numbers], task.model.device)
-        losses = token_losses(tuning.model(input_ids=padded, use_cache=False).logits, padded)
-        return losses[before_end(lengths - 1, losses.shape[1])].mean()
-
     what = "toxic text" if toxic else "non-toxic text"
-    train([{"params": tuning.parameters}], loss, [len(row) for row in ids], task, what)
+    tuning = fine_tune(task, ids, what)
     figures |= {name: perplexity(tuning.model, rows) for name, rows in measured.items()}
     doubts = ()
     if figures["perplexity"] >= figures["perplexity before"]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -51,6 +51,34 @@ def beginnings(task: FitTask) -> list[list[int]]:
     return [row[: min(_PROMPT, -(-len(row) // 2))] for row in ids if len(row) > 1]
 
 
+def write(
+    task: FitTask,
+    prompts: Sequence[list[int]],
+    sampling: Sampling,
+    start: Callable[[list[list[int]]], Writing],
+    seed: int = 0,
+) -> list[list[int]]:
+    """What follows the prompts, up to the token that ends a text; `start` reads a batch of them.
+
+    seed: of the draws.
+    """
+    stops = [] if task.tokenizer.eos_token_id is None else [task.tokenizer.eos_token_id]
+    stop_ids = torch.tensor(stops, dtype=torch.int64, device=task.model.device)
+    seeds = np.random.default_rng([task.settings.seed, seed]).integers(2**63, size=len(prompts))
+    done = 0
+
+    @torch.inference_mode()
+    def batch(rows: list[int]) -> list[list[int]]:
+        nonlocal done
+        writing, own = start([prompts[i] for i in rows]), [int(seeds[i]) for i in rows]
+        written = decode(writing, [sampling] * len(rows), own, stop_ids, shift_first=True)
+        done += len(rows)
+        task.progress("writing", done, len(prompts))
+        return [ids for ids, _ in written]
+
+    return in_batches(batch, [by_length(list(map(len, prompts)))], _BATCH)
+
+
 def roll_out(
     task: FitTask,
     prompts: Sequence[list[int]],
@@ -62,24 +90,13 @@ def roll_out(
 
     front: as `Reader.read` has it. seed: of the draws. Raises what the scorer raises.
     """
-    reader, tokenizer = Reader(task.model, hooks=True), task.tokenizer
-    stops = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-    stop_ids = torch.tensor(stops, dtype=torch.int64, device=task.model.device)
-    seeds = np.random.default_rng([task.settings.seed, seed]).integers(2**63, size=len(prompts))
-    done = 0
+    reader = Reader(task.model, hooks=True)
 
-    @torch.inference_mode()
-    def write(rows: list[int]) -> list[list[int]]:
-        nonlocal done
-        stream = reader.read([prompts[i] for i in rows], SAMPLING.max_new_tokens, front=front)
-        own = [int(seeds[i]) for i in rows]
-        written = decode(Writing(stream), [SAMPLING] * len(rows), own, stop_ids)
-        done += len(rows)
-        task.progress("writing", done, len(prompts))
-        return [ids for ids, _ in written]
+    def start(ids: list[list[int]]) -> Writing:
+        return Writing(reader.read(ids, SAMPLING.max_new_tokens, front=front))
 
-    written = in_batches(write, [by_length(list(map(len, prompts)))], _BATCH)
-    texts = tokenizer.batch_decode(written, skip_special_tokens=True)
+    written = write(task, prompts, SAMPLING, start, seed)
+    texts = task.tokenizer.batch_decode(written, skip_special_tokens=True)
     scorer = load_scorer(task.scorer)
     try:
         scores = score_texts(scorer, texts, "zero").values.tolist()
