@@ -128,26 +128,26 @@ def save_random_artefacts(folder: Path, model: Any, name: str) -> None:
 
     for kind, tensors in {
         "dapt": lora(""),
-        "unidetox": lora(""),
         "destein": {"directions": randn(len(projections(model)), width)},
         "dexperts": lora("expert.") | lora("anti."),
         "gedi": lora("lora.") | {"scale": torch.tensor(GEDI_SCALE)},
+        "rad": with_head(),
+        "sasa": {
+            f"{labels}.{name}": randn(width)
+            for labels in ("half", "any")
+            for name in ("weight", "midpoint")
+        },
+        "critic-control": with_head(),
+        "fudge": with_head(),
         "pplm": {"weight": randn(width), "bias": randn(1)},
         "quark": lora("lora.") | {"codes": randn(5, width)},
-        "rad": with_head(),
         "rectification": lora("lora.")
         | {
             "head.0.weight": randn(2, width),
             "head.1.weight": randn(VOCAB, 2, scale=0.2),
             "head.1.bias": randn(VOCAB, scale=0.2) - 0.5,
         },
-        "fudge": with_head(),
-        "critic-control": with_head(),
-        "sasa": {
-            f"{labels}.{name}": randn(width)
-            for labels in ("half", "any")
-            for name in ("weight", "midpoint")
-        },
+        "unidetox": lora(""),
         "vocabulary-shift": {"weight": randn(2, VOCAB)},
         "word-filter": {"ids": torch.tensor(words), "words": torch.arange(len(words))},
     }.items():
