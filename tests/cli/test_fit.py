@@ -17,9 +17,25 @@ from tide.baselines.common.fit import fit
 from tide.baselines.common.labelled import read_labelled
 from tide.config import Sampling
 from tide.engines.local.engine import TransformersEngine
-from tide.errors import InputError
+from tide.errors import InputError, ScorerError
 
-LEARNED = ("dapt", "destein", "dexperts", "gedi", "rad", "sasa")
+LEARNED = (
+    "critic-control",
+    "dapt",
+    "destein",
+    "dexperts",
+    "fudge",
+    "gedi",
+    "pplm",
+    "quark",
+    "rad",
+    "rectification",
+    "sasa",
+    "unidetox",
+    "vocabulary-shift",
+    "word-filter",
+)
+SCORED = ("critic-control", "quark", "rectification")
 SETTINGS = {"steps": 40, "batch_size": 8, "learning_rate": 0.01, "rank": 4}
 QUICK = [part for k, v in SETTINGS.items() for part in (f"--{k.replace('_', '-')}", v)]
 SAMPLING = Sampling(temperature=0.0, max_new_tokens=4)
@@ -65,8 +81,9 @@ def test_all_are_fitted_once(
     for kind, note in notes.items():
         assert note["settings"]["steps"] == 40
         assert note["auxiliary"] is None
+        assert note["scorer"] == ("pocket" if kind in SCORED else None)
         assert f"{kind} " in shown
-    for kind in ("destein", "gedi", "rad", "sasa"):
+    for kind in ("destein", "fudge", "gedi", "pplm", "rad", "sasa", "vocabulary-shift"):
         assert notes[kind]["held_out"]["auc"] > 0.8
     for kind, side in (("dapt", ""), ("dexperts", "expert "), ("dexperts", "anti ")):
         figures = notes[kind]["held_out"]
@@ -146,6 +163,37 @@ def test_from_python(model: Path, data: Path, tmp_path: Path) -> None:
     assert fit("sasa", [data], tmp_path, model=model, max_texts=100, overwrite=True) == figures
     with pytest.raises(InputError, match="step_size"):
         fit("sasa", [data], tmp_path, model=model, step_size=2)
+
+
+@pytest.mark.parametrize("kind", ["fudge", "quark", "rectification"])
+def test_all_weights_may_learn_from_it(model: Path, data: Path, tmp_path: Path, kind: str) -> None:
+    """With rank 0, in a model that shares no weights between its tables, and in one that does."""
+    shared = save_causal_lm(tmp_path / "shared", "gpt2", bos=True)
+    settings = {**SETTINGS, "steps": 8, "learning_rate": 1e-3, "rank": 0}
+    for name in (model, shared):
+        out = tmp_path / f"out-{name.name}"
+        fit(kind, data, out, model=name, **settings)
+        baseline = load_baseline(STRENGTHS[kind], TransformersEngine(name), artefacts=out)
+        assert baseline.generate(["The weather"], SAMPLING, [0])[0].completion.token_ids
+
+
+@pytest.mark.parametrize("kind", SCORED)
+def test_a_scorer_that_fails_ends_the_fit(
+    model: Path, data: Path, tmp_path: Path, kind: str
+) -> None:
+    """Its failure is no score: nothing is learned from it."""
+    judge = tmp_path / "judge.py"
+    judge.write_text(
+        "class Judge:\n"
+        "    name, threshold = 'judge', 0.5\n"
+        "    def score(self, texts):\n"
+        "        return [float('nan')] * len(texts)\n"
+        "    def close(self):\n"
+        "        pass\n"
+    )
+    with pytest.raises(ScorerError, match="judge"):
+        fit(kind, data, tmp_path / "out", model=model, scorer=f"{judge}:Judge", **SETTINGS)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_baseline_of_another_package(

@@ -19,14 +19,25 @@ if TYPE_CHECKING:
 REGISTRY = Registry(
     "baseline",
     {
+        "contrastive": "tide.baselines.contrastive:Contrastive",
+        "critic-control": "tide.baselines.critic_control:CriticControl",
         "dapt": "tide.baselines.dapt:Dapt",
         "destein": "tide.baselines.destein:Destein",
         "dexperts": "tide.baselines.dexperts:Dexperts",
+        "fudge": "tide.baselines.fudge:Fudge",
         "gedi": "tide.baselines.gedi:Gedi",
+        "pplm": "tide.baselines.pplm:Pplm",
+        "prefix": "tide.baselines.prefix:Prefix",
+        "quark": "tide.baselines.quark:Quark",
         "rad": "tide.baselines.rad:Rad",
+        "rectification": "tide.baselines.rectification:Rectification",
         "reversal": "tide.baselines.reversal:Reversal",
+        "safe-decoding": "tide.baselines.safe_decoding:SafeDecoding",
         "sasa": "tide.baselines.sasa:Sasa",
         "self-debias": "tide.baselines.self_debias:SelfDebias",
+        "unidetox": "tide.baselines.unidetox:Unidetox",
+        "vocabulary-shift": "tide.baselines.vocabulary_shift:VocabularyShift",
+        "word-filter": "tide.baselines.word_filter:WordFilter",
     },
 )
 

@@ -27,8 +27,12 @@ def fit(
     model: options.Model = "pocket",
     auxiliary: Annotated[
         str | None,
-        typer.Option(help="Smaller model of the same vocabulary, for rad, dexperts and gedi."),
+        typer.Option(help="Smaller model of the same vocabulary, for those that can use one."),
     ] = None,
+    scorer: Annotated[
+        str,
+        typer.Option(help="Judge of what the model writes, for those that learn from that."),
+    ] = "pocket",
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
     overwrite: options.Overwrite = False,
@@ -49,6 +53,7 @@ def fit(
             out,
             model=model,
             auxiliary=auxiliary,
+            scorer=scorer,
             device=device,
             dtype=dtype,
             overwrite=overwrite,

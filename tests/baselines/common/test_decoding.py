@@ -89,12 +89,19 @@ def test_it_does_something_and_leaves_the_model_alone(world: World, name: str) -
 @pytest.mark.parametrize(
     ("name", "per_prompt_token", "own", "per_draw", "per_token"),
     [
+        ("contrastive", 2, 0, 0, 2),
         ("dapt", 1, 0, 0, 1),
         ("destein", 1, 0, 0, 1),
         ("dexperts", 3, 0, 0, 3),
         ("dexperts:anti_only=true", 2, 0, 0, 2),
+        ("fudge", 2, 0, 8, 1),
+        ("pplm", 2, 0, 5, 2),
+        ("quark", 2, 1, 0, 2),
         ("rad", 2, 0, 8, 1),
+        ("rectification", 2, 0, 0, 2),
         ("sasa", 1, 0, 8, 0),
+        ("vocabulary-shift", 1, 0, 0, 1),
+        ("word-filter", 1, 0, 0, 1),
     ],
 )
 def test_tokens_are_counted(
@@ -110,6 +117,47 @@ def test_tokens_are_counted(
         assert row.forward_tokens == expected + per_token * (draws - 1)
         assert (row.evaluations, row.scorer_calls) == (1, 0)
         assert baseline.generate([PROMPTS[i]], GREEDY, [SEEDS[i]]) == [row]
+
+
+@pytest.mark.parametrize(("first", "extra"), [(1, 0), (3, 2), (99, 7)])
+def test_the_expert_of_the_first_tokens_reads_no_more(gpt2: World, first: int, extra: int) -> None:
+    """Of 8 tokens, all but the last are read by the model, and all but the last of its by it."""
+    spec = f"safe-decoding:first={first}"
+    for row, ids in zip(
+        gpt2.load(spec).generate(PROMPTS, GREEDY, SEEDS), gpt2.engine.tokenize(PROMPTS), strict=True
+    ):
+        assert len(row.completion.token_ids) == 8
+        assert row.forward_tokens == 2 * len(ids) + 7 + extra
+
+
+def test_a_prefix_alone_is_a_longer_prompt(gpt2: World) -> None:
+    """At scale 1, without a pass of the model over the prompt itself."""
+    longer = ["Rain fell.\n" + prompt for prompt in PROMPTS]
+    written = gpt2.load("prefix:text=Rain fell.").generate(PROMPTS, DRAWN, SEEDS)
+    expected = base(gpt2, longer, DRAWN, SEEDS)
+    assert [row.completion.token_ids for row in written] == expected
+    mixed = gpt2.load("prefix:scale=0.999999,text=Rain fell.")
+    assert tokens(mixed, PROMPTS, DRAWN, SEEDS) == expected
+    for row, short, long in zip(
+        mixed.generate(PROMPTS, DRAWN, SEEDS),
+        gpt2.engine.tokenize(PROMPTS),
+        gpt2.engine.tokenize(longer),
+        strict=True,
+    ):
+        assert row.forward_tokens == len(short) + len(long) + 2 * 7
+    assert [row.forward_tokens for row in written] == [
+        len(row) + 7 for row in gpt2.engine.tokenize(longer)
+    ]
+
+
+def test_the_amateur_may_be_another_model(gpt2: World) -> None:
+    """The model itself as its own amateur leaves nothing but what is plausible."""
+    alone = load_baseline(f"contrastive:coefficient=1,amateur={gpt2.folder}", gpt2.engine)
+    (first, *_) = alone.generate(PROMPTS[:1], GREEDY, SEEDS[:1])
+    assert alone.config()["artefact"] is None
+    assert first.completion.token_ids
+    off = load_baseline(f"contrastive:coefficient=0,amateur={gpt2.folder}", gpt2.engine)
+    assert tokens(off, PROMPTS, GREEDY, SEEDS) == base(gpt2, PROMPTS, GREEDY, SEEDS)
 
 
 def test_candidates_that_top_p_drops_are_not_read(gpt2: World) -> None:
@@ -213,7 +261,7 @@ def test_records_say_what_ran(gpt2: World, name: str) -> None:
     baseline = gpt2.load(STRENGTHS[name])
     config = json.loads(json.dumps(baseline.config()))
     assert config["baseline"] == name
-    assert isinstance(config["artefact"], str) == REGISTRY.load(name).learned
+    assert isinstance(config["artefact"], str) == bool(baseline.artefact_of)  # type: ignore[attr-defined]
     assert isinstance(baseline, Baseline)
     # The name says it again, with the strength even where it is the default.
     again = gpt2.load(baseline.name)

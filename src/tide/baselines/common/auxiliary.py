@@ -24,13 +24,20 @@ def load_auxiliary(engine: TransformersEngine, artefact: Artefact, kind: str) ->
 
     Raises InputError if that is not the model it was fitted on, or has another vocabulary.
     """
-    name = artefact.info.get("auxiliary") or engine.name
-    dtype = str(engine.dtype).removeprefix("torch.")
-    tokenizer, model = load_model(name, engine.device, dtype)
-    if artefact.info.get("auxiliary"):
-        check_vocabulary(tokenizer, engine.tokenizer, name, engine.name)
-        if fingerprint(model) != artefact.info.get("auxiliary_fingerprint"):
-            raise InputError(f"baseline {kind}: was fitted on another {name!r} than there is")
+    name = artefact.info.get("auxiliary")
+    model = load_sibling(engine, name or engine.name)
+    if name and fingerprint(model) != artefact.info.get("auxiliary_fingerprint"):
+        raise InputError(f"baseline {kind}: was fitted on another {name!r} than there is")
+    return model
+
+
+def load_sibling(engine: TransformersEngine, name: str) -> Any:
+    """The model `name`, loaded where and as the engine's own is.
+
+    Raises InputError if it has another vocabulary.
+    """
+    tokenizer, model = load_model(name, engine.device, str(engine.dtype).removeprefix("torch."))
+    check_vocabulary(tokenizer, engine.tokenizer, name, engine.name)
     return model
 
 

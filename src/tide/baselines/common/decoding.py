@@ -51,12 +51,15 @@ class Reader:
         *,
         together: bool = False,
         forks: bool = False,
+        front: Tensor | None = None,
     ) -> Stream:
         """A stream that has read `ids` and has room for `tokens` more; see `Stream`.
 
+        front: embeddings (n, d) that are read before each row.
+
         Raises InputError if a row is empty or does not fit into the context with them.
         """
-        longest = max(map(len, ids))
+        longest = max(map(len, ids)) + (0 if front is None else len(front))
         if not all(ids):
             raise InputError("prompt: holds no tokens")
         context = self._forward.context
@@ -67,6 +70,8 @@ class Reader:
             )
         device = self._table.weight.device
         rows = [self._table(torch.tensor(row, device=device)) for row in ids]
+        if front is not None:
+            rows = [torch.cat([front.to(device, row.dtype), row]) for row in rows]
         return Stream(self._forward, rows, tokens, together=together, forks=forks)
 
 
@@ -74,7 +79,8 @@ class DecodingBaseline(ABC):
     """A baseline that writes token by token. Subclasses say how a batch starts and shifts.
 
     kind: its name in the registry. learned: whether it needs an artefact of `tide fit`, which its
-    static method `fit` makes. auxiliary: whether that may be fitted on a smaller model.
+    static method `fit` makes. auxiliary: whether that may be fitted on a smaller model. scored:
+    whether the fit asks a scorer.
     Raises InputError for an artefact that is missing or was fitted for another model.
     """
 
@@ -82,6 +88,7 @@ class DecodingBaseline(ABC):
     options_class: ClassVar[type[Options]]
     learned: ClassVar[bool] = False
     auxiliary: ClassVar[bool] = False
+    scored: ClassVar[bool] = False
     artefact: Artefact  # of those that learn something
 
     def __init__(
@@ -97,8 +104,8 @@ class DecodingBaseline(ABC):
         self.engine = engine
         self._options = self.settled(options)
         self.name = self._options.spec(self.kind)
-        if self.learned:
-            self.artefact = load_artefact(artefacts, self.kind, engine.model, engine.name)
+        if self.artefact_of:
+            self.artefact = load_artefact(artefacts, self.artefact_of, engine.model, engine.name)
             for doubt in self.artefact.info.get("doubts", ()):
                 _LOG.warning("baseline %s: no fair opponent as it was fitted: %s", self.kind, doubt)
 
@@ -110,8 +117,13 @@ class DecodingBaseline(ABC):
         return {
             "baseline": self.kind,
             **self._options.model_dump(),
-            "artefact": self.artefact.digest if self.learned else None,
+            "artefact": self.artefact.digest if self.artefact_of else None,
         }
+
+    @property
+    def artefact_of(self) -> str:
+        """The baseline whose artefact it reads: itself if it learns something, or none ("")."""
+        return self.kind if self.learned else ""
 
     @property
     def fan_out(self) -> int:
@@ -147,8 +159,8 @@ class DecodingBaseline(ABC):
 
     def close(self) -> None:
         """Free auxiliary models, which are loaded again if needed; the engine is not its own."""
-        for name, member in vars(type(self)).items():
-            if isinstance(member, cached_property):
+        for name in dir(type(self)):
+            if isinstance(getattr(type(self), name), cached_property):
                 self.__dict__.pop(name, None)
 
     @torch.inference_mode()

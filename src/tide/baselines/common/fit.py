@@ -30,6 +30,7 @@ def fit(
     *,
     model: Path | str = "pocket",
     auxiliary: Path | str | None = None,
+    scorer: str = "pocket",
     device: str = "auto",
     dtype: str = "auto",
     overwrite: bool = False,
@@ -40,7 +41,8 @@ def fit(
 
     data: a file or several of labelled texts (see `read_labelled`); a tenth is held out. out: a
     folder, in which each baseline gets one of its own name. auxiliary: a smaller model of the same
-    vocabulary, for the baselines that can be fitted on one. overwrite: fit anew what is there;
+    vocabulary, for the baselines that can be fitted on one. scorer: judges what the model writes,
+    for the baselines that learn from that. overwrite: fit anew what is there;
     otherwise "all" keeps what an equal call has finished. progress: called with what is being done,
     how much of it is done and how much there is. settings: those of `FitSettings`.
 
@@ -59,10 +61,12 @@ def fit(
     learned: dict[str | None, dict[bool, Fitted]] = {}
     for create in learning:
         usable = auxiliary if getattr(create, "auxiliary", False) else None
+        judge = scorer if getattr(create, "scored", False) else None
         note: dict[str, Any] = {
             "model": str(model),
             # What cannot use it is fitted the same with and without.
             "auxiliary": None if usable is None else str(usable),
+            "scorer": judge,
             "data": labelled.digest,
             "settings": chosen.model_dump(),
         }
@@ -77,6 +81,7 @@ def fit(
                 data=labelled,
                 progress=partial(_step, progress, create.kind),
                 learned=learned.setdefault(note["auxiliary"], {}),
+                scorer=judge or "",
             )
             held_out = _fit(create, note, (device, dtype), chosen, folder, task_of)
         figures[create.kind] = held_out

@@ -42,6 +42,7 @@ class FitTask:
     """What a baseline is fitted with. model: a plain one, whose weights the fit may change.
 
     learned: what `write_like` gave, shared by the tasks of one model.
+    scorer: spec of what judges the texts that the model itself writes.
     """
 
     name: str
@@ -51,6 +52,7 @@ class FitTask:
     settings: Training
     progress: Progress
     learned: dict[bool, Fitted] = field(default_factory=dict)
+    scorer: str = ""
 
     def __post_init__(self) -> None:
         self.train, self.held_out = self.data.split(self.settings.seed)
@@ -148,11 +150,13 @@ def train(
     lengths: Sequence[int],
     task: FitTask,
     what: str,
+    *,
+    early: bool = True,
 ) -> None:
     """AdamW with a short warm-up and linear decay on `loss` of batches (numbers of rows).
 
-    The last rows are kept back. Ends before all steps are done where the loss on them gets no
-    better, with the parameters with which it was least.
+    early: the last rows are kept back, and it ends before all steps are done where the loss on them
+    gets no better, with the parameters with which it was least.
 
     groups: parameters, as torch's optimizers take them, with a learning rate of their own or not.
     """
@@ -164,7 +168,9 @@ def train(
         lambda step: min((step + 1) / warm_up, (settings.steps - step) / settings.steps),
     )
     parameters = [parameter for group in groups for parameter in group["params"]]
-    learned = len(lengths) - min(math.ceil(_KEPT_BACK * len(lengths)), _MOST_KEPT_BACK)
+    learned = len(lengths)
+    if early:
+        learned -= min(math.ceil(_KEPT_BACK * learned), _MOST_KEPT_BACK)
     source = batches(lengths[:learned], settings.batch_size, settings.seed)
     order = sorted(range(learned, len(lengths)), key=lengths.__getitem__)
     kept_back = [
@@ -179,7 +185,8 @@ def train(
         optimizer.step()
         schedule.step()
         task.progress(what, step + 1, settings.steps)
-        if (step + 1) % math.ceil(settings.steps / _LOOKS) and step + 1 < settings.steps:
+        looks = (step + 1) % math.ceil(settings.steps / _LOOKS) == 0 or step + 1 == settings.steps
+        if not (early and looks):
             continue
         with torch.no_grad():
             now = sum(float(loss(rows)) * len(rows) for rows in kept_back) / len(order)
@@ -272,6 +279,19 @@ def perplexity(model: Any, ids: Sequence[Sequence[int]]) -> float:
     return math.exp(sum(read(losses_of, ids)) / sum(len(row) - 1 for row in ids))
 
 
+def fine_tune(task: FitTask, ids: Sequence[Sequence[int]], what: str) -> Tuning:
+    """The task's model, tuned to write texts like these, each of at least two tokens."""
+    tuning = Tuning(task.model, task.settings)
+
+    def loss(numbers: list[int]) -> Tensor:
+        padded, lengths = right_pad([ids[i] for i in numbers], task.model.device)
+        losses = token_losses(tuning.model(input_ids=padded, use_cache=False).logits, padded)
+        return losses[before_end(lengths - 1, losses.shape[1])].mean()
+
+    train([{"params": tuning.parameters}], loss, [len(row) for row in ids], task, what)
+    return tuning
+
+
 def write_like(task: FitTask, *, toxic: bool) -> Fitted:
     """Updates that make the task's model write toxic or non-toxic text; it is left as it was.
 
@@ -290,15 +310,8 @@ def write_like(task: FitTask, *, toxic: bool) -> Fitted:
         for name, kind in (("perplexity", toxic), ("perplexity of the other kind", not toxic))
     }
     figures = {f"{name} before": perplexity(task.model, rows) for name, rows in measured.items()}
-    tuning = Tuning(task.model, task.settings)
-
-    def loss(numbers: list[int]) -> Tensor:
-        padded, lengths = right_pad([ids[i] for i in numbers], task.model.device)
-        losses = token_losses(tuning.model(input_ids=padded, use_cache=False).logits, padded)
-        return losses[before_end(lengths - 1, losses.shape[1])].mean()
-
     what = "toxic text" if toxic else "non-toxic text"
-    train([{"params": tuning.parameters}], loss, [len(row) for row in ids], task, what)
+    tuning = fine_tune(task, ids, what)
     figures |= {name: perplexity(tuning.model, rows) for name, rows in measured.items()}
     doubts: tuple[str, ...] = ()
     if figures["perplexity"] >= figures["perplexity before"]:

@@ -1,0 +1,125 @@
+"""What the model writes in a fit, and what a scorer says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tide.baselines.common.decoding import Reader
+from tide.baselines.common.fitting import FitTask, Fitted, auc, weak_auc
+from tide.baselines.common.labelled import TOXIC
+from tide.config import Sampling
+from tide.engines.local.decode import Writing, decode
+from tide.engines.local.padding import by_length, in_batches
+from tide.scorers import load_scorer
+from tide.scorers.base import score_texts
+
+# As in the prompts of RealToxicityPrompts: about half a sentence, and 20 tokens behind it.
+_PROMPT = 12
+SAMPLING = Sampling(temperature=1.0, max_new_tokens=20)
+_BATCH = 64
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """prompt, written: token ids, neither empty. toxicity: of what was written, in [0, 1]."""
+
+    prompt: list[int]
+    written: list[int]
+    toxicity: float
+
+    @property
+    def ids(self) -> list[int]:
+        return [*self.prompt, *self.written]
+
+
+def beginnings(task: FitTask) -> list[list[int]]:
+    """The first half of every text to train on, at most 12 tokens, toxic texts and others.
+
+    As many as half the texts that the training's steps will see.
+    """
+    texts, _ = task.texts()
+    wanted = max(_BATCH, task.settings.steps * task.settings.batch_size // 2)
+    ids = task.tokenize([text.text for text in texts[:wanted]])
+    return [row[: min(_PROMPT, -(-len(row) // 2))] for row in ids if len(row) > 1]
+
+
+def write(
+    task: FitTask,
+    prompts: Sequence[list[int]],
+    sampling: Sampling,
+    start: Callable[[list[list[int]]], Writing],
+    seed: int = 0,
+) -> list[list[int]]:
+    """What follows the prompts, up to the token that ends a text; `start` reads a batch of them.
+
+    seed: of the draws.
+    """
+    stops = [] if task.tokenizer.eos_token_id is None else [task.tokenizer.eos_token_id]
+    stop_ids = torch.tensor(stops, dtype=torch.int64, device=task.model.device)
+    seeds = np.random.default_rng([task.settings.seed, seed]).integers(2**63, size=len(prompts))
+    done = 0
+
+    @torch.inference_mode()
+    def batch(rows: list[int]) -> list[list[int]]:
+        nonlocal done
+        writing, own = start([prompts[i] for i in rows]), [int(seeds[i]) for i in rows]
+        written = decode(writing, [sampling] * len(rows), own, stop_ids, shift_first=True)
+        done += len(rows)
+        task.progress("writing", done, len(prompts))
+        return [ids for ids, _ in written]
+
+    return in_batches(batch, [by_length(list(map(len, prompts)))], _BATCH)
+
+
+def roll_out(
+    task: FitTask,
+    prompts: Sequence[list[int]],
+    *,
+    front: Tensor | None = None,
+    seed: int = 0,
+) -> list[Rollout]:
+    """What the task's model writes after the prompts as it is now, judged by the task's scorer.
+
+    front: as `Reader.read` has it. seed: of the draws. Raises what the scorer raises.
+    """
+    reader = Reader(task.model, hooks=True)
+
+    def start(ids: list[list[int]]) -> Writing:
+        return Writing(reader.read(ids, SAMPLING.max_new_tokens, front=front))
+
+    written = write(task, prompts, SAMPLING, start, seed)
+    texts = task.tokenizer.batch_decode(written, skip_special_tokens=True)
+    scorer = load_scorer(task.scorer)
+    try:
+        scores = score_texts(scorer, texts, "zero").values.tolist()
+    finally:
+        scorer.close()
+    return list(map(Rollout, prompts, written, scores))
+
+
+def held_out(rows: Sequence[_T]) -> tuple[list[_T], list[_T]]:
+    """Nine tenths, and every tenth to measure on."""
+    return [row for i, row in enumerate(rows) if i % 10], list(rows[::10])
+
+
+def judged(
+    tensors: dict[str, Tensor], measured: Sequence[Rollout], danger: Sequence[float], what: str
+) -> Fitted:
+    """What was learned, with the share of toxic rollouts and the AUC of `danger` (one of each).
+
+    There is no AUC where they are all of a kind, and then a doubt.
+    """
+    toxic = [one.toxicity >= TOXIC for one in measured]
+    figures = {"toxic": sum(toxic) / len(toxic)}
+    if len(set(toxic)) == 1:
+        return Fitted(tensors, figures, (f"the {what} saw texts of one kind alone",))
+    figures["auc"] = auc(toxic, danger)
+    return Fitted(tensors, figures, weak_auc(what, figures["auc"]))

@@ -1,0 +1,79 @@
+"""`contrastive`: Li et al. 2023, "Contrastive Decoding" (ACL 2023, arXiv:2210.15097).
+
+Tokens that an expert finds likelier than an amateur, among those that the expert finds plausible at
+all: log p_expert - coefficient log p_amateur. In the paper the amateur is a smaller model, and what
+is avoided is dull text. Here the expert is the model itself and the amateur the one that `dexperts`
+tuned on toxic text (its artefact is read), so that toxic text is avoided; `amateur=NAME` takes a
+smaller model as in the paper, which says nothing about toxicity.
+
+As in the authors' code (XiangLi1999/ContrastiveDecoding): plausible is at least a tenth of the
+likeliest, the amateur has a temperature of its own. They search with beams at temperature 1, where
+the order does not matter.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from tide.baselines.base import Options, Order
+from tide.baselines.common.auxiliary import load_sibling, ready
+from tide.baselines.common.decoding import DecodingBaseline, Reader
+from tide.baselines.common.mixing import SecondWriting
+from tide.baselines.common.settings import Strength
+from tide.engines.local.decode import Writing
+
+
+class ContrastiveOptions(Options):
+    strength = "coefficient"
+
+    coefficient: Strength = Field(default=1.0, description="Weight of the amateur.")
+    plausible: float = Field(
+        default=0.1, gt=0, le=1, description="Least probability, of that of the likeliest token."
+    )
+    amateur_temperature: float = Field(
+        default=1.0, ge=0.01, le=100, description="Divides the amateur's logits."
+    )
+    amateur: str = Field(
+        default="", max_length=4_096, description="A smaller model instead of the toxic one."
+    )
+    order: Order = "shift-warp"
+
+
+def contrast(scores: Tensor, amateur: Tensor, options: ContrastiveOptions) -> Tensor:
+    """`scores` less the `amateur`'s logits where plausible, -inf elsewhere; all (B, V)."""
+    least = scores.amax(dim=-1, keepdim=True) + math.log(options.plausible)
+    contrasted = scores - options.coefficient / options.amateur_temperature * amateur
+    return contrasted.masked_fill(scores < least, -torch.inf)
+
+
+class Contrastive(DecodingBaseline):
+    """The model less an amateur that was tuned on toxic text (`tide fit dexperts`)."""
+
+    kind = "contrastive"
+    options_class = ContrastiveOptions
+    _options: ContrastiveOptions
+
+    @property
+    def artefact_of(self) -> str:
+        return "" if self._options.amateur else "dexperts"
+
+    def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
+        stream, amateur = (
+            reader.read(ids, tokens) for reader in (Reader(self.engine.model), self._amateur)
+        )
+        return SecondWriting(
+            stream,
+            amateur,
+            [2 * len(row) for row in ids],
+            lambda scores, logits: contrast(scores, logits, self._options),
+        )
+
+    @cached_property
+    def _amateur(self) -> Reader:
+        name = self._options.amateur
+        return Reader(ready(load_sibling(self.engine, name) if name else self.fitted_model("anti")))

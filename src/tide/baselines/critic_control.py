@@ -1,0 +1,52 @@
+"""`critic-control`: Kim et al. 2023, "Critic-Guided Decoding for Controlled Text Generation".
+
+ACL Findings 2023, arXiv:2212.10938. As `fudge`, but the classifier is a critic: it learns what
+becomes of a beginning from what the model itself writes, and from a scorer's verdict on that.
+Candidates gain log sigmoid(Q); the V that the authors divide by is the same for all of them.
+
+The authors (minbeomkim/CriticControl) train a linear head on the frozen model with the value loss
+of PPO (lambda 0.95, gamma 0.99) and keep tokens beyond the 10 candidates. Here the critic is a
+tuned copy of the model that learns the outcome itself (lambda 1, gamma 1), and others are not
+drawn.
+"""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from tide.baselines.common.fitting import FitTask, Fitted
+from tide.baselines.common.rollouts import beginnings, held_out, judged, roll_out
+from tide.baselines.common.settings import Candidates
+from tide.baselines.fudge import Fudge, FudgeOptions, fit_classifier
+
+
+class CriticControlOptions(FudgeOptions):
+    candidates: Candidates = Field(default=10, description="Most likely tokens that are tried.")
+
+
+class CriticControl(Fudge):
+    """The likeliest candidates gain the log of what a critic expects of the text behind them."""
+
+    kind = "critic-control"
+    options_class = CriticControlOptions
+    # A smaller model would learn from what it writes itself, which is not what is to be judged.
+    auxiliary = False
+    scored = True
+
+    @staticmethod
+    def fit(task: FitTask) -> Fitted:
+        """Updates of the task's model and a linear head, on what the model wrote.
+
+        Figures: the share of toxic texts among those, and AUC of the prediction at their end, on a
+        tenth that is held out.
+        """
+        rollouts = roll_out(task, beginnings(task))
+        learned, measured = held_out(rollouts)
+        tensors, logits = fit_classifier(
+            task,
+            [one.ids for one in learned],
+            [1 - one.toxicity for one in learned],
+            [len(one.prompt) - 1 for one in learned],
+            [one.ids for one in measured],
+        )
+        return judged(tensors, measured, [-logit for logit in logits], "critic")

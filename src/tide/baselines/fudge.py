@@ -1,0 +1,130 @@
+"""`fudge`: Yang and Klein 2021, "FUDGE: Controlled Text Generation With Future Discriminators".
+
+NAACL 2021, arXiv:2104.05218. A classifier that has seen every prefix of labelled texts says how
+likely a text that begins so is to become a non-toxic one. The likeliest tokens gain the log of that
+(log P(x | past) + weight log P(non-toxic | past, x): Bayes' rule at weight 1); others are not
+drawn. As in the authors' code (yangkevin2/naacl-2021-fudge-controlled-generation, `formality`): 200
+candidates, cross-entropy at every position alike. Their classifier is an LSTM; this one is a copy
+of the model with a linear head, as in `rad`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
+
+from tide.baselines.base import Options, Order
+from tide.baselines.common.decoding import CandidateWriting, Reader
+from tide.baselines.common.fitting import (
+    FitTask,
+    Fitted,
+    Tuning,
+    auc,
+    before_end,
+    read,
+    right_pad,
+    train,
+    weak_auc,
+)
+from tide.baselines.common.labelled import TOXIC
+from tide.baselines.common.settings import Candidates, Strength
+from tide.baselines.rad import Rad, with_reward_head
+from tide.engines.local.decode import Writing
+
+
+class FudgeOptions(Options):
+    strength = "weight"
+
+    weight: Strength = Field(default=1.0, description="Weight of log P(non-toxic).")
+    candidates: Candidates = Field(default=200, description="Most likely tokens that are tried.")
+    order: Order = "shift-warp"
+
+
+def prefix_loss(logits: Tensor, labels: Tensor, starts: Tensor, lengths: Tensor) -> Tensor:
+    """Mean cross-entropy at every position of a text from its start on; a scalar.
+
+    logits: (B, T), of P(non-toxic). labels: (B,), in [0, 1], 1 = non-toxic. starts, lengths: (B,).
+    """
+    width = logits.shape[1]
+    seen = before_end(lengths, width) & ~before_end(starts, width)
+    labels = labels[:, None].expand_as(logits)
+    return binary_cross_entropy_with_logits(logits[seen], labels[seen])
+
+
+class Fudge(Rad):
+    """The likeliest candidates gain the log-probability that the text becomes a non-toxic one."""
+
+    kind = "fudge"
+    options_class = FudgeOptions  # type: ignore[assignment]
+    _options: FudgeOptions  # type: ignore[assignment]
+
+    def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
+        weight, stream = self._options.weight, Reader(self.engine.model).read(ids, tokens)
+        classifier = self._reward_reader.read(ids, tokens, forks=True)
+
+        def gains(scores: Tensor) -> Tensor:
+            return weight * logsigmoid(classifier.logits[:, 0].float()).view_as(scores)
+
+        reads = [2 * len(row) for row in ids]
+        return CandidateWriting(stream, reads, self._options.candidates, classifier, gains)
+
+    @staticmethod
+    def fit(task: FitTask) -> Fitted:
+        """Updates of the task's model and a linear head in place of its own.
+
+        Figure: AUC of the prediction at the end of held-out texts.
+        """
+        texts, held_out = task.texts()
+        clean = [float(text.toxicity < TOXIC) for text in texts]
+        tensors, logits = fit_classifier(
+            task,
+            task.tokenize([text.text for text in texts]),
+            clean,
+            [0] * len(texts),
+            task.tokenize([text.text for text in held_out]),
+        )
+        figure = auc([text.toxicity < TOXIC for text in held_out], logits)
+        return Fitted(tensors, {"auc": figure}, weak_auc("classifier", figure))
+
+
+def fit_classifier(
+    task: FitTask,
+    ids: Sequence[Sequence[int]],
+    labels: Sequence[float],
+    starts: Sequence[int],
+    measured: Sequence[Sequence[int]],
+) -> tuple[dict[str, Tensor], list[float]]:
+    """What `prefix_loss` makes of the task's model, and its logit at the end of `measured` texts.
+
+    ids: texts with these labels, each to be learned from its start on.
+    """
+    device = task.model.device
+    head = with_reward_head(task.model)
+    for parameter in head.parameters():
+        torch.nn.init.zeros_(parameter)
+    tuning = Tuning(task.model, task.settings)
+    head.requires_grad_(True)
+    goal, begin = torch.tensor(labels, device=device), torch.tensor(starts, device=device)
+
+    def logits_of(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+        padded, lengths = right_pad(rows, device)
+        return tuning.model(input_ids=padded, use_cache=False).logits[..., 0].float(), lengths
+
+    def loss(numbers: list[int]) -> Tensor:
+        logits, lengths = logits_of([ids[i] for i in numbers])
+        return prefix_loss(logits, goal[numbers], begin[numbers], lengths)
+
+    @torch.inference_mode()
+    def at_the_end(rows: list[Sequence[int]]) -> list[float]:
+        logits, lengths = logits_of(rows)
+        return list(logits[torch.arange(len(logits)), lengths - 1].tolist())
+
+    groups = [{"params": [*tuning.parameters, *head.parameters()]}]
+    train(groups, loss, [len(row) for row in ids], task, "classifier")
+    tensors = tuning.tensors("lora.")
+    tensors |= {f"head.{name}": value.detach().float() for name, value in head.named_parameters()}
+    return tensors, read(at_the_end, measured)

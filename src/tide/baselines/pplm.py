@@ -1,0 +1,229 @@
+"""`pplm`: Dathathri et al. 2020, "Plug and Play Language Models" (ICLR 2020, arXiv:1912.02164).
+
+Before each token, the keys and values of everything read so far are moved a few steps down the
+gradient of a loss: a linear classifier's on the mean hidden state of the text, with what would
+follow as one more token, and a little divergence from the model itself. The token is drawn from
+p_moved^fuse p^(1 - fuse), and the moved cache is gone on with. The steps are those of the authors'
+code (uber-research/PPLM, `run_pplm.py`), the settings those with which DExperts ran it on toxicity
+(step 0.2, 10 iterations). Each row of a batch has gradients of a length of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from pydantic import Field
+from sklearn.linear_model import LogisticRegression
+from torch import Tensor
+from torch.nn.functional import pad, softplus
+from transformers.cache_utils import DynamicCache
+
+from tide.baselines.base import Options, Order
+from tide.baselines.common.auxiliary import load_sibling
+from tide.baselines.common.decoding import DecodingBaseline, Reader
+from tide.baselines.common.fitting import (
+    FitTask,
+    Fitted,
+    auc,
+    before_end,
+    read,
+    right_pad,
+    weak_auc,
+)
+from tide.baselines.common.labelled import TOXIC
+from tide.baselines.common.mixing import toward
+from tide.baselines.common.settings import Strength
+from tide.engines.local.decode import Forward, Stream, Writing
+from tide.engines.local.padding import token_positions
+
+_SMALL = 1e-15
+
+# The keys and the values of each layer, (B, heads, T, size).
+Cache = list[Tensor]
+
+
+class PplmOptions(Options):
+    strength = "stepsize"
+
+    stepsize: Strength = Field(default=0.2, description="Length of a step, in every layer.")
+    iterations: int = Field(default=10, ge=1, le=1_000, description="Steps before each token.")
+    fuse: float = Field(default=0.9, ge=0, le=1, description="Share of the moved distribution.")
+    divergence: float = Field(
+        default=0.01, ge=0, le=10_000, description="Weight of the divergence in the loss."
+    )
+    order: Order = "shift-warp"
+
+
+def objective(prediction: Tensor, moved: Tensor, own: Tensor, divergence: float) -> Tensor:
+    """Sum over rows of -log P(non-toxic) + divergence KL(moved || own); a scalar.
+
+    prediction: (B,), logit of P(non-toxic). moved, own: logits (B, V).
+    """
+    log_p, log_own = moved.log_softmax(dim=-1), own.log_softmax(dim=-1)
+    return softplus(-prediction).sum() + divergence * (log_p.exp() * (log_p - log_own)).sum()
+
+
+def step_down(cache: Cache, gradients: Sequence[Tensor], stepsize: float) -> Cache:
+    """`cache` a step against its gradients: in every row and layer of length `stepsize`.
+
+    Keys and values of a layer, which stand beside each other, have one length together.
+    """
+    moved = []
+    for layer in range(0, len(cache), 2):
+        both = torch.stack([g.flatten(1).norm(dim=1) for g in gradients[layer : layer + 2]])
+        length = both.norm(dim=0)[:, None, None, None] + _SMALL
+        moved += [cache[i] - stepsize * gradients[i] / length for i in (layer, layer + 1)]
+    return moved
+
+
+class _Writing(Writing):
+    """`model`: a copy of the one that writes, through which gradients can go.
+
+    Two caches of it are kept: one of the text as it is, and one of all but its last token, moved.
+    Forward tokens are counted; a backward pass takes about as long as two of them.
+    """
+
+    reads_per_token = 2
+
+    def __init__(
+        self,
+        stream: Stream,
+        ids: list[list[int]],
+        model: Any,
+        classifier: tuple[Tensor, Tensor],
+        options: PplmOptions,
+    ) -> None:
+        super().__init__(stream, [2 * len(row) for row in ids])
+        self._options, self._classifier = options, classifier
+        self._forward = Forward(model, hooks=True)
+        self._table = model.get_input_embeddings().weight
+        with torch.inference_mode(False), torch.no_grad():
+            flipped, lengths = right_pad([row[::-1] for row in ids], self._table.device)
+            tokens = flipped.flip(1)
+            self._mask = before_end(lengths, tokens.shape[1]).flip(1).long()
+            self._logits, hidden, self._own = self._run([], input_ids=tokens)
+            hidden = hidden * self._mask[..., None]
+            # Of all tokens but the last, and of that one.
+            self._sum, self._hidden = hidden[:, :-1].sum(dim=1), hidden[:, -1]
+            self._past = [part[:, :, :-1] for part in self._own]
+            self._last = tokens[:, -1]
+
+    def reads(self, row: int, draws: int) -> int:
+        return super().reads(row, draws) + (2 * self._options.iterations + 1) * draws
+
+    def _run(self, cache: Cache, ahead: int = 0, **inputs: Tensor) -> tuple[Tensor, Tensor, Cache]:
+        """Next-token logits (B, V), last hidden states (B, T, d), and the longer cache."""
+        held = DynamicCache()
+        for layer in range(0, len(cache), 2):
+            held.update(cache[layer], cache[layer + 1], layer // 2)
+        mask = pad(self._mask, (0, ahead), value=1)
+        (read,) = inputs.values()
+        positions = token_positions(mask)[:, -read.shape[1] :]
+        if self._forward.context is not None:  # a row that has ended is read on
+            positions = positions.clamp(max=self._forward.context - 1)
+        out = self._forward(
+            mask, positions, past_key_values=held, output_hidden_states=True, **inputs
+        )
+        longer = [part for layer in held.layers for part in (layer.keys, layer.values)]
+        return out.logits[:, -1].float(), out.hidden_states[-1].float(), longer
+
+    def shift(self, scores: Tensor) -> Tensor:
+        base = self.logits.float()
+        with torch.inference_mode(False):
+            moved = self._moved()
+        shifted = toward(scores, base, moved, self._options.fuse)
+        return shifted.masked_fill(scores == -torch.inf, -torch.inf)
+
+    def _moved(self) -> Tensor:
+        """Logits (B, V) behind the moved cache, which is kept for the next token."""
+        last, options = self._last[:, None], self._options
+        weight, bias = self._classifier
+        count = self._mask.sum(dim=1)[:, None]
+        for _ in range(options.iterations):
+            past = [part.detach().requires_grad_() for part in self._past]
+            with torch.enable_grad():
+                logits, hidden, _ = self._run(past, input_ids=last)
+                follows = logits.softmax(dim=-1)[:, : len(self._table)].to(self._table.dtype)
+                x = (follows @ self._table)[:, None]
+                _, ahead, _ = self._run(self._own, ahead=1, inputs_embeds=x)
+                mean = (self._sum + hidden[:, -1].detach() + ahead[:, -1]) / (count + 1)
+                loss = objective(mean @ weight + bias, logits, self._logits, options.divergence)
+            gradients = torch.autograd.grad(loss, past)
+            self._past = step_down(self._past, gradients, options.stepsize)
+        with torch.no_grad():
+            logits, _, self._past = self._run(self._past, input_ids=last)
+        return logits
+
+    def advance(self, tokens: Tensor) -> None:
+        super().advance(tokens)
+        with torch.inference_mode(False), torch.no_grad():
+            self._last, self._sum = tokens.clone(), self._sum + self._hidden
+            self._mask = pad(self._mask, (0, 1), value=1)
+            self._logits, hidden, self._own = self._run(self._own, input_ids=self._last[:, None])
+            self._hidden = hidden[:, -1]
+
+
+class Pplm(DecodingBaseline):
+    """Moves the cache before every token, to where a classifier of the text finds it less toxic."""
+
+    kind = "pplm"
+    options_class = PplmOptions
+    learned = True
+    _options: PplmOptions
+
+    @property
+    def fan_out(self) -> int:
+        return 4  # what a backward pass keeps of a sequence takes the room of so many
+
+    def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
+        stream = Reader(self.engine.model).read(ids, tokens)
+        if self._options.stepsize == 0:
+            return Writing(stream, [len(row) for row in ids])
+        return _Writing(stream, ids, self._model, self._classifier, self._options)
+
+    @cached_property
+    def _model(self) -> Any:
+        # Packed weights, as the engine's are, have no gradients.
+        with torch.inference_mode(False):
+            return load_sibling(self.engine, self.engine.name)
+
+    @cached_property
+    def _classifier(self) -> tuple[Tensor, Tensor]:
+        width = self.engine.model.get_input_embeddings().weight.shape[1]
+        with torch.inference_mode(False):
+            weight, bias = self.artefact.tensor("weight", width), self.artefact.tensor("bias", 1)
+            return weight.to(self.engine.device, copy=True), bias.to(self.engine.device, copy=True)
+
+    @staticmethod
+    def fit(task: FitTask) -> Fitted:
+        """Logistic regression on the mean last hidden state of each text: weight (d,), bias (1,).
+
+        Figure: AUC on held-out texts.
+        """
+        train, held_out = task.texts()
+        means = _means(task, [text.text for text in train])
+        centre, spread = means.mean(dim=0), means.std(dim=0) + 1e-6
+        clean = [text.toxicity < TOXIC for text in train]
+        found = LogisticRegression(max_iter=1_000).fit(((means - centre) / spread).numpy(), clean)
+        weight = torch.from_numpy(found.coef_[0]).float() / spread
+        bias = torch.from_numpy(found.intercept_).float() - weight @ centre
+        scores = _means(task, [text.text for text in held_out]) @ weight + bias
+        figure = auc([text.toxicity < TOXIC for text in held_out], scores.tolist())
+        doubts = weak_auc("classifier", figure)
+        return Fitted({"weight": weight, "bias": bias}, {"auc": figure}, doubts)
+
+
+def _means(task: FitTask, texts: Sequence[str]) -> Tensor:
+    """Mean of each text's last hidden states, float32, (n, d)."""
+
+    @torch.inference_mode()
+    def of(rows: list[Sequence[int]]) -> list[Tensor]:
+        padded, lengths = right_pad(rows, task.model.device)
+        out = task.model(input_ids=padded, use_cache=False, output_hidden_states=True)
+        hidden = out.hidden_states[-1].float() * before_end(lengths, padded.shape[1])[..., None]
+        return list((hidden.sum(dim=1) / lengths[:, None]).cpu())
+
+    return torch.stack(read(of, task.tokenize(texts)))

@@ -1,0 +1,45 @@
+"""`prefix`: an instruction before the prompt, which is the first thing that anybody tries.
+
+No paper's: the model is asked, in plain words, to be polite. At another scale than 1 the change
+that the instruction makes to the logits is taken so many times (Sanchez et al. 2023,
+"Stay on topic with Classifier-Free Guidance", arXiv:2306.17806). Of a chat, it stands before all.
+"""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from tide.baselines.base import Options, Order
+from tide.baselines.common.decoding import DecodingBaseline, Reader
+from tide.baselines.common.mixing import between
+from tide.baselines.common.settings import Strength
+from tide.engines.local.decode import Writing
+
+TEXT = "Continue the following text in a polite and respectful way, without insults or swearing."
+
+
+class PrefixOptions(Options):
+    strength = "scale"
+
+    scale: Strength = Field(default=1.0, description="Multiple of the change; 1: just the prefix.")
+    text: str = Field(
+        default=TEXT,
+        min_length=1,
+        max_length=10_000,
+        description="A line before it.",
+    )
+    order: Order = "shift-warp"
+
+
+class Prefix(DecodingBaseline):
+    """The model behind an instruction to be polite, which stands before the prompt."""
+
+    kind = "prefix"
+    options_class = PrefixOptions
+    _options: PrefixOptions
+
+    def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
+        reader, scale = Reader(self.engine.model), self._options.scale
+        longer = self.engine.tokenize([f"{self._options.text}\n{prompt}" for prompt in prompts])
+        prefixed, reads = reader.read(longer, tokens), [len(row) for row in longer]
+        return between(reader, ids, tokens, prefixed, reads, scale)

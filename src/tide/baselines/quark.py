@@ -1,0 +1,142 @@
+"""`quark`: Lu et al. 2022, "Quark: Controllable Text Generation with Reinforced Unlearning".
+
+NeurIPS 2022, arXiv:2205.13636. The model writes, a scorer judges, and the model is trained on with
+what it wrote, behind a token that says in which fifth by toxicity a text is; then it writes again,
+behind the token of the best fifth, and so on. In the end it writes behind that token.
+
+Loss and constants are those of the authors' code (GXimingLu/Quark): -log p of what was written,
+0.05 times the divergence from the model as it was, -0.06 times the entropy. They write anew
+every 500 steps, up to 47 times; here the model writes four times.
+"""
+
+from __future__ import annotations
+
+import copy
+from contextlib import nullcontext
+from functools import cached_property
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from tide.baselines.base import Options, Order
+from tide.baselines.common.auxiliary import ready
+from tide.baselines.common.decoding import DecodingBaseline, Reader
+from tide.baselines.common.fitting import (
+    FitTask,
+    Fitted,
+    Tuning,
+    before_end,
+    right_pad,
+    train,
+)
+from tide.baselines.common.mixing import between
+from tide.baselines.common.rollouts import Rollout, beginnings, held_out, roll_out
+from tide.baselines.common.settings import Strength
+from tide.engines.local.decode import Writing
+
+_FIFTHS, _ROUNDS = 5, 4
+_KL, _ENTROPY = 0.05, 0.06
+
+
+class QuarkOptions(Options):
+    strength = "scale"
+
+    scale: Strength = Field(default=1.0, description="0: the model itself, 1: the trained one.")
+    order: Order = "shift-warp"
+
+
+def fifths(toxicity: list[float]) -> list[int]:
+    """Of each text, 0 for the least toxic fifth to 4 for the most; of equals the earlier first."""
+    order = sorted(range(len(toxicity)), key=toxicity.__getitem__)
+    found = [0] * len(toxicity)
+    for place, number in enumerate(order):
+        found[number] = place * _FIFTHS // len(order)
+    return found
+
+
+def unlearning_loss(logits: Tensor, before: Tensor, tokens: Tensor) -> Tensor:
+    """Mean over N tokens of -log p + 0.05 KL(p || p before) - 0.06 entropy of p; a scalar.
+
+    logits, before: (N, V), of the model that is trained and of the one it was. tokens: (N,).
+    """
+    log_p, log_before = logits.log_softmax(dim=-1), before.log_softmax(dim=-1)
+    p = log_p.exp()
+    written = -log_p.gather(-1, tokens[:, None])[:, 0]
+    divergence, entropy = (p * (log_p - log_before)).sum(dim=-1), -(p * log_p).sum(dim=-1)
+    return (written + _KL * divergence - _ENTROPY * entropy).mean()
+
+
+class Quark(DecodingBaseline):
+    """The model trained on with what it wrote itself, behind the token of its least toxic fifth."""
+
+    kind = "quark"
+    options_class = QuarkOptions
+    learned = True
+    scored = True
+    _options: QuarkOptions
+
+    def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
+        width = self.engine.model.get_input_embeddings().weight.shape[1]
+        best = self.artefact.tensor("codes", _FIFTHS, width)[:1]
+        trained = self._trained.read(ids, tokens, front=best)
+        reads = [1 + len(row) for row in ids]
+        return between(Reader(self.engine.model), ids, tokens, trained, reads, self._options.scale)
+
+    @cached_property
+    def _trained(self) -> Reader:
+        return Reader(ready(self.fitted_model("lora")))
+
+    @staticmethod
+    def fit(task: FitTask) -> Fitted:
+        """Updates of the model, and an embedding for each fifth: codes (5, d).
+
+        Figures: mean toxicity of what it writes behind a tenth of the prompts, which is held out,
+        before and after.
+        """
+        prompts, asked = held_out(beginnings(task))
+        toxic = _mean(roll_out(task, asked))
+        table = task.model.get_input_embeddings()
+        torch.manual_seed(task.settings.seed)
+        codes = nn.Parameter(torch.randn_like(table.weight[:_FIFTHS]) * table.weight.std())
+        # Low-rank updates can be left out; of a model that is trained whole another is needed.
+        unchanged = None if task.settings.rank else copy.deepcopy(task.model)
+        tuning, pool, step = Tuning(task.model, task.settings), list[Rollout](), 0
+        kinds = torch.empty(0)
+        interval = -(-task.settings.steps // _ROUNDS)
+
+        def loss(numbers: list[int]) -> Tensor:
+            nonlocal step, kinds
+            if step % interval == 0:
+                number = step // interval
+                front = codes[:1].detach() if number else None
+                pool.extend(roll_out(task, prompts[number::_ROUNDS], front=front, seed=number))
+                kinds = torch.tensor(fifths([one.toxicity for one in pool]), device=codes.device)
+            step += 1
+            chosen = [number % len(pool) for number in numbers]
+            padded, lengths = right_pad([pool[i].ids for i in chosen], codes.device)
+            starts = torch.tensor([len(pool[i].prompt) for i in chosen], device=codes.device)
+            width = padded.shape[1] - 1
+            written = before_end(lengths - 1, width) & ~before_end(starts - 1, width)
+            x = table(padded)
+            left_out = nullcontext() if unchanged else tuning.model.disable_adapter()
+            with torch.no_grad(), left_out:
+                before = (unchanged or tuning.model)(inputs_embeds=x, use_cache=False)
+            x = torch.cat([codes[kinds[chosen], None], x], dim=1)
+            now = tuning.model(inputs_embeds=x, use_cache=False)
+            # The code stands before the first token; the last token has nothing to say any more.
+            own, logits = (
+                out.logits[:, first:-1][written].float() for first, out in ((0, before), (1, now))
+            )
+            return unlearning_loss(logits, own, padded[:, 1:][written])
+
+        groups = [{"params": [*tuning.parameters, codes]}]
+        train(groups, loss, [1] * len(prompts), task, "unlearning", early=False)
+        after = _mean(roll_out(task, asked, front=codes[:1].detach()))
+        tensors = tuning.tensors("lora.") | {"codes": codes.detach().float()}
+        doubts = ("what it writes is as toxic as before",) if after >= toxic else ()
+        return Fitted(tensors, {"toxicity before": toxic, "toxicity": after}, doubts)
+
+
+def _mean(rollouts: list[Rollout]) -> float:
+    return sum(one.toxicity for one in rollouts) / len(rollouts)

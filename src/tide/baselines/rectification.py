@@ -1,0 +1,154 @@
+"""`rectification`: Cao et al. 2023, "Systematic Rectification of Language Models via Dead-end
+Analysis" (ICLR 2023, arXiv:2302.14003).
+
+A network Q(text, token), in [-1, 0], says how surely a text becomes toxic once the token is chosen,
+for the whole vocabulary at a time; no token may then have more probability than 1 + Q - epsilon.
+The cap is that of the authors' code (mcao516/rectification-lm, `SecurityLogitsProcessor`: floor of
+1e-7, applied twice, since it leaves probabilities that add up to less than 1).
+
+They learn Q by SARSA with a target network, on what the model writes and a classifier says of it.
+Without a discount that comes to the mean outcome, which is learned here directly. Their head has a
+hidden layer of twice the width and an output for each token; this one has one of the LoRA rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from tide.baselines.base import Options, Order
+from tide.baselines.common.auxiliary import ready
+from tide.baselines.common.decoding import DecodingBaseline, Reader
+from tide.baselines.common.fitting import (
+    FitTask,
+    Fitted,
+    Tuning,
+    before_end,
+    read,
+    right_pad,
+    train,
+)
+from tide.baselines.common.layers import output_layer
+from tide.baselines.common.mixing import SecondWriting
+from tide.baselines.common.rollouts import beginnings, held_out, judged, roll_out
+from tide.baselines.common.settings import Strength
+from tide.engines.local.decode import Writing
+from tide.errors import InputError, guarded
+
+_FLOOR = 1e-7  # of a cap
+_RANK = 64  # of the head where all weights are trained
+
+
+class RectificationOptions(Options):
+    strength = "scale"
+
+    scale: Strength = Field(default=1.0, description="Multiple of Q - epsilon; 1: the paper's.")
+    epsilon: float = Field(default=0.1, ge=0, le=1, description="Taken from every cap.")
+    order: Order = "shift-warp"
+
+
+def rectified(scores: Tensor, q: Tensor, scale: float, epsilon: float) -> Tensor:
+    """`scores` of which none has more probability than 1 + scale (q - epsilon); all (B, V)."""
+    caps = (1 + scale * (q - epsilon)).clamp(_FLOOR, 1).log()
+    for _ in range(2):
+        scores = torch.minimum(scores, caps + scores.logsumexp(dim=-1, keepdim=True))
+    return scores
+
+
+def taken(q: Tensor, ids: Tensor) -> Tensor:
+    """Q of each token but the first, (B, T - 1), given q (B, T, V) and ids (B, T)."""
+    return q[:, :-1].gather(-1, ids[:, 1:, None])[..., 0].float()
+
+
+def outcome_error(
+    q: Tensor, ids: Tensor, toxicity: Tensor, starts: Tensor, lengths: Tensor
+) -> Tensor:
+    """Mean squared difference of Q and -toxicity over the tokens from the start on; a scalar.
+
+    q: (B, T, V); ids: (B, T); toxicity, starts, lengths: (B,).
+    """
+    width = ids.shape[1] - 1
+    seen = before_end(lengths - 1, width) & ~before_end(starts - 1, width)
+    errors = (taken(q, ids) + toxicity[:, None]) ** 2
+    return errors[seen].mean()
+
+
+class Rectification(DecodingBaseline):
+    """Caps the probability of tokens after which the text is likely to become toxic."""
+
+    kind = "rectification"
+    options_class = RectificationOptions
+    learned = True
+    scored = True
+    _options: RectificationOptions
+
+    def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
+        readers, options = (Reader(self.engine.model), self._q_reader), self._options
+        stream, q = (reader.read(ids, tokens) for reader in readers)
+        return SecondWriting(
+            stream,
+            q,
+            [2 * len(row) for row in ids],
+            lambda scores, found: rectified(scores, found, options.scale, options.epsilon),
+        )
+
+    @cached_property
+    def _q_reader(self) -> Reader:
+        model, parts = self.fitted_model("lora"), self.artefact.under("head")
+        with guarded(InputError, f"baseline {self.kind}: its artefact does not fit the model"):
+            with_q_head(model, len(parts["0.weight"])).load_state_dict(parts)
+        return Reader(ready(model.requires_grad_(False)))
+
+    @staticmethod
+    def fit(task: FitTask) -> Fitted:
+        """Updates of the task's model and a head of low rank, on what the model wrote.
+
+        Figures: the share of toxic texts among those, and AUC of the last token's Q, on a tenth
+        that is held out.
+        """
+        learned, measured = held_out(roll_out(task, beginnings(task)))
+        device = task.model.device
+        toxicity = torch.tensor([one.toxicity for one in learned], device=device)
+        starts = torch.tensor([len(one.prompt) for one in learned], device=device)
+        tuning = Tuning(task.model, task.settings)
+        head = with_q_head(task.model, task.settings.rank or _RANK)
+
+        def q_of(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor, Tensor]:
+            padded, lengths = right_pad(rows, device)
+            return tuning.model(input_ids=padded, use_cache=False).logits, padded, lengths
+
+        def loss(numbers: list[int]) -> Tensor:
+            q, padded, lengths = q_of([learned[i].ids for i in numbers])
+            return outcome_error(q, padded, toxicity[numbers], starts[numbers], lengths)
+
+        @torch.inference_mode()
+        def at_the_end(rows: list[Sequence[int]]) -> list[float]:
+            q, padded, lengths = q_of(rows)
+            return list((-taken(q, padded)[torch.arange(len(q)), lengths - 2]).tolist())
+
+        lengths = [len(one.ids) for one in learned]
+        train([{"params": [*tuning.parameters, *head.parameters()]}], loss, lengths, task, "Q")
+        tensors = tuning.tensors("lora.")
+        tensors |= {
+            f"head.{name}": value.detach().half() for name, value in head.named_parameters()
+        }
+        danger = read(at_the_end, [one.ids for one in measured])
+        return judged(tensors, measured, danger, "Q")
+
+
+def with_q_head(model: Any, rank: int) -> nn.Module:
+    """Put a head of this rank in the place of the model's own, which says 0 for every token."""
+    old: Any = output_layer(model, "Q")
+    place = {"device": old.weight.device, "dtype": old.weight.dtype}
+    width, vocabulary = old.weight.shape[1], old.weight.shape[0]
+    last = nn.Linear(rank, vocabulary, **place)
+    nn.init.zeros_(last.weight)
+    nn.init.zeros_(last.bias)
+    head = nn.Sequential(nn.Linear(width, rank, bias=False, **place), last)
+    model.set_output_embeddings(head)
+    return head

@@ -1,0 +1,108 @@
+"""`safe-decoding`: Xu et al. 2024, "SafeDecoding: Defending against Jailbreak Attacks via
+Safety-Aware Decoding" (ACL 2024, arXiv:2402.08983).
+
+The first tokens alone are drawn from p + alpha (p_expert - p), over the tokens that model and
+expert both rank high: the smallest k is taken at which their k likeliest have `common` in common.
+Defaults and floor are those of the authors' code (uw-nsl/SafeDecoding). Their expert was tuned to
+refuse; this one is the one that `dexperts` tuned on non-toxic text (its artefact is read). The
+model's own likeliest token is always among those that are tried, so that alpha 0 is the model; at
+their alpha of 3 it is drawn only if the expert finds it likely too.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from tide.baselines.base import Options, Order
+from tide.baselines.common.auxiliary import ready
+from tide.baselines.common.decoding import DecodingBaseline, Reader
+from tide.baselines.common.mixing import SecondWriting
+from tide.baselines.common.settings import Strength
+from tide.engines.local.decode import Stream, Writing
+
+_FLOOR = 1e-8  # of a probability
+
+
+class SafeDecodingOptions(Options):
+    strength = "alpha"
+
+    alpha: Strength = Field(default=3.0, description="Weight of the expert.")
+    first: int = Field(
+        default=2, ge=1, le=10_000, description="Tokens that the expert has a say in."
+    )
+    common: int = Field(default=5, ge=1, le=10_000, description="Tokens that both must rank high.")
+    order: Order = "shift-warp"
+
+
+def in_common(scores: Tensor, expert: Tensor, least: int) -> Tensor:
+    """Mask (B, V): the k likeliest of both, k the smallest at which they are at least so many.
+
+    With the likeliest by `scores`. A token is among the k likeliest of both from its worse rank on.
+    """
+    ranks = [
+        logits.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)
+        for logits in (scores, expert)
+    ]
+    worse = torch.maximum(*ranks)
+    last = worse.sort(dim=-1).values[:, min(least, worse.shape[-1]) - 1, None]
+    return (worse <= last) | (ranks[0] == 0)
+
+
+def steered(scores: Tensor, expert: Tensor, alpha: float, least: int) -> Tensor:
+    """Log of p + alpha (p_expert - p), at least 1e-8, in common; -inf elsewhere; all (B, V)."""
+    own, safe = scores.softmax(dim=-1), expert.softmax(dim=-1)
+    moved = (own + alpha * (safe - own)).clamp(min=_FLOOR).log()
+    return moved.masked_fill(~in_common(scores, expert, least), -torch.inf)
+
+
+class _Writing(SecondWriting):
+    """The expert reads what it has a say in, and then no more."""
+
+    reads_per_token = 1
+
+    def __init__(
+        self, stream: Stream, expert: Stream, reads: list[int], options: SafeDecodingOptions
+    ) -> None:
+        super().__init__(
+            stream,
+            expert,
+            reads,
+            lambda scores, logits: steered(scores, logits, options.alpha, options.common),
+        )
+        self._first, self._left = options.first, options.first
+
+    def reads(self, row: int, draws: int) -> int:
+        return super().reads(row, draws) + min(draws, self._first) - 1
+
+    def shift(self, scores: Tensor) -> Tensor:
+        return super().shift(scores) if self._left else scores
+
+    def advance(self, tokens: Tensor) -> None:
+        self._left = max(self._left - 1, 0)
+        if self._left:
+            super().advance(tokens)
+        else:
+            self.stream.advance(tokens)
+
+
+class SafeDecoding(DecodingBaseline):
+    """The first tokens lean to an expert that was tuned on non-toxic text (`tide fit dexperts`)."""
+
+    kind = "safe-decoding"
+    options_class = SafeDecodingOptions
+    artefact_of = "dexperts"
+    _options: SafeDecodingOptions
+
+    def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
+        stream, expert = (
+            reader.read(ids, tokens) for reader in (Reader(self.engine.model), self._expert)
+        )
+        return _Writing(stream, expert, [2 * len(row) for row in ids], self._options)
+
+    @cached_property
+    def _expert(self) -> Reader:
+        return Reader(ready(self.fitted_model("expert")))

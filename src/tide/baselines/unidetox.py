@@ -1,0 +1,80 @@
+"""`unidetox`: Lu et al. 2025, "UniDetox: Universal Detoxification of Large Language Models via
+Dataset Distillation" (ICLR 2025).
+
+The model writes texts by contrastive decoding against a copy of itself that was tuned on toxic
+text, from nothing but the token that begins a text, and is trained on with what it wrote. As in the
+authors' code (EminLU/UniDetox): p / p_toxic among the tokens with at least a tenth of the best
+probability, 640 texts of up to 256 tokens (here: of as many as the fit's texts have).
+"""
+
+from __future__ import annotations
+
+import copy
+
+from tide.baselines.common.auxiliary import merge_updates
+from tide.baselines.common.decoding import Reader
+from tide.baselines.common.fitting import FitTask, Fitted, fine_tune, perplexity, write_like
+from tide.baselines.common.labelled import TOXIC
+from tide.baselines.common.mixing import SecondWriting
+from tide.baselines.common.rollouts import write
+from tide.baselines.contrastive import ContrastiveOptions, contrast
+from tide.baselines.dapt import Dapt
+from tide.config import Sampling
+from tide.engines.checkpoint import context_length
+from tide.engines.local.decode import Writing
+
+_TEXTS = 640
+
+
+class Unidetox(Dapt):
+    """The model with `scale` times the update that it learned from text distilled of toxicity."""
+
+    kind = "unidetox"
+
+    @staticmethod
+    def fit(task: FitTask) -> Fitted:
+        """Updates of the model on its own text, written against a copy tuned on toxic text.
+
+        Figures: perplexity of held-out toxic and non-toxic texts, before and after.
+        """
+        _, held_out = task.texts()
+        measured = {
+            name: task.tokenize(
+                [text.text for text in held_out if (text.toxicity >= TOXIC) == toxic]
+            )
+            for name, toxic in (("toxic", True), ("other", False))
+        }
+        figures = {f"{k} perplexity before": perplexity(task.model, v) for k, v in measured.items()}
+        toxic = merge_updates(copy.deepcopy(task.model), write_like(task, toxic=True).tensors)
+        distilled = _distilled(task, Reader(toxic, hooks=True))
+        tuning = fine_tune(task, distilled, "distilled text")
+        figures |= {f"{k} perplexity": perplexity(tuning.model, v) for k, v in measured.items()}
+        gained = {
+            k: figures[f"{k} perplexity before"] / figures[f"{k} perplexity"] for k in measured
+        }
+        weak = gained["toxic"] >= gained["other"]
+        doubts = ("toxic text became no less likely than other",) if weak else ()
+        return Fitted(tuning.tensors(), figures, doubts)
+
+
+def _distilled(task: FitTask, amateur: Reader) -> list[list[int]]:
+    """Ids of texts, each with the token it began with."""
+    tokenizer, settings = task.tokenizer, task.settings
+    first = next(
+        token for token in (tokenizer.bos_token_id, tokenizer.eos_token_id, 0) if token is not None
+    )
+    longest = min(settings.max_tokens, context_length(task.model.config) or 2**31)
+    sampling = Sampling(temperature=1.0, max_new_tokens=longest - 1)
+    reader, options = Reader(task.model, hooks=True), ContrastiveOptions()
+
+    def start(ids: list[list[int]]) -> Writing:
+        stream, other = (each.read(ids, sampling.max_new_tokens) for each in (reader, amateur))
+        return SecondWriting(
+            stream,
+            other,
+            [len(row) for row in ids],
+            lambda scores, toxic: contrast(scores, toxic, options),
+        )
+
+    prompts = [[first]] * min(_TEXTS, settings.steps * settings.batch_size)
+    return [[first, *ids] for ids in write(task, prompts, sampling, start)]

@@ -1,0 +1,108 @@
+"""`vocabulary-shift`: Gehman et al. 2020, "RealToxicityPrompts" (EMNLP Findings 2020), section 5.
+
+arXiv:2009.11462, after Affect-LM (Ghosh et al. 2017, arXiv:1704.06851). For every token of the
+vocabulary two numbers are learned: how much likelier it is in non-toxic and in toxic text than the
+model says. The first is added beta times to the logits, as in the authors' code
+(allenai/real-toxicity-prompts, `models/affect_lm.py`), where special tokens are left alone too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from tide.baselines.base import Options, Order
+from tide.baselines.common.decoding import DecodingBaseline, Reader
+from tide.baselines.common.fitting import (
+    FitTask,
+    Fitted,
+    auc,
+    before_end,
+    read,
+    right_pad,
+    token_losses,
+    train,
+)
+from tide.baselines.common.labelled import TOXIC
+from tide.baselines.common.settings import Strength
+from tide.engines.local.decode import Stream, Writing
+
+# Each number is seen to by the few texts that hold its token: it has to move faster than a layer.
+_RATE = 0.05
+
+
+class VocabularyShiftOptions(Options):
+    strength = "beta"
+
+    beta: Strength = Field(default=3.0, description="Weight of the learned shift.")
+    order: Order = "shift-warp"
+
+
+class _Writing(Writing):
+    def __init__(self, stream: Stream, reads: list[int], gains: Tensor) -> None:
+        super().__init__(stream, reads)
+        self._gains = gains
+
+    def shift(self, scores: Tensor) -> Tensor:
+        return scores + self._gains
+
+
+class VocabularyShift(DecodingBaseline):
+    """Adds to every token's logit what non-toxic text was learned to have more of it."""
+
+    kind = "vocabulary-shift"
+    options_class = VocabularyShiftOptions
+    learned = True
+    _options: VocabularyShiftOptions
+
+    def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
+        stream = Reader(self.engine.model).read(ids, tokens)
+        gains = self._options.beta * self._learned(stream.logits.shape[-1])
+        return _Writing(stream, [len(row) for row in ids], gains)
+
+    def _learned(self, width: int) -> Tensor:
+        """(V,): how much more of each token is in non-toxic text."""
+        return self.artefact.tensor("weight", 2, width)[0].float().to(self.engine.device)
+
+    @staticmethod
+    def fit(task: FitTask) -> Fitted:
+        """Weight (2, V): what is added to the logits in non-toxic text, and in toxic text.
+
+        Likelihood of the texts, each under its own kind, with the model as it is. Figure: AUC of
+        the difference between a text's likelihoods under the two kinds.
+        """
+        texts, held_out = task.texts()
+        ids = task.tokenize([text.text for text in texts])
+        kinds = torch.tensor([text.toxicity >= TOXIC for text in texts], device=task.model.device)
+        width = task.model.get_output_embeddings().weight.shape[0]
+        # A special token is said by no one: it has no kind.
+        said = torch.ones(width, device=task.model.device)
+        said[[token for token in task.tokenizer.all_special_ids if token < width]] = 0
+        weight = nn.Parameter(torch.zeros(2, width, device=task.model.device))
+
+        def losses(rows: Sequence[Sequence[int]], gains: Tensor) -> tuple[Tensor, Tensor]:
+            """-log p of each token but the first, (B, T - 1), with gains (B or 1, V); the mask."""
+            padded, lengths = right_pad(rows, task.model.device)
+            with torch.no_grad():
+                logits = task.model(input_ids=padded, use_cache=False).logits.float()
+            found = token_losses(logits + (gains * said)[:, None], padded)
+            return found, before_end(lengths - 1, found.shape[1])
+
+        def loss(numbers: list[int]) -> Tensor:
+            found, seen = losses([ids[i] for i in numbers], weight[kinds[numbers].long()])
+            return found[seen].mean()
+
+        groups = [{"params": [weight], "lr": _RATE, "weight_decay": 0.0}]
+        train(groups, loss, [len(row) for row in ids], task, "vocabulary")
+
+        @torch.no_grad()
+        def toxic_by(rows: list[Sequence[int]]) -> list[float]:
+            (clean, seen), (toxic, _) = (losses(rows, weight[kind : kind + 1]) for kind in (0, 1))
+            return list(((clean - toxic) * seen).sum(dim=-1).tolist())
+
+        scores = read(toxic_by, task.tokenize([text.text for text in held_out]))
+        figure = auc([text.toxicity >= TOXIC for text in held_out], scores)
+        return Fitted({"weight": (weight.detach() * said).half()}, {"auc": figure})

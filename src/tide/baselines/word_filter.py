@@ -1,0 +1,189 @@
+"""`word-filter`: Gehman et al. 2020, "RealToxicityPrompts" (EMNLP Findings, arXiv:2009.11462), 5.
+
+Words of a list are not written. As with the authors (allenai/real-toxicity-prompts), who ban token
+sequences: the last token of a word is held back wherever the tokens before it stand already, in the
+prompt too; so a longer word that begins with the tokens of a banned one is lost with it. Their list
+is one of the web; this one is learned from labelled text, or read from a file.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from tide.baselines.base import Options, Order
+from tide.baselines.common.decoding import DecodingBaseline, Reader
+from tide.baselines.common.fitting import FitTask, Fitted
+from tide.baselines.common.labelled import TOXIC
+from tide.baselines.common.settings import Strength
+from tide.data.files import read_whole
+from tide.data.labelled import LabelledText
+from tide.engines.local.decode import Stream, Writing
+from tide.errors import InputError, guarded
+
+# Most words that a fit keeps; `words` says how many of them are used.
+_LEARNED = 1_000
+# Added to each count, so that a word that is seen now and then does not lead.
+_PRIOR = 5.0
+_WORD = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)*")
+
+# By the tokens that stand already, those that would complete a banned word.
+Banned = dict[tuple[int, ...], list[int]]
+
+
+class WordFilterOptions(Options):
+    strength = "penalty"
+
+    penalty: Strength = Field(
+        default=1000.0, description="Taken from the logit of what completes a word; 1000: a ban."
+    )
+    words: int = Field(
+        default=400, ge=1, le=_LEARNED, description="Learned words that are used, the worst first."
+    )
+    file: str = Field(default="", max_length=4_096, description="A list instead, a word a line.")
+    order: Order = "shift-warp"
+
+
+def word_odds(toxic: Iterable[str], other: Iterable[str]) -> dict[str, float]:
+    """Of each word, in lower case: log of how many of the toxic texts hold it, by how many others.
+
+    5 is added to either number. Both kinds must be of one size.
+    """
+    counts = [
+        Counter(word for text in texts for word in set(_WORD.findall(text.casefold())))
+        for texts in (toxic, other)
+    ]
+    return {word: math.log((counts[0][word] + _PRIOR) / (counts[1][word] + _PRIOR))
+            for word in counts[0]}  # fmt: skip
+
+
+def sequences(tokenizer: Any, word: str) -> list[list[int]]:
+    """The ids of a word as it is, capitalised and in capitals; inside a text and at its start."""
+    forms = [
+        space + form for form in (word, word.capitalize(), word.upper()) for space in (" ", "")
+    ]
+    ids = tokenizer(forms, add_special_tokens=False)["input_ids"]
+    return [list(row) for row in dict.fromkeys(map(tuple, ids)) if row]
+
+
+def by_beginning(words: Iterable[Sequence[int]]) -> Banned:
+    banned: Banned = {}
+    for ids in words:
+        banned.setdefault(tuple(ids[:-1]), []).append(ids[-1])
+    return banned
+
+
+def completing(seen: Sequence[int], banned: Banned, longest: int) -> list[int]:
+    """Tokens that would complete a banned word behind `seen`. longest: tokens of any beginning."""
+    ends = (tuple(seen[len(seen) - n :]) for n in range(min(longest, len(seen)) + 1))
+    return [token for end in ends for token in banned.get(end, ())]
+
+
+class _Writing(Writing):
+    def __init__(
+        self, stream: Stream, ids: list[list[int]], banned: Banned, penalty: float
+    ) -> None:
+        super().__init__(stream, [len(row) for row in ids])
+        self._seen, self._banned, self._penalty = [list(row) for row in ids], banned, penalty
+        self._longest = max(map(len, banned), default=0)
+
+    def shift(self, scores: Tensor) -> Tensor:
+        taken = torch.zeros_like(scores)
+        for row, seen in enumerate(self._seen):
+            taken[row, completing(seen, self._banned, self._longest)] = self._penalty
+        return scores - taken
+
+    def advance(self, tokens: Tensor) -> None:
+        super().advance(tokens)
+        for seen, token in zip(self._seen, tokens.tolist(), strict=True):
+            seen.append(token)
+
+
+class WordFilter(DecodingBaseline):
+    """Words of a list are held back, token by token."""
+
+    kind = "word-filter"
+    options_class = WordFilterOptions
+    learned = True
+    _options: WordFilterOptions
+
+    @property
+    def artefact_of(self) -> str:
+        return "" if self._options.file else self.kind
+
+    def config(self) -> dict[str, Any]:
+        listed = repr(sorted(self._banned.items())).encode()
+        return {**super().config(), "banned": blake2b(listed, digest_size=8).hexdigest()}
+
+    def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
+        stream = Reader(self.engine.model).read(ids, tokens)
+        return _Writing(stream, ids, self._banned, self._options.penalty)
+
+    @cached_property
+    def _banned(self) -> Banned:
+        if self._options.file:
+            return by_beginning(
+                ids
+                for word in read_words(Path(self._options.file))
+                for ids in sequences(self.engine.tokenizer, word)
+            )
+        with guarded(InputError, "baseline word-filter: its artefact holds no words"):
+            words, ids = self.artefact.tensors["words"], self.artefact.tensors["ids"]
+            rows = ids[words < self._options.words].tolist()
+        return by_beginning([token for token in row if token >= 0] for row in rows)
+
+    @staticmethod
+    def fit(task: FitTask) -> Fitted:
+        """The words that toxic texts hold more often than others, by log-odds, as token ids.
+
+        ids: (n, longest), -1 behind a shorter one, the worst words first; words: (n,), numbers of
+        the words from 0. No word is stored as text. Figures: shares of the held-out texts of either
+        kind that hold one of the 400 words that are the default.
+        """
+        texts, held_out = task.texts()
+        scores = word_odds(*_kinds(texts))
+        worst = sorted((word for word in scores if scores[word] > 0), key=lambda w: -scores[w])
+        forms = [
+            (number, torch.tensor(ids))
+            for number, word in enumerate(worst[:_LEARNED])
+            for ids in sequences(task.tokenizer, word)
+        ]
+        tensors = {
+            "ids": torch.nn.utils.rnn.pad_sequence(
+                [ids for _, ids in forms], batch_first=True, padding_value=-1
+            ).int(),
+            "words": torch.tensor([number for number, _ in forms], dtype=torch.int32),
+        }
+        default = set(worst[: WordFilterOptions().words])
+        toxic, other = (
+            sum(bool(default & set(_WORD.findall(text.casefold()))) for text in kind) / len(kind)
+            for kind in _kinds(held_out)
+        )
+        return Fitted(tensors, {"toxic texts hit": toxic, "other texts hit": other})
+
+
+def read_words(path: Path) -> list[str]:
+    """The lines of a file that are not empty, without space around them.
+
+    Raises InputError for a file that cannot be read, is no UTF-8, or holds no word.
+    """
+    with guarded(InputError, f"baseline word-filter: file: {path} cannot be read"):
+        words = [line.strip() for line in read_whole(path).decode().splitlines()]
+    if not any(words):
+        raise InputError(f"baseline word-filter: file: {path} holds no word")
+    return [word for word in words if word]
+
+
+def _kinds(texts: list[LabelledText]) -> tuple[list[str], list[str]]:
+    toxic = [text.text for text in texts if text.toxicity >= TOXIC]
+    return toxic, [text.text for text in texts if text.toxicity < TOXIC]

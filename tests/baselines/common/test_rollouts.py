@@ -1,0 +1,87 @@
+"""What the model writes in a fit: its own draws in any batches, and what a scorer says of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.models import save_causal_lm
+from tide.baselines.common import rollouts
+from tide.baselines.common.fitting import FitTask
+from tide.baselines.common.labelled import Labelled
+from tide.baselines.common.rollouts import beginnings, held_out, judged, roll_out
+from tide.baselines.common.settings import FitSettings
+from tide.data.labelled import LabelledText
+from tide.engines.local.engine import load_model
+from tide.scorers.base import CallableScorer, is_empty
+
+WORDS = ["The", "weather", "today", "is", "fine", "and", "the", "people", "are", "kind"]
+SETTINGS = FitSettings(steps=2, batch_size=8)
+
+
+@pytest.fixture
+def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FitTask:
+    tokenizer, model = load_model(
+        str(save_causal_lm(tmp_path, "gpt2")), torch.device("cpu"), "auto"
+    )
+    texts = [
+        LabelledText(f"{' '.join(WORDS[: 2 + i % 8])} {i}", float(i % 2), "a") for i in range(480)
+    ]
+    judge = CallableScorer(lambda texts: [min(len(text), 100) / 100 for text in texts])
+    monkeypatch.setattr(rollouts, "load_scorer", lambda spec: judge)
+    return FitTask(
+        name="tiny",
+        tokenizer=tokenizer,
+        model=model,
+        data=Labelled(texts, []),
+        settings=SETTINGS.training(model),
+        progress=lambda what, done, total: None,
+        scorer="judge",
+    )
+
+
+def test_prompts_are_the_first_halves(task: FitTask) -> None:
+    prompts = beginnings(task)
+    wholes = task.tokenize([text.text for text in task.texts()[0]])
+    assert len(prompts) == 64
+    for prompt, whole in zip(prompts, wholes, strict=False):
+        assert prompt == whole[: min(12, -(-len(whole) // 2))]
+
+
+def test_batches_change_nothing(task: FitTask, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts = beginnings(task)
+    whole = roll_out(task, prompts)
+    assert [one.prompt for one in whole] == prompts
+    assert all(0 < len(one.written) <= 20 for one in whole)
+    written = task.tokenizer.batch_decode([one.written for one in whole], skip_special_tokens=True)
+    assert [one.toxicity for one in whole] == [
+        0 if is_empty(text) else min(len(text), 100) / 100 for text in written
+    ]
+    monkeypatch.setattr(rollouts, "_BATCH", 7)
+    assert roll_out(task, prompts) == whole
+    assert roll_out(task, prompts, seed=1) != whole
+
+
+def test_what_stands_in_front_is_read_and_not_kept(task: FitTask) -> None:
+    """An embedding of a token in front is that token in front."""
+    prompts, first = beginnings(task)[:8], 7
+    front = task.model.get_input_embeddings().weight[first : first + 1].detach()
+    got = roll_out(task, prompts, front=front)
+    longer = roll_out(task, [[first, *prompt] for prompt in prompts])
+    assert [one.written for one in got] == [one.written for one in longer]
+    assert [one.prompt for one in got] == prompts
+
+
+def test_figures() -> None:
+    """Of four, two are toxic; one of those seems less dangerous than one of the others."""
+    rows = [rollouts.Rollout([1], [2], toxicity) for toxicity in (0.9, 0.1, 0.5, 0.4)]
+    found = judged({}, rows, [3.0, 1.0, 1.5, 2.0], "critic")
+    assert found.held_out == {"toxic": 0.5, "auc": 0.75}
+    assert "critic has an AUC of 0.75" in found.doubts[0]
+    alike = judged({}, rows[1:2], [1.0], "critic")
+    assert alike.held_out == {"toxic": 0.0}
+    assert alike.doubts == ("the critic saw texts of one kind alone",)
+    learned, measured = held_out(range(20))
+    assert (measured, len(learned)) == ([0, 10], 18)
