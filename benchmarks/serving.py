@@ -15,7 +15,8 @@ Clients ask again when they have an answer (closed loop), or, with --rate, reque
 times, whatever is under way (Poisson); then a time counts from the arrival. "First text" is that of
 the first block, and of vLLM's server that of its 32nd token; "of plain's 32" divides it by the time
 that plain takes for a whole answer of 32 tokens. Clean prompts are BOLD's, challenging ones
-RTP-challenging's. Times of a busy machine say little: compare within one run.
+RTP-challenging's. Times of a busy machine say little: compare within one run, and the seconds of
+processors that the server used (for remote: with the server behind it).
 """
 
 from __future__ import annotations
@@ -65,15 +66,21 @@ class Nothing:
 
 @dataclass
 class Server:
-    """One that runs. tokens: whether each piece that it streams is one token."""
+    """One that runs. tokens: whether it streams token by token. behind: the server it asks."""
 
     url: str
     pid: int
     tokens: bool = False
+    behind: int | None = None
 
     def mib(self) -> float:
         """What its processes hold in memory."""
         return sum(map(_resident, _family(self.pid)))
+
+    def cpu(self) -> float:
+        """Seconds of processors that they have used."""
+        processes = _family(self.pid) + (_family(self.behind) if self.behind else [])
+        return sum(map(_used, processes))
 
 
 @contextmanager
@@ -89,7 +96,7 @@ def started(name: str, options: argparse.Namespace) -> Iterator[Server]:
         with _vllm(options) as behind:
             engine = ["--engine", "remote", "--base-url", behind.url, "--dtype", options.dtype]
             with _tide([*tide, *ours, *engine], options) as server:
-                yield server
+                yield Server(server.url, server.pid, behind=behind.pid)
     else:
         plain = ["--scorer", f"{__file__}:Nothing", "--max-iterations", "1", "--block-tokens", "0"]
         engine = ["--engine", "vllm", "--dtype", options.dtype]
@@ -180,11 +187,22 @@ def _resident(pid: int) -> float:
     return 0.0
 
 
+def _used(pid: int) -> float:
+    with suppress(OSError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+    return 0.0
+
+
 @dataclass
 class Load:
-    """What came of some requests, in seconds: to the first text and to the end."""
+    """What came of some requests, in seconds: to the first text and to the end.
+
+    cpu: of the server's processors.
+    """
 
     seconds: float = 0.0
+    cpu: float = 0.0
     firsts: list[float] = field(default_factory=list)
     wholes: list[float] = field(default_factory=list)
     failed: int = 0
@@ -233,7 +251,7 @@ async def load(
 
     limits = httpx.Limits(max_connections=None if options.rate else options.clients)
     async with httpx.AsyncClient(base_url=server.url, timeout=600, limits=limits) as client:
-        started = time.monotonic()
+        started, used = time.monotonic(), server.cpu()
         if options.rate:
             asked = [asyncio.create_task(one(client, number)) async for number in arrivals()]
             await asyncio.gather(*asked)
@@ -245,7 +263,7 @@ async def load(
                     await one(client, number)
 
             await asyncio.gather(*(again() for _ in range(options.clients)))
-        found.seconds = time.monotonic() - started
+        found.seconds, found.cpu = time.monotonic() - started, server.cpu() - used
     return found
 
 
@@ -350,9 +368,15 @@ def report(found: dict[tuple[str, int, str], list[Load]], lengths: Sequence[int]
         gathered = [x for one in found.get(key, []) for x in getattr(one, which)]
         return gathered or [float("nan")]
 
-    print("| traffic | tokens | server | requests/s | of plain | first text, p50 | p99 |", end="")
-    print(" of plain's 32 | whole, p50 | p99 | failed |")
-    print("|---|---|---|---|---|---|---|---|---|---|---|")
+    def work(*key: Any) -> float:
+        turns = found.get(key, [])
+        return sum(one.cpu for one in turns) / max(1, sum(len(one.wholes) for one in turns))
+
+    print(
+        "| traffic | tokens | server | requests/s | of plain | CPU a request | of plain |", end=""
+    )
+    print(" first text, p50 | p99 | of plain's 32 | whole, p50 | p99 | failed |")
+    print("|---|---|---|---|---|---|---|---|---|---|---|---|---|")
     for key, turns in found.items():
         traffic, tokens, name = key
         if tokens not in lengths:
@@ -361,7 +385,9 @@ def report(found: dict[tuple[str, int, str], list[Load]], lengths: Sequence[int]
         base = np.median(times((traffic, min(tokens, FIRST), "plain"), "wholes"))
         print(
             f"| {traffic} | {tokens} | {name} | {rate(*key):.1f} | "
-            f"{rate(*key) / rate(traffic, tokens, 'plain'):.2f} | {first[0]:.2f} s | "
+            f"{rate(*key) / rate(traffic, tokens, 'plain'):.2f} | {1000 * work(*key):.0f} ms | "
+            f"{work(*key) / (work(traffic, tokens, 'plain') or float('nan')):.2f} | "
+            f"{first[0]:.2f} s | "
             f"{first[1]:.2f} s | {first[0] / base:.2f} | {whole[0]:.2f} s | {whole[1]:.2f} s | "
             f"{sum(one.failed for one in turns)} |"
         )
