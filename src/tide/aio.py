@@ -139,12 +139,13 @@ class AsyncDetoxifier(Loaded):
         answered: whether callers have just got results, of whom some may call again at once.
         """
         waits = answered and not scheduler.idle
-        # While some prompts are embedded more may come, which then share the first step.
+        # While some prompts are embedded, and a little longer, more may come for the first step.
         while waits or scheduler.idle or not self._entering.empty():
             new = [] if waits else [self._entering.get()]
             until, waits = time.monotonic() + _LONGEST_WAIT, False
+            room = self.engine.max_batch if scheduler.has_room() else 0
             with suppress(Empty):
-                while scheduler.has_room() and time.monotonic() < until:
+                while len(new) < room and time.monotonic() < until:
                     new.append(self._entering.get(timeout=_WAIT))
             if None in new:
                 return False
