@@ -136,15 +136,16 @@ def _vllm(options: argparse.Namespace) -> Iterator[Server]:
     with (
         tempfile.TemporaryFile("w+") as log,
         _process(command, options, stdout=log, stderr=log) as process,
+        httpx.Client(timeout=5) as client,
     ):
         while True:
             with suppress(httpx.TransportError):
-                if httpx.get(f"{url}/health", timeout=5).is_success:
+                if client.get(f"{url}/health").is_success:
                     break
             if process.poll() is not None or time.monotonic() > until:
                 log.seek(0)
                 sys.exit(f"vLLM's server did not start:\n{log.read()[-3000:]}")
-            time.sleep(0.5)
+            time.sleep(1.0)
         yield Server(url, process.pid, tokens=True)
 
 
