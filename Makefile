@@ -11,6 +11,7 @@ PYTHON ?= python3
 VENV ?= .venv
 VENV_VLLM ?= .venv-vllm
 VENV_CLIENTS ?= .venv-clients
+VENV_INSPECT ?= .venv-inspect
 # Processes that share the tests; each takes about 1 GB.
 JOBS ?= 2
 BIN := $(VENV)/bin
@@ -30,9 +31,12 @@ test-attacks: $(VENV)/.with-test
 test-docs: $(VENV)/.with-test
 	$(BIN)/python -m pytest -m docs tests/test_docs.py
 
-# The clients raise warnings of their own.
-test-clients: $(VENV)/.with-test $(VENV_CLIENTS)/.ready
-	TIDE_PYTHON=$(abspath $(BIN)/python) $(VENV_CLIENTS)/bin/python -m pytest -m clients -W default tests/clients
+# The clients raise warnings of their own, and those that an environment lacks are skipped.
+test-clients: $(VENV)/.with-test $(VENV_CLIENTS)/.ready $(VENV_INSPECT)/.ready
+	for clients in $(VENV_CLIENTS) $(VENV_INSPECT); do \
+		TIDE_PYTHON=$(abspath $(BIN)/python) $$clients/bin/python \
+			-m pytest -m clients -W default tests/clients || exit 1; \
+	done
 
 test-vllm: $(VENV_VLLM)/.ready
 	$(VENV_VLLM)/bin/python -m pytest -m vllm tests/vllm
@@ -64,6 +68,13 @@ $(VENV_CLIENTS)/.ready:
 		litellm langchain-openai llm google-api-python-client 'lm-eval[api]' pytest hypothesis
 	touch $@
 
+# It needs a later openai than litellm allows.
+$(VENV_INSPECT)/.ready:
+	test -x $(VENV_INSPECT)/bin/python || $(PYTHON) -m venv $(VENV_INSPECT)
+	$(VENV_INSPECT)/bin/python -m pip install --quiet --disable-pip-version-check \
+		inspect_ai 'openai>=3' pytest hypothesis
+	touch $@
+
 clean:
-	rm -rf $(VENV) $(VENV_VLLM) $(VENV_CLIENTS) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV_VLLM) $(VENV_CLIENTS) $(VENV_INSPECT) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,12 +1,22 @@
 """What detoxified serving costs: requests over loopback, with search and scoring and without.
 
-    python benchmarks/serving.py                        # the bundled model and prompts
-    python benchmarks/serving.py --model ./my-model --scorer hf:ID --prompts prompts.txt \
-        --clients 32 --requests 400
+    python benchmarks/serving.py                            # closed loop: plain and detoxified
+    python benchmarks/serving.py --rate 4                   # open loop: 4 arrivals a second
+    .venv-vllm/bin/python benchmarks/serving.py --servers plain vllm ours in-process remote
+    python benchmarks/serving.py --minutes 10               # mixed load and the server's memory
 
-Each server is a process of its own (`tide serve`), and takes turns with the other. Clients send the
-next request when they have the answer to the last (closed loop). "plain" is the same engine without
-search and scoring: one completion, which every text passes.
+Servers (each a process of its own, all up at once, asked in turns):
+    plain       tide serve without search and scoring: each text passes
+    vllm        vLLM's own server
+    ours        tide serve
+    in-process  tide serve --engine vllm
+    remote      tide serve --engine remote, over a vLLM server of its own
+Clients ask again when they have an answer (closed loop), or, with --rate, requests arrive at random
+times, whatever is under way (Poisson); then a time counts from the arrival. "First text" is that of
+the first block, and of vLLM's server that of its 32nd token; "of plain's 32" divides it by the time
+that plain takes for a whole answer of 32 tokens. Clean prompts are BOLD's, challenging ones
+RTP-challenging's. Times of a busy machine say little: compare within one run, and the seconds of
+processors that the server used (for remote: with the server behind it).
 """
 
 from __future__ import annotations
@@ -14,20 +24,33 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
+import random
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 
+from tide import pocket
+from tide.evaluation.benchmarks import load_benchmark
+
 TIDE = [sys.executable, "-c", "from tide.cli import main; main()", "serve", "--port", "0"]
-PROMPTS = Path(__file__).resolve().parents[1] / "examples" / "prompts.txt"
+VLLM = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1"]
+TRAFFIC = {"clean": "bold", "challenging": "rtp"}
+START = 600.0  # seconds that a server may take to start
+FIRST = 32  # tokens
+LEAVING = 0.1  # of the mixed load
 
 
 class Nothing:
@@ -41,47 +64,242 @@ class Nothing:
     def close(self) -> None: ...
 
 
+@dataclass
+class Server:
+    """One that runs. tokens: whether it streams token by token. behind: the server it asks."""
+
+    url: str
+    pid: int
+    tokens: bool = False
+    behind: int | None = None
+
+    def mib(self) -> float:
+        """What its processes hold in memory."""
+        return sum(map(_resident, _family(self.pid)))
+
+    def cpu(self) -> float:
+        """Seconds of processors that they have used."""
+        processes = _family(self.pid) + (_family(self.behind) if self.behind else [])
+        return sum(map(_used, processes))
+
+
 @contextmanager
-def server(*options: str) -> Iterator[str]:
-    process = subprocess.Popen([*TIDE, *options], stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    for line in process.stderr:
-        if '"serving"' in line:
-            break
+def started(name: str, options: argparse.Namespace) -> Iterator[Server]:
+    """The server of this name, which is killed at the end."""
+    tide = [*TIDE, "--model", options.model, "--preset", options.preset]
+    tide += ["--served-model-name", "bench"]
+    ours = ["--scorer", options.scorer]
+    if name == "vllm":
+        with _vllm(options) as server:
+            yield server
+    elif name == "remote":
+        with _vllm(options) as behind:
+            engine = ["--engine", "remote", "--base-url", behind.url, "--dtype", options.dtype]
+            with _tide([*tide, *ours, *engine], options) as server:
+                yield Server(server.url, server.pid, behind=behind.pid)
     else:
-        sys.exit("the server did not start")
-    threading.Thread(target=process.stderr.read, daemon=True).start()  # a full pipe would stop it
+        plain = ["--scorer", f"{__file__}:Nothing", "--max-iterations", "1", "--block-tokens", "0"]
+        engine = ["--engine", "vllm", "--dtype", options.dtype]
+        engine += ["--engine-option", "enforce_eager=true"]
+        further = {"plain": plain, "ours": ours, "in-process": [*ours, *engine]}[name]
+        with _tide([*tide, *further], options) as server:
+            yield server
+
+
+@contextmanager
+def _tide(command: list[str], options: argparse.Namespace) -> Iterator[Server]:
+    with _process(command, options, stderr=subprocess.PIPE, text=True) as process:
+        give_up = threading.Timer(START, process.kill)
+        give_up.start()
+        said = []
+        for line in process.stderr:
+            said.append(line)
+            if '"serving"' in line:
+                break
+        else:
+            sys.exit(f"the server did not start:\n{''.join(said)[-3000:]}")
+        give_up.cancel()
+        threading.Thread(target=process.stderr.read, daemon=True).start()  # a full pipe stops it
+        yield Server(json.loads(line)["serving"], process.pid)
+
+
+@contextmanager
+def _vllm(options: argparse.Namespace) -> Iterator[Server]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    model = str(pocket.MODEL) if options.model == "pocket" else options.model
+    command = [*VLLM, "--model", model, "--served-model-name", "bench", "--port", port]
+    command += ["--dtype", options.dtype, "--enable-prompt-embeds", "--enforce-eager"]
+    command += ["--disable-log-stats", "--disable-uvicorn-access-log"]
+    url, until = f"http://127.0.0.1:{port}", time.monotonic() + START
+    with (
+        tempfile.TemporaryFile("w+") as log,
+        _process(command, options, stdout=log, stderr=log) as process,
+        httpx.Client(timeout=5) as client,
+    ):
+        while True:
+            with suppress(httpx.TransportError):
+                if client.get(f"{url}/health").is_success:
+                    break
+            if process.poll() is not None or time.monotonic() > until:
+                log.seek(0)
+                sys.exit(f"vLLM's server did not start:\n{log.read()[-3000:]}")
+            time.sleep(1.0)
+        yield Server(url, process.pid, tokens=True)
+
+
+@contextmanager
+def _process(command: list[str], options: argparse.Namespace, **more: Any) -> Iterator[Any]:
+    """One that runs, on so many threads, and is killed with all that it started."""
+    cores = sorted(os.sched_getaffinity(0))[: options.threads]
+    own = {
+        "OMP_NUM_THREADS": str(options.threads),
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
+    }
+    process = subprocess.Popen(command, env={**os.environ, **own}, **more)
     try:
-        yield json.loads(line)["serving"]
+        yield process
     finally:
-        process.kill()
+        for pid in _family(process.pid):
+            with suppress(ProcessLookupError):
+                os.kill(pid, 9)
         process.wait()
 
 
-async def load(url: str, prompts: list[str], options: argparse.Namespace, tokens: int) -> Any:
-    """Seconds of all, and of each request: to its first text, and to its end."""
-    left = iter(range(options.requests))
-    firsts: list[float] = []
-    wholes: list[float] = []
+def _family(pid: int) -> list[int]:
+    """A process and all that descend from it."""
+    parents: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+            parents.setdefault(parent, []).append(int(stat.parent.name))
+    found = [pid]
+    for one in found:
+        found += parents.get(one, ())
+    return found
 
-    async def one(client: httpx.AsyncClient) -> None:
-        for number in left:
-            body = {"prompt": prompts[number % len(prompts)], "max_tokens": tokens, "seed": number}
-            started, first = time.monotonic(), None
-            body |= {"stream": True, "temperature": options.temperature}
-            async with client.stream("POST", "/v1/completions", json=body) as answer:
-                answer.raise_for_status()
-                async for line in answer.aiter_lines():
-                    if first is None and '"choices"' in line:
-                        first = time.monotonic() - started
-            wholes.append(time.monotonic() - started)
-            firsts.append(first or wholes[-1])
 
-    limits = httpx.Limits(max_connections=options.clients)
-    async with httpx.AsyncClient(base_url=url, timeout=600, limits=limits) as client:
-        started = time.monotonic()
-        await asyncio.gather(*(one(client) for _ in range(options.clients)))
-        return time.monotonic() - started, firsts, wholes
+def _resident(pid: int) -> float:
+    with suppress(OSError):
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+    return 0.0
+
+
+def _used(pid: int) -> float:
+    with suppress(OSError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+    return 0.0
+
+
+@dataclass
+class Load:
+    """What came of some requests, in seconds: to the first text and to the end.
+
+    cpu: of the server's processors.
+    """
+
+    seconds: float = 0.0
+    cpu: float = 0.0
+    firsts: list[float] = field(default_factory=list)
+    wholes: list[float] = field(default_factory=list)
+    failed: int = 0
+
+
+async def ask(client: httpx.AsyncClient, server: Server, body: Any, arrived: float) -> Any:
+    """Seconds from `arrived` to the first text and to the end; None if it fails."""
+    first, pieces = None, 0
+    try:
+        async with client.stream("POST", "/v1/completions", json=body) as answer:
+            answer.raise_for_status()
+            async for line in answer.aiter_lines():
+                if line.startswith('data: {"error"'):
+                    return None
+                pieces += line.startswith("data: {")
+                if first is None and pieces >= (FIRST if server.tokens else 1):
+                    first = time.monotonic() - arrived
+    except httpx.HTTPError:
+        return None
+    whole = time.monotonic() - arrived
+    return whole if first is None else first, whole
+
+
+async def load(
+    server: Server, prompts: Sequence[str], tokens: int, options: argparse.Namespace
+) -> Load:
+    """Ask for all requests: as many clients, each when it has an answer, or as they arrive."""
+    found, dice = Load(), random.Random(options.seed)
+
+    async def one(client: httpx.AsyncClient, number: int) -> None:
+        body = {"model": "bench", "prompt": prompts[number % len(prompts)], "stream": True}
+        body |= {"max_tokens": tokens, "temperature": options.temperature, "seed": number}
+        times = await ask(client, server, body, time.monotonic())
+        if times is None:
+            found.failed += 1
+        else:
+            found.firsts.append(times[0])
+            found.wholes.append(times[1])
+
+    async def arrivals() -> AsyncIterator[int]:
+        due = time.monotonic()
+        for number in range(options.requests):
+            yield number
+            due += dice.expovariate(options.rate)
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+
+    limits = httpx.Limits(max_connections=None if options.rate else options.clients)
+    async with httpx.AsyncClient(base_url=server.url, timeout=600, limits=limits) as client:
+        started, used = time.monotonic(), server.cpu()
+        if options.rate:
+            asked = [asyncio.create_task(one(client, number)) async for number in arrivals()]
+            await asyncio.gather(*asked)
+        else:
+            left = iter(range(options.requests))
+
+            async def again() -> None:
+                for number in left:
+                    await one(client, number)
+
+            await asyncio.gather(*(again() for _ in range(options.clients)))
+        found.seconds, found.cpu = time.monotonic() - started, server.cpu() - used
+    return found
+
+
+async def soak(server: Server, prompts: Sequence[str], options: argparse.Namespace) -> None:
+    """Mixed load for so many minutes; prints what the server holds at each."""
+    began, until = time.monotonic(), time.monotonic() + 60 * options.minutes
+    asked = left = failed = 0
+
+    async def one(client: httpx.AsyncClient, dice: random.Random) -> None:
+        nonlocal asked, left, failed
+        while time.monotonic() < until:
+            asked += 1
+            body = {
+                "prompt": dice.choice(prompts),
+                "max_tokens": dice.choice([8, 20, 64, 128]),
+                "n": dice.choice([1, 1, 2]),
+                "temperature": dice.choice([0, options.temperature, 0.8]),
+                "stream": dice.random() < 0.5,
+            }
+            patience = dice.expovariate(2) if dice.random() < LEAVING else None
+            try:
+                answer = client.post("/v1/completions", json=body)
+                failed += (await asyncio.wait_for(answer, patience)).status_code >= 400
+            except asyncio.TimeoutError:
+                left += 1
+
+    async def watch() -> None:
+        for minute in range(int(options.minutes) + 1):
+            await asyncio.sleep(max(0.0, began + 60 * minute - time.monotonic()))
+            print(f"minute {minute}: {server.mib():.0f} MiB, {asked} requests", flush=True)
+
+    async with httpx.AsyncClient(base_url=server.url, timeout=600) as client:
+        dices = map(random.Random, range(options.clients))
+        await asyncio.gather(watch(), *(one(client, dice) for dice in dices))
+    print(f"end: {server.mib():.0f} MiB, {asked} requests, {left} left by clients, {failed} failed")
 
 
 def main() -> None:
@@ -91,39 +309,88 @@ def main() -> None:
     parser.add_argument("--model", default="pocket")
     parser.add_argument("--scorer", default="pocket")
     parser.add_argument("--preset", default="margin")
-    parser.add_argument("--prompts", type=Path, default=PROMPTS, help="a text file, one a line")
+    parser.add_argument("--dtype", default="float32", help="what vLLM computes in")
+    parser.add_argument(
+        "--servers",
+        nargs="+",
+        default=["plain", "ours"],
+        choices=["plain", "vllm", "ours", "in-process", "remote"],
+    )
+    parser.add_argument("--traffic", nargs="+", default=list(TRAFFIC), choices=TRAFFIC)
     parser.add_argument("--temperature", type=float, default=0.1)
     parser.add_argument("--tokens", type=int, nargs="+", default=[20, 128])
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--requests", type=int, default=128)
+    parser.add_argument("--rate", type=float, default=0.0, help="arrivals a second: open loop")
     parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1, help="of each server")
+    parser.add_argument("--minutes", type=float, default=0.0, help="of mixed load on ours")
+    parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    prompts = options.prompts.read_text(encoding="utf-8").splitlines()
-    common = ["--model", options.model, "--preset", options.preset]
-    plain = ["--scorer", f"{__file__}:Nothing", "--max-iterations", "1", "--block-tokens", "0"]
-    found: dict[tuple[int, str], list[Any]] = {}
-    with (
-        server(*common, *plain) as without,
-        server(*common, "--scorer", options.scorer) as ours,
-    ):
+    prompts = {name: _prompts(TRAFFIC[name], options) for name in options.traffic}
+    if options.minutes:
+        with started("ours", options) as server:
+            asyncio.run(soak(server, list(chain(*prompts.values())), options))
+        return
+    found: dict[tuple[str, int, str], list[Load]] = {}
+    held: dict[str, list[float]] = {}
+    with ExitStack() as stack:
+        servers = {one: stack.enter_context(started(one, options)) for one in options.servers}
         for turn in range(options.turns + 1):  # the first warms up
-            for tokens in options.tokens:
-                for name, url in (("plain", without), ("detoxified", ours)):
-                    taken = asyncio.run(load(url, prompts, options, tokens))
-                    if turn:
-                        found.setdefault((tokens, name), []).append(taken)
-    print("| tokens | server | requests/s | of plain | first text, p50 | whole, p50 | p99 |")
-    print("|---|---|---|---|---|---|---|")
-    for (tokens, name), turns in found.items():
-        rate, base = (
-            float(np.median([options.requests / seconds for seconds, _, _ in found[tokens, one]]))
-            for one in (name, "plain")
-        )
-        first = np.median([one for _, firsts, _ in turns for one in firsts])
-        whole = np.quantile([one for _, _, wholes in turns for one in wholes], [0.5, 0.99])
+            for traffic, texts in prompts.items():
+                for tokens in sorted({*options.tokens, FIRST}):
+                    for name, server in servers.items():
+                        if tokens not in options.tokens and name != "plain":
+                            continue
+                        taken = asyncio.run(load(server, texts, tokens, options))
+                        held.setdefault(name, []).append(server.mib())
+                        if turn:
+                            found.setdefault((traffic, tokens, name), []).append(taken)
+    report(found, options.tokens)
+    for name, mib in held.items():
+        print(f"{name}: {mib[0]:.0f} MiB after its first turn, {mib[-1]:.0f} after its last")
+
+
+def _prompts(name: str, options: argparse.Namespace) -> list[str]:
+    texts = [row.text for row in load_benchmark(name).rows]
+    random.Random(options.seed).shuffle(texts)  # BOLD comes in order of its groups
+    return texts[: options.requests]
+
+
+def report(found: dict[tuple[str, int, str], list[Load]], lengths: Sequence[int]) -> None:
+    """A table of medians over turns and quantiles of all requests."""
+
+    def rate(*key: Any) -> float:
+        turns = found.get(key, [])
+        rates = [len(one.wholes) / one.seconds for one in turns]
+        return float(np.median(rates)) if rates else float("nan")
+
+    def times(key: tuple[str, int, str], which: str) -> list[float]:
+        gathered = [x for one in found.get(key, []) for x in getattr(one, which)]
+        return gathered or [float("nan")]
+
+    def work(*key: Any) -> float:
+        turns = found.get(key, [])
+        return sum(one.cpu for one in turns) / max(1, sum(len(one.wholes) for one in turns))
+
+    print(
+        "| traffic | tokens | server | requests/s | of plain | CPU a request | of plain |", end=""
+    )
+    print(" first text, p50 | p99 | of plain's 32 | whole, p50 | p99 | failed |")
+    print("|---|---|---|---|---|---|---|---|---|---|---|---|---|")
+    for key, turns in found.items():
+        traffic, tokens, name = key
+        if tokens not in lengths:
+            continue
+        first, whole = (np.quantile(times(key, one), [0.5, 0.99]) for one in ("firsts", "wholes"))
+        base = np.median(times((traffic, min(tokens, FIRST), "plain"), "wholes"))
         print(
-            f"| {tokens} | {name} | {rate:.1f} | {rate / base:.2f} | {first:.2f} s | "
-            f"{whole[0]:.2f} s | {whole[1]:.2f} s |"
+            f"| {traffic} | {tokens} | {name} | {rate(*key):.1f} | "
+            f"{rate(*key) / rate(traffic, tokens, 'plain'):.2f} | {1000 * work(*key):.0f} ms | "
+            f"{work(*key) / (work(traffic, tokens, 'plain') or float('nan')):.2f} | "
+            f"{first[0]:.2f} s | "
+            f"{first[1]:.2f} s | {first[0] / base:.2f} | {whole[0]:.2f} s | {whole[1]:.2f} s | "
+            f"{sum(one.failed for one in turns)} |"
         )
 
 

@@ -44,6 +44,24 @@ def test_calls_with_different_settings_share_engine_calls() -> None:
     assert len(engine.calls) <= 1.3 * len(plain.calls)
 
 
+def test_callers_that_call_again_share_engine_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tide.aio._WAIT", 5.0)  # a full batch is waited for no longer
+    monkeypatch.setattr("tide.aio._LONGEST_WAIT", 20.0)
+
+    async def run() -> None:
+        async def caller(number: int) -> None:
+            for again in range(5):
+                await asyncio.sleep(number / 1000)
+                await detox(f"{PROMPTS[0]} {number} {again}", toxicity_threshold=0.99)
+
+        async with AsyncDetoxifier(engine, scorer=ReadingScorer()) as detox:
+            await asyncio.gather(*map(caller, range(8)))
+
+    engine = scripted_engine(max_batch=8)
+    asyncio.run(run())
+    assert engine.calls == [8] * 5
+
+
 def test_nothing_of_a_cancelled_call_is_scored_afterwards() -> None:
     alone = Detoxifier(scripted_engine(), scorer=ReadingScorer())
     expected = [alone(prompt, **changes) for prompt, changes in MANY]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from itertools import count
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from tide.chat import Chat
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
     from tide.config import Overrides
+
+# Seconds in which another call may come to share an engine call, and the most of them together: an
+# engine call takes many times as long, and one for few costs almost what one for many does.
+_WAIT, _LONGEST_WAIT = 0.002, 0.02
 
 
 class AsyncDetoxifier(Loaded):
@@ -115,23 +120,33 @@ class AsyncDetoxifier(Loaded):
         error: Exception = EngineError("this AsyncDetoxifier was closed")
         try:
             with Scheduler(self.engine, self.scorer) as scheduler:
-                while self._take_in(scheduler):
+                answered = False
+                while self._take_in(scheduler, answered):
+                    answered = False
                     for work in scheduler.step():
                         work.tag.take(work)
                         work.tag.answer()
+                        answered = True
         except Exception as bug:
             self._closed, error = True, bug
         finally:
             for call in list(self._calls):
                 call.end(error)
 
-    def _take_in(self, scheduler: Scheduler) -> bool:
-        """Submit the searches of new calls; waits for one while there is no work. False: closed."""
-        # While some prompts are embedded more may come, which then share the first step.
-        while scheduler.idle or not self._entering.empty():
-            new = [self._entering.get()]
-            while not self._entering.empty():
-                new.append(self._entering.get())
+    def _take_in(self, scheduler: Scheduler, answered: bool) -> bool:
+        """Submit the searches of new calls; waits for one while there is no work. False: closed.
+
+        answered: whether callers have just got results, of whom some may call again at once.
+        """
+        waits = answered and not scheduler.idle
+        # While some prompts are embedded, and a little longer, more may come for the first step.
+        while waits or scheduler.idle or not self._entering.empty():
+            new = [] if waits else [self._entering.get()]
+            until, waits = time.monotonic() + _LONGEST_WAIT, False
+            room = self.engine.max_batch if scheduler.has_room() else 0
+            with suppress(Empty):
+                while len(new) < room and time.monotonic() < until:
+                    new.append(self._entering.get(timeout=_WAIT))
             if None in new:
                 return False
             for opened in open_jobs((call for call in new if call is not None), self.engine):

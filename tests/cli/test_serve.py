@@ -7,43 +7,17 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
 from typer.main import get_command
 
+from tests.server.processes import TIDE, serving
 from tide.cli.app import app
 
-TIDE = [sys.executable, "-c", "from tide.cli import main; main()", "serve", "--port", "0"]
 KEY = "sk-of-the-serving-tests"
-
-
-@contextmanager
-def serving(*options: str, **environment: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A server of the bundled model and scorer; its process and address."""
-    process = subprocess.Popen(
-        [*TIDE, *options],
-        env={**os.environ, **environment},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stderr is not None
-        for line in process.stderr:
-            if "serving" in line:
-                yield process, json.loads(line)["serving"]
-                break
-        else:
-            pytest.fail("it did not start")
-    finally:
-        process.kill()
-        process.wait()
-        process.stderr.close()
 
 
 def test_it_serves_and_ends_its_requests_when_it_is_told_to(tmp_path: Path) -> None:
@@ -52,10 +26,10 @@ def test_it_serves_and_ends_its_requests_when_it_is_told_to(tmp_path: Path) -> N
     )
     found: list[httpx.Response] = []
     options = ["--settings", str(tmp_path / "settings")]
-    with serving(*options, TIDE_SERVE_TEMPERATURE="0.5", TIDE_SERVE_KEYS=KEY) as (process, url):
+    with serving(*TIDE, *options, TIDE_SERVE_TEMPERATURE="0.5", TIDE_SERVE_KEYS=KEY) as server:
         headers = {"authorization": f"Bearer {KEY}"}
-        assert httpx.get(f"{url}/v1/models").status_code == 401
-        with httpx.Client(base_url=url, headers=headers, timeout=60) as client:
+        assert httpx.get(f"{server.url}/v1/models").status_code == 401
+        with httpx.Client(base_url=server.url, headers=headers, timeout=60) as client:
             assert client.get("/v1/models").json()["data"][0]["id"] == "mine"
             body = {"prompt": "The weather in spring", "n": 8, "max_tokens": 200}
             assert client.post("/v1/completions", json=body | {"max_tokens": 5}).is_success
@@ -65,11 +39,10 @@ def test_it_serves_and_ends_its_requests_when_it_is_told_to(tmp_path: Path) -> N
             asking.start()
             while "tide_completions_under_way 8.0" not in client.get("/metrics").text:
                 pass
-            process.send_signal(signal.SIGTERM)
+            server.popen.send_signal(signal.SIGTERM)
             asking.join(60)
-        assert process.stderr is not None
-        logged = process.stderr.read()
-        assert process.wait(60) == 0
+        logged = server.said()
+        assert server.popen.returncode == 0
     assert found[0].status_code == 200
     assert "spring" not in logged
     assert KEY not in logged

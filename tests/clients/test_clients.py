@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -82,8 +81,6 @@ def test_llm(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_inspect(url: str, tmp_path: Path) -> None:
     inspect = pytest.importorskip("inspect_ai")
-    if int(version("openai").partition(".")[0]) < 3:
-        pytest.skip("inspect_ai needs a later openai than litellm allows")
     from inspect_ai.dataset import Sample
     from inspect_ai.model import GenerateConfig, get_model
     from inspect_ai.scorer import match

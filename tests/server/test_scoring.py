@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -14,9 +15,11 @@ import pytest
 
 from tests.server.running import Running, running, wait_until
 from tide.errors import ScorerError, ScorerUnavailable
+from tide.scorers import load_scorer
 from tide.scorers.services.openai_moderation import OpenAIModerationScorer
 from tide.scorers.services.perspective import PerspectiveScorer
 from tide.server.limits import Limits
+from tide.server.metrics import MeasuredScorer
 
 KEY = "the-key-of-these-tests"
 TEXTS = ["toxicity 0.75", "toxicity 0.25", "a plain text"]
@@ -174,3 +177,22 @@ def test_a_scorer_that_is_another_server_and_dies() -> None:
             assert answer.json()["error"]["code"] == "scorer_unavailable"
             assert "toxicity 0" not in answer.text
             assert server.http.get("/ready").status_code == 503
+
+
+def test_who_watches_a_server_does_not_stand_before_its_clients() -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def away(texts: list[str]) -> list[float]:
+        begun.set()
+        assert go_on.wait(20)
+        raise ScorerUnavailable("down")
+
+    scorer = MeasuredScorer(load_scorer(away))
+    scorer.up = False
+    with ThreadPoolExecutor() as thread:
+        first = thread.submit(scorer.check)
+        assert begun.wait(20)
+        assert not thread.submit(scorer.check).result(20)
+        assert not first.done()
+        go_on.set()
+        assert not first.result(20)

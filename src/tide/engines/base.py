@@ -158,6 +158,16 @@ class GoesOn(Protocol):
         ...
 
 
+@runtime_checkable
+class MayBeAway(Protocol):
+    """What an engine may say besides, if others compute for it."""
+
+    @property
+    def available(self) -> bool:
+        """Whether any of them is there."""
+        ...
+
+
 # Token ids that a row went on with, and why it ended; None if it has not.
 Written = tuple[list[int], FinishReason | None]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 
 import numpy as np
@@ -69,7 +70,7 @@ class MeasuredScorer(Guard):
     def __init__(self, scorer: Scorer) -> None:
         super().__init__(scorer)
         self.metrics = Metrics()
-        self._turn = threading.Lock()
+        self._turn = threading.RLock()
         self.up = True
 
     def score(self, texts: Sequence[str]) -> Floats:
@@ -88,10 +89,14 @@ class MeasuredScorer(Guard):
             return scores
 
     def check(self) -> bool:
-        """Whether the scorer answers; it is asked only if it did not the last time."""
-        if not self.up:
+        """Whether the scorer answers; it is asked only if it did not the last time.
+
+        Not while somebody else asks it: those who watch a server would stand before its clients.
+        """
+        if not self.up and self._turn.acquire(blocking=False):
             try:
-                self.score([HEALTH_TEXT])
-            except ScorerError:
-                return False
-        return True
+                with suppress(ScorerError):
+                    self.score([HEALTH_TEXT])
+            finally:
+                self._turn.release()
+        return self.up

@@ -15,6 +15,7 @@ from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, R
 
 from tide import __version__
 from tide.aio import AsyncDetoxifier
+from tide.engines.base import MayBeAway
 from tide.errors import InputError, TideError
 from tide.server.gate import FAILED, Gate
 from tide.server.limits import Limits
@@ -104,7 +105,8 @@ def create_app(
 
     @app.get("/ready")
     async def ready() -> Response:
-        return _state(not detox.closed and await scoring.answers())
+        there = not isinstance(detox.engine, MayBeAway) or detox.engine.available
+        return _state(there and not detox.closed and await scoring.answers())
 
     @app.get("/metrics")
     async def figures() -> Response:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -173,3 +174,11 @@ def _log_probs(engine: TransformersEngine, x: torch.Tensor) -> list[float]:
     logits = engine._forward(None, positions, inputs_embeds=x[None]).logits[0, -1]
     values: list[float] = logits.float().log_softmax(-1).tolist()
     return values
+
+
+if __name__ == "__main__":  # in a process of its own, at the port that is given
+    alone = VllmServer(TransformersEngine("pocket"))
+    alone._port = int(sys.argv[1])
+    alone.start()
+    print(json.dumps({"serving": alone.url}), file=sys.stderr, flush=True)
+    threading.Event().wait()

@@ -171,6 +171,10 @@ class RemoteEngine(Vocabulary):
         for url, problem in self._differences.items():
             raise EngineError(f"{url}: {problem}")
 
+    @property
+    def available(self) -> bool:
+        return any(endpoint.available for endpoint in self.pool.endpoints)
+
     def _free(self) -> None:
         self._wait(self.pool.close())
         self._loop.call_soon_threadsafe(self._loop.stop)

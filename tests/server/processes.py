@@ -1,0 +1,68 @@
+"""Servers as processes, which may be killed. Imports nothing of TIDE: other environments use it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+TIDE = (sys.executable, "-c", "from tide.cli import main; main()", "serve", "--port", "0")
+
+
+class Process:
+    """A command that says on stderr where it serves, in JSON: `{"serving": URL}`."""
+
+    def __init__(self, *command: str, **environment: str) -> None:
+        self.popen = subprocess.Popen(
+            command, env={**os.environ, **environment}, stderr=subprocess.PIPE, text=True
+        )
+        self._said: list[str] = []
+        self._serving = threading.Event()
+        self.url = ""
+        self._listening = threading.Thread(target=self._listen, daemon=True)
+        self._listening.start()
+        self._serving.wait()
+        if not self.url:
+            self.kill()
+            pytest.fail("".join(self._said))
+
+    def _listen(self) -> None:
+        assert self.popen.stderr is not None
+        for line in self.popen.stderr:
+            self._said.append(line)
+            if '"serving"' in line:
+                self.url = json.loads(line)["serving"]
+                self._serving.set()
+        self._serving.set()  # it ended before
+
+    @property
+    def port(self) -> str:
+        return self.url.rpartition(":")[2]
+
+    def said(self) -> str:
+        """All that it wrote to stderr, after it has ended."""
+        self.popen.wait(60)
+        self._listening.join()
+        return "".join(self._said)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.popen.kill()
+        self.said()
+        assert self.popen.stderr is not None
+        self.popen.stderr.close()
+
+
+@contextmanager
+def serving(*command: str, **environment: str) -> Iterator[Process]:
+    process = Process(*command, **environment)
+    try:
+        yield process
+    finally:
+        process.kill()
