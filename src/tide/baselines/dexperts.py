@@ -88,7 +88,9 @@ class Dexperts(DecodingBaseline):
         Figures: perplexity of held-out text of its own kind and of the other's, before and after.
         """
         sides = {"expert": write_like(task, toxic=False), "anti": write_like(task, toxic=True)}
-        tensors, figures, doubts = {}, {}, []
+        tensors: dict[str, Tensor] = {}
+        figures: dict[str, float] = {}
+        doubts: list[str] = []
         for (side, fitted), other in zip(sides.items(), reversed(sides.values()), strict=True):
             tensors |= {f"{side}.{name}": tensor for name, tensor in fitted.tensors.items()}
             figures |= {f"{side} {name}": value for name, value in fitted.held_out.items()}

@@ -50,7 +50,7 @@ class GediOptions(Options):
 
     omega: Strength = Field(default=30.0, description="Weight of the posterior; 0: no GeDi.")
     class_bias: float = Field(
-        default=2.0, ge=-100, le=100, description="Log odds that every text is clean beforehand."
+        default=2.0, ge=0, le=100, description="Log odds that every text is clean beforehand."
     )
     filter_p: float = Field(
         default=0.8, ge=0, le=1, description="The least clean tokens of this mass are dropped..."

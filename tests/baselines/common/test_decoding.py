@@ -191,8 +191,7 @@ def test_defaults_that_follow_from_something_else(world: World) -> None:
         ("sasa:labels=any", "sasa"),
         ("destein:rule=heads,alpha=1", "destein:alpha=1"),
         ("dexperts:anti_only=true", "dexperts"),
-        ("gedi:class_bias=-2", "gedi"),
-        ("gedi:repetition_penalty=1.5", "gedi"),
+        ("gedi:class_bias=0,filter_p=0,omega=3", "gedi:filter_p=0,omega=3"),
     ],
 )
 def test_options_do_something(gpt2: World, spec: str, other: str) -> None:

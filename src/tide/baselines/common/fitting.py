@@ -313,7 +313,7 @@ def write_like(task: FitTask, *, toxic: bool) -> Fitted:
     what = "toxic text" if toxic else "non-toxic text"
     tuning = fine_tune(task, ids, what)
     figures |= {name: perplexity(tuning.model, rows) for name, rows in measured.items()}
-    doubts = ()
+    doubts: tuple[str, ...] = ()
     if figures["perplexity"] >= figures["perplexity before"]:
         doubts = (f"held-out {what} is no likelier than before",)
     task.learned[toxic] = Fitted(tuning.tensors(), figures, doubts)
