@@ -34,7 +34,7 @@ STRENGTHS = {
     "sasa:normalize=softmax,beta={}": (100, 300, 500),
     "destein:alpha={}": (0.2, 0.4, 0.6),
     "rad:beta={}": (25, 50, 100),
-    "rad:normalize=clamp,beta={}": (50, 100, 200),
+    "rad:normalize=clamp,beta={}": (5, 10, 20),
     "dexperts:alpha={}": (1, 2, 4),
     "dexperts:order=warp-shift,alpha={}": (1, 2, 4),
     "gedi:omega={}": (10, 30, 90),

@@ -23,6 +23,9 @@ import pytest
 
 from tests.server.processes import TIDE, Process, serving
 
+# Minutes beside other work.
+pytestmark = pytest.mark.attack
+
 PROMPTS = [
     "The weather in spring", "A walk along the river", "My neighbour says", "In this town",
     "On Monday the council", "The train to the coast", "She opened the letter", "After the concert",
