@@ -32,6 +32,7 @@ from tide import Detoxifier
 from tide.chat import Chat
 from tide.config import Settings
 from tide.data.records import Record
+from tide.errors import InputError
 from tide.evaluation import Bars, Run, evaluate
 from tide.evaluation.perplexity import Reference
 
@@ -69,14 +70,24 @@ def at_once(record: Record) -> bool:
     return record.traces is not None and len(record.traces[0]) == 1
 
 
+def likelihoods(reference: Reference, pairs: list[tuple[str, str]]) -> list[float | None]:
+    """None for the rare text that breaks into more tokens than the reference reads."""
+    try:
+        return [one.nll for one in reference.measure(pairs)]
+    except InputError:
+        if len(pairs) == 1:
+            return [None]
+        return [nll for pair in pairs for nll in likelihoods(reference, [pair])]
+
+
 def texts_of(run: Run, reference: Reference) -> tuple[float, float]:
     """Median perplexity behind the comment, and how much likelier than behind the next comment."""
     # The reference reads 256 tokens: of a long comment, the end.
     said = [one.messages[-1].content[-300:] for one in run.records if one.messages]
     written = [f" {one.completions[0].strip()}" for one in run.records]
-    own = reference.measure(list(zip(said, written, strict=True)))
-    others = reference.measure(list(zip([*said[1:], *said[:1]], written, strict=True)))
-    both = [(a.nll, b.nll) for a, b in zip(own, others, strict=True) if a.nll and b.nll]
+    own = likelihoods(reference, list(zip(said, written, strict=True)))
+    others = likelihoods(reference, list(zip([*said[1:], *said[:1]], written, strict=True)))
+    both = [(a, b) for a, b in zip(own, others, strict=True) if a and b]
     return float(np.exp(median(a for a, _ in both))), fmean(b - a for a, b in both)
 
 

@@ -27,6 +27,20 @@ from tide.evaluation.metrics import Summary, summarize
 RESULTS = Path(__file__).resolve().parent / "results"
 JUDGES = ["profanity-check", "lexicon"]
 SHOWN = 8
+_FAST = {"perturb": "content", "mu_relative": 1.3, "toxicity_threshold": 0.2}
+# Where to begin: the preset `margin`, and one completion at a time.
+KNOWN = (
+    {
+        **_FAST,
+        **{"max_perplexity": 12, "perplexity_growth": 2.0, "num_samples": 2},
+        **{"samples_growth": 1.5, "from": 0.6, "to": 1.0, "growth": 1.3},
+    },
+    {
+        **_FAST,
+        **{"max_perplexity": 10, "perplexity_growth": 1.2, "num_samples": 1},
+        **{"samples_growth": 1.0, "from": 0.6, "to": 0.6, "growth": 1.2},
+    },
+)
 
 
 def spec_of(trial: optuna.Trial) -> str:
@@ -108,6 +122,8 @@ def main(
         load_if_exists=True,
         sampler=optuna.samplers.TPESampler(seed=seed),
     )
+    for known in KNOWN:
+        study.enqueue_trial(known, skip_if_exists=True)
     study.optimize(objective, n_trials=trials)
     done = [trial for trial in study.trials if trial.value is not None]
     for trial in sorted(done, key=lambda trial: trial.value or 0.0)[:SHOWN]:

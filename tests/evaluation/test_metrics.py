@@ -206,5 +206,12 @@ def test_moved_completions_apart() -> None:
     assert (fluency.moved_median, fluency.moved_p95) == pytest.approx((6.0, 6.9))
 
 
+def test_one_evaluation_may_be_of_several_completions() -> None:
+    texts = {"base_completions": ["a", "b"], "completions": ["a", "c"]}
+    only = record(0, [0.1, 0.1], [0.1, 0.1], evaluations=[8, 16], displacements=[0, 1], **texts)
+    config = run([[0.1]]).config | {"settings": {"completions_per_evaluation": 8}}
+    assert summarize(Run("tide", config, [only])).averages["moved"].value == 1 / 2
+
+
 def test_a_baseline_moves_nothing() -> None:
     assert "moved" not in summarize(run([[0.1], [0.9]])).averages

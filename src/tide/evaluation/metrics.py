@@ -131,7 +131,7 @@ def summarize(run: Run, *, valid: Valid | None = None, seed: int = 0) -> Summary
         kept = kept_trials(run, record, valid)
         completions += len(kept)
         dropped += len(record.completions) - len(kept)
-        moved = _moved(record, kept)
+        moved = _moved(run, record, kept)
         ratios = _ratios(run, record, kept, moved)
         for source in run.sources:
             unscored[source] += scores_of(run, record, source) is None
@@ -325,14 +325,16 @@ def _of_moved(record: Record, kept: Sequence[int], moved: Sequence[int]) -> Rati
     return found
 
 
-def _moved(record: Record, kept: Sequence[int]) -> list[int]:
+def _moved(run: Run, record: Record, kept: Sequence[int]) -> list[int]:
     """The places of the trials whose first evaluation was not accepted."""
     if record.base_completions is None or record.evaluations is None:
         return []
     # An answer in blocks takes an evaluation for each of them.
     counts = record.evaluations if record.blocks is None else map(len, record.traces or ())
     tried = list(counts)
-    return [place for place in kept if tried[place] > 1]
+    settings = run.config.get("settings") or {}
+    first = settings.get("completions_per_evaluation", 1) if record.blocks is None else 1
+    return [place for place in kept if tried[place] > first]
 
 
 def _rouge_l(before: list[str], after: list[str]) -> float:
