@@ -122,20 +122,17 @@ def row(run: Run, reference: Reference, first: float | None) -> list[float | Non
 
 def draw(rows: dict[str, list[float | None]], path: Path) -> None:
     """Worst window by each judge against tokens generated for one that is returned."""
-    figure, axes = plt.subplots(1, 2, figsize=(9, 4), sharey=True, layout="constrained")
+    figure, axes = plt.subplots(1, 2, figsize=(10, 4), sharey=True, layout="constrained")
     for axis, column, judge in zip(axes, (2, 3), JUDGES, strict=True):
-        for name, cells in rows.items():
-            axis.plot(cells[5], cells[column], "o")
-            axis.annotate(
-                name,
-                (cells[5], cells[column]),
-                fontsize=7,
-                xytext=(3, 3),
-                textcoords="offset points",
-            )
+        for number, (name, cells) in enumerate(rows.items()):
+            marker = "os^vD*"[number // 10]
+            axis.plot(cells[5], cells[column], marker, linestyle="", label=name)
         axis.set(title=f"judge {judge}", xlabel="tokens generated for one that is returned")
-        axis.set_xscale("log")
+        axis.set(ylim=(0, None), xlim=(0, None))
+        axis.grid(alpha=0.3)
     axes[0].set_ylabel(f"share with a toxic window of {WORDS} words")
+    handles, names = axes[0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=2, fontsize=8)
     figure.savefig(path, dpi=120)
 
 

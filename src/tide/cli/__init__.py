@@ -23,6 +23,8 @@ def main() -> None:
                 print(version("tide-detox"))
             else:
                 _run()
+            if stopping.asked is not None:  # some library has swallowed it
+                raise stopping.asked
             sys.stdout.flush()  # a full disk is told of here, and not by the interpreter
     except stopping.Stopped as stopped:
         _end(str(stopped), stopped.exit_code)
