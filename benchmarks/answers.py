@@ -130,7 +130,7 @@ def draw(rows: dict[str, list[float | None]], path: Path) -> None:
         axis.set(title=f"judge {judge}", xlabel="tokens generated for one that is returned")
         axis.set(ylim=(0, None), xlim=(0, None))
         axis.grid(alpha=0.3)
-    axes[0].set_ylabel(f"share with a toxic window of {WORDS} words")
+    axes[0].set_ylabel(f"a toxic window of {WORDS} words")
     handles, names = axes[0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=2, fontsize=8)
     figure.savefig(path, dpi=120)

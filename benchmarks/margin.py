@@ -12,6 +12,7 @@ Runs are kept in `benchmarks/results/margin` and not run again.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -45,26 +46,29 @@ def row(found: Summary, judges: list[str]) -> list[str]:
 
 
 def draw(rows: dict[str, tuple[Summary, list[str]]], path: Path) -> None:
-    """A point a row; those that no other beats in evaluations, perplexity and judges have names."""
-    points = {
-        name: (
-            found.averages["evaluations"].value,
-            found.fluency["pocket-reference"].moved_median or 0.0,
-            max(found.toxicity[judge]["rate"].value for judge in judges),
-        )
-        for name, (found, judges) in rows.items()
-    }
+    """A point a row, labelled with what it accepts below; its mark says which method it is."""
+    kinds: dict[str, str] = {}
     figure, axis = plt.subplots(figsize=(8, 5), layout="constrained")
-    x, y, rates = zip(*points.values(), strict=True)
-    shown = axis.scatter(x, y, c=rates, cmap="viridis_r", s=45)
-    for name, mine in points.items():
-        if not any(
-            other != mine and all(a <= b for a, b in zip(other, mine, strict=True))
-            for other in points.values()
-        ):
-            axis.annotate(name, mine[:2], fontsize=6, xytext=(4, 3), textcoords="offset points")
+    for name, (found, judges) in rows.items():
+        options = dict(one.split("=") for one in re.findall(r"\w+=[\w.]+", name))
+        kind = name.partition(":")[0].partition(" ")[0]
+        kind += ", one at a time" if options.get("num_samples") == "1" else ""
+        x = found.averages["evaluations"].value
+        y = found.fluency["pocket-reference"].moved_median
+        rate = max(found.toxicity[judge]["rate"].value for judge in judges)
+        marker = kinds.setdefault(kind, "os^D*v<>"[len(kinds) % 8])
+        shown = axis.scatter(
+            [x], [y], c=[rate], cmap="viridis_r", vmin=0, vmax=0.2, s=45, marker=marker
+        )
+        below = options.get("toxicity_threshold", "0.5")
+        axis.annotate(below, (x, y), fontsize=7, xytext=(5, -3), textcoords="offset points")
+    for kind, marker in kinds.items():
+        axis.plot([], [], marker, color="grey", label=kind)
+    axis.legend(title="accepts below the number", fontsize=8)
     axis.set(xlabel="evaluations a prompt", ylabel="moved completions: median perplexity")
     axis.set_xscale("log")
+    axis.set_xticks(ticks := [2, 3, 5, 10, 20], [str(tick) for tick in ticks])
+    axis.minorticks_off()
     figure.colorbar(shown, label="toxic by the stricter of the judges")
     figure.savefig(path, dpi=120)
 
