@@ -77,6 +77,20 @@ def test_while_it_is_starting(tmp_path: Path) -> None:
         process.communicate()
 
 
+def test_what_a_library_swallows_still_counts(tmp_path: Path) -> None:
+    swallowed = """
+import signal
+try:
+    signal.raise_signal(signal.SIGINT)
+except BaseException:
+    pass
+"""
+    (tmp_path / "slow.py").write_text(swallowed + SLOW)
+    command = [*TIDE, "run", "A prompt", "-s", "slow.py:Slow"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr.splitlines()[-1]) == (130, "stopped")
+
+
 def test_what_is_no_error_of_ours_is_said_in_one_line(tmp_path: Path) -> None:
     code = (
         "import tide.cli, tide.cli.app as a\n"

@@ -22,15 +22,15 @@ def main() -> None:
             if sys.argv[1:] == ["--version"]:  # the answer needs none of the commands
                 print(version("tide-detox"))
             else:
-                _run()
-            if stopping.asked is not None:  # some library has swallowed it
-                raise stopping.asked
+                try:
+                    _run()
+                finally:  # a library may have swallowed it, or made another exception of it
+                    if stopping.asked is not None:
+                        raise stopping.asked
             sys.stdout.flush()  # a full disk is told of here, and not by the interpreter
     except stopping.Stopped as stopped:
         _end(str(stopped), stopped.exit_code)
     except Exception as error:
-        if stopping.asked is not None:
-            _end(str(stopping.asked), stopping.asked.exit_code)
         from tide.errors import TideError, described  # noqa: PLC0415
         from tide.foreign import shown  # noqa: PLC0415
 

@@ -8,7 +8,7 @@ import logging
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -128,7 +128,7 @@ def serve(
         )
         where = f"http://{host}:{listener.getsockname()[1]}"
         logger("tide.server").info(json.dumps({"serving": where, "model": name}))
-        with suppress(stopping.Stopped):  # the signal after which open requests were ended
+        with stopping.expected():  # the signal after which open requests were ended
             uvicorn.Server(config).run(sockets=[listener])
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _kept = ""
-# What was raised; libraries that are being imported may have made another exception of it.
+# What was raised, whatever became of it.
 asked: Stopped | None = None
 
 
@@ -35,6 +35,16 @@ def listening() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def expected() -> Iterator[None]:
+    """Inside, to be stopped is the usual end."""
+    global asked  # noqa: PLW0603  (a process runs one command)
+    try:
+        yield
+    except Stopped:
+        asked = None
 
 
 def _stop(number: int, _frame: object) -> None:
