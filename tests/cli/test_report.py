@@ -203,6 +203,22 @@ def test_a_report_in_python(runs: Path) -> None:
         evaluation.report(runs, against="x")
 
 
+def test_parts_of_a_benchmark_have_columns() -> None:
+    labels = ["insults", "threats", "insults", None]
+    scores = [[0.9, 0.1], [0.1, 0.2], [0.3, 0.4], [0.9, 0.9]]
+    whole, half = run(scores, "base"), run(scores, "fast")
+    for number, label in enumerate(labels):
+        for one in (whole, half):
+            changed(one, number, group=label)
+    del half.records[1]
+    made = evaluation.report([whole, half], draw=False, tests=False)
+    (table,) = (one for one in made.tables if one.name == "parts-judge-1")
+    assert [column.heading for column in table.columns] == ["method", "insults", "threats"]
+    rates = [[cell.value if cell else None for cell in row[1:]] for row in table.rows]
+    assert rates == [[0.5, 0.0], [0.5, None]]
+    assert table.notes[-1] == "prompts: insults 2, threats 1"
+
+
 def test_landscape_of_a_run_of_the_bundled_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,6 +22,8 @@ from tide.evaluation.significance import compare, opponent
 
 # What makes runs of one benchmark, model and protocol different.
 _DECIDING = ("settings", "strategy_options", "sampling", "baseline", "scorer")
+# Parts of a benchmark that have columns of their own; the other labels of many have none.
+_MOST_PARTS = 12
 _SEED = re.compile(r"[:,]seed=\d+$")
 
 
@@ -238,8 +240,22 @@ def _check_names(
         raise InputError("--trajectory: these runs hold no traces; only searches record them")
 
 
+def _parts(group: Group, valid: Valid | None) -> dict[str, list[Summary | None]]:
+    """By label of the prompts (AttaQ's, BOLD's domains): a summary an entry, None without any."""
+    labels = sorted({one.group for run in group.runs for one in run.records if one.group})
+    parts: dict[str, list[Summary | None]] = {}
+    for label in labels if 1 < len(labels) <= _MOST_PARTS else ():
+        runs = [
+            replace(one.pooled, records=[r for r in one.pooled.records if r.group == label])
+            for one in group.entries
+        ]
+        parts[label] = [summarize(run, valid=valid) if run.records else None for run in runs]
+    return parts
+
+
 def _tables(group: Group, against: str | None, valid: Valid | None, tests: bool) -> Iterator[Table]:
     names = list(dict.fromkeys(run.name for run in group.runs))
+    parts = _parts(group, valid)
     for source in group.sources:
         by = list(dict.fromkeys(run.name for run in group.runs if run.scorer == source))
         role = "a judge" if not by else "the search's scorer"
@@ -248,6 +264,11 @@ def _tables(group: Group, against: str | None, valid: Valid | None, tests: bool)
         title = f"{group.title}; by {source}, {role}"
         name = f"{group.prefix}quality-{tables.slug(source)}"
         yield tables.quality_table(group.summaries, source, title, name)
+        if parts:
+            methods = [one.method for one in group.summaries]
+            title = f"{group.title}; toxic rate of each part, by {source}"
+            name = f"{group.prefix}parts-{tables.slug(source)}"
+            yield tables.parts_table(parts, methods, source, title, name)
     yield tables.fluency_table(group.summaries, f"{group.title}; text", f"{group.prefix}fluency")
     if any(summary.averages.get("moved") for summary in group.summaries):
         title, name = f"{group.title}; moved completions", f"{group.prefix}moved"

@@ -133,6 +133,25 @@ def _legend(references: Mapping[str, tuple[str, str]]) -> list[str]:
     return ["; ".join(each)] if len(references) > 1 else []
 
 
+def parts_table(
+    parts: Mapping[str, Sequence[Summary | None]],
+    methods: Sequence[str],
+    source: str,
+    title: str,
+    name: str,
+) -> Table:
+    """The toxic rate by one source in each part of a benchmark, which has a summary a method."""
+    columns = [Column("method"), *(Column(part, 3, interval=True) for part in parts)]
+    rows: list[list[Value]] = [
+        [method, *(one.toxicity.get(source, {}).get("rate") if one else None for one in each)]
+        for method, *each in zip(methods, *parts.values(), strict=True)
+    ]
+    counts = (max(one.prompts for one in some if one) for some in parts.values())
+    sizes = ", ".join(f"{part} {count}" for part, count in zip(parts, counts, strict=True))
+    notes = ["share of prompts with a toxic completion", f"prompts: {sizes}"]
+    return Table(name, title, columns, rows, notes)
+
+
 def fluency_table(summaries: Sequence[Summary], title: str, name: str) -> Table:
     """Perplexity, distinct n-grams, length and empty completions; a row a method."""
     columns = [Column("method")]
