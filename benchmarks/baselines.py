@@ -1,90 +1,246 @@
-"""How much each baseline takes away at three strengths, and what becomes of the text.
+"""Every other system at a strength that was chosen fairly, beside the searches and the controls.
 
     tide fit all --data ../shared/data/labelled/toxicity.jsonl.gz \
         --data ../shared/data/labelled/paradetox_pairs.jsonl.gz --out artefacts/pocket
-    python benchmarks/baselines.py [--limit 100] [--temperature 0.1] [--only A,B] [--add SPEC]
+    python benchmarks/baselines.py [--temperature 0.1] [--only A,B] [--figure strengths.png]
 
-Runs the bundled model on the first prompts of RealToxicityPrompts-challenging, one completion each
-(`--trials` for more), each method into a run folder in `benchmarks/results/baselines-tTEMPERATURE`;
-what is there is not run again. `profanity-check` judges; perplexity is that of the completion after
-its prompt under the larger pocket reference model. `resample` chooses by the pocket scorer.
+Each system is tried at several strengths on the first 200 prompts of
+RealToxicityPrompts-challenging, one completion each, in every order and variant that it has. Twice
+one of them is chosen: the lowest mean score of the first judge, among those whose median perplexity
+is at most 1.5 and at most 3 times the model's own. What was chosen is reported on prompts 201 to
+1199, by two judges that no system saw. `fast`, `margin` and `resample` are chosen in the same way,
+by what they accept below and by temperature. Where nothing stays within a bound, the row is
+missing.
+
+`forward` are the tokens that went through any model, `ms` the time, a completion. `p` is that of a
+one-sided Wilcoxon test against `base`, the larger of the two judges', Holm-corrected over all tests
+of the table. The figure shows every strength on the first 200. Long answers:
+
+    python benchmarks/baselines.py --model pocket-chat --tune-on dialogues-dev:1-200 \
+        --report-on dialogues:1-300 --tokens 128 --temperature 0.7 \
+        --judges windows:30:profanity-check,windows:30:lexicon
+
+Runs are kept in `benchmarks/results/strengths` and not run again.
 """
 
 from __future__ import annotations
 
-from itertools import groupby, pairwise
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
+import matplotlib.pyplot as plt
 import typer
-from rich import print
+from rich import box
+from rich.console import Console
 from rich.table import Table
-from strategies import JUDGE, REFERENCE, RESULTS, means
 
-from tide.evaluation import Bars, evaluate
+from tide.evaluation import Bars, Run, evaluate
+from tide.evaluation.benchmarks import Benchmark, load_benchmark
+from tide.evaluation.metrics import Summary, summarize
+from tide.evaluation.significance import compare
 from tide.specs import parse_spec
 
-BASE = "base"
-STRENGTHS = {
-    "resample:n={}": (2, 4, 10),
+RESULTS = Path(__file__).resolve().parent / "results"
+BOUNDS = (1.5, 3.0)
+REFERENCE = "pocket-reference"
+# A curve each: what stands before the strength, and the strengths.
+CURVES: dict[str, tuple[float, ...]] = {
+    "tide:toxicity_threshold={}": (0.5, 0.2),
+    "fast:toxicity_threshold={}": (0.5, 0.3),
+    "margin:toxicity_threshold={}": (0.2, 0.1),
+    "random-walk:toxicity_threshold={}": (0.5, 0.2),
+    "resample:temperature={}": (0.1, 0.5, 0.7, 1),
+    "resample:toxicity_threshold=0.2,temperature={}": (0.1, 0.5, 0.7, 1),
+    "prefix:scale={}": (1, 2, 4),
+    "word-filter:penalty={}": (2, 5, 1000),
+    "vocabulary-shift:beta={}": (1, 3, 10, 30),
+    "vocabulary-shift:order=warp-shift,beta={}": (3, 10, 30, 100),
     "self-debias:decay={}": (10, 50, 200),
     "self-debias:order=warp-shift,decay={}": (10, 50, 200),
-    "reversal:scale={}": (0.5, 1, 2),
-    "sasa:beta={}": (5, 10, 30),
-    "sasa:normalize=softmax,beta={}": (100, 300, 500),
-    "destein:alpha={}": (0.2, 0.4, 0.6),
-    "rad:beta={}": (25, 50, 100),
-    "rad:normalize=clamp,beta={}": (5, 10, 20),
-    "dexperts:alpha={}": (1, 2, 4),
-    "dexperts:order=warp-shift,alpha={}": (1, 2, 4),
-    "gedi:omega={}": (10, 30, 90),
-    "gedi:order=warp-shift,omega={}": (10, 30, 90),
-    "dapt:scale={}": (0.25, 0.5, 1),
+    "reversal:scale={}": (0.5, 1, 2, 3),
+    "sasa:beta={}": (5, 10, 15, 20, 30),
+    "sasa:normalize=softmax,beta={}": (100, 200, 300, 500),
+    "destein:alpha={}": (0.1, 0.2, 0.3, 0.4, 0.6),
+    "destein:rule=heads,alpha={}": (0.1, 0.2, 0.4),
+    "rad:beta={}": (25, 50, 75, 100, 200),
+    "rad:normalize=clamp,beta={}": (5, 10, 20, 40, 80),
+    "dexperts:alpha={}": (0.5, 1, 2, 4),
+    "dexperts:anti_only=true,alpha={}": (0.25, 0.5, 1, 2),
+    "gedi:omega={}": (1, 3, 10, 30, 90),
+    "gedi:order=warp-shift,omega={}": (10, 30, 90, 270),
+    "dapt:scale={}": (0.25, 0.5, 0.75, 1),
+    "contrastive:coefficient={}": (0.25, 0.5, 1, 2),
+    "safe-decoding:alpha={}": (1, 3, 6),
+    "fudge:weight={}": (1, 2, 4, 8),
+    "fudge:order=warp-shift,weight={}": (1, 4, 16),
+    "critic-control:weight={}": (0.5, 1, 2, 4),
+    "critic-control:order=warp-shift,weight={}": (1, 4, 16),
+    "rectification:scale={}": (0.5, 1, 2, 4),
+    "quark:scale={}": (0.5, 1, 1.5),
+    "unidetox:scale={}": (0.5, 1, 1.5),
+    "pplm:stepsize={}": (0.05, 0.1, 0.2, 0.4),
 }
+SEARCHES = ("tide", "fast", "margin", "random-walk", "resample")
 
 
-def show(rows: dict[str, dict[str, float]]) -> Table:
-    """falls: whether the toxicity falls with every step of the strength, from the model's own."""
-    columns = {"judge": 3, "toxicity": 3, "ppl": 1, "empty": 2, "tokens": 0, "ms": 0}
-    table = Table("", "toxic", "toxicity", "ppl med.", "empty", "tokens", "ms", "falls")
-    for _, family in groupby(rows, key=lambda spec: spec.rpartition("=")[0]):
-        same = list(family)
-        values = [rows[spec]["toxicity"] for spec in (BASE, *same)]
-        falls = all(b <= a for a, b in pairwise(values)) and values[-1] < values[0]
-        for spec in same:
-            last = spec is same[-1] and spec != BASE
-            cells = (f"{rows[spec][key]:.{digits}f}" for key, digits in columns.items())
-            table.add_row(spec, *cells, ("yes" if falls else "no") if last else "")
-        table.add_section()
+def part(text: str) -> Benchmark:
+    """`rtp:201-1199`: these prompts of a benchmark, counted from 1."""
+    name, _, span = text.partition(":")
+    first, _, last = span.partition("-")
+    whole = load_benchmark(name)
+    return replace(whole, name=text, rows=whole.rows[int(first) - 1 : int(last)])
+
+
+def toxic(found: Summary, judges: list[str], key: str = "mean") -> list[float]:
+    return [found.toxicity[judge][key].value for judge in judges]
+
+
+def perplexity(found: Summary) -> float:
+    """The median, which a few broken completions do not move."""
+    return found.fluency[REFERENCE].median or float("inf")
+
+
+def choose(found: Mapping[str, Summary], judge: str) -> dict[str, list[str]]:
+    """By spec, how it was chosen: for each system and bound the spec of the lowest mean score."""
+    own = perplexity(found["base"])
+    chosen: dict[str, list[str]] = {}
+    for bound in BOUNDS:
+        best: dict[str, str] = {}
+        for spec, one in found.items():
+            system = parse_spec(spec)[0]
+            if spec == "base" or perplexity(one) > bound * own:
+                continue
+            other = found.get(best.get(system, ""))
+            if other is None or toxic(one, [judge]) < toxic(other, [judge]):
+                best[system] = spec
+        for spec in best.values():
+            chosen.setdefault(spec, []).append(f"{bound:g}")
+    return chosen
+
+
+def show(
+    runs: Mapping[str, Run], chosen: Mapping[str, list[str]], judges: list[str], title: str
+) -> Table:
+    found = {spec: summarize(run) for spec, run in runs.items()}
+    tests = compare(list(runs.values()), "base")
+    table = Table(title=title, box=box.SIMPLE, padding=(0, 0))
+    table.add_column("")
+    for heading in ("within", *judges, "p", "ppl", "empty", "unres.", "forward", "ms"):
+        table.add_column(heading, justify="right")
+    for spec, one in found.items():
+        averages = one.averages
+        trials = one.completions / one.prompts
+        cells = [", ".join(chosen.get(spec, ()))]
+        for judge in judges:
+            rate = one.toxicity[judge]["rate"]
+            cells.append(f"{rate.value:.3f} ±{rate.half_width or 0:.3f}")
+        mine = [t for t in tests if t.method == runs[spec].name and t.source in judges]
+        cells.append(f"{max(t.p_holm for t in mine):.0e}" if mine else "-")
+        cells += [f"{perplexity(one):.2f}", f"{averages['empty'].value:.3f}"]
+        cells.append(f"{averages['unresolved'].value:.3f}" if "unresolved" in averages else "-")
+        cells.append(f"{averages['forward_tokens'].value / trials:.0f}")
+        seconds = averages.get("seconds")
+        cells.append(f"{1000 * seconds.value / trials:.0f}" if seconds else "-")
+        table.add_row(spec, *cells)
     return table
 
 
-def main(
-    limit: int = 100,
-    trials: int = 1,
-    temperature: float = 0.1,
-    only: Annotated[str, typer.Option(help="Names, comma-separated.")] = "",
-    add: Annotated[list[str] | None, typer.Option(help="NAME:KEY=VALUE,...")] = None,
-    artefacts: Path = RESULTS.parents[1] / "artefacts" / "pocket",
-    data: str = "rtp",
-    out: Path | None = None,
-) -> None:
-    names = {name.strip() for name in only.split(",")} if only else None
-    specs = [s.format(v) for s, values in STRENGTHS.items() for v in values]
-    specs = [BASE, *(s for s in specs if names is None or parse_spec(s)[0] in names), *(add or [])]
-    runs = evaluate(
-        data,
-        specs,
-        judges=JUDGE,
-        reference=REFERENCE,
-        artefacts=artefacts,
-        limit=limit,
-        num_trials=trials,
-        temperature=temperature,
-        out=out or RESULTS / f"baselines-t{temperature:g}",
-        progress=Bars(),
+def draw(found: Mapping[str, Summary], judge: str, title: str, path: Path) -> None:
+    """A panel a system: its curves over the median perplexity, all others in grey behind them."""
+    curves = {
+        form: [found[spec] for value in values if (spec := form.format(value)) in found]
+        for form, values in CURVES.items()
+    }
+    curves = {form: points for form, points in curves.items() if points}
+    systems = list(dict.fromkeys(parse_spec(form)[0] for form in curves))
+    columns = 4
+    rows = -(-len(systems) // columns)
+    figure, axes = plt.subplots(
+        rows, columns, figsize=(10, 1.9 * rows), sharex=True, sharey=True, layout="constrained"
     )
-    print(show({spec: means(run) for spec, run in zip(specs, runs, strict=True)}))
+    own = found["base"]
+    for axis, system in zip(axes.flat, systems, strict=False):
+        for one in found.values():
+            axis.plot(perplexity(one), toxic(one, [judge])[0], ".", color="#cccccc", markersize=3)
+        for form, points in curves.items():
+            if parse_spec(form)[0] != system:
+                continue
+            options = form.partition(":")[2].rpartition("=")[0].replace("_", " ")
+            before, _, knob = options.rpartition(",")
+            xs = [perplexity(own), *map(perplexity, points)]
+            ys = [toxic(one, [judge])[0] for one in (own, *points)]
+            if system in SEARCHES:
+                xs, ys = xs[1:], ys[1:]
+            axis.plot(xs, ys, "o-", markersize=3.5, linewidth=1, label=before or f"by {knob}")
+        axis.plot(perplexity(own), toxic(own, [judge])[0], "k*", markersize=7)
+        for bound in BOUNDS:
+            axis.axvline(bound * perplexity(own), color="#888888", linewidth=0.6, linestyle=":")
+        axis.set_title(system, fontsize=9)
+        axis.legend(fontsize=6, frameon=False)
+        axis.set_xscale("log")
+        axis.set_xlim(0.7 * perplexity(own), 40 * perplexity(own))  # beyond it, text is broken
+    for axis in axes.flat[len(systems) :]:
+        axis.set_visible(False)
+    figure.supxlabel("median perplexity; star: the model, dotted: 1.5 and 3 times its own")
+    figure.supylabel(f"mean score by {judge.partition('@')[0]}")
+    figure.suptitle(title)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def main(
+    model: str = "pocket",
+    temperature: float = 0.1,
+    tokens: int = 20,
+    tune_on: str = "rtp:1-200",
+    report_on: Annotated[str, typer.Option(help="Empty: tune only.")] = "rtp:201-1199",
+    judges: str = "profanity-check,lexicon",
+    only: Annotated[str, typer.Option(help="Systems, comma-separated.")] = "",
+    without: Annotated[str, typer.Option(help="Systems that are left out.")] = "",
+    artefacts: Path | None = None,
+    figure: Annotated[Path | None, typer.Option(help="File for the figure.")] = None,
+    out: Path = RESULTS / "strengths",
+) -> None:
+    systems = {parse_spec(form)[0] for form in CURVES}
+    systems = set(filter(None, only.split(","))) or systems - set(without.split(","))
+    specs = ["base"] + [
+        form.format(value)
+        for form, values in CURVES.items()
+        for value in values
+        if parse_spec(form)[0] in systems
+    ]
+    named = judges.split(",")
+
+    def run(prompts: str, some: list[str]) -> dict[str, Run]:
+        runs = evaluate(
+            part(prompts),
+            some,
+            model=model,
+            judges=named,
+            reference=REFERENCE,
+            artefacts=artefacts or RESULTS.parents[1] / "artefacts" / model,
+            chat=prompts.startswith("dialogues"),
+            num_trials=1,
+            max_new_tokens=tokens,
+            temperature=temperature,
+            out=out / f"{model}-{prompts.replace(':', '-')}-{tokens}-t{temperature:g}",
+            progress=Bars(),
+        )
+        return dict(zip(some, runs, strict=True))
+
+    tried = {spec: summarize(one) for spec, one in run(tune_on, specs).items()}
+    sources = list(tried["base"].toxicity)[1:]
+    if figure:
+        draw(tried, sources[0], f"{tune_on}, temperature {temperature:g}", figure)
+    chosen = choose(tried, sources[0])
+    if report_on:
+        rows = run(report_on, ["base", *chosen])
+        title = f"{report_on}, temperature {temperature:g}, {tokens} tokens"
+        Console(width=140).print(show(rows, chosen, sources, title))
+    missing = sorted(systems - {parse_spec(spec)[0] for spec in chosen})
+    print(f"chosen on {tune_on}; nothing within a bound: {', '.join(missing) or '-'}")
 
 
 if __name__ == "__main__":

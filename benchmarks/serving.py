@@ -14,9 +14,10 @@ Servers (each a process of its own, all up at once, asked in turns):
 Clients ask again when they have an answer (closed loop), or, with --rate, requests arrive at random
 times, whatever is under way (Poisson); then a time counts from the arrival. "First text" is that of
 the first block, and of vLLM's server that of its 32nd token; "of plain's 32" divides it by the time
-that plain takes for a whole answer of 32 tokens. Clean prompts are BOLD's, challenging ones
-RTP-challenging's. Times of a busy machine say little: compare within one run, and the seconds of
-processors that the server used (for remote: with the server behind it).
+that plain takes for a whole answer of 32 tokens. Ordinary prompts are BOLD's, clean ones those
+among them whose first answers the search accepts, and challenging ones RTP-challenging's. Times of
+a busy machine say little: compare within one run, and the seconds of processors that the server
+used (for remote: with the server behind it).
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ from typing import Any
 import httpx
 import numpy as np
 
-from tide import pocket
+from tide import AsyncDetoxifier, Result, pocket
 from tide.evaluation.benchmarks import load_benchmark
 
 TIDE = [sys.executable, "-c", "from tide.cli import main; main()", "serve", "--port", "0"]
 VLLM = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1"]
-TRAFFIC = {"clean": "bold", "challenging": "rtp"}
+TRAFFIC = {"clean": "bold", "ordinary": "bold", "challenging": "rtp"}
 START = 600.0  # seconds that a server may take to start
 FIRST = 32  # tokens
 LEAVING = 0.1  # of the mixed load
@@ -235,7 +236,7 @@ async def load(
 
     async def one(client: httpx.AsyncClient, number: int) -> None:
         body = {"model": "bench", "prompt": prompts[number % len(prompts)], "stream": True}
-        body |= {"max_tokens": tokens, "temperature": options.temperature, "seed": number}
+        body |= {"max_tokens": tokens, "temperature": options.temperature, "seed": options.seed}
         times = await ask(client, server, body, time.monotonic())
         if times is None:
             found.failed += 1
@@ -327,7 +328,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=0.0, help="of mixed load on ours")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    prompts = {name: _prompts(TRAFFIC[name], options) for name in options.traffic}
+    prompts = {name: _prompts(name, options) for name in options.traffic}
     if options.minutes:
         with started("ours", options) as server:
             asyncio.run(soak(server, list(chain(*prompts.values())), options))
@@ -352,9 +353,22 @@ def main() -> None:
 
 
 def _prompts(name: str, options: argparse.Namespace) -> list[str]:
-    texts = [row.text for row in load_benchmark(name).rows]
+    texts = [row.text for row in load_benchmark(TRAFFIC[name]).rows]
     random.Random(options.seed).shuffle(texts)  # BOLD comes in order of its groups
+    if name == "clean":
+        texts = asyncio.run(_accepted_at_once(texts[: 2 * options.requests], options))
     return texts[: options.requests]
+
+
+async def _accepted_at_once(texts: list[str], options: argparse.Namespace) -> list[str]:
+    """Those whose first answer of each length passes, with the seed that every request has."""
+    own = {"scorer": options.scorer, "preset": options.preset, "seed": options.seed}
+    async with AsyncDetoxifier(options.model, **own, temperature=options.temperature) as detox:
+        for tokens in options.tokens:
+            asked = (detox(text, max_new_tokens=tokens) for text in texts)
+            results: list[Result] = await asyncio.gather(*asked)
+            texts = [x for x, one in zip(texts, results, strict=True) if len(one.best.trace) == 1]
+    return texts
 
 
 def report(found: dict[tuple[str, int, str], list[Load]], lengths: Sequence[int]) -> None:
