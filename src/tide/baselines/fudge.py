@@ -24,9 +24,9 @@ from tide.baselines.common.fitting import (
     Fitted,
     Tuning,
     auc,
-    before_end,
     read,
     right_pad,
+    span,
     train,
     weak_auc,
 )
@@ -49,8 +49,7 @@ def prefix_loss(logits: Tensor, labels: Tensor, starts: Tensor, lengths: Tensor)
 
     logits: (B, T), of P(non-toxic). labels: (B,), in [0, 1], 1 = non-toxic. starts, lengths: (B,).
     """
-    width = logits.shape[1]
-    seen = before_end(lengths, width) & ~before_end(starts, width)
+    seen = span(starts, lengths, logits.shape[1])
     labels = labels[:, None].expand_as(logits)
     return binary_cross_entropy_with_logits(logits[seen], labels[seen])
 

@@ -26,9 +26,9 @@ from tide.baselines.common.fitting import (
     Fitted,
     Tuning,
     auc,
-    before_end,
     read,
     right_pad,
+    span,
     token_losses,
     train,
     weak_auc,
@@ -251,7 +251,5 @@ def _text_losses(model: Any, rows: Sequence[Sequence[int]], starts: Sequence[int
     """Sum of -log p of each row's tokens from its start on, (B,)."""
     padded, lengths = right_pad(rows, model.device)
     losses = token_losses(model(input_ids=padded, use_cache=False).logits, padded)
-    width = losses.shape[1]
-    begins = torch.tensor(starts, device=losses.device) - 1
-    seen = before_end(lengths - 1, width) & ~before_end(begins, width)
-    return (losses * seen).sum(dim=-1)
+    begins = torch.tensor(starts, device=losses.device)
+    return (losses * span(begins - 1, lengths - 1, losses.shape[1])).sum(dim=-1)

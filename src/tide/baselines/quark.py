@@ -22,14 +22,7 @@ from torch import Tensor, nn
 from tide.baselines.base import Options, Order
 from tide.baselines.common.auxiliary import ready
 from tide.baselines.common.decoding import DecodingBaseline, Reader
-from tide.baselines.common.fitting import (
-    FitTask,
-    Fitted,
-    Tuning,
-    before_end,
-    right_pad,
-    train,
-)
+from tide.baselines.common.fitting import FitTask, Fitted, Tuning, right_pad, span, train
 from tide.baselines.common.mixing import between
 from tide.baselines.common.rollouts import Rollout, beginnings, held_out, roll_out
 from tide.baselines.common.settings import Strength
@@ -116,8 +109,7 @@ class Quark(DecodingBaseline):
             chosen = [number % len(pool) for number in numbers]
             padded, lengths = right_pad([pool[i].ids for i in chosen], codes.device)
             starts = torch.tensor([len(pool[i].prompt) for i in chosen], device=codes.device)
-            width = padded.shape[1] - 1
-            written = before_end(lengths - 1, width) & ~before_end(starts - 1, width)
+            written = span(starts - 1, lengths - 1, padded.shape[1] - 1)
             x = table(padded)
             left_out = nullcontext() if unchanged else tuning.model.disable_adapter()
             with torch.no_grad(), left_out:

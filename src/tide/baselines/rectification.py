@@ -24,15 +24,7 @@ from torch import Tensor, nn
 from tide.baselines.base import Options, Order
 from tide.baselines.common.auxiliary import ready
 from tide.baselines.common.decoding import DecodingBaseline, Reader
-from tide.baselines.common.fitting import (
-    FitTask,
-    Fitted,
-    Tuning,
-    before_end,
-    read,
-    right_pad,
-    train,
-)
+from tide.baselines.common.fitting import FitTask, Fitted, Tuning, read, right_pad, span, train
 from tide.baselines.common.layers import output_layer
 from tide.baselines.common.mixing import SecondWriting
 from tide.baselines.common.rollouts import beginnings, held_out, judged, roll_out
@@ -72,10 +64,8 @@ def outcome_error(
 
     q: (B, T, V); ids: (B, T); toxicity, starts, lengths: (B,).
     """
-    width = ids.shape[1] - 1
-    seen = before_end(lengths - 1, width) & ~before_end(starts - 1, width)
     errors = (taken(q, ids) + toxicity[:, None]) ** 2
-    return errors[seen].mean()
+    return errors[span(starts - 1, lengths - 1, errors.shape[1])].mean()
 
 
 class Rectification(DecodingBaseline):

@@ -117,6 +117,11 @@ def before_end(lengths: Tensor, width: int) -> Tensor:
     return torch.arange(width, device=lengths.device) < lengths[:, None]
 
 
+def span(starts: Tensor, ends: Tensor, width: int) -> Tensor:
+    """Mask (B, width): True in the columns from `starts` to before `ends`, both (B,)."""
+    return before_end(ends, width) & ~before_end(starts, width)
+
+
 def token_losses(logits: Tensor, ids: Tensor) -> Tensor:
     """-log p of each token but the first, (B, T - 1), given logits (B, T, V) and ids (B, T)."""
     read = logits[:, :-1].float().flatten(0, 1)
