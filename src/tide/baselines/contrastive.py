@@ -23,7 +23,7 @@ from torch import Tensor
 from tide.baselines.base import Options, Order
 from tide.baselines.common.auxiliary import load_sibling, ready
 from tide.baselines.common.decoding import DecodingBaseline, Reader
-from tide.baselines.common.mixing import SecondWriting
+from tide.baselines.common.mixing import MixedWriting
 from tide.baselines.common.settings import Strength
 from tide.engines.local.decode import Writing
 
@@ -63,12 +63,9 @@ class Contrastive(DecodingBaseline):
         return "" if self._options.amateur else "dexperts"
 
     def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
-        stream, amateur = (
-            reader.read(ids, tokens) for reader in (Reader(self.engine.model), self._amateur)
-        )
-        return SecondWriting(
-            stream,
-            amateur,
+        readers = (Reader(self.engine.model), self._amateur)
+        return MixedWriting(
+            [reader.read(ids, tokens) for reader in readers],
             [2 * len(row) for row in ids],
             lambda scores, logits: contrast(scores, logits, self._options),
         )

@@ -15,11 +15,12 @@ from pydantic import Field
 from torch import Tensor
 
 from tide.baselines.base import Options, Order
-from tide.baselines.common.auxiliary import fit_width, ready
+from tide.baselines.common.auxiliary import ready
 from tide.baselines.common.decoding import DecodingBaseline, Reader
 from tide.baselines.common.fitting import FitTask, Fitted, write_like
+from tide.baselines.common.mixing import MixedWriting
 from tide.baselines.common.settings import Strength
-from tide.engines.local.decode import Stream, Writing
+from tide.engines.local.decode import Writing
 from tide.engines.local.sampling import keep_likely
 
 
@@ -42,26 +43,6 @@ def ensemble(
     return (scores + alpha * (expert - anti)).masked_fill(outside, -torch.inf)
 
 
-class _Writing(Writing):
-    """Streams: the model, the expert or nothing, the anti-expert."""
-
-    def __init__(self, streams: list[Stream], reads: list[int], options: DexpertsOptions) -> None:
-        super().__init__(streams[0], reads)
-        self._experts, self._options = streams[1:], options
-        self.reads_per_token = len(streams)
-
-    def shift(self, scores: Tensor) -> Tensor:
-        base = self.logits.float()
-        *expert, anti = (fit_width(s.logits.float(), base.shape[-1]) for s in self._experts)
-        options, (pull,) = self._options, expert or [base]
-        return ensemble(scores, base, pull, anti, options.alpha, options.filter_p)
-
-    def advance(self, tokens: Tensor) -> None:
-        super().advance(tokens)
-        for stream in self._experts:
-            stream.advance(tokens)
-
-
 class Dexperts(DecodingBaseline):
     """Shifts the model's logits by what an expert and an anti-expert disagree on."""
 
@@ -72,9 +53,15 @@ class Dexperts(DecodingBaseline):
     _options: DexpertsOptions
 
     def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
-        readers = [Reader(self.engine.model), *self._experts]
+        options, readers = self._options, [Reader(self.engine.model), *self._experts]
         streams = [reader.read(ids, tokens) for reader in readers]
-        return _Writing(streams, [len(readers) * len(row) for row in ids], self._options)
+
+        def combined(scores: Tensor, *experts: Tensor) -> Tensor:
+            base = streams[0].logits.float()
+            pull, anti = [base, *experts][-2:]
+            return ensemble(scores, base, pull, anti, options.alpha, options.filter_p)
+
+        return MixedWriting(streams, [len(readers) * len(row) for row in ids], combined)
 
     @cached_property
     def _experts(self) -> list[Reader]:

@@ -26,7 +26,7 @@ from tide.baselines.common.auxiliary import ready
 from tide.baselines.common.decoding import DecodingBaseline, Reader
 from tide.baselines.common.fitting import FitTask, Fitted, Tuning, read, right_pad, span, train
 from tide.baselines.common.layers import output_layer
-from tide.baselines.common.mixing import SecondWriting
+from tide.baselines.common.mixing import MixedWriting
 from tide.baselines.common.rollouts import beginnings, held_out, judged, roll_out
 from tide.baselines.common.settings import Strength
 from tide.engines.local.decode import Writing
@@ -79,10 +79,8 @@ class Rectification(DecodingBaseline):
 
     def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
         readers, options = (Reader(self.engine.model), self._q_reader), self._options
-        stream, q = (reader.read(ids, tokens) for reader in readers)
-        return SecondWriting(
-            stream,
-            q,
+        return MixedWriting(
+            [reader.read(ids, tokens) for reader in readers],
             [2 * len(row) for row in ids],
             lambda scores, found: rectified(scores, found, options.scale, options.epsilon),
         )

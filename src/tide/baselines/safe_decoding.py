@@ -20,7 +20,7 @@ from torch import Tensor
 from tide.baselines.base import Options, Order
 from tide.baselines.common.auxiliary import ready
 from tide.baselines.common.decoding import DecodingBaseline, Reader
-from tide.baselines.common.mixing import SecondWriting
+from tide.baselines.common.mixing import MixedWriting
 from tide.baselines.common.settings import Strength
 from tide.engines.local.decode import Stream, Writing
 
@@ -59,24 +59,21 @@ def steered(scores: Tensor, expert: Tensor, alpha: float, least: int) -> Tensor:
     return moved.masked_fill(~in_common(scores, expert, least), -torch.inf)
 
 
-class _Writing(SecondWriting):
+class _Writing(MixedWriting):
     """The expert reads what it has a say in, and then no more."""
 
-    reads_per_token = 1
-
     def __init__(
-        self, stream: Stream, expert: Stream, reads: list[int], options: SafeDecodingOptions
+        self, streams: list[Stream], reads: list[int], options: SafeDecodingOptions
     ) -> None:
         super().__init__(
-            stream,
-            expert,
+            streams,
             reads,
             lambda scores, logits: steered(scores, logits, options.alpha, options.common),
         )
         self._first, self._left = options.first, options.first
 
     def reads(self, row: int, draws: int) -> int:
-        return super().reads(row, draws) + min(draws, self._first) - 1
+        return super().reads(row, draws) - max(draws - self._first, 0)
 
     def shift(self, scores: Tensor) -> Tensor:
         return super().shift(scores) if self._left else scores
@@ -98,10 +95,9 @@ class SafeDecoding(DecodingBaseline):
     _options: SafeDecodingOptions
 
     def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
-        stream, expert = (
-            reader.read(ids, tokens) for reader in (Reader(self.engine.model), self._expert)
-        )
-        return _Writing(stream, expert, [2 * len(row) for row in ids], self._options)
+        readers = (Reader(self.engine.model), self._expert)
+        streams = [reader.read(ids, tokens) for reader in readers]
+        return _Writing(streams, [2 * len(row) for row in ids], self._options)
 
     @cached_property
     def _expert(self) -> Reader:

@@ -15,7 +15,7 @@ from tide.baselines.common.auxiliary import merge_updates
 from tide.baselines.common.decoding import Reader
 from tide.baselines.common.fitting import FitTask, Fitted, fine_tune, perplexity, write_like
 from tide.baselines.common.labelled import TOXIC
-from tide.baselines.common.mixing import SecondWriting
+from tide.baselines.common.mixing import MixedWriting
 from tide.baselines.common.rollouts import write
 from tide.baselines.contrastive import ContrastiveOptions, contrast
 from tide.baselines.dapt import Dapt
@@ -68,10 +68,8 @@ def _distilled(task: FitTask, amateur: Reader) -> list[list[int]]:
     reader, options = Reader(task.model, hooks=True), ContrastiveOptions()
 
     def start(ids: list[list[int]]) -> Writing:
-        stream, other = (each.read(ids, sampling.max_new_tokens) for each in (reader, amateur))
-        return SecondWriting(
-            stream,
-            other,
+        return MixedWriting(
+            [each.read(ids, sampling.max_new_tokens) for each in (reader, amateur)],
             [len(row) for row in ids],
             lambda scores, toxic: contrast(scores, toxic, options),
         )

@@ -1,4 +1,4 @@
-"""A second opinion on the same text: logits between those of the model and those of another."""
+"""Other opinions on the same text: logits made of those of the model and those of others."""
 
 from __future__ import annotations
 
@@ -12,33 +12,28 @@ from tide.baselines.common.decoding import Reader
 from tide.engines.local.decode import Stream, Writing
 
 
-class SecondWriting(Writing):
-    """Draws from what `combined` makes of the scores and a second stream's logits, both (B, V).
+class MixedWriting(Writing):
+    """Draws from what `combined` makes of the scores and the others' logits, all (B, V).
 
-    What cannot be drawn by the scores (-inf) stays so. second: a stream that reads the same text,
-    perhaps behind another beginning; it goes on with the token that is drawn.
+    What cannot be drawn by the scores (-inf) stays so. streams: the model's, and others that read
+    the same text, perhaps behind another beginning; they go on with the token that is drawn.
     """
 
-    reads_per_token = 2
-
     def __init__(
-        self,
-        stream: Stream,
-        second: Stream,
-        reads: list[int],
-        combined: Callable[[Tensor, Tensor], Tensor],
+        self, streams: Sequence[Stream], reads: list[int], combined: Callable[..., Tensor]
     ) -> None:
-        super().__init__(stream, reads)
-        self._second, self._combined = second, combined
+        super().__init__(streams[0], reads)
+        self._others, self._combined = streams[1:], combined
+        self.reads_per_token = len(streams)
 
     def shift(self, scores: Tensor) -> Tensor:
-        logits = fit_width(self._second.logits.float(), scores.shape[-1])
-        shifted = self._combined(scores, logits)
-        return shifted.masked_fill(scores == -torch.inf, -torch.inf)
+        logits = (fit_width(other.logits.float(), scores.shape[-1]) for other in self._others)
+        return self._combined(scores, *logits).masked_fill(scores == -torch.inf, -torch.inf)
 
     def advance(self, tokens: Tensor) -> None:
         super().advance(tokens)
-        self._second.advance(tokens)
+        for other in self._others:
+            other.advance(tokens)
 
 
 def toward(scores: Tensor, base: Tensor, other: Tensor, scale: float) -> Tensor:
@@ -67,4 +62,4 @@ def between(
         return toward(scores, stream.logits.float(), logits, scale)
 
     both = [len(row) + read for row, read in zip(ids, reads, strict=True)]
-    return SecondWriting(stream, other, both, combined)
+    return MixedWriting([stream, other], both, combined)
