@@ -19,20 +19,10 @@ from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 
 from tide.baselines.base import Options, Order
 from tide.baselines.common.decoding import CandidateWriting, Reader
-from tide.baselines.common.fitting import (
-    FitTask,
-    Fitted,
-    Tuning,
-    auc,
-    read,
-    right_pad,
-    span,
-    train,
-    weak_auc,
-)
+from tide.baselines.common.fitting import FitTask, Fitted, auc, span, weak_auc
 from tide.baselines.common.labelled import TOXIC
 from tide.baselines.common.settings import Candidates, Strength
-from tide.baselines.rad import Rad, with_reward_head
+from tide.baselines.rad import Rad, fit_head
 from tide.engines.local.decode import Writing
 
 
@@ -102,28 +92,9 @@ def fit_classifier(
     ids: texts with these labels, each to be learned from its start on.
     """
     device = task.model.device
-    head = with_reward_head(task.model)
-    for parameter in head.parameters():
-        torch.nn.init.zeros_(parameter)
-    tuning = Tuning(task.model, task.settings)
-    head.requires_grad_(True)
     goal, begin = torch.tensor(labels, device=device), torch.tensor(starts, device=device)
 
-    def logits_of(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-        padded, lengths = right_pad(rows, device)
-        return tuning.model(input_ids=padded, use_cache=False).logits[..., 0].float(), lengths
-
-    def loss(numbers: list[int]) -> Tensor:
-        logits, lengths = logits_of([ids[i] for i in numbers])
+    def loss(logits: Tensor, numbers: list[int], lengths: Tensor) -> Tensor:
         return prefix_loss(logits, goal[numbers], begin[numbers], lengths)
 
-    @torch.inference_mode()
-    def at_the_end(rows: list[Sequence[int]]) -> list[float]:
-        logits, lengths = logits_of(rows)
-        return list(logits[torch.arange(len(logits)), lengths - 1].tolist())
-
-    groups = [{"params": [*tuning.parameters, *head.parameters()]}]
-    train(groups, loss, [len(row) for row in ids], task, "classifier")
-    tensors = tuning.tensors("lora.")
-    tensors |= {f"head.{name}": value.detach().float() for name, value in head.named_parameters()}
-    return tensors, read(at_the_end, measured)
+    return fit_head(task, ids, loss, measured, "classifier", begin=0)

@@ -15,7 +15,7 @@ are; the two between do the warping themselves, before the shift.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, Literal
 
@@ -112,7 +112,7 @@ class Rad(DecodingBaseline):
     @cached_property
     def _reward_reader(self) -> Reader:
         model = self.fitted_model("lora")
-        head = with_reward_head(model)
+        head = _with_head(model)
         with torch.no_grad():
             for name, parameter in head.named_parameters():
                 parameter.copy_(self.artefact.tensor(f"head.{name}", *parameter.shape))
@@ -126,46 +126,62 @@ class Rad(DecodingBaseline):
         of held-out texts that are toxic or are not.
         """
         texts, held_out = task.texts(rest=True)
-        ids = task.tokenize([text.text for text in texts])
         labels = torch.tensor([text.toxicity for text in texts], device=task.model.device)
-        head = with_reward_head(task.model)
-        tuning = Tuning(task.model, task.settings)
-        head.requires_grad_(True)
-
-        def loss(numbers: list[int]) -> Tensor:
-            padded, lengths = right_pad([ids[i] for i in numbers], task.model.device)
-            predicted = tuning.model(input_ids=padded, use_cache=False).logits[..., 0].float()
-            return cumulative_error(predicted, labels[numbers], lengths)
-
-        groups = [{"params": [*tuning.parameters, *head.parameters()]}]
-        train(groups, loss, [len(row) for row in ids], task, "reward model")
-        measured = _predict(task, tuning.model, [text.text for text in held_out])
+        tensors, measured = fit_head(
+            task,
+            task.tokenize([text.text for text in texts]),
+            lambda predicted, rows, lengths: cumulative_error(predicted, labels[rows], lengths),
+            task.tokenize([text.text for text in held_out]),
+            "reward model",
+        )
         figure = auc([text.toxicity >= TOXIC for text in held_out], measured)
         truth = torch.tensor([text.toxicity for text in held_out])
         error = float(((torch.tensor(measured) - truth) ** 2).mean())
-        tensors = tuning.tensors("lora.")
-        tensors |= {f"head.{k}": v.detach().float() for k, v in head.named_parameters()}
         figures = {"auc": figure, "squared error": error}
         return Fitted(tensors, figures, weak_auc("reward model", figure))
 
 
-def with_reward_head(model: Any) -> nn.Module:
-    """Put a linear head with one output in the place of the model's own; it begins at 0.5."""
+def _with_head(model: Any, begin: float = 0.5) -> nn.Module:
+    """Put a linear head with one output in the place of the model's own; it says `begin`."""
     old: Any = output_layer(model, "reward model")
     head = nn.Linear(old.weight.shape[-1], 1, device=old.weight.device, dtype=old.weight.dtype)
     nn.init.zeros_(head.weight)
-    nn.init.constant_(head.bias, 0.5)
+    nn.init.constant_(head.bias, begin)
     model.set_output_embeddings(head)
     return head
 
 
-@torch.inference_mode()
-def _predict(task: FitTask, model: Any, texts: list[str]) -> list[float]:
-    """Predicted toxicity at the end of each text."""
+def fit_head(
+    task: FitTask,
+    ids: Sequence[Sequence[int]],
+    error: Callable[[Tensor, list[int], Tensor], Tensor],
+    measured: Sequence[Sequence[int]],
+    what: str,
+    begin: float = 0.5,
+) -> tuple[dict[str, Tensor], list[float]]:
+    """Updates of the task's model and a linear head in place of its own, which first says `begin`.
 
-    def at_the_end(rows: list[Sequence[int]]) -> list[float]:
+    With what it says at the end of the `measured` texts. error: to be made small, of what it says
+    at every position (B, T) of some of the texts `ids`, of their numbers, and lengths (B,).
+    """
+    head = _with_head(task.model, begin)
+    tuning = Tuning(task.model, task.settings)
+    head.requires_grad_(True)
+
+    def said(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
         padded, lengths = right_pad(rows, task.model.device)
-        predicted = model(input_ids=padded, use_cache=False).logits[..., 0].float()
-        return list(predicted[torch.arange(len(padded)), lengths - 1].tolist())
+        return tuning.model(input_ids=padded, use_cache=False).logits[..., 0].float(), lengths
 
-    return read(at_the_end, task.tokenize(texts))
+    def loss(numbers: list[int]) -> Tensor:
+        found, lengths = said([ids[i] for i in numbers])
+        return error(found, numbers, lengths)
+
+    @torch.inference_mode()
+    def at_the_end(rows: list[Sequence[int]]) -> list[float]:
+        found, lengths = said(rows)
+        return list(found[torch.arange(len(found)), lengths - 1].tolist())
+
+    groups = [{"params": [*tuning.parameters, *head.parameters()]}]
+    train(groups, loss, [len(row) for row in ids], task, what)
+    parts = {f"head.{name}": value.detach().float() for name, value in head.named_parameters()}
+    return tuning.tensors("lora.") | parts, read(at_the_end, measured)
