@@ -22,11 +22,7 @@ def main() -> None:
             if sys.argv[1:] == ["--version"]:  # the answer needs none of the commands
                 print(version("tide-detox"))
             else:
-                try:
-                    _run()
-                finally:  # a library may have swallowed it, or made another exception of it
-                    if stopping.asked is not None:
-                        raise stopping.asked
+                _run()
             sys.stdout.flush()  # a full disk is told of here, and not by the interpreter
     except stopping.Stopped as stopped:
         _end(str(stopped), stopped.exit_code)

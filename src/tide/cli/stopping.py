@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 _kept = ""
 # What was raised, whatever became of it.
-asked: Stopped | None = None
+_asked: Stopped | None = None
 
 
 class Stopped(BaseException):
@@ -35,22 +35,24 @@ def listening() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        if _asked is not None:  # a library may have swallowed it, or made another exception of it
+            raise _asked
 
 
 @contextmanager
 def expected() -> Iterator[None]:
     """Inside, to be stopped is the usual end."""
-    global asked  # noqa: PLW0603  (a process runs one command)
+    global _asked  # noqa: PLW0603  (a process runs one command)
     try:
         yield
     except Stopped:
-        asked = None
+        _asked = None
 
 
 def _stop(number: int, _frame: object) -> None:
-    global asked  # noqa: PLW0603  (a process runs one command)
-    asked = Stopped(number)
+    global _asked  # noqa: PLW0603  (a process runs one command)
+    _asked = Stopped(number)
     signal.signal(number, signal.SIG_DFL)
     # Unwinding waits for the scorer. Unbuffered, because the signal may come amid other output.
     os.write(2, b"stopping...\n")
-    raise asked
+    raise _asked
