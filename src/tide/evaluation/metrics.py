@@ -329,11 +329,10 @@ def _moved(run: Run, record: Record, kept: Sequence[int]) -> list[int]:
     """The places of the trials whose first evaluation was not accepted."""
     if record.base_completions is None or record.evaluations is None:
         return []
-    # An answer in blocks takes an evaluation for each of them.
-    counts = record.evaluations if record.blocks is None else map(len, record.traces or ())
-    tried = list(counts)
     settings = run.config.get("settings") or {}
-    first = settings.get("completions_per_evaluation", 1) if record.blocks is None else 1
+    tried, first = record.evaluations, settings.get("completions_per_evaluation", 1)
+    if record.blocks is not None:  # such an answer takes an evaluation for each block
+        tried, first = [len(trace) for trace in record.traces or ()], 1
     return [place for place in kept if tried[place] > first]
 
 
