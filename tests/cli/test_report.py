@@ -9,7 +9,9 @@ from tests.cli.test_run import tide
 from tests.evaluation.runs import JUDGE, changed, measured, run, search_run, write
 from tide import evaluation, registry
 from tide.errors import InputError
-from tide.evaluation.runs import read_run
+from tide.evaluation.metrics import Estimate
+from tide.evaluation.reporting.tables import Table
+from tide.evaluation.runs import Run, read_run
 
 
 @pytest.fixture
@@ -217,6 +219,32 @@ def test_parts_of_a_benchmark_have_columns() -> None:
     rates = [[cell.value if cell else None for cell in row[1:]] for row in table.rows]
     assert rates == [[0.5, 0.0], [0.5, None]]
     assert table.notes[-1] == "prompts: insults 2, threats 1"
+
+
+def parts_of(*runs: Run, labels: list[str], seed: int = 0) -> Table:
+    """The table of parts of these runs, whose prompts have these labels in turn."""
+    for one in runs:
+        for number in range(len(one.records)):
+            changed(one, number, group=labels[number % len(labels)])
+    made = evaluation.report(runs, draw=False, tests=False, seed=seed)
+    (table,) = (one for one in made.tables if one.name == "parts-judge-1")
+    return table
+
+
+def test_parts_of_several_seeds_are_their_mean() -> None:
+    """Insults: one of two prompts with the one seed, none with the other; no prompt twice."""
+    scores = [[[0.9], [0.1], [0.9]], [[0.1], [0.1], [0.9]]]
+    runs = [run(some, "base", sampling={"seed": seed}) for seed, some in enumerate(scores)]
+    table = parts_of(*runs, labels=["insults", "insults", "threats"])
+    spread = pytest.approx(0.5**1.5)
+    assert table.rows == [["base (2 seeds)", Estimate(0.25, std=spread), Estimate(1.0, std=0.0)]]
+    assert table.notes[-1] == "prompts: insults 2, threats 1"
+
+
+def test_parts_are_resampled_with_the_seed_of_the_report() -> None:
+    one = run([[0.1 * (i % 7)] for i in range(90)])
+    tables = [parts_of(one, labels=["insults", "threats"], seed=seed) for seed in range(4)]
+    assert len({str(table.rows) for table in tables}) > 1
 
 
 def test_landscape_of_a_run_of_the_bundled_model(

@@ -127,7 +127,9 @@ def report(
         raise InputError("report: no runs")
     groups = _groups(read, valid, seed)
     _check_names(groups, against, trajectory, landscape)
-    made = Report(groups, [t for group in groups for t in _tables(group, against, valid, tests)])
+    made = Report(
+        groups, [t for group in groups for t in _tables(group, against, valid, tests, seed)]
+    )
     if out is not None:
         made.write_tables(Path(out))
     if not draw:
@@ -164,17 +166,19 @@ def _groups(runs: Sequence[Run], valid: Valid | None, seed: int) -> list[Group]:
         short = {model: model for model in short}
     groups = []
     for (benchmark, model, protocol), some in by_key.items():
-        entries = []
-        for alike in _rows(some):
-            found = [summarize(run, valid=valid, seed=seed) for run in alike]
-            summary = found[0] if len(alike) == 1 else over_seeds(found, alike[0].name)
-            entries.append(Entry(alike, summary))
+        entries = [Entry(alike, _summary(alike, valid, seed)) for alike in _rows(some)]
         names = [name for name in (benchmark, short[model], protocol) if name]
         prompts = max(entry.summary.prompts for entry in entries)
         title = ", ".join([*names, f"{prompts} prompts"])
         prefix = f"{tables.slug('-'.join(names))}-" if len(by_key) > 1 else ""
         groups.append(Group(title, prefix, entries))
     return groups
+
+
+def _summary(alike: Sequence[Run], valid: Valid | None, seed: int) -> Summary:
+    """Of a run, or of several that differ in their seed alone. seed: of the bootstrap."""
+    found = [summarize(run, valid=valid, seed=seed) for run in alike]
+    return found[0] if len(alike) == 1 else over_seeds(found, alike[0].name)
 
 
 def _rows(runs: Sequence[Run]) -> list[list[Run]]:
@@ -240,22 +244,24 @@ def _check_names(
         raise InputError("--trajectory: these runs hold no traces; only searches record them")
 
 
-def _parts(group: Group, valid: Valid | None) -> dict[str, list[Summary | None]]:
+def _parts(group: Group, valid: Valid | None, seed: int) -> dict[str, list[Summary | None]]:
     """By label of the prompts (AttaQ's, BOLD's domains): a summary an entry, None without any."""
     labels = sorted({one.group for run in group.runs for one in run.records if one.group})
     parts: dict[str, list[Summary | None]] = {}
     for label in labels if 1 < len(labels) <= _MOST_PARTS else ():
-        runs = [
-            replace(one.pooled, records=[r for r in one.pooled.records if r.group == label])
-            for one in group.entries
-        ]
-        parts[label] = [summarize(run, valid=valid) if run.records else None for run in runs]
+        parts[label] = []
+        for entry in group.entries:
+            found = [(run, [r for r in run.records if r.group == label]) for run in entry.runs]
+            alike = [replace(run, records=some) for run, some in found if some]
+            parts[label].append(_summary(alike, valid, seed) if alike else None)
     return parts
 
 
-def _tables(group: Group, against: str | None, valid: Valid | None, tests: bool) -> Iterator[Table]:
+def _tables(
+    group: Group, against: str | None, valid: Valid | None, tests: bool, seed: int
+) -> Iterator[Table]:
     names = list(dict.fromkeys(run.name for run in group.runs))
-    parts = _parts(group, valid)
+    parts = _parts(group, valid, seed)
     for source in group.sources:
         by = list(dict.fromkeys(run.name for run in group.runs if run.scorer == source))
         role = "a judge" if not by else "the search's scorer"
