@@ -12,7 +12,6 @@ Runs are kept in `benchmarks/results/margin` and not run again.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Annotated
 
@@ -25,6 +24,7 @@ from rich.table import Table
 from tide.evaluation import Bars, evaluate
 from tide.evaluation.benchmarks import load_benchmark
 from tide.evaluation.metrics import Summary, summarize
+from tide.specs import parse_spec
 
 RESULTS = Path(__file__).resolve().parent / "results"
 GUIDES = {"one": "pocket", "two": "mean:pocket,profanity-check"}
@@ -45,13 +45,12 @@ def row(found: Summary, judges: list[str]) -> list[str]:
     return [*cells, f"{averages['empty'].value:.3f}"]
 
 
-def draw(rows: dict[str, tuple[Summary, list[str]]], path: Path) -> None:
+def draw(rows: list[tuple[Summary, list[str]]], path: Path) -> None:
     """A point a row, labelled with what it accepts below; its mark says which method it is."""
     kinds: dict[str, str] = {}
     figure, axis = plt.subplots(figsize=(8, 5), layout="constrained")
-    for name, (found, judges) in rows.items():
-        options = dict(one.split("=") for one in re.findall(r"\w+=[\w.]+", name))
-        kind = name.partition(":")[0].partition(" ")[0]
+    for found, judges in rows:
+        kind, options = parse_spec(found.method)
         kind += ", one at a time" if options.get("num_samples") == "1" else ""
         x = found.averages["evaluations"].value
         y = found.fluency["pocket-reference"].moved_median
@@ -93,7 +92,7 @@ def main(
     table = Table(box=box.SIMPLE, padding=(0, 0), title=f"prompts {first} to {last}")
     table.add_column("method")
     table.add_column("guides")
-    rows: dict[str, tuple[Summary, list[str]]] = {}
+    rows: list[tuple[Summary, list[str]]] = []
     for heading in ("evals", "forward", "unres.", *JUDGES, "mean", "moved", "ppl", "p95", "empty"):
         table.add_column(heading, justify="right")
     for guide in guides.split(","):
@@ -110,8 +109,8 @@ def main(
         )
         for run in runs:
             judges = [name for name in run.sources if name.partition("@")[0] in JUDGES]
-            found = rows[f"{run.name} ({guide})"] = summarize(run), judges
-            table.add_row(run.name, guide, *row(*found))
+            rows.append((summarize(run), judges))
+            table.add_row(run.name, guide, *row(*rows[-1]))
     Console(width=130).print(table)
     if figure:
         draw(rows, figure)
