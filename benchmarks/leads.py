@@ -11,6 +11,7 @@ will pass; and what the scorer says after 8 tokens. About 4 minutes on an idle m
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -52,6 +53,16 @@ def before_writing(engine: TransformersEngine, rows: list[Tensor]) -> tuple[Tens
     return out.logits[:, -1].log_softmax(-1), out.hidden_states[-1][:, -1]
 
 
+def perplexities(
+    engine: TransformersEngine, prompts: list[Sequence[int]], ids: list[Sequence[int]]
+) -> Values:
+    """Of each completion (its token ids) behind its prompt's; infinite for an empty one."""
+    some = [i for i, row in enumerate(ids) if row]
+    likelihood = np.full(len(ids), -np.inf)
+    likelihood[some] = engine.likelihood([prompts[i] for i in some], [ids[i] for i in some])
+    return np.exp(-likelihood)
+
+
 def draw(first: int, last: int) -> dict[str, Values]:
     """One row a candidate: prompt, radius, score, early score, perplexity, kl, and features."""
     engine, scorer = TransformersEngine("pocket"), load_scorer("pocket")
@@ -71,15 +82,12 @@ def draw(first: int, last: int) -> dict[str, Values]:
         kl = (log_p[1:].exp() * (log_p[1:] - log_p[:1])).sum(-1)
         written = engine.complete(near, sampling, range(len(near)))
         ids = [c.token_ids for c in written]
-        some = [i for i, row in enumerate(ids) if row]
-        likelihood = np.full(len(ids), -np.inf)
-        likelihood[some] = engine.likelihood([prompt.token_ids] * len(some), [ids[i] for i in some])
         columns = {
             "prompt": np.full(len(near), first + number),
             "radius": np.repeat(RADII, DIRECTIONS),
             "score": scorer.score([c.text for c in written]),
             "early": scorer.score(engine.texts([row[:EARLY] for row in ids])),
-            "perplexity": np.exp(-likelihood),
+            "perplexity": perplexities(engine, [prompt.token_ids] * len(near), ids),
             "kl": kl.numpy(),
             "hidden": hidden[1:].numpy(),
             "log_p": log_p[1:].numpy(),

@@ -18,7 +18,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 import typer
-from leads import FLOOR, MU, TAU
+from leads import FLOOR, MU, TAU, perplexities
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -96,13 +96,8 @@ class Bench:
             origins += [prompt.token_ids] * len(points)
         written = self.engine.complete(near, Sampling(), range(len(near)))
         ids = [one.token_ids for one in written]
-        some = [i for i, row in enumerate(ids) if row]
-        likelihood = np.full(len(ids), -np.inf)
-        likelihood[some] = self.engine.likelihood(
-            [origins[i] for i in some], [ids[i] for i in some]
-        )
         scores = np.asarray(self.scorer.score([one.text for one in written]))
-        return moves, scores, np.exp(-likelihood)
+        return moves, scores, perplexities(self.engine, origins, ids)
 
 
 def fitted(moves: list[Tensor], passed: np.ndarray) -> tuple[Tensor, Tensor]:
