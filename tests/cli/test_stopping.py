@@ -63,15 +63,17 @@ def test_in_the_middle_it_says_what_is_kept(tmp_path: Path, number: signal.Signa
 
 
 def test_while_it_is_starting(tmp_path: Path) -> None:
-    """At moments spread over the imports; before the first of ours, Python itself is in charge."""
+    """At moments spread over the imports; before `main`, Python itself is in charge."""
     (tmp_path / "slow.py").write_text(SLOW)
+    code = "from tide.cli import main; print(flush=True); main()"
     moments = random.Random(0)
     for _ in range(4):
         process = subprocess.Popen(
-            [*TIDE, "run", "A prompt", "-s", "slow.py:Slow"],
-            cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
+            [sys.executable, "-c", code, "run", "A prompt", "-s", "slow.py:Slow"],
+            cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
-        time.sleep(moments.uniform(0.3, 1.5))
+        assert process.stdout and process.stdout.readline()
+        time.sleep(moments.uniform(0.05, 1.2))
         if process.poll() is None:
             assert stopped(process, signal.SIGINT) == "stopped"
         process.communicate()
