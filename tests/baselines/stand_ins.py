@@ -127,7 +127,6 @@ def save_random_artefacts(folder: Path, model: Any, name: str) -> None:
         return lora("lora.") | {"head.weight": randn(1, width), "head.bias": randn(1)}
 
     for kind, tensors in {
-        "dapt": lora(""),
         "destein": {"directions": randn(len(projections(model)), width)},
         "dexperts": lora("expert.") | lora("anti."),
         "gedi": lora("lora.") | {"scale": torch.tensor(GEDI_SCALE)},
@@ -211,13 +210,13 @@ class Plain:
         return score
 
     def dapt(self) -> Callable[..., Tensor]:
-        return self.tuned("dapt")
+        return self.tuned("dexperts", "expert.")
 
     def unidetox(self) -> Callable[..., Tensor]:
         return self.tuned("unidetox")
 
-    def tuned(self, kind: str) -> Callable[..., Tensor]:
-        model = self.load(self.tensors(kind))
+    def tuned(self, kind: str, prefix: str = "") -> Callable[..., Tensor]:
+        model = self.load(self.tensors(kind, prefix))
         return lambda prompt, ids, new, prepare: prepare(self.next(model, ids + new))
 
     def destein(self) -> Callable[..., Tensor]:

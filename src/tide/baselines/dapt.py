@@ -2,8 +2,8 @@
 
 The model trained on with non-toxic text, as Gehman et al. 2020 (RealToxicityPrompts) use it; the
 text is written by the trained model alone. They take the least toxic 2 % of a web corpus, three
-times over; here it is the non-toxic half of the labelled texts, with which the expert of `dexperts`
-is trained too.
+times over; here it is the non-toxic half of the labelled texts: the model is the expert that
+`tide fit dexperts` trains.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from pydantic import Field
 from tide.baselines.base import Options
 from tide.baselines.common.auxiliary import ready
 from tide.baselines.common.decoding import DecodingBaseline, Reader
-from tide.baselines.common.fitting import FitTask, Fitted, write_like
 from tide.baselines.common.settings import Strength
 from tide.engines.local.decode import Writing
+from tide.errors import InputError
 
 
 class DaptOptions(Options):
@@ -27,11 +27,13 @@ class DaptOptions(Options):
 
 
 class Dapt(DecodingBaseline):
-    """The model with `scale` times the update that was learned on non-toxic text."""
+    """The model with `scale` times the update that was learned on non-toxic text
+    (`tide fit dexperts`)."""
 
     kind = "dapt"
     options_class = DaptOptions
-    learned = True
+    artefact_of = "dexperts"
+    part = "expert"
     _options: DaptOptions
 
     def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
@@ -39,9 +41,9 @@ class Dapt(DecodingBaseline):
 
     @cached_property
     def _reader(self) -> Reader:
-        return Reader(ready(self.fitted_model(strength=self._options.scale)))
-
-    @staticmethod
-    def fit(task: FitTask) -> Fitted:
-        """Updates of the model on non-toxic text; figures: perplexity of it before and after."""
-        return write_like(task, toxic=False)
+        if other := self.artefact.info.get("auxiliary"):
+            raise InputError(
+                f"baseline {self.kind}: {self.artefact_of} was fitted on the smaller model "
+                f"{other!r}, and this one writes with the model itself; fit without --auxiliary"
+            )
+        return Reader(ready(self.fitted_model(self.part, self._options.scale)))

@@ -29,7 +29,9 @@ _TEXTS = 640
 class Unidetox(Dapt):
     """The model with `scale` times the update that it learned from text distilled of toxicity."""
 
-    kind = "unidetox"
+    kind = artefact_of = "unidetox"
+    learned = True
+    part = ""
 
     @staticmethod
     def fit(task: FitTask) -> Fitted:

@@ -32,7 +32,7 @@ from tide.engines.local.decode import Stream, Writing
 from tide.errors import InputError, guarded
 
 # Most words that a fit keeps; `words` says how many of them are used.
-_LEARNED = 1_000
+_LEARNED = 500
 # Added to each count, so that a word that is seen now and then does not lead.
 _PRIOR = 5.0
 _WORD = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)*")
