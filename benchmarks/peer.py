@@ -7,8 +7,9 @@ Runs `generate_tide.py` of the checkout as it is, on vLLM, with our scorer in th
 Perspective; then `tide` and `fast` on transformers and on vLLM, with the same model, scorer and
 prompts, one trial each; `tide` with the same step sizes. Latency: one prompt at a time. Together:
 all prompts in one call, which the authors' code has no way to do. Of the seconds a prompt, it shows
-what the engine and the scorer took; the rest is the search. Needs vLLM (`make test-vllm` makes an environment with it for a
-CPU; set VLLM_CPU_KVCACHE_SPACE=1 there). Writes `benchmarks/results/peer.json`.
+what the engine and the scorer took; the rest is the search. Needs vLLM (`make test-vllm` makes an
+environment with it for a CPU; set VLLM_CPU_KVCACHE_SPACE=1 there). Writes
+`benchmarks/results/peer.json`.
 """
 
 from __future__ import annotations
