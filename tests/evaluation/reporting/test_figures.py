@@ -140,7 +140,7 @@ def test_a_trajectory_of_one_evaluation() -> None:
 
 def test_a_trajectory_says_whether_the_prompt_is_recovered() -> None:
     one = search_run("tide:a_long_option=0.123456,another_long_option=0.654321,third=1")
-    for count, says in ((0, "are the prompt's"), (2, "of 2 rows are no longer the prompt's")):
+    for count, says in ((0, "are the prompt's."), (2, "are the prompt's, but for 2.")):
         changed(one, 0, changed_tokens=[count, count], decoded_prompts=["a", "a"])
         figure = figures.trajectory(one, one.records[0])
         drawn(figure)

@@ -232,8 +232,8 @@ def trajectory(run: Run, record: Record) -> Any:
             says += ". Its one evaluation is what the model itself writes after the prompt"
             says += ": it was accepted, so there was nothing to search" if accepted else ""
         if record.changed_tokens and (changed := record.changed_tokens[number]) is not None:
-            same = f"of {changed} rows are no longer" if changed else "are"
-            says += f". The nearest tokens of the accepted point {same} the prompt's"
+            says += ". The nearest tokens of the accepted point are the prompt's"
+            says += f", but for {changed}" if changed else ""
         figure.suptitle(_wrapped(f"{run.name}, prompt {record.id}", 50), fontsize=8)
         _legend(figure, [panel], f"{says}.")
     return figure
