@@ -102,9 +102,11 @@ def test_records_tables_and_the_terminal_tell_it() -> None:
         update = {"displacements": far[number], "changed_tokens": changed[number]}
         update["base_completions"] = one.completions
         run.records[number] = one.model_copy(update=update)
+    assert "decoded" not in summarize(search_run("tide")).averages
+    run.records.append(run.records[0].model_copy(update={"id": 9, "changed_tokens": None}))
     summary = summarize(run)
     averages = {name: one.value for name, one in summary.averages.items()}
-    assert averages["decoded"] == 5 / 8
+    assert averages["decoded"] == 5 / 10
     assert averages["recovered"] == 3 / 5
     assert averages["recovered_0_0.5"] == 1
     assert averages["recovered_0.5_1"] == pytest.approx(2 / 3)

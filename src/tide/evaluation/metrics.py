@@ -152,6 +152,8 @@ def summarize(run: Run, *, valid: Valid | None = None, seed: int = 0) -> Summary
                 ratios[f"perplexity\0{name}"] = math.fsum(values), len(values)
         rows.append(ratios)
     estimates = _estimates(rows, seed)
+    if "recovered" not in estimates:  # nothing was decoded, or nothing accepted
+        estimates.pop("decoded", None)
     judged = {
         source: {
             name: estimates.pop(key)
@@ -329,7 +331,7 @@ def _of_moved(record: Record, kept: Sequence[int], moved: Sequence[int]) -> Rati
     found["moved_similarity"] = math.fsum(alike), len(moved)
     if (far := record.displacements) is not None:
         found["moved_displacement"] = math.fsum(far[place] for place in moved), len(moved)
-    if far is not None and (changed := record.changed_tokens) is not None:
+        changed = record.changed_tokens or [None] * len(far)
         decoded = [(far[i], changed[i] == 0) for i in kept if changed[i] is not None]
         found["decoded"] = len(decoded), len(kept)
         for name, (low, high) in {"recovered": (0.0, math.inf), **RECOVERED}.items():
