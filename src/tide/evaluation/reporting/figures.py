@@ -255,8 +255,8 @@ def landscape(world: Landscape, title: str, trial: str) -> Any:
         panel.plot(*world.path.T, color="black", lw=2.6, label="path")
         panel.plot(*world.path.T, color="white")
         last = "accepted" if world.accepted else "last iterate"
-        points = {"prompt": (0, "s", 36), "": (slice(1, -1), "o", 26), last: (-1, "*", 110)}
-        for label, (which, marker, size) in points.items():
+        marks: dict[str, tuple[Any, str, int]] = {"prompt": (0, "s", 36), last: (-1, "*", 110)}
+        for label, (which, marker, size) in {"": (slice(1, -1), "o", 26), **marks}.items():
             colours = {"c": np.atleast_1d(world.measured[which]), **shades}
             rim = {"marker": marker, "s": size, "edgecolors": "black", "linewidths": 0.8}
             points_there = np.atleast_2d(world.path[which]).T

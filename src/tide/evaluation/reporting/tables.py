@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from rich import box
 from rich.console import Console, Group
@@ -381,7 +381,7 @@ def _rich(table: Table, columns: Sequence[int], width: int) -> RichTable:
     for number in columns:
         if _is_text(table, number):
             longest = max((len(str(row[number])) for row in table.rows), default=0)
-            fits = {"no_wrap": True} if longest <= room else {"max_width": room}
+            fits: dict[str, Any] = {"no_wrap": True} if longest <= room else {"max_width": room}
             shown.add_column(table.columns[number].heading, overflow="fold", **fits)
         else:
             shown.add_column(table.columns[number].heading, justify="right", no_wrap=True)
