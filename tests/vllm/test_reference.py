@@ -21,7 +21,8 @@ def test_perplexity_is_the_same_as_by_transformers(
     pairs += [("The peo", "ple are kind"), (prompts[0], "")]
     found = []
     for engine, options in (("transformers", {}), ("vllm", {"enforce_eager": True})):
-        reference = Reference("pocket-reference", engine, dtype="float32", **options)
+        # vLLM for the CPU has no attention for the heads of the bundled reference.
+        reference = Reference("pocket", engine, dtype="float32", **options)
         found.append(reference.measure(pairs))
         reference.close()
     for here, there in zip(*found, strict=True):
