@@ -157,8 +157,9 @@ class Vocabulary(Closable):
     @cached_property
     def _norms(self) -> Tensor:
         """The length of each row of the table, at least a tiny one."""
-        weight: Tensor = self._layer.weight
-        return torch.linalg.vector_norm(weight, dim=-1, dtype=torch.float32).clamp_min(1e-12)
+        weight = self._layer.weight
+        norms: Tensor = torch.linalg.vector_norm(weight, dim=-1, dtype=torch.float32)
+        return norms.clamp_min(1e-12)
 
     def _embed_ids(self, ids: Sequence[int]) -> Tensor:
         """What the first block receives for `ids`: the layer itself applies any scaling (Gemma)."""
