@@ -175,6 +175,11 @@ class Settings(Sampling):
     deadline: _Positive | None = Field(
         default=None, description="Longest time of one trial of a prompt, in seconds."
     )
+    decode: bool = Field(
+        default=False,
+        description="Find the nearest tokens of an accepted point, and whether they are those of "
+        "the prompt.",
+    )
     block_tokens: int = Field(
         default=64,
         ge=0,
@@ -291,6 +296,7 @@ class Overrides(TypedDict, total=False):
     empty_policy: EmptyPolicy
     on_unresolved: OnUnresolved
     deadline: float | None
+    decode: bool
     block_tokens: int
     block_context: int
     draft_tokens: int

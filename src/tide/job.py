@@ -137,6 +137,7 @@ class Job:
                 deadline,
                 order=self.number,
                 tag=self,
+                decode=settings.decode,
             )
             self._work.append(search)
             self._seeds[search] = trial, seed
@@ -158,17 +159,24 @@ class Job:
                 f"no completion below {settings.toxicity_threshold} "
                 f"in {strategy.iterations} iterations"
             )
+        # No scorer said anything of an empty text; the published policy accepts it.
+        accepted = passed and not (returned.empty and settings.empty_policy == "unmodified")
+        decoded: dict[str, Any] = {}
+        if accepted and search.nearest is not None:
+            ids, text = search.nearest
+            differing = sum(a != b for a, b in zip(ids, search.token_ids, strict=True))
+            decoded = {"changed_tokens": differing, "decoded_prompt": text}
         return Trial(
             number=number,
             seed=seed,
-            # No scorer said anything of an empty text; the published policy accepts it.
-            accepted=passed and not (returned.empty and settings.empty_policy == "unmodified"),
+            accepted=accepted,
             refused=not passed and settings.on_unresolved == "refuse",
             chosen=chosen,
             iterations=strategy.iterations,
             scorer_calls=search.scorer_calls,
             likelihood_calls=search.likelihood_calls,
             trace=tuple(search.trace),
+            **decoded,
         )
 
 

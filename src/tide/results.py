@@ -87,6 +87,10 @@ class Trial(BaseModel):
     completions whose likelihood was computed. `refused` means that nothing was accepted and the
     text is withheld.
 
+    With the setting `decode`, of an accepted point that is not the prompt itself: `changed_tokens`
+    says how many of its rows are nearer, by cosine, to another token than to the prompt's (0: the
+    prompt is recovered exactly), `decoded_prompt` what its nearest tokens say.
+
     An answer in `blocks` has a trace of at most two: as far as the model had drafted it when a
     block failed, and what is returned, the text of all blocks, whose toxicity is that of the worst
     of them and of the whole (`whole_toxicity`; None if the last block failed, and so ended it).
@@ -106,6 +110,8 @@ class Trial(BaseModel):
     scorer_calls: int
     likelihood_calls: int
     trace: tuple[Evaluation, ...]
+    changed_tokens: int | None = None
+    decoded_prompt: str | None = None
     blocks: tuple[Block, ...] = ()
     whole_toxicity: Score | None = None
     drafted_tokens: int = 0

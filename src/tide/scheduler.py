@@ -20,9 +20,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, TypeVar, get_args
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from tide.answers.draft import Draft
 from tide.answers.drafting import Drafting
@@ -319,6 +322,7 @@ class Scheduler:
                 _guarded(search, search.strategy.tell, scores.values.tolist())
             told.append(search)
         self._tell_likelihoods(told)
+        self._decode(scored.asked)
         for search in told:
             if search.done:
                 self._end(search)
@@ -358,6 +362,30 @@ class Scheduler:
             some = [next(answers) for _ in asked.evaluations]
             _guarded(search, search.strategy.tell, some)
         self._tell_likelihoods([search for search, _ in asking])
+
+    def _decode(self, asked: Sequence[Asked]) -> None:
+        """Find the nearest tokens of the points with which searches end, of all in one call."""
+        ending: list[tuple[Search, Tensor]] = []
+        for search, some in asked:
+            if search.decode and search.done and search.error is None and not search.cancelled:
+                best = _guarded(search, getattr, search.strategy, "best")
+                place = -1 if best is None else best - (len(search.trace) - len(some))
+                if 0 <= place < len(some) and some[place].displacement > 0:
+                    ending.append((search, some[place].embeddings))
+        if not ending:
+            return
+        rows = torch.cat([embeddings for _, embeddings in ending])
+        try:
+            ids = iter(self._ask_engine(self._engine.decode_nearest, rows))
+            parts = [tuple(islice(ids, len(embeddings))) for _, embeddings in ending]
+            says = getattr(self._engine, "texts", lambda parts: [None] * len(parts))
+            texts = self._ask_engine(says, parts)
+        except EngineError as error:
+            for search, _ in ending:
+                search.error = error
+            return
+        for (search, _), part, text in zip(ending, parts, texts, strict=True):
+            search.nearest = part, text
 
 
 def _guarded(search: Search, call: Callable[..., _T], *arguments: Any) -> _T | None:

@@ -27,9 +27,12 @@ class Search:
     what an empty one scores. deadline: by `time.monotonic()`, when it ends with the best it has.
     order: the lowest is served first. tag: what the submitter knows it by. context: text that
     stands before its completions, and is scored with them. shape: what becomes of a completion
-    before it is scored. course: what it is a piece of.
+    before it is scored. course: what it is a piece of. decode: whether to find the nearest tokens
+    of the point that it ends with.
     trace and completions (token ids) grow with each round. error: why it ended without a result.
-    written_tokens: of all completions, before they were shaped.
+    written_tokens: of all completions, before they were shaped. nearest: token ids and text of the
+    nearest tokens; None without `decode`, and where the search ended with the prompt itself, or
+    with a point of an earlier round.
     """
 
     strategy: SearchStrategy
@@ -42,7 +45,9 @@ class Search:
     context: str = ""
     shape: Callable[[Completion], Completion] | None = None
     course: Course | None = None
+    decode: bool = False
     written_tokens: int = 0
+    nearest: tuple[tuple[int, ...], str | None] | None = None
     trace: list[Evaluation] = field(default_factory=list)
     completions: list[tuple[int, ...]] = field(default_factory=list)
     scorer_calls: int = 0

@@ -34,7 +34,7 @@ def test_tables_figures_and_metrics(
 ) -> None:
     assert tide("report", runs, "--trajectory", 2, monkeypatch=monkeypatch) == 0
     out = capsys.readouterr().out
-    assert "toy, pocket, tide, 6 prompts" in out
+    assert "toy, pocket, 6 prompts, protocol tide" in out
     assert "less toxic than base?" in out
     names = ["quality-scorer-1", "quality-judge-1", "fluency", "cost"]
     names += ["significance-scorer-1", "significance-judge-1"]
@@ -188,7 +188,7 @@ def test_without_matplotlib_the_tables_are_there(
     assert problem.startswith("no figures: ")
     assert "pip install 'tide-detox[report]'" in problem
     assert "written to" in written
-    assert "toy, pocket, tide, 6 prompts" in shown.out
+    assert "toy, pocket, 6 prompts, protocol tide" in shown.out
     assert (runs / "report/quality-judge-1.csv").is_file()
     assert (runs / "report/summary.json").is_file()
 
@@ -197,7 +197,7 @@ def test_a_report_in_python(runs: Path) -> None:
     made = evaluation.report(runs)
     assert {"trade-off", "anytime-rate"} <= set(made.figures)
     assert [summary.method for summary in made.summaries] == ["base", "tide", "fast"]
-    assert "<caption>toy, pocket, tide, 6 prompts; cost</caption>" in made._repr_html_()
+    assert "<caption>toy, pocket, 6 prompts, protocol tide; cost</caption>" in made._repr_html_()
     assert not (runs / "report").exists()
     in_memory = evaluation.report([read_run(runs / "tide"), runs / "base"], draw=False, tests=False)
     assert [summary.method for summary in in_memory.summaries] == ["tide", "base"]

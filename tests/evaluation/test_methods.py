@@ -177,7 +177,7 @@ def test_a_strategy_is_a_method_here() -> None:
 
 
 def test_an_unknown_protocol() -> None:
-    with pytest.raises(InputError, match="unknown protocol 'tid'; known: tide, tide-hot"):
+    with pytest.raises(InputError, match="unknown protocol 'tid'; known: tide, published"):
         load_protocol("tid")
 
 
@@ -224,3 +224,23 @@ def test_options_that_earlier_versions_lacked_are_recorded_where_they_are_set() 
     one = load_method("base:stop=.", runner, protocol, {})
     assert one.settings.stop == (".",)
     assert next(one.records(ROWS, [0]))[1].completions[0] in ("toxicity 0", "toxicity 1")
+
+
+def test_the_published_protocol_gives_its_options_to_strategies_that_have_them() -> None:
+    choices = "baseline=fresh,redraw=true"
+    tide = settings("tide", "published")
+    assert tide.strategy == f"tide:unresolved=iterate,{choices}"
+    assert (tide.perturb, tide.select, tide.empty_policy) == ("all", "nearest", "zero")
+    assert settings("tide:unresolved=last", "published").strategy.startswith("tide:unresolved=last")
+    assert settings("random-walk", "published").strategy == "random-walk:unresolved=iterate"
+    assert settings("fast", "published").strategy == PRESETS["fast"]["strategy"]
+    runner = LocalRunner(SharedEngine(scripted_engine()), ReadingScorer())
+    made = {
+        spec: load_method(spec, runner, PROTOCOLS["published"], {})
+        for spec in ("base", "tide", "tide:unresolved=last", "fast")
+    }
+    assert [method.name for method in made.values()] == list(made)
+    assert [m.config.get("carry_over") for m in made.values()] == [None, True, True, True]
+    plain = load_method("tide", runner, PROTOCOLS["tide"], {})
+    assert not {"unresolved", "baseline", "redraw"} & plain.config["strategy_options"].keys()
+    assert made["tide"].config["strategy_options"]["redraw"] is True

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,8 +10,11 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.models import save_causal_lm
+from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
+from tide import evaluation
 from tide.errors import InputError
-from tide.evaluation.perplexity import Reference, reference_for
+from tide.evaluation import evaluating, perplexity
+from tide.evaluation.perplexity import Fluency, Reference, reference_named
 
 PAIRS = [
     ("The weather today is", " fine and the people are kind."),
@@ -62,9 +66,13 @@ def test_a_context_that_is_too_short(tmp_path: Path) -> None:
 
 
 def test_references_by_name() -> None:
-    assert reference_for("pocket") == reference_for("pocket-chat") == "pocket-reference"
-    assert reference_for("openai-community/gpt2-large") == "openai-community/gpt2-xl"
-    assert reference_for("./my-model") is None
+    assert (
+        reference_named("auto", "pocket")
+        == reference_named("auto", "pocket-chat")
+        == "pocket-reference"
+    )
+    assert reference_named("auto", "openai-community/gpt2-large") == "openai-community/gpt2-xl"
+    assert reference_named("auto", "./my-model") is None
 
 
 def test_the_bundled_reference_prefers_what_people_write() -> None:
@@ -75,3 +83,64 @@ def test_the_bundled_reference_prefers_what_people_write() -> None:
     assert good.nll is not None
     assert bad.nll is not None
     assert good.nll < bad.nll
+
+
+def test_names_that_depend_on_the_model() -> None:
+    assert reference_named("global", "pocket") == "Qwen/Qwen3-14B"
+    assert reference_named("own/model", "pocket") == "own/model"
+
+
+def test_any_engine_with_a_tokenizer_may_run_a_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def load(name: str, model: str, **options: Any) -> Any:
+        asked.append((name, model, options))
+        return scripted_engine()
+
+    monkeypatch.setattr(perplexity, "load_engine", load)
+    with pytest.raises(InputError, match="reference engine 'vllm': has no tokenizer"):
+        Reference("a/model", "vllm", tensor_parallel_size=4)
+    assert asked == [("vllm", "a/model", {"tensor_parallel_size": 4})]
+
+
+def test_the_model_is_closed_before_references_are_loaded(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Two models of many GPUs would not fit into them together."""
+    events: list[Any] = []
+
+    class Stub:
+        def __init__(self, name: str, engine: str, **options: Any) -> None:
+            self.name = name
+            events.append((name, engine, options))
+
+        def measure(self, pairs: list[tuple[str, str]]) -> list[Fluency]:
+            return [Fluency(1.0, 2)] * len(pairs)
+
+        def close(self) -> None:
+            events.append(f"{self.name} closed")
+
+    engine = scripted_engine()
+    engine.close = lambda: events.append("model closed")  # type: ignore[method-assign]
+    monkeypatch.setattr(evaluating, "Reference", Stub)
+    monkeypatch.setattr(evaluating, "load_engine", lambda *_, **__: engine)
+    (run,) = evaluation.evaluate(
+        PROMPTS,
+        "base",
+        model="qwen3-4b",
+        scorer=ReadingScorer(),
+        reference=["auto", "global"],
+        reference_engine="vllm",
+        reference_options={"tensor_parallel_size": 4},
+        engine_options={"device": "cpu"},
+        out=tmp_path,
+    )
+    options = {"tensor_parallel_size": 4}
+    assert events == [
+        "model closed",
+        *(("Qwen/Qwen3-8B", "vllm", options), "Qwen/Qwen3-8B closed"),
+        *(("Qwen/Qwen3-14B", "vllm", options), "Qwen/Qwen3-14B closed"),
+    ]
+    table = evaluation.report(run, tests=False, draw=False).tables[0]
+    headings = [column.heading for column in table.columns]
+    assert headings[-2:] == ["ppl Qwen3-8B", "ppl Qwen3-14B"]

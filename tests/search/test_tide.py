@@ -279,3 +279,60 @@ def test_golden_trajectories(case: dict[str, Any]) -> None:
     assert len(summaries) == len(case["rounds"])
     for found, expected in zip(summaries, case["rounds"], strict=True):
         assert found == pytest.approx(expected, rel=1e-4, abs=1e-4)
+
+
+# Choices of the published code and records
+
+
+@pytest.mark.parametrize("unresolved", ["best", "iterate", "last"])
+def test_what_is_returned_if_nothing_passed(unresolved: str) -> None:
+    changes = {**HARD, "unresolved": unresolved, "num_samples": 3, "step_relative": 2.0}
+    changes["toxicity_threshold"] = 1e-12
+    for seed in range(8):
+        strategy, rounds = run(changes, seed=seed)
+        scores = [toxicity(x) for one in rounds for x in one]
+        path = [0, *(sum(map(len, rounds[:i])) for i in range(2, len(rounds), 2))]
+        expected = {
+            "best": min(range(len(scores)), key=scores.__getitem__),
+            "iterate": min(path, key=scores.__getitem__),
+            "last": path[-1],
+        }
+        assert strategy.best == expected[unresolved]
+
+
+def test_what_passes_is_returned_whatever_is_returned_otherwise() -> None:
+    easy = {"toxicity_threshold": 0.5, "max_iterations": 20}
+    plain, _ = run(easy)
+    last, _ = run({**easy, "unresolved": "last"})
+    assert plain.done
+    assert plain.best == last.best
+
+
+def test_perturbations_are_compared_with_a_completion_of_their_own() -> None:
+    strategy = make(problem(), **HARD, baseline="fresh", num_samples=3)
+    (tested,) = strategy.ask()
+    strategy.tell([0.9])
+    (again,) = strategy.ask()
+    assert torch.equal(again.embeddings, tested.embeddings)
+    assert again.sampling_seed != tested.sampling_seed
+    strategy.tell([0.4])
+    perturbed = strategy.ask()
+    assert [one.role for one in perturbed] == ["perturbation"] * 3
+    strategy.tell([0.4, 0.4, 0.4])  # as the fresh one: no difference, so the point stays
+    (again,) = strategy.ask()
+    assert torch.equal(again.embeddings, tested.embeddings)
+    assert strategy.iterations == 2
+
+
+@pytest.mark.parametrize("redraw", [False, True])
+def test_where_the_estimate_is_zero_the_point_is_tested_again_or_not(redraw: bool) -> None:
+    strategy = make(problem(), **HARD, redraw=redraw, num_samples=3)
+    asked = []
+    while not strategy.done:
+        asked.append(strategy.ask())
+        strategy.tell([0.7] * len(asked[-1]))
+    points = [one[0] for one in asked if one[0].role != "perturbation"]
+    assert len(points) == (4 if redraw else 1)
+    assert all(torch.equal(one.embeddings, points[0].embeddings) for one in points)
+    assert len({one.sampling_seed for one in points}) == len(points)
+    assert strategy.iterations == 4

@@ -90,6 +90,10 @@ def completions_table(records: Sequence[Record], threshold: float, masked: bool)
                 after.append(" withheld", "yellow")
             elif not accepted and not empty:  # of an empty one it says so
                 after.append(" not accepted", "yellow")
+            if record.decoded_prompts and (decoded := record.decoded_prompts[trial]) is not None:
+                same = record.changed_tokens and record.changed_tokens[trial] == 0
+                says = "the prompt" if same else visible(decoded)
+                after.append(f"\nnearest tokens: {says}", "dim")
             asked = record.messages[-1].content if record.messages else record.prompt
             prompt = Text(visible(asked, kept="\n")) if trial == 0 else ""
             table.add_row(prompt, shown(base, before, threshold, masked), after)

@@ -14,7 +14,7 @@ from tide.cli.judge import refuse_failures
 from tide.cli.report import print_tables
 
 _SAMPLING = ("max_new_tokens", "temperature", "top_p", "top_k")
-_BY_PROTOCOL = (*_SAMPLING, "num_trials", "completions_per_evaluation")
+_BY_PROTOCOL = (*_SAMPLING, "num_trials", "completions_per_evaluation", "decode")
 
 
 @partial(options.with_settings, by_protocol=_BY_PROTOCOL)
@@ -30,18 +30,17 @@ def evaluate(
     scorer: options.Scorer = "pocket",
     judges: options.Judges = None,
     protocol: Annotated[
-        str, typer.Option(help="tide, tide-hot, dexperts or rad: sampling, trials, what is toxic.")
+        str,
+        typer.Option(
+            help="tide, published, tide-hot, dexperts or rad: sampling, trials, what is toxic."
+        ),
     ] = "tide",
     artefacts: Annotated[
         Path | None, typer.Option(help="Folder that `tide fit` wrote, for baselines that learn.")
     ] = None,
-    reference: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Model that measures perplexity; auto: by the model's name; none. Repeat for a "
-            "column each. [default: auto]"
-        ),
-    ] = None,
+    reference: options.Reference = None,
+    reference_engine: options.ReferenceEngine = "transformers",
+    reference_option: options.ReferenceOption = None,
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", help="Folder of the run folders. Goes on with what is in it."),
@@ -85,6 +84,10 @@ def evaluate(
         judges=options.judges(judges),
         protocol=protocol,
         reference=reference or "auto",
+        reference_engine=reference_engine,
+        reference_options=options.engine_options(
+            further=reference_option, flag="--reference-option"
+        ),
         artefacts=artefacts,
         out=out,
         engine=engine,

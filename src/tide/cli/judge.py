@@ -21,10 +21,9 @@ def judge(
         list[Path], typer.Argument(help="Runs (folders or .jsonl files), or folders with runs.")
     ],
     judges: options.Judges = None,
-    reference: Annotated[
-        list[str] | None,
-        typer.Option(help="Model that measures perplexity; auto: by the model's name. Repeat."),
-    ] = None,
+    reference: options.Reference = None,
+    reference_engine: options.ReferenceEngine = "transformers",
+    reference_option: options.ReferenceOption = None,
     device: options.Device = "auto",
     max_batch: options.MaxBatch = None,
 ) -> None:
@@ -41,7 +40,13 @@ def judge(
         runs,
         judges=options.judges(judges),
         reference=reference or [],
-        engine_options=options.engine_options(device=device, max_batch=max_batch),
+        reference_engine=reference_engine,
+        reference_options=options.engine_options(
+            device=device,
+            max_batch=max_batch,
+            further=reference_option,
+            flag="--reference-option",
+        ),
         progress=evaluation.Bars(ERRORS),
     )
     print_tables(evaluation.report(extended, tests=False, draw=False).tables)

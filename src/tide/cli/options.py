@@ -96,6 +96,24 @@ Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
 MaxBatch = Annotated[
     int | None, typer.Option(min=1, help="Most sequences in one engine batch (default: by device).")
 ]
+Reference = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Model that measures perplexity; auto: of the model's family; global: Qwen3-14B, the "
+        "paper's for all; none. Repeat for a column each."
+    ),
+]
+ReferenceEngine = Annotated[
+    str,
+    typer.Option(help="What runs the reference models; vllm for one that needs several GPUs."),
+]
+ReferenceOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=VALUE",
+        help="An option of the reference engine, as tensor_parallel_size=4 for vllm.",
+    ),
+]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Start the output file again.")]
 Mask = Annotated[
     bool, typer.Option("--mask", help="Show toxic texts with all but first letters masked.")
@@ -123,11 +141,13 @@ def engine_options(
     max_batch: int | None = None,
     base_urls: list[str] | None = None,
     further: list[str] | None = None,
+    flag: str = "--engine-option",
 ) -> dict[str, Any]:
     """What was given of the options above, for an engine's constructor.
 
-    further: `name=value` each, the value as JSON or else as a text. What is left at its default
-    ("auto", None) is left to the engine. Raises InputError for one that is not `name=value`.
+    further: `name=value` each, the value as JSON or else as a text, as given by `flag`. What is
+    left at its default ("auto", None) is left to the engine. Raises InputError for one that is not
+    `name=value`.
     """
     given: dict[str, Any] = {
         "device": None if device == "auto" else device,
@@ -139,7 +159,7 @@ def engine_options(
     for text in further or ():
         name, equals, value = text.partition("=")
         if not equals or not name.isidentifier():
-            raise InputError(f"--engine-option: expected NAME=VALUE (got {text!r})")
+            raise InputError(f"{flag}: expected NAME=VALUE (got {text!r})")
         try:
             options[name] = json.loads(value)
         except json.JSONDecodeError:
@@ -176,8 +196,10 @@ def with_settings(
         flags = [f"--{name.replace('_', '-')}"]
         if name == "num_trials":
             flags.insert(0, "--trials")
+        if field.annotation is bool:
+            flags = [f"{flags[0]}/--no-{name}"]
         default = "by --protocol" if name in by_protocol else defaults[name]
-        shown = f" [default: {default}]" if default not in (None, ()) else ""
+        shown = f" [default: {default}]" if default not in (None, (), False) else ""
         said = f"{field.description}".removesuffix(".") + _CHOICES.get(name, ".")
         heading = "Sampling" if name in Sampling.model_fields else panel
         option = typer.Option(*flags, help=f"{said}{shown}", rich_help_panel=heading)

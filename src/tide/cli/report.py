@@ -63,6 +63,8 @@ def report(
     reference: Annotated[
         list[str] | None, typer.Option(help="With --paper: models that measure perplexity.")
     ] = None,
+    reference_engine: options.ReferenceEngine = "transformers",
+    reference_option: options.ReferenceOption = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the bootstrap.")] = 0,
 ) -> None:
     """Print the tables of RUNS and write them, their figures and their metrics to a folder.
@@ -88,7 +90,10 @@ def report(
         of_paper = paper_tables(paper)
         if judges or reference:
             loaded = [load_scorer(spec) for spec in options.judges(judges)]
-            of_paper += judged_tables(paper, loaded, [Reference(name) for name in reference or ()])
+            flag = "--reference-option"
+            measuring = options.engine_options(further=reference_option, flag=flag)
+            measured = [Reference(name, reference_engine, **measuring) for name in reference or ()]
+            of_paper += judged_tables(paper, loaded, measured)
         print_tables(of_paper)
         if out is not None:
             reports.write_tables(of_paper, out)

@@ -96,6 +96,8 @@ class Record(_Frozen):
     num_iter_steps, cosine_sims, avg_toxicity, max_toxicity`).
 
     messages: the chat that the prompt is made from, if it is one.
+    changed_tokens, decoded_prompts: of accepted points, as a `tide.Trial` has them; None where none
+    was decoded.
     trials: their numbers, ascending; `trials[i]` is what entry i of every list is of. completions:
     a withheld one is an empty text that keeps its score and is marked in `refused`.
     steps: what a search would return if it were cut off, from its first evaluation to the one that
@@ -120,6 +122,8 @@ class Record(_Frozen):
     accepted: list[bool] | None = None
     refused: list[bool] | None = None
     empty: list[bool] | None = None
+    changed_tokens: list[_Count | None] | None = None
+    decoded_prompts: list[str | None] | None = None
     evaluations: list[_Count] | None = None
     rounds: list[_Count] | None = None
     num_tokens: list[_Count] | None = None
@@ -206,8 +210,19 @@ def to_record(row_id: RecordId, result: Result, **more: Any) -> Record:
         traces=[_trace(trial) for trial in trials],
         steps=[_steps(trial) for trial in trials],
         **(_in_blocks(trials) if trials[0].blocks else {}),
+        **_decoded(trials),
         **more,
     )
+
+
+def _decoded(trials: Sequence[Trial]) -> dict[str, Any]:
+    changed = [trial.changed_tokens for trial in trials]
+    if changed.count(None) == len(changed):
+        return {}
+    return {
+        "changed_tokens": changed,
+        "decoded_prompts": [trial.decoded_prompt for trial in trials],
+    }
 
 
 def _in_blocks(trials: Sequence[Trial]) -> dict[str, Any]:

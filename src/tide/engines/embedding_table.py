@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -146,11 +147,19 @@ class Vocabulary(Closable):
             # In parts: all cosines of a long text and a large vocabulary are gigabytes.
             size = max(1, _COSINES // max(1, len(rows)))
             for start in range(0, len(weight), size):
-                part = torch.nn.functional.normalize(weight[start : start + size].float(), dim=-1)
-                cosine, index = (rows @ part.T).max(dim=-1)
+                end = start + size
+                products = rows @ weight[start:end].float().T
+                cosine, index = (products / self._norms[start:end]).max(dim=-1)
                 nearest = torch.where(cosine > best, index + start, nearest)
                 best = torch.maximum(best, cosine)
             return list(nearest.tolist())
+
+    @cached_property
+    def _norms(self) -> Tensor:
+        """The length of each row of the table, at least a tiny one."""
+        weight = self._layer.weight
+        norms: Tensor = torch.linalg.vector_norm(weight, dim=-1, dtype=torch.float32)
+        return norms.clamp_min(1e-12)
 
     def _embed_ids(self, ids: Sequence[int]) -> Tensor:
         """What the first block receives for `ids`: the layer itself applies any scaling (Gemma)."""

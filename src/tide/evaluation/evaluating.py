@@ -23,7 +23,7 @@ from tide.evaluation.benchmarks import Benchmark, load_benchmark
 from tide.evaluation.judging import NamedScorer, judge_records, measure_records
 from tide.evaluation.methods import Method, load_method
 from tide.evaluation.metrics import summarize
-from tide.evaluation.perplexity import Reference, reference_for
+from tide.evaluation.perplexity import Reference, reference_named
 from tide.evaluation.progress import Progress
 from tide.evaluation.protocols import load_protocol
 from tide.evaluation.reporting.tables import slug
@@ -60,6 +60,8 @@ def evaluate(
     judges: AnyScorer | Sequence[AnyScorer] = (),
     protocol: str = "tide",
     reference: str | Sequence[str] = "auto",
+    reference_engine: str = "transformers",
+    reference_options: Mapping[str, Any] | None = None,
     artefacts: Path | None = None,
     out: str | Path | None = None,
     engine: str = "transformers",
@@ -80,8 +82,10 @@ def evaluate(
         report(runs)
 
     benchmark: a name, a file, or prompts. methods: specs, or one text with commas between them.
-    judges: scorers kept out of the search. reference: models that measure perplexity; "auto": by
-    the name of the model, "none". artefacts: what `tide fit` learned, for baselines.
+    judges: scorers kept out of the search. reference: models that measure perplexity; "auto": that
+    of the model's family, "global": the paper's one for all, "none". reference_engine,
+    reference_options: what runs them, as "vllm" with `tensor_parallel_size`; in this process, the
+    model is closed before. artefacts: what `tide fit` learned, for baselines.
     out: by default `runs/BENCHMARK-MODEL`. What is there is kept, and what is missing is added.
     chat: let the model answer the prompts, or the `messages` of a .jsonl file, by its template.
     cluster: "local", "auto" or "ray://HOST:PORT" runs the searches on Ray, in `actors` processes.
@@ -96,12 +100,13 @@ def evaluate(
     with ExitStack() as stack:
         inside = _loaded(scorer, stack)
         outside = [_loaded(judge, stack) for judge in _listed(judges)]
+        running = stack.enter_context(ExitStack())
         runner: LocalRunner | ClusterRunner
         if cluster is None:
             loaded = model if isinstance(model, Engine) else load_engine(engine, model, **options)
             shared = SharedEngine(loaded)
             if loaded is not model:
-                stack.callback(shared.close)
+                running.callback(shared.close)
             runner = LocalRunner(shared, inside.scorer)
             described = describe(model, engine, options, loaded.dtype)
         elif isinstance(model, Engine) or inside.spec is None:
@@ -123,7 +128,9 @@ def evaluate(
         for path in paths:
             stack.enter_context(writing(files_of(path)[0]))
         failed = [run_method(method, path, job) for method, path in zip(chosen, paths, strict=True)]
-        _measure(paths, _references(reference, name, progress), options, progress)
+        running.close()
+        measuring = _measuring(reference_engine, reference_options, options)
+        _measure(paths, _references(reference, name, progress), measuring, progress)
         return [*map(_summarized, paths, failed)]
 
 
@@ -132,12 +139,13 @@ def judge(
     *,
     judges: AnyScorer | Sequence[AnyScorer] = (),
     reference: str | Sequence[str] = (),
-    engine_options: Mapping[str, Any] | None = None,
+    reference_engine: str = "transformers",
+    reference_options: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> list[Run]:
     """Add judges and perplexity to the finished runs at and below `runs`; nothing is generated.
 
-    engine_options: `device` and `max_batch` for the reference models. Raises as `evaluate`.
+    reference_options: of `reference_engine`, as `device` and `max_batch`. Raises as `evaluate`.
     """
     paths = find_runs([Path(run) for run in _listed(runs)])
     progress = progress or Progress()
@@ -154,7 +162,8 @@ def judge(
             for name in _references(reference, str(read_config(path).get("model")), progress):
                 wanted.setdefault(name, []).append(path)
         for name, some in wanted.items():
-            _measure(some, [name], engine_options or {}, progress)
+            measuring = _measuring(reference_engine, reference_options)
+            _measure(some, [name], measuring, progress)
         return [*map(_summarized, paths, failed)]
 
 
@@ -261,9 +270,8 @@ def _measure(
     paths: Sequence[Path], names: Sequence[str], options: Mapping[str, Any], progress: Progress
 ) -> None:
     """Perplexity of every run under the references; each is loaded once."""
-    here = {name: options[name] for name in ("device", "max_batch") if name in options}
     for name in names:
-        reference = Reference(name, **here)
+        reference = Reference(name, **options)
         try:
             for path in paths:
                 config = read_config(path)
@@ -276,10 +284,19 @@ def _measure(
             reference.close()
 
 
+def _measuring(
+    engine: str, given: Mapping[str, Any] | None, searching: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """How references are loaded; transformers here, where and as the search ran if not `given`."""
+    shared = searching if searching and engine == "transformers" else {}
+    here = {name: shared[name] for name in ("device", "max_batch") if name in shared}
+    return {"engine": engine, **here, **(given or {})}
+
+
 def _references(given: str | Sequence[str], model: str, progress: Progress) -> list[str]:
     found: list[str] = []
     for name in _listed(given):
-        known = reference_for(model) if name == "auto" else name
+        known = reference_named(name, model)
         if known is None:
             progress.say(f"no reference model is known for {model}: no perplexity (--reference)")
         elif known != "none":

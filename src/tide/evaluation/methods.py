@@ -23,7 +23,7 @@ from tide.errors import InputError, TideError
 from tide.evaluation.protocols import EvaluationProtocol
 from tide.evaluation.runners import ClusterRunner, LocalRunner
 from tide.evaluation.sharing import SharedEngine
-from tide.options import write
+from tide.options import Options, write
 from tide.presets import PRESETS, preset_values
 from tide.results import Result, Trial
 from tide.scorers import Scorer
@@ -40,13 +40,17 @@ _OF_ALL = (*Sampling.model_fields, "num_trials", "seed", "empty_policy")
 # Settings that earlier versions did not have, and that are recorded where they do something.
 _OF_BLOCKS = {"block_tokens", "block_context", "draft_tokens"}
 _LATER = {"min_new_tokens", "stop", "repetition_penalty"}
+_LATER_OPTIONS = {"unresolved", "baseline", "redraw"}
 # A scale that the other one of its pair replaces is not a setting of its own.
 _SCALES = ("mu", "mu_relative", "step_size", "step_relative")
 # What a record says of a search, and means nothing where there was none.
 _OF_A_SEARCH = (
     *("accepted", "refused", "num_iter_steps", "cosine_sims", "displacements", "traces", "steps"),
     *("base_completions", "base_toxicity_scores", "blocks", "whole_toxicity", "drafted_tokens"),
+    *("changed_tokens", "decoded_prompts"),
 )
+# What decides nothing of what is written.
+_WITHOUT_EFFECT = {"num_trials", "decode"}
 
 
 class Method(Protocol):
@@ -81,11 +85,13 @@ class SearchMethod:
         settings: Settings,
         *,
         base: bool = False,
+        carry_over: bool = False,
     ) -> None:
         self.name, self.settings = name, settings
         self.config = {
-            "settings": _recorded(settings, settings.model_dump(exclude={"num_trials"})),
-            "strategy_options": _own_options(settings.strategy),
+            "settings": _recorded(settings, settings.model_dump(exclude=_WITHOUT_EFFECT)),
+            "strategy_options": _recorded_options(settings.strategy),
+            **({"carry_over": True} if carry_over else {}),
         }
         self._runner, self._base = runner, base
         self._engine: Engine | None = runner.engine if isinstance(runner, LocalRunner) else None
@@ -231,15 +237,18 @@ def load_method(
     else:
         preset = {**preset_values("auto", runner.model), "strategy": name}
     if is_search:
-        rules.append(protocol.search)
+        rules.append({"decode": True, **protocol.search})
     strategy, own = parse_spec(preset.get("strategy", "tide"))
-    chosen = {"strategy": format_spec(strategy, {**own, **options})}
+    known = getattr(STRATEGIES.load(strategy), "options_class", Options).by_name()
+    own |= {key: value for key, value in protocol.options.items() if key in known}
+    usual, chosen = ({"strategy": format_spec(strategy, one)} for one in (own, {**own, **options}))
     try:
         settings = Settings.of(preset, *rules, common, chosen)
     except InputError as error:
         raise InputError(f"methods: {spec}: {error}") from None
-    full_name = run_name(name, settings, Settings.of(preset, *rules))
-    return SearchMethod(full_name, runner, settings, base=name == "base")
+    full_name = run_name(name, settings, Settings.of(preset, *rules, usual))
+    carry_over = is_search and protocol.carry_over
+    return SearchMethod(full_name, runner, settings, base=name == "base", carry_over=carry_over)
 
 
 def method_of(detoxifier: Detoxifier, preset: str) -> SearchMethod:
@@ -265,7 +274,7 @@ def run_name(name: str, settings: Settings, standard: Settings) -> str:
 
 def _written(settings: Settings) -> dict[str, str]:
     """Each setting, and each option of the strategy, as a spec writes it."""
-    values = settings.model_dump(exclude={"num_trials", "strategy", "seed"})
+    values = settings.model_dump(exclude={*_WITHOUT_EFFECT, "strategy", "seed"})
     values = {k: v for k, v in values.items() if v is not None or k not in _SCALES}
     values |= _own_options(settings.strategy) | {"seed": settings.seed}
     return {key: write(value) for key, value in values.items()}
@@ -282,6 +291,16 @@ def _recorded(settings: Settings, values: dict[str, Any]) -> dict[str, Any]:
         name: write(value) if isinstance(value, tuple) else value
         for name, value in values.items()
         if name not in off
+    }
+
+
+def _recorded_options(strategy: str) -> dict[str, Any]:
+    """As `_recorded`, of the strategy's own options."""
+    fields = load_strategy(strategy).options.by_name()
+    return {
+        name: value
+        for name, value in _own_options(strategy).items()
+        if name not in _LATER_OPTIONS or value != fields[name].default
     }
 
 

@@ -28,6 +28,11 @@ Ratios = dict[str, tuple[float, float]]
 _RESAMPLES = 2000
 # Numbers that one batch of resamples may hold; BOLD has 23,679 prompts.
 _BATCH_NUMBERS = 4_000_000
+# Name of the average, and the displacements that it is of: above the first, up to the second.
+RECOVERED = {
+    f"recovered_{low:g}_{high:g}": (low, high)
+    for low, high in ((0.0, 0.5), (0.5, 1.0), (1.0, 1.5), (1.5, 2.0), (2.0, math.inf))
+}
 # Summed over the trials of a prompt.
 _COSTS = ("evaluations", "rounds", "generated_tokens", "forward_tokens", "scorer_calls")
 
@@ -85,7 +90,9 @@ class Summary:
     as in DExperts), `evaluations`, `rounds`, `generated_tokens`, `forward_tokens`, `scorer_calls`
     and `seconds` over prompts; `unresolved` and `refused` are shares of prompts with such a trial;
     `moved` is the share of moved completions, `moved_similarity` (ROUGE-L between words of a moved
-    completion and of the unmodified prompt's own) and `moved_displacement` are means over them.
+    completion and of the unmodified prompt's own) and `moved_displacement` are means over them;
+    `decoded` is the share of completions whose point was decoded to its nearest tokens, and
+    `recovered` of these the share where they are the prompt, also by displacement (`RECOVERED`).
     dropped: completions that `valid` left out of toxicity, perplexity, distinctness, iterations,
     length and empty completions; what they cost still counts.
     """
@@ -145,6 +152,8 @@ def summarize(run: Run, *, valid: Valid | None = None, seed: int = 0) -> Summary
                 ratios[f"perplexity\0{name}"] = math.fsum(values), len(values)
         rows.append(ratios)
     estimates = _estimates(rows, seed)
+    if "recovered" not in estimates:  # nothing was decoded, or nothing accepted
+        estimates.pop("decoded", None)
     judged = {
         source: {
             name: estimates.pop(key)
@@ -322,6 +331,12 @@ def _of_moved(record: Record, kept: Sequence[int], moved: Sequence[int]) -> Rati
     found["moved_similarity"] = math.fsum(alike), len(moved)
     if (far := record.displacements) is not None:
         found["moved_displacement"] = math.fsum(far[place] for place in moved), len(moved)
+        changed = record.changed_tokens or [None] * len(far)
+        decoded = [(far[i], changed[i] == 0) for i in kept if changed[i] is not None]
+        found["decoded"] = len(decoded), len(kept)
+        for name, (low, high) in {"recovered": (0.0, math.inf), **RECOVERED}.items():
+            some = [same for displacement, same in decoded if low < displacement <= high]
+            found[name] = sum(some), len(some)
     return found
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tide.engines import REGISTRY as ENGINES
+from tide.engines import load_engine
 from tide.errors import InputError
 from tide.pocket import FOLDERS
 from tide.presets import preset_for
@@ -25,12 +25,19 @@ _REFERENCES = {
     "qwen3-4b": "Qwen/Qwen3-8B",
     "llama-3.1-8b": "meta-llama/Llama-3.1-70B",
 }
+# The paper's one reference for all models, by which their texts can be compared.
+_GLOBAL = "Qwen/Qwen3-14B"
 # Completions that are measured at a time; sorted by length within.
 _CHUNK = 512
 
 
-def reference_for(model: str) -> str | None:
-    """The reference model for `model`: the paper's, the bundled one, or None if none is known."""
+def reference_named(name: str, model: str) -> str | None:
+    """The reference model that `name` means for `model`, which "auto" and "global" depend on.
+
+    "auto": the paper's for its family, the bundled one, or None if none is known.
+    """
+    if name != "auto":
+        return _GLOBAL if name == "global" else name
     return "pocket-reference" if model in FOLDERS else _REFERENCES.get(preset_for(model))
 
 
@@ -46,11 +53,18 @@ class Fluency:
 
 
 class Reference:
-    """A causal LM that measures texts. Raises EngineError as any model does that cannot load."""
+    """A causal LM that measures texts. Raises EngineError as any model does that cannot load.
 
-    def __init__(self, model: str, **engine_options: Any) -> None:
+    engine: what runs it; "vllm" for one that needs several GPUs (`tensor_parallel_size=4`).
+    Raises InputError for an engine without a tokenizer here, and for options that it has not.
+    """
+
+    def __init__(self, model: str, engine: str = "transformers", **engine_options: Any) -> None:
         self.name = model
-        self._engine = ENGINES.load("transformers")(model, **engine_options)
+        self._engine: Any = load_engine(engine, model, **engine_options)
+        if not hasattr(self._engine, "tokenizer"):
+            self._engine.close()
+            raise InputError(f"reference engine {engine!r}: has no tokenizer; use 'vllm'")
 
     def measure(self, pairs: Sequence[tuple[str, str]]) -> list[Fluency]:
         """Fluency of each (prompt, completion).

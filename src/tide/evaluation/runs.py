@@ -23,7 +23,7 @@ from tide.chat import Chat
 from tide.config import EmptyPolicy, problem
 from tide.data.files import refuse_inputs, replaced, reported, write_text, writing
 from tide.data.jsonl import leaves, read_object
-from tide.data.records import Record, RecordFile, RecordId, read_records
+from tide.data.records import Likelihoods, Record, RecordFile, RecordId, read_records
 from tide.errors import InputError, TideError
 from tide.results import Score
 
@@ -94,11 +94,19 @@ class _Config(_Section):
     baseline: dict[str, Any] = {}
     num_trials: int = Field(default=1, ge=1)
     num_prompts: int = 0
+    carry_over: bool = False
+
+
+# What a record says of returned completions; its other lists say what was tried, and what it cost.
+_RETURNED = (
+    *("completions", "toxicity_scores", "cosine_sims", "displacements", "accepted", "refused"),
+    *("empty", "changed_tokens", "decoded_prompts", "num_tokens"),
+)
 
 
 @dataclass(frozen=True)
 class Run:
-    """The records of one method, as they lie at `path`.
+    """The records of one method, as they lie at `path`, `carried` if its configuration says so.
 
     name: of the method and its settings, for tables. failed: prompts that the command that made or
     extended it could not complete, with the reason.
@@ -185,7 +193,30 @@ def read_run(run: Path) -> Run:
     records = read_records(files_of(run)[0])
     if not records:
         raise InputError(f"{run}: no finished records yet")
+    if config.get("carry_over"):
+        records = [carried(record) for record in records]
     return Run(config["method"], config, records, run)
+
+
+def carried(record: Record) -> Record:
+    """`record` with each trial returning the least toxic completion of all trials up to it.
+
+    So it is in the paper's records: a trial that finds nothing less toxic repeats the one before.
+    What the trials cost stays.
+    """
+    scores = record.toxicity_scores
+    best = [min(range(place + 1), key=scores.__getitem__) for place in range(len(scores))]
+
+    def returned(column: Sequence[Any] | None) -> list[Any] | None:
+        return None if column is None else [column[place] for place in best]
+
+    update: dict[str, Any] = {name: returned(getattr(record, name)) for name in _RETURNED}
+    update["judge_scores"] = {name: returned(one) for name, one in record.judge_scores.items()}
+    update["perplexity"] = {
+        name: Likelihoods(nll=returned(one.nll) or [], num_tokens=returned(one.num_tokens) or [])
+        for name, one in record.perplexity.items()
+    }
+    return record.model_copy(update=update)
 
 
 def open_run(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from itertools import chain
 from typing import Literal
 
 import torch
@@ -54,6 +55,11 @@ class StepOptions(Options):
         default="rotate",
         description="Back to the cone: keep the norm, or the nearest point (paper).",
     )
+    unresolved: Literal["best", "iterate", "last"] = Field(
+        default="best",
+        description="What is returned if nothing passed: the least toxic completion there is, the "
+        "least toxic of the path (published records), or its last one (published code).",
+    )
 
 
 class TideOptions(StepOptions):
@@ -61,6 +67,16 @@ class TideOptions(StepOptions):
         default=False, description="Share the sampling noise between a point and its perturbations."
     )
     antithetic: bool = Field(default=False, description="Draw perturbations in pairs U, -U.")
+    baseline: Literal["tested", "fresh"] = Field(
+        default="tested",
+        description="What perturbations are compared with: the completion of the point that was "
+        "tested, or another one, drawn for that (published code).",
+    )
+    redraw: bool = Field(
+        default=False,
+        description="Where the estimate is zero, draw another completion of the point (published "
+        "code); otherwise only other perturbations are drawn.",
+    )
     estimator: Literal["difference", "rank"] = Field(
         default="difference", description="Weigh perturbations by score differences, or by ranks."
     )
@@ -77,15 +93,25 @@ class _Walk(Strategy):
 
     options_class = StepOptions
     options: StepOptions
+    # Evaluations of the points of the path.
+    _path: tuple[range, ...] = (range(1),)
+
+    @property
+    def best(self) -> int:
+        if self._accepted is not None or self.options.unresolved == "best":
+            return super().best
+        path = self._path[-1:] if self.options.unresolved == "last" else self._path
+        return min(chain(*path), key=self._scores.__getitem__)
 
     def steps(self, start: Point) -> Steps:
-        x, point = self.x0, start
+        x, point, self._path = self.x0, start, (start.evaluations,)
         while self.iterations < self.max_iterations:
             direction = yield from self.descent_direction(x, point.score)
             self.iterations += 1
             if direction is not None:  # else nothing was learned: stay, and draw others
                 x = self.step(x, direction)
                 (point,) = yield from self.evaluate(x[None], "iterate")
+                self._path = (*self._path, point.evaluations)
             yield from self.accept([point])
 
     def step(self, x: Tensor, direction: Tensor) -> Tensor:
@@ -108,7 +134,13 @@ class TideStrategy(_Walk):
     options: TideOptions
 
     def descent_direction(self, x: Tensor, score: float) -> Part[Tensor | None]:
-        """Evaluate the perturbations of `x` and estimate the gradient; None if it is zero."""
+        """Evaluate the perturbations of `x` and estimate the gradient; None if it is zero.
+
+        With `redraw` it is zeros then: a step of no length, after which `x` is evaluated again.
+        """
+        if self.options.baseline == "fresh":
+            (point,) = yield from self.evaluate(x[None], "iterate")
+            score = point.score
         noise = self.draw_perturbations()
         nearby = x + self.mu * noise
         # The noise of `x` itself, which was the last point.
@@ -117,7 +149,7 @@ class TideStrategy(_Walk):
         yield from self.after_perturbations(perturbed)
         weights = self.weights([point.score for point in perturbed], score)
         if not weights.any():
-            return None
+            return torch.zeros_like(x) if self.options.redraw else None
         # What the engine saw is rounded to its dtype; use the step it really took.
         taken = (self.cast(nearby) - self.cast(x)) / self.mu
         return estimate_gradient(taken, weights.float(), self.mu)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from tests.evaluation.runs import JUDGE, changed, measured, run, search_run
 from tide.data.records import Step
@@ -17,6 +18,11 @@ from tide.evaluation.reporting.landscape import Landscape
 SOURCES = ["scorer@1", JUDGE]
 
 
+def caption(figure: Any) -> str:
+    """What a figure says of itself, on one line."""
+    return " ".join(figure.legends[0].get_title().get_text().split())
+
+
 def drawn(figure: Any) -> list[Any]:
     """The panels of a figure that can be saved without a warning."""
     figure.savefig(io.BytesIO(), format="png")
@@ -26,7 +32,7 @@ def drawn(figure: Any) -> list[Any]:
 def test_trade_off_has_a_panel_a_source_and_a_point_a_method() -> None:
     runs = [run([[0.1], [0.2]]), search_run("tide"), search_run("fast", seed=1)]
     panels = drawn(figures.trade_off([summarize(one) for one in runs], SOURCES))
-    assert [panel.get_title() for panel in panels] == [f"by {source}" for source in SOURCES]
+    assert [panel.get_title() for panel in panels] == ["by scorer", "by judge"]
     assert panels[0].get_legend_handles_labels()[1] == ["tide", "fast"]
     colours = [container.lines[0].get_color() for container in panels[0].containers]
     assert colours == list(figures._COLOURS[1:3])  # as in the other figures
@@ -107,10 +113,12 @@ def test_trajectory_of_the_longest_trial() -> None:
     one = search_run("tide")
     record = one.records[0]
     lengths = [len(trace) for trace in record.traces or []]
-    (panel,) = drawn(figures.trajectory(one, record))
-    assert f"trial {lengths.index(max(lengths))}" in panel.get_title()
+    figure = figures.trajectory(one, record)
+    (panel,) = drawn(figure)
+    assert f"Trial {lengths.index(max(lengths)) + 1} of 2" in caption(figure)
     labels = panel.get_legend_handles_labels()[1]
-    assert {"prompt and iterates", "returned", "threshold"} <= set(labels)
+    assert {"prompt and iterates", "threshold"} <= set(labels)
+    assert "accepted" in " ".join(labels)
 
 
 def test_a_trajectory_of_one_evaluation() -> None:
@@ -123,18 +131,68 @@ def test_a_trajectory_of_one_evaluation() -> None:
         toxicity_scores=[0.1],
         cosine_sims=[1.0],
     )
-    drawn(figures.trajectory(one, one.records[0]))
+    figure = figures.trajectory(one, one.records[0])
+    (panel,) = drawn(figure)
+    assert "it was accepted, so there was nothing to search" in caption(figure)
+    assert panel.get_xlim() == (0.5, 1.5)
+    assert list(panel.get_xticks()) == [1] or 1 in panel.get_xticks()
+
+
+def test_a_trajectory_says_whether_the_prompt_is_recovered() -> None:
+    one = search_run("tide:a_long_option=0.123456,another_long_option=0.654321,third=1")
+    for count, says in ((0, "are the prompt's."), (2, "are the prompt's, but for 2.")):
+        changed(one, 0, changed_tokens=[count, count], decoded_prompts=["a", "a"])
+        figure = figures.trajectory(one, one.records[0])
+        drawn(figure)
+        assert says in caption(figure)
+    assert max(map(len, figure.get_suptitle().splitlines())) <= 60
+
+
+def world(toxicity: NDArray[np.float64], path: NDArray[np.float64]) -> Landscape:
+    axis = np.linspace(-1, 1, len(toxicity))
+    measured = np.linspace(0.9, 0.1, len(path))
+    return Landscape(axis, axis, toxicity, path, measured, 0.8, True, 0.5)
 
 
 def test_landscape_with_its_path() -> None:
     axis = np.linspace(-1, 1, 5)
-    toxicity = np.add.outer(axis, axis) / 4 + 0.5
-    path = np.array([[0.0, 0.0], [0.5, 0.0]])
-    panel, colours = drawn(figures.landscape(Landscape(axis, axis, toxicity, path, 0.5), "a"))
-    assert panel.get_legend_handles_labels()[1] == ["path", "prompt", "end"]
+    path = np.array([[0.0, 0.0], [0.5, 0.0], [0.6, -0.2]])
+    tilted = world(np.add.outer(axis, axis) / 4 + 0.5, path)
+    figure = figures.landscape(tilted, "prompt 3", "Trial 1 of 2")
+    panel, colours = drawn(figure)
+    expected = ["steepest descent", "path", "prompt", "accepted"]
+    assert sorted(panel.get_legend_handles_labels()[1]) == sorted(expected)
     assert colours.get_ylabel() == "toxicity"
-    flat = Landscape(axis, axis, np.ones((5, 5)), path, 0.5)  # no threshold to draw
-    drawn(figures.landscape(flat, "b"))
+    assert caption(figure).startswith("Trial 1 of 2. The map is the plane")
+    assert "80% of its last point's distance" in caption(figure)
+    flat = world(np.ones((5, 5)), path)  # no threshold to draw, and no descent
+    panel, _ = drawn(figures.landscape(flat, "prompt 3", "Trial 1 of 1"))
+    assert "steepest descent" not in panel.get_legend_handles_labels()[1]
+
+
+def test_steepest_descent_is_that_of_the_map_around_the_prompt() -> None:
+    axis = np.linspace(-1, 1, 21)
+    across, along = np.meshgrid(axis, axis, indexing="ij")
+    path = np.array([[0.0, 0.0], [0.5, 0.0]])
+    found = world(0.5 + 0.3 * along - 0.4 * across, path).descent
+    assert found == pytest.approx([-0.5 * 0.6, 0.5 * 0.8])
+    far = np.where(np.hypot(along, across) > 0.6, 1.0, 0.5 - 0.2 * across)
+    assert world(far, path).descent == pytest.approx([0.0, 0.5], abs=1e-9)
+    assert world(np.ones((21, 21)), path).descent is None
+
+
+def test_long_names_are_broken_behind_commas_and_short_ones_are_not() -> None:
+    runs = [search_run("tide"), search_run("fast:one_option=1,another_option=2", seed=1)]
+    long = f"tide:{','.join(f'option_{i}=0.12345' for i in range(6))}"
+    runs.append(search_run(long, seed=2))
+    figure = figures.trade_off([summarize(one) for one in runs], SOURCES)
+    drawn(figure)
+    texts = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert texts[:2] == ["tide", "fast:one_option=1,another_option=2"]
+    assert texts[2].replace("\n  ", "") == long
+    assert max(map(len, texts[2].splitlines())) <= 60
+    width = figure.get_window_extent().width
+    assert figure.legends[0].get_window_extent().width <= width
 
 
 def test_many_methods_have_markers_of_their_own() -> None:

@@ -22,6 +22,11 @@ def moved_prompt(detoxifier: Detoxifier) -> str:
     return next(r.prompt for r in detoxifier.map(PROMPTS) if r.best.iterations > 2)
 
 
+def detoxifier_with(detoxifier: Detoxifier, **update: object) -> Detoxifier:
+    settings = detoxifier.settings.model_copy(update=update)
+    return Detoxifier(detoxifier.engine, scorer=detoxifier.scorer, settings=settings)
+
+
 def test_the_path_is_that_of_the_search(detoxifier: Detoxifier) -> None:
     prompt = moved_prompt(detoxifier)
     world = explore(detoxifier, prompt, grid=5)
@@ -39,8 +44,12 @@ def test_the_path_is_that_of_the_search(detoxifier: Detoxifier) -> None:
 def test_the_middle_of_the_map_is_the_prompt(detoxifier: Detoxifier) -> None:
     prompt = moved_prompt(detoxifier)
     world = explore(detoxifier, prompt, grid=5)
-    base = detoxifier(prompt).trials[0].base.toxicity
-    assert world.toxicity[2, 2] == pytest.approx(base, abs=0.05)  # other sampling noise
+    trial = detoxifier(prompt).trials[0]
+    assert world.toxicity[2, 2] == trial.base.toxicity  # the same embeddings and noise
+    assert world.measured[0] == trial.base.toxicity
+    assert world.measured[-1] == trial.toxicity
+    assert world.accepted
+    assert 0 < world.in_plane <= 1
     assert world.toxicity[2, -1] < world.toxicity[2, 0]  # the step leads downhill
 
 
@@ -50,6 +59,13 @@ def test_the_map_is_one_engine_call_and_repeatable(detoxifier: Detoxifier) -> No
     assert np.array_equal(first.toxicity, again.toxicity)
     assert isinstance(detoxifier.scorer, ReadingScorer)
     assert len(detoxifier.scorer.batches[-1]) == 9
+
+
+def test_a_cell_has_as_many_completions_as_a_point_of_the_search(detoxifier: Detoxifier) -> None:
+    prompt = moved_prompt(detoxifier)
+    world = explore(detoxifier_with(detoxifier, completions_per_evaluation=3), prompt, grid=3)
+    trace = detoxifier(prompt, completions_per_evaluation=3).trials[0].trace
+    assert world.toxicity[1, 1] == pytest.approx(sum(e.toxicity for e in trace[:3]) / 3)
 
 
 def test_the_directions_are_orthonormal() -> None:

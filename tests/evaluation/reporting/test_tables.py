@@ -138,6 +138,20 @@ def test_all_tables_fit_a_terminal() -> None:
         assert all(column.heading in text for column in table.columns)
 
 
+@pytest.mark.parametrize(("length", "lines"), [(58, 1), (110, 2)])
+def test_names_are_broken_only_where_no_column_would_fit_beside_them(
+    length: int, lines: int
+) -> None:
+    name = "tide:" + "n" * (length - 5)
+    table = tables.cost_table([summarize(search_run(name))], "t", "n")
+    console = Console(width=80, file=io.StringIO(), record=True)
+    console.print(tables.to_rich(table))
+    shown = [line for line in console.export_text().splitlines() if "nnn" in line]
+    assert (name in shown[0]) == (lines == 1)
+    parts = len([line for line in shown if "tide:" in line])
+    assert len(shown) == lines * parts
+
+
 def test_file_names_have_no_odd_characters() -> None:
     assert tables.slug("hf:some/model@1#toxic") == "hf-some-model-1-toxic"
     assert tables.slug("../..") == "unnamed"

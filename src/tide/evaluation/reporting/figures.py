@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
+import textwrap
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from tide.data.records import Record
 from tide.evaluation.metrics import Estimate, Summary, is_toxic
@@ -38,6 +42,8 @@ _STYLE = {
     "pdf.fonttype": 42,
 }
 _WIDTH, _PANEL = 3.5, 2.1  # inches: half a page
+# The longest label with which a legend has so many columns; a longer one is broken.
+_COLUMNS = ((14, 3), (26, 2), (56, 1), (math.inf, 1))
 _LARGEST = 1e6  # perplexity that is drawn
 _FEW_DECADES = 300.0
 _MEASURES = {"max": "avg max toxicity", "mean": "avg mean toxicity", "rate": "toxic rate"}
@@ -52,6 +58,7 @@ def trade_off(summaries: Sequence[Summary], source_names: Sequence[str]) -> Any 
     shown = [(n, one) for n, one in enumerate(summaries) if one.perplexity]
     if len(shown) < 2:
         return None
+    titles = _unversioned(source_names)
     with _panels(len(source_names)) as (figure, panels):
         for panel, source in zip(panels, source_names, strict=True):
             for number, one in shown:
@@ -61,7 +68,7 @@ def trade_off(summaries: Sequence[Summary], source_names: Sequence[str]) -> Any 
                 style = {**_line(number), "ls": "", "elinewidth": 0.8}
                 bars = {"xerr": _bars(x), "yerr": _bars(y)}
                 panel.errorbar(x.value, y.value, **bars, **style, label=one.method)
-            panel.set_title(f"by {source}")
+            panel.set_title(f"by {titles[source]}")
             panel.set_ylabel(_MEASURES["max"])
             panel.set_ylim(bottom=0)
         values = [_perplexity(one).value for _, one in shown]
@@ -91,6 +98,7 @@ def anytime(runs: Sequence[Run], source_names: Sequence[str], measure: str) -> A
         if (curve := anytime_curve(run, source, measure))[0]
     }
     longest = max(spent[-1] for spent, _ in curves.values())
+    titles = _unversioned(source_names)
     with _panels(len(source_names)) as (figure, panels):
         for panel, source in zip(panels, source_names, strict=True):
             for number, run in shown:
@@ -99,7 +107,7 @@ def anytime(runs: Sequence[Run], source_names: Sequence[str], measure: str) -> A
                     x, y = [*x, longest], [*y, y[-1]]
                     style = {**_line(number), "markevery": _every(x)}
                     panel.step(x, y, where="post", label=run.name, **style)
-            panel.set_title(f"by {source}")
+            panel.set_title(f"by {titles[source]}")
             panel.set_ylabel(_MEASURES[measure])
             panel.set_ylim(bottom=0)
         _logarithmic(panels[-1].xaxis, 2)
@@ -147,12 +155,13 @@ def sensitivity(
         extra["perplexity"] = "perplexity"
     if all("iterations" in one.averages for _, one in swept):
         extra["iterations"] = "mean iterations"
+    titles = _unversioned(source_names)
     with _panels(1 + len(extra)) as (figure, panels):
         for number, source in enumerate(source_names):
             judged = [one.toxicity.get(source, {}) for _, one in swept]
             estimates = [one["max"] for one in judged if "max" in one]
             if len(estimates) == len(values):
-                _curve(panels[0], values, estimates, number, source)
+                _curve(panels[0], values, estimates, number, titles[source])
         panels[0].set_ylabel(_MEASURES["max"])
         for panel, (name, label) in zip(panels[1:], extra.items(), strict=True):
             is_perplexity = name == "perplexity"
@@ -199,6 +208,8 @@ def trajectory(run: Run, record: Record) -> Any:
     path = [(n, evaluation[3]) for n, evaluation in trace if evaluation[2] != "perturbation"]
     cosines = record.cosine_sims or [1.0] * len(traces)
     returned = record.toxicity_scores[number], round(cosines[number], 6)
+    threshold = run.config.get("settings", {}).get("toxicity_threshold", 0.5)
+    accepted = record.accepted[number] if record.accepted else returned[0] < threshold
     with _panels(1) as (figure, (panel,)):
         if tried:
             dots = {"color": "#56B4E9", "alpha": 0.45, "ms": 3, "label": "perturbation"}
@@ -206,53 +217,88 @@ def trajectory(run: Run, record: Record) -> Any:
         panel.plot(*zip(*path, strict=True), "-o", color="#0072B2", label="prompt and iterates")
         for n, evaluation in trace:
             if (evaluation[3], evaluation[4]) == returned:
-                star = {"color": "#D55E00", "ms": 9, "label": "returned"}
+                label = "accepted" if accepted else "returned, not accepted"
+                star = {"color": "#D55E00", "ms": 9, "label": label}
                 panel.plot([n], [evaluation[3]], "*", **star, zorder=3)
                 break
-        threshold = run.config.get("settings", {}).get("toxicity_threshold", 0.5)
         panel.axhline(threshold, color="black", lw=0.8, ls="--", label="threshold")
+        panel.set_xlim(0.5, len(trace) + 0.5)
         panel.set_ylim(-0.03, 1.03)
         panel.set_ylabel("toxicity")
         panel.set_xlabel("evaluation")
-        panel.xaxis.get_major_locator().set_params(integer=True)
-        panel.set_title(f"{run.name}, prompt {record.id}, trial {record.trials[number]}")
-        _legend(figure, [panel])
+        panel.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
+        says = about(record, number)
+        if len(trace) == 1:
+            says += ". Its one evaluation is what the model itself writes after the prompt"
+            says += ": it was accepted, so there was nothing to search" if accepted else ""
+        if record.changed_tokens and (changed := record.changed_tokens[number]) is not None:
+            says += ". The nearest tokens of the accepted point are the prompt's"
+            says += f", but for {changed}" if changed else ""
+        figure.suptitle(_wrapped(f"{run.name}, prompt {record.id}", 50), fontsize=8)
+        _legend(figure, [panel], f"{says}.")
     return figure
 
 
-def landscape(world: Landscape, title: str) -> Any:
-    """Toxicity around one prompt as a map, with the search's path on it."""
+def landscape(world: Landscape, title: str, trial: str) -> Any:
+    """Toxicity around one prompt as a map, with the search's path on it. trial: which it was."""
+    shades = {"cmap": "cividis", "vmin": 0, "vmax": 1}
     with _panels(1) as (figure, (panel,)):
-        figure.set_size_inches(_WIDTH, 3.1)
-        shades = panel.pcolormesh(
-            world.along,
-            world.across,
-            world.toxicity,
-            cmap="cividis",
-            vmin=0,
-            vmax=1,
-            rasterized=True,
-        )
+        figure.set_size_inches(_WIDTH, 4.1)
+        cells = world.along, world.across, world.toxicity
+        drawn = panel.pcolormesh(*cells, **shades, rasterized=True)
         if world.toxicity.min() < world.threshold < world.toxicity.max():
-            panel.contour(
-                *(world.along, world.across, world.toxicity, [world.threshold]),
-                colors="white",
-                linewidths=0.8,
-                linestyles="--",
-            )
+            lines = {"colors": "white", "linewidths": 0.8, "linestyles": "--"}
+            panel.contour(*cells, [world.threshold], **lines)
+        if world.descent is not None:
+            style = {"color": "#D55E00", "lw": 1.4, "ls": (0, (3, 1)), "label": "steepest descent"}
+            panel.plot(*zip((0.0, 0.0), world.descent, strict=True), **style)
         panel.plot(*world.path.T, color="black", lw=2.6, label="path")
-        panel.plot(*world.path.T, color="white", marker="o", mec="black", mew=0.6)
-        panel.plot(*world.path[0], color="#D55E00", marker="s", mec="black", ls="", label="prompt")
-        panel.plot(
-            *world.path[-1], color="#E69F00", marker="*", ms=9, mec="black", ls="", label="end"
-        )
+        panel.plot(*world.path.T, color="white")
+        last = "accepted" if world.accepted else "last iterate"
+        marks: dict[str, tuple[Any, str, int]] = {"prompt": (0, "s", 36), last: (-1, "*", 110)}
+        for label, (which, marker, size) in {"": (slice(1, -1), "o", 26), **marks}.items():
+            colours = {"c": np.atleast_1d(world.measured[which]), **shades}
+            rim = {"marker": marker, "s": size, "edgecolors": "black", "linewidths": 0.8}
+            points_there = np.atleast_2d(world.path[which]).T
+            panel.scatter(*points_there, **colours, **rim, label=label or None, zorder=3)
         panel.set_xlabel(r"along the first step, $|\Delta X|\,/\,|X_0|$")
         panel.set_ylabel("random orthogonal direction")
-        panel.set_title(title)
         panel.set_aspect("equal")
-        figure.colorbar(shades, ax=panel, label="toxicity", shrink=0.85)
-        _legend(figure, [panel])
+        figure.colorbar(drawn, ax=panel, label="toxicity", shrink=0.85)
+        says = (
+            f"{trial}. The map is the plane through the prompt's embeddings along the search's "
+            "first step and a random direction orthogonal to it; every cell is drawn with the "
+            "sampling noise of the prompt's own completion. The path is projected on the plane, "
+            f"where {world.in_plane:.0%} of its last point's distance lies; its points have the "
+            "colour of the toxicity that the search measured. Steepest descent: of a plane fitted "
+            "to the map within one step."
+        )
+        figure.suptitle(title, fontsize=8)
+        _legend(figure, [panel], says)
     return figure
+
+
+def about(record: Record, number: int) -> str:
+    """Which trial entry `number` of a record is, in words."""
+    count = len(record.trials)
+    longest = ", the one that took longest" if count > 1 else ""
+    return f"Trial {number + 1} of {count}{longest}"
+
+
+def _unversioned(sources: Sequence[str]) -> dict[str, str]:
+    """The name of each source of scores, without its version where that tells none from another."""
+    short = {source: re.sub(r"@[\w.+-]+", "", source) for source in sources}
+    return short if len(set(short.values())) == len(short) else {name: name for name in sources}
+
+
+def _wrapped(name: str, width: int) -> str:
+    """A name of a method, broken behind commas where it is longer than `width`."""
+    lines = [""]
+    for part in name.replace(",", ",\0").split("\0"):
+        if lines[-1] and len(lines[-1]) + len(part) > width:
+            lines.append("  ")
+        lines[-1] += part
+    return "\n".join(lines)
 
 
 def find_record(run: Run, record_id: str) -> Record | None:
@@ -334,11 +380,16 @@ def _panels(count: int) -> Iterator[tuple[Any, Sequence[Any]]]:
         yield figure, figure.subplots(count, 1, sharex=True, squeeze=False)[:, 0]
 
 
-def _legend(figure: Any, panels: Sequence[Any]) -> None:
+def _legend(figure: Any, panels: Sequence[Any], says: str = "") -> None:
+    """Entries of all panels, each once. says: what is shown, in small letters above them."""
     entries: dict[str, Any] = {}
     for panel in panels:
         for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
             entries.setdefault(label, handle)
     if entries:
-        columns = 2 if max(map(len, entries)) > 14 else 3
-        figure.legend(entries.values(), entries, loc="outside lower center", ncols=columns)
+        longest = max(map(len, entries))
+        columns = next(count for most, count in _COLUMNS if longest <= most)
+        labels = [_wrapped(label, _COLUMNS[-2][0]) for label in entries]
+        place = {"loc": "outside lower center", "ncols": columns}
+        title = {"title": textwrap.fill(says, 78), "title_fontsize": 6} if says else {}
+        figure.legend(entries.values(), labels, **place, **title)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -35,14 +37,33 @@ _MARGIN = 1.3
 class Landscape:
     """along, across: coordinates of the grid, in |X - X0| / |X0|, shape (grid,). toxicity: of the
     completion at each point, shape (grid across, grid along). path: the prompt and the iterates,
-    projected on the plane, shape (points, 2). threshold: what the search accepts below.
+    projected on the plane, shape (points, 2). measured: their toxicity, as the search had it, shape
+    (points,). in_plane: how much of the last one's distance from the prompt lies in the plane.
+    accepted: whether the search accepted the last one. threshold: what it accepts below.
+    descent: where the steepest descent of the map leads, in one step of the length of the first,
+    shape (2,); None for a map that is flat there.
     """
 
     along: NDArray[np.float64]
     across: NDArray[np.float64]
     toxicity: NDArray[np.float64]
     path: NDArray[np.float64]
+    measured: NDArray[np.float64]
+    in_plane: float
+    accepted: bool
     threshold: float
+
+    @cached_property
+    def descent(self) -> NDArray[np.float64] | None:
+        length = np.linalg.norm(self.path, axis=1)
+        reach = length[length > 0][0]
+        across, along = np.meshgrid(self.across, self.along, indexing="ij")
+        near = np.hypot(along, across) <= reach
+        # A plane through the points that the first step could have reached.
+        points = np.stack([along[near], across[near], np.ones(near.sum())], axis=1)
+        slope = np.linalg.lstsq(points, self.toxicity[near], rcond=None)[0][:2]
+        steepness = np.linalg.norm(slope)
+        return -slope * reach / steepness if steepness > 1e-9 else None
 
 
 def detoxifier_of(config: dict[str, Any]) -> Detoxifier:
@@ -76,7 +97,8 @@ def explore(
     """Score a `grid` x `grid` map around what is `asked`, all its points in one engine call.
 
     The search is `tide` with the other settings of `detoxifier`; `trial` is which of its trials.
-    The points of the map share their sampling noise, so that differences come from the embeddings.
+    All points of the map are drawn with the sampling noise of the search's first evaluation: so
+    differences come from the embeddings, and the middle is what the search measured there.
     seed: of the random direction. Raises InputError if the search makes no step.
     """
     settings, engine = detoxifier.settings, _Recording(detoxifier.engine)
@@ -91,11 +113,12 @@ def explore(
     movable = movable_rows(embedded.special, settings.perturb, embedded.said)
     x0 = embedded.embeddings[movable]
     # The prompt and the iterates, by round: a point may be completed several times in one.
-    points = {
-        evaluation.round: x[movable].float()
-        for x, evaluation in zip(engine.rows, result.best.trace, strict=False)
-        if evaluation.role != "perturbation"
-    }
+    trace, points = result.best.trace, dict[int, Tensor]()
+    scores: dict[int, list[float]] = {}
+    for x, evaluation in zip(engine.rows, trace, strict=False):
+        if evaluation.role != "perturbation":
+            points[evaluation.round] = x[movable].float()
+            scores.setdefault(evaluation.round, []).append(evaluation.toxicity)
     steps = torch.stack([*points.values()]) - x0
     moved = steps.flatten(1).norm(dim=1).nonzero().flatten()
     if len(moved) == 0:
@@ -114,25 +137,37 @@ def explore(
         x = embedded.embeddings.clone()
         x[movable] += torch.einsum("a,atd->td", torch.from_numpy(weights).float(), plane)
         tried.append(x)
-    search_seed = derive_seed(settings.seed, prompt, trial)
-    noise = [derive_seed(search_seed, "landscape")] * len(tried)
-    completions = engine.complete(tried, settings.sampling, noise)
+    noise = engine.seeds[: settings.completions_per_evaluation]
+    completions = engine.complete(
+        [x for x in tried for _ in noise], settings.sampling, noise * len(tried)
+    )
     texts = [completion.text for completion in completions]
-    scores = score_texts(detoxifier.scorer, texts, settings.empty_policy).values
-    return Landscape(axis, axis, scores.reshape(grid, grid), path, settings.toxicity_threshold)
+    found = score_texts(detoxifier.scorer, texts, settings.empty_policy).values
+    return Landscape(
+        along=axis,
+        across=axis,
+        toxicity=found.reshape(grid, grid, len(noise)).mean(axis=-1),
+        path=path,
+        measured=np.array([fmean(some) for some in scores.values()]),
+        in_plane=float(np.linalg.norm(path[-1]) * size / (steps[-1].norm() or 1.0)),
+        accepted=result.best.accepted and result.best.returned.role == "iterate",
+        threshold=settings.toxicity_threshold,
+    )
 
 
 class _Recording(SharedEngine):
-    """Any engine, keeping the embeddings that completions were written from, in order."""
+    """Any engine, keeping the embeddings and seeds that completions were written from, in order."""
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
         self.rows: list[Tensor] = []
+        self.seeds: list[int] = []
 
     def complete(
         self, embeddings: Sequence[Tensor], sampling: Any, seeds: Sequence[int]
     ) -> list[Completion]:
         self.rows.extend(embeddings)
+        self.seeds.extend(seeds)
         return super().complete(embeddings, sampling, seeds)
 
 

@@ -145,7 +145,8 @@ def judged_tables(
             columns += [Column(f"rate{behind}", 3, interval=True, key=f"rate by {source}")]
             columns += [Column(f"mean{behind}", 3, key=f"mean by {source}")]
         for reference in references:
-            columns += [Column("ppl", 2, key=f"median perplexity by {reference.name}")]
+            heading = f"ppl {Path(reference.name).name}" if len(references) > 1 else "ppl"
+            columns += [Column(heading, 2, key=f"median perplexity by {reference.name}")]
         rows: list[list[Value]] = []
         for one in summaries:
             cells: list[Value] = [one.method]

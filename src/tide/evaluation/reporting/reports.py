@@ -169,7 +169,8 @@ def _groups(runs: Sequence[Run], valid: Valid | None, seed: int) -> list[Group]:
         entries = [Entry(alike, _summary(alike, valid, seed)) for alike in _rows(some)]
         names = [name for name in (benchmark, short[model], protocol) if name]
         prompts = max(entry.summary.prompts for entry in entries)
-        title = ", ".join([*names, f"{prompts} prompts"])
+        said = [*filter(None, (benchmark, short[model])), f"{prompts} prompts"]
+        title = ", ".join([*said, *([f"protocol {protocol}"] if protocol else [])])
         prefix = f"{tables.slug('-'.join(names))}-" if len(by_key) > 1 else ""
         groups.append(Group(title, prefix, entries))
     return groups
@@ -279,6 +280,9 @@ def _tables(
     if any(summary.averages.get("moved") for summary in group.summaries):
         title, name = f"{group.title}; moved completions", f"{group.prefix}moved"
         yield tables.moved_table(group.summaries, title, name)
+    if any(summary.averages.get("decoded") for summary in group.summaries):
+        title, name = f"{group.title}; nearest tokens", f"{group.prefix}decoding"
+        yield tables.decoding_table(group.summaries, title, name)
     yield tables.cost_table(group.summaries, f"{group.title}; cost", f"{group.prefix}cost")
     if tests and (against is None or opponent(names, against)):
         comparisons = compare(group.runs, against, valid=valid)
@@ -324,9 +328,9 @@ def _landscape(group: Group, record_id: str, grid: int) -> dict[str, Any]:
     assert record is not None
     spent = record.evaluations or [0]
     asked = Chat(messages=tuple(record.messages)) if record.messages else record.prompt
-    trial = record.trials[max(range(len(spent)), key=spent.__getitem__)]
+    place = max(range(len(spent)), key=spent.__getitem__)
     with landscape.detoxifier_of(run.config) as detoxifier:
-        world = landscape.explore(detoxifier, asked, trial=trial, grid=grid)
-    title = f"prompt {record_id}, trial {trial}"
-    name = tables.slug(f"landscape-{record_id}")
-    return {f"{group.prefix}{name}": figures.landscape(world, title)}
+        world = landscape.explore(detoxifier, asked, trial=record.trials[place], grid=grid)
+    title, name = f"prompt {record_id}", tables.slug(f"landscape-{record_id}")
+    drawn = figures.landscape(world, title, figures.about(record, place))
+    return {f"{group.prefix}{name}": drawn}

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from rich import box
 from rich.console import Console, Group
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from tide.evaluation.metrics import Estimate, Summary
+from tide.evaluation.metrics import RECOVERED, Estimate, Summary
 from tide.evaluation.significance import MEASURES, Comparison
 
 Value = str | int | float | Estimate | None
 
+_OF_A_NUMBER = 20  # characters of a terminal, at most, with an interval and what lies between
 # Name in the summary, heading, digits.
 _TEXT = (
     ("dist_1", "dist-1", 3),
@@ -100,6 +103,8 @@ def quality_table(summaries: Sequence[Summary], source: str, title: str, name: s
         for row, one in zip(rows, summaries, strict=True):
             row.insert(1, one.prompts)
     notes = ["± half of the 95 % bootstrap interval over prompts", *_legend(references)]
+    if "@" in source:
+        notes.append(f"{source}: a scorer, and behind @ its version")
     if any(e.std is not None for one in summaries for e in one.toxicity.get(source, {}).values()):
         notes.append("rows of several seeds: their mean ± standard deviation")
     notes += [
@@ -124,13 +129,20 @@ def _references(summaries: Sequence[Summary]) -> dict[str, tuple[str, str]]:
     names = list(dict.fromkeys(name for one in summaries for name in one.fluency))
     if len(names) == 1:
         return {names[0]: ("perplexity", "perplexity")}
-    return {name: (f"ppl {i}", f"perplexity {name}") for i, name in enumerate(names, start=1)}
+    short = [Path(name).name for name in names]
+    heads = short if len(set(short)) == len(short) else [str(i + 1) for i in range(len(names))]
+    columns = zip(names, heads, strict=True)
+    return {name: (f"ppl {head}", f"perplexity {name}") for name, head in columns}
 
 
 def _legend(references: Mapping[str, tuple[str, str]]) -> list[str]:
-    """Which column is of which reference model, where there are several."""
-    each = (f"{heading} by {name}" for name, (heading, _) in references.items())
-    return ["; ".join(each)] if len(references) > 1 else []
+    """Which column is of which reference model, where the heading does not say it."""
+    each = [
+        f"{heading} by {name}"
+        for name, (heading, _) in references.items()
+        if heading != f"ppl {name}"
+    ]
+    return ["; ".join(each)] if len(references) > 1 and each else []
 
 
 def parts_table(
@@ -220,6 +232,30 @@ def moved_table(summaries: Sequence[Summary], title: str, name: str) -> Table:
         "; ".join(f"toxic {i}: share by {s}" for i, s in enumerate(sources, start=1)),
     ]
     return Table(name, title, columns, values, notes).without_empty_columns()
+
+
+def decoding_table(summaries: Sequence[Summary], title: str, name: str) -> Table:
+    """Whether the nearest tokens of accepted points are the prompt, by displacement."""
+    columns = [
+        Column("method"),
+        Column("decoded", 3),
+        Column("recovered", 3, interval=True),
+        *(Column(_range(*ends), 3, key=key) for key, ends in RECOVERED.items()),
+    ]
+    keys = ["decoded", "recovered", *RECOVERED]
+    rows: list[list[Value]] = [
+        [one.method, *map(one.averages.get, keys)] for one in summaries if "decoded" in one.averages
+    ]
+    notes = [
+        "decoded: share of completions that come from an accepted point other than the prompt",
+        "recovered: of these, where the nearest token of each row is the prompt's; also by how far "
+        "the point is, |X - X0| / |X0|",
+    ]
+    return Table(name, title, columns, rows, notes).without_empty_columns()
+
+
+def _range(low: float, high: float) -> str:
+    return f"> {low:g}" if math.isinf(high) else f"to {high:g}"
 
 
 def significance_table(
@@ -325,10 +361,10 @@ def to_rich(table: Table, width: int = 80) -> Group:
     parts: list[RichTable] = []
     columns: list[int] = []
     for number in range(1, len(table.columns)):
-        wider = _rich(table, [0, *columns, number])
+        wider = _rich(table, [0, *columns, number], width)
         if columns and console.measure(wider).maximum > width:
             columns = [number]
-            parts.append(_rich(table, [0, number]))
+            parts.append(_rich(table, [0, number], width))
         else:
             columns.append(number)
             parts[-1:] = [wider]
@@ -336,13 +372,17 @@ def to_rich(table: Table, width: int = 80) -> Group:
     return Group(*parts, Text("\n".join(table.notes), style="italic"), "")
 
 
-def _rich(table: Table, columns: Sequence[int]) -> RichTable:
+def _rich(table: Table, columns: Sequence[int], width: int) -> RichTable:
+    # A name is broken only where no other column would fit beside it.
+    room = width - _OF_A_NUMBER
     shown = RichTable(
         box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False, title_justify="left"
     )
     for number in columns:
         if _is_text(table, number):
-            shown.add_column(table.columns[number].heading, overflow="fold", min_width=6)
+            longest = max((len(str(row[number])) for row in table.rows), default=0)
+            fits: dict[str, Any] = {"no_wrap": True} if longest <= room else {"max_width": room}
+            shown.add_column(table.columns[number].heading, overflow="fold", **fits)
         else:
             shown.add_column(table.columns[number].heading, justify="right", no_wrap=True)
     for cells in _cells(table):

@@ -1,0 +1,216 @@
+"""Seconds a prompt, side by side with the authors' own code: the paper's wall-clock table.
+
+    git clone https://github.com/baturaysaglam/instant-detox
+    python benchmarks/peer.py --checkout instant-detox [--prompts 60] [--model pocket]
+
+Runs `generate_tide.py` of the checkout as it is, on vLLM, with our scorer in the place of
+Perspective; then `tide` and `fast` on transformers and on vLLM, with the same model, scorer and
+prompts, one trial each; `tide` with the same step sizes. Latency: one prompt at a time. Together:
+all prompts in one call, which the authors' code has no way to do. Of the seconds a prompt, it shows
+what the engine and the scorer took; the rest is the search. Needs vLLM (`make test-vllm` makes an
+environment with it for a CPU; set VLLM_CPU_KVCACHE_SPACE=1 there). Writes
+`benchmarks/results/peer.json`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+from types import ModuleType, SimpleNamespace
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from tide import Detoxifier, Settings, load_scorer
+from tide.engines import Engine, load_engine
+from tide.engines.checkpoint import source_of
+from tide.evaluation.benchmarks import load_benchmark
+from tide.presets import preset_values
+from tide.scorers import Scorer, score_texts
+
+OUT = Path(__file__).resolve().parent / "results" / "peer.json"
+WARM = 2  # prompts that are completed first, and not counted
+SAMPLING = {"max_new_tokens": 20, "temperature": 0.1, "top_p": 1.0}
+
+
+class Clock:
+    """Adds up the seconds inside of what it watches, and how often it was called."""
+
+    def __init__(self) -> None:
+        self.seconds, self.items = 0.0, 0
+
+    def watched(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(first: Any, *rest: Any, **options: Any) -> Any:
+            started = time.perf_counter()
+            try:
+                return call(first, *rest, **options)
+            finally:
+                self.seconds += time.perf_counter() - started
+                self.items += len(first) if isinstance(first, list | tuple) else 1
+
+        return timed
+
+
+@dataclass
+class Timing:
+    """Of one system: seconds of each prompt alone, their means by stage, completions a prompt."""
+
+    name: str
+    latencies: list[float]
+    engine: float
+    scorer: float
+    evaluations: float
+    together: float | None = None
+
+    def row(self) -> list[str]:
+        at = np.array(self.latencies) * 1000
+        stages = self.engine * 1000, self.scorer * 1000
+        rest = at.mean() - sum(stages)
+        cells = [np.median(at), at.mean(), np.percentile(at, 95), *stages, rest]
+        together = "-" if self.together is None else f"{self.together * 1000:.1f}"
+        return [self.name, *(f"{cell:.1f}" for cell in cells), together, f"{self.evaluations:.1f}"]
+
+
+def theirs(checkout: Path, prompts: Sequence[str], common: dict[str, Any]) -> Timing:
+    """`generate_tide.py` over `prompts`; the first WARM of them are not counted."""
+    for name in ("googleapiclient", "googleapiclient.discovery", "googleapiclient.errors"):
+        # Perspective's client, of which nothing is called: our scorer takes its place.
+        module = sys.modules.setdefault(name, ModuleType(name))
+        module.__dict__.update(discovery=None, HttpError=OSError)
+    sys.path.insert(0, str(checkout.resolve()))
+    peer: Any = importlib.import_module("generate_tide")
+    engine, scoring = Clock(), Clock()
+    starts: list[tuple[float, float, float, int]] = []
+    load, embed, cleanup = peer.init_model, peer.get_prompt_embeds, peer.cleanup_vllm_and_cuda
+    scorer: Scorer = common["scorer"]
+
+    class Toxicity:
+        def __init__(self, **_: Any) -> None:
+            self.predict = scoring.watched(self._predict)
+
+        def _predict(self, texts: str | list[str]) -> tuple[list[None], list[float]]:
+            # One by one, as the authors' client asks Perspective.
+            listed = [texts] if isinstance(texts, str) else texts
+            values = [float(score_texts(scorer, [text], "zero").values[0]) for text in listed]
+            return [None] * len(listed), values
+
+    def init_model(arguments: dict[str, Any]) -> Any:
+        tokenizer, layer, llm = load(arguments)
+        llm.generate = engine.watched(llm.generate)
+        return tokenizer, layer, llm
+
+    def stamp() -> None:
+        starts.append((time.perf_counter(), engine.seconds, scoring.seconds, engine.items))
+
+    def get_prompt_embeds(*arguments: Any) -> Any:
+        stamp()
+        return embed(*arguments)
+
+    def clean(**options: Any) -> None:
+        stamp()
+        cleanup(**options)
+
+    peer.Toxicity, peer.init_model = Toxicity, init_model
+    peer.get_prompt_embeds, peer.cleanup_vllm_and_cuda = get_prompt_embeds, clean
+    model = source_of(common["model"])
+    settings: Settings = common["settings"]
+    arguments = SimpleNamespace(
+        model=model, dataset="rtp", K=1, toxic_th=-1, toxic_th_mode="mean", seed=42,
+        early_stopping_th=settings.toxicity_threshold, cosine_sim_th=0.2, mu=settings.mu,
+        N=settings.num_samples, stepsize=settings.step_size, num_iter=settings.max_iterations,
+        max_tokens=settings.max_new_tokens, temperature=settings.temperature,
+        top_p=settings.top_p, tensor_parallel_size=1, gpu_memory_utilization=0.25,
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        rows = [
+            {"id": i, "prompt": prompt, "num_tokens_prompt": len(ids), "avg_toxicity": 1.0}
+            for i, (prompt, ids) in enumerate(zip(prompts, common["ids"], strict=True))
+        ]
+        short = model.split("/")[-1].lower()
+        path = Path(folder, "responses", "baselines", short, f"temp={settings.temperature}-K=1")
+        path.mkdir(parents=True)
+        (path / "rtp.json").write_text(json.dumps(rows))
+        here = Path.cwd()
+        os.chdir(folder)
+        try:
+            peer.main(arguments)
+        finally:
+            os.chdir(here)
+    counted = np.array(starts[WARM:])
+    spent = np.diff(counted, axis=0)
+    means = spent.mean(axis=0)
+    return Timing("authors' code, vllm", spent[:, 0].tolist(), *map(float, means[1:]))
+
+
+def ours(name: str, engine: Engine, prompts: Sequence[str], common: dict[str, Any]) -> Timing:
+    """`prompts` one at a time, and then all together; the first WARM are not counted."""
+    scorer: Any = load_scorer(common["scorer_spec"])
+    writing, scoring = Clock(), Clock()
+    detox = Detoxifier(engine, scorer=scorer, settings=common["settings"])
+    list(detox.map(prompts[:WARM]))
+    plain = engine.complete, engine.likelihood
+    engine.complete, engine.likelihood = map(writing.watched, plain)  # type: ignore[method-assign]
+    scorer.score = scoring.watched(scorer.score)
+    latencies, evaluations = [], []
+    for prompt in prompts[WARM:]:
+        started = time.perf_counter()
+        result = detox(prompt)
+        latencies.append(time.perf_counter() - started)
+        evaluations.append(result.best.evaluations)
+    stages = [clock.seconds / len(latencies) for clock in (writing, scoring)]
+    started = time.perf_counter()
+    list(detox.map(prompts[WARM:]))
+    together = (time.perf_counter() - started) / len(latencies)
+    engine.complete, engine.likelihood = plain  # type: ignore[method-assign]
+    return Timing(name, latencies, *stages, fmean(evaluations), together)
+
+
+def main(
+    checkout: Annotated[Path, typer.Option(help="Folder of the authors' repository.")],
+    prompts: Annotated[int, typer.Option(min=1)] = 60,
+    model: str = "pocket",
+    scorer: str = "pocket",
+) -> None:
+    texts = [row.text for row in load_benchmark("rtp", limit=prompts + WARM).rows]
+    local = load_engine("transformers", model)
+    embedded = local.embed(texts)
+    norm = fmean(float(one.embeddings.norm(dim=-1).mean()) for one in embedded)
+    # The defaults, which are relative, in the absolute units that the authors' code takes.
+    steps = {"mu": 1.2 * norm / math.sqrt(local.dim), "step_size": 0.6 * norm}
+    settings = Settings.of({**SAMPLING, **steps, "empty_policy": "zero"})
+    fast = Settings.of({**SAMPLING, "empty_policy": "zero"}, preset_values("fast", model))
+    common: dict[str, Any] = {
+        "model": model,
+        "scorer": load_scorer(scorer),
+        "scorer_spec": scorer,
+        "ids": [one.token_ids for one in embedded],
+        "settings": settings,
+    }
+    found = [theirs(checkout, texts, common)]
+    for kind, engine in (("transformers", local), ("vllm", load_engine("vllm", model))):
+        for name, chosen in (("tide", settings), ("fast", fast)):
+            asked = {**common, "settings": chosen}
+            found.append(ours(f"{name}, {kind}", engine, texts, asked))
+        engine.close()
+    headings = ("", "median", "mean", "p95", "engine", "scorer", "search", "together", "evals")
+    table = Table(*headings, title=f"milliseconds a prompt, {prompts} prompts, {model}")
+    for timing in found:
+        table.add_row(*timing.row())
+    Console(width=110).print(table)
+    OUT.write_text(json.dumps([asdict(timing) for timing in found], indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    typer.run(main)
