@@ -14,34 +14,36 @@ from tide.cli.judge import refuse_failures
 from tide.cli.report import print_tables
 
 _SAMPLING = ("max_new_tokens", "temperature", "top_p", "top_k")
-_BY_PROTOCOL = (*_SAMPLING, "num_trials", "completions_per_evaluation")
+BY_PROTOCOL = (*_SAMPLING, "num_trials", "completions_per_evaluation")
+Benchmark = Annotated[
+    str,
+    typer.Argument(help="rtp, attaq, bold, dialogues, or a file of prompts (.jsonl, .csv, .txt)."),
+]
+Protocol = Annotated[
+    str, typer.Option(help="tide, tide-hot, dexperts or rad: sampling, trials, what is toxic.")
+]
+Reference = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Model that measures perplexity; auto: by the model's name; none. Repeat for a "
+        "column each. [default: auto]"
+    ),
+]
 
 
-@partial(options.with_settings, by_protocol=_BY_PROTOCOL)
+@partial(options.with_settings, by_protocol=BY_PROTOCOL)
 def evaluate(
-    benchmark: Annotated[
-        str,
-        typer.Argument(
-            help="rtp, attaq, bold, dialogues, or a file of prompts (.jsonl, .csv, .txt)."
-        ),
-    ],
+    benchmark: Benchmark,
     methods: options.Methods = "base,tide,fast",
     model: options.Model = "pocket",
     scorer: options.Scorer = "pocket",
     judges: options.Judges = None,
-    protocol: Annotated[
-        str, typer.Option(help="tide, tide-hot, dexperts or rad: sampling, trials, what is toxic.")
-    ] = "tide",
+    protocol: Protocol = "tide",
+    preset: options.Preset = "auto",
     artefacts: Annotated[
         Path | None, typer.Option(help="Folder that `tide fit` wrote, for baselines that learn.")
     ] = None,
-    reference: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Model that measures perplexity; auto: by the model's name; none. Repeat for a "
-            "column each. [default: auto]"
-        ),
-    ] = None,
+    reference: Reference = None,
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", help="Folder of the run folders. Goes on with what is in it."),
@@ -84,6 +86,7 @@ def evaluate(
         scorer=scorer,
         judges=options.judges(judges),
         protocol=protocol,
+        preset=preset,
         reference=reference or "auto",
         artefacts=artefacts,
         out=out,
