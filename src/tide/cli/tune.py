@@ -120,7 +120,9 @@ def tune(
         progress=Bars(ERRORS),
         **(overrides or {}),
     )
-    print_tables([tuned.table(), *tuned.report.tables])
+    of_all = ("quality", "moved", "cost", "significance")
+    tables = [table for table in tuned.report.tables if table.name.startswith(of_all)]
+    print_tables([tuned.table(), *tables])
     if not tuned.changed:
         OUTPUT.print(f"nothing tried was better in every measure than {tuned.tried[0].method}")
     if tuned.problem:

@@ -65,7 +65,7 @@ def by_frontier(
         raise InputError("--judges, --reference: the search needs a judge, and a reference model")
     optuna = _optuna()
     space, begun = _space(optuna, bench)
-    with _quiet(optuna), guarded(InputError, f"{journal}: cannot be used"):
+    with _quiet(), guarded(InputError, f"{journal}: cannot be used"):
         study = _study(optuna, journal)
     tried: list[Tried] = []
     for number in range(tries):
@@ -73,16 +73,17 @@ def by_frontier(
         if there is not None:
             tried.append(Tried(*(there.user_attrs[name] for name in _KEPT)))
             continue
-        values = begun
+        values, method = begun, bench.usual
         if number:
-            with _quiet(optuna):
-                values = _suggested(optuna, study, space, derive_seed(seed, "tune", number))
-        one = _tried(bench, prompts, values if number else {}, (number + 1, tries))
+            values = _suggested(optuna, study, space, derive_seed(seed, "tune", number))
+            method = with_values(bench.usual, values)
+        (run,) = bench.runs(prompts, [method], "tries", counted=(number + 1, tries), num_trials=1)
+        one = Tried(method, values, _measures(summarize(run), run.scorer))
         tried.append(one)
         kept = {**{name: getattr(one, name) for name in _KEPT}, "number": number}
         objectives = [one.measures[name] for name in OBJECTIVES]
         # What was begun with may lie outside of the ranges; then nothing follows from it.
-        with _quiet(optuna), suppress(*([] if number else [ValueError, TypeError])):
+        with _quiet(), suppress(*([] if number else [ValueError, TypeError])):
             finished = optuna.trial.create_trial(
                 params=values, distributions=space, values=objectives, user_attrs=kept
             )
@@ -119,9 +120,8 @@ def figures(journal: Path) -> dict[str, Any]:
 
     Raises MissingDependencyError without matplotlib.
     """
-    optuna = _optuna()
-    require("matplotlib", "tune")
-    with _quiet(optuna):
+    optuna, pyplot = _optuna(), require("matplotlib.pyplot", "tune")
+    with _quiet(), pyplot.rc_context():  # its plots set a style for all that come after
         from optuna.visualization import matplotlib as plots  # noqa: PLC0415  (not always there)
 
         study, drawn = _study(optuna, journal), {}
@@ -139,6 +139,8 @@ def figures(journal: Path) -> dict[str, Any]:
                     study, target=lambda trial, place=place: trial.values[place], target_name=name
                 )
                 drawn[f"importances-{name}"] = axes.figure
+    for figure in drawn.values():
+        pyplot.close(figure)  # a notebook would show each once more
     return drawn
 
 
@@ -149,10 +151,10 @@ def _optuna() -> Any:
 
 
 @contextmanager
-def _quiet(optuna: Any) -> Iterator[None]:
+def _quiet() -> Iterator[None]:
     """Inside, Optuna does not warn of what it may change one day."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        warnings.simplefilter("ignore")
         yield
 
 
@@ -197,21 +199,14 @@ def _suggested(optuna: Any, study: Any, space: dict[str, Any], seed: int) -> dic
 
     The journal never holds an unfinished try.
     """
-    sampler = optuna.samplers.TPESampler(
-        seed=seed % (1 << 32), multivariate=True, n_startup_trials=_RANDOM
-    )
-    draft = optuna.create_study(directions=["minimize"] * len(OBJECTIVES), sampler=sampler)
-    draft.add_trials(study.get_trials(deepcopy=False))
-    found: dict[str, Any] = draft.ask(space).params
-    return found
-
-
-def _tried(
-    bench: Bench, prompts: Benchmark, values: dict[str, Any], counted: tuple[int, int]
-) -> Tried:
-    method = with_values(bench.usual, values)
-    (run,) = bench.runs(prompts, [method], "tries", counted=counted, num_trials=1)
-    return Tried(method, values, _measures(summarize(run), run.scorer))
+    with _quiet():
+        sampler = optuna.samplers.TPESampler(
+            seed=seed % (1 << 32), multivariate=True, n_startup_trials=_RANDOM
+        )
+        draft = optuna.create_study(directions=["minimize"] * len(OBJECTIVES), sampler=sampler)
+        draft.add_trials(study.get_trials(deepcopy=False))
+        found: dict[str, Any] = draft.ask(space).params
+        return found
 
 
 def _measures(found: Summary, scorer: str) -> dict[str, float]:

@@ -35,7 +35,7 @@ from tide.tuning.trying import Bench, Tried
 # What each search tunes, if nothing else is named.
 SEARCHES = {"paper": "tide", "optuna": "margin"}
 _CONFIG, _JOURNAL = "tune.json", "tries.log"
-_SHOWN = 10  # rows of a table on a terminal
+_SHOWN, _FEW = 10, 4  # rows and varied settings of a table on a terminal
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,9 @@ class Tuned:
     plots: dict[str, Any] = dataclass_field(default_factory=dict, repr=False)
 
     def table(self, rows: int | None = _SHOWN) -> Table:
-        """The first `rows` settings with their measures."""
+        """The first `rows` settings with their measures; where they are many, these alone."""
         first = self.tried[0]
-        names = list(dict.fromkeys(name for one in self.tried for name in one.values))
+        names = [name for name in first.values if rows is None or len(first.values) <= _FEW]
         headings = {"evaluations": "evals", "num_samples": "N"}
         columns = [
             Column("place"),
@@ -69,7 +69,7 @@ class Tuned:
             for place, one in enumerate(self.tried[:rows], start=1)
         ]
         title = f"settings tried: the first {len(values)} of {len(self.tried)}"
-        return Table("tried", title, columns, values, ["the first one was chosen"])
+        return Table("tried", title, columns, values, [f"chosen: {first.method}"])
 
 
 def _cell(value: Any) -> Any:
@@ -174,7 +174,7 @@ def tune(
             mine = f"held-out-{blake2b(repr(settings).encode(), digest_size=4).hexdigest()}"
             runs += bench.runs(held_out, [str(preset)], mine)
     folder = out / "report"
-    made = report(runs, out=folder, against=runs[1].name if changed else None)
+    made = report(runs, out=folder, against=runs[1].name, tests=changed)
     plots, problem = _plots(out / _JOURNAL, folder) if search == "optuna" else ({}, made.problem)
     tuned = Tuned(preset, settings, tried, changed, made, problem, plots)
     write_tables([tuned.table(None)], folder)
