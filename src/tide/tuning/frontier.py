@@ -47,6 +47,15 @@ _SPACES: dict[str, _Space] = {
         "cosine_threshold": (0.0, 0.8, 0.2),
     },
 }
+# To begin with, too: one completion at a time, which did well for the bundled model.
+_KNOWN: dict[str, list[dict[str, Any]]] = {
+    "ladder": [
+        {
+            **{"num_samples": 1, "samples_growth": 1.0, "mu_relative": 1.4, "from": 0.6, "to": 0.7},
+            **{"growth": 1.0, "max_perplexity": "6", "perplexity_growth": 1.2},
+        }
+    ]
+}
 _KEPT = ("method", "values", "measures")  # of a try
 _RANDOM = 10  # tries before the sampler has anything to learn from
 
@@ -73,17 +82,20 @@ def by_frontier(
         if there is not None:
             tried.append(Tried(*(there.user_attrs[name] for name in _KEPT)))
             continue
-        values, method = begun, bench.usual
-        if number:
-            values = _suggested(optuna, study, space, derive_seed(seed, "tune", number))
-            method = with_values(bench.usual, values)
+        known = number < len(begun)
+        values = (
+            begun[number]
+            if known
+            else _suggested(optuna, study, space, derive_seed(seed, "tune", number))
+        )
+        method = with_values(bench.usual, values) if tried else bench.usual
         (run,) = bench.runs(prompts, [method], "tries", counted=(number + 1, tries), num_trials=1)
         one = Tried(method, values, _measures(summarize(run), run.scorer))
         tried.append(one)
         kept = {**{name: getattr(one, name) for name in _KEPT}, "number": number}
         objectives = [one.measures[name] for name in OBJECTIVES]
-        # What was begun with may lie outside of the ranges; then nothing follows from it.
-        with _quiet(), suppress(*([] if number else [ValueError, TypeError])):
+        # What is begun with may lie outside of the ranges; then nothing follows from it.
+        with _quiet(), suppress(*([ValueError, TypeError] if known else [])):
             finished = optuna.trial.create_trial(
                 params=values, distributions=space, values=objectives, user_attrs=kept
             )
@@ -168,8 +180,8 @@ def _study(optuna: Any, journal: Path) -> Any:
     )
 
 
-def _space(optuna: Any, bench: Bench) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What is tried, as Optuna has it, and where `bench.usual` stands in it.
+def _space(optuna: Any, bench: Bench) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """What is tried, as Optuna has it, and what to begin with, first of all `bench.usual`.
 
     A setting that is given is not tried.
     """
@@ -185,13 +197,17 @@ def _space(optuna: Any, bench: Bench) -> tuple[dict[str, Any], dict[str, Any]]:
     begun = {
         name: write(stands[name]) if name == "max_perplexity" else stands[name] for name in space
     }
+    known = [
+        {name: one.get(name, begun[name]) for name in space} for one in _KNOWN.get(strategy, ())
+    ]
     make = optuna.distributions
-    return {
+    ranges = {
         name: make.CategoricalDistribution(found)
         if isinstance(found, list)
         else make.FloatDistribution(found[0], found[1], step=found[2])
         for name, found in space.items()
-    }, begun
+    }
+    return ranges, [begun, *known]
 
 
 def _suggested(optuna: Any, study: Any, space: dict[str, Any], seed: int) -> dict[str, Any]:
