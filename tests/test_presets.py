@@ -65,7 +65,7 @@ def test_what_is_written_is_read(settings: dict[str, Any], path: Path) -> None:
 
 def test_sampling_and_trials_are_not_written(path: Path) -> None:
     write_preset(path, Settings.of({"temperature": 0.9, "num_trials": 3, "seed": 4}), {})
-    assert json.loads(path.read_text())["settings"] == {}
+    assert json.loads(path.read_text())["settings"] == {"strategy": "tide"}
 
 
 @pytest.mark.parametrize(

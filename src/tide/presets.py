@@ -145,5 +145,6 @@ def write_preset(path: Path, settings: Settings, about: Mapping[str, Any]) -> No
     given, usual = settings.model_dump(), Settings().model_dump()
     # Of a scale, the name that is not used is None.
     chosen = {name: given[name] for name in TUNABLE if given[name] not in (None, usual[name])}
+    chosen["strategy"] = settings.strategy
     content = {"tide_preset": 1, "settings": chosen, "about": dict(about)}
     write_text(path, json.dumps(content, indent=2) + "\n")

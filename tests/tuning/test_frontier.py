@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import builtins
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -47,12 +47,10 @@ def test_zeros_have_gains_too() -> None:
 def test_without_optuna_the_error_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = builtins.__import__
-
-    def missing(name: str, *args: Any, **kwargs: Any) -> Any:
+    def missing(name: str) -> Any:
         if name == "optuna":
             raise ModuleNotFoundError("No module named 'optuna'", name="optuna")
-        return real(name, *args, **kwargs)
+        return import_module(name)
 
     monkeypatch.setattr("tide.registry.import_module", missing)
     with pytest.raises(MissingDependencyError, match=r"pip install 'tide-detox\[tune\]'"):

@@ -16,7 +16,7 @@ from tide.tuning import grid, published
 
 SMALL: dict[str, tuple[float, ...]] = {
     "mu": (0.05, 0.5),
-    "num_samples": (2, 4),
+    "num_samples": (2,),
     "step_size": (0.1, 1.0),
 }
 pytestmark = pytest.mark.usefixtures("_words")
@@ -39,7 +39,7 @@ def test_the_papers_selection(tmp_path: Path) -> None:
     hard = {record.id for record in base.records if fmean(record.toxicity_scores) > 0.5}
     assert 0 < len(hard) < 8
     runs = [read_run(path) for path in find_runs([tmp_path / "tries"])]
-    assert len(runs) == len(found.tried) == 8
+    assert len(runs) == len(found.tried) == 4
     means = {}
     for run in runs:
         assert {record.id for record in run.records} == hard
@@ -48,6 +48,9 @@ def test_the_papers_selection(tmp_path: Path) -> None:
         assert run.config["num_trials"] == 1
         place = settings["mu"], settings["num_samples"], settings["step_size"]
         means[place] = fmean(record.toxicity_scores[0] for record in run.records)
+    keys = [tuple(one.measures.values()) for one in found.tried]
+    assert keys == sorted(keys)
+    assert list(found.tried[0].measures) == ["toxicity", "iterations", "evaluations"]
     order = [tuple(one.values.values()) for one in found.tried]
     assert sorted(means.values()) == [means[place] for place in order]
     best = dict(zip(SMALL, order[0], strict=True))
@@ -58,17 +61,10 @@ def test_the_papers_selection(tmp_path: Path) -> None:
     }
 
 
-def test_equal_toxicity_is_decided_by_the_iterations(tmp_path: Path) -> None:
-    found = tuned(tmp_path, "paper")
-    keys = [tuple(one.measures.values()) for one in found.tried]
-    assert keys == sorted(keys)
-    assert list(found.tried[0].measures) == ["toxicity", "iterations", "evaluations"]
-
-
 @pytest.mark.parametrize("search", ["paper", "optuna"])
 def test_what_is_reported_was_not_chosen_on(search: str, tmp_path: Path) -> None:
-    options = {"tries": 4} if search == "optuna" else {}
-    found = tuned(tmp_path, search, tune_on="3-9", **options)
+    options = {"tries": 3} if search == "optuna" else {}
+    found = tuned(tmp_path, search, tune_on="3-9", draw=True, **options)
     chosen_on = {r.id for p in find_runs([tmp_path / "tries"]) for r in read_run(p).records}
     assert chosen_on <= {f"p{i}" for i in range(2, 9)}
     rest = {f"p{i}" for i in range(len(TEXTS))} - {f"p{i}" for i in range(2, 9)}
@@ -83,9 +79,9 @@ def test_what_is_reported_was_not_chosen_on(search: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("search", ["paper", "optuna"])
-@pytest.mark.parametrize("after", [3, 21, 40])
+@pytest.mark.parametrize("after", [13, 30])
 def test_interrupted_and_started_again(search: str, after: int, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"tries": 5} if search == "optuna" else {}
+    options: dict[str, Any] = {"tries": 4} if search == "optuna" else {}
     whole = tuned(tmp_path / "whole", search, **options)
     with pytest.raises(Killed):
         tuned(tmp_path / "cut", search, progress=Kills(after), **options)
@@ -98,15 +94,15 @@ def test_interrupted_and_started_again(search: str, after: int, tmp_path: Path) 
 def test_finished_tries_are_not_done_again_and_more_may_be_added(tmp_path: Path) -> None:
     few = tuned(tmp_path, "optuna", tries=3)
     before = {p: (p / "records.jsonl").read_bytes() for p in find_runs([tmp_path / "tries"])}
-    more = tuned(tmp_path, "optuna", tries=6)
+    more = tuned(tmp_path, "optuna", tries=5)
     assert all((p / "records.jsonl").read_bytes() == kept for p, kept in before.items())
     assert {one.method for one in few.tried} < {one.method for one in more.tried}
-    assert tuned(tmp_path / "at-once", "optuna", tries=6).tried == more.tried
+    assert tuned(tmp_path / "at-once", "optuna", tries=5).tried == more.tried
 
 
 def test_seeds_and_given_settings(tmp_path: Path) -> None:
-    first = tuned(tmp_path / "0", "optuna", tries=4, perturb="content", mu_relative=1.0)
-    other = tuned(tmp_path / "1", "optuna", tries=4, perturb="content", mu_relative=1.0, seed=1)
+    first = tuned(tmp_path / "0", "optuna", tries=3, perturb="content", mu_relative=1.0)
+    other = tuned(tmp_path / "1", "optuna", tries=3, perturb="content", mu_relative=1.0, seed=1)
     assert [one.method for one in first.tried] != [one.method for one in other.tried]
     assert all("mu_relative" not in one.values for one in first.tried)
     assert first.settings.mu_relative == 1.0

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from tests.evaluation.test_evaluating import Judge, WordCount
 from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
 from tide.data.prompts import Row
-from tide.evaluation import Benchmark, Progress
+from tide.evaluation import Benchmark, Progress, report
 from tide.tuning import Tuned, tune, tuning
 
 TEXTS = [
@@ -25,7 +28,8 @@ def _words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(WordCount, "close", lambda self: None, raising=False)
 
 
-def tuned(out: Path, search: str, **options: Any) -> Tuned:
+def tuned(out: Path, search: str, *, draw: bool = False, **options: Any) -> Tuned:
+    """draw: the figures too, which take longest."""
     usual: dict[str, Any] = {
         "model": scripted_engine(),
         "scorer": ReadingScorer(),
@@ -35,7 +39,12 @@ def tuned(out: Path, search: str, **options: Any) -> Tuned:
     }
     if search == "paper":
         usual |= {"above": 0.5, "grid_scale": "1"}
-    return tune(WORLD, search=search, out=out, **{**usual, **options})
+    with ExitStack() as stack:
+        if not draw:
+            plain = functools.partial(report, draw=False)
+            stack.enter_context(patch.object(tuning, "report", plain))
+            stack.enter_context(patch.object(tuning, "figures", lambda journal: {}))
+        return tune(WORLD, search=search, out=out, **{**usual, **options})
 
 
 class Killed(BaseException):
