@@ -49,7 +49,7 @@ def test_a_preset_is_tuned_and_used(
 def test_a_sweep_draws_its_curve(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    more = ("--values", "0.5,1,2", "--limit", 2, "--max-iterations", 2)
+    more = ("--values", "0.5,1,2", "--limit", 2)
     assert tide("sweep", "mu", "mine.txt", *HERE, *more, monkeypatch=monkeypatch) == 0
     assert "tide:mu_relative=0.6" in capsys.readouterr().out
     (folder,) = Path("runs").iterdir()
@@ -63,7 +63,7 @@ def test_a_sweep_draws_its_curve(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["tune", "mine.txt", "--above", 0.999], "--above 0.999: no prompt of 5 has such a mean"),
+        (["tune", "mine.txt", "--grid-scale", 1, "--above", 0.999], "--above 0.999: no prompt of 5 has such a mean"),
         (["tune", "mine.txt", "--grid-scale", "much"], "--grid-scale: expected ratio, literal"),
         (["tune", "mine.txt", "--search", "all"], "--search: expected paper or optuna"),
         (["tune", "none.txt"], "none.txt: no such file"),
