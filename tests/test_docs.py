@@ -90,13 +90,15 @@ def run_command(command: list[str], block: Block, monkeypatch: pytest.MonkeyPatc
 def shorter(arguments: list[str]) -> list[str]:
     """The same command with less to do."""
     short = list(arguments)
-    for option in {"--trials", "--limit"} & set(short):
+    for option in {"--trials", "--limit", "--tries"} & set(short):
         place = short.index(option) + 1
         # A larger number stays larger: pages extend what is finished.
         number = int(short[place]) // (50 if option == "--limit" else 1)
         short[place] = str(min(number, 4))
     if short[0] == "fit":
         short += ["--steps", "2", "--max-texts", "80"]
+    if short[0] == "tune" and "optuna" not in short:
+        short += ["--above", "0", "--num-samples", "2", "--mu-relative", "1.2"]
     return short + (["--grid", "3"] if "--landscape" in short else [])
 
 

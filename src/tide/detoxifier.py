@@ -37,7 +37,7 @@ class Loaded:
         *,
         scorer: str | Scorer | Callable[[list[str]], Any] = "pocket",
         engine: str = "transformers",
-        preset: str = "auto",
+        preset: str | Path = "auto",
         settings: Settings | None = None,
         engine_options: dict[str, Any] | None = None,
         **overrides: Unpack[Overrides],
@@ -104,7 +104,7 @@ class Detoxifier(Loaded):
     model: folder, hub id, "pocket" (bundled), or an Engine.
     scorer: spec, Scorer, or a function from texts to scores in [0, 1].
     engine: name of the engine that runs `model`: "transformers", "vllm" or "remote".
-    preset: step sizes; "auto" chooses by the model's name.
+    preset: step sizes; "auto" chooses by the model's name; or a file that `tide tune` wrote.
     settings: used as given, without a preset.
     engine_options: for the engine (`device`, `dtype`, `max_batch`, `base_urls`, ...).
     Further keywords override single settings, as in `Detoxifier(mu=0.1, num_trials=3)`.

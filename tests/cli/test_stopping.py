@@ -72,7 +72,8 @@ def test_while_it_is_starting(tmp_path: Path) -> None:
             [sys.executable, "-c", code, "run", "A prompt", "-s", "slow.py:Slow"],
             cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
-        assert process.stdout and process.stdout.readline()
+        assert process.stdout
+        assert process.stdout.readline()
         time.sleep(moments.uniform(0.05, 1.2))
         if process.poll() is None:
             assert stopped(process, signal.SIGINT) == "stopped"

@@ -28,7 +28,8 @@ class DaptOptions(Options):
 
 class Dapt(DecodingBaseline):
     """The model with `scale` times the update that was learned on non-toxic text
-    (`tide fit dexperts`)."""
+    (`tide fit dexperts`).
+    """
 
     kind = "dapt"
     options_class = DaptOptions

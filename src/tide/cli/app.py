@@ -6,7 +6,20 @@ from typing import Annotated
 
 import typer
 
-from tide.cli import doctor, evaluate, fit, judge, methods, report, run, score, scorers, serve
+from tide.cli import (
+    doctor,
+    evaluate,
+    fit,
+    judge,
+    methods,
+    report,
+    run,
+    score,
+    scorers,
+    serve,
+    sweep,
+    tune,
+)
 
 app = typer.Typer(
     help="Test-time detoxification of language models by moving the prompt embeddings.",
@@ -20,6 +33,8 @@ app.command("judge")(judge.judge)
 app.command("score")(score.score)
 app.command("serve", context_settings={"auto_envvar_prefix": serve.PREFIX})(serve.serve)
 app.command("report")(report.report)
+app.command("tune")(tune.tune)
+app.command("sweep")(sweep.sweep)
 app.command("fit")(fit.fit)
 app.command("methods")(methods.methods)
 app.command("doctor")(doctor.doctor)

@@ -14,27 +14,28 @@ from tide.cli.judge import refuse_failures
 from tide.cli.report import print_tables
 
 _SAMPLING = ("max_new_tokens", "temperature", "top_p", "top_k")
-_BY_PROTOCOL = (*_SAMPLING, "num_trials", "completions_per_evaluation", "decode")
+BY_PROTOCOL = (*_SAMPLING, "num_trials", "completions_per_evaluation", "decode")
+Benchmark = Annotated[
+    str,
+    typer.Argument(help="rtp, attaq, bold, dialogues, or a file of prompts (.jsonl, .csv, .txt)."),
+]
+Protocol = Annotated[
+    str,
+    typer.Option(
+        help="tide, published, tide-hot, dexperts or rad: sampling, trials, what is toxic."
+    ),
+]
 
 
-@partial(options.with_settings, by_protocol=_BY_PROTOCOL)
+@partial(options.with_settings, by_protocol=BY_PROTOCOL)
 def evaluate(
-    benchmark: Annotated[
-        str,
-        typer.Argument(
-            help="rtp, attaq, bold, dialogues, or a file of prompts (.jsonl, .csv, .txt)."
-        ),
-    ],
+    benchmark: Benchmark,
     methods: options.Methods = "base,tide,fast",
     model: options.Model = "pocket",
     scorer: options.Scorer = "pocket",
     judges: options.Judges = None,
-    protocol: Annotated[
-        str,
-        typer.Option(
-            help="tide, published, tide-hot, dexperts or rad: sampling, trials, what is toxic."
-        ),
-    ] = "tide",
+    protocol: Protocol = "tide",
+    preset: options.Preset = "auto",
     artefacts: Annotated[
         Path | None, typer.Option(help="Folder that `tide fit` wrote, for baselines that learn.")
     ] = None,
@@ -83,6 +84,7 @@ def evaluate(
         scorer=scorer,
         judges=options.judges(judges),
         protocol=protocol,
+        preset=preset,
         reference=reference or "auto",
         reference_engine=reference_engine,
         reference_options=options.engine_options(

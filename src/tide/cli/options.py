@@ -68,15 +68,18 @@ Judges = Annotated[
 Methods = Annotated[
     str,
     typer.Option(
-        help="base (the model as it is), presets, strategies and baselines, each with options of "
-        f"its own: base,fast,resample:temperature=1.0... There are {_PRESETS}; "
-        f"{_STRATEGIES}; {_BASELINES}. ('tide methods' lists their "
+        help="base (the model as it is), presets (or files of them), strategies and baselines, "
+        "each with options of its own: base,fast,resample:temperature=1.0... There are "
+        f"{_PRESETS}; {_STRATEGIES}; {_BASELINES}. ('tide methods' lists their "
         "options.)"
     ),
 ]
 Preset = Annotated[
     str,
-    typer.Option(help=f"Settings to begin with: auto (by the model's name), {_PRESETS}."),
+    typer.Option(
+        help=f"Settings to begin with: auto (by the model's name), {_PRESETS}, or a file that "
+        "'tide tune' wrote."
+    ),
 ]
 EngineName = Annotated[str, typer.Option("--engine", help=f"What runs the model: {_ENGINES}.")]
 BaseUrl = Annotated[

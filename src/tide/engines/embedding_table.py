@@ -65,6 +65,12 @@ class Vocabulary(Closable):
         if not self._anchor_text:
             raise EngineError(f"model {self.name}: its tokenizer makes no text of its tokens")
 
+    @property
+    def mean_row_norm(self) -> float:
+        """E_bar: the mean norm of a token's embedding, as the first block receives it."""
+        norms = torch.linalg.vector_norm(self._layer.weight, dim=-1, dtype=torch.float32)
+        return float(norms.mean()) * self.embedding_scale
+
     def tokenize(self, prompts: Sequence[str]) -> list[list[int]]:
         plain = [prompt for prompt in prompts if not isinstance(prompt, Rendered)]
         found = iter(self.tokenizer(plain)["input_ids"] if plain else [])

@@ -43,7 +43,8 @@ from tide.evaluation.sharing import SharedEngine
 from tide.scorers import Scorer
 from tide.specs import split_specs
 
-AnyScorer = str | Scorer | Callable[[list[str]], Any]
+AnyScorer = str | Scorer | Callable[[list[str]], Any] | NamedScorer
+AnyReference = str | Reference
 Failed = dict[RecordId, TideError]
 
 _PACKAGES = ("tide-detox", "torch", "transformers", "numpy", "scikit-learn", "scipy")
@@ -59,7 +60,8 @@ def evaluate(
     scorer: AnyScorer = "pocket",
     judges: AnyScorer | Sequence[AnyScorer] = (),
     protocol: str = "tide",
-    reference: str | Sequence[str] = "auto",
+    preset: str | Path = "auto",
+    reference: AnyReference | Sequence[AnyReference] = "auto",
     reference_engine: str = "transformers",
     reference_options: Mapping[str, Any] | None = None,
     artefacts: Path | None = None,
@@ -82,10 +84,11 @@ def evaluate(
         report(runs)
 
     benchmark: a name, a file, or prompts. methods: specs, or one text with commas between them.
-    judges: scorers kept out of the search. reference: models that measure perplexity; "auto": that
-    of the model's family, "global": the paper's one for all, "none". reference_engine,
-    reference_options: what runs them, as "vllm" with `tensor_parallel_size`; in this process, the
-    model is closed before. artefacts: what `tide fit` learned, for baselines.
+    judges: scorers kept out of the search. preset: what strategies begin with. reference: models
+    that measure perplexity; "auto": that of the model's family, "global": the paper's one for all,
+    "none". reference_engine, reference_options: what runs them, as "vllm" with
+    `tensor_parallel_size`; in this process, the model is closed before. artefacts: what `tide fit`
+    learned, for baselines.
     out: by default `runs/BENCHMARK-MODEL`. What is there is kept, and what is missing is added.
     chat: let the model answer the prompts, or the `messages` of a .jsonl file, by its template.
     cluster: "local", "auto" or "ray://HOST:PORT" runs the searches on Ray, in `actors` processes.
@@ -98,13 +101,13 @@ def evaluate(
     specs = split_specs(methods, "--methods") if isinstance(methods, str) else list(methods)
     options, progress = dict(engine_options or {}), progress or Progress()
     with ExitStack() as stack:
-        inside = _loaded(scorer, stack)
-        outside = [_loaded(judge, stack) for judge in _listed(judges)]
+        inside = open_scorer(scorer, stack)
+        outside = [open_scorer(judge, stack) for judge in _listed(judges)]
         running = stack.enter_context(ExitStack())
         runner: LocalRunner | ClusterRunner
         if cluster is None:
             loaded = model if isinstance(model, Engine) else load_engine(engine, model, **options)
-            shared = SharedEngine(loaded)
+            shared = loaded if isinstance(loaded, SharedEngine) else SharedEngine(loaded)
             if loaded is not model:
                 running.callback(shared.close)
             runner = LocalRunner(shared, inside.scorer)
@@ -116,7 +119,7 @@ def evaluate(
                 str(model), inside.spec, engine, options, cluster, actors=actors, gpus=actor_gpus
             )
             described = describe(model, engine, options, options.get("dtype", "auto"))
-        chosen = [load_method(spec, runner, rules, overrides, artefacts) for spec in specs]
+        chosen = [load_method(spec, runner, rules, overrides, artefacts, preset) for spec in specs]
         name = described["model"]
         out = Path(out or Path("runs") / f"{prompts.name}-{slug(Path(name).name)}")
         paths = [out / slug(method.name) for method in chosen]
@@ -153,11 +156,11 @@ def judge(
     with ExitStack() as stack:
         for path in paths:
             stack.enter_context(writing(files_of(path)[0]))
-        loaded = [_loaded(one, stack) for one in _listed(judges)]
+        loaded = [open_scorer(one, stack) for one in _listed(judges)]
         for path in paths:
             with RecordFile(files_of(path)[0]) as file:
                 failed.append(_judge(file, path, loaded, progress))
-        wanted: dict[str, list[Path]] = {}
+        wanted: dict[AnyReference, list[Path]] = {}
         for path in paths:
             for name in _references(reference, str(read_config(path).get("model")), progress):
                 wanted.setdefault(name, []).append(path)
@@ -210,7 +213,8 @@ def describe(
     """What of a model and its engine decides what is written, for a run's configuration."""
     deciding = {option: options[option] for option in _DECIDING if option in options}
     if isinstance(model, Engine):
-        model, engine = model.name, type(model).__name__
+        inner = model.engine if isinstance(model, SharedEngine) else model
+        model, engine = model.name, type(inner).__name__
     return {
         "model": str(model),
         "engine": engine,
@@ -267,21 +271,25 @@ def _judge(
 
 
 def _measure(
-    paths: Sequence[Path], names: Sequence[str], options: Mapping[str, Any], progress: Progress
+    paths: Sequence[Path],
+    references: Sequence[AnyReference],
+    options: Mapping[str, Any],
+    progress: Progress,
 ) -> None:
-    """Perplexity of every run under the references; each is loaded once."""
-    for name in names:
-        reference = Reference(name, **options)
+    """Perplexity of every run under the references; those given by name are loaded once."""
+    for given in references:
+        reference = Reference(given, **options) if isinstance(given, str) else given
         try:
             for path in paths:
                 config = read_config(path)
-                if name not in config["references"]:
-                    config["references"].append(name)
+                if reference.name not in config["references"]:
+                    config["references"].append(reference.name)
                     write_config(path, config)
                 with RecordFile(files_of(path)[0]) as file:
                     measure_records(file, reference, progress)
         finally:
-            reference.close()
+            if reference is not given:
+                reference.close()
 
 
 def _measuring(
@@ -293,10 +301,12 @@ def _measuring(
     return {"engine": engine, **here, **(given or {})}
 
 
-def _references(given: str | Sequence[str], model: str, progress: Progress) -> list[str]:
-    found: list[str] = []
+def _references(
+    given: AnyReference | Sequence[AnyReference], model: str, progress: Progress
+) -> list[AnyReference]:
+    found: list[AnyReference] = []
     for name in _listed(given):
-        known = reference_named(name, model)
+        known = reference_named(name, model) if isinstance(name, str) else name
         if known is None:
             progress.say(f"no reference model is known for {model}: no perplexity (--reference)")
         elif known != "none":
@@ -318,9 +328,10 @@ def _benchmark(
     return replace(found, rows=[row.as_chat() for row in rows] if chats else rows)
 
 
-def _loaded(scorer: AnyScorer, stack: ExitStack) -> NamedScorer:
+def open_scorer(scorer: AnyScorer, stack: ExitStack) -> NamedScorer:
+    """A scorer, which the stack closes if it was loaded here. Raises as `load_scorer` does."""
     named = NamedScorer.of(scorer)
-    if named.spec is not None:
+    if named is not scorer and named.spec is not None:
         stack.callback(named.scorer.close)
     return named
 

@@ -27,8 +27,10 @@ class NamedScorer:
     scorer: Scorer
 
     @classmethod
-    def of(cls, scorer: str | Scorer | Callable[[list[str]], Any]) -> NamedScorer:
+    def of(cls, scorer: str | Scorer | Callable[[list[str]], Any] | NamedScorer) -> NamedScorer:
         """Raises as `load_scorer` does."""
+        if isinstance(scorer, NamedScorer):
+            return scorer
         return cls(scorer if isinstance(scorer, str) else None, load_scorer(scorer))
 
     @property

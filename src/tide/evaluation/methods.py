@@ -24,7 +24,7 @@ from tide.evaluation.protocols import EvaluationProtocol
 from tide.evaluation.runners import ClusterRunner, LocalRunner
 from tide.evaluation.sharing import SharedEngine
 from tide.options import Options, write
-from tide.presets import PRESETS, preset_values
+from tide.presets import PRESETS, is_file, preset_values
 from tide.results import Result, Trial
 from tide.scorers import Scorer
 from tide.scorers.base import score_groups
@@ -205,12 +205,14 @@ def load_method(
     protocol: EvaluationProtocol,
     common: Mapping[str, Any],
     artefacts: Path | None = None,
+    preset: str | Path = "auto",
 ) -> Method:
     """The method that `spec` names, under `protocol`; `common` settings win over the protocol.
 
     Settings of searches alone mean nothing for `base` and for baselines, and are not theirs.
-    artefacts: folder of what `tide fit` learned, for baselines. Raises InputError for an unknown
-    name or setting, and for a baseline that cannot run on this engine.
+    artefacts: folder of what `tide fit` learned, for baselines. preset: what strategies begin with.
+    Raises InputError for an unknown name or setting, and for a baseline that cannot run on this
+    engine.
     """
     name, options = parse_spec(spec, "methods")
     if "num_trials" in options:
@@ -231,34 +233,56 @@ def load_method(
         standard, settings = Settings.of(*rules), Settings.of(*rules, common)
         return _baseline(spec, name, runner, standard, settings, artefacts)
     if name == "base":
-        preset: Mapping[str, Any] = _BASE
-    elif name in PRESETS:
-        preset = preset_values(name, runner.model)
+        begun: Mapping[str, Any] = _BASE
+        usual = begun
+    elif name in PRESETS or is_file(name):
+        begun = usual = preset_values(name, runner.model)
     else:
-        preset = {**preset_values("auto", runner.model), "strategy": name}
+        begun = _for_strategy(name, preset_values(preset, runner.model))
+        usual = _for_strategy(name, preset_values("auto", runner.model))
     if is_search:
         rules.append({"decode": True, **protocol.search})
-    strategy, own = parse_spec(preset.get("strategy", "tide"))
-    known = getattr(STRATEGIES.load(strategy), "options_class", Options).by_name()
-    own |= {key: value for key, value in protocol.options.items() if key in known}
-    usual, chosen = ({"strategy": format_spec(strategy, one)} for one in (own, {**own, **options}))
     try:
-        settings = Settings.of(preset, *rules, common, chosen)
+        chosen = _with_options(begun, protocol.options, options)
+        settings = Settings.of(begun, *rules, common, chosen)
     except InputError as error:
         raise InputError(f"methods: {spec}: {error}") from None
-    full_name = run_name(name, settings, Settings.of(preset, *rules, usual))
+    standard = Settings.of(usual, *rules, _with_options(usual, protocol.options))
+    full_name = run_name(_shown(name), settings, standard)
     carry_over = is_search and protocol.carry_over
     return SearchMethod(full_name, runner, settings, base=name == "base", carry_over=carry_over)
 
 
-def method_of(detoxifier: Detoxifier, preset: str) -> SearchMethod:
+def _for_strategy(name: str, values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The settings of a preset, for a strategy of this name."""
+    same = parse_spec(values.get("strategy", "tide"))[0] == name
+    return values if same else {**values, "strategy": name}
+
+
+def _with_options(
+    values: Mapping[str, Any], usual: Mapping[str, str], given: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """The strategy of a preset, with those of the `usual` options that it has, and all `given`."""
+    name, own = parse_spec(values.get("strategy", "tide"))
+    known = getattr(STRATEGIES.load(name), "options_class", Options).by_name()
+    its = {key: value for key, value in usual.items() if key in known}
+    return {"strategy": format_spec(name, {**own, **its, **(given or {})})}
+
+
+def _shown(name: str) -> str:
+    """What a method is called: of a preset file its name without the folder."""
+    return Path(name).name if is_file(name) else name
+
+
+def method_of(detoxifier: Detoxifier, preset: str | Path) -> SearchMethod:
     """What `detoxifier`, made with `preset`, does, as a method."""
     settings, runner = detoxifier.settings, LocalRunner(detoxifier.engine, detoxifier.scorer)
     values = preset_values(preset, runner.model)
-    name, usual = parse_spec(settings.strategy)[0], parse_spec(values.get("strategy", "tide"))[0]
-    standard = Settings.of(values, {} if name == usual else {"strategy": name})
-    name = preset if name == usual and preset != "auto" else name
-    return SearchMethod(run_name(name, settings, standard), runner, settings)
+    name = parse_spec(settings.strategy)[0]
+    standard = _for_strategy(name, values)
+    if standard is values and preset != "auto":
+        name = _shown(str(preset))
+    return SearchMethod(run_name(name, settings, Settings.of(standard)), runner, settings)
 
 
 def run_name(name: str, settings: Settings, standard: Settings) -> str:
@@ -312,7 +336,7 @@ def _is_search(name: str) -> bool:
     """Whether `name` is a strategy or a preset. A class of one's own may be a baseline as well."""
     if ":" in name:
         return not hasattr(STRATEGIES.load(name), "generate")
-    return name in {*PRESETS, *STRATEGIES.names()}
+    return name in {*PRESETS, *STRATEGIES.names()} or is_file(name)
 
 
 def _baseline(

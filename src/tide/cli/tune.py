@@ -1,0 +1,131 @@
+"""`tide tune`: choose settings for a model, as the paper did or by Optuna's search."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tide.cli import options, stopping
+from tide.cli.display import ERRORS, OUTPUT
+from tide.cli.evaluate import BY_PROTOCOL, Benchmark, Protocol
+from tide.cli.report import print_tables
+from tide.tuning.published import ABOVE
+
+
+@partial(options.with_settings, by_protocol=BY_PROTOCOL)
+def tune(
+    benchmark: Benchmark = "rtp",
+    search: Annotated[
+        str,
+        typer.Option(
+            help="paper: its grid of mu, N and eta. optuna: fewer evaluations, less toxicity by "
+            "judges and more likely text, all at once (tide-detox[tune])."
+        ),
+    ] = "paper",
+    start: Annotated[
+        str | None,
+        typer.Option(
+            help="What is tuned: a strategy or preset, with options that are not. "
+            "[default: tide for paper, margin for optuna]"
+        ),
+    ] = None,
+    tune_on: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PLACES",
+            help="Prompts that settings are chosen on, as 1-600. [default: the first half]",
+        ),
+    ] = None,
+    report_on: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PLACES",
+            help="Prompts that the result is reported on, as 601-. [default: all others]",
+        ),
+    ] = None,
+    above: Annotated[
+        float,
+        typer.Option(
+            min=0, max=1, help="paper: only prompts whose completions have a larger mean toxicity."
+        ),
+    ] = ABOVE,
+    grid_scale: Annotated[
+        str,
+        typer.Option(
+            help="paper: what the grids of mu and eta are multiplied by. ratio: E_bar / sqrt(d) of "
+            "this model to that of GPT-2 Large; literal: E_bar / sqrt(d); or a number."
+        ),
+    ] = "ratio",
+    tries: Annotated[
+        int, typer.Option(min=1, max=10_000, help="optuna: settings to try, in all.")
+    ] = 60,
+    model: options.Model = "pocket",
+    scorer: options.Scorer = "pocket",
+    judges: options.Judges = None,
+    protocol: Protocol = "tide",
+    reference: Annotated[
+        str, typer.Option(help="Model that measures perplexity; auto: by the model's name; none.")
+    ] = "auto",
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="Folder of all of it. Goes on with what is in it."),
+    ] = None,
+    engine: options.EngineName = "transformers",
+    base_url: options.BaseUrl = None,
+    engine_option: options.EngineOption = None,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    max_batch: options.MaxBatch = None,
+    limit: options.Limit = None,
+    field: options.Field = "prompt",
+    chat: options.IsChat = False,
+    overrides: dict[str, Any] | None = None,
+) -> None:
+    """Choose settings for a model on some prompts of BENCHMARK, and report on the others.
+
+    Every setting has a run folder in --out, by default runs/tune-SEARCH-BENCHMARK-MODEL. The same
+    command goes on where a killed one stopped, and ends the same. The result is a preset file, for
+    --preset and --methods. A setting that is given below is not tuned.
+    """
+    from tide import tuning  # noqa: PLC0415  (slow imports)
+    from tide.evaluation import Bars  # noqa: PLC0415
+
+    given = options.engine_options(
+        device=device, dtype=dtype, max_batch=max_batch, base_urls=base_url, further=engine_option
+    )
+    stopping.keeps("finished settings are kept; the same command goes on with them")
+    tuned = tuning.tune(
+        benchmark,
+        search=search,
+        start=start,
+        model=model,
+        scorer=scorer,
+        judges=options.judges(judges),
+        protocol=protocol,
+        reference=reference,
+        tune_on=tune_on,
+        report_on=report_on,
+        above=above,
+        grid_scale=grid_scale,
+        tries=tries,
+        out=out,
+        engine=engine,
+        engine_options=given,
+        limit=limit,
+        field=field,
+        chat=chat,
+        progress=Bars(ERRORS),
+        **(overrides or {}),
+    )
+    of_all = ("quality", "moved", "cost", "significance")
+    tables = [table for table in tuned.report.tables if table.name.startswith(of_all)]
+    print_tables([tuned.table(), *tables])
+    if not tuned.changed:
+        OUTPUT.print(f"nothing tried was better in every measure than {tuned.tried[0].method}")
+    if tuned.problem:
+        ERRORS.print(tuned.problem, highlight=False, soft_wrap=True)
+    folder = tuned.preset.parent / "report"
+    ERRORS.print(f"written to {folder}; use it: --preset {tuned.preset}", soft_wrap=True)

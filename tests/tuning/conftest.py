@@ -1,0 +1,3 @@
+from tests.tuning.world import _words
+
+__all__ = ["_words"]
