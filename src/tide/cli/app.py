@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tide.cli import doctor, evaluate, fit, judge, methods, report, run, score, scorers, serve
+from tide.cli import data, doctor, evaluate, fit, judge, methods, report, run, score, scorers, serve
 
 app = typer.Typer(
     help="Test-time detoxification of language models by moving the prompt embeddings.",
@@ -24,6 +24,7 @@ app.command("fit")(fit.fit)
 app.command("methods")(methods.methods)
 app.command("doctor")(doctor.doctor)
 app.add_typer(scorers.app, name="scorers")
+app.add_typer(data.app, name="data")
 
 
 def _print_version(wanted: bool) -> None:
