@@ -11,7 +11,8 @@ import inspect
 import os
 import re
 import tempfile
-from collections.abc import Iterator
+from base64 import b64decode
+from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -56,8 +57,16 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         if not path.is_relative_to(DOCS):
             files.append(File.generated(config, _place(path), abs_src_path=str(path)))
     for path in sorted(DOCS.glob("notebooks/*.ipynb")):
-        page = _as_markdown(executed(path), path.name)
-        files.append(File.generated(config, _place(path), content=page))
+        pictures: list[File] = []
+
+        def drawn(png: bytes, path: Path = path, pictures: list[File] = pictures) -> str:
+            name = f"{path.stem}-{len(pictures)}.png"
+            pictures.append(File.generated(config, f"notebooks/{name}", content=png))
+            return name
+
+        page = _as_markdown(executed(path), path.name, drawn)
+        for file in (File.generated(config, _place(path), content=page), *pictures):
+            files.append(file)
     style = REPOSITORY / "scripts" / "site.css"
     files.append(File.generated(config, style.name, abs_src_path=str(style)))
     return files
@@ -115,22 +124,23 @@ def executed(path: Path) -> Any:
     return notebook
 
 
-def _as_markdown(notebook: Any, name: str) -> str:
+def _as_markdown(notebook: Any, name: str, drawn: Callable[[bytes], str]) -> str:
+    """drawn: takes a picture, and says under which name it is kept."""
     parts = []
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             parts.append(cell.source)
         else:
             parts.append(f"```python\n{cell.source}\n```")
-            parts += [_output(one) for one in cell.outputs if one.get("name") != "stderr"]
+            parts += [_output(one, drawn) for one in cell.outputs if one.get("name") != "stderr"]
     parts.append(f'<a href="{name}" download>This page as a notebook</a>')
     return "\n\n".join(parts)
 
 
-def _output(output: Any) -> str:
+def _output(output: Any, drawn: Callable[[bytes], str]) -> str:
     data = output.get("data", {"text/plain": output.get("text", "")})
     if "image/png" in data:
-        return f"![what the cell draws](data:image/png;base64,{data['image/png'].strip()})"
+        return f"![what the cell draws]({drawn(b64decode(data['image/png']))})"
     if "text/markdown" in data:
         return str(data["text/markdown"])
     if "text/html" in data:
@@ -167,11 +177,13 @@ def _every_setting() -> Iterator[str]:
 def _table(model: type[BaseModel]) -> Iterator[str]:
     yield "| setting | default | range | what it does |\n| --- | --- | --- | --- |"
     schema = model.model_json_schema(by_alias=True)
+    # What is made of other settings is there once they are.
+    defaults = {} if "required" in schema else model().model_dump(by_alias=True)
     for name, said in schema["properties"].items():
         kinds = said.get("anyOf", [said])
-        ranges = filter(None, (_range(kind) for kind in kinds))
-        default = "" if name in schema.get("required", ()) else _value(said.get("default"))
-        yield f"| `{name}` | {default} | {', '.join(ranges)} | {_cell(said.get('description', ''))} |"
+        ranges = ", ".join(filter(None, map(_range, kinds)))
+        default = _value(defaults[name]) if defaults else ""
+        yield f"| `{name}` | {default} | {ranges} | {_cell(said.get('description', ''))} |"
 
 
 def _range(kind: dict[str, Any]) -> str:
@@ -184,13 +196,13 @@ def _range(kind: dict[str, Any]) -> str:
         return f"up to {kind['maxItems']} texts" if "maxItems" in kind else "a list"
     if kind.get("type") == "boolean":
         return "true or false"
-    bounds = (
-        ("minimum", "at least {:g}"),
-        ("exclusiveMinimum", "above {:g}"),
-        ("maximum", "at most {:g}"),
-        ("exclusiveMaximum", "below {:g}"),
+    bounds = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most"}
+    bounds["exclusiveMaximum"] = "below"
+    return ", ".join(
+        f"{words} {int(kind[name]) if kind[name] >= 1 else kind[name]:,}"
+        for name, words in bounds.items()
+        if name in kind
     )
-    return ", ".join(words.format(kind[name]) for name, words in bounds if name in kind)
 
 
 def _value(value: Any) -> str:
@@ -222,7 +234,8 @@ def _commands(command: Any, name: str) -> Iterator[str]:
     for one in rows:
         flags = ", ".join(f"`{flag}`" for flag in one.opts if flag.startswith("-"))
         default = "" if one.required else _value(one.default)
-        yield f"| {flags or f'`{one.name}`'} | {default} | {_cell(getattr(one, 'help', '') or '')} |"
+        said = _cell(getattr(one, "help", None) or "")
+        yield f"| {flags or f'`{one.name}`'} | {default} | {said} |"
 
 
 def _first(found: Any) -> str:
