@@ -12,7 +12,7 @@ import os
 import re
 import tempfile
 from base64 import b64decode
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -32,8 +32,6 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 DOCS = REPOSITORY / "docs"
 _LINK = re.compile(r"(?<=\]\()([^)\s#]+)(#[^)\s]*)?(?=\))")
 _SETTINGS = "<!-- every setting -->"
-
-
 _serving = False
 
 
@@ -49,24 +47,17 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     waiting = sorted(seen)
     while waiting:
         page = waiting.pop()
-        for path, _ in _linked(page.read_text(encoding="utf-8"), page):
-            if path.is_file() and path not in seen:
+        for target, _ in _LINK.findall(page.read_text(encoding="utf-8")):
+            path = (page.parent / target).resolve()
+            if path not in seen and path.is_file() and path.is_relative_to(REPOSITORY):
                 seen.add(path)
                 waiting += [path] if path.suffix == ".md" else []
     for path in sorted(seen):
         if not path.is_relative_to(DOCS):
             files.append(File.generated(config, _place(path), abs_src_path=str(path)))
     for path in sorted(DOCS.glob("notebooks/*.ipynb")):
-        pictures: list[File] = []
-
-        def drawn(png: bytes, path: Path = path, pictures: list[File] = pictures) -> str:
-            name = f"{path.stem}-{len(pictures)}.png"
-            pictures.append(File.generated(config, f"notebooks/{name}", content=png))
-            return name
-
-        page = _as_markdown(executed(path), path.name, drawn)
-        for file in (File.generated(config, _place(path), content=page), *pictures):
-            files.append(file)
+        for place, content in _pages_of(path).items():
+            files.append(File.generated(config, place, content=content))
     style = REPOSITORY / "scripts" / "site.css"
     files.append(File.generated(config, style.name, abs_src_path=str(style)))
     return files
@@ -79,7 +70,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
     def turned(link: re.Match[str]) -> str:
         target = (source.parent / link[1]).resolve()
-        if "://" in link[1] or not target.is_file():
+        if not target.is_file():  # an address elsewhere
             return link[0]
         return os.path.relpath(_place(target), here) + (link[2] or "")
 
@@ -87,12 +78,6 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     if _SETTINGS in markdown:
         markdown = markdown.replace(_SETTINGS, "\n".join(_every_setting()))
     return markdown
-
-
-def _linked(markdown: str, page: Path) -> Iterator[tuple[Path, str]]:
-    for target, anchor in _LINK.findall(markdown):
-        if "://" not in target:
-            yield (page.parent / target).resolve(), anchor
 
 
 def _source(file: File) -> Path:
@@ -124,28 +109,30 @@ def executed(path: Path) -> Any:
     return notebook
 
 
-def _as_markdown(notebook: Any, name: str, drawn: Callable[[bytes], str]) -> str:
-    """drawn: takes a picture, and says under which name it is kept."""
+def _pages_of(path: Path) -> dict[str, str | bytes]:
+    """What a notebook becomes, by place: its pictures, and the page with what its cells show."""
+    made: dict[str, str | bytes] = {}
     parts = []
-    for cell in notebook.cells:
-        if cell.cell_type == "markdown":
-            parts.append(cell.source)
-        else:
-            parts.append(f"```python\n{cell.source}\n```")
-            parts += [_output(one, drawn) for one in cell.outputs if one.get("name") != "stderr"]
-    parts.append(f'<a href="{name}" download>This page as a notebook</a>')
-    return "\n\n".join(parts)
-
-
-def _output(output: Any, drawn: Callable[[bytes], str]) -> str:
-    data = output.get("data", {"text/plain": output.get("text", "")})
-    if "image/png" in data:
-        return f"![what the cell draws]({drawn(b64decode(data['image/png']))})"
-    if "text/markdown" in data:
-        return str(data["text/markdown"])
-    if "text/html" in data:
-        return f'<div class="output">{"".join(data["text/html"].splitlines())}</div>'
-    return f"```text\n{data['text/plain'].rstrip()}\n```"
+    for cell in executed(path).cells:
+        is_code = cell.cell_type == "code"
+        parts.append(f"```python\n{cell.source}\n```" if is_code else cell.source)
+        for output in cell.get("outputs", ()):
+            data = output.get("data", {"text/plain": output.get("text", "")})
+            if output.get("name") == "stderr":  # loading bars
+                continue
+            if "image/png" in data:
+                name = f"{path.stem}-{len(made)}.png"
+                made[f"notebooks/{name}"] = b64decode(data["image/png"])
+                parts.append(f"![what the cell draws]({name})")
+            elif "text/markdown" in data:
+                parts.append(data["text/markdown"])
+            elif "text/html" in data:
+                html = "".join(data["text/html"].splitlines())
+                parts.append(f'<div class="output">{html}</div>')
+            else:
+                parts.append(f"```text\n{data['text/plain'].rstrip()}\n```")
+    parts.append(f'<a href="{path.name}" download>This page as a notebook</a>')
+    return {**made, _place(path): "\n\n".join(parts)}
 
 
 def _every_setting() -> Iterator[str]:
