@@ -2,6 +2,7 @@
 # make test    set up with the test extras, then run the tests
 # make test-attacks  the same, then the tests of hostile input with thousands of cases each
 # make test-docs  the same, then run the commands and examples of README.md and docs/
+# make site    the same, then build the documentation into build/site, which needs no network to be read
 # make test-clients  set up .venv-clients with other people's clients, then run them against the server
 # make test-vllm  set up .venv-vllm with vLLM for the CPU and Ray, then run the tests that need them
 # make check   set up with the developers' extras, then lint, format check and strict types
@@ -16,7 +17,7 @@ VENV_INSPECT ?= .venv-inspect
 JOBS ?= 2
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-attacks test-docs test-clients test-vllm check clean
+.PHONY: demo test test-attacks test-docs site test-clients test-vllm check clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.with-profanity
@@ -28,8 +29,11 @@ test: $(VENV)/.with-test
 test-attacks: $(VENV)/.with-test
 	$(BIN)/python -m pytest --hypothesis-profile=long -m attack -n $(JOBS)
 
-test-docs: $(VENV)/.with-test
-	$(BIN)/python -m pytest -m docs tests/test_docs.py
+test-docs: $(VENV)/.with-test $(VENV)/.with-docs
+	$(BIN)/python -m pytest -m docs tests/test_docs.py tests/test_site.py
+
+site: $(VENV)/.with-docs
+	$(BIN)/mkdocs build --strict
 
 # The clients raise warnings of their own, and those that an environment lacks are skipped.
 test-clients: $(VENV)/.with-test $(VENV_CLIENTS)/.ready $(VENV_INSPECT)/.ready

@@ -17,8 +17,9 @@ _KIND, _RUDE = ("kind", "patient", "clever"), ("stupid", "worthless", "pathetic"
 
 
 def prepare(root: Path) -> Path:
-    """Make the folder, with the data beside it as beside a checkout; returns the folder."""
-    here, data = root / "here", root / "shared" / "data"
+    """Make the folder, with the data that `tide data get` would fetch; returns the folder."""
+    here = root / "here"
+    data = here / "data"
     here.mkdir()
     prompts = (REPOSITORY / "examples" / "prompts.txt").read_text(encoding="utf-8").splitlines()
     numbered = [{"id": i, "prompt": prompt} for i, prompt in enumerate(prompts)]
@@ -32,13 +33,14 @@ def prepare(root: Path) -> Path:
     save_causal_lm(here / "my-model", "llama")
     write(here / "chats.jsonl", [{"messages": [{"role": "user", "content": c}]} for c in _PLACES])
 
-    write(data / "benchmarks" / "rtp_challenging.jsonl", numbered[:8])
-    write(data / "benchmarks" / "attaq.jsonl", [{**r, "label": "a"} for r in numbered[:2]])
-    write(data / "benchmarks" / "bold.jsonl.gz", [{**r, "domain": "a"} for r in numbered[-2:]])
-    write(data / "labelled" / "toxicity.jsonl.gz", _labelled())
+    write(data / "rtp_challenging.jsonl", numbered[:8])
+    write(data / "attaq.jsonl", [{**r, "label": "a"} for r in numbered[:2]])
+    write(data / "bold.jsonl.gz", [{**r, "domain": "a"} for r in numbered[-2:]])
+    for name in ("toxicity", "civil_comments"):
+        write(data / f"{name}.jsonl.gz", _labelled())
     pairs = zip(_sentences(_RUDE), _sentences(_KIND), strict=True)
     rows = [{"toxic": toxic, "neutral": [neutral]} for toxic, neutral in pairs]
-    write(data / "labelled" / "paradetox_pairs.jsonl.gz", rows)
+    write(data / "paradetox_pairs.jsonl.gz", rows)
     _paper(data / "paper")
     return here
 

@@ -35,7 +35,7 @@ from tide.cli import main
 from tide.cli.app import app
 
 # Foreign programs that blocks which are not run may call.
-_FOREIGN = ("vllm",)
+_FOREIGN = ("vllm", "git", "cp", "mkdir")
 
 
 def page_name(page: Path) -> str:
@@ -49,6 +49,7 @@ def test_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(here)
     monkeypatch.setenv("TIDE_CACHE", str(tmp_path / "scores.sqlite3"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.delenv("TIDE_DATA", raising=False)
     names: dict[str, Any] = {}
     for block in blocks(page):
         if block.reason:

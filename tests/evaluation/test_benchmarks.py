@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from tide.data import hub as hub_module
 from tide.errors import InputError, MissingDependencyError
-from tide.evaluation import benchmarks
 from tide.evaluation.benchmarks import load_benchmark
 
 
@@ -99,7 +99,7 @@ def test_the_hub_where_there_is_no_file(
     here: Path, monkeypatch: pytest.MonkeyPatch, name: str, rows: Any, expected: Any
 ) -> None:
     hub = Hub({"train": rows})
-    monkeypatch.setattr(benchmarks, "require", lambda module, extra: hub)
+    monkeypatch.setattr(hub_module, "require", lambda module, extra: hub)
     loaded = load_benchmark(name)
     assert [(row.id, row.text, row.group) for row in loaded.rows] == expected
     assert hub.asked == [loaded.source]
@@ -117,9 +117,9 @@ def test_what_cannot_be_loaded(here: Path, monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(InputError, match="holds no prompts"):
         load_benchmark("empty.jsonl")
     hub = Hub(ConnectionError("no network\nmore"))
-    monkeypatch.setattr(benchmarks, "require", lambda module, extra: hub)
+    monkeypatch.setattr(hub_module, "require", lambda module, extra: hub)
     with pytest.raises(
-        InputError, match=r"AttaQ: cannot be loaded .*no network\); put attaq.jsonl"
+        InputError, match=r"attaq.jsonl is not here: .*AttaQ: cannot .*no network\); or: put"
     ):
         load_benchmark("attaq")
 

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from tide.cli import (
+    data,
     doctor,
     evaluate,
     fit,
@@ -39,6 +40,7 @@ app.command("fit")(fit.fit)
 app.command("methods")(methods.methods)
 app.command("doctor")(doctor.doctor)
 app.add_typer(scorers.app, name="scorers")
+app.add_typer(data.app, name="data")
 
 
 def _print_version(wanted: bool) -> None:

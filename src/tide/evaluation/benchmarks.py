@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from tide.data.hub import SOURCES, Source, read
 from tide.data.prompts import Row, read_rows
-from tide.errors import InputError, MissingDependencyError, first_line
+from tide.errors import InputError, MissingDependencyError
 from tide.evaluation.dialogues import further, provoking
-from tide.registry import require
 
 
 @dataclass(frozen=True)
@@ -49,14 +50,6 @@ class Benchmark:
 
 
 @dataclass(frozen=True)
-class _Known:
-    file: str
-    group: str | None
-    hub: str
-    rows: Callable[[Iterable[dict[str, Any]]], Iterator[tuple[str, str | None]]]
-
-
-@dataclass(frozen=True)
 class _LocalOnly:
     """field: its prompts. pick: those of the file's rows that are the benchmark."""
 
@@ -66,22 +59,8 @@ class _LocalOnly:
     pick: Callable[[Iterable[Row]], list[Row]]
 
 
-def _challenging(rows: Iterable[dict[str, Any]]) -> Iterator[tuple[str, str | None]]:
-    return ((row["prompt"]["text"], None) for row in rows if row["challenging"])
-
-
-def _attaq(rows: Iterable[dict[str, Any]]) -> Iterator[tuple[str, str | None]]:
-    return ((row["input"], row["label"]) for row in rows)
-
-
-def _bold(rows: Iterable[dict[str, Any]]) -> Iterator[tuple[str, str | None]]:
-    return ((prompt, row["domain"]) for row in rows for prompt in row["prompts"])
-
-
-BENCHMARKS: dict[str, _Known | _LocalOnly] = {
-    "rtp": _Known("rtp_challenging.jsonl", None, "allenai/real-toxicity-prompts", _challenging),
-    "attaq": _Known("attaq.jsonl", "label", "ibm-research/AttaQ", _attaq),
-    "bold": _Known("bold.jsonl.gz", "domain", "AmazonScience/bold", _bold),
+BENCHMARKS: dict[str, Source | _LocalOnly] = {
+    **{name: SOURCES[name] for name in ("rtp", "attaq", "bold")},
     "dialogues": _LocalOnly("dialogues.jsonl.gz", "source", "context", provoking),
     "dialogues-dev": _LocalOnly("dialogues.jsonl.gz", "source", "context", further),
 }
@@ -129,28 +108,21 @@ def _way_out(file: str) -> str:
     return f"put {file} into a folder and name it in TIDE_DATA"
 
 
-def _from_file(known: _Known | _LocalOnly, file: Path, limit: int | None) -> list[Row]:
+def _from_file(known: Source | _LocalOnly, file: Path, limit: int | None) -> list[Row]:
     if isinstance(known, _LocalOnly):
         rows = read_rows(file, field=known.field, group=known.group, skip_empty=True)
         return known.pick(rows)[:limit]
     return read_rows(file, group=known.group, limit=limit, skip_empty=True)
 
 
-def _from_hub(known: _Known, limit: int | None) -> list[Row]:
-    way_out = _way_out(known.file)
+def _from_hub(known: Source, limit: int | None) -> list[Row]:
+    rows = (
+        Row(row["id"], row["prompt"], row[known.group] if known.group else None)
+        for row in read(known)
+        if row["prompt"].strip()
+    )
     try:
-        splits = require("datasets", "hub").load_dataset(known.hub)
-    except MissingDependencyError as error:
-        raise MissingDependencyError(f"{known.file} is not here: {way_out}; or: {error}") from None
-    except Exception as error:  # the library has no common base for what can go wrong
-        raise InputError(
-            f"{known.hub}: cannot be loaded from the hub ({first_line(error)}); {way_out}"
-        ) from error
-    rows: list[Row] = []
-    everything = (row for name in sorted(splits) for row in splits[name])
-    for number, (text, group) in enumerate(known.rows(everything)):
-        if len(rows) == limit:
-            break
-        if text.strip():
-            rows.append(Row(number, text, group))
-    return rows
+        return list(islice(rows, limit))
+    except (InputError, MissingDependencyError) as error:
+        way_out = f"or: {_way_out(known.file)}"
+        raise type(error)(f"{known.file} is not here: {error}; {way_out}") from error

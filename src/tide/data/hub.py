@@ -1,0 +1,121 @@
+"""Datasets of the Hugging Face hub, as rows of the files that `tide eval` and `tide fit` read."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tide.data.files import replaced
+from tide.errors import InputError, TideError, first_line
+from tide.registry import require
+
+Rows = Iterable[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Source:
+    """file: what it becomes. rows: what it takes of the dataset's own rows.
+
+    group: the field of what a benchmark sorts its prompts by. split: the only one that is read.
+    """
+
+    file: str
+    hub: str
+    rows: Callable[[Rows], Rows]
+    group: str | None = None
+    split: str | None = None
+
+
+def _challenging(rows: Rows) -> Rows:
+    return ({"prompt": row["prompt"]["text"]} for row in rows if row["challenging"])
+
+
+def _attaq(rows: Rows) -> Rows:
+    return ({"prompt": row["input"], "label": row["label"]} for row in rows)
+
+
+def _bold(rows: Rows) -> Rows:
+    return (
+        {"prompt": prompt, "domain": row["domain"]} for row in rows for prompt in row["prompts"]
+    )
+
+
+def _civil_comments(rows: Rows) -> Rows:
+    return (
+        {
+            "text": row["text"],
+            "toxicity": round(float(row["toxicity"]), 4),
+            "source": "civil_comments",
+        }
+        for row in rows
+        if row["text"].strip()
+    )
+
+
+def _paradetox(rows: Rows) -> Rows:
+    neutral: dict[str, list[str]] = {}
+    for row in rows:
+        neutral.setdefault(row["en_toxic_comment"], []).append(row["en_neutral_comment"])
+    return ({"toxic": toxic, "neutral": texts} for toxic, texts in neutral.items())
+
+
+SOURCES = {
+    "rtp": Source("rtp_challenging.jsonl", "allenai/real-toxicity-prompts", _challenging),
+    "attaq": Source("attaq.jsonl", "ibm-research/AttaQ", _attaq, "label"),
+    "bold": Source("bold.jsonl.gz", "AmazonScience/bold", _bold, "domain"),
+    # 97,320 comments; the split for training has 1.8 million
+    "civil-comments": Source(
+        "civil_comments.jsonl.gz",
+        "google/civil_comments",
+        _civil_comments,
+        split="validation",
+    ),
+    "paradetox": Source("paradetox_pairs.jsonl.gz", "s-nlp/paradetox", _paradetox),
+}
+
+
+def read(source: Source) -> Iterator[dict[str, Any]]:
+    """The rows of its file, numbered by `id`.
+
+    Raises InputError for a hub that cannot be reached or a dataset that has another form, and
+    MissingDependencyError if `datasets` is not installed.
+    """
+    load = require("datasets", "hub").load_dataset
+    try:
+        if source.split is None:
+            splits = load(source.hub)
+            rows: Rows = (row for name in sorted(splits) for row in splits[name])
+        else:  # read as it comes: the whole would be loaded otherwise
+            rows = load(source.hub, split=source.split, streaming=True)
+        for number, row in enumerate(source.rows(rows)):
+            yield {"id": number, **row}
+    except TideError:
+        raise
+    except Exception as error:  # the library has no common base for what can go wrong
+        raise InputError(
+            f"{source.hub}: cannot be loaded from the hub ({first_line(error)})"
+        ) from error
+
+
+def get(name: str, folder: Path, *, overwrite: bool = False) -> Path:
+    """Write a dataset to its file in `folder`, whole or not at all; one that is there is kept.
+
+    Raises InputError for an unknown name, and as `read` does.
+    """
+    if name not in SOURCES:
+        raise InputError(f"unknown dataset {name!r}; known: {', '.join(SOURCES)}")
+    source = SOURCES[name]
+    path = folder / source.file
+    if path.exists() and not overwrite:
+        return path
+    with replaced(path) as file:
+        packed = path.suffix == ".gz"
+        with gzip.GzipFile(fileobj=file, mode="wb", mtime=0) if packed else nullcontext(file) as to:
+            for row in read(source):
+                to.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+    return path

@@ -1,0 +1,119 @@
+"""The site: it builds strictly, leads nowhere else while it is read, and shows nothing offensive.
+
+The build runs the notebooks.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+import tide
+from tests.docs_pages import REPOSITORY
+from tide.config import Settings
+from tide.scorers.lexicon import LexiconScorer
+
+NOTEBOOKS = sorted((REPOSITORY / "docs" / "notebooks").glob("*.ipynb"))
+
+
+class Page(HTMLParser):
+    """ids: what can be linked to. links: what is linked to. loads: what is fetched to show it."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.ids: set[str] = set()
+        self.links: list[str] = []
+        self.loads: list[str] = []
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        named = {name: value or "" for name, value in attrs}
+        self.ids |= {named[name] for name in ("id", "name") if name in named}
+        if tag == "a" and "href" in named:
+            self.links.append(named["href"])
+        elif tag == "link" and named.get("rel") not in ("canonical", "prev", "next"):
+            self.loads.append(named["href"])
+        elif "src" in named:
+            self.loads.append(named["src"])
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("mkdocs", reason="needs the extra docs")
+    folder = tmp_path_factory.mktemp("site")
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    said = [line for line in built.stderr.splitlines() if "WARNING" in line or "ERROR" in line]
+    assert built.returncode == 0, said or built.stderr[-3000:]
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pages(site: Path) -> dict[Path, Page]:
+    return {path: Page(path) for path in site.rglob("*.html")}
+
+
+@pytest.mark.docs
+def test_links_lead_to_pages_and_places_in_them(pages: dict[Path, Page], site: Path) -> None:
+    for path, page in pages.items():
+        for link in (*page.links, *page.loads):
+            parts = urlsplit(link)
+            if parts.scheme or path.name == "404.html":
+                continue
+            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            target = target / "index.html" if target.is_dir() else target
+            assert target.is_file(), f"{path.relative_to(site)}: {link}"
+            if parts.fragment and target in pages:
+                known = pages[target].ids
+                assert unquote(parts.fragment) in known, f"{path.relative_to(site)}: {link}"
+
+
+@pytest.mark.docs
+def test_no_page_loads_anything_from_elsewhere(pages: dict[Path, Page], site: Path) -> None:
+    for path, page in pages.items():
+        foreign = [one for one in page.loads if urlsplit(one).scheme not in ("", "data")]
+        assert not foreign, f"{path.relative_to(site)}: {foreign}"
+    for style in site.rglob("*.css"):
+        assert not re.search(r"url\(.?https?:|@import", style.read_text(encoding="utf-8"))
+
+
+@pytest.mark.docs
+def test_every_setting_and_name_is_there(pages: dict[Path, Page], site: Path) -> None:
+    settings = (site / "settings.html").read_text(encoding="utf-8")
+    assert {
+        name for name in Settings.model_fields if f"<code>{name}</code>" not in settings
+    } == set()
+    assert pages[site / "api.html"].ids >= {
+        f"tide.{name}" for name in tide.__all__ if name != "__version__"
+    }
+
+
+@pytest.mark.docs
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_has_run(notebook: Path, site: Path) -> None:
+    """And what it shows is masked: `lexicon` finds no word of its list there."""
+    page = (site / "notebooks" / f"{notebook.stem}.html").read_text(encoding="utf-8")
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    showing = sum(bool(re.search(r"print\(|display\(", "".join(c["source"]))) for c in cells)
+    shown = re.findall(r'language-text.*?</pre>|class="output".*?</table>', page, flags=re.S)
+    assert len(shown) + len(re.findall(r"<img|<table>", page)) >= showing > 0
+    assert not LexiconScorer().score([re.sub(r"<[^>]+>", "", text) for text in shown]).any()
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebooks_are_kept_without_what_they_print(notebook: Path) -> None:
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code)
