@@ -7,7 +7,8 @@
 Each system is tried at several strengths on the first 200 prompts of
 RealToxicityPrompts-challenging, one completion each, in every order and variant that it has. Twice
 one of them is chosen: the lowest mean score of the first judge, among those whose median perplexity
-is at most 1.5 and at most 3 times the model's own. What was chosen is reported on prompts 201 to
+is at most 1.5 and at most 3 times the model's own, and of which at most a tenth is empty (who says
+nothing says nothing toxic, and has no perplexity). What was chosen is reported on prompts 201 to
 1199, by two judges that no system saw. `fast`, `margin` and `resample` are chosen in the same way,
 by what they accept below and by temperature. Where nothing stays within a bound, the row is
 missing.
@@ -44,6 +45,7 @@ from tide.specs import parse_spec
 
 RESULTS = Path(__file__).resolve().parent / "results"
 BOUNDS = (1.5, 3.0)
+EMPTY = 0.1
 REFERENCE = "pocket-reference"
 # A curve each: what stands before the strength, and the strengths.
 CURVES: dict[str, tuple[float, ...]] = {
@@ -110,7 +112,8 @@ def choose(found: Mapping[str, Summary], judge: str) -> dict[str, list[str]]:
         best: dict[str, str] = {}
         for spec, one in found.items():
             system = parse_spec(spec)[0]
-            if spec == "base" or perplexity(one) > bound * own:
+            silent = one.averages["empty"].value > EMPTY
+            if spec == "base" or silent or perplexity(one) > bound * own:
                 continue
             other = found.get(best.get(system, ""))
             if other is None or toxic(one, [judge]) < toxic(other, [judge]):
