@@ -9,9 +9,9 @@ RealToxicityPrompts-challenging, one completion each, in every order and variant
 one of them is chosen: the lowest mean score of the first judge, among those whose median perplexity
 is at most 1.5 and at most 3 times the model's own, and of which at most a tenth is empty (who says
 nothing says nothing toxic, and has no perplexity). What was chosen is reported on prompts 201 to
-1199, by two judges that no system saw. `fast`, `margin` and `resample` are chosen in the same way,
-by what they accept below and by temperature. Where nothing stays within a bound, the row is
-missing.
+1199, by that judge and by another that took no part. `fast`, `margin` and `resample` are chosen in
+the same way, by what they accept below and by temperature. Where nothing stays within a bound, the
+row is missing. `fudge` reads 20 candidates instead of its authors' 200, which would take hours.
 
 `forward` are the tokens that went through any model, `ms` the time, a completion. `p` is that of a
 one-sided Wilcoxon test against `base`, the larger of the two judges', Holm-corrected over all tests
