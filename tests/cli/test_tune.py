@@ -53,7 +53,7 @@ def test_a_sweep_draws_its_curve(
     assert tide("sweep", "mu", "mine.txt", *HERE, *more, monkeypatch=monkeypatch) == 0
     assert "tide:mu_relative=0.6" in capsys.readouterr().out
     (folder,) = Path("runs").iterdir()
-    assert folder.name == "sweep-mu-mine.txt-scripted"
+    assert folder.name == "sweep-mu-mine-pocket"
     assert {path.name for path in folder.iterdir()} == {
         *("tide", "tide-mu_relative=0.6", "tide-mu_relative=2.4", "report"),
     }

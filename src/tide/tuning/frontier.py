@@ -78,7 +78,7 @@ def by_frontier(
         study = _study(optuna, journal)
     tried: list[Tried] = []
     for number in range(tries):
-        there = next((t for t in study.trials if t.user_attrs["number"] == number), None)
+        there = next((t for t in study.trials if t.user_attrs.get("number") == number), None)
         if there is not None:
             tried.append(Tried(*(there.user_attrs[name] for name in _KEPT)))
             continue

@@ -60,7 +60,7 @@ def sweep(
     specs = [with_values(method, {key: int(n) if n.is_integer() else n}) for n in numbers]
     if out is None:
         on = benchmark.name if isinstance(benchmark, Benchmark) else "prompts"
-        on = Path(benchmark).name if isinstance(benchmark, str | Path) else on
+        on = Path(benchmark).name.partition(".")[0] if isinstance(benchmark, str | Path) else on
         out = Path("runs") / slug(f"sweep-{setting}-{on}-{Path(name).name}")
     return evaluate(
         benchmark,
