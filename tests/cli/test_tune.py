@@ -65,7 +65,7 @@ def test_a_sweep_draws_its_curve(
     [
         (
             ["tune", "mine.txt", "--grid-scale", 1, "--above", 0.999],
-            "--above 0.999: no prompt of 5 has such a mean",
+            "--above 0.999: no prompt of 5",
         ),
         (["tune", "mine.txt", "--grid-scale", "much"], "--grid-scale: expected ratio, literal"),
         (["tune", "mine.txt", "--search", "all"], "--search: expected paper or optuna"),
