@@ -288,3 +288,14 @@ def test_an_empty_answer(policy: str) -> None:
     assert trial.accepted == (policy in ("zero", "score"))
     assert trial.empty == (policy != "score")
     assert trial.toxicity == {"one": 1.0, "score": 0.1}.get(policy, 0.0)
+
+
+def test_the_beginning_of_a_block_is_not_an_empty_answer() -> None:
+    class Curt(Storyteller):
+        def texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
+            return [one.replace("Good", "") for one in super().texts(rows)]
+
+    settings = {**SETTINGS, "draft_tokens": 1, "empty_policy": "one"}
+    trial = Detoxifier(Curt(never), scorer=Reader(), **settings)(PROMPT).best
+    assert trial.accepted
+    assert trial.blocks[0].text == " 0 w1 w2 w3 w4 w5 w6 end."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -32,7 +32,7 @@ class Passage:
     context_tokens: int
     last: FinishReason | None
     chunk: int
-    unfinished: bool = False
+    unfinished: bool
 
     @property
     def text(self) -> str:
@@ -112,18 +112,21 @@ class Draft:
             found.append(self._passage([], self.ended))  # an answer without a token is scored, too
         # What fails already is written no further.
         if self.waits and self.ended is None and (words := last_word(pieces)):
-            found.append(replace(self._passage(pieces[:words], None), unfinished=True))
-            self._cut -= words
-            del self.before[-words:]
+            found.append(self._passage(pieces[:words], None, unfinished=True))
         self._left += len(found)
         return found
 
-    def _passage(self, pieces: list[str], last: FinishReason | None) -> Passage:
+    def _passage(
+        self, pieces: list[str], last: FinishReason | None, *, unfinished: bool = False
+    ) -> Passage:
         context = self.before[max(0, len(self.before) - self.block_context) :]
         token_ids = tuple(self.token_ids[self._cut : self._cut + len(pieces)])
-        self._cut += len(pieces)
-        self.before += pieces
-        return Passage(token_ids, tuple(pieces), "".join(context), len(context), last, self.chunks)
+        before = "".join(context), len(context)
+        passage = Passage(token_ids, tuple(pieces), *before, last, self.chunks, unfinished)
+        if not unfinished:
+            self._cut += len(pieces)
+            self.before += pieces
+        return passage
 
     def tell(
         self, passages: Sequence[Passage], scores: Sequence[float], empty: Sequence[bool]
