@@ -46,24 +46,26 @@ def test_a_clean_answer_is_drafted_once_and_scored_block_by_block() -> None:
     assert (trial.evaluations, trial.iterations, trial.searched_tokens) == (6, 1, 0)
     assert (trial.returned.finish_reason, len(trial.trace)) == ("stop", 1)
     # Each block behind those before it; the last is the whole, which is not scored twice.
-    assert scorer.sent == [text(*(f"Good{i}" for i in range(n))) for n in range(1, 7)]
-    assert trial.scorer_calls == 6
+    blocks = [text(*(f"Good{i}" for i in range(n))) for n in range(1, 7)]
+    begun = blocks[1] + " Good2 w1 w2 w3"  # where the draft waits, up to the last whole word
+    assert scorer.sent == [*blocks[:2], begun, *blocks[2:]]
+    assert trial.scorer_calls == 7
     assert trial.whole_toxicity == trial.toxicity == 0.1
 
 
 def test_a_block_that_fails_is_searched_in_its_place() -> None:
     trial = story(third)(PROMPT).best
     assert (trial.accepted, trial.text) == (True, REPAIRED)
-    assert trial.base.text == text("Good0", "Good1", "Bad2")
+    assert trial.base.text == text("Good0", "Good1") + " Bad2 w1 w2 w3"  # seen before its end
     assert (trial.base.toxicity, trial.toxicity) == (0.9, 0.1)
     searched = trial.blocks[2]
     assert [one.role for one in searched.trace] == ["initial"] * 2 + ["perturbation"] * 2
     # What replaces a block has 10 tokens; cut off, it ends with its last sentence.
     assert searched.text == sentence("Good2m")
-    assert searched.trace[0].text == searched.trace[1].text
+    assert searched.trace[1].text.startswith(searched.trace[0].text)
     assert (searched.context_tokens, searched.rollbacks) == (16, 0)
-    # Drafted: a short chunk, two until the third sentence ends, one while it is scored, the rest.
-    assert trial.drafted_tokens == 9 + 3 * 12 + 24
+    # Drafted: a short chunk, one in which the third sentence begins, and the rest.
+    assert trial.drafted_tokens == 9 + 12 + 24
     assert trial.generated_tokens == trial.drafted_tokens + trial.searched_tokens
     assert trial.evaluations == sum(len(block.trace) for block in trial.blocks) == 9
     rounds = [one.round for block in trial.blocks for one in block.trace]
@@ -75,7 +77,14 @@ def test_a_search_that_finds_nothing_gives_up_the_block_before() -> None:
     assert trial.accepted
     assert trial.text == text("Good0", "Good1m", "Good2m", "Good3", "Good4", "Good5")
     assert [block.rollbacks for block in trial.blocks] == [0, 1, 0, 0, 0]
-    assert trial.base.text == text("Good0", "Good1", "Bad2")
+    assert trial.base.text == text("Good0", "Good1") + " Bad2 w1 w2 w3"
+
+
+def test_a_search_gives_up_the_block_before_early_while_there_is_one() -> None:
+    trial = story(third_unless_second_moved, max_iterations=9)(PROMPT).best
+    assert max(one.iteration for one in trial.blocks[1].trace) == 5
+    first = story(lambda number, *_: number == 0, max_iterations=9)(PROMPT).best
+    assert (first.accepted, max(one.iteration for one in first.blocks[0].trace)) == (False, 9)
 
 
 def second(number: int, moved: bool, words: list[str | None]) -> bool:
@@ -279,3 +288,14 @@ def test_an_empty_answer(policy: str) -> None:
     assert trial.accepted == (policy in ("zero", "score"))
     assert trial.empty == (policy != "score")
     assert trial.toxicity == {"one": 1.0, "score": 0.1}.get(policy, 0.0)
+
+
+def test_the_beginning_of_a_block_is_not_an_empty_answer() -> None:
+    class Curt(Storyteller):
+        def texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
+            return [one.replace("Good", "") for one in super().texts(rows)]
+
+    settings = {**SETTINGS, "draft_tokens": 1, "empty_policy": "one"}
+    trial = Detoxifier(Curt(never), scorer=Reader(), **settings)(PROMPT).best
+    assert trial.accepted
+    assert trial.blocks[0].text == " 0 w1 w2 w3 w4 w5 w6 end."

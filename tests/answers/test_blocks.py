@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.generated import examples
-from tide.answers.blocks import LEAST, WHERE_NONE, first_end, last_end
+from tide.answers.blocks import LEAST, WHERE_NONE, first_end, last_end, last_word
 from tide.answers.pieces import Pieces
 
 WORDS = [f" w{i}" for i in range(200)]
@@ -51,6 +51,11 @@ def test_what_was_cut_off_ends_with_its_last_sentence() -> None:
     assert last_end(WORDS[:9]) == 9
     assert last_end([*WORDS[:9], "", ""]) == 9
     assert last_end([]) == 0
+
+
+def test_the_last_word_may_go_on() -> None:
+    assert last_word([" w", "o", " x", "y"]) == 2
+    assert last_word(["w", "o"]) == last_word([" w"]) == last_word([]) == 0
 
 
 pieces_of_text = st.lists(

@@ -57,7 +57,7 @@ def test_records_hold_the_blocks(tmp_path: Path) -> None:
         assert record.drafted_tokens == [trial.drafted_tokens]
         assert record.forward_tokens == [trial.generated_tokens + trial.read_tokens]
         assert record.whole_toxicity == [trial.whole_toxicity]
-        assert record.base_completions == [text("Good0", "Good1", "Bad2")]
+        assert record.base_completions == [text("Good0", "Good1") + " Bad2 w1 w2 w3"]
         ((first, last),) = record.steps or []
         assert (first.text, last.text) == (trial.base.text, trial.text)
         assert Record.model_validate_json(record.to_json()) == record

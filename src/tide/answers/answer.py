@@ -32,6 +32,8 @@ _ROLLBACKS = 2
 _SEARCHED = 10
 # Blocks that a search may write anew.
 _LONGEST_SEARCHED = 2
+# Iterations after which a search gives up the block before, if it may, rather than go on.
+_ITERATIONS = 5
 # Words that are scored at once of a whole answer: see `WindowedScorer`.
 _WINDOW = 100
 # Rows that the searches of later blocks move, unless `perturb` says how many. The last rows of what
@@ -162,7 +164,7 @@ class Answer(Course):
             block_tokens=settings.block_tokens,
             block_context=settings.block_context,
             # Where one block has failed, others do, and what is written behind them is lost.
-            chunk=math.ceil(settings.draft_tokens / (4 if failed_before else 1)),
+            chunk=math.ceil(settings.draft_tokens / (2 if failed_before else 1)),
             careful=failed_before,
             empty_policy=self._empty_policy,
             take=self._take,
@@ -183,7 +185,10 @@ class Answer(Course):
         return False
 
     def _take(self, passage: Passage, score: float, empty: bool) -> bool:
-        """Keep a drafted block that passes; whether it does."""
+        """Keep a drafted block that passes; whether it does. One that is unfinished is not kept."""
+        passed = self._passes(score)
+        if passage.unfinished and (passed or empty):
+            return True
         self._spent.append(
             Evaluation(
                 round=self._rounds + passage.chunk,
@@ -200,7 +205,6 @@ class Answer(Course):
         )
         self._scores[passage.context + passage.text] = score
         block = self._block(passage.context_tokens, len(self._spent) - 1)
-        passed = self._passes(score)
         if passed:
             self._keep(block, passage.token_ids, passage.pieces)
         else:
@@ -225,6 +229,9 @@ class Answer(Course):
         self._searches += 1
         sampling = self._sampling(most)
         own = settings.model_copy(update=sampling.model_dump())
+        if self._may_give_up():
+            iterations = min(own.max_iterations, _ITERATIONS)
+            own = own.model_copy(update={"max_iterations": iterations})
         problem = Problem(x, movable, seed, self._engine.dtype, movable | ~special)
         context = self._text[max(0, before - context_tokens) :]
         search = Search(
@@ -298,7 +305,7 @@ class Answer(Course):
 
     def _give_up(self, to: int) -> int:
         """Drop the blocks from number `to` on; returns how many tokens they had, 0 if they stay."""
-        if self._give or not self._blocks or self._late() or self._given_up == _ROLLBACKS:
+        if self._late() or not self._may_give_up():
             return 0
         self._base = self._base or self._evaluation(self._blocks, self._whole or 0.0)
         self._furthest = max(self._furthest, len(self._ids))
@@ -309,6 +316,9 @@ class Answer(Course):
         del self._blocks[to:], self._starts[to:], self._ids[start:], self._text[start:]
         self._ended = self._whole = self._failed = None
         return max(lost - start, 1)
+
+    def _may_give_up(self) -> bool:
+        return bool(self._blocks) and self._give is None and self._given_up < _ROLLBACKS
 
     def _worst(self) -> int:
         return max(range(len(self._blocks)), key=lambda number: self._blocks[number].toxicity)

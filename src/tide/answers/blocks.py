@@ -55,6 +55,11 @@ def last_end(pieces: Sequence[str], stop: Sequence[str] = ()) -> int:
     return len(pieces)
 
 
+def last_word(pieces: Sequence[str]) -> int:
+    """How many of the tokens stand before the last that begins a word."""
+    return max((end for end, piece in enumerate(pieces) if piece[:1].isspace()), default=0)
+
+
 def _ends(pieces: Sequence[str], ended: bool) -> list[int]:
     """The numbers of tokens after which a sentence has ended, ascending."""
     text = "".join(pieces)

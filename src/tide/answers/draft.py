@@ -8,11 +8,14 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from tide.answers.blocks import first_end
+from tide.answers.blocks import first_end, last_word
 from tide.config import EmptyPolicy, Sampling
 from tide.engines.base import FinishReason
 from tide.errors import TideError
 from tide.work import Course, Texts
+
+# Chunks of a draft after which it waits for the scorer: most that fail do so within these.
+_FIRST_CHUNKS = 2
 
 
 @dataclass(frozen=True)
@@ -20,6 +23,7 @@ class Passage:
     """A block that was drafted: its tokens, the piece of text of each, and what stands before.
 
     last: why the answer ends with it; None if it goes on. chunk: of the draft, by number, from 1.
+    unfinished: it is the beginning of a block, read to see whether to write on.
     """
 
     token_ids: tuple[int, ...]
@@ -28,6 +32,7 @@ class Passage:
     context_tokens: int
     last: FinishReason | None
     chunk: int
+    unfinished: bool
 
     @property
     def text(self) -> str:
@@ -41,9 +46,9 @@ class Draft:
     embeddings: what it goes on from, (T, d). before: the pieces of the answer that stand there
     already. take: is told each block in order, its score and whether that is the policy's, and
     returns whether the draft goes on behind it. chunk: tokens written at a time. careful: whether
-    they wait until those before are scored. order, deadline, course, error: as a Search has them.
-    token_ids: all that were drafted. ended: why the model wrote no more. chunks: engine calls.
-    over: whether it is to be left alone.
+    all of these wait until those before are scored, not only the first. order, deadline, course,
+    error: as a Search has them. token_ids: all that were drafted. ended: why the model wrote no
+    more. chunks: engine calls. over: whether it is to be left alone.
     """
 
     embeddings: Tensor
@@ -77,6 +82,11 @@ class Draft:
         self.chunks += 1
 
     @property
+    def waits(self) -> bool:
+        """Whether the scores of the last chunk decide first what is written on."""
+        return self.careful or self.chunks <= _FIRST_CHUNKS
+
+    @property
     def pending(self) -> list[int]:
         """The tokens that are in no block yet."""
         return self.token_ids[self._cut :]
@@ -100,15 +110,23 @@ class Draft:
             pieces = pieces[end:]
         if self.ended is not None and not (found or self.before):
             found.append(self._passage([], self.ended))  # an answer without a token is scored, too
+        # What fails already is written no further.
+        if self.waits and self.ended is None and (words := last_word(pieces)):
+            found.append(self._passage(pieces[:words], None, unfinished=True))
         self._left += len(found)
         return found
 
-    def _passage(self, pieces: list[str], last: FinishReason | None) -> Passage:
+    def _passage(
+        self, pieces: list[str], last: FinishReason | None, *, unfinished: bool = False
+    ) -> Passage:
         context = self.before[max(0, len(self.before) - self.block_context) :]
         token_ids = tuple(self.token_ids[self._cut : self._cut + len(pieces)])
-        self._cut += len(pieces)
-        self.before += pieces
-        return Passage(token_ids, tuple(pieces), "".join(context), len(context), last, self.chunks)
+        before = "".join(context), len(context)
+        passage = Passage(token_ids, tuple(pieces), *before, last, self.chunks, unfinished)
+        if not unfinished:
+            self._cut += len(pieces)
+            self.before += pieces
+        return passage
 
     def tell(
         self, passages: Sequence[Passage], scores: Sequence[float], empty: Sequence[bool]

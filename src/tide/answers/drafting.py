@@ -41,8 +41,7 @@ class _Batch:
 
     @property
     def waits(self) -> bool:
-        """Whether the scores of the last chunk decide first what is written on."""
-        return self.scores is not None and (self.rows[0].careful or self.chunks == 1)
+        return self.scores is not None and any(self.rows[i].waits for i in self.going())
 
     def going(self) -> list[int]:
         """The rows that are still to be written."""
@@ -52,8 +51,8 @@ class _Batch:
 class Drafting:
     """The drafts of a scheduler.
 
-    While the blocks of one chunk are scored the engine writes the next. Behind the first chunk, and
-    in a careful draft, it waits instead, or serves others. So how much is thrown away behind a
+    While the blocks of one chunk are scored the engine writes the next. Behind the first chunks,
+    and in a careful draft, it waits instead, or serves others. So how much is thrown away behind a
     block that fails depends on no other work.
 
     ask: calls the engine. send: gives texts to the scorer. end: takes a draft that has ended.
