@@ -39,7 +39,7 @@ class Block:
 
 
 def blocks(page: Path) -> list[Block]:
-    """The blocks of shell and Python of a page, in order."""
+    """The blocks of shell, Python and JSON of a page, in order."""
     found: list[Block] = []
     lines = page.read_text(encoding="utf-8").splitlines()
     start = None
@@ -50,7 +50,7 @@ def blocks(page: Path) -> list[Block]:
             start = number
             continue
         language = lines[start][3:]
-        if language in ("sh", "python"):
+        if language in ("sh", "python", "json"):
             above = _MARK.fullmatch(lines[start - 1])
             mark = {{"not run": "reason", "saved as": "file"}[above[1]]: above[2]} if above else {}
             text = "\n".join(lines[start + 1 : number]) + "\n"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import json
 import re
 import subprocess
 import sys
@@ -110,6 +111,8 @@ def test_blocks_can_be_read(page: Path, tmp_path: Path) -> None:
     for block in blocks(page):
         if block.language == "python":
             compiled(block)
+        elif block.language == "json":
+            json.loads(block.text)
         else:
             for command in commands(block, here):
                 check_command(command, str(block))
