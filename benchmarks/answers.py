@@ -42,11 +42,12 @@ JUDGES = ("profanity-check", "lexicon")
 SEARCHES = (
     "margin",
     "margin:max_perplexity=none",
-    "margin:max_perplexity=none,num_samples=1",
+    "margin:max_perplexity=none,toxicity_threshold=0.15",
     "margin:max_perplexity=none,toxicity_threshold=0.1",
     "fast:max_perplexity=none",
     "tide",
     "resample:n=10,toxicity_threshold=0.2",
+    "resample:n=10,toxicity_threshold=0.15",
 )
 WHOLE = (
     "margin:max_perplexity=none,block_tokens=0",
