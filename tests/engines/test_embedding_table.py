@@ -62,3 +62,10 @@ def test_the_nearest_tokens_of_many_rows_are_looked_for_in_parts(
         monkeypatch.setattr(embedding_table, "_COSINES", most)
         assert engine.decode_nearest(rows) == ids
     assert engine.decode_nearest(rows[:0]) == []
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma2"])
+def test_the_mean_row_norm_is_of_what_the_first_block_receives(kind: str, tmp_path: Path) -> None:
+    engine = TransformersEngine(save_causal_lm(tmp_path, kind))
+    norms = engine._embed_ids(range(VOCAB)).float().norm(dim=-1)
+    assert engine.mean_row_norm == pytest.approx(float(norms.mean()), rel=1e-3)
