@@ -304,8 +304,9 @@ def test_public_names_exist_and_load_no_torch() -> None:
     assert all(getattr(tide, name) is not None for name in tide.__all__)
     with pytest.raises(AttributeError, match="no_such"):
         tide.no_such  # noqa: B018
-    code = "import sys, tide; dir(tide); sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    for what in ("tide; dir(tide)", "tide.cli.app"):
+        code = f"import sys, {what}; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+        assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0, what
 
 
 def test_an_engine_refuses_what_it_does_not_honour() -> None:

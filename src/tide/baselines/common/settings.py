@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from torch import nn
 
 from tide.config import one_line
 from tide.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import nn
 
 # Ten times more than anybody uses. What is multiplied by more drowns the model's own logits in
 # rounding, and ends in infinity.
