@@ -199,10 +199,12 @@ def main(
         "settings": settings,
     }
     found = [theirs(checkout, texts, common)]
+    print(found[-1].row(), flush=True)
     for kind, engine in (("transformers", local), ("vllm", load_engine("vllm", model))):
         for name, chosen in (("tide", settings), ("fast", fast)):
             asked = {**common, "settings": chosen}
             found.append(ours(f"{name}, {kind}", engine, texts, asked))
+            print(found[-1].row(), flush=True)
         engine.close()
     headings = ("", "median", "mean", "p95", "engine", "scorer", "search", "together", "evals")
     table = Table(*headings, title=f"milliseconds a prompt, {prompts} prompts, {model}")
