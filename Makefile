@@ -1,6 +1,6 @@
 # make demo    set up, then detoxify the example prompts with the bundled model and scorer
 # make test    set up with the test extras, then run the tests
-# make test-attacks  the same, then the tests of hostile input with thousands of cases each
+# make test-attacks  the same, then the slow tests, and those of hostile input with thousands of cases each
 # make test-docs  the same, then run the commands and examples of README.md and docs/
 # make site    the same, then build the documentation into build/site, which needs no network to be read
 # make test-clients  set up .venv-clients with other people's clients, then run them against the server
@@ -24,10 +24,10 @@ demo: $(VENV)/.with-profanity
 	$(BIN)/tide run --preset margin --input examples/prompts.txt --judge profanity-check --mask
 
 test: $(VENV)/.with-test
-	$(BIN)/python -m pytest -n $(JOBS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 test-attacks: $(VENV)/.with-test
-	$(BIN)/python -m pytest --hypothesis-profile=long -m attack -n $(JOBS)
+	$(BIN)/python -m pytest --hypothesis-profile=long -m 'attack or slow' -n $(JOBS) --dist worksteal
 
 test-docs: $(VENV)/.with-test $(VENV)/.with-docs
 	$(BIN)/python -m pytest -m docs tests/test_docs.py tests/test_site.py

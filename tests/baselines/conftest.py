@@ -11,7 +11,13 @@ from tide.baselines import Baseline, load_baseline
 from tide.engines.local.engine import TransformersEngine
 from tide.scorers import CallableScorer
 
-KINDS = ("gpt2", "llama", "qwen3", "gemma2")
+# The two that differ most run with every change.
+KINDS = (
+    "gpt2",
+    "gemma2",
+    pytest.param("llama", marks=pytest.mark.slow),
+    pytest.param("qwen3", marks=pytest.mark.slow),
+)
 
 
 @dataclass(frozen=True)
