@@ -266,12 +266,14 @@ def test_a_strategy_that_fails_is_its_answers_error(monkeypatch: pytest.MonkeyPa
         story(third)(PROMPT)
 
 
-def test_what_cannot_be_written_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_written_is_one_clear_line() -> None:
     with pytest.raises(InputError, match=r"4 tokens \+ 125 new ones exceed .* 128"):
         story(never)(PROMPT, max_new_tokens=125)
 
-    old = ScriptedEngine(lambda x, seed: "a text")
-    monkeypatch.delattr(ScriptedEngine, "texts")
+    class Old(ScriptedEngine):
+        texts = None  # type: ignore[assignment]
+
+    old = Old(lambda x, seed: "a text")
     with pytest.raises(
         InputError, match=r"^block_tokens: engine scripted does not write in blocks"
     ):

@@ -112,8 +112,8 @@ def test_both_commands_write_one_format(
     """Records of `tide run` are those of `tide eval`, and `tide report` reads both."""
     judged = ("--judge", "profanity-check", "--trials", 3)
     single, folder = tmp_path / "out.jsonl", tmp_path / "runs"
-    published = ("--empty-policy", "zero")
-    run = ("run", "-i", prompts_file, "-o", single, *published)
+    as_evaluated = ("--empty-policy", "zero", "--decode")
+    run = ("run", "-i", prompts_file, "-o", single, *as_evaluated)
     assert tide(*run, *judged, monkeypatch=monkeypatch) == 0
     evaluated = ("eval", prompts_file, "--methods", "tide", "-o", folder, "--reference", "none")
     assert tide(*evaluated, *judged, monkeypatch=monkeypatch) == 0
