@@ -127,7 +127,7 @@ def show(
     runs: Mapping[str, Run], chosen: Mapping[str, list[str]], judges: list[str], title: str
 ) -> Table:
     found = {spec: summarize(run) for spec, run in runs.items()}
-    tests = compare(list(runs.values()), "base")
+    tests = compare(list(runs.values()), runs["base"].name)
     table = Table(title=title, box=box.SIMPLE, padding=(0, 0))
     table.add_column("")
     for heading in ("within", *judges, "p", "ppl", "empty", "unres.", "forward", "ms"):
