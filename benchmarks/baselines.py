@@ -75,14 +75,14 @@ CURVES: dict[str, tuple[float, ...]] = {
     "dapt:scale={}": (0.25, 0.5, 0.75, 1),
     "contrastive:coefficient={}": (0.25, 0.5, 1, 2),
     "safe-decoding:alpha={}": (1, 3, 6),
-    "fudge:weight={}": (1, 2, 4, 8),
-    "fudge:order=warp-shift,weight={}": (1, 4, 16),
+    "fudge:candidates=20,weight={}": (1, 2, 4, 8),
+    "fudge:candidates=20,order=warp-shift,weight={}": (4, 16),
     "critic-control:weight={}": (0.5, 1, 2, 4),
     "critic-control:order=warp-shift,weight={}": (1, 4, 16),
     "rectification:scale={}": (0.5, 1, 2, 4),
     "quark:scale={}": (0.5, 1, 1.5),
     "unidetox:scale={}": (0.5, 1, 1.5),
-    "pplm:stepsize={}": (0.05, 0.1, 0.2, 0.4),
+    "pplm:stepsize={}": (0.05, 0.1, 0.2),
 }
 SEARCHES = ("tide", "fast", "margin", "random-walk", "resample")
 
@@ -183,6 +183,7 @@ def draw(found: Mapping[str, Summary], judge: str, title: str, path: Path) -> No
         axis.set_title(system, fontsize=9)
         axis.legend(fontsize=6, frameon=False)
         axis.set_xscale("log")
+        axis.set_xlim(0.7 * perplexity(own), 40 * perplexity(own))  # beyond it, text is broken
         axis.set_xlim(0.7 * perplexity(own), 40 * perplexity(own))  # beyond it, text is broken
     for axis in axes.flat[len(systems) :]:
         axis.set_visible(False)

@@ -38,7 +38,7 @@ def main(
     scorer: str = "pocket",
     tokens: int = 128,
     repeats: int = 5,
-    chunk: int = 16,
+    chunk: int = 24,
     least: bool = True,
     answers: int = 64,
 ) -> None:

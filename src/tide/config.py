@@ -194,7 +194,7 @@ class Settings(Sampling):
         description="Tokens of the answer to the left of a block that are scored with it.",
     )
     draft_tokens: int = Field(
-        default=16,
+        default=24,
         ge=1,
         le=4096,
         description="Tokens that the engine writes of an answer in one go, while the scorer reads "

@@ -164,7 +164,7 @@ class Answer(Course):
             block_tokens=settings.block_tokens,
             block_context=settings.block_context,
             # Where one block has failed, others do, and what is written behind them is lost.
-            chunk=math.ceil(settings.draft_tokens / (2 if failed_before else 1)),
+            chunk=math.ceil(settings.draft_tokens / (3 if failed_before else 1)),
             careful=failed_before,
             empty_policy=self._empty_policy,
             take=self._take,
