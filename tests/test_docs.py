@@ -59,7 +59,7 @@ def test_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             (here / block.file).write_text(block.text, encoding="utf-8")
         elif block.language == "python":
             run_python(block, names)
-        else:
+        elif block.language == "sh":
             for command in commands(block, here):
                 print(block, *command)
                 run_command(command, block, monkeypatch)
