@@ -24,10 +24,10 @@ demo: $(VENV)/.with-profanity
 	$(BIN)/tide run --preset margin --input examples/prompts.txt --judge profanity-check --mask
 
 test: $(VENV)/.with-test
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+	$(BIN)/python -m pytest -n $(JOBS)
 
 test-attacks: $(VENV)/.with-test
-	$(BIN)/python -m pytest --hypothesis-profile=long -m 'attack or slow' -n $(JOBS) --dist worksteal
+	$(BIN)/python -m pytest --hypothesis-profile=long -m 'attack or slow' -n $(JOBS)
 
 test-docs: $(VENV)/.with-test $(VENV)/.with-docs
 	$(BIN)/python -m pytest -m docs tests/test_docs.py tests/test_site.py
