@@ -132,12 +132,16 @@ def read_preset(path: Path) -> dict[str, Any]:
             raise InputError(f"strategy: {strategy!r} is not one of {', '.join(REGISTRY.names())}")
         if others := options.keys() & set(Settings.model_fields) - set(TUNABLE):
             raise InputError(f"strategy: a preset cannot set {min(others)!r}")
-        found = Settings.of(settings)
-        if found.toxicity_threshold > (loosest := Settings().toxicity_threshold):
-            raise InputError(f"toxicity_threshold: a preset may be stricter than {loosest} only")
+        refuse_looser(Settings.of(settings))
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     return dict(settings)
+
+
+def refuse_looser(settings: Settings) -> None:
+    """Raise InputError for settings that accept more than the default does."""
+    if settings.toxicity_threshold > (loosest := Settings().toxicity_threshold):
+        raise InputError(f"toxicity_threshold: a preset may be stricter than {loosest} only")
 
 
 def write_preset(path: Path, settings: Settings, about: Mapping[str, Any]) -> None:

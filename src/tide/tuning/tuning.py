@@ -25,7 +25,7 @@ from tide.evaluation.progress import Progress
 from tide.evaluation.reporting.reports import write_tables
 from tide.evaluation.reporting.tables import Column, Table, slug
 from tide.evaluation.sharing import SharedEngine
-from tide.presets import write_preset
+from tide.presets import refuse_looser, write_preset
 from tide.specs import parse_spec
 from tide.tuning.frontier import by_frontier, figures
 from tide.tuning.grid import by_grid
@@ -143,8 +143,7 @@ def tune(
         shared = SharedEngine(loaded)
         bench = Bench(usual, shared, guide, outside, by, protocol, out, overrides, progress)
         before = bench.settings(usual)
-        if before.toxicity_threshold > (loosest := Settings().toxicity_threshold):
-            raise InputError(f"toxicity_threshold: a preset may be stricter than {loosest} only")
+        refuse_looser(before)
         stack.enter_context(writing(out / _CONFIG))
         made_by = {
             **{"search": search, "start": usual, "model": loaded.name, "protocol": protocol},
