@@ -80,15 +80,27 @@ def test_while_it_is_starting(tmp_path: Path) -> None:
         process.communicate()
 
 
-def test_what_a_library_swallows_still_counts(tmp_path: Path) -> None:
-    swallowed = """
+SWALLOWED = """
 import signal
 try:
     signal.raise_signal(signal.SIGINT)
 except BaseException:
-    pass
+    {then}
 """
-    (tmp_path / "slow.py").write_text(swallowed + SLOW)
+
+
+def test_what_a_library_swallows_still_counts(tmp_path: Path) -> None:
+    swallowed = "".join(f"        {line}\n" for line in SWALLOWED.format(then="pass").splitlines())
+    (tmp_path / "slow.py").write_text(SLOW.replace("        time.sleep(0.05)\n", swallowed))
+    command = [*TIDE, "run", "A prompt", "-s", "slow.py:Slow"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr.splitlines()[-1]) == (130, "stopped")
+
+
+def test_nothing_is_raised_through_an_import(tmp_path: Path) -> None:
+    """What starts a C extension may abort the process where an exception goes through it."""
+    aborted = SWALLOWED.format(then="import os; os.abort()")
+    (tmp_path / "slow.py").write_text(aborted + SLOW)
     command = [*TIDE, "run", "A prompt", "-s", "slow.py:Slow"]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr.splitlines()[-1]) == (130, "stopped")

@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 _kept = ""
 # What was raised, whatever became of it.
@@ -30,9 +31,11 @@ def keeps(what: str) -> None:
 def listening() -> Iterator[None]:
     """Inside, the first signal raises Stopped, and a second one ends the process at once."""
     before = {number: signal.signal(number, _stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    before[signal.SIGALRM] = signal.signal(signal.SIGALRM, _leave)
     try:
         yield
     finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in before.items():
             signal.signal(number, handler)
         if _asked is not None:  # a library may have swallowed it, or made another exception of it
@@ -49,10 +52,24 @@ def expected() -> Iterator[None]:
         _asked = None
 
 
-def _stop(number: int, _frame: object) -> None:
+def _stop(number: int, frame: FrameType | None) -> None:
     global _asked  # noqa: PLW0603  (a process runs one command)
     _asked = Stopped(number)
     signal.signal(number, signal.SIG_DFL)
     # Unwinding waits for the scorer. Unbuffered, because the signal may come amid other output.
     os.write(2, b"stopping...\n")
-    raise _asked
+    _leave(number, frame)
+
+
+def _leave(_number: int, frame: FrameType | None) -> None:
+    """Raise what was asked, or look again in a moment where modules are being imported.
+
+    An exception through the start of a C extension (torch's, NumPy's) aborts the process.
+    """
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            signal.setitimer(signal.ITIMER_REAL, 0.02)
+            return
+        frame = frame.f_back
+    if _asked is not None:
+        raise _asked
