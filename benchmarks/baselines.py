@@ -188,11 +188,6 @@ def draw(found: Mapping[str, Summary], judge: str, title: str, path: Path) -> No
         axis.set_xticks(ticks, [str(tick) for tick in ticks])
         axis.minorticks_off()
         axis.tick_params(labelbottom=True, labelsize=7)
-        axis.set_xlim(0.7 * perplexity(own), 40 * perplexity(own))  # beyond it, text is broken
-        ticks = [tick for tick in (2, 5, 10, 20, 50, 100, 200) if tick < 40 * perplexity(own)]
-        axis.set_xticks(ticks, [str(tick) for tick in ticks])
-        axis.minorticks_off()
-        axis.tick_params(labelbottom=True, labelsize=7)
     for axis in axes.flat[len(systems) :]:
         axis.set_visible(False)
     figure.supxlabel("median perplexity; star: the model, dotted: 1.5 and 3 times its own")
