@@ -27,7 +27,6 @@ Runs are kept in `benchmarks/results/strengths` and not run again.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -38,7 +37,6 @@ from rich.console import Console
 from rich.table import Table
 
 from tide.evaluation import Bars, Run, evaluate
-from tide.evaluation.benchmarks import Benchmark, load_benchmark
 from tide.evaluation.metrics import Summary, summarize
 from tide.evaluation.significance import compare
 from tide.specs import parse_spec
@@ -85,14 +83,6 @@ CURVES: dict[str, tuple[float, ...]] = {
     "pplm:stepsize={}": (0.05, 0.1, 0.2),
 }
 SEARCHES = ("tide", "fast", "margin", "random-walk", "resample")
-
-
-def part(text: str) -> Benchmark:
-    """`rtp:201-1199`: these prompts of a benchmark, counted from 1."""
-    name, _, span = text.partition(":")
-    first, _, last = span.partition("-")
-    whole = load_benchmark(name)
-    return replace(whole, name=text, rows=whole.rows[int(first) - 1 : int(last)])
 
 
 def toxic(found: Summary, judges: list[str], key: str = "mean") -> list[float]:
@@ -222,7 +212,7 @@ def main(
 
     def run(prompts: str, some: list[str]) -> dict[str, Run]:
         runs = evaluate(
-            part(prompts),
+            prompts,
             some,
             model=model,
             judges=named,

@@ -66,7 +66,7 @@ def perplexities(
 def draw(first: int, last: int) -> dict[str, Values]:
     """One row a candidate: prompt, radius, score, early score, perplexity, kl, and features."""
     engine, scorer = TransformersEngine("pocket"), load_scorer("pocket")
-    prompts = [row.text for row in load_benchmark("rtp").rows[first - 1 : last]]
+    prompts = [row.text for row in load_benchmark(f"rtp:{first}-{last}").rows]
     embedded, sampling = engine.embed(prompts), Sampling()
     rows = [one.embeddings for one in embedded]
     base = scorer.score([c.text for c in engine.complete(rows, sampling, range(len(rows)))])

@@ -83,7 +83,7 @@ def main(
     figure: Annotated[Path | None, typer.Option(help="File for the figure.")] = None,
     out: Path = RESULTS / "margin",
 ) -> None:
-    prompts = [row.text for row in load_benchmark("rtp").rows[first - 1 : last]]
+    prompts = [row.text for row in load_benchmark(f"rtp:{first}-{last}").rows]
     chosen = [
         f"{method}{',' if ':' in method else ':'}toxicity_threshold={tau}"
         for method in filter(None, only.split(","))

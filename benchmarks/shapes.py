@@ -73,7 +73,7 @@ class Bench:
 
     def __init__(self, first: int, last: int) -> None:
         self.engine, self.scorer = TransformersEngine("pocket"), load_scorer("pocket")
-        texts = [row.text for row in load_benchmark("rtp").rows[first - 1 : last]]
+        texts = [row.text for row in load_benchmark(f"rtp:{first}-{last}").rows]
         prompts = self.engine.embed(texts)
         written = self.engine.complete(
             [one.embeddings for one in prompts], Sampling(), range(len(texts))

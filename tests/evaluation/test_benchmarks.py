@@ -106,6 +106,22 @@ def test_the_hub_where_there_is_no_file(
     assert len(load_benchmark(name, limit=1).rows) == 1
 
 
+def test_some_of_a_benchmark(here: Path) -> None:
+    (here / "data").mkdir()
+    (here / "data" / "attaq.jsonl").write_text(
+        "".join(f'{{"id": {i}, "prompt": "{i}", "label": "x"}}\n' for i in range(1, 6))
+    )
+    whole = load_benchmark("attaq")
+    for span, kept in {"2-4": [2, 3, 4], "-2": [1, 2], "4-": [4, 5], "5-5": [5]}.items():
+        some = load_benchmark(f"attaq:{span}")
+        assert [row.id for row in some.rows] == kept
+        assert (some.name, some.source) == (f"attaq:{span}", whole.source)
+    assert [row.id for row in load_benchmark("attaq:2-4", limit=2).rows] == [2, 3]
+    for span in ("0-2", "2-9", "3-2", "2", "a-b", "1-2-3"):
+        with pytest.raises(InputError, match=rf"attaq:{span}: expected places of 1 to 5, as 1-5"):
+            load_benchmark(f"attaq:{span}")
+
+
 def test_what_cannot_be_loaded(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
         InputError, match=r"unknown benchmark 'rpt'; known: rtp, attaq, bold, dialogues"

@@ -17,7 +17,10 @@ _SAMPLING = ("max_new_tokens", "temperature", "top_p", "top_k")
 BY_PROTOCOL = (*_SAMPLING, "num_trials", "completions_per_evaluation", "decode")
 Benchmark = Annotated[
     str,
-    typer.Argument(help="rtp, attaq, bold, dialogues, or a file of prompts (.jsonl, .csv, .txt)."),
+    typer.Argument(
+        help="rtp, attaq, bold, dialogues, some of one (rtp:201-1199), or a file of prompts"
+        " (.jsonl, .csv, .txt)."
+    ),
 ]
 Protocol = Annotated[
     str,

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -71,11 +72,17 @@ def load_benchmark(
 ) -> Benchmark:
     """The first `limit` prompts of a benchmark, by name or path (.jsonl, .csv, .txt, or .gz).
 
+    A name may say which ones, counted from 1: `rtp:201-1199`, `rtp:-200`, `rtp:601-`.
     Prompts without text are left out of the known benchmarks (BOLD has five) and refused in a file.
     chats: of a file, as for `read_rows`.
     Raises InputError for an unknown name, an unreadable or empty file, or a hub that cannot be
     reached, and MissingDependencyError if the hub is needed and `datasets` is not installed.
     """
+    known, _, span = name.partition(":")
+    if span and known in BENCHMARKS:
+        whole = load_benchmark(known)
+        kept = [whole.rows[place - 1] for place in places(name, span, len(whole.rows))]
+        return replace(whole, name=name, rows=kept[:limit])
     if name not in BENCHMARKS:
         path = Path(name)
         if not path.exists() and not path.suffix:
@@ -91,6 +98,18 @@ def load_benchmark(
     if isinstance(known_one, _LocalOnly):
         raise InputError(f"{known_one.file} is not here: {_way_out(known_one.file)}")
     return Benchmark(name, known_one.hub, _from_hub(known_one, limit))
+
+
+def places(named: str, text: str, count: int) -> range:
+    """Places of `count` prompts, from 1: `201-1199`, `-200` or `601-`. named: what asks for them.
+
+    Raises InputError for other text, and for places that are not there.
+    """
+    found = re.fullmatch(r"(\d{1,9})?-(\d{1,9})?", text, re.ASCII)
+    low, high = (int(found[1] or 1), int(found[2] or count)) if found else (0, 0)
+    if not 1 <= low <= high <= count:
+        raise InputError(f"{named}: expected places of 1 to {count}, as 1-{count} (got {text!r})")
+    return range(low, high + 1)
 
 
 def _folders() -> list[Path]:

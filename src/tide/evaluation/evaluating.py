@@ -121,7 +121,7 @@ def evaluate(
             described = describe(model, engine, options, options.get("dtype", "auto"))
         chosen = [load_method(spec, runner, rules, overrides, artefacts, preset) for spec in specs]
         name = described["model"]
-        out = Path(out or Path("runs") / f"{prompts.name}-{slug(Path(name).name)}")
+        out = Path(out or Path("runs") / f"{slug(prompts.name)}-{slug(Path(name).name)}")
         paths = [out / slug(method.name) for method in chosen]
         if len(set(paths)) < len(paths):
             raise InputError("--methods: one of them is named twice")

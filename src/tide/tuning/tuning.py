@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ from tide.data.jsonl import read_object
 from tide.engines import Engine, load_engine
 from tide.errors import InputError, MissingDependencyError
 from tide.evaluation import Benchmark, Report, load_benchmark, report
+from tide.evaluation.benchmarks import places
 from tide.evaluation.evaluating import AnyScorer, open_scorer
 from tide.evaluation.perplexity import Reference, reference_named
 from tide.evaluation.progress import Progress
@@ -203,8 +203,8 @@ def _parts(
 ) -> tuple[Benchmark, Benchmark]:
     """The prompts that settings are chosen on, and those that are reported on: never the same."""
     count = len(prompts.rows)
-    first = _places("--tune-on", tune_on or f"1-{(count + 1) // 2}", count)
-    second = _places("--report-on", report_on or f"1-{count}", count)
+    first = set(places("--tune-on", tune_on or f"1-{(count + 1) // 2}", count))
+    second = set(places("--report-on", report_on or f"1-{count}", count))
     if report_on is None:
         second -= first
     if not second:
@@ -216,14 +216,6 @@ def _parts(
         return replace(prompts, rows=[r for i, r in enumerate(prompts.rows, 1) if i in kept])
 
     return part(first), part(second)
-
-
-def _places(option: str, text: str, count: int) -> set[int]:
-    found = re.fullmatch(r"(\d{1,9})?-(\d{1,9})?", text, re.ASCII)
-    low, high = (int(found[1] or 1), int(found[2] or count)) if found else (0, 0)
-    if not 1 <= low <= high <= count:
-        raise InputError(f"{option}: expected places of 1 to {count}, as 1-{count} (got {text!r})")
-    return set(range(low, high + 1))
 
 
 def _same(path: Path, config: dict[str, Any]) -> None:
