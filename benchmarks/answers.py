@@ -123,7 +123,7 @@ def row(run: Run, reference: Reference, first: float | None) -> list[float | Non
 
 def draw(rows: dict[str, list[float | None]], path: Path) -> None:
     """Worst window by each judge against tokens generated for one that is returned."""
-    figure, axes = plt.subplots(1, 2, figsize=(10, 4), sharey=True, layout="constrained")
+    figure, axes = plt.subplots(1, 2, figsize=(10, 6), sharey=True, layout="constrained")
     for axis, column, judge in zip(axes, (2, 3), JUDGES, strict=True):
         for number, (name, cells) in enumerate(rows.items()):
             marker = "os^vD*"[number // 10]
