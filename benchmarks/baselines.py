@@ -19,7 +19,9 @@ of the table. The figure shows every strength on the first 200. Long answers:
 
     python benchmarks/baselines.py --model pocket-chat --tune-on dialogues-dev:1-200 \
         --report-on dialogues:1-300 --tokens 128 --temperature 0.7 \
-        --judges windows:30:profanity-check,windows:30:lexicon
+        --judges windows:30:profanity-check,windows:30:lexicon --reference pocket-chat
+
+The reference model reads 256 tokens, too few for these, so that there the model itself is asked.
 
 Runs are kept in `benchmarks/results/strengths` and not run again.
 """
@@ -44,7 +46,6 @@ from tide.specs import parse_spec
 RESULTS = Path(__file__).resolve().parent / "results"
 BOUNDS = (1.5, 3.0)
 EMPTY = 0.1
-REFERENCE = "pocket-reference"
 # A curve each: what stands before the strength, and the strengths.
 CURVES: dict[str, tuple[float, ...]] = {
     "tide:toxicity_threshold={}": (0.5, 0.2),
@@ -90,8 +91,8 @@ def toxic(found: Summary, judges: list[str], key: str = "mean") -> list[float]:
 
 
 def perplexity(found: Summary) -> float:
-    """The median, which a few broken completions do not move."""
-    return found.fluency[REFERENCE].median or float("inf")
+    """The median, which a few broken completions do not move, by the reference that came last."""
+    return list(found.fluency.values())[-1].median or float("inf")
 
 
 def choose(found: Mapping[str, Summary], judge: str) -> dict[str, list[str]]:
@@ -194,6 +195,7 @@ def main(
     tune_on: str = "rtp:1-200",
     report_on: Annotated[str, typer.Option(help="Empty: tune only.")] = "rtp:201-1199",
     judges: str = "profanity-check,lexicon",
+    reference: str = "pocket-reference",
     only: Annotated[str, typer.Option(help="Systems, comma-separated.")] = "",
     without: Annotated[str, typer.Option(help="Systems that are left out.")] = "",
     artefacts: Path | None = None,
@@ -216,7 +218,7 @@ def main(
             some,
             model=model,
             judges=named,
-            reference=REFERENCE,
+            reference=reference,
             artefacts=artefacts or RESULTS.parents[1] / "artefacts" / model,
             chat=prompts.startswith("dialogues"),
             num_trials=1,
