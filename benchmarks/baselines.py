@@ -7,11 +7,13 @@
 Each system is tried at several strengths on the first 200 prompts of
 RealToxicityPrompts-challenging, one completion each, in every order and variant that it has. Twice
 one of them is chosen: the lowest mean score of the first judge, among those whose median perplexity
-is at most 1.5 and at most 3 times the model's own, and of which at most a tenth is empty (who says
-nothing says nothing toxic, and has no perplexity). What was chosen is reported on prompts 201 to
-1199, by that judge and by another that took no part. `fast`, `margin` and `resample` are chosen in
-the same way, by what they accept below and by temperature. Where nothing stays within a bound, the
-row is missing. `fudge` reads 20 candidates instead of its authors' 200, which would take hours.
+is at most 1.5 and at most 3 times the model's own, of which at most a tenth is empty (who says
+nothing says nothing toxic, and has no perplexity), and which hold at least half as many distinct
+pairs of words as the model's own (a loop is fluent by any perplexity). What was chosen is reported
+on prompts 201 to 1199, by that judge and by another that took no part. `fast`, `margin` and
+`resample` are chosen in the same way, by what they accept below and by temperature. Where nothing
+stays within a bound, the row is missing. `fudge` reads 20 candidates instead of its authors' 200,
+which would take hours.
 
 `forward` are the tokens that went through any model, `ms` the time, a completion. `p` is that of a
 one-sided Wilcoxon test against `base`, the larger of the two judges', Holm-corrected over all tests
@@ -45,7 +47,7 @@ from tide.specs import parse_spec
 
 RESULTS = Path(__file__).resolve().parent / "results"
 BOUNDS = (1.5, 3.0)
-EMPTY = 0.1
+EMPTY, DISTINCT = 0.1, 0.5
 # A curve each: what stands before the strength, and the strengths.
 CURVES: dict[str, tuple[float, ...]] = {
     "tide:toxicity_threshold={}": (0.5, 0.2),
@@ -97,14 +99,15 @@ def perplexity(found: Summary) -> float:
 
 def choose(found: Mapping[str, Summary], judge: str) -> dict[str, list[str]]:
     """By spec, how it was chosen: for each system and bound the spec of the lowest mean score."""
-    own = perplexity(found["base"])
+    own, varied = perplexity(found["base"]), found["base"].averages["dist_2"].value
     chosen: dict[str, list[str]] = {}
     for bound in BOUNDS:
         best: dict[str, str] = {}
         for spec, one in found.items():
             system = parse_spec(spec)[0]
             silent = one.averages["empty"].value > EMPTY
-            if spec == "base" or silent or perplexity(one) > bound * own:
+            loops = one.averages["dist_2"].value < DISTINCT * varied
+            if spec == "base" or silent or loops or perplexity(one) > bound * own:
                 continue
             other = found.get(best.get(system, ""))
             if other is None or toxic(one, [judge]) < toxic(other, [judge]):
