@@ -191,6 +191,7 @@ def test_the_scorer_is_killed(world: World) -> None:
         assert all(one.whole for one in world.undisturbed(server.url))
 
 
+@pytest.mark.slow
 def test_engines_are_killed(world: World) -> None:
     command = (sys.executable, "-m", "tests.engines.remote.vllm_server")
     with ExitStack() as running:
