@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import threading
 from pathlib import Path
@@ -16,6 +17,7 @@ from typer.main import get_command
 
 from tests.server.processes import TIDE, serving
 from tide.cli.app import app
+from tide.cli.serve import _listening
 
 KEY = "sk-of-the-serving-tests"
 
@@ -76,6 +78,15 @@ def test_what_cannot_be_served(options: list[str], said: str) -> None:
     assert process.stderr.startswith("error: ")
     assert said in process.stderr
     assert process.stderr.count("\n") == 1
+
+
+def test_an_answer_does_not_wait_for_its_headers_to_be_acknowledged() -> None:
+    with (
+        _listening("127.0.0.1", 0) as listener,
+        socket.create_connection(listener.getsockname()),
+        listener.accept()[0] as connection,
+    ):
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_a_variable_that_sets_nothing_is_a_slip() -> None:
