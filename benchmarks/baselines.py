@@ -106,7 +106,8 @@ def choose(found: Mapping[str, Summary], judge: str) -> dict[str, list[str]]:
         for spec, one in found.items():
             system = parse_spec(spec)[0]
             silent = one.averages["empty"].value > EMPTY
-            loops = one.averages["dist_2"].value < DISTINCT * varied
+            pairs = one.averages.get("dist_2")  # none where no text has two words
+            loops = pairs is None or pairs.value < DISTINCT * varied
             if spec == "base" or silent or loops or perplexity(one) > bound * own:
                 continue
             other = found.get(best.get(system, ""))
