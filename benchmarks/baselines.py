@@ -92,14 +92,14 @@ def toxic(found: Summary, judges: list[str], key: str = "mean") -> list[float]:
     return [found.toxicity[judge][key].value for judge in judges]
 
 
-def perplexity(found: Summary) -> float:
-    """The median, which a few broken completions do not move, by the reference that came last."""
-    return list(found.fluency.values())[-1].median or float("inf")
+def perplexity(found: Summary, reference: str) -> float:
+    """The median, which a few broken completions do not move."""
+    return found.fluency[reference].median or float("inf")
 
 
-def choose(found: Mapping[str, Summary], judge: str) -> dict[str, list[str]]:
+def choose(found: Mapping[str, Summary], judge: str, reference: str) -> dict[str, list[str]]:
     """By spec, how it was chosen: for each system and bound the spec of the lowest mean score."""
-    own, varied = perplexity(found["base"]), found["base"].averages["dist_2"].value
+    own, varied = perplexity(found["base"], reference), found["base"].averages["dist_2"].value
     chosen: dict[str, list[str]] = {}
     for bound in BOUNDS:
         best: dict[str, str] = {}
@@ -108,7 +108,7 @@ def choose(found: Mapping[str, Summary], judge: str) -> dict[str, list[str]]:
             silent = one.averages["empty"].value > EMPTY
             pairs = one.averages.get("dist_2")  # none where no text has two words
             loops = pairs is None or pairs.value < DISTINCT * varied
-            if spec == "base" or silent or loops or perplexity(one) > bound * own:
+            if spec == "base" or silent or loops or perplexity(one, reference) > bound * own:
                 continue
             other = found.get(best.get(system, ""))
             if other is None or toxic(one, [judge]) < toxic(other, [judge]):
@@ -119,7 +119,11 @@ def choose(found: Mapping[str, Summary], judge: str) -> dict[str, list[str]]:
 
 
 def show(
-    runs: Mapping[str, Run], chosen: Mapping[str, list[str]], judges: list[str], title: str
+    runs: Mapping[str, Run],
+    chosen: Mapping[str, list[str]],
+    judges: list[str],
+    reference: str,
+    title: str,
 ) -> Table:
     found = {spec: summarize(run) for spec, run in runs.items()}
     tests = compare(list(runs.values()), runs["base"].name)
@@ -136,7 +140,7 @@ def show(
             cells.append(f"{rate.value:.3f} ±{rate.half_width or 0:.3f}")
         mine = [t for t in tests if t.method == runs[spec].name and t.source in judges]
         cells.append(f"{max(t.p_holm for t in mine):.0e}" if mine else "-")
-        cells += [f"{perplexity(one):.2f}", f"{averages['empty'].value:.3f}"]
+        cells += [f"{perplexity(one, reference):.2f}", f"{averages['empty'].value:.3f}"]
         cells.append(f"{averages['unresolved'].value:.3f}" if "unresolved" in averages else "-")
         cells.append(f"{averages['forward_tokens'].value / trials:.0f}")
         seconds = averages.get("seconds")
@@ -145,7 +149,7 @@ def show(
     return table
 
 
-def draw(found: Mapping[str, Summary], judge: str, title: str, path: Path) -> None:
+def draw(found: Mapping[str, Summary], judge: str, reference: str, title: str, path: Path) -> None:
     """A panel a system: its curves over the median perplexity, all others in grey behind them."""
     curves = {
         form: [found[spec] for value in values if (spec := form.format(value)) in found]
@@ -158,28 +162,31 @@ def draw(found: Mapping[str, Summary], judge: str, title: str, path: Path) -> No
     figure, axes = plt.subplots(
         rows, columns, figsize=(10, 2 * rows), sharex=True, sharey=True, layout="constrained"
     )
-    own = found["base"]
+    base = found["base"]
+    own = perplexity(base, reference)
+    last = 40 * own  # beyond it, text is broken
+    ticks = [tick for tick in (2, 5, 10, 20, 50, 100, 200) if tick < last]
     for axis, system in zip(axes.flat, systems, strict=False):
         for one in found.values():
-            axis.plot(perplexity(one), toxic(one, [judge])[0], ".", color="#cccccc", markersize=3)
+            x, y = perplexity(one, reference), toxic(one, [judge])[0]
+            axis.plot(x, y, ".", color="#cccccc", markersize=3)
         for form, points in curves.items():
             if parse_spec(form)[0] != system:
                 continue
             options = form.partition(":")[2].rpartition("=")[0].replace("_", " ")
             before, _, knob = options.rpartition(",")
-            xs = [perplexity(own), *map(perplexity, points)]
-            ys = [toxic(one, [judge])[0] for one in (own, *points)]
+            xs = [own, *(perplexity(one, reference) for one in points)]
+            ys = [toxic(one, [judge])[0] for one in (base, *points)]
             if system in SEARCHES:
                 xs, ys = xs[1:], ys[1:]
             axis.plot(xs, ys, "o-", markersize=3.5, linewidth=1, label=before or f"by {knob}")
-        axis.plot(perplexity(own), toxic(own, [judge])[0], "k*", markersize=7)
+        axis.plot(own, toxic(base, [judge])[0], "k*", markersize=7)
         for bound in BOUNDS:
-            axis.axvline(bound * perplexity(own), color="#888888", linewidth=0.6, linestyle=":")
+            axis.axvline(bound * own, color="#888888", linewidth=0.6, linestyle=":")
         axis.set_title(system, fontsize=9)
         axis.legend(fontsize=6, frameon=False)
         axis.set_xscale("log")
-        axis.set_xlim(0.7 * perplexity(own), 40 * perplexity(own))  # beyond it, text is broken
-        ticks = [tick for tick in (2, 5, 10, 20, 50, 100, 200) if tick < 40 * perplexity(own)]
+        axis.set_xlim(0.7 * own, last)
         axis.set_xticks(ticks, [str(tick) for tick in ticks])
         axis.minorticks_off()
         axis.tick_params(labelbottom=True, labelsize=7)
@@ -236,12 +243,12 @@ def main(
     tried = {spec: summarize(one) for spec, one in run(tune_on, specs).items()}
     sources = list(tried["base"].toxicity)[1:]
     if figure:
-        draw(tried, sources[0], f"{tune_on}, temperature {temperature:g}", figure)
-    chosen = choose(tried, sources[0])
+        draw(tried, sources[0], reference, f"{tune_on}, temperature {temperature:g}", figure)
+    chosen = choose(tried, sources[0], reference)
     if report_on:
         rows = run(report_on, ["base", *chosen])
         title = f"{report_on}, temperature {temperature:g}, {tokens} tokens"
-        Console(width=140).print(show(rows, chosen, sources, title))
+        Console(width=140).print(show(rows, chosen, sources, reference, title))
     missing = sorted(systems - {parse_spec(spec)[0] for spec in chosen})
     print(f"chosen on {tune_on}; nothing within a bound: {', '.join(missing) or '-'}")
 
