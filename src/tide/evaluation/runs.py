@@ -263,8 +263,9 @@ def open_run(
 
 def write_config(run: Path, config: dict[str, Any]) -> None:
     path, text = files_of(run)[1], _written(config)
-    if not path.is_file() or path.read_bytes() != text.encode():
-        write_text(path, text)
+    with writing(path):  # also where it is right: takes away the lock that a killed writer left
+        if not path.is_file() or path.read_bytes() != text.encode():
+            write_text(path, text)
 
 
 def _written(config: dict[str, Any]) -> str:
