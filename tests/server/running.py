@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ from pydantic import SecretStr
 
 from tests.worlds import ReadingScorer, scripted_engine
 from tide.aio import AsyncDetoxifier
+from tide.cli.serve import _listening
 from tide.scorers import load_scorer
 from tide.server.limits import Limits
 from tide.server.metrics import MeasuredScorer
@@ -68,9 +68,7 @@ def running(
 def listening(app: Any) -> Iterator[tuple[str, uvicorn.Server]]:
     config = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=5)
     server = uvicorn.Server(config)
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as `tide serve` does
+    with _listening("127.0.0.1", 0) as listener:
         thread = threading.Thread(
             target=lambda: asyncio.run(server.serve(sockets=[listener])), daemon=True
         )
