@@ -106,6 +106,24 @@ def test_nothing_is_raised_through_an_import(tmp_path: Path) -> None:
     assert (ended.returncode, ended.stderr.splitlines()[-1]) == (130, "stopped")
 
 
+DROPPED = """
+    def __init__(self):
+        Dropped()
+        time.sleep(30)
+class Dropped:
+    def __del__(self):
+        import signal
+        signal.raise_signal(signal.SIGINT)
+"""
+
+
+def test_what_python_drops_in_a_finalizer_is_raised_again(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(SLOW + DROPPED)
+    command = [*TIDE, "run", "A prompt", "-s", "slow.py:Slow"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr.splitlines()) == (130, ["stopping...", "stopped"])
+
+
 def test_what_is_no_error_of_ours_is_said_in_one_line(tmp_path: Path) -> None:
     code = (
         "import tide.cli, tide.cli.app as a\n"

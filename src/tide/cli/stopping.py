@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -32,10 +33,12 @@ def listening() -> Iterator[None]:
     """Inside, the first signal raises Stopped, and a second one ends the process at once."""
     before = {number: signal.signal(number, _stop) for number in (signal.SIGINT, signal.SIGTERM)}
     before[signal.SIGALRM] = signal.signal(signal.SIGALRM, _leave)
+    others, sys.unraisablehook = sys.unraisablehook, _ignored
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
+        sys.unraisablehook = others
         for number, handler in before.items():
             signal.signal(number, handler)
         if _asked is not None:  # a library may have swallowed it, or made another exception of it
@@ -68,8 +71,20 @@ def _leave(_number: int, frame: FrameType | None) -> None:
     """
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
-            signal.setitimer(signal.ITIMER_REAL, 0.02)
+            _later()
             return
         frame = frame.f_back
     if _asked is not None:
         raise _asked
+
+
+def _ignored(unraisable: sys.UnraisableHookArgs) -> None:
+    """Raise once more what was raised where Python drops it: in a `__del__`, in a C callback."""
+    if isinstance(unraisable.exc_value, Stopped):
+        _later()
+    else:
+        sys.__unraisablehook__(unraisable)
+
+
+def _later() -> None:
+    signal.setitimer(signal.ITIMER_REAL, 0.02)
