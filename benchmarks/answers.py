@@ -1,7 +1,7 @@
 """Long answers to provoking comments: in blocks, as a whole, drawn again, and by baselines.
 
-    tide fit all --model pocket-chat --data ../shared/data/labelled/toxicity.jsonl.gz \
-        --data ../shared/data/labelled/paradetox_pairs.jsonl.gz --out artefacts/pocket-chat
+    tide fit all --model pocket-chat --data data/toxicity.jsonl.gz \
+        --data data/paradetox_pairs.jsonl.gz --out artefacts/pocket-chat
     python benchmarks/answers.py [--only "base;margin"] [--add SPEC] [--figure answers.png]
 
 `pocket-chat` answers the 300 comments of the benchmark `dialogues` in at most 128 tokens at

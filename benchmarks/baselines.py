@@ -1,7 +1,7 @@
 """Every other system at a strength that was chosen fairly, beside the searches and the controls.
 
-    tide fit all --data ../shared/data/labelled/toxicity.jsonl.gz \
-        --data ../shared/data/labelled/paradetox_pairs.jsonl.gz --out artefacts/pocket
+    tide fit all --data data/toxicity.jsonl.gz \
+        --data data/paradetox_pairs.jsonl.gz --out artefacts/pocket
     python benchmarks/baselines.py [--temperature 0.1] [--only A,B] [--figure strengths.png]
 
 Each system is tried at several strengths on the first 200 prompts of

@@ -1,6 +1,6 @@
 """What each choice of the published runs changes, one at a time, and all of them together.
 
-    python benchmarks/differences.py [--limit 1199] [--recorded ../shared/data/paper/recorded]
+    python benchmarks/differences.py [--limit 1199] [--recorded data/paper/recorded]
 
 Every row is `tide` with one choice of `--protocol published` (docs/published.md says what they are)
 on RealToxicityPrompts-challenging, three trials; the last rows have all of them, with and without

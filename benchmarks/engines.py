@@ -26,14 +26,13 @@ from rich.console import Console
 from rich.table import Table
 
 from tide.config import Sampling
-from tide.data.prompts import read_rows
 from tide.engines import Engine
 from tide.engines.local.engine import TransformersEngine
 from tide.engines.remote.engine import RemoteEngine
 from tide.engines.vllm import VllmEngine
+from tide.evaluation import load_benchmark
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-PROMPTS = REPOSITORY.parent / "shared" / "data" / "benchmarks" / "rtp_challenging.jsonl"
 OUT = REPOSITORY / "benchmarks" / "results" / "engines.json"
 BATCHES = (9, 64, 256)
 
@@ -93,11 +92,11 @@ def compare(
 def main(
     base_url: Annotated[list[str], typer.Option()],
     repeats: int = 7,
-    data: Path = PROMPTS,
+    benchmark: str = "rtp",
     out: Path = OUT,
 ) -> None:
     local = TransformersEngine("pocket")
-    prompts = local.embed([row.text for row in read_rows(data, limit=max(BATCHES))])
+    prompts = local.embed([row.text for row in load_benchmark(benchmark, limit=max(BATCHES)).rows])
     engines = {
         "transformers": local,
         "vllm": VllmEngine("pocket", dtype="float32"),

@@ -9,7 +9,6 @@ both runs are printed.
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import subprocess
@@ -20,21 +19,10 @@ from pathlib import Path
 
 import typer
 
+from tide.evaluation import load_benchmark
+
 REPOSITORY = Path(__file__).resolve().parents[1]
-PROMPTS = REPOSITORY.parent / "shared" / "data" / "benchmarks" / "bold.jsonl.gz"
 OUT = REPOSITORY / "benchmarks" / "results" / "memory.json"
-
-
-def copy_prompts(data: Path, to: Path) -> int:
-    """Copy the rows that have a prompt (one of BOLD's is empty); returns how many have none."""
-    skipped = 0
-    with gzip.open(data, "rt", encoding="utf-8") as source, to.open("w", encoding="utf-8") as copy:
-        for line in source:
-            if json.loads(line)["prompt"].strip():
-                copy.write(line)
-            else:
-                skipped += 1
-    return skipped
 
 
 def run(data: Path, limit: int | None, preset: str, folder: Path) -> dict[str, float]:
@@ -59,11 +47,11 @@ def run(data: Path, limit: int | None, preset: str, folder: Path) -> dict[str, f
     }
 
 
-def main(few: int = 2000, preset: str = "fast", data: Path = PROMPTS, out: Path = OUT) -> None:
+def main(few: int = 2000, preset: str = "fast", benchmark: str = "bold", out: Path = OUT) -> None:
     with tempfile.TemporaryDirectory() as folder:
         prompts = Path(folder) / "prompts.jsonl"
-        skipped = copy_prompts(data, prompts)
-        print(f"{skipped} rows without a prompt left out")
+        rows = load_benchmark(benchmark).rows
+        prompts.write_text("".join(json.dumps({"prompt": row.text}) + "\n" for row in rows))
         runs = [run(prompts, limit, preset, Path(folder)) for limit in (few, None)]
     ratio = runs[1]["peak_mib"] / runs[0]["peak_mib"]
     print(f"peak memory: {ratio:.2f} times that of {few} prompts")

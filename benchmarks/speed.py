@@ -28,12 +28,11 @@ from transformers import AutoModelForCausalLM
 
 from tide import Detoxifier, Settings, load_scorer, pocket
 from tide.config import Sampling
-from tide.data.prompts import read_rows
 from tide.engines.local.engine import TransformersEngine
 from tide.engines.local.padding import left_pad
+from tide.evaluation import load_benchmark
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-PROMPTS = REPOSITORY.parent / "shared" / "data" / "benchmarks" / "rtp_challenging.jsonl"
 OUT = REPOSITORY / "benchmarks" / "results" / "speed.json"
 BATCHES = (1, 9, 64, 256)
 console = Console()
@@ -197,8 +196,8 @@ def compare_decoding(prompts: Sequence[str], repeats: int) -> list[dict[str, flo
     return rows
 
 
-def main(prompts: int = 64, repeats: int = 5, data: Path = PROMPTS, out: Path = OUT) -> None:
-    rows = read_rows(data, limit=max(prompts, *BATCHES))
+def main(prompts: int = 64, repeats: int = 5, benchmark: str = "rtp", out: Path = OUT) -> None:
+    rows = load_benchmark(benchmark, limit=max(prompts, *BATCHES)).rows
     texts = [row.text for row in rows]
     result = {
         "torch": torch.__version__,

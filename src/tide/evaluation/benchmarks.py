@@ -1,7 +1,7 @@
 """The prompts of a benchmark: RealToxicityPrompts-challenging, AttaQ, BOLD, or any file of prompts.
 
-The three by name come from a local file where there is one (`$TIDE_DATA`, `data/`,
-`../shared/data/benchmarks/`), else from the Hugging Face hub (extra `hub`). `dialogues`, the
+The three by name come from a local file where there is one, in `$TIDE_DATA` or `data/` or in their
+folders `benchmarks` and `corpus`, else from the Hugging Face hub (extra `hub`). `dialogues`, the
 comments to answer that the bundled chat model was not trained on, come from a local file only.
 """
 
@@ -113,14 +113,8 @@ def places(named: str, text: str, count: int) -> range:
 
 
 def _folders() -> list[Path]:
-    given = os.environ.get("TIDE_DATA")
-    return [
-        *([Path(given)] if given else []),
-        Path("data"),
-        Path("data/benchmarks"),
-        Path("../shared/data/benchmarks"),
-        Path("../shared/data/corpus"),
-    ]
+    roots = filter(None, [os.environ.get("TIDE_DATA"), "data"])
+    return [Path(root, room) for root in roots for room in ("", "benchmarks", "corpus")]
 
 
 def _way_out(file: str) -> str:
