@@ -98,8 +98,10 @@ def test_sensitivity_has_toxicity_perplexity_and_iterations() -> None:
     summaries = [(mu, summarize(search_run("tide", seed=i))) for i, mu in enumerate((0.1, 1, 10))]
     panels = drawn(figures.sensitivity(summaries, "mu", SOURCES))
     assert [panel.get_ylabel() for panel in panels] == [
-        *("avg max toxicity", "perplexity", "mean iterations"),
+        *("avg max toxicity", "perplexity\n(dotted: median)", "mean iterations"),
     ]
+    medians = [one.fluency["larger"].median for _, one in summaries]
+    assert any(list(line.get_ydata()) == medians for line in panels[1].lines)
     assert [text.get_text() for text in panels[-1].get_xticklabels()] == ["0.1", "1", "10"]
 
 

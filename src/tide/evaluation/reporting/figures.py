@@ -148,11 +148,11 @@ def anytime_curve(run: Run, source: str, measure: str) -> tuple[list[int], list[
 def sensitivity(
     swept: Sequence[tuple[float, Summary]], setting: str, source_names: Sequence[str]
 ) -> Any:
-    """Toxicity by every source, perplexity and iterations against one setting."""
+    """Toxicity by every source, perplexity, mean and median, and iterations against one setting."""
     values = [value for value, _ in swept]
     extra = {}
     if all(one.perplexity for _, one in swept):
-        extra["perplexity"] = "perplexity"
+        extra["perplexity"] = "perplexity\n(dotted: median)"
     if all("iterations" in one.averages for _, one in swept):
         extra["iterations"] = "mean iterations"
     titles = _unversioned(source_names)
@@ -168,8 +168,12 @@ def sensitivity(
             estimates = [_perplexity(s) if is_perplexity else s.averages[name] for _, s in swept]
             _curve(panel, values, estimates, 6, None)
             panel.set_ylabel(label)
-            if is_perplexity and _spread([one.value for one in estimates]) > 10:
-                _logarithmic(panel.yaxis, 10)
+            if is_perplexity:
+                # single broken completions rule the mean
+                medians = [next(iter(s.fluency.values())).median or math.nan for _, s in swept]
+                panel.plot(values, medians, color="black", linestyle=":")
+                if _spread([*medians, *(one.value for one in estimates)]) > 10:
+                    _logarithmic(panel.yaxis, 10)
         if min(values) > 0 and _spread(values) >= 8:
             _logarithmic(panels[-1].xaxis, 2)
         panels[-1].set_xticks(values, [f"{value:g}" for value in values])
