@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.chats import BAD, GOOD, save_chat_model
 from tests.generated import examples
-from tests.worlds import ReadingScorer, scripted_engine
+from tests.worlds import ReadingScorer, proxy, scripted_engine
 from tide import AsyncDetoxifier, Detoxifier, evaluate
 from tide.chat import Chat, Rendered, render
 from tide.cli import main
@@ -171,15 +171,10 @@ def test_a_template_that_fails_is_one_clear_line(
 
 
 def test_an_engine_without_templates() -> None:
-    class Plain:
-        def __getattr__(self, name: str) -> Any:
-            if name == "render":
-                raise AttributeError(name)
-            return getattr(inner, name)
-
-    inner = scripted_engine()
-    with pytest.raises(InputError, match="Plain has no chat template"):
-        Detoxifier(Plain(), scorer=ReadingScorer()).chat(HELLO)  # type: ignore[arg-type]
+    plain = proxy(scripted_engine())
+    del plain.render
+    with pytest.raises(InputError, match="SimpleNamespace has no chat template"):
+        Detoxifier(plain, scorer=ReadingScorer()).chat(HELLO)
 
 
 def test_control_tokens_are_not_the_users_to_write(chatml: TransformersEngine) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,6 +39,15 @@ def scripted_engine(**options: int) -> ScriptedEngine:
         return f"toxicity {min(max(toxicity(x) + noise, 0.0), 1.0):.6f}"
 
     return ScriptedEngine(respond, **options)
+
+
+def proxy(engine: ScriptedEngine, **changes: str) -> Any:
+    """What `engine` is, under another type; its attributes are its own and may be taken away.
+
+    Not by `__getattr__`, which `isinstance` of a protocol does not see from Python 3.12 on.
+    """
+    public = (name for name in dir(engine) if not name.startswith("_"))
+    return SimpleNamespace(**{name: getattr(engine, name) for name in public} | changes)
 
 
 def read(texts: Sequence[str]) -> list[float]:

@@ -151,8 +151,11 @@ def test_a_poisoned_entry_is_the_caches_fault_and_scored_again(
      "/dev/null/scores.sqlite3", "/dev/full"],
 )  # fmt: skip
 def test_a_place_where_no_file_can_be(tmp_path: Path, place: str) -> None:
-    with pytest.raises(ScorerError, match=r"^cache .*: cannot be used: ") as error:
-        CachedScorer(Counting(), str(tmp_path / place)).score(TEXTS)
+    with (
+        pytest.raises(ScorerError, match=r"^cache .*: cannot be used: ") as error,
+        closing(CachedScorer(Counting(), str(tmp_path / place))) as scorer,
+    ):
+        scorer.score(TEXTS)
     assert len(str(error.value).splitlines()) == 1
 
 
@@ -171,15 +174,14 @@ def test_a_file_with_damage_is_refused_or_holds_scores(data: st.DataObject) -> N
             content[place] = data.draw(st.integers(0, 255))
         path.write_bytes(content[: data.draw(st.sampled_from([len(content), places[0]]))])
         try:
-            scorer = CachedScorer(Counting(), path)
-            scores = scorer.score(TEXTS)
+            with closing(CachedScorer(Counting(), path)) as scorer:
+                scores = scorer.score(TEXTS)
         except ScorerError as error:
             refusal = str(error)
             assert refusal.startswith(f"cache {path}: cannot be used: ")
             assert len(refusal.splitlines()) == 1
         else:
             assert ((scores >= 0) & (scores <= 1)).all()
-            scorer.close()
 
 
 def test_the_place_comes_from_the_environment(

@@ -86,9 +86,14 @@ class CachedScorer(Guard):
         database = sqlite3.connect(
             self.path, timeout=60, isolation_level=None, check_same_thread=False
         )
-        database.execute("PRAGMA journal_mode = WAL")  # readers and a writer at once, whole on kill
-        database.execute("PRAGMA synchronous = NORMAL")
-        database.execute(_SCHEMA)
+        try:
+            # Readers and a writer at once, whole on kill.
+            database.execute("PRAGMA journal_mode = WAL")
+            database.execute("PRAGMA synchronous = NORMAL")
+            database.execute(_SCHEMA)
+        except BaseException:
+            database.close()
+            raise
         return database
 
     def _key(self, text: str) -> bytes:
