@@ -277,3 +277,4 @@ def test_a_file_that_answers_with_another_key_is_not_believed(
     expected = scorer.score(TEXTS).tolist()
     monkeypatch.setattr(scorer, "_read", lambda keys: [(None, 0.25), (b"other", 0.5)])
     assert scorer.score(TEXTS).tolist() == expected
+    scorer.close()
