@@ -176,7 +176,8 @@ def sensitivity(
                     _logarithmic(panel.yaxis, 10)
         if min(values) > 0 and _spread(values) >= 8:
             _logarithmic(panels[-1].xaxis, 2)
-        panels[-1].set_xticks(values, [f"{value:g}" for value in values])
+        slant = 45 if len(values) > 6 else 0
+        panels[-1].set_xticks(values, [f"{value:g}" for value in values], rotation=slant)
         panels[-1].set_xticks([], minor=True)
         panels[0].set_ylim(bottom=0)
         panels[-1].set_xlabel(setting.replace("_", " "))
