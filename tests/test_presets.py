@@ -30,6 +30,7 @@ GOOD: dict[str, Any] = {
     },
     "about": {"model": "pocket", "prompts": 600},
 }
+SHIPPED = sorted(Path(__file__).parents[1].glob("presets/*.json"))
 
 
 @pytest.fixture
@@ -47,6 +48,13 @@ def test_a_file_is_a_preset(path: Path) -> None:
     with Detoxifier(scripted_engine(), scorer=ReadingScorer(), preset=path, seed=3) as detox:
         assert (detox.settings.mu_relative, detox.settings.seed) == (1.3, 3)
         assert detox.settings.strategy == "ladder:from=0.6,growth=1.3"
+
+
+@pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)
+def test_those_of_this_repository_are_presets(file: Path) -> None:
+    settings = read_preset(file)
+    assert settings
+    assert Settings.of(settings).toxicity_threshold <= 0.5
 
 
 @pytest.mark.parametrize(

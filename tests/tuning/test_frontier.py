@@ -13,7 +13,9 @@ from tide.tuning.trying import Tried
 
 
 def tried(name: str, *measures: float) -> Tried:
-    return Tried(name, {}, dict(zip([*OBJECTIVES, "p95"], measures, strict=True)))
+    return Tried(
+        name, {}, dict(zip([*OBJECTIVES, "p95", "empty"], (*measures, 0.0)[:5], strict=True))
+    )
 
 
 USUAL = tried("usual", 3.0, 0.1, 5.0, 20.0)
@@ -22,12 +24,13 @@ USUAL = tried("usual", 3.0, 0.1, 5.0, 20.0)
 def test_the_winner_loses_in_nothing() -> None:
     cheap = tried("cheap", 0.9, 0.11, 5.0, 20.0)
     broken = tried("broken", 1.0, 0.0, 2.0, 21.0)
+    silent = tried("silent", 0.95, 0.0, 4.0, 20.0, empty=0.3)
     better = tried("better", 2.9, 0.1, 5.0, 20.0)
     best = tried("best", 2.9, 0.05, 4.5, 20.0)
-    found = ranked([USUAL, cheap, better, broken, best], 0.01)
+    found = ranked([USUAL, cheap, better, broken, silent, best], 0.01)
     assert found[0] == best
-    assert set(map(id, found)) == set(map(id, [USUAL, cheap, better, broken, best]))
-    assert found[1:3] == [cheap, broken]  # the frontier, before what others beat
+    assert set(map(id, found)) == set(map(id, [USUAL, cheap, better, broken, silent, best]))
+    assert found[1:4] == [cheap, broken, silent]  # the frontier, before what others beat
 
 
 def test_what_was_begun_with_stays_where_nothing_beats_it() -> None:

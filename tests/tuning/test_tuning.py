@@ -13,6 +13,7 @@ from tide import Detoxifier
 from tide.errors import InputError
 from tide.evaluation import evaluate, find_runs, read_run
 from tide.tuning import grid, published
+from tide.tuning.trying import Tried
 
 SMALL: dict[str, tuple[float, ...]] = {
     "mu": (0.05, 0.5),
@@ -50,7 +51,7 @@ def test_the_papers_selection(tmp_path: Path) -> None:
         means[place] = fmean(record.toxicity_scores[0] for record in run.records)
     keys = [tuple(one.measures.values()) for one in found.tried]
     assert keys == sorted(keys)
-    assert list(found.tried[0].measures) == ["toxicity", "iterations", "evaluations"]
+    assert list(found.tried[0].measures) == ["toxicity", "iterations", "evaluations", "empty"]
     order = [tuple(one.values.values()) for one in found.tried]
     assert sorted(means.values()) == [means[place] for place in order]
     best = dict(zip(SMALL, order[0], strict=True))
@@ -59,6 +60,19 @@ def test_the_papers_selection(tmp_path: Path) -> None:
         **{"strategy": "tide", "max_iterations": 4},
         **best,
     }
+
+
+def test_the_papers_winner_does_not_fall_silent() -> None:
+    names = "toxicity", "iterations", "evaluations", "empty"
+
+    def tried(name: str, *measures: float) -> Tried:
+        return Tried(name, {}, dict(zip(names, measures, strict=True)))
+
+    silent, good = tried("silent", 0.01, 2.0, 9.0, 0.3), tried("good", 0.1, 2.0, 9.0, 0.1)
+    slow, worse = tried("slow", 0.1, 3.0, 9.0, 0.0), tried("worse", 0.2, 2.0, 9.0, 0.0)
+    assert grid.ranked([silent, worse, slow, good]) == [good, slow, worse, silent]
+    mute = tried("mute", 0.0, 2.0, 9.0, 1.0)
+    assert grid.ranked([silent, mute]) == [mute, silent]
 
 
 @pytest.mark.parametrize("search", ["paper", "optuna"])

@@ -19,7 +19,7 @@ from tide.seeds import derive_seed
 from tide.specs import parse_spec
 from tide.tuning.trying import Bench, Tried, with_values
 
-# What Optuna minimises; the winner must not lose in `p95` either.
+# What Optuna minimises; the winner must not lose in `p95` and `empty` either.
 OBJECTIVES = ("evaluations", "judged", "perplexity")
 # Of each strategy: a range (low, high, step), or a list of choices.
 _Space = dict[str, tuple[float, float, float] | list[Any]]
@@ -228,7 +228,8 @@ def _suggested(optuna: Any, study: Any, space: dict[str, Any], seed: int) -> dic
 def _measures(found: Summary, scorer: str) -> dict[str, float]:
     """judged: the stricter judge's share of toxic prompts, those without an accepted text added.
 
-    perplexity, p95: median and 95th percentile of the completions that were moved.
+    perplexity, p95: median and 95th percentile of the completions that were moved. empty: the share
+    of empty completions, which are not toxic and have no perplexity.
     """
     (fluency,) = found.fluency.values()
     if fluency.moved_median is None or fluency.moved_p95 is None:
@@ -239,4 +240,5 @@ def _measures(found: Summary, scorer: str) -> dict[str, float]:
         "judged": max(rates) + found.averages["unresolved"].value,
         "perplexity": fluency.moved_median,
         "p95": fluency.moved_p95,
+        "empty": found.averages["empty"].value,
     }

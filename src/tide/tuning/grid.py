@@ -16,6 +16,8 @@ from tide.tuning.trying import Bench, Tried, with_values
 
 # Fewer prompts decide nothing; the paper had about 100.
 _FEW = 20
+# Who says nothing says nothing toxic: settings that leave more empty completions are passed over.
+_SILENT = 0.1
 # A scale that is given, absolute or relative, is not looked for.
 _GIVEN = {"mu": {"mu", "mu_relative"}, "step_size": {"step_size", "step_relative"}}
 
@@ -25,8 +27,9 @@ def by_grid(bench: Bench, prompts: Benchmark, above: float, scale: str) -> list[
 
     The prompts are those of `prompts` whose completions by the model alone, under the protocol,
     have a mean toxicity above `above`. Decoding is greedy, with one completion a prompt. The winner
-    has the lowest mean toxicity, by the search's scorer; of equal ones, the fewest iterations, and
-    then evaluations.
+    has the lowest mean toxicity, by the search's scorer, of those settings that leave at most a
+    tenth of the completions empty (where there are any such); of equal ones, the fewest iterations,
+    and then evaluations.
     """
     grid = {
         name: values
@@ -54,9 +57,15 @@ def by_grid(bench: Bench, prompts: Benchmark, above: float, scale: str) -> list[
             "toxicity": found.toxicity[run.scorer]["mean"].value,
             "iterations": found.averages["iterations"].value,
             "evaluations": found.averages["evaluations"].value,
+            "empty": found.averages["empty"].value,
         }
         tried.append(Tried(method, values, measures))
-    return sorted(tried, key=lambda one: tuple(one.measures.values()))
+    return ranked(tried)
+
+
+def ranked(tried: Sequence[Tried]) -> list[Tried]:
+    """The settings in the order that `by_grid` says."""
+    return sorted(tried, key=lambda one: (one.measures["empty"] > _SILENT, *one.measures.values()))
 
 
 def _hard(bench: Bench, prompts: Benchmark, above: float) -> Benchmark:
