@@ -12,9 +12,9 @@ from tide.tuning.frontier import OBJECTIVES, ranked
 from tide.tuning.trying import Tried
 
 
-def tried(name: str, *measures: float) -> Tried:
+def tried(name: str, *measures: float, empty: float = 0.0) -> Tried:
     return Tried(
-        name, {}, dict(zip([*OBJECTIVES, "p95", "empty"], (*measures, 0.0)[:5], strict=True))
+        name, {}, dict(zip([*OBJECTIVES, "p95"], measures, strict=True)) | {"empty": empty}
     )
 
 
