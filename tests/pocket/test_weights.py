@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 
 from tide.pocket import CHAT, MODEL, REFERENCE, SCORER
 
-ROUND = Path(__file__).parents[2] / "scripts" / "round_weights.py"
+SCRIPT = Path(__file__).parents[2] / "scripts" / "round_weights.py"
+rounded = runpy.run_path(str(SCRIPT))["rounded"]
 WEIGHTS = [folder / "model.safetensors" for folder in (MODEL, REFERENCE, CHAT)]
 
 
@@ -21,13 +22,12 @@ def test_a_wheel_stays_below_30_megabytes() -> None:
 
 
 def test_the_reference_is_what_the_script_makes_of_it() -> None:
-    rounded = runpy.run_path(str(ROUND))["rounded"]
     for name, tensor in load_file(REFERENCE / "model.safetensors").items():
         assert torch.equal(rounded(tensor, 1 / 16), tensor), name
 
 
 def test_rounding_moves_a_weight_by_less_than_a_share_of_the_spread() -> None:
     weights = torch.randn(64, 64, generator=torch.Generator().manual_seed(0)).half() * 3
-    changed = runpy.run_path(str(ROUND))["rounded"](weights, 1 / 16)
+    changed = rounded(weights, 1 / 16)
     assert 0 < (changed - weights).abs().max() < weights.float().std() / 16
-    assert torch.equal(runpy.run_path(str(ROUND))["rounded"](weights[0], 1 / 16), weights[0])
+    assert torch.equal(rounded(weights[0], 1 / 16), weights[0])

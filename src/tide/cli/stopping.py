@@ -33,7 +33,16 @@ def listening() -> Iterator[None]:
     """Inside, the first signal raises Stopped, and a second one ends the process at once."""
     before = {number: signal.signal(number, _stop) for number in (signal.SIGINT, signal.SIGTERM)}
     before[signal.SIGALRM] = signal.signal(signal.SIGALRM, _leave)
-    others, sys.unraisablehook = sys.unraisablehook, _ignored
+    others = sys.unraisablehook
+
+    def ignored(unraisable: sys.UnraisableHookArgs) -> None:
+        # Python drops what is raised in a `__del__` or a C callback: it is raised once more.
+        if isinstance(unraisable.exc_value, Stopped):
+            _later()
+        else:
+            others(unraisable)
+
+    sys.unraisablehook = ignored
     try:
         yield
     finally:
@@ -76,14 +85,6 @@ def _leave(_number: int, frame: FrameType | None) -> None:
         frame = frame.f_back
     if _asked is not None:
         raise _asked
-
-
-def _ignored(unraisable: sys.UnraisableHookArgs) -> None:
-    """Raise once more what was raised where Python drops it: in a `__del__`, in a C callback."""
-    if isinstance(unraisable.exc_value, Stopped):
-        _later()
-    else:
-        sys.__unraisablehook__(unraisable)
 
 
 def _later() -> None:
