@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tide.data.prompts import Row
-from tide.evaluation.benchmarks import load_benchmark
+from tide.evaluation.benchmarks import load_benchmark, open_benchmark
 from tide.evaluation.dialogues import is_held_out, provoking
 
 HELD_OUT = [text for text in (f"You are stupid {i}" for i in range(100)) if is_held_out(text)]
@@ -38,3 +38,15 @@ def test_the_benchmark(shared_data: Path, monkeypatch: pytest.MonkeyPatch) -> No
     others = {row.text for row in load_benchmark("dialogues-dev").rows}
     assert others
     assert not others & {row.text for row in benchmark.rows}
+
+
+def test_comments_that_are_not_answered_are_told_of(
+    shared_data: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("TIDE_DATA", str(shared_data / "corpus"))
+    assert not any(row.chat for row in open_benchmark("dialogues:1-2", "prompt", None, False).rows)
+    assert "dialogues:1-2: these are comments to answer" in caplog.text
+    caplog.clear()
+    assert all(row.chat for row in open_benchmark("dialogues:1-2", "prompt", None, True).rows)
+    open_benchmark(["Hello"], "prompt", None, False)
+    assert not caplog.text

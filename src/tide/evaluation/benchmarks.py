@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -20,6 +20,9 @@ from tide.data.hub import SOURCES, Source, read
 from tide.data.prompts import Row, read_rows
 from tide.errors import InputError, MissingDependencyError
 from tide.evaluation.dialogues import further, provoking
+from tide.foreign import logger
+
+_LOG = logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,31 @@ def load_benchmark(
     if isinstance(known_one, _LocalOnly):
         raise InputError(f"{known_one.file} is not here: {_way_out(known_one.file)}")
     return Benchmark(name, known_one.hub, _from_hub(known_one, limit))
+
+
+def open_benchmark(
+    given: str | Path | Benchmark | Sequence[str], field: str, limit: int | None, chats: bool
+) -> Benchmark:
+    """What `load_benchmark` finds, a benchmark that is loaded already, or prompts as one.
+
+    chats: let all of them be chats. A warning is logged of comments to answer that are not.
+    """
+    if isinstance(given, Benchmark):
+        found = given
+    elif isinstance(given, str | Path):
+        found = load_benchmark(str(given), field=field, limit=limit, chats=chats)
+    else:
+        found = Benchmark("prompts", "given", [Row(*row) for row in enumerate(given)])
+    rows = found.rows[:limit]
+    if chats:
+        rows = [row.as_chat() for row in rows]
+    elif found.source == BENCHMARKS["dialogues"].file:
+        _LOG.warning(
+            "%s: these are comments to answer, and a model will continue them as text; "
+            "a chat model answers with --chat (chat=True)",
+            found.name,
+        )
+    return replace(found, rows=rows)
 
 
 def places(named: str, text: str, count: int) -> range:

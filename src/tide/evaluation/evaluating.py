@@ -19,7 +19,7 @@ from tide.data.prompts import Row
 from tide.data.records import RecordFile, RecordId
 from tide.engines import Engine, load_engine
 from tide.errors import InputError, TideError
-from tide.evaluation.benchmarks import Benchmark, load_benchmark
+from tide.evaluation.benchmarks import Benchmark, open_benchmark
 from tide.evaluation.judging import NamedScorer, judge_records, measure_records
 from tide.evaluation.methods import Method, load_method
 from tide.evaluation.metrics import summarize
@@ -97,7 +97,7 @@ def evaluate(
     A prompt that cannot be completed is in `failed` of its run. Raises InputError for what cannot
     be used, or a run in `out` that was made otherwise, and what concerns all prompts.
     """
-    rules, prompts = load_protocol(protocol), _benchmark(benchmark, field, limit, chat)
+    rules, prompts = load_protocol(protocol), open_benchmark(benchmark, field, limit, chat)
     specs = split_specs(methods, "--methods") if isinstance(methods, str) else list(methods)
     options, progress = dict(engine_options or {}), progress or Progress()
     with ExitStack() as stack:
@@ -312,20 +312,6 @@ def _references(
         elif known != "none":
             found.append(known)
     return list(dict.fromkeys(found))
-
-
-def _benchmark(
-    given: str | Path | Benchmark | Sequence[str], field: str, limit: int | None, chats: bool
-) -> Benchmark:
-    if isinstance(given, Benchmark):
-        found = given
-    elif isinstance(given, str | Path):
-        found = load_benchmark(str(given), field=field, limit=limit, chats=chats)
-    else:
-        rows = [Row(number, prompt) for number, prompt in enumerate(given)]
-        found = Benchmark("prompts", "given", rows)
-    rows = found.rows[:limit]
-    return replace(found, rows=[row.as_chat() for row in rows] if chats else rows)
 
 
 def open_scorer(scorer: AnyScorer, stack: ExitStack) -> NamedScorer:

@@ -17,8 +17,8 @@ from tide.data.files import reported, write_text, writing
 from tide.data.jsonl import read_object
 from tide.engines import Engine, load_engine
 from tide.errors import InputError, MissingDependencyError
-from tide.evaluation import Benchmark, Report, load_benchmark, report
-from tide.evaluation.benchmarks import places
+from tide.evaluation import Benchmark, Report, report
+from tide.evaluation.benchmarks import open_benchmark, places
 from tide.evaluation.evaluating import AnyScorer, open_scorer
 from tide.evaluation.perplexity import Reference, reference_named
 from tide.evaluation.progress import Progress
@@ -119,13 +119,7 @@ def tune(
     if search not in SEARCHES:
         raise InputError(f"--search: expected {' or '.join(SEARCHES)} (got {search!r})")
     usual, progress = start or SEARCHES[search], progress or Progress()
-    prompts = (
-        benchmark
-        if isinstance(benchmark, Benchmark)
-        else load_benchmark(str(benchmark), field=field, limit=limit, chats=chat)
-    )
-    if chat:
-        prompts = replace(prompts, rows=[row.as_chat() for row in prompts.rows])
+    prompts = open_benchmark(benchmark, field, limit, chat)
     chosen_on, held_out = _parts(prompts, tune_on, report_on)
     with ExitStack() as stack:
         options = engine_options or {}
