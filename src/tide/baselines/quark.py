@@ -91,7 +91,8 @@ class Quark(DecodingBaseline):
         toxic = _mean(roll_out(task, asked))
         table = task.model.get_input_embeddings()
         torch.manual_seed(task.settings.seed)
-        codes = nn.Parameter(torch.randn_like(table.weight[:_FIFTHS]) * table.weight.std())
+        random = torch.randn_like(table.weight[:_FIFTHS], dtype=torch.float32)
+        codes = nn.Parameter(random * table.weight.float().std())
         # Low-rank updates can be left out; of a model that is trained whole another is needed.
         unchanged = None if task.settings.rank else copy.deepcopy(task.model)
         tuning, pool, step = Tuning(task.model, task.settings), list[Rollout](), 0
@@ -110,11 +111,11 @@ class Quark(DecodingBaseline):
             padded, lengths = right_pad([pool[i].ids for i in chosen], codes.device)
             starts = torch.tensor([len(pool[i].prompt) for i in chosen], device=codes.device)
             written = span(starts - 1, lengths - 1, padded.shape[1] - 1)
-            x = table(padded)
             left_out = nullcontext() if unchanged else tuning.model.disable_adapter()
             with torch.no_grad(), left_out:
-                before = (unchanged or tuning.model)(inputs_embeds=x, use_cache=False)
-            x = torch.cat([codes[kinds[chosen], None], x], dim=1)
+                before = (unchanged or tuning.model)(input_ids=padded, use_cache=False)
+            x = table(padded)
+            x = torch.cat([codes[kinds[chosen], None].to(x.dtype), x], dim=1)
             now = tuning.model(inputs_embeds=x, use_cache=False)
             # The code stands before the first token; the last token has nothing to say any more.
             own, logits = (
