@@ -6,9 +6,11 @@ for the whole vocabulary at a time; no token may then have more probability than
 The cap is that of the authors' code (mcao516/rectification-lm, `SecurityLogitsProcessor`: floor of
 1e-7, applied twice, since it leaves probabilities that add up to less than 1).
 
-They learn Q by SARSA with a target network, on what the model writes and a classifier says of it.
-Without a discount that comes to the mean outcome, which is learned here directly. Their head has a
-hidden layer of twice the width and an output for each token; this one has one of the LoRA rank.
+They learn Q by SARSA with a target network, on the most and the least toxic of 25 continuations of
+each prompt, the outcome being 0 or -1. Without a discount that comes to the mean outcome of those.
+Here it is the mean score of what the model writes, one continuation a prompt, learned directly: Q
+is nearer to 0, and a scale means less. Their head has a hidden layer of twice the width and an
+output for each token; this one has one of the LoRA rank.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ Dataset Distillation" (ICLR 2025).
 The model writes texts by contrastive decoding against a copy of itself that was tuned on toxic
 text, from nothing but the token that begins a text, and is trained on with what it wrote. As in the
 authors' code (EminLU/UniDetox): p / p_toxic among the tokens with at least a tenth of the best
-probability, 640 texts of up to 256 tokens (here: of as many as the fit's texts have).
+probability, 640 texts of up to 256 tokens (here: of as many as the fit's texts have, and without
+the top-k of 50 that `generate` adds there).
 """
 
 from __future__ import annotations

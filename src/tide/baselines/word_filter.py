@@ -2,8 +2,8 @@
 
 Words of a list are not written. As with the authors (allenai/real-toxicity-prompts), who ban token
 sequences: the last token of a word is held back wherever the tokens before it stand already, in the
-prompt too; so a longer word that begins with the tokens of a banned one is lost with it. Their list
-is one of the web; this one is learned from labelled text, or read from a file.
+prompt too; so a longer word that holds the tokens of a banned one is lost with it. Their list is
+one of the web; this one is learned from labelled text, or read from a file.
 """
 
 from __future__ import annotations
