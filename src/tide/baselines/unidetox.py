@@ -4,8 +4,8 @@ Dataset Distillation" (ICLR 2025).
 The model writes texts by contrastive decoding against a copy of itself that was tuned on toxic
 text, from nothing but the token that begins a text, and is trained on with what it wrote. As in the
 authors' code (EminLU/UniDetox): p / p_toxic among the tokens with at least a tenth of the best
-probability, 640 texts of up to 256 tokens (here: of as many as the fit's texts have, and without
-the top-k of 50 that `generate` adds there).
+probability, of those the 50 likeliest (the default of `generate`), 640 texts of up to 256 tokens
+(here: of as many as the fit's texts have).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tide.config import Sampling
 from tide.engines.checkpoint import context_length
 from tide.engines.local.decode import Writing
 
-_TEXTS = 640
+_TEXTS, _TOP_K = 640, 50
 
 
 class Unidetox(Dapt):
@@ -67,7 +67,7 @@ def _distilled(task: FitTask, amateur: Reader) -> list[list[int]]:
         token for token in (tokenizer.bos_token_id, tokenizer.eos_token_id, 0) if token is not None
     )
     longest = min(settings.max_tokens, context_length(task.model.config) or 2**31)
-    sampling = Sampling(temperature=1.0, max_new_tokens=longest - 1)
+    sampling = Sampling(temperature=1.0, top_k=_TOP_K, max_new_tokens=longest - 1)
     reader, options = Reader(task.model, hooks=True), ContrastiveOptions()
 
     def start(ids: list[list[int]]) -> Writing:
