@@ -248,7 +248,7 @@ def main(
     if report_on:
         rows = run(report_on, ["base", *chosen])
         title = f"{report_on}, temperature {temperature:g}, {tokens} tokens"
-        Console(width=140).print(show(rows, chosen, sources, reference, title))
+        Console(width=160).print(show(rows, chosen, sources, reference, title))
     missing = sorted(systems - {parse_spec(spec)[0] for spec in chosen})
     print(f"chosen on {tune_on}; nothing within a bound: {', '.join(missing) or '-'}")
 
