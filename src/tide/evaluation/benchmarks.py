@@ -108,24 +108,23 @@ def open_benchmark(
 ) -> Benchmark:
     """What `load_benchmark` finds, a benchmark that is loaded already, or prompts as one.
 
-    chats: let all of them be chats. A warning is logged of comments to answer that are not.
+    chats: let all of them be chats. A warning is logged where comments to answer are loaded and
+    are not to be chats.
     """
     if isinstance(given, Benchmark):
         found = given
     elif isinstance(given, str | Path):
         found = load_benchmark(str(given), field=field, limit=limit, chats=chats)
+        if found.source == BENCHMARKS["dialogues"].file and not chats:
+            _LOG.warning(
+                "%s: these are comments to answer, and a model will continue them as text; "
+                "a chat model answers with --chat (chat=True)",
+                found.name,
+            )
     else:
         found = Benchmark("prompts", "given", [Row(*row) for row in enumerate(given)])
     rows = found.rows[:limit]
-    if chats:
-        rows = [row.as_chat() for row in rows]
-    elif found.source == BENCHMARKS["dialogues"].file:
-        _LOG.warning(
-            "%s: these are comments to answer, and a model will continue them as text; "
-            "a chat model answers with --chat (chat=True)",
-            found.name,
-        )
-    return replace(found, rows=rows)
+    return replace(found, rows=[row.as_chat() for row in rows] if chats else rows)
 
 
 def places(named: str, text: str, count: int) -> range:
