@@ -10,18 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.models import save_causal_lm
+from tests.baselines.tasks import tiny_task
 from tide.baselines import quark
-from tide.baselines.common import rollouts
-from tide.baselines.common.fitting import FitTask
-from tide.baselines.common.labelled import Labelled
 from tide.baselines.common.settings import FitSettings
 from tide.baselines.quark import Quark
-from tide.data.labelled import LabelledText
-from tide.engines.local.engine import load_model
-from tide.scorers.base import CallableScorer
-
-WORDS = ["The", "weather", "today", "is", "fine", "and", "the", "people", "are", "kind"]
 
 
 @pytest.mark.parametrize("rank", [0, 4])
@@ -29,13 +21,9 @@ WORDS = ["The", "weather", "today", "is", "fine", "and", "the", "people", "are",
 def test_the_model_as_it_was_stays_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int, dtype: str
 ) -> None:
-    tokenizer, model = load_model(str(save_causal_lm(tmp_path, "gpt2")), torch.device("cpu"), dtype)
-    as_it_was = copy.deepcopy(model)
-    texts = [
-        LabelledText(f"{' '.join(WORDS[: 2 + i % 8])} {i}", float(i % 2), "a") for i in range(480)
-    ]
-    judge = CallableScorer(lambda texts: [min(len(text), 100) / 100 for text in texts])
-    monkeypatch.setattr(rollouts, "load_scorer", lambda spec: judge)
+    settings = FitSettings(steps=8, batch_size=8, learning_rate=1e-2, rank=rank)
+    task = tiny_task(tmp_path, monkeypatch, settings, dtype)
+    as_it_was = copy.deepcopy(task.model)
     # All that is read, and what was said of it before.
     rows: list[Tensor] = []
     told: list[Tensor] = []
@@ -52,18 +40,7 @@ def test_the_model_as_it_was_stays_as_it_was(
 
     monkeypatch.setattr(quark, "right_pad", padded)
     monkeypatch.setattr(quark, "unlearning_loss", noted)
-    settings = FitSettings(steps=8, batch_size=8, learning_rate=1e-2, rank=rank)
-    fitted = Quark.fit(
-        FitTask(
-            name="tiny",
-            tokenizer=tokenizer,
-            model=model,
-            data=Labelled(texts, []),
-            settings=settings.training(model),
-            progress=lambda what, done, total: None,
-            scorer="judge",
-        )
-    )
+    fitted = Quark.fit(task)
     assert len(told) == 8
     for ids, before in zip(rows, told, strict=True):
         with torch.no_grad():

@@ -5,41 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
-from tests.models import save_causal_lm
+from tests.baselines.tasks import tiny_task
 from tide.baselines.common import rollouts
 from tide.baselines.common.fitting import FitTask
-from tide.baselines.common.labelled import Labelled
 from tide.baselines.common.rollouts import beginnings, held_out, judged, roll_out
 from tide.baselines.common.settings import FitSettings
-from tide.data.labelled import LabelledText
-from tide.engines.local.engine import load_model
-from tide.scorers.base import CallableScorer, is_empty
-
-WORDS = ["The", "weather", "today", "is", "fine", "and", "the", "people", "are", "kind"]
-SETTINGS = FitSettings(steps=2, batch_size=8)
+from tide.scorers.base import is_empty
 
 
 @pytest.fixture
 def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FitTask:
-    tokenizer, model = load_model(
-        str(save_causal_lm(tmp_path, "gpt2")), torch.device("cpu"), "auto"
-    )
-    texts = [
-        LabelledText(f"{' '.join(WORDS[: 2 + i % 8])} {i}", float(i % 2), "a") for i in range(480)
-    ]
-    judge = CallableScorer(lambda texts: [min(len(text), 100) / 100 for text in texts])
-    monkeypatch.setattr(rollouts, "load_scorer", lambda spec: judge)
-    return FitTask(
-        name="tiny",
-        tokenizer=tokenizer,
-        model=model,
-        data=Labelled(texts, []),
-        settings=SETTINGS.training(model),
-        progress=lambda what, done, total: None,
-        scorer="judge",
-    )
+    return tiny_task(tmp_path, monkeypatch, FitSettings(steps=2, batch_size=8))
 
 
 def test_prompts_are_the_first_halves(task: FitTask) -> None:
