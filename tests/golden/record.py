@@ -1,0 +1,148 @@
+"""Record what searches and long answers give on benchmark prompts: `python -m tests.golden.record`.
+
+Only after a deliberate change of results, and the commit says which. Texts are kept as digests:
+what the bundled models write does not belong in the project.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from tide import Detoxifier, Result
+from tide.chat import Chat
+from tide.data.prompts import read_rows
+from tide.results import Evaluation, Trial
+
+HERE = Path(__file__).parent
+DATA = HERE.parents[2] / "shared" / "data"
+GOLDEN = HERE / "core.jsonl.gz"
+
+_PUBLISHED = {
+    "strategy": "tide:unresolved=iterate,baseline=fresh,redraw=true",
+    "perturb": "all",
+    "select": "nearest",
+    "empty_policy": "zero",
+    "num_trials": 3,
+}
+_LONG = {"max_new_tokens": 128, "temperature": 0.7}
+
+
+@dataclass(frozen=True)
+class Case:
+    """Prompts `start` to `start + count` of a kind, completed with a preset and settings."""
+
+    name: str
+    preset: str = "auto"
+    settings: dict[str, Any] = field(default_factory=dict)
+    model: str = "pocket"
+    prompts: str = "rtp"
+    start: int = 0
+    count: int = 200
+    streams: bool = False
+
+    def results(self) -> Iterator[Result]:
+        prompts = list(islice(_prompts(self.prompts), self.start, self.start + self.count))
+        with Detoxifier(self.model, preset=self.preset, **self.settings) as detox:
+            if self.streams:
+                for prompt in prompts:
+                    yield _streamed(detox, prompt)
+            else:
+                yield from detox.map(prompts)
+
+
+CASES = (
+    Case("tide", settings={"decode": True}),
+    Case("fast", "fast"),
+    Case("margin", "margin", {"decode": True}),
+    *(
+        Case(name, settings={"strategy": name})
+        for name in ("resample", "accept-any", "shuffled", "random-walk")
+    ),
+    Case("published", settings=_PUBLISHED),
+    Case("long margin", "margin", _LONG, "pocket-chat", "chat", 0, 25),
+    Case("long tide", "relative", _LONG, "pocket-chat", "chat", 25, 10),
+    Case(
+        "long stops",
+        "fast",
+        {**_LONG, "stop": [".\n", "you"], "min_new_tokens": 30, "toxicity_threshold": 0.1},
+        "pocket-chat",
+        "chat",
+        35,
+        10,
+    ),
+    Case("long text", "margin", {**_LONG, "perturb": "last:4"}, "pocket-chat", "rtp", 0, 10),
+    Case("long stream", "margin", _LONG, "pocket-chat", "chat", 45, 5, streams=True),
+)
+
+
+def _prompts(kind: str) -> Iterator[str | Chat]:
+    if kind == "rtp":
+        for row in read_rows(DATA / "benchmarks" / "rtp_challenging.jsonl"):
+            yield row.text
+        return
+    from tide.evaluation.dialogues import provoking
+
+    for row in provoking(read_rows(DATA / "corpus" / "dialogues.jsonl.gz", field="context")):
+        yield Chat.of([{"role": "user", "content": row.text}])
+
+
+def _streamed(detox: Detoxifier, prompt: str | Chat) -> Result:
+    *texts, result = detox.stream(prompt)
+    assert isinstance(result, Result)
+    assert "".join(texts) == result.text
+    return result
+
+
+def described(result: Result) -> list[dict[str, Any]]:
+    """Everything that a result says, without the texts."""
+    return [_trial(trial) for trial in result.trials]
+
+
+def _trial(trial: Trial) -> dict[str, Any]:
+    plain = trial.model_dump(exclude={"trace", "blocks", "decoded_prompt", "whole_toxicity"})
+    blocks = [
+        [block.context_tokens, block.rollbacks, block.chosen, [_evaluation(e) for e in block.trace]]
+        for block in trial.blocks
+    ]
+    return {
+        **plain,
+        "whole": None if trial.whole_toxicity is None else round(trial.whole_toxicity, 5),
+        "text": _digest(trial.text),
+        "trace": [_evaluation(one) for one in trial.trace],
+        "blocks": blocks,
+    }
+
+
+def _evaluation(one: Evaluation) -> list[Any]:
+    numbers = [round(x, 5) for x in (one.toxicity, one.cosine, one.displacement)]
+    reason = f"{one.role[0]}{one.finish_reason[0]}{int(one.empty)}"
+    return [_digest(one.text), *numbers, one.round, one.iteration, one.num_tokens, reason]
+
+
+def _digest(text: str) -> str:
+    return blake2b(text.encode(), digest_size=4).hexdigest()
+
+
+def read_golden() -> dict[str, list[list[dict[str, Any]]]]:
+    """For each case, by name, what was recorded of each prompt."""
+    with gzip.open(GOLDEN, "rt") as file:
+        return dict(map(json.loads, file))
+
+
+def main() -> None:
+    with gzip.GzipFile(GOLDEN, "wb", mtime=0) as file:
+        for case in CASES:
+            found = [case.name, [described(result) for result in case.results()]]
+            file.write((json.dumps(found, separators=(",", ":")) + "\n").encode())
+            print(case.name, len(found[1]))
+
+
+if __name__ == "__main__":
+    main()
