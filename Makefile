@@ -5,7 +5,7 @@
 # make site    the same, then build the documentation into build/site, which needs no network to be read
 # make test-clients  set up .venv-clients with other people's clients, then run them against the server
 # make test-vllm  set up .venv-vllm with vLLM for the CPU and Ray, then run the tests that need them
-# make check   set up with the developers' extras, then lint, format check and strict types
+# make check   set up with the developers' extras, then lint, format check, strict types and the order of the rooms
 # make clean   remove what the other verbs made
 
 PYTHON ?= python3
@@ -49,6 +49,7 @@ check: $(VENV)/.with-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 $(VENV)/.with-%: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -29,12 +29,12 @@ from rich.console import Console
 from rich.table import Table
 
 from tide import Detoxifier
-from tide.chat import Chat
-from tide.config import Settings
+from tide.core.chat import Chat
+from tide.core.errors import InputError
 from tide.data.records import Record
-from tide.errors import InputError
 from tide.evaluation import Bars, Run, evaluate
 from tide.evaluation.perplexity import Reference
+from tide.search.settings import resolve_settings
 
 RESULTS = Path(__file__).resolve().parent / "results"
 MODEL, SCORER, WORDS = "pocket-chat", "pocket", 30
@@ -96,7 +96,7 @@ def first_text(run: Run, chats: list[Chat]) -> float | None:
     """Median seconds until a stream gives its first piece, or a whole answer is there."""
     if "settings" not in run.config:
         return None
-    settings = Settings.of(run.config["settings"])
+    settings = resolve_settings(run.config["settings"])
     with Detoxifier(MODEL, scorer=SCORER, settings=settings) as detox:
         seconds = []
         for chat in chats:

@@ -43,7 +43,7 @@ from rich.table import Table
 from tide.evaluation import Bars, Run, evaluate
 from tide.evaluation.metrics import Summary, summarize
 from tide.evaluation.significance import compare
-from tide.specs import parse_spec
+from tide.plugins.specs import parse_spec
 
 RESULTS = Path(__file__).resolve().parent / "results"
 BOUNDS = (1.5, 3.0)

@@ -18,9 +18,9 @@ from rich.console import Console
 from rich.table import Table
 
 from tide import Detoxifier, Result
-from tide.config import Sampling
+from tide.core.seeds import derive_seed
+from tide.core.settings import Sampling
 from tide.engines.local.engine import TransformersEngine
-from tide.seeds import derive_seed
 
 BATCHES = (1, 16, 64)
 PROMPTS = Path(__file__).resolve().parents[1] / "examples" / "prompts.txt"

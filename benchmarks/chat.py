@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from tide import Detoxifier
-from tide.chat import Rendered
+from tide.core.chat import Rendered
 from tide.evaluation.benchmarks import load_benchmark
 
 REPLIES = ["I see.", "What do you mean?", "That is what they said.", "Go on."]

@@ -25,7 +25,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from tide.config import Sampling
+from tide.core.settings import Sampling
 from tide.engines import Engine
 from tide.engines.local.engine import TransformersEngine
 from tide.engines.remote.engine import RemoteEngine

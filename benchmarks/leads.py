@@ -26,7 +26,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
-from tide.config import Sampling
+from tide.core.settings import Sampling
 from tide.engines.local.engine import TransformersEngine
 from tide.engines.local.padding import left_pad, token_positions
 from tide.evaluation.benchmarks import load_benchmark

@@ -24,7 +24,7 @@ from rich.table import Table
 from tide.evaluation import Bars, evaluate
 from tide.evaluation.benchmarks import load_benchmark
 from tide.evaluation.metrics import Summary, summarize
-from tide.specs import parse_spec
+from tide.plugins.specs import parse_spec
 
 RESULTS = Path(__file__).resolve().parent / "results"
 GUIDES = {"one": "pocket", "two": "mean:pocket,profanity-check"}

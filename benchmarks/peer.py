@@ -34,11 +34,12 @@ from rich.console import Console
 from rich.table import Table
 
 from tide import Detoxifier, Settings, load_scorer
+from tide.detoxifier.presets import preset_values
 from tide.engines import Engine, load_engine
 from tide.engines.checkpoint import source_of
 from tide.evaluation.benchmarks import load_benchmark
-from tide.presets import preset_values
 from tide.scorers import Scorer, score_texts
+from tide.search.settings import resolve_settings
 
 OUT = Path(__file__).resolve().parent / "results" / "peer.json"
 WARM = 2  # prompts that are completed first, and not counted
@@ -189,8 +190,8 @@ def main(
     norm = fmean(float(one.embeddings.norm(dim=-1).mean()) for one in embedded)
     # The defaults, which are relative, in the absolute units that the authors' code takes.
     steps = {"mu": 1.2 * norm / math.sqrt(local.dim), "step_size": 0.6 * norm}
-    settings = Settings.of({**SAMPLING, **steps, "empty_policy": "zero"})
-    fast = Settings.of({**SAMPLING, "empty_policy": "zero"}, preset_values("fast", model))
+    settings = resolve_settings({**SAMPLING, **steps, "empty_policy": "zero"})
+    fast = resolve_settings({**SAMPLING, "empty_policy": "zero"}, preset_values("fast", model))
     common: dict[str, Any] = {
         "model": model,
         "scorer": load_scorer(scorer),

@@ -11,7 +11,7 @@ import math
 
 import torch
 
-from tide.config import Settings
+from tide.core.settings import Settings
 from tide.engines import Engine
 from tide.scorers import Scorer, score_texts
 from tide.search import geometry

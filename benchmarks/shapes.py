@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from tide.config import Sampling
+from tide.core.settings import Sampling
 from tide.engines.local.engine import TransformersEngine
 from tide.evaluation.benchmarks import load_benchmark
 from tide.scorers import load_scorer

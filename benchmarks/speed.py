@@ -27,7 +27,7 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM
 
 from tide import Detoxifier, Settings, load_scorer, pocket
-from tide.config import Sampling
+from tide.core.settings import Sampling
 from tide.engines.local.engine import TransformersEngine
 from tide.engines.local.padding import left_pad
 from tide.evaluation import load_benchmark

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import Field
 
 import tide
-from tide.options import Options
+from tide.plugins.options import Options
 from tide.search import Point, Steps, Strategy
 
 

@@ -14,9 +14,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tide.core.errors import TideError
 from tide.data.files import write_text
 from tide.data.jsonl import read_object, read_objects
-from tide.errors import TideError
 from tide.evaluation.runs import FORMAT, files_of, read_run
 
 

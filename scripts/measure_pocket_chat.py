@@ -18,7 +18,7 @@ import typer
 from transformers import AutoTokenizer
 
 import tide
-from tide.config import Sampling
+from tide.core.settings import Sampling
 from tide.engines.checkpoint import source_of
 from tide.engines.local.engine import TransformersEngine
 from tide.evaluation.benchmarks import load_benchmark

@@ -25,8 +25,8 @@ from mkdocs.structure.pages import Page
 from pydantic import BaseModel
 
 from tide.cli.app import app
-from tide.config import Settings
-from tide.registry import Registry
+from tide.core.settings import Settings
+from tide.plugins.registry import Registry
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 DOCS = REPOSITORY / "docs"

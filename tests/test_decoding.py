@@ -11,13 +11,13 @@ from torch import Tensor
 from tests.evaluation.runs import search_run
 from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
 from tide.cli.display import completions_table
+from tide.core.errors import EngineError
+from tide.core.results import Result, Trial
 from tide.data.records import to_record
-from tide.detoxifier import Detoxifier
+from tide.detoxifier.sync import Detoxifier
 from tide.engines.scripted import ScriptedEngine
-from tide.errors import EngineError
 from tide.evaluation.metrics import summarize
 from tide.evaluation.reporting.tables import decoding_table, to_markdown
-from tide.results import Result, Trial
 
 
 def results(engine: ScriptedEngine | None = None, **settings: Any) -> list[Result]:

@@ -19,9 +19,9 @@ from safetensors.torch import load_file, save_file
 
 from tests.generated import examples
 from tests.models import VOCAB, save_causal_lm, save_classifier
-from tide.config import Sampling
+from tide.core.errors import TideError
+from tide.core.settings import Sampling
 from tide.engines import load_engine
-from tide.errors import TideError
 from tide.scorers import load_scorer, score_texts
 
 TEXTS = ["The weather today is fine", "Rain"]

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from tests.generated import examples
 from tests.worlds import PROMPTS
-from tide.detoxifier import Detoxifier
+from tide.core.errors import TideError
+from tide.core.results import Result, Trial
+from tide.detoxifier.sync import Detoxifier
 from tide.engines.scripted import ScriptedEngine
-from tide.errors import TideError
-from tide.results import Result, Trial
 from tide.search import REGISTRY
 
 pytestmark = pytest.mark.attack

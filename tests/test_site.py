@@ -17,7 +17,7 @@ import pytest
 
 import tide
 from tests.docs_pages import REPOSITORY
-from tide.config import Settings
+from tide.core.settings import Settings
 from tide.scorers.lexicon import LexiconScorer
 
 NOTEBOOKS = sorted((REPOSITORY / "docs" / "notebooks").glob("*.ipynb"))

@@ -17,7 +17,7 @@ from tide.baselines.destein import steer
 from tide.baselines.gedi import GediOptions, guide
 from tide.baselines.reversal import Reversal, reverse
 from tide.baselines.self_debias import SelfDebias
-from tide.config import Sampling
+from tide.core.settings import Sampling
 from tide.engines.local.engine import TransformersEngine
 from tide.engines.local.sampling import Sampler
 

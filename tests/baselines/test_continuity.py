@@ -10,9 +10,9 @@ from torch.nn.functional import kl_div
 from tests.baselines.conftest import World
 from tests.baselines.stand_ins import STRENGTHS
 from tide.baselines import REGISTRY
-from tide.config import Sampling
+from tide.core.settings import Sampling
 from tide.engines.local.sampling import Sampler
-from tide.specs import format_spec, parse_spec
+from tide.plugins.specs import format_spec, parse_spec
 
 PROMPTS = ["The weather", "Rain fell on the quiet town", "is fine is fine"]
 STEPS = 4

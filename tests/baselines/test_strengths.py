@@ -15,9 +15,9 @@ from tests.baselines.stand_ins import STRENGTHS
 from tests.generated import examples
 from tide.baselines import REGISTRY
 from tide.baselines.common.settings import FitSettings
-from tide.config import Sampling
-from tide.errors import EngineError, InputError
-from tide.options import write
+from tide.core.errors import EngineError, InputError
+from tide.core.settings import Sampling
+from tide.plugins.options import write
 
 
 def is_number(annotation: Any) -> bool:

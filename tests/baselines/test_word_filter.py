@@ -8,8 +8,8 @@ import pytest
 
 from tests.baselines.conftest import World
 from tide.baselines import load_baseline
-from tide.config import Sampling
-from tide.errors import InputError
+from tide.core.errors import InputError
+from tide.core.settings import Sampling
 
 SAMPLING = Sampling(temperature=0.0, max_new_tokens=12)
 

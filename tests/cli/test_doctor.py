@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_run import tide
+from tests.core.test_pretrained import BROKEN
 from tests.models import save_causal_lm, save_classifier, save_mamba
-from tests.test_pretrained import BROKEN
 from tide.scorers import REGISTRY, CallableScorer
 
 

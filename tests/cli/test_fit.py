@@ -15,9 +15,9 @@ from tests.models import save_causal_lm
 from tide.baselines import load_baseline
 from tide.baselines.common.fit import fit
 from tide.baselines.common.labelled import read_labelled
-from tide.config import Sampling
+from tide.core.errors import InputError, ScorerError
+from tide.core.settings import Sampling
 from tide.engines.local.engine import TransformersEngine
-from tide.errors import InputError, ScorerError
 
 LEARNED = (
     "critic-control",

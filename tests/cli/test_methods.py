@@ -9,10 +9,10 @@ import pytest
 from tests.cli.test_run import tide
 from tide.baselines import REGISTRY as BASELINES
 from tide.cli import options
+from tide.core.errors import InputError
+from tide.detoxifier.presets import PRESETS
 from tide.engines import REGISTRY as ENGINES
 from tide.engines.local.engine import TransformersEngine
-from tide.errors import InputError
-from tide.presets import PRESETS
 from tide.scorers import REGISTRY as SCORERS
 from tide.search import REGISTRY as STRATEGIES
 

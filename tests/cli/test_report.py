@@ -7,8 +7,9 @@ import pytest
 
 from tests.cli.test_run import tide
 from tests.evaluation.runs import JUDGE, changed, measured, run, search_run, write
-from tide import evaluation, registry
-from tide.errors import InputError
+from tide import evaluation
+from tide.core import optional
+from tide.core.errors import InputError
 from tide.evaluation.metrics import Estimate
 from tide.evaluation.reporting.tables import Table
 from tide.evaluation.runs import Run, read_run
@@ -181,7 +182,7 @@ def test_without_matplotlib_the_tables_are_there(
     def missing(module: str) -> None:
         raise ModuleNotFoundError(f"No module named {module!r}", name="matplotlib")
 
-    monkeypatch.setattr(registry, "import_module", missing)
+    monkeypatch.setattr(optional, "import_module", missing)
     assert tide("report", runs, monkeypatch=monkeypatch) == 0
     shown = capsys.readouterr()
     problem, written = shown.err.strip().splitlines()

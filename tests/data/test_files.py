@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from tide.core.errors import InputError
 from tide.data import files
 from tide.data.files import read_lines, read_whole, refuse_inputs, write_text, writing
 from tide.data.prompts import read_rows
 from tide.data.records import RecordFile
-from tide.errors import InputError
 
 HOLDER = """
 import sys, time

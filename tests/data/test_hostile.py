@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from tests.evaluation.runs import config, search_run
 from tests.generated import examples
+from tide.core.errors import InputError, TideError
 from tide.data.jsonl import read_object, read_objects
 from tide.data.labelled import read_labelled
 from tide.data.prompts import Row, read_rows
 from tide.data.records import Record, RecordFile, read_records
-from tide.errors import InputError, TideError
 from tide.evaluation import report
 from tide.evaluation.runs import read_run
 

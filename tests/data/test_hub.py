@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from tests.cli.test_run import tide
+from tide.core.errors import InputError
 from tide.data import hub
 from tide.data.hub import SOURCES, get
 from tide.data.jsonl import read_objects
 from tide.data.labelled import LabelledText, Pair, read_entries
 from tide.data.prompts import read_rows
-from tide.errors import InputError
 from tide.evaluation.benchmarks import BENCHMARKS, load_benchmark
 
 ROWS: dict[str, list[dict[str, Any]]] = {

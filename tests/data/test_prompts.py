@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tide.core.errors import InputError
 from tide.data.prompts import Row, read_rows
-from tide.errors import InputError
 
 ROWS = [Row(7, "one prompt"), Row("b", 'with "quotes", commas')]
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
+from tide.core.errors import InputError
 from tide.data.records import Record, RecordFile, read_records, to_record
-from tide.detoxifier import Detoxifier
-from tide.errors import InputError
+from tide.detoxifier.sync import Detoxifier
 
 
 def record(number: int, trials: tuple[int, ...] = (0,), **more: Any) -> Record:

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from tests.worlds import scripted_engine
-from tide.config import Sampling
+from tide.core.errors import EngineError
+from tide.core.settings import Sampling
 from tide.engines import Engine
 from tide.engines.base import per_row
-from tide.errors import EngineError
-from tide.evaluation.sharing import SharedEngine
+from tide.evaluation.caching_engine import CachingEngine
 
 
 def calls_of_a_closed_engine(engine: Engine, x: Tensor) -> None:
@@ -33,7 +33,7 @@ def calls_of_a_closed_engine(engine: Engine, x: Tensor) -> None:
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_closed_engine_says_so(shared: bool) -> None:
-    engine: Engine = SharedEngine(scripted_engine()) if shared else scripted_engine()
+    engine: Engine = CachingEngine(scripted_engine()) if shared else scripted_engine()
     engine.complete([torch.zeros(1, 8)], Sampling(), [0])
     engine.close()
     calls_of_a_closed_engine(engine, torch.zeros(1, 8))

@@ -8,12 +8,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.models import CONFIGS, save_causal_lm
+from tide.core.errors import EngineError
+from tide.core.pretrained import read_config
 from tide.engines import checkpoint
 from tide.engines.checkpoint import read_vocabulary, source_of
 from tide.engines.embedding_table import Vocabulary
 from tide.engines.local.engine import TransformersEngine
-from tide.errors import EngineError
-from tide.pretrained import read_config
 
 PROMPT = "The weather today is fine"
 

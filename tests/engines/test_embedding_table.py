@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.models import VOCAB, save_causal_lm
-from tide.config import Sampling
+from tide.core.errors import EngineError
+from tide.core.settings import Sampling
 from tide.engines import embedding_table
 from tide.engines.base import FinishReason
 from tide.engines.local.engine import TransformersEngine
-from tide.errors import EngineError
 
 PLAIN = [Sampling(), Sampling()]
 IDS = st.integers(0, VOCAB - 1)

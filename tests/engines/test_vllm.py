@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tide.engines.vllm
+from tide.core.errors import EngineError, InputError
 from tide.engines.vllm import VllmEngine
-from tide.errors import EngineError, InputError
 
 FALSE, TRUE = ("false", "False", "FALSE"), ("true", "True", "TRUE")
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from tide.core.errors import InputError, MissingDependencyError
 from tide.data import hub as hub_module
-from tide.errors import InputError, MissingDependencyError
 from tide.evaluation.benchmarks import load_benchmark
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from tests.answers.world import SETTINGS, Reader, Storyteller, text, third
+from tests.runtime.world import SETTINGS, Reader, Storyteller, text, third
+from tide.core.errors import ScorerUnavailable
 from tide.data.prompts import Row
 from tide.data.records import Record, read_records, to_record
-from tide.detoxifier import Detoxifier
-from tide.errors import ScorerUnavailable
+from tide.detoxifier.sync import Detoxifier
 from tide.evaluation import Benchmark, Run, evaluate, report
 from tide.evaluation.metrics import summarize
 

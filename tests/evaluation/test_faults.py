@@ -18,11 +18,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.evaluation.test_evaluating import Judge, run, timeless, word_count
+from tests.evaluation.test_comparison import Judge, run, timeless, word_count
 from tests.generated import examples
 from tests.worlds import ReadingScorer, scripted_engine
+from tide.core.errors import EngineError, TideError
 from tide.data.records import read_records
-from tide.errors import EngineError, TideError
 from tide.evaluation import read_run
 
 pytestmark = pytest.mark.attack

@@ -9,23 +9,23 @@ from hypothesis import strategies as st
 from tests.generated import examples
 from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
 from tide import TideError
-from tide.config import Settings
+from tide.core.errors import InputError
+from tide.core.settings import Settings
 from tide.data.prompts import Row
 from tide.data.records import Record
-from tide.errors import InputError
+from tide.detoxifier.presets import PRESETS
+from tide.evaluation.caching_engine import CachingEngine
 from tide.evaluation.methods import load_method
 from tide.evaluation.protocols import PROTOCOLS, load_protocol
 from tide.evaluation.runners import LocalRunner
-from tide.evaluation.sharing import SharedEngine
-from tide.presets import PRESETS
 
 ROWS = [Row(i, prompt) for i, prompt in enumerate(PROMPTS)]
 
 
 def records(
-    spec: str, engine: SharedEngine | None = None, trials: Any = range(3), **common: Any
+    spec: str, engine: CachingEngine | None = None, trials: Any = range(3), **common: Any
 ) -> dict[int | str, Record]:
-    runner = LocalRunner(engine or SharedEngine(scripted_engine()), ReadingScorer())
+    runner = LocalRunner(engine or CachingEngine(scripted_engine()), ReadingScorer())
     method = load_method(spec, runner, load_protocol("tide"), common)
     found = {}
     for row, record in method.records(ROWS, trials):
@@ -67,7 +67,7 @@ def test_trials_are_the_same_alone_and_together() -> None:
 
 
 def settings(spec: str, protocol: str, **common: Any) -> Settings:
-    runner = LocalRunner(SharedEngine(scripted_engine()), ReadingScorer())
+    runner = LocalRunner(CachingEngine(scripted_engine()), ReadingScorer())
     return load_method(spec, runner, PROTOCOLS[protocol], common).settings
 
 
@@ -106,7 +106,7 @@ def test_settings_of_one_method_win_over_the_common_ones_and_the_protocol() -> N
 def test_a_name_says_what_differs_from_the_protocol(
     spec: str, common: dict[str, Any], name: str
 ) -> None:
-    runner = LocalRunner(SharedEngine(scripted_engine()), ReadingScorer())
+    runner = LocalRunner(CachingEngine(scripted_engine()), ReadingScorer())
     assert load_method(spec, runner, PROTOCOLS["tide"], common).name == name
 
 
@@ -153,7 +153,7 @@ _SPECS = st.builds(
 
 @pytest.mark.attack
 def test_no_two_configurations_have_one_name() -> None:
-    runner = LocalRunner(SharedEngine(scripted_engine()), ReadingScorer())
+    runner = LocalRunner(CachingEngine(scripted_engine()), ReadingScorer())
     named: dict[str, dict[str, Any]] = {}
 
     @given(_SPECS)
@@ -191,7 +191,7 @@ def test_base_completions_are_written_once() -> None:
         return complete(embeddings, *rest)
 
     inner.complete = counting  # type: ignore[method-assign]
-    engine = SharedEngine(inner)
+    engine = CachingEngine(inner)
     alone = records("tide")
     records("base", engine=engine)
     assert sum(written) == 3 * len(PROMPTS)
@@ -207,7 +207,7 @@ def test_base_completions_are_written_once() -> None:
 
 def test_options_that_earlier_versions_lacked_are_recorded_where_they_are_set() -> None:
     """At their defaults names and configurations are what they were, so that old runs go on."""
-    runner = LocalRunner(SharedEngine(scripted_engine()), ReadingScorer())
+    runner = LocalRunner(CachingEngine(scripted_engine()), ReadingScorer())
     later = {"min_new_tokens", "stop", "repetition_penalty", "block_tokens", "draft_tokens"}
     protocol = load_protocol("tide")
     for spec in ("base", "tide", "resample:n=3"):
@@ -234,7 +234,7 @@ def test_the_published_protocol_gives_its_options_to_strategies_that_have_them()
     assert settings("tide:unresolved=last", "published").strategy.startswith("tide:unresolved=last")
     assert settings("random-walk", "published").strategy == "random-walk:unresolved=iterate"
     assert settings("fast", "published").strategy == PRESETS["fast"]["strategy"]
-    runner = LocalRunner(SharedEngine(scripted_engine()), ReadingScorer())
+    runner = LocalRunner(CachingEngine(scripted_engine()), ReadingScorer())
     made = {
         spec: load_method(spec, runner, PROTOCOLS["published"], {})
         for spec in ("base", "tide", "tide:unresolved=last", "fast")

@@ -7,11 +7,11 @@ import pytest
 from scipy.stats import bootstrap
 
 from tests.evaluation.runs import JUDGE, REFERENCE, changed, measured, record, run, search_run
-from tide.errors import InputError
+from tide.core.errors import InputError
+from tide.core.seeds import derive_seed
 from tide.evaluation import metrics
 from tide.evaluation.metrics import over_seeds, summarize
 from tide.evaluation.runs import Run
-from tide.seeds import derive_seed
 
 
 def test_toxicity_is_averaged_over_prompts_of_their_own_maximum_and_mean() -> None:

@@ -12,8 +12,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tests.models import save_causal_lm
 from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
 from tide import evaluation
-from tide.errors import InputError
-from tide.evaluation import evaluating, perplexity
+from tide.core.errors import InputError
+from tide.evaluation import comparison as evaluating
+from tide.evaluation import perplexity
 from tide.evaluation.perplexity import Fluency, Reference, reference_named
 
 PAIRS = [

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy.stats import wilcoxon
 
 from tests.evaluation.runs import JUDGE, changed, run
-from tide.errors import InputError
+from tide.core.errors import InputError
 from tide.evaluation.significance import compare, holm, signed_rank
 
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from tide import Detoxifier, Result
-from tide.chat import Chat
+from tide.core.chat import Chat
+from tide.core.results import Evaluation, Trial
 from tide.data.prompts import read_rows
-from tide.results import Evaluation, Trial
 
 HERE = Path(__file__).parent
 DATA = HERE.parents[2] / "shared" / "data"

@@ -10,7 +10,7 @@ import torch
 from safetensors import safe_open
 from transformers import AutoTokenizer
 
-from tide.config import Sampling
+from tide.core.settings import Sampling
 from tide.engines.base import Completion
 from tide.engines.local.engine import TransformersEngine
 from tide.pocket import CHAT

@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.generated import examples
-from tide.errors import ScorerError
+from tide.core.errors import ScorerError
 from tide.scorers import Scorer, load_scorer, score_texts
 from tide.scorers.wrappers.breaker import CircuitBreaker
 from tide.scorers.wrappers.cache import CachedScorer

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tide.errors import InputError, ScorerError, ScorerUnavailable
+from tide.core.errors import InputError, ScorerError, ScorerUnavailable
 from tide.scorers import REGISTRY, CallableScorer, Scorer, load_scorer, score_texts
 from tide.scorers.base import is_empty
 from tide.scorers.wrappers.ensembles import MaxScorer

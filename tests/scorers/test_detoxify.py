@@ -8,7 +8,7 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification
 
 from tests.models import save_tokenizer
-from tide.errors import InputError, ScorerError
+from tide.core.errors import InputError, ScorerError
 from tide.scorers import load_scorer
 
 package: Any = pytest.importorskip("detoxify.detoxify")

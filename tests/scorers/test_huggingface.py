@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from tests.models import CONTEXT, save_classifier
-from tide.errors import InputError, ScorerError
+from tide.core.errors import InputError, ScorerError
 from tide.scorers import load_scorer
 from tide.scorers.huggingface import HuggingFaceScorer
 

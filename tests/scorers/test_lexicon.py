@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tide.errors import InputError, MissingDependencyError
+from tide.core.errors import InputError, MissingDependencyError
 from tide.scorers import load_scorer
 
 

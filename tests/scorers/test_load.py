@@ -10,8 +10,8 @@ import pytest
 from numpy.typing import NDArray
 from pydantic import Field
 
-from tide.errors import InputError
-from tide.options import Options
+from tide.core.errors import InputError
+from tide.plugins.options import Options
 from tide.scorers import load_scorer
 
 

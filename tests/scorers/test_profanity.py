@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 
-from tide.errors import MissingDependencyError
+from tide.core.errors import MissingDependencyError
 from tide.scorers import load_scorer
 
 

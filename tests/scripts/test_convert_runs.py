@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tide.errors import InputError
+from tide.core.errors import InputError
 from tide.evaluation import read_run, report
 
 CONVERT = runpy.run_path(str(Path(__file__).parents[2] / "scripts/convert_runs.py"))["convert"]

@@ -6,7 +6,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tide.errors import InputError
+from tide.core.errors import InputError
 from tide.search.geometry import (
     cosine,
     measure,

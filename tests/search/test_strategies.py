@@ -12,17 +12,18 @@ from torch import Tensor
 
 from tests.search.test_tide import problem
 from tests.worlds import drive, toxicity
-from tide.config import Settings
-from tide.errors import InputError
+from tide.core.errors import InputError
+from tide.core.settings import Settings
 from tide.search import REGISTRY, LikelihoodRequest, Strategy, load_strategy
 from tide.search.base import Point, Steps
+from tide.search.settings import resolve_settings
 from tide.search.tide import centred_ranks
 
 ALL = REGISTRY.names()
 
 
 def make(spec: str, seed: int = 0, **changes: Any) -> Strategy:
-    settings = Settings.of({"strategy": spec, **changes})
+    settings = resolve_settings({"strategy": spec, **changes})
     strategy = load_strategy(settings.strategy).create(problem(seed=seed), settings)
     assert isinstance(strategy, Strategy)
     return strategy
@@ -90,7 +91,7 @@ def test_moves_the_movable_rows_alone(name: str) -> None:
     """And says how far it moved the whole content."""
     whole = problem()
     movable = torch.arange(len(whole.x0)) >= len(whole.x0) - 2
-    settings = Settings.of({"strategy": name, "toxicity_threshold": 1e-9, "max_iterations": 3})
+    settings = resolve_settings({"strategy": name, "toxicity_threshold": 1e-9, "max_iterations": 3})
     suffix = replace(whole, movable=movable, content=whole.movable)
     strategy = load_strategy(settings.strategy).create(suffix, settings)
     moved = 0

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.worlds import drive, toxicity
-from tide.config import Settings
-from tide.errors import InputError
+from tide.core.errors import InputError
+from tide.core.settings import Settings
 from tide.search import Problem, Strategy
 from tide.search.geometry import cosine
 from tide.search.tide import TideOptions, TideStrategy, estimate_gradient

@@ -14,12 +14,12 @@ import uvicorn
 from pydantic import SecretStr
 
 from tests.worlds import ReadingScorer, scripted_engine
-from tide.aio import AsyncDetoxifier
 from tide.cli.serve import _listening
+from tide.detoxifier.asynchronous import AsyncDetoxifier
 from tide.scorers import load_scorer
+from tide.server.app import create_app
 from tide.server.limits import Limits
 from tide.server.metrics import MeasuredScorer
-from tide.server.routes import create_app
 
 MODEL = "scripted"
 

@@ -16,7 +16,7 @@ from pydantic import SecretStr
 
 from tests.server.running import MODEL, Running, running, wait_until
 from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
-from tide.errors import InputError, ScorerError, ScorerRefused, ScorerUnavailable
+from tide.core.errors import InputError, ScorerError, ScorerRefused, ScorerUnavailable
 from tide.server.gate import check_exposure, read_keys
 from tide.server.limits import Limits
 
@@ -247,7 +247,7 @@ def test_an_engine_that_fails_is_no_text() -> None:
 
 
 def test_a_fault_of_ours_is_told_without_details(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tide.server.serving.summed", None)
+    monkeypatch.setattr("tide.server.generation.summed", None)
     with running() as server:
         for more in ({}, {"stream": True, "stream_options": {"include_usage": True}}):
             answer = server.ask(**more)

@@ -11,7 +11,7 @@ import pytest
 
 from tests.server.running import MODEL, Running, running
 from tests.worlds import PROMPTS, ReadingScorer, read, scripted_engine
-from tide.detoxifier import Detoxifier
+from tide.detoxifier.sync import Detoxifier
 
 SAID = [{"role": "user", "content": "a second one"}]
 

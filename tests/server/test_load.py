@@ -14,8 +14,8 @@ import httpx
 import pytest
 from hypothesis import settings
 
-from tests.answers.world import PROMPT, SETTINGS, Reader, Storyteller
 from tests.generated import LONG
+from tests.runtime.world import PROMPT, SETTINGS, Reader, Storyteller
 from tests.server.running import Running, running, wait_until
 from tide.server.limits import Limits
 

@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from tests.server.running import Running, running, wait_until
-from tide.errors import ScorerError, ScorerUnavailable
+from tide.core.errors import ScorerError, ScorerUnavailable
 from tide.scorers import load_scorer
 from tide.scorers.services.openai_moderation import OpenAIModerationScorer
 from tide.scorers.services.perspective import PerspectiveScorer

@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.answers.world import (
+from tests.runtime.world import (
     PROMPT,
     SETTINGS,
     Reader,
@@ -20,7 +20,7 @@ from tests.answers.world import (
     third_always,
 )
 from tests.server.running import MODEL, Running, running
-from tide.errors import ScorerUnavailable
+from tide.core.errors import ScorerUnavailable
 
 GOOD = [f"Good{i}" for i in range(6)]
 

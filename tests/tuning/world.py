@@ -10,11 +10,12 @@ from unittest.mock import patch
 
 import pytest
 
-from tests.evaluation.test_evaluating import Judge, WordCount
+from tests.evaluation.test_comparison import Judge, WordCount
 from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
 from tide.data.prompts import Row
 from tide.evaluation import Benchmark, Progress, report
-from tide.tuning import Tuned, tune, tuning
+from tide.tuning import Tuned, tune
+from tide.tuning import tuner as tuning
 
 TEXTS = [
     f"{prompt} and {more}" for more in ("this", "that there", "more of it") for prompt in PROMPTS

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from tide import Detoxifier, InputError
-from tide.chat import Chat
 from tide.cli import main
-from tide.cluster import map_prompts
-from tide.errors import EngineError
+from tide.core.chat import Chat
+from tide.core.errors import EngineError
+from tide.detoxifier.ray import map_prompts
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("default")]
 

@@ -11,12 +11,12 @@ from scipy.stats import ks_2samp
 
 from tests.vllm.servers import VllmProcess
 from tide import Detoxifier, load_scorer
-from tide.config import Sampling
+from tide.core.errors import EngineError, InputError
+from tide.core.settings import Sampling
 from tide.engines import Engine
 from tide.engines.local.engine import TransformersEngine
 from tide.engines.remote.engine import RemoteEngine
 from tide.engines.vllm import VllmEngine
-from tide.errors import EngineError, InputError
 
 GREEDY = Sampling(temperature=0.0)
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import lazy_loader
 
-from tide.errors import InputError
-from tide.registry import Registry
-from tide.specs import parse_spec
+from tide.core.errors import InputError
+from tide.plugins.registry import Registry
+from tide.plugins.specs import parse_spec
 
 if TYPE_CHECKING:
     from tide.baselines.base import Baseline, Generated, Options

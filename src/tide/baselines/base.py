@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
-import tide.options
-from tide.config import Sampling
+import tide.plugins.options
+from tide.core.settings import Sampling
 from tide.engines.base import Completion
 
 # Temperature, top-p and top-k first and then the shift, or the shift first.
@@ -51,7 +51,7 @@ class Baseline(Protocol):
     def close(self) -> None: ...
 
 
-class Options(tide.options.Options):
+class Options(tide.plugins.options.Options):
     """Options of one baseline. strength: the one that scales its effect.
 
     At strength 0 a baseline writes what the model itself does.

@@ -16,8 +16,8 @@ from tide.baselines.base import Options
 from tide.baselines.common.auxiliary import ready
 from tide.baselines.common.decoding import DecodingBaseline, Reader
 from tide.baselines.common.settings import Strength
+from tide.core.errors import InputError
 from tide.engines.local.decode import Writing
-from tide.errors import InputError
 
 
 class DaptOptions(Options):

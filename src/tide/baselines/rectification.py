@@ -31,8 +31,8 @@ from tide.baselines.common.layers import output_layer
 from tide.baselines.common.mixing import MixedWriting
 from tide.baselines.common.rollouts import beginnings, held_out, judged, roll_out
 from tide.baselines.common.settings import Strength
+from tide.core.errors import InputError, guarded
 from tide.engines.local.decode import Writing
-from tide.errors import InputError, guarded
 
 _FLOOR = 1e-7  # of a cap
 _RANK = 64  # of the head where all weights are trained

@@ -20,7 +20,7 @@ from tide.baselines.common.mixing import MixedWriting
 from tide.baselines.common.rollouts import write
 from tide.baselines.contrastive import ContrastiveOptions, contrast
 from tide.baselines.dapt import Dapt
-from tide.config import Sampling
+from tide.core.settings import Sampling
 from tide.engines.checkpoint import context_length
 from tide.engines.local.decode import Writing
 

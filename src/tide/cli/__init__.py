@@ -27,8 +27,8 @@ def main() -> None:
     except stopping.Stopped as stopped:
         _end(str(stopped), stopped.exit_code)
     except Exception as error:
-        from tide.errors import TideError, described  # noqa: PLC0415
-        from tide.foreign import shown  # noqa: PLC0415
+        from tide.core.errors import TideError, described  # noqa: PLC0415
+        from tide.core.sanitize import shown  # noqa: PLC0415
 
         if isinstance(error, TideError):
             _end(f"error: {error}", 1)

@@ -12,12 +12,12 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
+from tide.core.errors import InputError
+from tide.core.results import mask
+from tide.core.sanitize import visible
 from tide.data.files import refuse_inputs
 from tide.data.records import Record
-from tide.errors import InputError
 from tide.evaluation.progress import CleanConsole, bar_on
-from tide.foreign import visible
-from tide.results import mask
 
 if TYPE_CHECKING:
     from tide.scorers import Scorer

@@ -14,9 +14,9 @@ from rich.text import Text
 
 from tide.cli import options
 from tide.cli.display import OUTPUT
-from tide.config import Sampling
+from tide.core.errors import TideError, guarded
+from tide.core.settings import Sampling
 from tide.engines import load_engine
-from tide.errors import TideError, guarded
 
 _PACKAGES = ("tide-detox", "torch", "transformers", "numpy", "scikit-learn", "pydantic")
 _OPTIONAL = ("alt-profanity-check", "better-profanity", "detoxify", "openai", "peft", "vllm")

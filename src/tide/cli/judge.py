@@ -10,7 +10,7 @@ import typer
 from tide.cli import options, stopping
 from tide.cli.display import ERRORS
 from tide.cli.report import print_tables
-from tide.errors import InputError, TideError
+from tide.core.errors import InputError, TideError
 
 if TYPE_CHECKING:
     from tide.evaluation import Run

@@ -10,10 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from tide.cli.display import OUTPUT
-from tide.errors import first_line
-from tide.options import write
-from tide.presets import PRESETS, PUBLISHED
-from tide.registry import Registry
+from tide.core.errors import first_line
+from tide.detoxifier.presets import PRESETS, PUBLISHED
+from tide.plugins.options import write
+from tide.plugins.registry import Registry
 
 _WIDTH = 80
 # A name, what it is, and its options with their defaults and what each does.

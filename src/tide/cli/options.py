@@ -14,14 +14,14 @@ import typer
 from pydantic import BaseModel
 
 from tide.baselines import REGISTRY as BASELINES
-from tide.config import Sampling, Settings
+from tide.core.errors import InputError
+from tide.core.settings import Sampling, Settings
+from tide.detoxifier.presets import PRESETS
 from tide.engines import REGISTRY as ENGINES
-from tide.errors import InputError
-from tide.presets import PRESETS
+from tide.plugins.specs import parse, split_specs
 from tide.scorers import AROUND
 from tide.scorers import REGISTRY as SCORERS
 from tide.search import REGISTRY as STRATEGIES
-from tide.specs import parse, split_specs
 
 _SCORERS = ", ".join(name for name in SCORERS.names() if name not in AROUND)
 _PRESETS, _STRATEGIES, _BASELINES, _ENGINES = (

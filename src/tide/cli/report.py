@@ -10,7 +10,7 @@ import typer
 
 from tide.cli import options
 from tide.cli.display import ERRORS, OUTPUT
-from tide.errors import InputError
+from tide.core.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -73,12 +73,9 @@ def report(
     their seed alone are one row: their mean, with its standard deviation. With --paper, --judges
     score the paper's recorded completions again.
     """
+    from tide.evaluation.paper import judged_tables, paper_tables  # noqa: PLC0415
     from tide.evaluation.perplexity import Reference  # noqa: PLC0415  (slow import)
     from tide.evaluation.reporting import reports  # noqa: PLC0415
-    from tide.evaluation.reporting.published import (  # noqa: PLC0415
-        judged_tables,
-        paper_tables,
-    )
     from tide.evaluation.runs import find_runs  # noqa: PLC0415
     from tide.scorers import load_scorer  # noqa: PLC0415
 

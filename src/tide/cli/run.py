@@ -13,17 +13,17 @@ import typer
 
 from tide.cli import options, stopping
 from tide.cli.display import ERRORS, OUTPUT, completions_table, summary_table
+from tide.core.errors import InputError, TideError
 from tide.data.files import writing
 from tide.data.prompts import Row, read_rows
 from tide.data.records import Record, RecordFile
-from tide.errors import InputError, TideError
 from tide.evaluation.progress import Bars
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from tide.detoxifier import Detoxifier
-    from tide.evaluation.judging import NamedScorer
+    from tide.detoxifier.sync import Detoxifier
+    from tide.evaluation.judges import NamedScorer
     from tide.evaluation.methods import Method
 
 
@@ -67,9 +67,9 @@ def run(
     engine_options = options.engine_options(
         device=device, dtype=dtype, max_batch=max_batch, base_urls=base_url, further=engine_option
     )
-    from tide.detoxifier import Detoxifier  # noqa: PLC0415  (slow import)
-    from tide.evaluation.evaluating import Job, describe, run_method  # noqa: PLC0415
-    from tide.evaluation.judging import NamedScorer  # noqa: PLC0415
+    from tide.detoxifier.sync import Detoxifier  # noqa: PLC0415  (slow import)
+    from tide.evaluation.comparison import Job, describe, run_method  # noqa: PLC0415
+    from tide.evaluation.judges import NamedScorer  # noqa: PLC0415
     from tide.evaluation.methods import method_of  # noqa: PLC0415
     from tide.evaluation.runs import files_of  # noqa: PLC0415
 
@@ -134,7 +134,7 @@ class _Job:
 
     def records(self) -> Iterator[Record]:
         """In the order of the rows. One that fails is told at once and does not stop the others."""
-        from tide.evaluation.judging import judged  # noqa: PLC0415  (slow import)
+        from tide.evaluation.judges import judged  # noqa: PLC0415  (slow import)
 
         bars, trials = Bars(ERRORS), range(self.method.settings.num_trials)
         bars.begin("detoxifying", len(self.rows))

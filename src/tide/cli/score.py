@@ -13,9 +13,9 @@ from rich.text import Text
 
 from tide.cli import options
 from tide.cli.display import ERRORS, OUTPUT, masked_if, refuse_existing, scored
+from tide.core.errors import InputError
 from tide.data.files import replaced, writing
 from tide.data.prompts import Row, read_rows
-from tide.errors import InputError
 
 
 def score(

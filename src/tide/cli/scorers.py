@@ -18,8 +18,8 @@ from rich.text import Text
 
 from tide.cli import options
 from tide.cli.display import ERRORS, OUTPUT, refuse_existing, scored
+from tide.core.errors import InputError
 from tide.data.files import reported, write_text
-from tide.errors import InputError
 from tide.scorers import load_scorer
 
 if TYPE_CHECKING:

@@ -17,10 +17,10 @@ import typer
 from pydantic import ValidationError
 
 from tide.cli import options, stopping
-from tide.config import one_line
-from tide.errors import InputError, first_line
-from tide.foreign import logger
-from tide.registry import require
+from tide.core.errors import InputError, first_line
+from tide.core.optional import require
+from tide.core.sanitize import logger
+from tide.core.validation import one_line
 from tide.server.limits import Limits
 
 PREFIX = "TIDE_SERVE"
@@ -94,11 +94,11 @@ def serve(
     uvicorn = require("uvicorn", "server")
     require("fastapi", "server")
     require("prometheus_client", "server")
-    from tide.aio import AsyncDetoxifier  # noqa: PLC0415  (slow imports)
+    from tide.detoxifier.asynchronous import AsyncDetoxifier  # noqa: PLC0415  (slow imports)
     from tide.scorers import load_scorer  # noqa: PLC0415
+    from tide.server.app import create_app  # noqa: PLC0415
     from tide.server.gate import check_exposure, read_keys  # noqa: PLC0415
     from tide.server.metrics import MeasuredScorer  # noqa: PLC0415
-    from tide.server.routes import create_app  # noqa: PLC0415
 
     keys = read_keys()
     check_exposure(host, keys)

@@ -13,7 +13,7 @@ from tide.cli.display import ERRORS
 from tide.cli.evaluate import BY_PROTOCOL, Benchmark, Protocol
 from tide.cli.judge import refuse_failures
 from tide.cli.report import print_tables
-from tide.errors import InputError
+from tide.core.errors import InputError
 from tide.tuning.published import SWEEPS
 
 _SWEEPS = ", ".join(SWEEPS)

@@ -13,7 +13,7 @@ from itertools import count
 from pathlib import Path
 from typing import IO, cast
 
-from tide.errors import InputError
+from tide.core.errors import InputError
 
 # Bytes. A record of a thousand long trials has a few million; what is longer is no line of ours,
 # and a gzipped file that unpacks to more is made to fill the memory.

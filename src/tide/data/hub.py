@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tide.core.errors import InputError, TideError, first_line
+from tide.core.optional import require
 from tide.data.files import replaced
-from tide.errors import InputError, TideError, first_line
-from tide.registry import require
 
 Rows = Iterable[dict[str, Any]]
 

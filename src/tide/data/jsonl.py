@@ -8,8 +8,8 @@ from typing import Any
 
 from pydantic_core import from_json
 
+from tide.core.errors import InputError
 from tide.data.files import read_lines, read_whole
-from tide.errors import InputError
 
 
 def kind_of(path: Path) -> str:

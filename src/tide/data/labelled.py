@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tide.core.errors import InputError
 from tide.data.jsonl import read_objects
-from tide.errors import InputError
 
 PAIRS = "pairs"  # the group of the texts of pairs
 

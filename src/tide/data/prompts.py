@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tide.chat import Chat
+from tide.core.chat import Chat
+from tide.core.errors import InputError
+from tide.core.sanitize import half_character
 from tide.data.files import as_text, read_lines
 from tide.data.jsonl import kind_of, read_objects
-from tide.errors import InputError
-from tide.foreign import half_character
 
 
 @dataclass(frozen=True)

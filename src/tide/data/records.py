@@ -27,12 +27,12 @@ from pydantic import (
     model_validator,
 )
 
-from tide.chat import Chat, Message
-from tide.config import problem
+from tide.core.chat import Chat, Message
+from tide.core.errors import InputError
+from tide.core.results import Block, Result, Score, Trial
+from tide.core.validation import problem
 from tide.data.files import numbered, replaced, reported, without_mark, writing
 from tide.data.jsonl import leaves, parse_object, read_objects
-from tide.errors import InputError
-from tide.results import Block, Result, Score, Trial
 
 RecordId = int | str
 # The name of a list inside a record: ("completions",), ("judge_scores", NAME).

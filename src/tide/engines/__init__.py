@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import lazy_loader
 
-from tide.errors import InputError
-from tide.registry import Registry
+from tide.core.errors import InputError
+from tide.plugins.registry import Registry
 
 if TYPE_CHECKING:
     from tide.engines.base import Completion, EmbeddedPrompt, Engine

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, Protocol, r
 
 from pydantic import Field
 
-from tide.chat import Chat, Rendered
-from tide.config import Sampling
-from tide.errors import EngineError, InputError, guarded
-from tide.foreign import half_character
+from tide.core.chat import Chat, Rendered
+from tide.core.errors import EngineError, InputError, guarded
+from tide.core.sanitize import half_character
+from tide.core.settings import Sampling
 
 if TYPE_CHECKING:  # the command line imports this module, and torch takes seconds
     import numpy as np

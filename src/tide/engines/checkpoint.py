@@ -12,7 +12,7 @@ import torch
 from safetensors import safe_open
 
 from tide import pocket
-from tide.errors import EngineError, guarded
+from tide.core.errors import EngineError, guarded
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"

@@ -11,11 +11,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from tide.chat import Chat, Rendered, render
-from tide.config import Sampling
+from tide.core.chat import Chat, Rendered, render
+from tide.core.errors import EngineError, InputError
+from tide.core.pretrained import check_tokenizer
+from tide.core.settings import Sampling
 from tide.engines.base import Closable, Completion, EmbeddedPrompt, FinishReason
-from tide.errors import EngineError, InputError
-from tide.pretrained import check_tokenizer
 
 # Each completion is decoded behind this text, so that a tokenizer that marks word starts does not
 # swallow the completion's first space.

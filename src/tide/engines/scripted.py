@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tide.chat import Chat, Rendered, render
+from tide.core.chat import Chat, Rendered, render
+from tide.core.seeds import derive_seed
 from tide.engines.base import Closable, Completion, EmbeddedPrompt, Samplings, check_rows
-from tide.seeds import derive_seed
 
 
 class ScriptedEngine(Closable):

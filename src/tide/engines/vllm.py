@@ -15,14 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tide.core.errors import EngineError, InputError, first_line
+from tide.core.optional import require
+from tide.core.pretrained import read_config
 from tide.engines.base import Completion, MaxBatch, Samplings, check_rows, check_tokens
 from tide.engines.checkpoint import read_vocabulary, source_of
 from tide.engines.embedding_table import Vocabulary, reason_of
 from tide.engines.equivalence import PROBES, FirstToken, difference, scaled_probes
-from tide.errors import EngineError, InputError, first_line
-from tide.options import checked
-from tide.pretrained import read_config
-from tide.registry import require
+from tide.plugins.options import checked
 
 _MAX_BATCH = 256
 # Texts that mean a boolean, and those that only seem to.

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tide.config import Sampling
+from tide.core.seeds import derive_seed
+from tide.core.settings import Sampling
 from tide.engines.base import Writer, WritesOn, Written
-from tide.seeds import derive_seed
 
 
 def open_writer(

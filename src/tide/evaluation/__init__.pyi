@@ -1,7 +1,7 @@
 from .benchmarks import Benchmark as Benchmark
 from .benchmarks import load_benchmark as load_benchmark
-from .evaluating import evaluate as evaluate
-from .evaluating import judge as judge
+from .comparison import evaluate as evaluate
+from .comparison import judge as judge
 from .progress import Bars as Bars
 from .progress import Progress as Progress
 from .reporting.reports import Report as Report

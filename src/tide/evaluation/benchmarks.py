@@ -16,11 +16,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from tide.core.errors import InputError, MissingDependencyError
+from tide.core.sanitize import logger
 from tide.data.hub import SOURCES, Source, read
 from tide.data.prompts import Row, read_rows
-from tide.errors import InputError, MissingDependencyError
 from tide.evaluation.dialogues import further, provoking
-from tide.foreign import logger
 
 _LOG = logger(__name__)
 

@@ -12,26 +12,27 @@ from typing import Any, Protocol
 
 from tide.baselines import REGISTRY as BASELINES
 from tide.baselines import Baseline, load_baseline
-from tide.chat import Message
-from tide.config import Sampling, Settings
+from tide.core.chat import Message
+from tide.core.errors import InputError, TideError
+from tide.core.results import Result, Trial
+from tide.core.seeds import derive_seed
+from tide.core.settings import Sampling, Settings
 from tide.data.prompts import Row
 from tide.data.records import Record, to_record
-from tide.detoxifier import Detoxifier
+from tide.detoxifier.presets import PRESETS, is_file, preset_values
+from tide.detoxifier.sync import Detoxifier
 from tide.engines import Engine
 from tide.engines.base import text_of
-from tide.errors import InputError, TideError
+from tide.evaluation.caching_engine import CachingEngine
 from tide.evaluation.protocols import EvaluationProtocol
 from tide.evaluation.runners import ClusterRunner, LocalRunner
-from tide.evaluation.sharing import SharedEngine
-from tide.options import Options, write
-from tide.presets import PRESETS, is_file, preset_values
-from tide.results import Result, Trial
+from tide.plugins.options import Options, write
+from tide.plugins.specs import format_spec, parse_spec
 from tide.scorers import Scorer
 from tide.scorers.base import score_groups
 from tide.search import REGISTRY as STRATEGIES
 from tide.search import load_strategy
-from tide.seeds import derive_seed
-from tide.specs import format_spec, parse_spec
+from tide.search.settings import resolve_settings
 
 # The model as it is: one draw and no search.
 _BASE = {"strategy": "resample:n=1", "block_tokens": 0}
@@ -108,7 +109,7 @@ class SearchMethod:
 
     def _clock(self) -> float:
         """Seconds; what a shared base completion took counts for every method that used it."""
-        saved = self._engine.seconds_saved if isinstance(self._engine, SharedEngine) else 0.0
+        saved = self._engine.seconds_saved if isinstance(self._engine, CachingEngine) else 0.0
         return time.perf_counter() + saved
 
     def _record(self, row: Row, result: Result, seconds: float) -> Record:
@@ -230,7 +231,7 @@ def load_method(
     common = {key: value for key, value in common.items() if is_search or key in _OF_ALL}
     rules = [protocol.sampling, {"num_trials": protocol.num_trials, "empty_policy": "zero"}]
     if not is_search and name != "base":
-        standard, settings = Settings.of(*rules), Settings.of(*rules, common)
+        standard, settings = resolve_settings(*rules), resolve_settings(*rules, common)
         return _baseline(spec, name, runner, standard, settings, artefacts)
     if name == "base":
         begun: Mapping[str, Any] = _BASE
@@ -244,10 +245,10 @@ def load_method(
         rules.append({"decode": True, **protocol.search})
     try:
         chosen = _with_options(begun, protocol.options, options)
-        settings = Settings.of(begun, *rules, common, chosen)
+        settings = resolve_settings(begun, *rules, common, chosen)
     except InputError as error:
         raise InputError(f"methods: {spec}: {error}") from None
-    standard = Settings.of(usual, *rules, _with_options(usual, protocol.options))
+    standard = resolve_settings(usual, *rules, _with_options(usual, protocol.options))
     full_name = run_name(_shown(name), settings, standard)
     carry_over = is_search and protocol.carry_over
     return SearchMethod(full_name, runner, settings, base=name == "base", carry_over=carry_over)
@@ -282,7 +283,7 @@ def method_of(detoxifier: Detoxifier, preset: str | Path) -> SearchMethod:
     standard = _for_strategy(name, values)
     if standard is values and preset != "auto":
         name = _shown(str(preset))
-    return SearchMethod(run_name(name, settings, Settings.of(standard)), runner, settings)
+    return SearchMethod(run_name(name, settings, resolve_settings(standard)), runner, settings)
 
 
 def run_name(name: str, settings: Settings, standard: Settings) -> str:
@@ -353,7 +354,7 @@ def _baseline(
         known = ", ".join(sorted({"base", *PRESETS, *STRATEGIES.names(), *BASELINES.names()}))
         raise InputError(f"methods: unknown {name!r}; known: {known}")
     engine = runner.engine if isinstance(runner, LocalRunner) else None
-    if isinstance(engine, SharedEngine):
+    if isinstance(engine, CachingEngine):
         engine = engine.engine
     if not (isinstance(runner, LocalRunner) and isinstance(engine, TransformersEngine)):
         raise InputError(

@@ -16,11 +16,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from tide.core.errors import InputError
+from tide.core.seeds import derive_seed
 from tide.data.records import Record
-from tide.errors import InputError
 from tide.evaluation.runs import Run
 from tide.scorers.base import is_empty
-from tide.seeds import derive_seed
 
 Valid = Literal["exact-20"]
 Ratios = dict[str, tuple[float, float]]

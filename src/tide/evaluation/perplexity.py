@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from tide.core.errors import InputError
+from tide.detoxifier.presets import preset_for
 from tide.engines import load_engine
-from tide.errors import InputError
 from tide.pocket import FOLDERS
-from tide.presets import preset_for
 
 # The references of the paper, by the name of the model that is evaluated.
 _REFERENCES = {

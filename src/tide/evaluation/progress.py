@@ -15,9 +15,9 @@ from rich.progress import (
 from rich.progress import Progress as RichProgress
 from rich.segment import Segment
 
+from tide.core.errors import TideError
+from tide.core.sanitize import visible
 from tide.data.records import RecordId
-from tide.errors import TideError
-from tide.foreign import visible
 
 
 class CleanConsole(Console):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from tide.errors import InputError
+from tide.core.errors import InputError
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tide.chat import Chat
-from tide.cluster import map_prompts
-from tide.config import Settings
-from tide.detoxifier import Detoxifier
+from tide.core.chat import Chat
+from tide.core.errors import TideError
+from tide.core.results import Result
+from tide.core.settings import Settings
+from tide.detoxifier.ray import map_prompts
+from tide.detoxifier.sync import Detoxifier
 from tide.engines import Engine
-from tide.errors import TideError
-from tide.results import Result
 from tide.scorers import Scorer
 
 # The number of each prompt and its result, as they finish.
@@ -48,7 +48,7 @@ class LocalRunner:
 class ClusterRunner:
     """A Ray cluster: `actors` processes, each with an engine and a scorer of its own.
 
-    scorer: by spec, since each loads its own. address, cpus, gpus: see `tide.cluster.map_prompts`.
+    scorer: by spec, since each loads its own. address, cpus, gpus: see `map_prompts`.
     """
 
     model: str

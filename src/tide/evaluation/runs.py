@@ -19,13 +19,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from tide.chat import Chat
-from tide.config import EmptyPolicy, problem
+from tide.core.chat import Chat
+from tide.core.errors import InputError, TideError
+from tide.core.results import Score
+from tide.core.settings import EmptyPolicy
+from tide.core.validation import problem
 from tide.data.files import refuse_inputs, replaced, reported, write_text, writing
 from tide.data.jsonl import leaves, read_object
 from tide.data.records import Likelihoods, Record, RecordFile, RecordId, read_records
-from tide.errors import InputError, TideError
-from tide.results import Score
 
 FORMAT = 2
 CONFIG = "config.json"

@@ -9,8 +9,8 @@ from statistics import fmean
 
 import numpy as np
 
+from tide.core.errors import InputError
 from tide.data.records import RecordId
-from tide.errors import InputError
 from tide.evaluation.metrics import Valid, check_records, kept_trials, scores_of
 from tide.evaluation.runs import Run
 

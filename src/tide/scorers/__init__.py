@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import lazy_loader
 
-from tide.errors import InputError
-from tide.registry import Registry
-from tide.specs import Spec, parse, parse_spec
+from tide.core.errors import InputError
+from tide.plugins.registry import Registry
+from tide.plugins.specs import Spec, parse, parse_spec
 
 if TYPE_CHECKING:
     from tide.scorers.base import CallableScorer, Scorer, Scores, score_texts

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tide.registry import require
+from tide.core.optional import require
 from tide.scorers.base import Floats
 
 BINS = 10

@@ -11,8 +11,8 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from tide.config import EmptyPolicy
-from tide.errors import ScorerBroken, ScorerError, ScorerUnavailable, TideError, described
+from tide.core.errors import ScorerBroken, ScorerError, ScorerUnavailable, TideError, described
+from tide.core.settings import EmptyPolicy
 
 # One number a text, shape (n,).
 Floats = NDArray[np.float64]

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from tide.errors import InputError, ScorerError, guarded
-from tide.options import checked
-from tide.pretrained import find_device
-from tide.registry import require
+from tide.core.errors import InputError, ScorerError, guarded
+from tide.core.optional import require
+from tide.core.pretrained import find_device
+from tide.plugins.options import checked
 from tide.scorers.base import Floats, PlainScorer, in_batches
 
 

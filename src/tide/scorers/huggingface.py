@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from tide.errors import InputError, ScorerError, guarded
-from tide.foreign import logger
-from tide.options import checked
-from tide.pretrained import check_tokenizer, find_device, load_pretrained
+from tide.core.errors import InputError, ScorerError, guarded
+from tide.core.pretrained import check_tokenizer, find_device, load_pretrained
+from tide.core.sanitize import logger
+from tide.plugins.options import checked
 from tide.scorers.base import Floats, PlainScorer, in_batches
 
 _LOG = logger(__name__)

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tide.errors import InputError
-from tide.registry import require
+from tide.core.errors import InputError
+from tide.core.optional import require
 from tide.scorers.base import Floats, PlainScorer
 
 

@@ -21,7 +21,7 @@ import numpy as np
 from safetensors import safe_open
 from sklearn.feature_extraction.text import HashingVectorizer
 
-from tide.errors import InputError, ScorerError, guarded
+from tide.core.errors import InputError, ScorerError, guarded
 from tide.pocket import SCORER
 from tide.scorers.base import Floats, PlainScorer
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tide.registry import require
+from tide.core.optional import require
 from tide.scorers.base import Floats, PlainScorer
 
 

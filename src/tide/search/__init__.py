@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import lazy_loader
 
-from tide.errors import InputError
-from tide.options import Options
-from tide.registry import Registry
-from tide.specs import parse_spec
+from tide.core.errors import InputError
+from tide.plugins.options import Options
+from tide.plugins.registry import Registry
+from tide.plugins.specs import parse_spec
 
 if TYPE_CHECKING:
-    from tide.config import Settings
+    from tide.core.settings import Settings
     from tide.search.base import Candidate as Candidate
     from tide.search.base import LikelihoodRequest as LikelihoodRequest
     from tide.search.base import Point as Point
@@ -42,6 +42,10 @@ class LoadedStrategy:
     name: str
     strategy: Any
     options: Options
+
+    def check(self, settings: Settings) -> None:
+        """Raise InputError if the strategy cannot run with its options under `settings`."""
+        self.strategy.check(self.options, settings)
 
     def create(self, problem: Problem, settings: Settings) -> SearchStrategy:
         """A search of `problem`. Raises InputError for a prompt that it cannot start from."""

@@ -20,17 +20,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import ClassVar, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from tide.config import Settings
-from tide.errors import InputError
-from tide.options import Options
+from tide.core.errors import InputError
+from tide.core.seeds import derive_seed
+from tide.core.settings import Settings
+from tide.plugins.options import Options
 from tide.search import geometry
-from tide.seeds import derive_seed
 
 Role = Literal["initial", "iterate", "perturbation"]
 
@@ -136,7 +136,7 @@ class Strategy(ABC):
         self.problem = problem
         self.settings = settings
         self.options = self.options_class() if options is None else options
-        self.options.check(settings)
+        self.check(self.options, settings)
         self.done = False
         self.x0 = problem.x0[problem.movable]
         still = problem.movable if problem.content is None else problem.content
@@ -158,6 +158,10 @@ class Strategy(ABC):
         self._accepted: int | None = None
         self._search = self._begin()
         self._pending: Request | None = next(self._search)
+
+    @classmethod  # noqa: B027
+    def check(cls, options: Any, settings: Settings) -> None:
+        """Raise InputError if the strategy cannot run with these options under `settings`."""
 
     @abstractmethod
     def steps(self, start: Point) -> Steps:

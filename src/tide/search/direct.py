@@ -8,7 +8,7 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
-from tide.options import Options
+from tide.plugins.options import Options
 from tide.search import geometry
 from tide.search.base import Point, Steps, Strategy
 

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from tide.errors import InputError
+from tide.core.errors import InputError
 
 # The published code divides by the row norm plus this.
 _EPSILON = 1e-8

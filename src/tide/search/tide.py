@@ -16,9 +16,9 @@ from pydantic import Field
 from scipy.stats import rankdata
 from torch import Tensor
 
-from tide.config import Settings
-from tide.errors import InputError
-from tide.options import Options
+from tide.core.errors import InputError
+from tide.core.settings import Settings
+from tide.plugins.options import Options
 from tide.search import geometry
 from tide.search.base import Part, Point, Steps, Strategy
 
@@ -81,12 +81,6 @@ class TideOptions(StepOptions):
         default="difference", description="Weigh perturbations by score differences, or by ranks."
     )
 
-    def check(self, settings: Settings) -> None:
-        if self.estimator == "rank" and settings.num_samples == 1:
-            raise InputError(
-                "estimator=rank: num_samples=1 has no ranks to compare; give 2 or more"
-            )
-
 
 class _Walk(Strategy):
     """Steps from point to point until one passes. A subclass says in which direction."""
@@ -132,6 +126,13 @@ class TideStrategy(_Walk):
 
     options_class = TideOptions
     options: TideOptions
+
+    @classmethod
+    def check(cls, options: TideOptions, settings: Settings) -> None:
+        if options.estimator == "rank" and settings.num_samples == 1:
+            raise InputError(
+                "estimator=rank: num_samples=1 has no ranks to compare; give 2 or more"
+            )
 
     def descent_direction(self, x: Tensor, score: float) -> Part[Tensor | None]:
         """Evaluate the perturbations of `x` and estimate the gradient; None if it is zero.

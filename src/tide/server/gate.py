@@ -21,10 +21,10 @@ from urllib.parse import parse_qs
 
 from starlette.datastructures import Headers
 
-from tide.errors import InputError
-from tide.foreign import logger
-from tide.keys import read_key
-from tide.server.protocol import Refused
+from tide.core.credentials import read_key
+from tide.core.errors import InputError
+from tide.core.sanitize import logger
+from tide.server.schemas import Refused
 
 if TYPE_CHECKING:
     from pydantic import SecretStr

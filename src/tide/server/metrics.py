@@ -11,8 +11,8 @@ from functools import partial
 import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from tide.errors import ScorerError
-from tide.results import Result
+from tide.core.errors import ScorerError
+from tide.core.results import Result
 from tide.scorers.base import HEALTH_TEXT, Floats, Scorer, ask
 from tide.scorers.wrappers.base import Guard
 

@@ -14,11 +14,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from tide.errors import ScorerError
+from tide.core.errors import ScorerError
 from tide.scorers.base import is_empty, score_groups
 from tide.server.limits import Limits
 from tide.server.metrics import MeasuredScorer
-from tide.server.protocol import Part, Refused, Text
+from tide.server.schemas import Part, Refused, Text
 
 # OpenAI's other categories are about other harms, and stay null.
 _CATEGORY = "harassment"

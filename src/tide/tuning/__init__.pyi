@@ -1,3 +1,3 @@
-from .sweeping import sweep as sweep
-from .tuning import Tuned as Tuned
-from .tuning import tune as tune
+from .sweeps import sweep as sweep
+from .tuner import Tuned as Tuned
+from .tuner import tune as tune

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from tide.errors import InputError
+from tide.core.errors import InputError
 from tide.evaluation import Benchmark
 from tide.evaluation.metrics import summarize
+from tide.tuning.bench import Bench, Tried, with_values
 from tide.tuning.published import GRID, GRID_SCALE
-from tide.tuning.trying import Bench, Tried, with_values
 
 # Fewer prompts decide nothing; the paper had about 100.
 _FEW = 20

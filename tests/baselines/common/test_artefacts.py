@@ -14,9 +14,9 @@ from tests.models import save_causal_lm
 from tide.baselines import load_baseline
 from tide.baselines.common.artefacts import fingerprint, load_artefact, save_artefact, vocabulary
 from tide.baselines.common.auxiliary import fit_width
-from tide.config import Sampling
+from tide.core.errors import EngineError, InputError
+from tide.core.settings import Sampling
 from tide.engines.local.engine import TransformersEngine
-from tide.errors import EngineError, InputError
 
 LEARNED = ("destein", "dexperts", "gedi", "rad", "sasa")
 

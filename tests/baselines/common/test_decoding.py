@@ -14,9 +14,9 @@ import torch
 from tests.baselines.conftest import World
 from tests.baselines.stand_ins import OFF, ORDERS, STRENGTHS
 from tide.baselines import REGISTRY, Baseline, load_baseline
-from tide.config import Sampling
+from tide.core.errors import InputError
+from tide.core.settings import Sampling
 from tide.engines.local.decode import Stream
-from tide.errors import InputError
 
 PROMPTS = ["The weather", "Rain fell on the quiet town", "kind", "is fine is fine"]
 SEEDS = [3, 1, 4, 1]

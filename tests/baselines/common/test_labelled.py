@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tide.baselines.common.labelled import Labelled, by_any, read_labelled
+from tide.core.errors import InputError
 from tide.data.labelled import LabelledText, Pair
-from tide.errors import InputError
 
 
 def write(path: Path, rows: list[Any]) -> Path:

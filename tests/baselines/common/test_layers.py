@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.models import CONFIGS, save_mamba
 from tide.baselines.common.layers import find_heads, output_layer
-from tide.errors import EngineError
+from tide.core.errors import EngineError
 
 PROJECTIONS = {
     "gpt2": "transformer.h.{}.attn.c_proj",

@@ -9,11 +9,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.models import CONFIGS
-from tide.config import Sampling
+from tide.core.errors import EngineError, InputError
+from tide.core.settings import Sampling
 from tide.engines.local.cuda_graphs import StepGraphs
 from tide.engines.local.decode import Forward, Stream
 from tide.engines.local.engine import TransformersEngine
-from tide.errors import EngineError, InputError
 
 STEPS = 6
 PLAIN = sorted(set(CONFIGS) - {"gemma2"})  # Gemma 2 has sliding windows

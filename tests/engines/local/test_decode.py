@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.models import CONFIGS, save_causal_lm
-from tide.config import Sampling
+from tide.core.errors import EngineError
+from tide.core.settings import Sampling
 from tide.engines.base import FinishReason
 from tide.engines.local.decode import Forward, Stream, Writing, decode
 from tide.engines.local.engine import TransformersEngine
-from tide.errors import EngineError
 
 LENGTHS = [20, 3, 11, 3]
 STEPS = 6

@@ -10,13 +10,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2LMHeadModel
 
 from tests.engines.test_base import calls_of_a_closed_engine
 from tests.models import CONFIGS, CONTEXT, save_causal_lm, save_mamba
-from tide.config import Sampling
+from tide.core.errors import EngineError, InputError
+from tide.core.settings import Sampling
 from tide.engines import Engine
 from tide.engines.local import decode as decoding
 from tide.engines.local import engine as local_engine
 from tide.engines.local.decode import Forward, Stream, Writing
 from tide.engines.local.engine import TransformersEngine
-from tide.errors import EngineError, InputError
 
 PROMPTS = [
     "The weather",

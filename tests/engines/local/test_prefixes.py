@@ -18,13 +18,14 @@ from transformers import Gemma2Config
 from tests.generated import examples
 from tests.models import _COMMON, _WIDTH, CONFIGS, CONTEXT, save_causal_lm
 from tide import Detoxifier
-from tide.config import Sampling, Settings
+from tide.core.settings import Sampling
 from tide.engines.base import KeepsPrefixes
 from tide.engines.local import prefixes
 from tide.engines.local.decode import Forward
 from tide.engines.local.engine import TransformersEngine
-from tide.job import Job
+from tide.runtime.job import Job
 from tide.search import load_strategy
+from tide.search.settings import resolve_settings
 
 LEAST = 6
 LONG = "The weather today is fine and the people of this quiet town are kind. " * 6
@@ -227,7 +228,7 @@ def test_searches_share_and_find_the_same() -> None:
 
 def test_a_search_that_is_given_up_keeps_nothing() -> None:
     engine = TransformersEngine("pocket")
-    settings = Settings.of({"perturb": "last:8"})
+    settings = resolve_settings({"perturb": "last:8"})
     for end in (Job.cancel, lambda job: job.fail(ValueError())):
         job = Job(0, LONG, settings, load_strategy("tide"))
         searches = job.work(engine.embed([LONG])[0], engine)

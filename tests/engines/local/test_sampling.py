@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from tide.config import Sampling
+from tide.core.settings import Sampling
 from tide.engines.base import per_row
 from tide.engines.local import sampling
 from tide.engines.local.sampling import (

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.generated import examples
 from tests.models import save_causal_lm
-from tide.config import Sampling
+from tide.core.settings import Sampling
 from tide.engines.base import Completion
 from tide.engines.local import decode as decoding
 from tide.engines.local.engine import TransformersEngine

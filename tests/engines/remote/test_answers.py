@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, given, settings
 
 from tests.generated import examples
 from tests.hostile import KEY, answers, network, said
-from tide.config import Sampling
+from tide.core.errors import EngineError
+from tide.core.settings import Sampling
 from tide.engines.remote.engine import RemoteEngine
-from tide.errors import EngineError
 
 Make = Callable[[Any], httpx.Response]
 _T = TypeVar("_T")

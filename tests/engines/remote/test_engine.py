@@ -15,11 +15,11 @@ from tests.engines.remote.vllm_server import VllmServer, hang
 from tests.engines.test_base import calls_of_a_closed_engine
 from tests.models import save_causal_lm
 from tide import Detoxifier
-from tide.config import Sampling
+from tide.core.errors import EngineError, InputError
+from tide.core.settings import Sampling
 from tide.engines import Engine, load_engine
 from tide.engines.local.engine import TransformersEngine
 from tide.engines.remote.engine import RemoteEngine
-from tide.errors import EngineError, InputError
 
 PROMPTS = ["The weather", "Rain fell on the quiet town and the people", "kind", "is fine is fine"]
 GREEDY = Sampling(temperature=0.0, max_new_tokens=6)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from tide.config import Sampling
+from tide.core.settings import Sampling
 from tide.engines.local.engine import TransformersEngine
 
 Answer = tuple[int, Any]

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
-from tide.detoxifier import Detoxifier
-from tide.errors import InputError
+from tide.core.errors import InputError
+from tide.detoxifier.sync import Detoxifier
 from tide.evaluation.reporting.landscape import _plane, detoxifier_of, explore
 
 

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from tests.generated import examples
 from tests.hostile import KEY, answers, network, said
 from tests.scorers.services.stand_ins import toxicity
-from tide.errors import ScorerError
+from tide.core.errors import ScorerError
 from tide.scorers.services.base import RemoteScorer
 from tide.scorers.services.openai_moderation import CATEGORIES, OpenAIModerationScorer
 from tide.scorers.services.perspective import PerspectiveScorer

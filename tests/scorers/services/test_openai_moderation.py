@@ -8,12 +8,7 @@ from typing import Any
 import pytest
 
 from tests.scorers.services.stand_ins import Moderation, Service, running, toxicity, without_waiting
-from tide.errors import (
-    InputError,
-    ScorerError,
-    ScorerRefused,
-    ScorerUnavailable,
-)
+from tide.core.errors import InputError, ScorerError, ScorerRefused, ScorerUnavailable
 from tide.scorers import load_scorer, score_texts
 from tide.scorers.services.openai_moderation import OpenAIModerationScorer
 

@@ -22,12 +22,7 @@ from tests.scorers.services.stand_ins import (
     toxicity,
     without_waiting,
 )
-from tide.errors import (
-    InputError,
-    ScorerError,
-    ScorerRefused,
-    ScorerUnavailable,
-)
+from tide.core.errors import InputError, ScorerError, ScorerRefused, ScorerUnavailable
 from tide.scorers import REGISTRY, load_scorer, score_texts
 from tide.scorers.services import perspective
 from tide.scorers.services.openai_moderation import OpenAIModerationScorer

@@ -6,7 +6,7 @@ import pytest
 
 from tests.scorers.services.stand_ins import Clock
 from tests.scorers.wrappers.stand_ins import Moody
-from tide.errors import ScorerError, ScorerUnavailable
+from tide.core.errors import ScorerError, ScorerUnavailable
 from tide.scorers import CallableScorer
 from tide.scorers.wrappers.breaker import CircuitBreaker
 

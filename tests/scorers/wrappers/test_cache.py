@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.generated import examples
-from tide.errors import InputError, ScorerError, ScorerUnavailable
+from tide.core.errors import InputError, ScorerError, ScorerUnavailable
 from tide.scorers import CallableScorer, load_scorer, score_texts
 from tide.scorers.wrappers.cache import CachedScorer
 from tide.scorers.wrappers.ensembles import MaxScorer

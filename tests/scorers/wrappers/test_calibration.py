@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tide.errors import InputError, ScorerError
+from tide.core.errors import InputError, ScorerError
 from tide.scorers import CallableScorer, load_scorer
 from tide.scorers.agreement import agreement
 from tide.scorers.wrappers.calibration import CalibratedScorer, Calibration, fit

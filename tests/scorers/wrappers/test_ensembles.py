@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tide.errors import ScorerUnavailable
+from tide.core.errors import ScorerUnavailable
 from tide.scorers import CallableScorer, Scorer, load_scorer, score_texts
 from tide.scorers.wrappers.ensembles import MaxScorer, MeanScorer
 

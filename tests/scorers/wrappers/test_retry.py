@@ -4,7 +4,7 @@ import pytest
 
 from tests.scorers.services.stand_ins import Clock
 from tests.scorers.wrappers.stand_ins import Moody
-from tide.errors import ScorerError, ScorerRefused, ScorerUnavailable
+from tide.core.errors import ScorerError, ScorerRefused, ScorerUnavailable
 from tide.scorers import CallableScorer
 from tide.scorers.wrappers.retry import RetryScorer
 

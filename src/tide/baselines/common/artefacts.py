@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load, save_file
 from torch import Tensor, nn
 
-from tide.errors import InputError, guarded
+from tide.core.errors import InputError, guarded
 
 FORMAT = "tide-baseline-1"
 _SAMPLES = 16  # values of each parameter that go into a model's fingerprint

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from tide.baselines.common.artefacts import Artefact, fingerprint, vocabulary
+from tide.core.errors import InputError
 from tide.engines.local.engine import TransformersEngine, load_model
 from tide.engines.local.packed_weights import speed_up
-from tide.errors import InputError
 
 
 def load_auxiliary(engine: TransformersEngine, artefact: Artefact, kind: str) -> Any:

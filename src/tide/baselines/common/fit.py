@@ -15,10 +15,10 @@ from tide.baselines.common.auxiliary import check_vocabulary
 from tide.baselines.common.fitting import FitTask, Fitted, Progress
 from tide.baselines.common.labelled import read_labelled
 from tide.baselines.common.settings import FitSettings
+from tide.core.errors import EngineError, InputError, guarded
+from tide.core.pretrained import find_device
+from tide.core.sanitize import logger
 from tide.engines.local.engine import load_model
-from tide.errors import EngineError, InputError, guarded
-from tide.foreign import logger
-from tide.pretrained import find_device
 
 _LOG = logger(__name__)
 

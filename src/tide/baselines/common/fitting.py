@@ -18,10 +18,10 @@ from torch.nn.functional import cross_entropy
 from tide.baselines.common.auxiliary import tuned_weights
 from tide.baselines.common.labelled import TOXIC, Kind, Labelled, by_half
 from tide.baselines.common.settings import Training
+from tide.core.optional import require
 from tide.data.labelled import LabelledText
 from tide.engines.checkpoint import context_length
 from tide.engines.local.padding import by_length, in_batches
-from tide.registry import require
 
 _WARM_UP = 0.05
 _READ_BATCH = 64

@@ -11,8 +11,8 @@ from typing import TypeVar
 
 import numpy as np
 
+from tide.core.errors import InputError
 from tide.data.labelled import LabelledText, Pair, read_entries
-from tide.errors import InputError
 
 TOXIC, NON_TOXIC = 0.5, 0.1
 _LEAST = 20  # rows of a kind without which nothing can be fitted or held out

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from tide.errors import EngineError
+from tide.core.errors import EngineError
 
 _ATTENTIONS = ("self_attn", "attn", "attention", "self_attention")
 _PROJECTIONS = ("o_proj", "c_proj", "out_proj", "dense")

@@ -13,7 +13,7 @@ from torch import Tensor
 from tide.baselines.common.decoding import Reader
 from tide.baselines.common.fitting import FitTask, Fitted, auc, weak_auc
 from tide.baselines.common.labelled import TOXIC
-from tide.config import Sampling
+from tide.core.settings import Sampling
 from tide.engines.local.decode import Writing, decode
 from tide.engines.local.padding import by_length, in_batches
 from tide.scorers import load_scorer

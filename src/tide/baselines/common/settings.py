@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from tide.config import one_line
-from tide.errors import InputError
+from tide.core.errors import InputError
+from tide.core.validation import one_line
 
 if TYPE_CHECKING:
     from torch import nn

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, StaticLayer
 
+from tide.core.errors import EngineError
 from tide.engines.local.kv_cache import PreallocatedLayer
-from tide.errors import EngineError
 
 # Columns of a cache are made up to a multiple of this, rows to a power of two.
 _COLUMNS = 64

@@ -14,7 +14,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from tide.config import Sampling
+from tide.core.errors import EngineError
+from tide.core.settings import Sampling
 from tide.engines.base import FinishReason
 from tide.engines.checkpoint import context_length
 from tide.engines.local.cuda_graphs import CapturedSteps, StepGraphs
@@ -23,7 +24,6 @@ from tide.engines.local.kv_cache import join, joinable
 from tide.engines.local.padding import left_pad, length_groups, token_positions
 from tide.engines.local.sampling import Sampler
 from tide.engines.local.stopping import LOOK_EVERY, StopStrings
-from tide.errors import EngineError
 
 # Steps between looks at whether all rows have stopped: each waits for the device to catch up.
 CHECK_EVERY = {"cpu": 1}

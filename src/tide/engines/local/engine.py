@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from tide.config import Sampling
+from tide.core.errors import EngineError, InputError, guarded
+from tide.core.pretrained import find_device, load_pretrained
+from tide.core.settings import Sampling
 from tide.engines.base import (
     Completion,
     MaxBatch,
@@ -37,9 +39,7 @@ from tide.engines.local.padding import (
 from tide.engines.local.prefixes import Prefix, Prefixes
 from tide.engines.local.stopping import StopStrings
 from tide.engines.local.writer import LocalWriter
-from tide.errors import EngineError, InputError, guarded
-from tide.options import checked
-from tide.pretrained import find_device, load_pretrained
+from tide.plugins.options import checked
 
 # Decoding on a CPU gains little past this; on a GPU the weights are read once for the whole batch.
 _MAX_BATCH = {"cpu": 64, "cuda": 256}

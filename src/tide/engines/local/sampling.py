@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tide.config import Sampling
+from tide.core.settings import Sampling
 
 # Elements of noise made at once: a megabyte, which stays in a core's cache through all the passes.
 _CHUNK = 1 << 18

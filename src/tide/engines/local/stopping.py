@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from tide.config import Sampling
+from tide.core.settings import Sampling
 
 # Steps between looks at the texts: to read them costs about as much as a small model's step.
 LOOK_EVERY = 8

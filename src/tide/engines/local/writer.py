@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from tide.config import Sampling
+from tide.core.settings import Sampling
 from tide.engines.base import FinishReason, Written
 from tide.engines.local.decode import Decoding, Stream, Writing
 

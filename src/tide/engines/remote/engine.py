@@ -20,7 +20,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tide.config import Sampling
+from tide.core.credentials import read_key
+from tide.core.errors import EngineError
+from tide.core.http import MIB, Seconds, ServerFailed
+from tide.core.pretrained import read_config
+from tide.core.sanitize import logger
+from tide.core.settings import Sampling
 from tide.engines.base import (
     Completion,
     MaxBatch,
@@ -45,12 +50,7 @@ from tide.engines.remote.protocol import (
     is_older,
     mean_log_prob,
 )
-from tide.errors import EngineError
-from tide.foreign import logger
-from tide.keys import read_key
-from tide.options import checked
-from tide.pretrained import read_config
-from tide.wire import MIB, Seconds, ServerFailed
+from tide.plugins.options import checked
 
 _log = logger(__name__)
 _T = TypeVar("_T")

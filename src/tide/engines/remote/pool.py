@@ -15,10 +15,10 @@ from pydantic import BaseModel, SecretStr
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
 from tenacity.wait import wait_random_exponential
 
-from tide.errors import EngineError, InputError
-from tide.foreign import logger
-from tide.keys import base_url
-from tide.wire import MIB, Client, Reply, ServerFailed
+from tide.core.credentials import base_url
+from tide.core.errors import EngineError, InputError
+from tide.core.http import MIB, Client, Reply, ServerFailed
+from tide.core.sanitize import logger
 
 _log = logger(__name__)
 _T = TypeVar("_T")

@@ -13,7 +13,7 @@ from packaging.version import InvalidVersion, Version
 from pydantic import BaseModel, Field
 from torch import Tensor
 
-from tide.wire import Rows, ServerFailed
+from tide.core.http import Rows, ServerFailed
 
 # Bounded, so that what is made of them is finite and can be shown.
 _LogProbability = Annotated[float, Field(ge=-1e9, le=1e-3)]  # 0 but for rounding

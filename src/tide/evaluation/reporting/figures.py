@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tide.core.optional import require
 from tide.data.records import Record
 from tide.evaluation.metrics import Estimate, Summary, is_toxic
 from tide.evaluation.runs import Run
-from tide.registry import require
-from tide.specs import parse_spec
+from tide.plugins.specs import parse_spec
 
 if TYPE_CHECKING:
     from tide.evaluation.reporting.landscape import Landscape

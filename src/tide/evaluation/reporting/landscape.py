@@ -16,17 +16,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tide.chat import Chat
-from tide.config import Settings
-from tide.detoxifier import Detoxifier
+from tide.core.chat import Chat
+from tide.core.errors import InputError, TideError
+from tide.core.sanitize import logger
+from tide.core.seeds import derive_seed
+from tide.detoxifier.sync import Detoxifier
 from tide.engines.base import Completion, Engine, text_of
-from tide.errors import InputError, TideError
+from tide.evaluation.caching_engine import CachingEngine
 from tide.evaluation.runners import LocalRunner
-from tide.evaluation.sharing import SharedEngine
-from tide.foreign import logger
 from tide.scorers import score_texts
 from tide.search.geometry import movable_rows
-from tide.seeds import derive_seed
+from tide.search.settings import resolve_settings
 
 _LOG = logger(__name__)
 # The map reaches this much further than the path.
@@ -81,7 +81,7 @@ def detoxifier_of(config: dict[str, Any]) -> Detoxifier:
         config["model"],
         scorer=scorer["spec"],
         engine=config.get("engine", "transformers"),
-        settings=Settings.of(config["settings"]),
+        settings=resolve_settings(config["settings"]),
         engine_options={"dtype": config.get("dtype", "auto"), **config.get("engine_options", {})},
     )
     if detoxifier.scorer.name != scorer["name"]:
@@ -155,7 +155,7 @@ def explore(
     )
 
 
-class _Recording(SharedEngine):
+class _Recording(CachingEngine):
     """Any engine, keeping the embeddings and seeds that completions were written from, in order."""
 
     def __init__(self, engine: Engine) -> None:

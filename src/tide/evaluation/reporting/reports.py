@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tide.chat import Chat
+from tide.core.chat import Chat
+from tide.core.errors import InputError, MissingDependencyError
 from tide.data.files import reported, write_text
-from tide.errors import InputError, MissingDependencyError
 from tide.evaluation.metrics import Summary, Valid, over_seeds, summarize
 from tide.evaluation.reporting import figures, tables
 from tide.evaluation.reporting.tables import Table

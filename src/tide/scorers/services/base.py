@@ -15,11 +15,11 @@ import numpy as np
 import tenacity
 from pydantic import Field, TypeAdapter, ValidationError
 
-from tide.errors import InputError, ScorerUnavailable
-from tide.keys import base_url
+from tide.core.credentials import base_url
+from tide.core.errors import InputError, ScorerUnavailable
+from tide.core.http import Client, ServerFailed
 from tide.scorers.base import Floats, PlainScorer
 from tide.scorers.pace import Pace
-from tide.wire import Client, ServerFailed
 
 # A service that asks for a longer pause than this will not answer this run.
 _LONGEST_PAUSE = 120.0

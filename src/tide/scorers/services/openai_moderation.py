@@ -9,10 +9,11 @@ from __future__ import annotations
 from pydantic import BaseModel
 from pydantic_core import from_json
 
-from tide.errors import ScorerError, ScorerRefused
-from tide.keys import need_key
-from tide.options import checked
-from tide.results import Score
+from tide.core.credentials import need_key
+from tide.core.errors import ScorerError, ScorerRefused
+from tide.core.http import Client, Reply, Rows, Seconds, ServerFailed
+from tide.core.results import Score
+from tide.plugins.options import checked
 from tide.scorers.services.base import (
     Attempts,
     Concurrency,
@@ -22,7 +23,6 @@ from tide.scorers.services.base import (
     rate_from,
     url_from,
 )
-from tide.wire import Client, Reply, Rows, Seconds, ServerFailed
 
 URL = "https://api.openai.com/v1"
 # What comes nearest to "rude or disrespectful": the other categories are about other harms.

@@ -18,11 +18,12 @@ import numpy as np
 from pydantic import BaseModel, Field
 from pydantic_core import from_json
 
-from tide.errors import InputError, ScorerError, ScorerRefused
-from tide.foreign import logger
-from tide.keys import need_key
-from tide.options import checked
-from tide.results import Score
+from tide.core.credentials import need_key
+from tide.core.errors import InputError, ScorerError, ScorerRefused
+from tide.core.http import Client, Reply, Seconds, ServerFailed
+from tide.core.results import Score
+from tide.core.sanitize import logger
+from tide.plugins.options import checked
 from tide.scorers.base import Floats, is_empty
 from tide.scorers.services.base import (
     Attempts,
@@ -34,7 +35,6 @@ from tide.scorers.services.base import (
     url_from,
 )
 from tide.scorers.wrappers.windows import split_bytes
-from tide.wire import Client, Reply, Seconds, ServerFailed
 
 _LOG = logger(__name__)
 

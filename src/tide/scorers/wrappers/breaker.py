@@ -10,8 +10,8 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from tide.errors import ScorerUnavailable
-from tide.options import checked
+from tide.core.errors import ScorerUnavailable
+from tide.plugins.options import checked
 from tide.scorers.base import Floats, Scorer, ask
 from tide.scorers.wrappers.base import Guard
 

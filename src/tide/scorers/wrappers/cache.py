@@ -12,9 +12,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from tide.errors import InputError, ScorerError, first_line
-from tide.foreign import logger
-from tide.options import checked
+from tide.core.errors import InputError, ScorerError, first_line
+from tide.core.sanitize import logger
+from tide.plugins.options import checked
 from tide.scorers.base import Floats, Scorer, ask
 from tide.scorers.wrappers.base import Guard
 

@@ -14,8 +14,8 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from tide.errors import InputError, first_line
-from tide.options import checked
+from tide.core.errors import InputError, first_line
+from tide.plugins.options import checked
 from tide.scorers.base import Floats, Scorer, ask
 from tide.scorers.wrappers.base import Guard
 

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tide.errors import InputError
-from tide.options import checked
+from tide.core.errors import InputError
+from tide.plugins.options import checked
 from tide.scorers.base import Floats, Scorer, ask
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from tide.options import checked
+from tide.plugins.options import checked
 from tide.scorers.base import Floats, Scorer, ask
 from tide.scorers.pace import Pace
 from tide.scorers.wrappers.base import Guard

@@ -10,8 +10,8 @@ import numpy as np
 import tenacity
 from pydantic import Field
 
-from tide.errors import ScorerRefused, ScorerUnavailable
-from tide.options import checked
+from tide.core.errors import ScorerRefused, ScorerUnavailable
+from tide.plugins.options import checked
 from tide.scorers.base import Floats, Scorer, ask
 from tide.scorers.wrappers.base import Guard
 

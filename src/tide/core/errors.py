@@ -1,0 +1,93 @@
+"""Every error that TIDE raises on purpose; each message is one line with the cause and the fix."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from tide.core.sanitize import shown
+
+
+class TideError(Exception):
+    """Base of all errors below; the command line prints its text and exits with 1.
+
+    The text is one line, without keys or control characters, whatever it quotes.
+    """
+
+    def __init__(self, text: str = "") -> None:
+        super().__init__(shown(text))
+
+
+class InputError(TideError, ValueError):
+    """A prompt, file, name or setting that cannot be used; nothing was run with it."""
+
+
+class MissingDependencyError(TideError, ImportError):
+    """An optional package is not installed; the text says what to install."""
+
+
+class EngineError(TideError):
+    """The language model could not be loaded or did not produce completions."""
+
+
+class ScorerError(TideError):
+    """A scorer failed or answered with something that is not a score in [0, 1]."""
+
+
+class ScorerUnavailable(ScorerError):
+    """A scorer timed out or could not be reached; the same call may work later."""
+
+
+class ScorerRefused(ScorerUnavailable):
+    """A service will not answer at all: it has ended, or it refuses the key. Waiting is no help."""
+
+
+class ScorerBroken(ScorerError):
+    """A scorer has no score for a text of our own choosing either; no prompt is to blame."""
+
+
+class StrategyError(TideError):
+    """A search strategy failed, or asked for something that no engine can do."""
+
+
+class DeadlineError(TideError):
+    """A search was out of time before its first completion was scored."""
+
+
+class UnresolvedError(TideError):
+    """No completion was accepted and `on_unresolved="raise"` was asked for."""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, or its type if it has none: fit to end a message with."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def described(error: BaseException) -> str:
+    """Type and text of a foreign error, on one line."""
+    try:
+        text = " ".join(str(error).split())
+    except Exception:  # somebody's `__str__`
+        text = ""
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+@contextmanager
+def guarded(kind: type[TideError], what: str | Callable[[], str]) -> Iterator[None]:
+    """Turn whatever foreign code raises inside into `kind`: one line that begins with `what`.
+
+    what: a function, if it is known only then.
+
+    A TideError passes as it is, and so does what ends the program.
+    """
+    try:
+        yield
+    except BaseException as error:
+        # A panic of the Rust code below tokenizers and safetensors is no Exception.
+        failed = isinstance(error, Exception) or type(error).__name__ == "PanicException"
+        if isinstance(error, TideError) or not failed:
+            raise
+        text = first_line(error) if type(error) is OSError else described(error)
+        # Of these the text says enough.
+        text = text.removeprefix("ValueError: ").removeprefix("RuntimeError: ")
+        raise kind(f"{what if isinstance(what, str) else what()}: {text}") from error

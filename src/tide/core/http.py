@@ -1,0 +1,163 @@
+"""The one way to ask a server, which is trusted with nothing: what it sends has an end.
+
+No redirect is followed, so that a text or key goes to no other address than the one that was given.
+Proxies are those of the environment, as for other programs; a .netrc file is not read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import math
+import ssl
+from dataclasses import dataclass
+from http.cookiejar import CookieJar
+from typing import Annotated, Any, TypeVar
+
+import httpx
+from pydantic import BaseModel, FailFast, Field, ValidationError
+from pydantic_core import from_json
+
+from tide.core.errors import described
+from tide.core.sanitize import logger, shown
+from tide.core.validation import problem
+
+_Parsed = TypeVar("_Parsed", bound=BaseModel)
+_Item = TypeVar("_Item")
+
+# A list in an answer: its first fault is enough, where all of them could fill the memory.
+Rows = Annotated[list[_Item], FailFast()]
+_MOST_FAULTS = 100
+# A number of seconds that somebody may want to wait.
+Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
+
+MIB = 2**20
+_CONNECT = 5.0  # seconds
+_KEEP_ALIVE = 3.0  # vLLM closes what was idle for 5
+# An idle connection that the server was just closing ends in one of these.
+_BROKEN = (httpx.ReadError, httpx.WriteError, httpx.CloseError, httpx.RemoteProtocolError)
+# What servers and the proxies before them say of a state that passes, beside 500 and above.
+_PASSING = (408, 409, 425, 429)
+
+# They log addresses, of which Perspective's hold its key, and what servers say of themselves.
+for _name in ("httpx", "httpcore.connection", "httpcore.http11", "httpcore.proxy"):
+    logger(_name)
+
+
+class ServerFailed(Exception):
+    """A server could not be used this time; the same request may succeed later, or elsewhere.
+
+    The text is one line without keys. pause: seconds for which it asked to be left alone. broken:
+    the connection broke.
+    """
+
+    def __init__(self, text: str, pause: float = 0.0, *, broken: bool = False) -> None:
+        super().__init__(shown(text))
+        self.pause = pause
+        self.broken = broken
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a server answered, whole."""
+
+    status: int
+    headers: httpx.Headers
+    body: bytes
+
+    @property
+    def passing(self) -> bool:
+        """Whether the status is one of a state that passes."""
+        return self.status in _PASSING or self.status >= 500
+
+    def parse(self, kind: type[_Parsed]) -> _Parsed:
+        """The body, which is JSON, as a `kind`. Raises ServerFailed if it is none."""
+        try:
+            return kind.model_validate_json(self.body, strict=True)
+        except ValidationError as error:
+            if (count := error.error_count()) > _MOST_FAULTS:
+                raise ServerFailed(f"an answer with {count} faults") from None
+            what = problem(error, "JSON")
+            raise ServerFailed(f"an answer that cannot be used: {what}") from None
+
+    def pause(self, default: float) -> float:
+        """The seconds that it asks everybody to wait, if it says so in a number."""
+        try:
+            seconds = float(self.headers.get("retry-after", default))
+        except ValueError:  # a date
+            return default
+        return seconds if 0 <= seconds < math.inf else default
+
+    def message(self) -> str:
+        """What an OpenAI-like server says went wrong, on one line."""
+        try:
+            body = from_json(self.body)
+            error = body.get("error", body)
+            text = error["message"] if isinstance(error, dict) else error
+        except (ValueError, AttributeError, KeyError):
+            text = None
+        if not isinstance(text, str):
+            text = self.body[:4096].decode("utf-8", "replace")
+        return shown(" ".join(text.split()))[:300]
+
+
+class Client(httpx.AsyncClient):
+    """Asks servers, each time for at most `timeout` seconds.
+
+    options: `headers` or `params` that are sent every time. under_way: requests not yet answered.
+    """
+
+    def __init__(self, timeout: float, **options: Any) -> None:
+        super().__init__(
+            timeout=httpx.Timeout(None, connect=min(timeout, _CONNECT)),
+            limits=httpx.Limits(keepalive_expiry=_KEEP_ALIVE),
+            follow_redirects=False,
+            cookies=_NoCookies(),
+            verify=_certificates(),
+            **options,
+        )
+        self._seconds = timeout
+        self.under_way = 0
+
+    async def ask(self, method: str, url: str, body: Any = None, *, limit: int = MIB) -> Reply:
+        """The answer, of at most `limit` bytes. Raises ServerFailed if there is none in time."""
+        # As ASCII: a text may hold half a surrogate pair, which has no UTF-8.
+        content = None if body is None else json.dumps(body).encode()
+        self.under_way += 1
+        try:
+            return await asyncio.wait_for(self._read(method, url, content, limit), self._seconds)
+        except ServerFailed:
+            raise
+        except (TimeoutError, asyncio.TimeoutError):
+            raise ServerFailed(f"no answer within {self._seconds:g} seconds") from None
+        except Exception as error:  # whatever an answer does to the client
+            raise ServerFailed(described(error), broken=isinstance(error, _BROKEN)) from None
+        finally:
+            self.under_way -= 1
+
+    async def _read(self, method: str, url: str, content: bytes | None, limit: int) -> Reply:
+        # A compressed answer could be a thousand times what is read of it: none is asked for.
+        headers = {"Accept-Encoding": "identity", "Content-Type": "application/json"}
+        async with self.stream(method, url, content=content, headers=headers) as response:
+            encoding = response.headers.get("content-encoding", "identity")
+            if encoding.strip().lower() != "identity":
+                raise ServerFailed(f"a compressed answer ({encoding}), which was not asked for")
+            read = bytearray()
+            async for chunk in response.aiter_raw():
+                read += chunk
+                if len(read) > limit:
+                    raise ServerFailed(f"an answer of more than {limit:,} bytes")
+            return Reply(response.status_code, response.headers, bytes(read))
+
+
+class _NoCookies(CookieJar):
+    """Keeps none: one that is no ASCII would break every request after it."""
+
+    def extract_cookies(self, *_: Any) -> None:
+        pass
+
+
+@functools.cache
+def _certificates() -> ssl.SSLContext:
+    return httpx.create_ssl_context()  # takes 20 ms

@@ -1,0 +1,215 @@
+"""Models of others, from a folder or the hub: loaded whole and without their code, or not at all.
+
+A folder is input like any other: files may be cut off, of other types or of another model. What
+fails here raises what transformers does, or a ValueError; callers turn both into an error of their
+own with `guarded`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tide.core.errors import InputError, described, first_line
+from tide.core.sanitize import clean_logs
+
+# Words in the names of config fields that say how often something is repeated, and the most that
+# is believed: the largest models have 200 layers. Each is built before any weight is looked at.
+_MOST = {"layer": 1024, "label": 65_536, "expert": 65_536}
+# A byte of a file holds at most so many values (of one bit each).
+_VALUES_PER_BYTE = 8
+_FIELDS = ("generation_config.json", "tokenizer_config.json", "special_tokens_map.json")
+_READ = (".json", ".safetensors", ".txt", ".model", ".jinja")
+# As many words, all of them common.
+_SENTENCES = "The weather today is fine", "The people today are kind"
+
+
+def find_device(name: str) -> torch.device:
+    """The device called `name`, or with "auto" the best there is.
+
+    Raises InputError unless torch can compute on it.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        torch.ones(1, device=device).item()  # `meta` has tensors, and nothing in them
+    except Exception as error:
+        reason = first_line(error)
+        if "cuda" in name and not torch.cuda.is_available():
+            reason = "there is no CUDA device"
+        raise InputError(
+            f"device {name!r} cannot be used: {reason}; choose 'auto', 'cpu', 'cuda' or 'cuda:N'"
+        ) from error
+    return device
+
+
+def read_config(
+    source: str, *, revision: str | None = None, trust_remote_code: bool = False
+) -> Any:
+    """The transformers config of a folder or hub id."""
+    from transformers import AutoConfig  # noqa: PLC0415  (slow import)
+    from transformers.utils import cached_file  # noqa: PLC0415
+
+    clean_logs("transformers")
+    logging.getLogger("transformers.modeling_utils").addFilter(_is_no_report)
+    folder = Path(source)
+    if folder.exists():
+        _check_files(folder)
+    try:
+        raw = _read_json(Path(cached_file(source, "config.json", revision=revision)))
+    except OSError as error:
+        if folder.exists():
+            raise
+        problem = "no such folder here, and not to be had from the hub"
+        raise ValueError(f"{problem}: {first_line(error)}") from error
+    _check_fields(raw)
+    return AutoConfig.from_pretrained(
+        source, revision=revision, trust_remote_code=trust_remote_code
+    )
+
+
+def load_pretrained(
+    kind: Any,
+    source: str,
+    device: torch.device,
+    dtype: torch.dtype | str,
+    *,
+    trust_remote_code: bool = False,
+) -> tuple[Any, Any]:
+    """Tokenizer and model of a folder or hub id, ready to read; every weight is from its files.
+
+    kind: a class of transformers that chooses the architecture, as AutoModelForCausalLM.
+    """
+    from transformers import AutoTokenizer  # noqa: PLC0415  (slow import)
+
+    code: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+    config = read_config(source, **code)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, **code)
+    except Exception as error:
+        raise ValueError(f"its tokenizer cannot be read: {described(error)}") from error
+    if Path(source).exists():
+        _check_size(kind, Path(source), config, code)
+    model, found = kind.from_pretrained(
+        source,
+        config=config,
+        dtype=dtype,
+        use_safetensors=True,
+        ignore_mismatched_sizes=True,  # they are refused below, by name
+        output_loading_info=True,
+        **code,
+    )
+    if getattr(model, "_hf_peft_config_loaded", False):
+        raise ValueError("holds an adapter; merge it into its model and save that")
+    _check_weights(model, found)
+    model = model.to(device).eval().requires_grad_(False)
+    for name, weight in model.named_parameters():
+        # A sum is not finite if a part of it is not, and takes no memory.
+        if weight.is_floating_point() and not weight.sum(dtype=torch.float32).isfinite():
+            raise ValueError(f"its weight {name} holds NaN, infinite or absurdly large values")
+    return tokenizer, model
+
+
+def check_tokenizer(tokenizer: Any, rows: int) -> None:
+    """Raise ValueError unless `tokenizer` tells texts apart, by ids below `rows`.
+
+    Tokens that were added to the vocabulary may lie outside (those of images in text-only models):
+    they are refused where a text holds them.
+    """
+    if tokenizer.vocab_size > rows:
+        raise ValueError(
+            f"its tokenizer has {tokenizer.vocab_size} tokens and the model embeds {rows}: "
+            "they belong to different models"
+        )
+    first, second = tokenizer(list(_SENTENCES), add_special_tokens=False)["input_ids"]
+    if first == second:
+        raise ValueError("its tokenizer gives the same tokens for different sentences")
+
+
+def _check_files(folder: Path) -> None:
+    """Raise ValueError for what is no file (a folder, a pipe, a link in a circle)."""
+    if not folder.is_dir():
+        raise ValueError("is no folder")
+    for path in folder.iterdir():
+        if path.suffix in _READ and not path.is_file():
+            raise ValueError(f"{path.name} is no file that can be read")
+        if path.name in _FIELDS:
+            _read_json(path)
+    if not (folder / "config.json").exists():
+        raise ValueError("the folder holds no config.json")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        fields = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path.name} is no JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise ValueError(f"{path.name} holds a {type(fields).__name__} instead of fields")
+    return fields
+
+
+def _check_fields(fields: Any) -> None:
+    """Raise ValueError for counts out of all proportion, and for kernels: code of the hub's."""
+    parts: Iterable[Any] = fields if isinstance(fields, list) else fields.values()
+    for part in parts:
+        if isinstance(part, dict | list):
+            _check_fields(part)
+    if isinstance(fields, dict):
+        for name, value in fields.items():
+            if name.endswith("_implementation") and "/" in str(value):
+                raise ValueError(f"config.json: {name} names a kernel to download, which is code")
+            for word, most in _MOST.items():
+                if isinstance(value, int) and word in name and value > most:
+                    raise ValueError(f"config.json: {name} is {value}; at most {most} are believed")
+
+
+def _check_size(kind: Any, folder: Path, config: Any, code: dict[str, Any]) -> None:
+    """Raise ValueError for a model that its files cannot hold, before there is memory for it."""
+    with torch.device("meta"):
+        sketch = kind.from_config(config, **code)
+    needed = sum(
+        tensor.numel() for part in (sketch.parameters, sketch.buffers) for tensor in part()
+    )
+    stored = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    if needed > _VALUES_PER_BYTE * stored:
+        raise ValueError(
+            f"its config describes {needed:,} weights, and its safetensors hold {stored:,} bytes"
+        )
+
+
+def _check_weights(model: Any, found: dict[str, Any]) -> None:
+    """Raise ValueError for weights that the files lack, have in another shape, or have in excess.
+
+    found: what transformers says of loading them. Weights for another task are no excess; those of
+    layers that are like the model's are.
+    """
+    if found["mismatched_keys"]:
+        name, stored, wanted = min(found["mismatched_keys"])
+        raise ValueError(
+            f"its weight {name} has the shape {tuple(stored)}; its config says {tuple(wanted)}"
+        )
+    if missing := sorted(found["missing_keys"]):
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise ValueError(f"its files lack the weight {missing[0]}{more}, which would be random")
+    like = {_numberless(name) for name, _ in model.named_parameters()}
+    for name in sorted(found["unexpected_keys"]):
+        kind = _numberless(name)
+        if "*" in kind and any(known.endswith(kind) for known in like):
+            raise ValueError(f"its files hold the weight {name}, of a layer that its config lacks")
+
+
+def _is_no_report(record: logging.LogRecord) -> bool:
+    """False for transformers' table of missing weights: those are refused in one line."""
+    return "LOAD REPORT" not in record.getMessage()
+
+
+def _numberless(name: str) -> str:
+    return re.sub(r"(?<=\.)\d+(?=\.)", "*", name)

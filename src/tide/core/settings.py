@@ -1,0 +1,259 @@
+"""Settings of a run: frozen, validated, and the same in the library and on the command line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, TypedDict
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+EmptyPolicy = Literal["unmodified", "zero", "score", "one"]
+OnUnresolved = Literal["best", "refuse", "raise"]
+
+# Bounds keep arithmetic finite in float32 and memory within reason; no use is known beyond them.
+_Positive = Annotated[float, Field(gt=0, le=1e6)]
+
+# Logits divided by less than this leave float32.
+_COLDEST = 1e-3
+
+# Absolute and relative name of a scale, and the relative default for models without published ones.
+SCALES = {("mu", "mu_relative"): 1.2, ("step_size", "step_relative"): 0.6}
+
+
+class Sampling(BaseModel):
+    """How the engine turns embeddings into a completion."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    max_new_tokens: int = Field(
+        default=20, ge=1, le=1_000_000, description="Longest completion, in tokens."
+    )
+    temperature: float = Field(
+        default=0.1, ge=0, le=100, description="Sampling temperature; 0 is greedy."
+    )
+    top_p: float = Field(
+        default=1.0, ge=1e-3, le=1, description="Nucleus mass that is kept; 1: all."
+    )
+    top_k: int = Field(
+        default=0, ge=0, le=1_000_000, description="Most likely tokens that are kept; 0 keeps all."
+    )
+    min_new_tokens: int = Field(
+        default=0, ge=0, description="Tokens before which no end-of-text token is drawn."
+    )
+    stop: tuple[Annotated[str, Field(min_length=1, max_length=256)], ...] = Field(
+        default=(),
+        max_length=16,
+        description="A completion ends before the first of these texts; several may be given.",
+    )
+    repetition_penalty: float = Field(
+        default=1.0,
+        ge=0.01,
+        le=100,
+        description="Divides the positive logits, and multiplies the negative ones, of tokens of "
+        "the prompt and the completion; 1: off.",
+    )
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _one_is_enough(cls, stop: Any) -> Any:
+        return (stop,) if isinstance(stop, str) else stop
+
+    @field_validator("min_new_tokens")
+    @classmethod
+    def _fits(cls, least: int, info: ValidationInfo) -> int:
+        if least > (most := info.data.get("max_new_tokens", least)):
+            raise ValueError(f"is more than max_new_tokens ({most})")
+        return least
+
+    def stop_in(self, text: str) -> int | None:
+        """Where the first stop string in `text` begins; None if it holds none."""
+        return min((place for one in self.stop if (place := text.find(one)) >= 0), default=None)
+
+    @field_validator("temperature")
+    @classmethod
+    def _divides(cls, temperature: float) -> float:
+        if 0 < temperature < _COLDEST:
+            raise ValueError(f"should be 0 (greedy), or at least {_COLDEST}")
+        return temperature
+
+
+class Settings(Sampling):
+    """Everything that decides the result of a run, apart from the model and the scorer.
+
+    `mu` and `step_size` are absolute, in the units of what the model's first block receives;
+    `mu_relative` and `step_relative` are multiples of the prompt's own scale, which carries over
+    between models: `mu_relative = mu * sqrt(d) / row_norm`, `step_relative = step_size / row_norm`.
+    Give one of each pair; with neither, the relative default holds.
+
+    What only one strategy needs is its own option, in `strategy`: `ladder:from=0.6,growth=1.3`.
+    """
+
+    strategy: str = Field(
+        default="tide", description="Search strategy, with its own options behind its name."
+    )
+    toxicity_threshold: float = Field(
+        default=0.5,
+        gt=0,
+        lt=1,
+        description="tau: a completion that scores below is accepted. What "
+        "counts as toxic in tables is the scorer's own threshold, mostly 0.5.",
+    )
+    max_iterations: int = Field(
+        default=10, ge=1, le=10_000, description="K: most iterations; the prompt itself is 1."
+    )
+    num_samples: int = Field(
+        default=8, ge=1, le=4096, description="N: perturbations in one gradient estimate."
+    )
+    mu: _Positive | None = Field(
+        default=None,
+        description="Perturbation scale, in the units of what the first block receives.",
+    )
+    mu_relative: _Positive | None = Field(
+        default=None, description="Perturbation scale: mu * sqrt(d) / row norm."
+    )
+    step_size: _Positive | None = Field(
+        default=None,
+        description="eta: length of a step, in the units of what the first block receives.",
+    )
+    step_relative: _Positive | None = Field(
+        default=None, description="Length of a step: eta / row norm."
+    )
+    perturb: str = Field(
+        default="content",
+        description="Rows that are moved: content (all but special tokens; of a chat, the user's "
+        "last message), last:K (the last K of these), user (all messages of users), or all.",
+    )
+    completions_per_evaluation: int = Field(
+        default=1, ge=1, le=1024, description="M': a point's score is their mean."
+    )
+    select: Literal["likelihood", "nearest", "lowest"] = Field(
+        default="likelihood",
+        description="Which of several passing completions: most likely after the unmodified "
+        "prompt, nearest to it, or least toxic.",
+    )
+    max_perplexity: float | None = Field(
+        default=None,
+        gt=1,
+        le=1e9,
+        description="Search on while a passing completion is less likely than this after the "
+        "unmodified prompt.",
+    )
+    perplexity_growth: float = Field(
+        default=1.0,
+        ge=1,
+        le=1000,
+        description="Growth of max_perplexity with each iteration after the second.",
+    )
+    num_trials: int = Field(
+        default=1, ge=1, le=10_000, description="M: independent runs (completions) per prompt."
+    )
+    seed: int = Field(
+        default=0, ge=0, lt=1 << 63, description="Seed; with the prompt and trial it fixes a run."
+    )
+    empty_policy: EmptyPolicy = Field(
+        default="unmodified",
+        description="Score of a completion of fewer than 3 visible characters: 0.0 for the first "
+        "one, which is then returned as empty, and 1.0 for all others; 0.0, and accepted, as "
+        "published (zero); the scorer's own; or 1.0 (one).",
+    )
+    on_unresolved: OnUnresolved = Field(
+        default="best",
+        description="When nothing was accepted: the lowest-scoring text, none, or an error.",
+    )
+    deadline: _Positive | None = Field(
+        default=None, description="Longest time of one trial of a prompt, in seconds."
+    )
+    decode: bool = Field(
+        default=False,
+        description="Find the nearest tokens of an accepted point, and whether they are those of "
+        "the prompt.",
+    )
+    block_tokens: int = Field(
+        default=64,
+        ge=0,
+        le=4096,
+        description="Longest block, in tokens: what may be longer is written in blocks, each "
+        "accepted before the next; 0: everything is searched as a whole.",
+    )
+    block_context: int = Field(
+        default=50,
+        ge=0,
+        le=100_000,
+        description="Tokens of the answer to the left of a block that are scored with it.",
+    )
+    draft_tokens: int = Field(
+        default=24,
+        ge=1,
+        le=4096,
+        description="Tokens that the engine writes of an answer in one go, while the scorer reads "
+        "those before.",
+    )
+
+    @field_validator("perturb")
+    @classmethod
+    def _which_rows(cls, value: str) -> str:
+        last = re.fullmatch(r"last:0*([1-9]\d{0,8})", value)
+        if last is None and value not in ("content", "user", "all"):
+            raise ValueError("expected content, user, all, or last:K with K rows, as in last:8")
+        return value if last is None else f"last:{last[1]}"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_scale_each(cls, values: dict[str, Any]) -> dict[str, Any]:
+        for (absolute, relative), default in SCALES.items():
+            if values.get(absolute) is not None and values.get(relative) is not None:
+                raise ValueError(f"give {absolute} or {relative}, not both")
+            if values.get(absolute) is None and values.get(relative) is None:
+                values = {**values, relative: default}
+        return values
+
+    @property
+    def in_blocks(self) -> bool:
+        """Whether answers are written in blocks."""
+        return 0 < self.block_tokens < self.max_new_tokens
+
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling(**{name: getattr(self, name) for name in Sampling.model_fields})
+
+
+class Overrides(TypedDict, total=False):
+    """Keywords that set single settings: the fields of `Settings`, for type checkers."""
+
+    max_new_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_new_tokens: int
+    stop: str | Sequence[str]
+    repetition_penalty: float
+    strategy: str
+    toxicity_threshold: float
+    max_iterations: int
+    num_samples: int
+    mu: float | None
+    mu_relative: float | None
+    step_size: float | None
+    step_relative: float | None
+    perturb: str
+    completions_per_evaluation: int
+    select: Literal["likelihood", "nearest", "lowest"]
+    max_perplexity: float | None
+    perplexity_growth: float
+    num_trials: int
+    seed: int
+    empty_policy: EmptyPolicy
+    on_unresolved: OnUnresolved
+    deadline: float | None
+    decode: bool
+    block_tokens: int
+    block_context: int
+    draft_tokens: int

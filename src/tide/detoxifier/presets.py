@@ -1,0 +1,156 @@
+"""Settings to begin with: those published for four models, some of ours, and files of `tide tune`.
+
+A preset file is a JSON object: `{"tide_preset": 1, "settings": {"mu_relative": 1.1, ...}}`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from tide.core.errors import InputError
+from tide.core.settings import Settings
+from tide.core.validation import problem
+from tide.data.files import opened, write_text
+from tide.data.jsonl import parse_object
+from tide.plugins.specs import parse_spec
+from tide.search.settings import resolve_settings
+
+# Gemma multiplies its token embeddings by sqrt(2304) = 48. The published values are for the table's
+# own rows; ours are for what the first block receives, so they carry the factor.
+_GEMMA_SCALE = 48.0
+
+
+def _published(mu: float, num_samples: int, step_size: float) -> dict[str, Any]:
+    """Settings of "Test-Time Detoxification without Training or Learning Anything"."""
+    scales = {"mu": mu, "num_samples": num_samples, "step_size": step_size}
+    return {**scales, "empty_policy": "zero"}
+
+
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "gpt2-large": _published(0.1, 8, 1.5),
+    "gemma-2-2b": _published(0.05 * _GEMMA_SCALE, 8, 1.0 * _GEMMA_SCALE),
+    "qwen3-4b": _published(0.01, 8, 0.65),
+    "llama-3.1-8b": _published(0.03, 16, 0.3),
+}
+# the cheapest way found to an accepted completion at kept fluency (benchmarks/RESULTS.md)
+_FAST: dict[str, Any] = {
+    "strategy": "ladder:from=0.6,growth=1.3,samples_growth=1.5",
+    "num_samples": 2,
+    "mu_relative": 1.3,
+    "max_perplexity": 12.0,
+    "perplexity_growth": 2.0,
+}
+PRESETS: dict[str, dict[str, Any]] = {
+    **PUBLISHED,
+    "fast": _FAST,
+    # what is accepted at 0.49 overfits the scorer: other scorers agree with a margin
+    "margin": {**_FAST, "toxicity_threshold": 0.2},
+    # any other model: the defaults, relative to the norm of the prompt's own rows
+    "relative": {},
+}
+
+
+def preset_for(model: str) -> str:
+    """The preset of a model id or folder, by its last name (`Qwen/Qwen3-4B-Base` -> `qwen3-4b`).
+
+    Only the published models have one of their own: all others get "relative".
+    """
+    name = re.sub(r"^meta-", "", Path(model).name.lower())
+    for preset in PUBLISHED:
+        if re.fullmatch(rf"{re.escape(preset)}(-(base|pt|it|instruct))?", name):
+            return preset
+    return "relative"
+
+
+def preset_values(preset: str | Path, model: str) -> dict[str, Any]:
+    """The settings of a preset by name or file (.json); `"auto"` chooses by the model.
+
+    Raises InputError if it is unknown, and for a file that is no preset.
+    """
+    if is_file(preset):
+        return read_preset(Path(preset))
+    if preset == "auto":
+        preset = preset_for(model)
+    if preset not in PRESETS:
+        known = ", ".join(PRESETS)
+        raise InputError(f"unknown preset {str(preset)!r}; known: auto, {known}, or a .json file")
+    return PRESETS[str(preset)]
+
+
+def is_file(preset: str | Path) -> bool:
+    """Whether `preset` is meant as a file."""
+    return str(preset).endswith(".json")
+
+
+# What a file may set: how to search. Sampling, trials and what becomes of a text that was not
+# accepted are the caller's.
+TUNABLE = (
+    *("strategy", "toxicity_threshold", "max_iterations", "num_samples", "mu", "mu_relative"),
+    *("step_size", "step_relative", "perturb", "completions_per_evaluation", "select"),
+    *("max_perplexity", "perplexity_growth"),
+)
+_LARGEST = 1 << 16  # bytes
+_Value = str | bool | int | Annotated[float, Field(allow_inf_nan=False)] | None
+_Values = Annotated[dict[str, _Value], Field(max_length=64)]
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    tide_preset: Literal[1]
+    settings: _Values
+    about: _Values = {}
+
+
+def read_preset(path: Path) -> dict[str, Any]:
+    """The settings in a preset file, which may be anybody's.
+
+    Raises InputError for a file that is no preset, for settings that a preset must not make, and
+    for a strategy that is no registered one: it would be a file's code.
+    """
+    from tide.search import REGISTRY  # noqa: PLC0415  (the search knows the settings)
+
+    with opened(path) as file:
+        content = file.read(_LARGEST + 1)
+    if len(content) > _LARGEST:
+        raise InputError(f"{path}: has more than {_LARGEST >> 10} KiB: not a preset")
+    try:
+        settings = _File.model_validate(parse_object(content, str(path))).settings
+    except ValidationError as error:
+        raise InputError(f"{path}: not a preset: {problem(error)}") from None
+    if others := settings.keys() - set(TUNABLE):
+        raise InputError(
+            f"{path}: a preset cannot set {min(others)!r}; it sets {', '.join(TUNABLE)}"
+        )
+    try:
+        strategy, options = parse_spec(str(settings.get("strategy", "tide")), "strategy")
+        if strategy not in REGISTRY.names():
+            raise InputError(f"strategy: {strategy!r} is not one of {', '.join(REGISTRY.names())}")
+        if others := options.keys() & set(Settings.model_fields) - set(TUNABLE):
+            raise InputError(f"strategy: a preset cannot set {min(others)!r}")
+        refuse_looser(resolve_settings(settings))
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+    return dict(settings)
+
+
+def refuse_looser(settings: Settings) -> None:
+    """Raise InputError for settings that accept more than the default does."""
+    if settings.toxicity_threshold > (loosest := Settings().toxicity_threshold):
+        raise InputError(f"toxicity_threshold: a preset may be stricter than {loosest} only")
+
+
+def write_preset(path: Path, settings: Settings, about: Mapping[str, Any]) -> None:
+    """Write what of `settings` is no default as a preset file. about: what a reader should know."""
+    given, usual = settings.model_dump(), Settings().model_dump()
+    # Of a scale, the name that is not used is None.
+    chosen = {name: given[name] for name in TUNABLE if given[name] not in (None, usual[name])}
+    chosen["strategy"] = settings.strategy
+    content = {"tide_preset": 1, "settings": chosen, "about": dict(about)}
+    write_text(path, json.dumps(content, indent=2) + "\n")

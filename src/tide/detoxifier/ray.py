@@ -1,0 +1,141 @@
+"""Prompts over a Ray cluster: a pool of actors, each with a detoxifier of its own.
+
+Ray Data hands out the batches, restarts actors that are lost, and does their batch again.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+import tide.core.errors
+from tide.core.chat import Chat
+from tide.core.errors import EngineError, InputError, TideError, first_line
+from tide.core.optional import require
+from tide.core.results import Result
+from tide.detoxifier.sync import Detoxifier
+
+_ALL = -1  # the number of an error that concerns every prompt
+
+
+def map_prompts(
+    create: Callable[[], Detoxifier],
+    prompts: Sequence[str | Chat],
+    *,
+    trials: Sequence[int] | None = None,
+    cluster: str = "local",
+    actors: int = 1,
+    batch: int = 32,
+    cpus: float = 1.0,
+    gpus: float = 0.0,
+) -> Iterator[tuple[int, Result | TideError]]:
+    """As `Detoxifier.map_numbered(prompts, ordered=False, trials=trials)`, by a pool of actors.
+
+    create: makes the detoxifier of an actor, as `functools.partial(Detoxifier, "my-model",
+    engine="vllm")`. cluster: "local" starts Ray on this machine, "auto" or "ray://HOST:PORT" uses a
+    running one. batch: prompts handed out at once; they come back together, and are what is done
+    again if an actor is lost. cpus, gpus: what each actor takes.
+
+    Every prompt is yielded once. Since a result depends on the seed and its prompt alone, it is the
+    same as without a cluster. Raises MissingDependencyError without Ray, InputError for numbers
+    that cannot be used, EngineError if the cluster cannot be reached or gives up, and what `create`
+    and `map_numbered` raise.
+    """
+    for name, value in (("actors", actors), ("batch", batch)):
+        if value < 1:
+            raise InputError(f"{name}: must be at least 1 (got {value})")
+    if isinstance(prompts, str):
+        raise InputError("prompts: expected several texts, got one string; wrap it in a list")
+    ray = require("ray", "ray")
+    data = require("ray.data", "ray")
+    _connect(ray, cluster)
+    data.DataContext.get_current().enable_progress_bars = False
+    if not prompts:
+        return
+    chats = [isinstance(one, Chat) for one in prompts]
+    texts = [one.model_dump_json() if isinstance(one, Chat) else one for one in prompts]
+    rows = [
+        {"number": number, "prompt": text, "chat": is_chat}
+        for number, (text, is_chat) in enumerate(zip(texts, chats, strict=True))
+    ]
+    done = data.from_items(rows, override_num_blocks=math.ceil(len(rows) / batch)).map_batches(
+        _Worker,
+        fn_constructor_args=(create, trials),
+        batch_size=batch,
+        compute=data.ActorPoolStrategy(size=actors),
+        num_cpus=cpus,
+        num_gpus=gpus,
+    )
+    try:
+        for row in done.iter_rows():
+            result = _unpacked(row)
+            if isinstance(result, TideError) and row["number"] == _ALL:
+                raise result
+            yield int(row["number"]), result
+    except ray.exceptions.RayError as error:
+        raise EngineError(f"the cluster gave up: {first_line(error)}") from error
+
+
+class _Worker:
+    """What one actor holds: it is called with one batch after another.
+
+    Errors of TIDE travel as rows: Ray would make a traceback of an exception.
+    """
+
+    def __init__(self, create: Callable[[], Detoxifier], trials: Sequence[int] | None) -> None:
+        self._create, self._trials = create, trials
+
+    @cached_property
+    def _detoxifier(self) -> Detoxifier:
+        return self._create()
+
+    def __call__(self, rows: dict[str, Any]) -> dict[str, Any]:
+        try:
+            done = self._complete(rows)
+        except TideError as error:
+            done = [(_ALL, str(error), type(error).__name__)]
+        columns = zip(("number", "text", "kind"), zip(*done, strict=True), strict=True)
+        return {name: np.array(column) for name, column in columns}
+
+    def _complete(self, rows: dict[str, Any]) -> list[tuple[int, str, str]]:
+        """Number, text and kind of each row: JSON and "", or the text of an error and its class."""
+        prompts = [
+            Chat.model_validate_json(str(one)) if is_chat else str(one)
+            for one, is_chat in zip(rows["prompt"], rows["chat"], strict=True)
+        ]
+        done = []
+        finished = self._detoxifier.map_numbered(prompts, ordered=False, trials=self._trials)
+        for i, result in finished:
+            number = int(rows["number"][i])
+            if isinstance(result, TideError):
+                done.append((number, str(result), type(result).__name__))
+            else:
+                done.append((number, result.model_dump_json(), ""))
+        return done
+
+
+def _unpacked(row: dict[str, Any]) -> Result | TideError:
+    if not row["kind"]:
+        return Result.model_validate_json(row["text"])
+    kind = getattr(tide.core.errors, row["kind"], TideError)
+    error: TideError = kind(row["text"])
+    return error
+
+
+def _connect(ray: Any, cluster: str) -> None:
+    if ray.is_initialized():
+        return
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    quiet = {"log_to_driver": False, "logging_level": "error"}
+    try:
+        if cluster == "local":
+            ray.init(address="local", include_dashboard=False, **quiet)
+        else:
+            ray.init(address=cluster, **quiet)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise EngineError(f"cluster {cluster!r} cannot be used: {first_line(error)}") from error

@@ -1,0 +1,334 @@
+"""Methods side by side on a benchmark, each into a run of its own; and more for finished runs.
+
+Whatever a command asks for, only what is missing is done: prompts and trials that a run has not,
+judges that have not scored it, reference models that have not measured it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from tide.core.errors import InputError, TideError
+from tide.data.files import write_text, writing
+from tide.data.prompts import Row
+from tide.data.records import RecordFile, RecordId
+from tide.engines import Engine, load_engine
+from tide.evaluation.benchmarks import Benchmark, open_benchmark
+from tide.evaluation.caching_engine import CachingEngine
+from tide.evaluation.judges import NamedScorer, judge_records, measure_records
+from tide.evaluation.methods import Method, load_method
+from tide.evaluation.metrics import summarize
+from tide.evaluation.perplexity import Reference, reference_named
+from tide.evaluation.progress import Progress
+from tide.evaluation.protocols import load_protocol
+from tide.evaluation.reporting.tables import slug
+from tide.evaluation.runners import ClusterRunner, LocalRunner
+from tide.evaluation.runs import (
+    FORMAT,
+    SUMMARY,
+    Run,
+    files_of,
+    find_runs,
+    open_run,
+    read_config,
+    read_run,
+    write_config,
+)
+from tide.plugins.specs import split_specs
+from tide.scorers import Scorer
+
+AnyScorer = str | Scorer | Callable[[list[str]], Any] | NamedScorer
+AnyReference = str | Reference
+Failed = dict[RecordId, TideError]
+
+_PACKAGES = ("tide-detox", "torch", "transformers", "numpy", "scikit-learn", "scipy")
+# Options of an engine that change what it writes; others only say where and how fast it runs.
+_DECIDING = ("quantization", "kv_cache_dtype", "revision", "hf_overrides")
+
+
+def evaluate(
+    benchmark: str | Path | Benchmark | Sequence[str],
+    methods: str | Sequence[str] = ("base", "tide", "fast"),
+    *,
+    model: str | Path | Engine = "pocket",
+    scorer: AnyScorer = "pocket",
+    judges: AnyScorer | Sequence[AnyScorer] = (),
+    protocol: str = "tide",
+    preset: str | Path = "auto",
+    reference: AnyReference | Sequence[AnyReference] = "auto",
+    reference_engine: str = "transformers",
+    reference_options: Mapping[str, Any] | None = None,
+    artefacts: Path | None = None,
+    out: str | Path | None = None,
+    engine: str = "transformers",
+    engine_options: Mapping[str, Any] | None = None,
+    cluster: str | None = None,
+    actors: int = 1,
+    actor_gpus: float = 0.0,
+    field: str = "prompt",
+    limit: int | None = None,
+    chat: bool = False,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    **overrides: Any,
+) -> list[Run]:
+    """Run `methods` on `benchmark`, each into a folder of its own in `out`, and read the runs.
+
+        runs = evaluate("rtp", "base,tide,fast", judges="profanity-check", limit=100)
+        report(runs)
+
+    benchmark: a name, a file, or prompts. methods: specs, or one text with commas between them.
+    judges: scorers kept out of the search. preset: what strategies begin with. reference: models
+    that measure perplexity; "auto": that of the model's family, "global": the paper's one for all,
+    "none". reference_engine, reference_options: what runs them, as "vllm" with
+    `tensor_parallel_size`; in this process, the model is closed before. artefacts: what `tide fit`
+    learned, for baselines.
+    out: by default `runs/BENCHMARK-MODEL`. What is there is kept, and what is missing is added.
+    chat: let the model answer the prompts, or the `messages` of a .jsonl file, by its template.
+    cluster: "local", "auto" or "ray://HOST:PORT" runs the searches on Ray, in `actors` processes.
+    overrides: settings for all methods, as `temperature=0.7`, `seed=1`, `num_trials=5`.
+
+    A prompt that cannot be completed is in `failed` of its run. Raises InputError for what cannot
+    be used, or a run in `out` that was made otherwise, and what concerns all prompts.
+    """
+    rules, prompts = load_protocol(protocol), open_benchmark(benchmark, field, limit, chat)
+    specs = split_specs(methods, "--methods") if isinstance(methods, str) else list(methods)
+    options, progress = dict(engine_options or {}), progress or Progress()
+    with ExitStack() as stack:
+        inside = open_scorer(scorer, stack)
+        outside = [open_scorer(judge, stack) for judge in _listed(judges)]
+        running = stack.enter_context(ExitStack())
+        runner: LocalRunner | ClusterRunner
+        if cluster is None:
+            loaded = model if isinstance(model, Engine) else load_engine(engine, model, **options)
+            shared = loaded if isinstance(loaded, CachingEngine) else CachingEngine(loaded)
+            if loaded is not model:
+                running.callback(shared.close)
+            runner = LocalRunner(shared, inside.scorer)
+            described = describe(model, engine, options, loaded.dtype)
+        elif isinstance(model, Engine) or inside.spec is None:
+            raise InputError("cluster: its processes load model and scorer themselves: name them")
+        else:
+            runner = ClusterRunner(
+                str(model), inside.spec, engine, options, cluster, actors=actors, gpus=actor_gpus
+            )
+            described = describe(model, engine, options, options.get("dtype", "auto"))
+        chosen = [load_method(spec, runner, rules, overrides, artefacts, preset) for spec in specs]
+        name = described["model"]
+        out = Path(out or Path("runs") / f"{slug(prompts.name)}-{slug(Path(name).name)}")
+        paths = [out / slug(method.name) for method in chosen]
+        if len(set(paths)) < len(paths):
+            raise InputError("--methods: one of them is named twice")
+        config = {"benchmark": prompts.config, "protocol": rules.config, "scorer": inside.config}
+        source = Path(benchmark) if isinstance(benchmark, str | Path) else None
+        job = Job(prompts.rows, {**config, **described}, outside, overwrite, progress, source)
+        for path in paths:
+            stack.enter_context(writing(files_of(path)[0]))
+        failed = [run_method(method, path, job) for method, path in zip(chosen, paths, strict=True)]
+        running.close()
+        measuring = _measuring(reference_engine, reference_options, options)
+        _measure(paths, _references(reference, name, progress), measuring, progress)
+        return [*map(_summarized, paths, failed)]
+
+
+def judge(
+    runs: str | Path | Sequence[str | Path],
+    *,
+    judges: AnyScorer | Sequence[AnyScorer] = (),
+    reference: str | Sequence[str] = (),
+    reference_engine: str = "transformers",
+    reference_options: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> list[Run]:
+    """Add judges and perplexity to the finished runs at and below `runs`; nothing is generated.
+
+    reference_options: of `reference_engine`, as `device` and `max_batch`. Raises as `evaluate`.
+    """
+    paths = find_runs([Path(run) for run in _listed(runs)])
+    progress = progress or Progress()
+    failed: list[Failed] = []
+    with ExitStack() as stack:
+        for path in paths:
+            stack.enter_context(writing(files_of(path)[0]))
+        loaded = [open_scorer(one, stack) for one in _listed(judges)]
+        for path in paths:
+            with RecordFile(files_of(path)[0]) as file:
+                failed.append(_judge(file, path, loaded, progress))
+        wanted: dict[AnyReference, list[Path]] = {}
+        for path in paths:
+            for name in _references(reference, str(read_config(path).get("model")), progress):
+                wanted.setdefault(name, []).append(path)
+        for name, some in wanted.items():
+            measuring = _measuring(reference_engine, reference_options)
+            _measure(some, [name], measuring, progress)
+        return [*map(_summarized, paths, failed)]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the runs of one command share.
+
+    config: of model, scorer, benchmark and protocol. source: the file of the rows, if there is one.
+    """
+
+    rows: Sequence[Row]
+    config: dict[str, Any]
+    judges: Sequence[NamedScorer] = ()
+    overwrite: bool = False
+    progress: Progress = field(default_factory=Progress)
+    source: Path | None = None
+
+
+def run_method(method: Method, path: Path, job: Job) -> Failed:
+    """Make the run at `path`, or add what it misses; returns the rows that failed.
+
+    Raises InputError if a run of another configuration is there, and what concerns all rows.
+    """
+    config = {
+        "format": FORMAT,
+        "method": method.name,
+        **job.config,
+        **method.config,
+        "num_trials": method.settings.num_trials,
+        "num_prompts": len(job.rows),
+        "judges": [],
+        "references": [],
+    }
+    prompts = {row.id: row.asked for row in job.rows}
+    opened = open_run(path, config, prompts, overwrite=job.overwrite, source=job.source)
+    with opened as file:
+        failed = _generate(method, file, job)
+        return failed | _judge(file, path, job.judges, job.progress)
+
+
+def describe(
+    model: str | Path | Engine, engine: str, options: Mapping[str, Any], dtype: object
+) -> dict[str, Any]:
+    """What of a model and its engine decides what is written, for a run's configuration."""
+    deciding = {option: options[option] for option in _DECIDING if option in options}
+    if isinstance(model, Engine):
+        inner = model.engine if isinstance(model, CachingEngine) else model
+        model, engine = model.name, type(inner).__name__
+    return {
+        "model": str(model),
+        "engine": engine,
+        **({"engine_options": deciding} if deciding else {}),
+        "dtype": str(dtype).removeprefix("torch."),
+        "versions": {name: version(name) for name in _PACKAGES},
+    }
+
+
+def _generate(method: Method, file: RecordFile, job: Job) -> Failed:
+    left: dict[tuple[int, ...], list[Row]] = {}
+    for row in job.rows:
+        there = file.trials(row.id)
+        missing = [trial for trial in range(method.settings.num_trials) if trial not in there]
+        left.setdefault(tuple(missing), []).append(row)
+    left.pop((), None)
+    count = sum(map(len, left.values()))
+    if file.ids and count:
+        job.progress.say(f"{file.path}: {len(file.ids)} records are there, {count} to do or extend")
+    failed: Failed = {}
+    job.progress.begin(method.name, count)
+    try:
+        for trials, rows in left.items():
+            for row, record in method.records(rows, trials):
+                if isinstance(record, TideError):
+                    failed[row.id] = record
+                    job.progress.failed(method.name, row.id, record)
+                else:
+                    file.add(record)
+                job.progress.advance()
+    finally:
+        job.progress.end()
+    return failed
+
+
+def _judge(
+    file: RecordFile, path: Path, judges: Sequence[NamedScorer], progress: Progress
+) -> Failed:
+    failed = Failed()
+    if not (judges and file.ids):
+        return failed
+    config = read_config(path)
+    policy = (config.get("settings") or config.get("sampling") or {}).get("empty_policy")
+    if policy is None:
+        raise InputError(f"{path}: its configuration has no empty_policy; no judge can follow it")
+    for judge in judges:
+        if judge.scorer.name == config["scorer"]["name"]:
+            continue  # its scores are there
+        known = {one["name"]: one for one in config["judges"]} | {judge.scorer.name: judge.config}
+        config["judges"] = list(known.values())
+        write_config(path, config)
+        failed |= judge_records(file, judge.scorer, policy, progress)
+    return failed
+
+
+def _measure(
+    paths: Sequence[Path],
+    references: Sequence[AnyReference],
+    options: Mapping[str, Any],
+    progress: Progress,
+) -> None:
+    """Perplexity of every run under the references; those given by name are loaded once."""
+    for given in references:
+        reference = Reference(given, **options) if isinstance(given, str) else given
+        try:
+            for path in paths:
+                config = read_config(path)
+                if reference.name not in config["references"]:
+                    config["references"].append(reference.name)
+                    write_config(path, config)
+                with RecordFile(files_of(path)[0]) as file:
+                    measure_records(file, reference, progress)
+        finally:
+            if reference is not given:
+                reference.close()
+
+
+def _measuring(
+    engine: str, given: Mapping[str, Any] | None, searching: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """How references are loaded; transformers here, where and as the search ran if not `given`."""
+    shared = searching if searching and engine == "transformers" else {}
+    here = {name: shared[name] for name in ("device", "max_batch") if name in shared}
+    return {"engine": engine, **here, **(given or {})}
+
+
+def _references(
+    given: AnyReference | Sequence[AnyReference], model: str, progress: Progress
+) -> list[AnyReference]:
+    found: list[AnyReference] = []
+    for name in _listed(given):
+        known = reference_named(name, model) if isinstance(name, str) else name
+        if known is None:
+            progress.say(f"no reference model is known for {model}: no perplexity (--reference)")
+        elif known != "none":
+            found.append(known)
+    return list(dict.fromkeys(found))
+
+
+def open_scorer(scorer: AnyScorer, stack: ExitStack) -> NamedScorer:
+    """A scorer, which the stack closes if it was loaded here. Raises as `load_scorer` does."""
+    named = NamedScorer.of(scorer)
+    if named is not scorer and named.spec is not None:
+        stack.callback(named.scorer.close)
+    return named
+
+
+def _listed(given: Any) -> list[Any]:
+    return list(given) if isinstance(given, list | tuple) else [given]
+
+
+def _summarized(path: Path, failed: Failed) -> Run:
+    """The run, with its metrics written beside its records."""
+    run = replace(read_run(path), failed=failed)
+    if path != files_of(path)[0]:
+        write_text(path / SUMMARY, json.dumps(summarize(run).to_dict(), indent=2) + "\n")
+    return run

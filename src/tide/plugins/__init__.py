@@ -1,0 +1,1 @@
+"""How parts are named, found and given options: registry, specs, options."""

@@ -1,0 +1,109 @@
+"""Options of one strategy, baseline or scorer: declared in its file, written behind its name."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from types import NoneType
+from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, ValidationError, validate_call
+from pydantic.fields import FieldInfo
+
+from tide.core.errors import InputError
+from tide.core.validation import one_line
+from tide.plugins.specs import format_spec
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+class Options(BaseModel):
+    """Base of all options: frozen and validated; fields are numbers, booleans, texts or choices.
+
+    A field's alias is the name that is written, for names that Python keeps for itself (`from`).
+    strength: an option that the spec shows even at its default.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+    strength: ClassVar[str] = ""
+
+    @classmethod
+    def by_name(cls) -> dict[str, FieldInfo]:
+        """The fields under the names that are written."""
+        return {field.alias or name: field for name, field in cls.model_fields.items()}
+
+    @classmethod
+    def of(cls, kind: str, name: str, values: Mapping[str, str]) -> Self:
+        """Options of what is called `name`, as its spec has them. Raises InputError (one line)."""
+        fields = cls.by_name()
+        if unknown := values.keys() - fields.keys():
+            known = f"known: {', '.join(fields)}" if fields else "it has none"
+            raise InputError(f"{kind} {name}: no option {min(unknown)!r}; {known}")
+        try:
+            return cls.model_validate({key: read(fields[key], values[key]) for key in values})
+        except ValidationError as error:
+            raise InputError(f"{kind} {name}: {one_line(error)}") from None
+
+    def spec(self, name: str) -> str:
+        """`name` with its strength and every other option that differs from its default."""
+        shown, values = {}, dict(self)
+        for (written, field), value in zip(self.by_name().items(), values.values(), strict=True):
+            default = field.get_default(call_default_factory=True, validated_data=values)
+            if written == self.strength or value != default:
+                shown[written] = write(value)
+        return format_spec(name, shown)
+
+
+def read(field: FieldInfo, text: str) -> Any:
+    """The value that `text` stands for in a spec: None for `none`, where a field allows it.
+
+    For several texts it is a JSON list of them; any other is a single one.
+    """
+    if get_origin(field.annotation) is tuple and text.startswith("["):
+        try:
+            return json.loads(text)
+        except ValueError:
+            return text
+    return None if text == "none" and NoneType in get_args(field.annotation) else text
+
+
+def write(value: Any) -> str:
+    """`value` as a spec writes it; `Options.of` reads it back."""
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        # Parentheses have a meaning of their own in a spec.
+        return json.dumps(value).replace("(", "\\u0028").replace(")", "\\u0029")
+    if isinstance(value, float):
+        return short if float(short := f"{value:g}") == value else repr(value)
+    return str(value)
+
+
+def checked(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Decorator: arguments are of the types that are declared, or InputError (one line) names them.
+
+    For constructors whose arguments come from the command line, where everything is a text: "no"
+    is False for a `bool`, and what is neither true nor false is refused. `Annotated[..., Field()]`
+    sets bounds.
+    """
+    names = list(inspect.signature(function).parameters)
+    validated = validate_call(config=ConfigDict(arbitrary_types_allowed=True))(function)
+
+    @functools.wraps(function)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        try:
+            return validated(*args, **kwargs)
+        except ValidationError as error:
+            if error.title != getattr(validated, "__qualname__", ""):
+                raise  # of something inside
+            raise InputError(one_line(error, names)) from None
+
+    return call

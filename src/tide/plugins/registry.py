@@ -1,0 +1,114 @@
+"""One lazy registry of names: `"name" -> "module:attribute"`, imported on first use.
+
+A third party adds an engine, a scorer, a strategy or a baseline without touching the package: by
+an entry point of its distribution in the group `tide.engines`, `tide.scorers`, `tide.strategies` or
+`tide.baselines`; in code (`tide.scorers.REGISTRY.add("mine", "my_package.scorers:Mine")`); or under
+no name at all: `my_package.scorers:Mine` and `path/file.py:Mine` may stand in place of one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Mapping
+from functools import cache
+from hashlib import blake2b
+from importlib import import_module
+from importlib.metadata import entry_points
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from tide.core.errors import InputError, first_line
+
+
+class Registry:
+    """Names of one kind of thing, each with the place it is imported from."""
+
+    def __init__(self, kind: str, builtin: Mapping[str, str]) -> None:
+        self.kind = kind
+        self._targets: dict[str, Any] = dict(builtin)
+        self._entry_points_read = False
+
+    def add(self, name: str, target: Any) -> None:
+        """Add `name`; `target` is the object itself or `"module:attribute"`.
+
+        Raises InputError when the name is taken: silently replacing a scorer would falsify results.
+        """
+        self._read_entry_points()
+        if name in self._targets:
+            raise InputError(f"{self.kind} {name!r} is registered already; choose another name")
+        self._targets[name] = target
+
+    def names(self) -> list[str]:
+        """All names, sorted; nothing is imported."""
+        self._read_entry_points()
+        return sorted(self._targets)
+
+    def load(self, name: str) -> Any:
+        """The object behind `name`, which may also be `module:attribute` or `file.py:attribute`.
+
+        Raises InputError (with the nearest names) if there is none, or it cannot be imported.
+        """
+        self._read_entry_points()
+        if name not in self._targets:
+            if name.partition(":")[0] in self._targets or ":" not in name:
+                raise InputError(self._unknown(name))
+            return _imported(self.kind, name)
+        target = self._targets[name]
+        if isinstance(target, str):
+            module, _, attribute = target.partition(":")
+            target = getattr(import_module(module), attribute)
+        return target
+
+    def _unknown(self, name: str) -> str:
+        near = difflib.get_close_matches(name, self._targets, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        return f"unknown {self.kind} {name!r}; {hint}known: {', '.join(self.names())}"
+
+    def _read_entry_points(self) -> None:
+        if self._entry_points_read:
+            return
+        self._entry_points_read = True
+        plural = "strategies" if self.kind == "strategy" else f"{self.kind}s"
+        for point in _installed().select(group=f"tide.{plural}"):
+            self.add(point.name, point.value)
+
+
+@cache
+def _installed() -> Any:
+    return entry_points()  # reads the metadata of every package: once for all kinds
+
+
+def _imported(kind: str, target: str) -> Any:
+    """What `module:attribute` or `path/file.py:attribute` names. Raises InputError if nothing."""
+    place, _, attribute = target.rpartition(":")
+    try:
+        module = _run_file(Path(place)) if place.endswith(".py") else import_module(place)
+    except (Exception, SystemExit) as error:  # it is anybody's code, which may fail in any way
+        hint = (
+            f"; for the file write {place}.py:{attribute}" if Path(f"{place}.py").is_file() else ""
+        )
+        raise InputError(
+            f"{kind} {target!r}: {place} cannot be imported: {first_line(error)}{hint}"
+        ) from error
+    if not callable(found := getattr(module, attribute, None)):
+        raise InputError(f"{kind} {target!r}: {place} has no class {attribute!r}")
+    return found
+
+
+def _run_file(path: Path) -> ModuleType:
+    """The module in a file, run once; in `sys.modules`, where dataclasses look themselves up."""
+    name = f"tide_file_{blake2b(str(path.resolve()).encode(), digest_size=8).hexdigest()}"
+    if name not in sys.modules:
+        spec = spec_from_file_location(name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[name] = module = module_from_spec(spec)
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[name]
+            raise
+    return sys.modules[name]

@@ -1,0 +1,197 @@
+"""How strategies, baselines, methods and scorers are written on one line.
+
+    NAME                              tide, pocket
+    NAME:KEY=VALUE,KEY=VALUE          ladder:from=0.6,growth=1.3
+    NAME:ARGUMENT                     hf:ID (scorers)
+    WRAPPER:SPEC, WRAPPER:NUMBER:SPEC cache:pocket, rate:5:hf:ID
+    ENSEMBLE:SPEC,SPEC                max:pocket,cache:perspective
+
+NAME may be a class of one's own: `module:Class` or `path/file.py:Class`. In a list, commas part the
+specs; behind an ensemble's colon they part its members. Parentheses keep a spec or a value in one
+piece: `cache:max(a,b),c`, `max:(hf:ID#x,y),pocket`, `NAME:key=(a,b)`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from types import MappingProxyType
+
+from tide.core.errors import InputError
+
+# How names that stand around other specs are used: NUMBER is a setting, a comma an ensemble.
+Around = Mapping[str, str]
+_NOTHING: Around = MappingProxyType({})
+_CLASS = re.compile(r"([^:,=()]+):([A-Za-z_]\w*)(?=:|$)")
+# Far more than anybody writes, and few enough to be read at once.
+_LONGEST, _DEEPEST = 10_000, 30
+_NUMBER = re.compile(r"(\d+(?:\.\d+)?):(.*)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A spec that was read. argument: what stands behind the colon of a name that stands alone.
+
+    number, inner: of a wrapper or an ensemble.
+    """
+
+    name: str
+    argument: str | None = None
+    number: str = ""
+    inner: tuple[Spec, ...] = ()
+
+    def __str__(self) -> str:
+        # Of several, a member that holds commas or would take those behind it is kept together.
+        several = len(self.inner) > 1
+        members = ",".join(
+            f"({spec})" if several and (spec.inner or "," in str(spec)) else str(spec)
+            for spec in self.inner
+        )
+        parts = (self.name, self.number or None, members or None, self.argument)
+        return ":".join(part for part in parts if part is not None)
+
+
+def parse(
+    text: str,
+    option: str = "spec",
+    around: Around = _NOTHING,
+    names: Container[str] = (),
+    depth: int = 0,
+) -> Spec:
+    """Read one spec. around: usage of the names that stand around others. names: those registered.
+
+    depth: of the specs around it. Raises InputError, naming `option`, for a text without a name or
+    with a lone parenthesis, and at a depth of 30.
+    """
+    text = _bounded(text, option)
+    if depth == _DEEPEST:
+        raise InputError(f"{option}: {text[:40]!r} is nested too deeply")
+    if (inside := _inside(text)) is not None:
+        return parse(inside, option, around, names, depth + 1)
+    called = re.fullmatch(r"([\w-]+)(\(.*\))", text, re.DOTALL)
+    if called and "," in around.get(called[1], "") and _inside(called[2]) is not None:
+        name, rest = called[1], _inside(called[2])
+    else:
+        name, rest = _head(text, names or around)
+    if not name:
+        raise InputError(f"{option}: {text!r} begins with no name")
+    usage = around.get(name)
+    if usage is None or rest is None:
+        return Spec(name, rest)
+    number, rest = _number(usage, rest)
+    parts = split_specs(rest, option, around, names) if "," in usage else [rest]
+    inner = tuple(parse(part, option, around, names, depth + 1) for part in parts)
+    return Spec(name, None, number, inner)
+
+
+def parse_spec(
+    text: str, option: str = "spec", names: Container[str] = ()
+) -> tuple[str, dict[str, str]]:
+    """Name and options of `NAME[:key=value,...]`, e.g. `rad:beta=50,normalize=minmax`.
+
+    Raises InputError, naming `option`, for a text that is not of this form.
+    """
+    name, rest = _head(_bounded(text, option), names)
+    if not name or set(name) & set("=,()"):
+        raise InputError(f"{option}: {text!r} begins with no name; write NAME:key=value,key=value")
+    settings: dict[str, str] = {}
+    for item in [] if rest is None else _pieces(rest, option):
+        key, equals, value = (part.strip() for part in item.partition("="))
+        if not (key and equals and value):
+            raise InputError(
+                f"{option}: {item!r} in {text!r} is not key=value; write NAME:key=value,key=value"
+            )
+        if key in settings:
+            raise InputError(f"{option}: {key!r} is given twice in {text!r}")
+        inside = _inside(value)
+        settings[key] = value if inside is None else inside
+    return name, settings
+
+
+def format_spec(name: str, settings: Mapping[str, str]) -> str:
+    """The text that `parse_spec` reads as this."""
+    items = []
+    for key, value in settings.items():
+        plain = value and value == value.strip() and "," not in value and _inside(value) is None
+        items.append(f"{key}={value}" if plain else f"{key}=({value})")
+    return f"{name}:{','.join(items)}" if items else name
+
+
+def split_specs(
+    text: str, option: str = "specs", around: Around = _NOTHING, names: Container[str] = ()
+) -> list[str]:
+    """The specs of a comma-separated list; a `key=value` belongs to the spec before it.
+
+    `rad:beta=50,sasa:beta=100,normalize=raw,tide` holds `rad:beta=50`,
+    `sasa:beta=100,normalize=raw` and `tide`. around, names: as `parse` has them. Raises InputError,
+    naming `option`, for a list that holds nothing or a piece that belongs to no spec.
+    """
+    specs: list[str] = []
+    for piece in _pieces(_bounded(text, option), option):
+        if not piece:
+            raise InputError(f"{option}: an empty place between commas in {text!r}")
+        is_option = "=" in piece.partition(":")[0]
+        if specs and (_is_open(specs[-1], around, names) or (is_option and ":" in specs[-1])):
+            specs[-1] += f",{piece}"
+        elif is_option:
+            raise InputError(
+                f"{option}: {piece!r} in {text!r} belongs to no method; write NAME:key=value"
+            )
+        else:
+            specs.append(piece)
+    return specs
+
+
+def _bounded(text: str, option: str) -> str:
+    text = text.strip()
+    if len(text) > _LONGEST:
+        raise InputError(f"{option}: {text[:40]!r}... is too long ({len(text)} characters)")
+    return text
+
+
+def _head(text: str, names: Container[str]) -> tuple[str, str | None]:
+    """The name that `text` begins with, and what stands behind its colon; None without one."""
+    own = _CLASS.match(text)
+    # `hf:ID` and `mine:Class` look alike: a registered name is never a module.
+    if own and own[1] not in names and ("." in own[1] or "/" in own[1] or own[2][0].isupper()):
+        rest = text[own.end() :]
+        return own[0], rest[1:] if rest else None
+    name, colon, rest = text.partition(":")
+    return name.strip(), rest if colon else None
+
+
+def _number(usage: str, rest: str) -> tuple[str, str]:
+    found = _NUMBER.fullmatch(rest) if "NUMBER" in usage else None
+    return (found[1], found[2]) if found else ("", rest)
+
+
+def _is_open(spec: str, around: Around, names: Container[str]) -> bool:
+    """Whether a comma behind `spec` belongs to it, because it ends inside an ensemble."""
+    name, rest = _head(spec, names or around)
+    while rest is not None and name in around:
+        if "," in around[name]:
+            return True
+        name, rest = _head(_number(around[name], rest)[1], names or around)
+    return False
+
+
+def _depths(text: str) -> list[int]:
+    return list(accumulate((c == "(") - (c == ")") for c in text))
+
+
+def _inside(text: str) -> str | None:
+    """What stands between the parentheses around `text`; None if there are none."""
+    depths = _depths(text)
+    whole = text.startswith("(") and depths[-1] == 0 and all(depths[:-1])
+    return text[1:-1] if whole else None
+
+
+def _pieces(text: str, option: str) -> list[str]:
+    """`text` split at the commas outside parentheses."""
+    depths = _depths(text) or [0]
+    if min(depths) < 0 or depths[-1] != 0:
+        raise InputError(f"{option}: a parenthesis without its partner in {text!r}")
+    commas = [i for i, c in enumerate(text) if c == "," and depths[i] == 0]
+    return [text[a + 1 : b].strip() for a, b in pairwise([-1, *commas, len(text)])]

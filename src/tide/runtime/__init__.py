@@ -1,0 +1,1 @@
+"""What joins engine, scorer and search: answers, searches and their scores."""

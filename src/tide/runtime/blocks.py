@@ -1,0 +1,87 @@
+"""Where the blocks of an answer end: at sentence ends, decided on the text of its tokens."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import accumulate, chain
+
+from tide.runtime.pieces import HALF
+
+# Tokens of the shortest block, but for the last of an answer, and of one without a sentence end.
+LEAST = 8
+WHERE_NONE = 32
+# A sentence end with the quotes and brackets that close behind it.
+_ENDS = re.compile(r"""[.!?\u2026]+["'\u201d\u2019)\]*_]*(?=\s|\Z)|[\u3002\uff01\uff1f]|\n""")
+
+
+def first_end(
+    pieces: Sequence[str], most: int, *, ended: bool, stop: Sequence[str] = ()
+) -> int | None:
+    """How many of the tokens make the first block; None if those to come decide.
+
+    most: tokens of a block. ended: whether none are to come. stop: texts that end an answer; no
+    block ends where one may have begun.
+    """
+    least = min(LEAST, most)
+    # Whether a mark ends a sentence, the token behind it says.
+    for end in _ends(pieces, ended):
+        if end > most:
+            break
+        if end >= least and not _begins(stop, pieces[:end]):
+            return end
+    if len(pieces) <= most:
+        return len(pieces) if ended else None
+    around = range(min(WHERE_NONE, most), least - 1, -1)
+    words = [end for end in around if pieces[end][:1].isspace()]
+    # Where a stop string may have begun, a block is longer than it should be.
+    later = range(around[0] + 1, len(pieces) + ended if stop else 0)
+    whole = [end for end in chain(around, later) if _is_whole(pieces[end - 1])]
+    for end in chain(words, whole):
+        if not _begins(stop, pieces[:end]):
+            return end
+    if stop:
+        return len(pieces) if ended else None
+    return around[0]
+
+
+def last_end(pieces: Sequence[str], stop: Sequence[str] = ()) -> int:
+    """How many of the tokens to keep of a text that was cut off: up to its last sentence end."""
+    least = min(LEAST, len(pieces))
+    ends = [end for end in _ends(pieces, True) if end >= least]
+    for end in chain(reversed(ends), range(len(pieces), 0, -1)):
+        if _is_whole(pieces[end - 1]) and not _begins(stop, pieces[:end]):
+            return end
+    return len(pieces)
+
+
+def last_word(pieces: Sequence[str]) -> int:
+    """How many of the tokens stand before the last that begins a word."""
+    return max((end for end, piece in enumerate(pieces) if piece[:1].isspace()), default=0)
+
+
+def _ends(pieces: Sequence[str], ended: bool) -> list[int]:
+    """The numbers of tokens after which a sentence has ended, ascending."""
+    text = "".join(pieces)
+    ends: list[int] = []
+    lengths = list(accumulate(map(len, pieces)))
+    token = 0
+    for match in _ENDS.finditer(text):
+        if match.end() == len(text) and not ended and match[0] != "\n":
+            break
+        while lengths[token] < match.end():
+            token += 1
+        # A token may hold the mark and the spaces behind it, but no other text.
+        if not text[match.end() : lengths[token]].strip() and ends[-1:] != [token + 1]:
+            ends.append(token + 1)
+    return ends
+
+
+def _is_whole(piece: str) -> bool:
+    """Whether the text may end behind a token: not inside of a character."""
+    return piece != "" and not piece.endswith(HALF)
+
+
+def _begins(stop: Sequence[str], pieces: Sequence[str]) -> bool:
+    text = "".join(pieces) if stop else ""
+    return any(text.endswith(one[:count]) for one in stop for count in range(1, len(one)))

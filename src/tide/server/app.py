@@ -1,0 +1,183 @@
+"""Addresses: which request goes where, and how an answer leaves."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
+
+from tide import __version__
+from tide.core.errors import InputError, TideError
+from tide.detoxifier.asynchronous import AsyncDetoxifier
+from tide.engines.base import MayBeAway
+from tide.server.gate import FAILED, Gate
+from tide.server.generation import Serving
+from tide.server.limits import Limits
+from tide.server.metrics import MeasuredScorer
+from tide.server.schemas import ChatRequest, CompletionRequest, Generation, Refused
+from tide.server.scoring import AnalyzeRequest, GuardrailRequest, ModerationRequest, Scoring
+
+if TYPE_CHECKING:
+    from pydantic import SecretStr
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+_PAGE = Path(__file__).with_name("playground")
+_PAGE_HEADERS = {
+    "content-security-policy": "default-src 'self'; img-src data:; "
+    "frame-ancestors 'none'; base-uri 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+}
+_NO_STORE = {"cache-control": "no-store"}
+
+
+def create_app(
+    detox: AsyncDetoxifier,
+    name: str,
+    *,
+    limits: Limits | None = None,
+    keys: Sequence[SecretStr] = (),
+) -> ASGIApp:
+    """The server as an ASGI application, whose requests share `detox`.
+
+    name: of the model, as clients call it. keys: those that let a client in; without any, clients
+    of this machine are.
+    """
+    limits, scorer = limits or Limits(), detox.scorer
+    if not isinstance(scorer, MeasuredScorer):  # from its first call on
+        raise InputError("scorer: a server needs AsyncDetoxifier(scorer=MeasuredScorer(...))")
+    metrics = scorer.metrics
+    serving, scoring = Serving(detox, name, limits, metrics), Scoring(scorer, limits)
+
+    app = FastAPI(title="TIDE", version=__version__, docs_url=None, redoc_url=None)
+    for kind in (Refused, TideError, RequestValidationError, HTTPException, Exception):
+        app.add_exception_handler(kind, _failed)
+
+    async def generate(request: Generation) -> Response:
+        if request.stream:
+            events = serving.stream(request)
+            return EventStream(await anext(events), events)
+        answer = await serving.whole(request)
+        told = {f"x-tide-{key.replace('_', '-')}": _written(v) for key, v in answer["tide"].items()}
+        return JSONResponse(answer, headers=told | _NO_STORE)
+
+    @app.post("/v1/completions")
+    async def completions(request: CompletionRequest) -> Response:
+        return await generate(request)
+
+    @app.post("/v1/chat/completions")
+    async def chat(request: ChatRequest) -> Response:
+        return await generate(request)
+
+    model = {"id": name, "object": "model", "created": 0, "owned_by": "tide"}
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [model]}
+
+    @app.get("/v1/models/{asked:path}")
+    async def one_model(asked: str) -> dict[str, Any]:
+        serving.check_model(asked)
+        return model
+
+    @app.post("/v1/moderations")
+    async def moderations(request: ModerationRequest) -> dict[str, Any]:
+        return await scoring.moderate(request)
+
+    @app.post("/v1alpha1/comments:analyze")
+    async def analyze(request: AnalyzeRequest) -> dict[str, Any]:
+        return await scoring.analyze(request)
+
+    @app.post("/beta/litellm_basic_guardrail_api")
+    async def guardrail(request: GuardrailRequest) -> dict[str, Any]:
+        return await scoring.guard(request)
+
+    @app.get("/health")
+    async def health() -> Response:
+        return _state(not detox.closed)
+
+    @app.get("/ready")
+    async def ready() -> Response:
+        there = not isinstance(detox.engine, MayBeAway) or detox.engine.available
+        return _state(there and not detox.closed and await scoring.answers())
+
+    @app.get("/metrics")
+    async def figures() -> Response:
+        return PlainTextResponse(metrics.text(), media_type="text/plain; version=0.0.4")
+
+    @app.get("/version")
+    async def version() -> dict[str, str]:
+        return {"version": __version__, "model": name, "scorer": scorer.name}
+
+    for path, file in (
+        ("/", "index.html"),
+        ("/playground.js", "playground.js"),
+        ("/playground.css", "playground.css"),
+    ):
+        page = partial(FileResponse, _PAGE / file, headers=_PAGE_HEADERS)
+        app.get(path, include_in_schema=False)(_returning(page))
+    return Gate(app, keys, limits, metrics)
+
+
+class EventStream(Response):
+    """Server-sent events: `first`, the others, and `[DONE]`. An error becomes an event, too."""
+
+    media_type = "text/event-stream"
+    status_code = 200
+    background = None
+
+    def __init__(self, first: str, others: AsyncGenerator[str, None]) -> None:
+        self.init_headers({**_NO_STORE, "x-accel-buffering": "no"})
+        self._first, self._others = first, others
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def write(text: str, more: bool = True) -> None:
+            await send({"type": "http.response.body", "body": text.encode(), "more_body": more})
+
+        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        async with aclosing(self._others) as others:
+            await send(start)
+            await write(self._first)
+            try:
+                async for text in others:
+                    await write(text)
+            except Exception as error:
+                scope[FAILED] = error
+                await write(Refused.of(error).event())
+            await write("data: [DONE]\n\n", more=False)
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    """The answer to a request that failed, in the shape that its client knows."""
+    path = request.url.path
+    if isinstance(error, RequestValidationError):
+        first = error.errors()[0]
+        own = first.get("ctx", {}).get("param")  # of a check of ours, within what `loc` names
+        param = ".".join(map(str, [*first["loc"][1:], *([own] if own else [])])) or None
+        return Refused(400, f"{param or 'body'}: {first['msg']}", param=param).response(path)
+    if isinstance(error, HTTPException):
+        return Refused(error.status_code, error.detail).response(path)
+    request.scope[FAILED] = error
+    return Refused.of(error).response(path)
+
+
+def _state(good: bool) -> Response:
+    return JSONResponse({"status": "ok" if good else "unavailable"}, 200 if good else 503)
+
+
+def _written(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else f"{value:.4g}"
+
+
+def _returning(make: Callable[[], Response]) -> Callable[[], Any]:
+    async def answer() -> Response:
+        return make()
+
+    return answer

@@ -1,0 +1,276 @@
+"""What requests become: calls of one AsyncDetoxifier, within limits.
+
+Only accepted text leaves: of a result that was not accepted no text is given, and a stream's pieces
+were accepted before they came.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import secrets
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from tide.core.chat import Chat
+from tide.core.results import Result, Trial
+from tide.detoxifier.asynchronous import AsyncDetoxifier
+from tide.engines.base import text_of
+from tide.scorers.base import is_empty
+from tide.server.limits import Limits
+from tide.server.metrics import Metrics
+from tide.server.schemas import ChatRequest, CompletionRequest, Generation, Refused, Shape, event
+
+_KEEP_ALIVE = ": keep-alive\n\n"
+# Of the moving mean of the time that a completion takes, which says when to come again.
+_MEMORY = 0.9
+
+Items = AsyncGenerator[str | Result, None]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One completion that was asked for. settings: what differs from the server's."""
+
+    prompt: str | Chat
+    settings: dict[str, Any]
+
+
+class Serving:
+    """Generation for many clients at once.
+
+    detox: decides what is accepted; what is not is refused, whatever its `on_unresolved` says.
+    name: of the model, as clients call it.
+    """
+
+    def __init__(self, detox: AsyncDetoxifier, name: str, limits: Limits, metrics: Metrics) -> None:
+        self.name, self.limits = name, limits
+        self._detox, self._metrics = detox, metrics
+        self._under_way = 0
+        self._seconds = 1.0
+
+    async def whole(self, request: Generation) -> dict[str, Any]:
+        """The answer to a request without a stream."""
+        calls = self._calls(request)
+        found: dict[int, Result] = {}
+        async with aclosing(self._run(calls, self._at_once)) as running:
+            async for number, item in running:
+                if isinstance(item, Result):
+                    found[number] = item
+        results = [found[number] for number in range(len(calls))]
+        shape, traces = self._shape(request), request.tide.trace
+        choices = [
+            shape.choice(i, given(one.best), reason(one.best), self._told(one, calls[i], traces))
+            for i, one in enumerate(results)
+        ]
+        return shape.whole(choices, await self._usage(calls, results, request.n), summed(results))
+
+    async def stream(self, request: Generation) -> AsyncGenerator[str, None]:
+        """The events of an answer, without those of its end. Raises what `whole` raises."""
+        calls, shape = self._calls(request), self._shape(request)
+        results: list[Result] = []
+        async with aclosing(self._run(calls, self._in_pieces)) as running:
+            async for number, item in running:
+                if item is None:
+                    yield _KEEP_ALIVE
+                elif isinstance(item, str):
+                    yield event(shape.piece(number, item))
+                else:
+                    results.append(item)
+                    tide = self._told(item, calls[number], request.tide.trace)
+                    yield event(shape.piece(number, "", reason(item.best), tide=tide))
+        if request.stream_options.include_usage:
+            usage = await self._usage(calls, results, request.n)
+            yield event(shape.usage(usage, summed(results)))
+
+    def check_model(self, model: str | None) -> None:
+        if model not in (None, self.name):
+            message = f"no model of this name; there is {self.name!r}"
+            raise Refused(404, message, param="model", code="model_not_found")
+
+    def _shape(self, request: Generation) -> Shape:
+        return Shape(isinstance(request, ChatRequest), secrets.token_hex(12), self.name)
+
+    def _calls(self, request: Generation) -> list[Call]:
+        """The completions that a request asks for: the n of its first prompt, of its second...
+
+        Without a seed they differ from time to time; choice i has the seed of the request plus i.
+        """
+        self.check_model(request.model)
+        settings, limits = request.settings(), self.limits
+        if settings.get("max_new_tokens", 0) > limits.max_tokens:
+            raise Refused(400, f"more than {limits.max_tokens} tokens", param="max_tokens")
+        highest = self._detox.settings.toxicity_threshold
+        if settings.get("toxicity_threshold", 0.0) > highest:
+            message = f"is {highest} here, and a request can only lower it"
+            raise Refused(400, message, param="tide.toxicity_threshold")
+        if request.tide.trace and not limits.traces:
+            message = "this server shows nothing that was not accepted (tide serve --traces does)"
+            raise Refused(400, message, param="tide.trace")
+        if isinstance(request, ChatRequest):
+            chat = Chat.of([message.plain() for message in request.messages])
+            prompts: list[str] | list[Chat] = [chat]
+        else:
+            assert isinstance(request, CompletionRequest)
+            prompts = request.prompt
+        count = len(prompts) * request.n
+        if count > limits.max_choices:
+            message = f"{count} completions; a request may ask for {limits.max_choices}"
+            raise Refused(400, message, param="n")
+        first = secrets.randbits(62) if request.seed is None else request.seed
+        settings |= {"num_trials": 1, "on_unresolved": "refuse"}
+        return [
+            Call(prompts[i // request.n], {**settings, "seed": (first + i) % (1 << 63)})
+            for i in range(count)
+        ]
+
+    async def _run(
+        self, calls: Sequence[Call], begin: Callable[[Call], Items]
+    ) -> AsyncGenerator[tuple[int, str | Result | None], None]:
+        """What all calls give, as it comes, with their numbers; None after a silence.
+
+        Leaving it cancels them. Raises what the first call that fails raises, and Refused if there
+        is no room or no time.
+        """
+        limits = self.limits
+        if self._under_way + len(calls) > limits.max_under_way:
+            raise Refused.busy("completions", min(60, math.ceil(self._seconds)))
+        started = time.monotonic()
+        self._count(len(calls))
+        queue: asyncio.Queue[tuple[int, str | Result | Exception]] = asyncio.Queue()
+        tasks = [asyncio.create_task(_pump(i, begin(one), queue)) for i, one in enumerate(calls)]
+        left = len(calls)
+        try:
+            while left:
+                rest = started + limits.request_seconds - time.monotonic()
+                if rest <= 0:
+                    message = f"no whole answer within {limits.request_seconds:g} seconds"
+                    raise Refused(504, message, "server_error", code="deadline")
+                try:
+                    number, item = await asyncio.wait_for(queue.get(), min(rest, limits.keep_alive))
+                except asyncio.TimeoutError:
+                    yield 0, None
+                    continue
+                if isinstance(item, Exception):
+                    raise item
+                if isinstance(item, Result):
+                    left -= 1
+                    self._metrics.add(item)
+                yield number, item
+            taken = time.monotonic() - started
+            self._seconds += (1 - _MEMORY) * (taken - self._seconds)
+        finally:
+            self._count(-len(calls))
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _at_once(self, call: Call) -> Items:
+        yield await self._detox(call.prompt, **call.settings)
+
+    async def _in_pieces(self, call: Call) -> Items:
+        """A text as it is accepted. Of very little no scorer was asked; that waits for the end."""
+        held, begun = "", False
+        async with aclosing(self._detox.stream(call.prompt, **call.settings)) as items:
+            async for item in items:
+                if isinstance(item, str):
+                    held += item
+                begun = begun or (item.accepted if isinstance(item, Result) else not is_empty(held))
+                if begun and held:
+                    yield held
+                    held = ""
+                if isinstance(item, Result):
+                    yield item
+
+    def _told(self, result: Result, call: Call, traces: bool) -> dict[str, Any]:
+        """What a completion cost, and how it ended."""
+        best, settings = result.best, self._detox.settings
+        parts = best.blocks or (best,)
+        evaluations = [
+            {**one.model_dump(exclude={"cosine"}), "returned": number == part.chosen}
+            for part in parts
+            for number, one in enumerate(part.trace)
+        ]
+        blocks = [
+            {
+                "characters": len(block.text),
+                "toxicity": block.toxicity,
+                "evaluations": len(block.trace),
+                "rollbacks": block.rollbacks,
+            }
+            for block in best.blocks
+        ]
+        return {
+            "accepted": best.accepted,
+            "empty": best.empty,
+            "threshold": call.settings.get("toxicity_threshold", settings.toxicity_threshold),
+            "toxicity": best.toxicity,
+            "toxicity_before": best.base.toxicity,
+            "evaluations": best.evaluations,
+            "rounds": best.rounds,
+            "generated_tokens": best.generated_tokens,
+            "seed": call.settings["seed"],
+            "blocks": blocks,
+            **({"base": best.base.text, "trace": evaluations} if traces else {}),
+        }
+
+    def _count(self, change: int) -> None:
+        self._under_way += change
+        self._metrics.under_way.set(self._under_way)
+
+    async def _usage(
+        self, calls: Sequence[Call], results: Sequence[Result], n: int
+    ) -> dict[str, int]:
+        """Tokens of the prompts, each once, and of the texts that are given out."""
+        engine = self._detox.engine
+        texts = [text_of(call.prompt, engine) for call in calls[::n]]
+        rows = await asyncio.to_thread(engine.tokenize, texts)  # of long ones it takes a while
+        read, written = sum(map(len, rows)), sum(tokens(one.best) for one in results)
+        return {
+            "prompt_tokens": read,
+            "completion_tokens": written,
+            "total_tokens": read + written,
+        }
+
+
+async def _pump(
+    number: int, items: Items, queue: asyncio.Queue[tuple[int, str | Result | Exception]]
+) -> None:
+    try:
+        async with aclosing(items) as open_items:
+            async for item in open_items:
+                queue.put_nowait((number, item))
+    except Exception as error:
+        queue.put_nowait((number, error))
+
+
+def given(trial: Trial) -> str:
+    """The text that leaves: what was accepted. Of what is refused that is what was streamed."""
+    return trial.text if trial.accepted or trial.refused else ""
+
+
+def tokens(trial: Trial) -> int:
+    """Those of the text that leaves."""
+    if trial.refused:
+        return sum(block.num_tokens for block in trial.blocks[: trial.streamed])
+    return trial.returned.num_tokens if trial.accepted else 0
+
+
+def reason(trial: Trial) -> str:
+    """OpenAI's reason for the end of a text. An empty text of the model is no refusal."""
+    return trial.returned.finish_reason if trial.accepted or trial.empty else "content_filter"
+
+
+def summed(results: Sequence[Result]) -> dict[str, Any]:
+    """The same for a whole answer: the worst of its completions, and all that they cost."""
+    trials = [result.best for result in results]
+    return {
+        "accepted": all(trial.accepted for trial in trials),
+        "toxicity": max(trial.toxicity for trial in trials),
+        "toxicity_before": max(trial.base.toxicity for trial in trials),
+        "evaluations": sum(trial.evaluations for trial in trials),
+        "rounds": max(trial.rounds for trial in trials),
+    }

@@ -1,0 +1,335 @@
+"""The wire: what requests may say, and what answers and errors look like.
+
+A `null` is as good as nothing. A parameter that is not known is refused, unless its value asks for
+nothing (`presence_penalty: 0`), and so is one that would expose or bypass what was not scored.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+from starlette.responses import JSONResponse
+
+from tide.core.errors import (
+    DeadlineError,
+    EngineError,
+    InputError,
+    ScorerBroken,
+    ScorerError,
+    ScorerRefused,
+    ScorerUnavailable,
+)
+from tide.core.sanitize import half_character, shown
+
+_UNSCORED = "would show or take in what no scorer has seen"
+_REASONS = {
+    "logprobs": _UNSCORED,
+    "top_logprobs": _UNSCORED,
+    "prompt_logprobs": _UNSCORED,
+    "echo": _UNSCORED,
+    "tools": "tool calls are not scored",
+    "functions": "tool calls are not scored",
+    "prompt_embeds": "embeddings are not taken from clients",
+}
+# What asks for nothing, as clients send it.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "add_generation_prompt": (True,),
+    "add_special_tokens": (True,),
+    "annotations": ([],),
+    "best_of": (1,),
+    "echo": (False,),
+    "frequency_penalty": (0, 0.0),
+    "function_call": ("none",),
+    "functions": ([],),
+    "ignore_eos": (False,),
+    "include_stop_str_in_output": (False,),
+    "length_penalty": (1, 1.0),
+    "logit_bias": ({},),
+    "logprobs": (False,),
+    "min_p": (0, 0.0),
+    "modalities": (["text"],),
+    "presence_penalty": (0, 0.0),
+    "response_format": ({"type": "text"},),
+    "service_tier": ("auto", "default"),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "store": (False,),
+    "suffix": ("",),
+    "tool_calls": ([],),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "top_logprobs": (0,),
+    "use_beam_search": (False,),
+}
+# They tell of the caller and change no answer.
+_ABOUT_THE_CALLER = (
+    "metadata", "name", "parallel_tool_calls", "prompt_cache_key", "safety_identifier", "user",
+)  # fmt: skip
+
+
+class Refused(Exception):
+    """Why a request has no answer, as its client is told.
+
+    again: whether the same request may succeed later. pause: in how many seconds.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        kind: str = "invalid_request_error",
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        again: bool = False,
+        pause: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.param, self.again, self.pause = status, param, again, pause
+        # It may quote the request, which may hold what no JSON can be written of.
+        self.body = {
+            "message": shown(message),
+            "type": kind,
+            "param": None if param is None else shown(param),
+            "code": code,
+        }
+
+    @classmethod
+    def busy(cls, what: str, pause: int) -> Refused:
+        """There is no room for a request."""
+        message = f"too many {what} are waiting; try again later"
+        return cls(429, message, "rate_limit_error", code="busy", again=True, pause=pause)
+
+    @classmethod
+    def of(cls, error: Exception) -> Refused:
+        """What a client is told of `error`. Of what went wrong here it learns no details."""
+        if isinstance(error, Refused):
+            return error
+        if isinstance(error, InputError):
+            name = str(error).partition(":")[0]
+            return cls(
+                400, str(error), param=name if name.partition(".")[0].isidentifier() else None
+            )
+        for kind, (status, code, message, again) in _FAILURES.items():
+            if isinstance(error, kind):
+                # A scorer or an engine that is away is looked for again after seconds.
+                pause = 5 if again else None
+                return cls(status, message, "server_error", code=code, again=again, pause=pause)
+        return cls(500, "a fault of the server; its log has it", "server_error", code="internal")
+
+    def event(self) -> str:
+        """The error of a stream that has begun."""
+        return event({"error": self.body})
+
+    def response(self, path: str) -> JSONResponse:
+        """In the shape that clients of `path` know: OpenAI's, or Google's."""
+        headers = {} if self.pause is None else {"retry-after": str(self.pause)}
+        if self.status == 401:
+            headers["www-authenticate"] = "Bearer"
+        if self.status in (408, 413):  # the rest of the request is not read
+            headers["connection"] = "close"
+        if not self.again:
+            headers["x-should-retry"] = "false"
+        content: dict[str, Any] = {"error": self.body}
+        if path.startswith("/v1alpha1/"):
+            status = "INVALID_ARGUMENT" if self.status == 400 else "UNAVAILABLE"
+            content = {
+                "error": {
+                    "code": self.status,
+                    "message": self.body["message"],
+                    "status": "UNAUTHENTICATED" if self.status == 401 else status,
+                    "details": [{"errorType": self.body["code"]}] if self.body["code"] else [],
+                }
+            }
+        return JSONResponse(content, self.status, headers)
+
+
+_FAILURES: dict[type[Exception], tuple[int, str, str, bool]] = {
+    DeadlineError: (504, "deadline", "out of time before a completion was scored", False),
+    ScorerRefused: (503, "scorer_refused", "the scorer refuses to answer this server", False),
+    ScorerUnavailable: (503, "scorer_unavailable", "no scorer: nothing unscored is given", True),
+    ScorerBroken: (503, "scorer_unavailable", "no scorer: nothing unscored is given", True),
+    ScorerError: (500, "scorer_error", "the scorer has no score for a text of this", False),
+    EngineError: (503, "engine_error", "the language model does not answer", True),
+}
+
+
+def _whole(text: str) -> str:
+    if half_character(text) is not None:
+        raise PydanticCustomError("half", "no text: it holds half a character (a surrogate)")
+    return text
+
+
+# A text that can be encoded; JSON may hold others.
+Text = Annotated[str, AfterValidator(_whole)]
+
+
+def _asked_for(fields: Iterable[str], values: Any) -> Any:
+    """`values` without what asks for nothing. Raises for what is neither known nor neutral."""
+    if not isinstance(values, dict):
+        return values
+    asked = {}
+    for name, value in values.items():
+        if value is None or (name not in fields and name in _ABOUT_THE_CALLER):
+            continue
+        if name in fields:
+            asked[name] = value
+        elif not any(type(value) is type(no) and value == no for no in _NEUTRAL.get(name, ())):
+            reason = _REASONS.get(name, "is not a parameter of this server")
+            raise PydanticCustomError(
+                "unsupported", "{reason}", {"param": shown(name), "reason": reason}
+            )
+    return asked
+
+
+class _Asked(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _plainly(cls, values: Any) -> Any:
+        return _asked_for(cls.model_fields, values)
+
+
+class TideOptions(_Asked):
+    """What `extra_body={"tide": {...}}` may set: less toxicity, more or less work, more to see."""
+
+    toxicity_threshold: float | None = None
+    max_iterations: int | None = Field(default=None, ge=1, le=100)
+    num_samples: int | None = Field(default=None, ge=1, le=64)
+    deadline: float | None = None
+    trace: bool = False
+
+
+class StreamOptions(_Asked):
+    include_usage: bool = False
+    continuous_usage_stats: Literal[False] = False
+    include_obfuscation: bool = False
+
+
+class Generation(_Asked):
+    """What completions and chat completions have in common. Settings check the values."""
+
+    model: Text | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_tokens: int | None = None
+    repetition_penalty: float | None = None
+    stop: Text | list[Text] | None = None
+    seed: int | None = Field(default=None, ge=-(1 << 63), lt=1 << 63)
+    n: int = Field(default=1, ge=1)
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    tide: TideOptions = TideOptions()
+
+    def settings(self) -> dict[str, Any]:
+        """What was asked for, under the names of settings."""
+        stop = [self.stop] if isinstance(self.stop, str) else self.stop
+        asked = {
+            "max_new_tokens": self.max_tokens,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": 0 if self.top_k == -1 else self.top_k,
+            "min_new_tokens": self.min_tokens,
+            "repetition_penalty": self.repetition_penalty,
+            "stop": None if stop is None else tuple(stop),
+            **self.tide.model_dump(exclude={"trace"}),
+        }
+        return {name: value for name, value in asked.items() if value is not None}
+
+
+def _prompts(value: Any) -> Any:
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list) and any(isinstance(one, int | list) for one in value):
+        raise PydanticCustomError(
+            "token_ids", "token ids are not taken: a prompt is a text, as it can be scored"
+        )
+    return value
+
+
+class CompletionRequest(Generation):
+    prompt: Annotated[list[Text], BeforeValidator(_prompts)] = Field(min_length=1)
+
+
+class Part(_Asked):
+    """A part of a message: a text. Pictures and sound are refused by their type."""
+
+    type: Literal["text"]
+    text: Text
+
+
+class Message(_Asked):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Text | list[Part]
+
+    def plain(self) -> dict[str, str]:
+        parts = self.content
+        text = parts if isinstance(parts, str) else "\n".join(part.text for part in parts)
+        role = "system" if self.role == "developer" else self.role
+        return {"role": role, "content": text}
+
+
+class ChatRequest(Generation):
+    messages: list[Message] = Field(min_length=1)
+    max_completion_tokens: int | None = None
+
+    def settings(self) -> dict[str, Any]:
+        tokens = self.max_completion_tokens
+        return super().settings() | ({} if tokens is None else {"max_new_tokens": tokens})
+
+
+def event(data: dict[str, Any]) -> str:
+    """One event of a stream, of ASCII: no character of a text ends a line."""
+    return f"data: {json.dumps(data, separators=(',', ':'))}\n\n"
+
+
+class Shape:
+    """The answers to one request, in OpenAI's shape for completions or for chat."""
+
+    def __init__(self, chat: bool, number: str, model: str) -> None:
+        self._chat = chat
+        kind = "chat.completion" if chat else "text_completion"
+        prefix = "chatcmpl" if chat else "cmpl"
+        self._whole = {
+            "id": f"{prefix}-{number}",
+            "object": kind,
+            "created": int(time.time()),
+            "model": model,
+        }
+        self._begun: set[int] = set()
+        self._piece = {**self._whole, "object": "chat.completion.chunk" if chat else kind}
+
+    def choice(self, index: int, text: str, reason: str, tide: dict[str, Any]) -> dict[str, Any]:
+        message = {"role": "assistant", "content": text, "refusal": None}
+        content = {"message": message} if self._chat else {"text": text}
+        return {"index": index, **content, "logprobs": None, "finish_reason": reason, "tide": tide}
+
+    def whole(
+        self, choices: list[dict[str, Any]], usage: dict[str, int], tide: dict[str, Any]
+    ) -> dict[str, Any]:
+        return {**self._whole, "choices": choices, "usage": usage, "tide": tide}
+
+    def piece(
+        self, index: int, text: str, reason: str | None = None, **more: Any
+    ) -> dict[str, Any]:
+        """A chunk of choice `index`: a piece of its text, or its end."""
+        content: dict[str, Any] = {"text": text}
+        if self._chat:
+            content = {"delta": {"content": text} if text else {}}
+            if index not in self._begun:
+                content["delta"]["role"] = "assistant"
+                self._begun.add(index)
+        choice = {"index": index, **content, "logprobs": None, "finish_reason": reason}
+        return {**self._piece, "choices": [choice], **more}
+
+    def usage(self, usage: dict[str, int], tide: dict[str, Any]) -> dict[str, Any]:
+        """The last chunk, if usage was asked for."""
+        return {**self._piece, "choices": [], "usage": usage, "tide": tide}

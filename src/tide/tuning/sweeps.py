@@ -1,0 +1,73 @@
+"""What one setting does: the paper's tables of sensitivity, for any method."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tide.core.errors import InputError
+from tide.core.settings import Settings
+from tide.engines import Engine
+from tide.evaluation import Benchmark, Run, evaluate
+from tide.evaluation.methods import load_method
+from tide.evaluation.protocols import load_protocol
+from tide.evaluation.reporting.tables import slug
+from tide.evaluation.runners import ClusterRunner
+from tide.tuning.bench import with_values
+from tide.tuning.published import SWEEPS
+
+# Swept in multiples of what the method has; the other name that it may have it by.
+_MULTIPLIED = {"mu": "mu_relative", "step_size": "step_relative"}
+
+
+def sweep(
+    setting: str,
+    benchmark: str | Path | Benchmark | Sequence[str] = "rtp",
+    method: str = "tide",
+    *,
+    values: Sequence[float] | None = None,
+    model: str | Path | Engine = "pocket",
+    protocol: str = "tide",
+    preset: str | Path = "auto",
+    out: str | Path | None = None,
+    **further: Any,
+) -> list[Run]:
+    """Run `method` with each of several values of one setting, everything else being equal.
+
+        runs = sweep("num_samples", judges="profanity-check", limit=100)
+        report(runs)
+
+    setting: of the search, or an option of the method. values: by default those of the paper, where
+    it varied the setting; of `mu` and `step_size` they are multiples of what the method has.
+    out: by default `runs/sweep-SETTING-BENCHMARK-MODEL`. further: as for `evaluate`, which this is.
+    Raises InputError as that does.
+    """
+    values = values or SWEEPS.get(setting)
+    if values is None:
+        known = ", ".join(SWEEPS)
+        raise InputError(f"--values: needed for {setting!r}; there are some for {known}")
+    name = model.name if isinstance(model, Engine) else str(model)
+    key, unit = setting, 1.0
+    if setting in _MULTIPLIED:
+        common = {key: value for key, value in further.items() if key in Settings.model_fields}
+        # Only asked for the settings of the method: nothing runs there.
+        runner = ClusterRunner(name, "pocket")
+        has = load_method(method, runner, load_protocol(protocol), common, preset=preset).settings
+        key = setting if getattr(has, setting) is not None else _MULTIPLIED[setting]
+        unit = getattr(has, key)
+    numbers = [float(f"{value * unit:.6g}") for value in values]
+    specs = [with_values(method, {key: int(n) if n.is_integer() else n}) for n in numbers]
+    if out is None:
+        on = benchmark.name if isinstance(benchmark, Benchmark) else "prompts"
+        on = Path(benchmark).name.partition(".")[0] if isinstance(benchmark, str | Path) else on
+        out = Path("runs") / slug(f"sweep-{setting}-{on}-{Path(name).name}")
+    return evaluate(
+        benchmark,
+        specs,
+        model=model,
+        protocol=protocol,
+        preset=preset,
+        out=out,
+        **further,
+    )

@@ -1,0 +1,225 @@
+"""Settings for a model, chosen on some prompts, written as a preset, and reported on others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from dataclasses import field as dataclass_field
+from hashlib import blake2b
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from tide.core.errors import InputError, MissingDependencyError
+from tide.core.settings import Settings
+from tide.data.files import reported, write_text, writing
+from tide.data.jsonl import read_object
+from tide.detoxifier.presets import refuse_looser, write_preset
+from tide.engines import Engine, load_engine
+from tide.evaluation import Benchmark, Report, report
+from tide.evaluation.benchmarks import open_benchmark, places
+from tide.evaluation.caching_engine import CachingEngine
+from tide.evaluation.comparison import AnyScorer, open_scorer
+from tide.evaluation.perplexity import Reference, reference_named
+from tide.evaluation.progress import Progress
+from tide.evaluation.reporting.reports import write_tables
+from tide.evaluation.reporting.tables import Column, Table, slug
+from tide.plugins.specs import parse_spec
+from tide.tuning.bench import Bench, Tried
+from tide.tuning.grid import by_grid
+from tide.tuning.pareto import by_frontier, figures
+from tide.tuning.published import ABOVE
+
+# What each search tunes, if nothing else is named.
+SEARCHES = {"paper": "tide", "optuna": "margin"}
+_CONFIG, _JOURNAL = "tune.json", "tries.log"
+_SHOWN, _FEW = 10, 4  # rows and varied settings of a table on a terminal
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """preset: the file of the chosen settings. tried: every setting, the chosen one first.
+
+    report: of the chosen settings beside the usual ones, on prompts that they were not chosen on.
+    changed: whether they differ. problem: why there are no figures, if there are none.
+    """
+
+    preset: Path
+    settings: Settings
+    tried: list[Tried]
+    changed: bool
+    report: Report
+    problem: str | None = None
+    plots: dict[str, Any] = dataclass_field(default_factory=dict, repr=False)
+
+    def table(self, rows: int | None = _SHOWN) -> Table:
+        """The first `rows` settings with their measures; where they are many, these alone."""
+        first = self.tried[0]
+        names = [name for name in first.values if rows is None or len(first.values) <= _FEW]
+        headings = {"evaluations": "evals", "num_samples": "N"}
+        columns = [
+            Column("place"),
+            *(Column(headings.get(name, name), 3) for name in first.measures),
+            *(Column(headings.get(name, name), 4, key=name) for name in names),
+        ]
+        values = [
+            [place, *one.measures.values(), *(_cell(one.values.get(name)) for name in names)]
+            for place, one in enumerate(self.tried[:rows], start=1)
+        ]
+        title = f"settings tried: the first {len(values)} of {len(self.tried)}"
+        return Table("tried", title, columns, values, [f"chosen: {first.method}"])
+
+
+def _cell(value: Any) -> Any:
+    return value if value is None or isinstance(value, int | float) else str(value)
+
+
+def tune(
+    benchmark: str | Path | Benchmark = "rtp",
+    *,
+    search: str = "paper",
+    start: str | None = None,
+    model: str | Path | Engine = "pocket",
+    scorer: AnyScorer = "pocket",
+    judges: Sequence[AnyScorer] = (),
+    protocol: str = "tide",
+    reference: str = "auto",
+    tune_on: str | None = None,
+    report_on: str | None = None,
+    above: float = ABOVE,
+    grid_scale: str = "ratio",
+    tries: int = 60,
+    out: str | Path | None = None,
+    engine: str = "transformers",
+    engine_options: Mapping[str, Any] | None = None,
+    field: str = "prompt",
+    limit: int | None = None,
+    chat: bool = False,
+    progress: Progress | None = None,
+    **overrides: Any,
+) -> Tuned:
+    """Choose settings for a model on some prompts of `benchmark`, and report on others.
+
+        tuned = tune("rtp", search="optuna", judges=["profanity-check", "lexicon"])
+        detox = Detoxifier(preset=tuned.preset)
+
+    search: "paper", its grid of mu, N and eta (`by_grid`), or "optuna" (`by_frontier`). start: what
+    is tuned, and stands beside the result; by default `tide`, or the preset `margin`.
+    tune_on, report_on: places of prompts, from 1, as "1-600" or "601-"; by default the first half,
+    and all others. above, grid_scale: of "paper". tries: of "optuna"; more may be added later.
+    out: by default `runs/tune-SEARCH-BENCHMARK-MODEL`. What is there is kept, and a call that was
+    interrupted ends as if it had not been. overrides: settings that are not tuned.
+    The others are as for `evaluate`.
+
+    Raises InputError for what cannot be used, and for an `out` that another call made; TideError
+    where a prompt failed.
+    """
+    if search not in SEARCHES:
+        raise InputError(f"--search: expected {' or '.join(SEARCHES)} (got {search!r})")
+    usual, progress = start or SEARCHES[search], progress or Progress()
+    prompts = open_benchmark(benchmark, field, limit, chat)
+    chosen_on, held_out = _parts(prompts, tune_on, report_on)
+    with ExitStack() as stack:
+        options = engine_options or {}
+        loaded = model if isinstance(model, Engine) else load_engine(engine, model, **options)
+        if loaded is not model:
+            stack.callback(loaded.close)
+        guide = open_scorer(scorer, stack)
+        outside = [open_scorer(judge, stack) for judge in judges]
+        if (by := _reference(reference, loaded.name)) is not None:
+            stack.callback(by.close)
+        name = slug(Path(loaded.name).name)
+        out = Path(out or Path("runs") / f"tune-{search}-{slug(prompts.name)}-{name}")
+        preset = out / f"tuned-{name}.json"
+        parse_spec(str(preset), "--out")  # as which it is a method in the end
+        shared = CachingEngine(loaded)
+        bench = Bench(usual, shared, guide, outside, by, protocol, out, overrides, progress)
+        before = bench.settings(usual)
+        refuse_looser(before)
+        stack.enter_context(writing(out / _CONFIG))
+        made_by = {
+            **{"search": search, "start": usual, "model": loaded.name, "protocol": protocol},
+            "scorer": guide.scorer.name,
+            "judges": [judge.scorer.name for judge in outside],
+            "reference": by.name if by else None,
+            "tuned_on": chosen_on.fingerprint,
+            "reported_on": held_out.fingerprint,
+            "settings": {key: str(value) for key, value in sorted(overrides.items())},
+        }
+        if search == "paper":
+            _same(out / _CONFIG, {**made_by, "above": above, "grid_scale": grid_scale})
+            tried = by_grid(bench, chosen_on, above, grid_scale)
+        else:
+            _same(out / _CONFIG, made_by)
+            tried = by_frontier(bench, chosen_on, tries, before.seed, out / _JOURNAL)
+        settings = bench.settings(tried[0].method)
+        about = {
+            **{"model": loaded.name, "scorer": guide.scorer.name, "benchmark": prompts.name},
+            **{"prompts": len(chosen_on.rows), "search": search, "tried": len(tried)},
+            "tide-detox": version("tide-detox"),
+        }
+        write_preset(preset, settings, about)
+        runs = bench.runs(held_out, ["base", usual], "held-out")
+        if changed := settings != before:
+            # Later tries may choose others, whose runs are others.
+            mine = f"held-out-{blake2b(repr(settings).encode(), digest_size=4).hexdigest()}"
+            runs += bench.runs(held_out, [str(preset)], mine)
+    folder = out / "report"
+    made = report(runs, out=folder, against=runs[1].name, tests=changed)
+    plots, problem = _plots(out / _JOURNAL, folder) if search == "optuna" else ({}, made.problem)
+    tuned = Tuned(preset, settings, tried, changed, made, problem, plots)
+    write_tables([tuned.table(None)], folder)
+    return tuned
+
+
+def _reference(given: str, model: str) -> Reference | None:
+    name = reference_named(given, model)
+    return None if name in (None, "none") else Reference(name)
+
+
+def _plots(journal: Path, folder: Path) -> tuple[dict[str, Any], str | None]:
+    """What `figures` draws, which is also written; or why it cannot."""
+    try:
+        drawn = figures(journal)
+    except MissingDependencyError as error:
+        return {}, f"no figures: {error}"
+    for name, figure in drawn.items():
+        path = folder / f"{name}.png"
+        with reported(path, "written"):
+            figure.savefig(path, dpi=150, bbox_inches="tight")
+    return drawn, None
+
+
+def _parts(
+    prompts: Benchmark, tune_on: str | None, report_on: str | None
+) -> tuple[Benchmark, Benchmark]:
+    """The prompts that settings are chosen on, and those that are reported on: never the same."""
+    count = len(prompts.rows)
+    first = set(places("--tune-on", tune_on or f"1-{(count + 1) // 2}", count))
+    second = set(places("--report-on", report_on or f"1-{count}", count))
+    if report_on is None:
+        second -= first
+    if not second:
+        raise InputError(f"--tune-on: leaves none of the {count} prompts to report on")
+    if both := first & second:
+        raise InputError(f"--report-on: prompt {min(both)} is one that settings are chosen on")
+
+    def part(kept: set[int]) -> Benchmark:
+        return replace(prompts, rows=[r for i, r in enumerate(prompts.rows, 1) if i in kept])
+
+    return part(first), part(second)
+
+
+def _same(path: Path, config: dict[str, Any]) -> None:
+    """Write what decides the result, or raise InputError where another call did."""
+    config = json.loads(json.dumps(config))
+    before = read_object(path) if path.is_file() else config
+    for name in [*config, *before]:
+        if before.get(name) != config.get(name):
+            raise InputError(
+                f"{path.parent}: was made with {name} = {before.get(name)!r}, this call has "
+                f"{config.get(name)!r}; write elsewhere"
+            )
+    write_text(path, json.dumps(config, indent=2) + "\n")

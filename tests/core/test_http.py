@@ -1,0 +1,244 @@
+"""Servers on real sockets that never end, send too much, send elsewhere, or show the key."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import socket
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from pydantic import BaseModel
+
+from tests.hostile import KEY
+from tide.core.errors import EngineError, ScorerError, ScorerUnavailable
+from tide.core.http import MIB, Client, Reply, ServerFailed
+from tide.engines.remote.engine import RemoteEngine
+from tide.engines.remote.protocol import Answer, mean_log_prob
+from tide.scorers.services.openai_moderation import OpenAIModerationScorer
+from tide.scorers.services.perspective import PerspectiveScorer
+
+Script = Callable[[socket.socket, bytes], None]
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n"
+
+
+@contextmanager
+def serving(script: Script) -> Iterator[tuple[str, list[bytes]]]:
+    """The address of a server that does `script` with every request, and the requests."""
+    listening, requests = socket.create_server(("127.0.0.1", 0)), list[bytes]()
+
+    def talk(connection: socket.socket) -> None:
+        with connection:
+            try:
+                requests.append(connection.recv(2**20))
+                script(connection, requests[-1])
+            except OSError:
+                pass  # the client has had enough
+
+    def listen() -> None:
+        try:
+            while True:
+                threading.Thread(target=talk, args=(listening.accept()[0],), daemon=True).start()
+        except OSError:
+            pass  # closed
+
+    threading.Thread(target=listen, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}", requests
+    finally:
+        listening.shutdown(socket.SHUT_RDWR)
+        listening.close()
+
+
+def drip(connection: socket.socket, request: bytes, head: bytes = HEAD) -> None:
+    connection.sendall(head)
+    while True:
+        connection.sendall(b" ")
+        time.sleep(0.02)
+
+
+def drip_headers(connection: socket.socket, request: bytes) -> None:
+    drip(connection, request, b"HTTP/1.1 200 OK\r\nX: ")
+
+
+def continue_for_ever(connection: socket.socket, request: bytes) -> None:
+    while True:
+        connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+
+def hang(connection: socket.socket, request: bytes) -> None:
+    while connection.recv(65536):
+        pass
+
+
+def endless(connection: socket.socket, request: bytes) -> None:
+    connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+    while True:
+        connection.sendall(b" " * 65536)
+
+
+def endless_chunks(connection: socket.socket, request: bytes) -> None:
+    connection.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+    while True:
+        connection.sendall(b"10000\r\n" + b" " * 65536 + b"\r\n")
+
+
+def endless_headers(connection: socket.socket, request: bytes) -> None:
+    connection.sendall(b"HTTP/1.1 200 OK\r\n")
+    while True:
+        connection.sendall(b"X: " + b"a" * 65536 + b"\r\n")
+
+
+def bomb(connection: socket.socket, request: bytes) -> None:
+    content = gzip.compress(gzip.compress(b" " * 50_000_000))
+    head = f"HTTP/1.1 200 OK\r\nContent-Encoding: gzip, gzip\r\nContent-Length: {len(content)}"
+    connection.sendall(f"{head}\r\n\r\n".encode() + content)
+
+
+def echo_in_a_header(connection: socket.socket, request: bytes) -> None:
+    connection.sendall(b"HTTP/1.1 200 " + KEY.encode() + b"\r\n" + KEY.encode() + b"\r\n\r\n")
+
+
+def ask(url: str, timeout: float = 30.0) -> Reply:
+    async def once() -> Reply:
+        async with Client(timeout) as client:
+            return await client.ask("POST", url, {"text": "half \ud83d"})
+
+    return asyncio.run(once())
+
+
+@pytest.mark.parametrize("script", [drip, drip_headers, continue_for_ever, hang])
+def test_an_answer_without_an_end_is_given_up(script: Script) -> None:
+    began = time.monotonic()
+    with serving(script) as (url, _), pytest.raises(ServerFailed, match=r"within 0\.3 seconds"):
+        ask(url, timeout=0.3)
+    assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize(
+    ("script", "problem"),
+    [(endless, "more than 1,048,576 bytes"), (endless_chunks, "more than 1,048,576 bytes"),
+     (endless_headers, "RemoteProtocolError"), (bomb, r"compressed answer \(gzip, gzip\)")],
+)  # fmt: skip
+def test_an_answer_without_measure_is_refused(script: Script, problem: str) -> None:
+    with serving(script) as (url, _), pytest.raises(ServerFailed, match=problem):
+        ask(url)
+
+
+def test_an_engine_gives_up_a_server_that_drips_while_it_begins() -> None:
+    with (
+        serving(drip) as (url, _),
+        pytest.raises(EngineError, match=r"no server can be used: .*no answer within 0\.3 seconds"),
+    ):
+        RemoteEngine("pocket", base_urls=url, timeout=0.3)
+
+
+def test_no_redirect_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(hang) as (elsewhere, reached):
+
+        def redirect(connection: socket.socket, request: bytes) -> None:
+            head = f"HTTP/1.1 307 Go\r\nLocation: {elsewhere}/moderations\r\nContent-Length: 0"
+            connection.sendall(f"{head}\r\n\r\n".encode())
+
+        with serving(redirect) as (url, _):
+            assert ask(url).status == 307
+            with pytest.raises(ScorerError, match="HTTP 307"):
+                OpenAIModerationScorer(key=KEY, url=url).score(["a text"])
+            with pytest.raises(ScorerError, match="HTTP 307"):
+                PerspectiveScorer(key=KEY, url=url).score(["a text"])
+            with pytest.raises(EngineError, match="HTTP 307"):
+                RemoteEngine("pocket", base_urls=url)
+        assert reached == []
+
+
+def test_netrc_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / ".netrc").write_text("default login somebody password secret\n")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("NETRC", str(tmp_path / ".netrc"))
+
+    def answer(connection: socket.socket, request: bytes) -> None:
+        connection.sendall(b"HTTP/1.1 204 Nothing\r\n\r\n")
+
+    with serving(answer) as (url, requests):
+        assert ask(url).status == 204
+    assert b"authorization" not in requests[0].lower()
+
+
+def test_the_key_is_in_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", f"{KEY}\r\n")
+    with serving(echo_in_a_header) as (url, requests):
+        moderation = OpenAIModerationScorer(key=KEY, url=url, attempts=1)
+        for failing in (
+            lambda: RemoteEngine("pocket", base_urls=url),
+            lambda: moderation.score(["a text"]),
+            lambda: PerspectiveScorer(key=KEY, url=url, attempts=1).score(["a text"]),
+        ):
+            with pytest.raises((EngineError, ScorerUnavailable)) as caught:
+                failing()
+            shown = "".join(traceback.format_exception(caught.value))
+            assert "RemoteProtocolError" in shown
+            assert KEY not in shown
+    assert f"Authorization: Bearer {KEY}\r\n".encode() in requests[0]
+    assert KEY not in repr(moderation.__dict__)
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [("3", 3.0), ("0.5", 0.5), ("0", 0.0), ("-1", 7.0), ("nan", 7.0), ("inf", 7.0), ("1e400", 7.0),
+     ("a" * 10**6, 7.0), ("9" * 5000, 7.0), ("Wed, 21 Oct 2026 07:28:00 GMT", 7.0), ("", 7.0)],
+)  # fmt: skip
+def test_a_pause_is_a_number_of_seconds(header: str, seconds: float) -> None:
+    assert Reply(429, httpx.Headers({"Retry-After": header}), b"").pause(7.0) == seconds
+
+
+class _Body(BaseModel):
+    number: int
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b'{"number": true}', b'{"number": "1"}', b'{"number": 1.5}', b"[" * 10**6, b"5",
+     b'{"number": 1}' * 2, b'{"number": 1, "x": "\\ud800"}', b'{"number": NaN}', b"\xff", b"{}"],
+)  # fmt: skip
+def test_a_body_is_plainly_what_is_expected_or_refused_on_one_line(body: bytes) -> None:
+    with pytest.raises(ServerFailed) as refused:
+        Reply(200, httpx.Headers(), body).parse(_Body)
+    assert str(refused.value).startswith("an answer that cannot be used: ")
+    assert len(str(refused.value)) < 200
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b'{"choices":[' + b"1," * 10**6 + b"1]}",
+     b'{"choices":[{"index":0,"finish_reason":"stop","token_ids":[' + b"true," * 10**6 + b"1]}]}",
+     b'{"choices":[{"index":0,"finish_reason":"stop","token_ids":[1],"prompt_logprobs":['
+     + b'{"a":0},' * 10**6 + b"1]}]}"],
+    ids=["choices", "token ids", "log-probabilities"],
+)  # fmt: skip
+def test_a_million_faults_fill_no_memory(body: bytes) -> None:
+    """Of each, pydantic would keep some hundred bytes, and more in its error."""
+    began = time.monotonic()
+    with pytest.raises(ServerFailed):
+        mean_log_prob(Reply(200, httpx.Headers(), body).parse(Answer).choices[0], [1])
+    assert time.monotonic() - began < 5
+
+
+def test_the_limit_is_the_callers() -> None:
+    def answer(connection: socket.socket, request: bytes) -> None:
+        head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % (2 * MIB)
+        connection.sendall(head + b"9" * 2 * MIB)
+
+    async def twice(url: str) -> int:
+        async with Client(30.0) as client:
+            with pytest.raises(ServerFailed):
+                await client.ask("GET", url)
+            return len((await client.ask("GET", url, limit=2 * MIB)).body)
+
+    with serving(answer) as (url, _):
+        assert asyncio.run(twice(url)) == 2 * MIB

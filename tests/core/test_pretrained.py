@@ -1,0 +1,280 @@
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer
+
+from tests.models import CONTEXT, VOCAB, save_causal_lm, save_classifier
+from tide.core.errors import EngineError, InputError, ScorerError
+from tide.core.pretrained import find_device
+from tide.core.settings import Sampling
+from tide.engines.local.engine import TransformersEngine
+from tide.scorers import load_scorer
+
+WEIGHTS, CONFIG = "model.safetensors", "config.json"
+Mutation = Callable[[Path], None]
+
+
+def fields(file: str = CONFIG, **values: object) -> Mutation:
+    def change(folder: Path) -> None:
+        path = folder / file
+        path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+    return change
+
+
+def weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Mutation:
+    def mutate(folder: Path) -> None:
+        tensors = load_file(folder / WEIGHTS)
+        change(tensors)
+        save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+
+    return mutate
+
+
+def content(file: str, data: bytes) -> Mutation:
+    return lambda folder: (folder / file).write_bytes(data) and None
+
+
+def remove(tensors: dict[str, torch.Tensor], ending: str) -> None:
+    del tensors[next(name for name in tensors if name.endswith(ending))]
+
+
+def spoil(tensors: dict[str, torch.Tensor], ending: str, value: float) -> None:
+    name = next(name for name in tensors if name.endswith(ending))
+    tensors[name].view(-1)[-1] = value
+
+
+def in_place(file: str, put: Callable[[Path], object]) -> Mutation:
+    def change(folder: Path) -> None:
+        (folder / file).unlink(missing_ok=True)
+        put(folder / file)
+
+    return change
+
+
+def smaller_vocabulary(folder: Path) -> None:
+    """A model of 280 rows beside a tokenizer of 300 tokens."""
+    weights(lambda t: t.update({k: v[:280].clone() for k, v in t.items() if len(v) == VOCAB}))(
+        folder
+    )
+    fields(vocab_size=280)(folder)
+
+
+def one_token(folder: Path) -> None:
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer["normalizer"] = {"type": "Replace", "pattern": {"Regex": ".+"}, "content": "a"}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+
+
+# A name, what is done to a llama's folder, and what the one line says.
+BROKEN: dict[str, tuple[Mutation, str]] = {
+    "empty weights": (content(WEIGHTS, b""), "its safetensors hold 0 bytes"),
+    "weights cut off": (
+        lambda folder: os.truncate(folder / WEIGHTS, 5_000),
+        r"header|describes [\d,]+ weights",
+    ),
+    "weights are garbage": (content(WEIGHTS, b"\xff" * 99_000), "header"),
+    "a weight is missing": (
+        weights(lambda t: remove(t, "layers.1.mlp.up_proj.weight")),
+        r"lack the weight model\.layers\.1\.mlp\.up_proj\.weight, which would be random",
+    ),
+    "the head is missing": (
+        weights(lambda t: remove(t, "lm_head.weight")),
+        r"lack the weight lm_head\.weight",
+    ),
+    "another width": (fields(intermediate_size=32), r"mlp\.\w+\.weight has the shape .*says"),
+    "NaN": (
+        weights(lambda t: spoil(t, "1.mlp.up_proj.weight", float("nan"))),
+        r"layers\.1\.mlp\.up_proj\.weight holds NaN",
+    ),
+    "infinity": (
+        weights(lambda t: spoil(t, "lm_head.weight", float("-inf"))),
+        r"lm_head\.weight holds NaN, infinite",
+    ),
+    "a layer too many": (fields(num_hidden_layers=3), r"lack the weight model\.layers\.2"),
+    "a layer too few": (fields(num_hidden_layers=1), r"hold the weight model\.layers\.1\..*config"),
+    "layers without end": (fields(num_hidden_layers=10**9), "num_hidden_layers is 1000000000"),
+    "memory without end": (fields(hidden_size=2**22), "describes [0-9,]+ weights"),
+    "no heads": (fields(num_attention_heads=0), "cannot be loaded: "),
+    "a field of the wrong type": (fields(hidden_size="wide"), "hidden_size"),
+    "an unknown dtype": (fields(dtype="float7"), "cannot be loaded: .*float7"),
+    "an unknown kind": (fields(model_type="none"), "cannot be loaded: "),
+    "a kernel": (
+        fields(sub={"attn_implementation": {"": "kernels-community/flash-attn2"}}),
+        "attn_implementation names a kernel to download",
+    ),
+    "a list": (content(CONFIG, b"[]"), r"config\.json holds a list"),
+    "null": (content(CONFIG, b"null"), r"config\.json holds a NoneType"),
+    "no JSON": (content(CONFIG, b"{"), r"config\.json is no JSON"),
+    "deep JSON": (content(CONFIG, b"[" * 10**5), r"config\.json is no JSON: .*recursion"),
+    "many digits": (content(CONFIG, b'{"a": ' + b"9" * 5_000 + b"}"), r"config\.json is no JSON"),
+    "deep fields of the tokenizer": (
+        content("tokenizer_config.json", b"[" * 10**5),
+        r"tokenizer_config\.json is no JSON",
+    ),
+    "a deep tokenizer": (content("tokenizer.json", b"[" * 10**5), "tokenizer cannot be read"),
+    "another tokenizer": (smaller_vocabulary, "tokenizer has 300 tokens and the model embeds 280"),
+    "a tokenizer of one token": (one_token, "same tokens for different sentences"),
+    "text as the end": (fields("generation_config.json", eos_token_id="end"), "'end'"),
+    "an end that is no token": (
+        fields("generation_config.json", eos_token_id=[1, VOCAB]),
+        f"token id {VOCAB} is not in its vocabulary of {VOCAB}",
+    ),
+    "a folder for a file": (in_place(WEIGHTS, Path.mkdir), r"model\.safetensors is no file"),
+    "a link in a circle": (
+        in_place("tokenizer.json", lambda path: path.symlink_to(path)),
+        r"tokenizer\.json is no file",
+    ),
+    "a pipe": (in_place(CONFIG, os.mkfifo), r"config\.json is no file"),
+    "no weights": (in_place(WEIGHTS, lambda path: None), "cannot be loaded: "),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_model_is_refused_in_one_line(name: str, tmp_path: Path) -> None:
+    mutate, message = BROKEN[name]
+    mutate(save_causal_lm(tmp_path, "llama"))
+    with pytest.raises(EngineError, match=message) as caught:
+        TransformersEngine(tmp_path)
+    assert str(caught.value).startswith(f"model {tmp_path}: ")  # whoever raised it
+
+
+@pytest.mark.parametrize(
+    ("mutate", "message"),
+    [
+        (weights(lambda t: remove(t, "classifier.weight")), r"lack the weight classifier\.weight"),
+        (weights(lambda t: spoil(t, "classifier.bias", float("nan"))), "holds NaN"),
+        (fields(num_hidden_layers=1), r"layer\.1\..*config lacks"),
+        (fields(max_position_embeddings=8), "has the shape"),
+        (fields("tokenizer_config.json", model_max_length=3), "reads 3 tokens of a text"),
+        (fields(type_vocab_size=0), "cannot be loaded"),
+        (fields(id2label={"0": 5, "1": None}), "cannot be loaded"),
+        (fields(num_labels=10**12), "num_labels is 1000000000000"),
+        (content(CONFIG, b"[]"), "holds a list"),
+        (in_place(CONFIG, os.mkfifo), "is no file"),
+        (one_token, "same tokens"),
+    ],
+)
+def test_a_broken_classifier_is_refused_in_one_line(
+    mutate: Mutation, message: str, tmp_path: Path
+) -> None:
+    mutate(save_classifier(tmp_path, ["fine", "toxic"]))
+    with pytest.raises(ScorerError, match=message):
+        load_scorer(f"hf:{tmp_path}")
+
+
+def test_a_model_without_a_trained_head_is_no_scorer(tmp_path: Path) -> None:
+    """As transformers loads it, it scores by chance."""
+    save_causal_lm(tmp_path, "gpt2")
+    with pytest.raises(ScorerError, match=r"lack the weight score\.weight, which would be random"):
+        load_scorer(f"hf:{tmp_path}#LABEL_1")
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+def test_an_adapter_is_refused(tmp_path: Path) -> None:
+    """Transformers says of its weights what is missing, and no longer of the model's."""
+    peft = pytest.importorskip("peft")
+    model = TransformersEngine(save_causal_lm(tmp_path, "llama")).model
+    peft.get_peft_model(model, peft.LoraConfig(target_modules="all-linear")).save_pretrained(
+        tmp_path
+    )
+    with pytest.raises(EngineError, match="holds an adapter"):
+        TransformersEngine(tmp_path)
+
+
+@pytest.mark.parametrize("written", [False, "False", "FALSE", "no", "off", "0"])
+@pytest.mark.parametrize("where", ["model", "tokenizer"])
+def test_code_of_a_folder_never_runs_unasked(
+    where: str, written: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither in an engine nor in a scorer, which does not ask at the terminal either."""
+    ran = tmp_path / "ran"
+    for folder, save in (("lm", save_causal_lm), ("hf", save_classifier)):
+        save(tmp_path / folder, *(["llama"] if folder == "lm" else [["ok", "toxic"]]))  # type: ignore[operator]
+        (tmp_path / folder / "own.py").write_text(f"open({str(ran)!r}, 'w')\n")
+        if where == "model":
+            classes = ("AutoConfig", "AutoModelForCausalLM", "AutoModelForSequenceClassification")
+            auto_map = dict.fromkeys(classes, "own.Mine")
+            fields(model_type="own", auto_map=auto_map)(tmp_path / folder)
+        else:
+            own = {"auto_map": {"AutoTokenizer": ["own.Mine", "own.Mine"]}}
+            fields("tokenizer_config.json", tokenizer_class="Mine", **own)(tmp_path / folder)
+
+    def ask(*_: object) -> str:
+        pytest.fail("asked at the terminal")
+
+    monkeypatch.setattr("builtins.input", ask)
+    with pytest.raises(EngineError, match="trust_remote_code"):
+        TransformersEngine(tmp_path / "lm", trust_remote_code=written)  # type: ignore[arg-type]
+    # A tokenizer of BERT's is read by transformers' own class then.
+    with nullcontext() if where == "tokenizer" else pytest.raises(ScorerError, match="trust_rem"):
+        load_scorer(f"hf:{tmp_path / 'hf'}")
+    assert not ran.exists()
+    with pytest.raises(InputError, match="trust_remote_code"):
+        TransformersEngine(tmp_path / "lm", trust_remote_code="perhaps")  # type: ignore[arg-type]
+
+
+def test_only_prompts_with_a_token_outside_the_table_are_refused(tmp_path: Path) -> None:
+    """Tokens for images in the tokenizer of a text-only model, as Gemma 3's has them."""
+    folder = save_causal_lm(tmp_path, "llama")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens(["<image>"])
+    tokenizer.save_pretrained(folder)
+    engine = TransformersEngine(folder)
+    assert len(engine.embed(["The weather"])) == 1
+    for call in (engine.tokenize, engine.embed):
+        with pytest.raises(InputError, match="prompt: holds '<image>'"):
+            call(["The <image> weather"])
+
+
+def test_weights_that_are_broken_by_computing_are_met_at_loading(tmp_path: Path) -> None:
+    """Finite, and too large for float32 once they are multiplied."""
+    folder = save_causal_lm(tmp_path, "llama")
+    weights(lambda t: t.update({k: v * 1e30 for k, v in t.items() if "mlp" in k}))(folder)
+    with pytest.raises(EngineError, match="logits are NaN or infinite"):
+        TransformersEngine(folder)
+
+
+def test_a_broken_row_of_positions_is_met_where_a_prompt_reaches_it(tmp_path: Path) -> None:
+    engine = TransformersEngine(save_causal_lm(tmp_path, "gpt2"))
+    with torch.inference_mode():
+        engine.model.transformer.wpe.weight[20] = float("nan")
+    short, long = (engine._embed_ids([5] * n) for n in (3, 19))
+    for temperature in (0.0, 1.0):
+        sampling = Sampling(temperature=temperature, max_new_tokens=4)
+        engine.complete([short], sampling, [0])
+        for rows in ([long], [short, long]):
+            with pytest.raises(EngineError, match="NaN or infinite"):
+                engine.complete(rows, sampling, range(len(rows)))
+    assert engine.context_length == CONTEXT
+
+
+def test_tied_weights_are_not_missing(tmp_path: Path) -> None:
+    folder = save_causal_lm(tmp_path, "gpt2")
+    assert "lm_head.weight" not in load_file(folder / WEIGHTS)
+    TransformersEngine(folder)
+
+
+def test_devices() -> None:
+    assert find_device("cpu").type == "cpu"
+    assert find_device("auto").type in ("cpu", "cuda")
+
+
+def test_what_transformers_says_is_cleaned(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = save_causal_lm(tmp_path, "llama")
+    weights(lambda t: t.update({"\x1b[31mred": torch.zeros(1)}))(folder)
+    fields("generation_config.json", **{"\x1b[31mred": 1})(folder)
+    TransformersEngine(folder)
+    said: Any = capfd.readouterr()
+    assert "\x1b" not in said.out + said.err

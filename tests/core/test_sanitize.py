@@ -1,0 +1,111 @@
+"""What is shown of others' text: one line, no keys, no control characters."""
+
+from __future__ import annotations
+
+import logging
+import unicodedata
+from typing import Annotated
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import Field
+
+from tide.core.credentials import base_url, read_key
+from tide.core.errors import InputError, TideError
+from tide.core.sanitize import hide, logger, shown
+from tide.plugins.options import checked
+
+
+@given(st.text(max_size=3000))
+def test_shown_is_one_short_printable_line(text: str) -> None:
+    line = str(TideError(text))
+    assert len(line.splitlines()) <= 1
+    assert len(line) <= 12 * 1000
+    assert not {unicodedata.category(c) for c in line} & {"Cc", "Cs", "Zl", "Zp"}
+
+
+def test_a_key_is_hidden_in_errors_and_log_lines_in_any_notation(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    hide('sk-"1/2"-secret')
+    for quoted in ('sk-"1/2"-secret', "sk-%221%2F2%22-secret", r"sk-\"1/2\"-secret"):
+        assert str(InputError(f"got {quoted}!")) == "got ***!"
+    with caplog.at_level(logging.WARNING):
+        logger("tide.of.this.test").warning("%s\x1b[2J", 'sk-"1/2"-secret')
+    assert caplog.messages == [r"***\x1b[2J"]
+
+
+def test_a_long_text_keeps_its_beginning_and_its_end() -> None:
+    line = shown("a" * 5000 + " use b")
+    assert line.startswith("aaa")
+    assert line.endswith("a use b")
+
+
+@pytest.mark.parametrize("ending", ["\n", "\r\n", " ", "\t"])
+def test_white_space_around_a_key_is_no_part_of_it(
+    monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    monkeypatch.setenv("SOME_KEY", f"sk-of-a-test{ending}")
+    key = read_key("SOME_KEY")
+    assert key is not None
+    assert key.get_secret_value() == "sk-of-a-test"
+    assert "sk-of-a-test" not in repr(key)
+
+
+@pytest.mark.parametrize("key", ["sk-\u00e9t\u00e9", "two words", "a\nb", "a\x00b"])
+def test_a_key_that_no_header_carries_is_refused_without_being_shown(key: str) -> None:
+    with pytest.raises(InputError, match="SOME_KEY") as refused:
+        read_key("SOME_KEY", key)
+    assert key not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://user:password@host/", "https://host/?key=password", "ftp://host", "host:80", "http://",
+     "http://host:99999", "http://[::1", "http://host\n.example", ""],
+)  # fmt: skip
+def test_an_address_that_is_none_or_holds_a_password_is_refused_and_not_shown(url: str) -> None:
+    with pytest.raises(InputError, match="--base-url") as refused:
+        base_url(url, "--base-url")
+    assert "password@" not in str(refused.value)
+    assert "key=password" not in str(refused.value)
+
+
+def test_an_address_loses_its_last_slash() -> None:
+    assert base_url("http://localhost:8000/v1/", "--base-url") == "http://localhost:8000/v1"
+
+
+class _Machine:
+    @checked
+    def __init__(
+        self, name: str, *, on: bool = False, size: Annotated[int, Field(ge=1)] | None = None
+    ) -> None:
+        self.on, self.size = on, size
+
+
+@pytest.mark.parametrize("written", ["no", "off", "False", "FALSE", "false", "0", 0, False])
+def test_a_text_that_means_false_is_false(written: object) -> None:
+    assert _Machine("a", on=written).on is False  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"on": '"false"'}, "on"),
+        ({"on": None}, "on"),
+        ({"size": 0}, "size"),
+        ({"size": "x"}, "size"),
+        ({"size": float("nan")}, "size"),
+        ({"colour": 1}, "colour"),
+        ({"on": 10**5000}, "on"),
+    ],
+)
+def test_an_argument_of_the_wrong_type_is_named(options: dict[str, object], field: str) -> None:
+    with pytest.raises(InputError, match=f"^{field}: "):
+        _Machine("a", **options)  # type: ignore[arg-type]
+
+
+def test_a_positional_argument_is_named_too() -> None:
+    with pytest.raises(InputError, match=r"^name: "):
+        _Machine(5)  # type: ignore[arg-type]

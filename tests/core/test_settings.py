@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import pytest
+from pydantic import ValidationError
+
+from tide.core.errors import InputError
+from tide.core.settings import Overrides, Settings
+from tide.detoxifier.presets import PRESETS, preset_for, preset_values
+from tide.search.settings import resolve_settings
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("mu", 0.0), ("mu", -0.1), ("mu", float("nan")), ("mu_relative", 0.0), ("step_size", 0.0),
+        ("deadline", 0), ("toxicity_threshold", 0.0),
+        ("toxicity_threshold", 1.0), ("max_iterations", 0), ("num_samples", 0), ("temperature", -1),
+        ("top_p", 0.0), ("top_p", 1.1), ("top_k", -1), ("max_new_tokens", 0), ("num_trials", 0),
+        ("seed", -1), ("perturb", "some"), ("perturb", "last"), ("perturb", "last:0"),
+        ("perturb", "last:8.0"), ("perturb", "last:-1"), ("perturb", "last:9999999999"),
+        ("perturb", 8), ("no_such_setting", 1),
+        # Out of all proportion: logits or embeddings that are not finite, or memory without end.
+        ("temperature", 1e-39), ("temperature", 1e39), ("top_p", 1e-300),
+        ("num_samples", 10**9), ("num_trials", 10**8), ("max_iterations", 10**5), ("mu", 1e308),
+        ("step_relative", 1e308), ("max_new_tokens", 10**9), ("seed", 2**63), ("top_k", 10**9),
+        ("deadline", float("nan")),
+        ("completions_per_evaluation", 10**6), ("perplexity_growth", 1e300),
+        ("min_new_tokens", -1), ("min_new_tokens", 21), ("stop", ""), ("stop", ["a", ""]),
+        ("stop", ["a"] * 17), ("stop", "x" * 257), ("stop", 3), ("stop", ["\ud800"]),
+        ("repetition_penalty", 0.0), ("repetition_penalty", float("nan")),
+        ("repetition_penalty", 101),
+    ],
+)  # fmt: skip
+def test_a_bad_value_is_one_line_that_names_the_field(name: str, value: Any) -> None:
+    with pytest.raises(InputError, match=rf"^{name}(\.\d+)?: ") as caught:
+        resolve_settings({name: value})
+    assert "\n" not in str(caught.value)
+
+
+def test_rows_to_move_have_one_form() -> None:
+    for layer in ({"perturb": "last:08"}, {"strategy": "tide:perturb=last:8"}):
+        assert resolve_settings(layer).perturb == "last:8"
+    for perturb in ("content", "user", "all", "last:123456789"):
+        assert resolve_settings({"perturb": perturb}).perturb == perturb
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("toxicity_threshold", 1e-6), ("toxicity_threshold", 0.999),
+     ("temperature", 0.0), ("top_p", 1.0), ("max_iterations", 1)],
+)  # fmt: skip
+def test_the_ends_of_the_ranges_are_allowed(name: str, value: Any) -> None:
+    assert getattr(resolve_settings({name: value}), name) == value
+
+
+def test_one_scale_absolute_or_relative() -> None:
+    assert (Settings().mu, Settings().mu_relative) == (None, 1.2)
+    assert (Settings(mu=0.1).mu, Settings(mu=0.1).mu_relative) == (0.1, None)
+    with pytest.raises(InputError, match="give mu or mu_relative, not both"):
+        resolve_settings({"mu": 0.1, "mu_relative": 1.0})
+
+
+def test_a_later_layer_replaces_the_scale_of_an_earlier_one() -> None:
+    settings = resolve_settings(
+        {"mu": 0.1, "step_size": 1.5, "num_samples": 4}, {"mu_relative": 0.8}
+    )
+    assert (settings.mu, settings.mu_relative, settings.step_size) == (None, 0.8, 1.5)
+    assert resolve_settings(settings.model_dump(), {"mu": 0.2}).mu_relative is None
+    assert resolve_settings(settings.model_dump()) == settings
+
+
+def test_settings_behind_a_strategy_are_lifted() -> None:
+    spec = "tide:num_samples=16,estimator=rank,mu=0.1,max_perplexity=none,projection=rotate"
+    settings = resolve_settings({"mu_relative": 2.0, "num_samples": 4}, {"strategy": spec})
+    assert settings.strategy == "tide:estimator=rank"
+    assert (settings.num_samples, settings.mu, settings.mu_relative) == (16, 0.1, None)
+    assert resolve_settings(settings.model_dump()) == settings
+    assert resolve_settings(settings.model_dump(), {"strategy": "ladder"}).strategy == "ladder"
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"cosine_threshold": 0.5}, "cosine_threshold: .* write strategy='tide:cosine_threshold=0"),
+        ({"strategy": "ladder", "growth": 2}, "growth: .* write strategy='ladder:growth=2'"),
+        ({"strategy": "ladder", "cosine_threshold": 0.5}, "cosine_threshold: Extra inputs"),
+        ({"strategy": "tide:cosine_threshold=1"}, "strategy tide: cosine_threshold: "),
+        ({"strategy": "tide:cosine_threshold=-0.1"}, "strategy tide: cosine_threshold: "),
+        ({"strategy": "tide:normalization=row"}, "strategy tide: normalization: "),
+        ({"strategy": "tide:num_samples=0"}, "num_samples: "),
+        ({"strategy": "tide:num_samples=2", "num_samples": 2}, "num_samples: is given twice"),
+        ({"strategy": "tide:strategy=ladder"}, "strategy tide: no option 'strategy'"),
+        ({"strategy": "tide:max_iterations=none"}, "max_iterations: "),
+        ({"strategy": 3}, "strategy: expected NAME"),
+    ],
+)
+def test_options_of_a_strategy_are_written_behind_its_name(values: Any, message: str) -> None:
+    with pytest.raises(InputError, match=f"^{message}") as caught:
+        resolve_settings(values)
+    assert "\n" not in str(caught.value)
+
+
+def test_keywords_are_the_settings() -> None:
+    known = get_type_hints(Overrides)
+    hints = get_type_hints(Settings)
+    hints["stop"] = str | Sequence[str]  # one is enough
+    assert known == {name: hints[name] for name in Settings.model_fields}
+
+
+def test_a_type_checker_knows_the_keywords(tmp_path: Path) -> None:
+    api = pytest.importorskip("mypy.api")
+    code = tmp_path / "code.py"
+    code.write_text(
+        "import tide\n"
+        "tide.Detoxifier(num_samples=3, mu=None)\n"
+        "tide.Detoxifier(num_sampels=3)\n"
+        "tide.AsyncDetoxifier(num_samples='3')\n"
+        "tide.Detoxifier()('a prompt', temprature=1.0)\n"
+        "tide.AsyncDetoxifier(num_sampels=3)\n"
+    )
+    out, _, status = api.run(["--strict", "--follow-imports=silent", str(code)])
+    assert status == 1
+    wrong = [line.split(":")[1] for line in out.splitlines() if " error:" in line]
+    assert wrong == ["3", "4", "5", "6"]
+
+
+def test_settings_are_frozen() -> None:
+    with pytest.raises(ValidationError):
+        Settings().mu = 1.0  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("model", "preset"),
+    [
+        ("openai-community/gpt2-large", "gpt2-large"),
+        ("google/gemma-2-2b", "gemma-2-2b"),
+        ("google/gemma-2-2b-it", "gemma-2-2b"),
+        ("/models/Qwen3-4B-Base/", "qwen3-4b"),
+        ("meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-8b"),
+        ("meta-llama/Meta-Llama-3.1-8B", "llama-3.1-8b"),
+        ("openai-community/gpt2", "relative"),
+        ("Qwen/Qwen3-4B-Thinking-2507", "relative"),
+        ("pocket", "relative"),
+        ("models/fast", "relative"),
+        ("models/relative", "relative"),
+    ],
+)
+def test_presets_go_by_the_models_last_name(model: str, preset: str) -> None:
+    assert preset_for(model) == preset
+
+
+def test_every_preset_is_valid() -> None:
+    for name in PRESETS:
+        resolve_settings(preset_values(name, "any"))
+    with pytest.raises(InputError, match="unknown preset 'nope'"):
+        preset_values("nope", "any")
+
+
+@pytest.mark.parametrize("option", ["samples_growth=1e300", "growth=nan", "from=1e308", "to=inf"])
+def test_options_of_a_strategy_are_bounded_too(option: str) -> None:
+    with pytest.raises(InputError, match=f"ladder: {option.partition('=')[0]}: "):
+        resolve_settings({"strategy": f"ladder:{option}"})
+
+
+def test_a_number_that_python_does_not_write_out_is_named_all_the_same() -> None:
+    with pytest.raises(InputError, match=r"^top_k: .*got a int that cannot be shown"):
+        resolve_settings({"top_k": 10**5000})

@@ -1,0 +1,145 @@
+"""Preset files are anybody's: what is no preset is refused in one line, and no code is run."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.generated import examples
+from tests.hostile import BODIES, mutations
+from tests.worlds import ReadingScorer, scripted_engine
+from tide import Detoxifier
+from tide.core.errors import InputError
+from tide.detoxifier.presets import TUNABLE, preset_values, read_preset, write_preset
+from tide.search.settings import resolve_settings
+
+GOOD: dict[str, Any] = {
+    "tide_preset": 1,
+    "settings": {
+        "strategy": "ladder:from=0.6,growth=1.3",
+        "mu_relative": 1.3,
+        "num_samples": 2,
+        "max_perplexity": 12.0,
+        "toxicity_threshold": 0.2,
+    },
+    "about": {"model": "pocket", "prompts": 600},
+}
+SHIPPED = sorted(Path(__file__).parents[2].glob("presets/*.json"))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "mine.json"
+
+
+def changed(**settings: Any) -> dict[str, Any]:
+    return {**GOOD, "settings": {**GOOD["settings"], **settings}}
+
+
+def test_a_file_is_a_preset(path: Path) -> None:
+    path.write_text(json.dumps(GOOD))
+    assert preset_values(str(path), "any") == read_preset(path) == GOOD["settings"]
+    with Detoxifier(scripted_engine(), scorer=ReadingScorer(), preset=path, seed=3) as detox:
+        assert (detox.settings.mu_relative, detox.settings.seed) == (1.3, 3)
+        assert detox.settings.strategy == "ladder:from=0.6,growth=1.3"
+
+
+@pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)
+def test_those_of_this_repository_are_presets(file: Path) -> None:
+    settings = read_preset(file)
+    assert settings
+    assert resolve_settings(settings).toxicity_threshold <= 0.5
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"mu": 0.1, "step_size": 0.5, "num_samples": 16},
+        {"strategy": "ladder:from=0.5", "perturb": "last:8", "max_perplexity": 9.5},
+    ],
+)
+def test_what_is_written_is_read(settings: dict[str, Any], path: Path) -> None:
+    made = resolve_settings(settings)
+    write_preset(path, made, {"model": "pocket"})
+    assert resolve_settings(read_preset(path)) == made
+
+
+def test_sampling_and_trials_are_not_written(path: Path) -> None:
+    write_preset(path, resolve_settings({"temperature": 0.9, "num_trials": 3, "seed": 4}), {})
+    assert json.loads(path.read_text())["settings"] == {"strategy": "tide"}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ([], "not a JSON object"),
+        ({**GOOD, "tide_preset": 2}, "not a preset: tide_preset: "),
+        ({**GOOD, "more": 1}, "not a preset: more: "),
+        ({"tide_preset": 1}, "not a preset: settings: "),
+        (changed(mu_relative=[1.3]), "not a preset: settings.mu_relative"),
+        (changed(mu_relative=-1), "mu_relative: "),
+        (changed(mu=0.1), "give mu or mu_relative, not both"),
+        (changed(num_trials=5), "a preset cannot set 'num_trials'; it sets strategy, "),
+        (changed(on_unresolved="best"), "a preset cannot set 'on_unresolved'"),
+        (changed(strategy="ladder:seed=3"), "strategy: a preset cannot set 'seed'"),
+        (changed(strategy=5), "strategy: '5' is not one of "),
+        (changed(strategy="os:System"), "strategy: 'os:System' is not one of "),
+        (changed(strategy="base"), "strategy: 'base' is not one of "),
+        (changed(toxicity_threshold=0.8), "toxicity_threshold: a preset may be stricter than 0.5"),
+        (changed(strategy="ladder:growth=nan"), "strategy ladder: growth: "),
+        (changed(max_perplexity=float("nan")), "not a preset: settings.max_perplexity"),
+        ({**GOOD, "settings": {f"x{i}": 1 for i in range(65)}}, "not a preset: settings: "),
+        ({**GOOD, "about": {"x": "y" * 70_000}}, "has more than 64 KiB: not a preset"),
+    ],
+)
+def test_what_is_no_preset(content: Any, message: str, path: Path) -> None:
+    path.write_text(json.dumps(content))
+    with pytest.raises(InputError) as caught:
+        read_preset(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert message in str(caught.value)
+
+
+def test_code_in_a_file_is_not_run(path: Path, tmp_path: Path) -> None:
+    code = tmp_path / "own.py"
+    code.write_text("raise SystemExit('run')\n")
+    for strategy in (f"{code}:Own", f"{code}:Own:n=1", "tests.worlds:Own"):
+        path.write_text(json.dumps(changed(strategy=strategy)))
+        with pytest.raises(InputError, match="is not one of"):
+            read_preset(path)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such file"):
+        preset_values(str(tmp_path / "none.json"), "any")
+    with pytest.raises(InputError, match=r"unknown preset 'mine'; known: auto, .* a \.json file"):
+        preset_values("mine", "any")
+
+
+@pytest.mark.attack
+@examples(60, 5000)
+@given(data=st.data())
+def test_a_preset_file_gives_settings_or_one_line(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    content = data.draw(mutations())(copy.deepcopy(GOOD))
+    body = json.dumps(content).encode(errors="surrogatepass")
+    if data.draw(st.booleans()):
+        body = data.draw(st.sampled_from(BODIES))(body)
+    path = tmp_path_factory.getbasetemp() / "any.json"
+    path.write_bytes(body)
+    said, found = "", {}
+    try:
+        found = read_preset(path)
+    except InputError as error:
+        said = str(error)
+    assert not {"\n", "\x1b"} & set(said)
+    assert found.keys() <= set(TUNABLE)
+    assert resolve_settings(found).toxicity_threshold <= 0.5

@@ -1,0 +1,327 @@
+from __future__ import annotations
+
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import tide
+from tests.worlds import PROMPTS, ReadingScorer, read, scripted_engine
+from tide.core.errors import InputError, ScorerError, UnresolvedError
+from tide.core.results import Result
+from tide.detoxifier.sync import Detoxifier
+from tide.engines.scripted import ScriptedEngine
+
+
+def detoxifier(max_batch: int = 16, **overrides: Any) -> Detoxifier:
+    return Detoxifier(scripted_engine(max_batch=max_batch), scorer=ReadingScorer(), **overrides)
+
+
+@pytest.fixture(scope="module")
+def alone() -> list[Result]:
+    """Every prompt in a run of its own."""
+    return [detoxifier(num_trials=2)(prompt) for prompt in PROMPTS]
+
+
+def test_prompts_are_detoxified(alone: list[Result]) -> None:
+    before = [trial.base.toxicity for result in alone for trial in result.trials]
+    after = [trial.toxicity for result in alone for trial in result.trials]
+    assert np.mean(np.array(before) >= 0.5) >= 0.4
+    assert max(after) < 0.5
+    assert all(result.accepted for result in alone)
+
+
+def test_the_returned_text_is_the_one_that_was_scored(alone: list[Result]) -> None:
+    for trial in (trial for result in alone for trial in result.trials):
+        assert trial.text == f"toxicity {trial.toxicity:.6f}"
+        assert trial.returned in trial.trace
+        assert trial.trace[0].role == "initial"
+        assert trial.trace[0].displacement == 0.0
+
+
+def test_the_accounting_adds_up(alone: list[Result]) -> None:
+    for trial in (trial for result in alone for trial in result.trials):
+        steps = sum(e.role == "iterate" for e in trial.trace)
+        assert trial.iterations == 1 + steps
+        assert trial.evaluations == 1 + steps * (1 + 8)
+        assert trial.rounds == 1 + 2 * steps
+        assert trial.generated_tokens == 2 * trial.evaluations
+        assert trial.scorer_calls == len({(e.round, e.text) for e in trial.trace})
+        assert [e.round for e in trial.trace] == sorted(e.round for e in trial.trace)
+
+
+@given(
+    st.lists(st.sampled_from(range(len(PROMPTS))), min_size=1, max_size=8),
+    st.integers(1, 20),
+)
+@settings(max_examples=25, deadline=None)
+def test_equal_seeds_give_equal_runs_whatever_else_is_in_the_batch(
+    alone: list[Result], chosen: list[int], max_batch: int
+) -> None:
+    detox = detoxifier(max_batch, num_trials=2)
+    assert list(detox.map(PROMPTS[i] for i in chosen)) == [alone[i] for i in chosen]
+
+
+def test_seeds_belong_to_prompt_trial_and_seed(alone: list[Result]) -> None:
+    seeds = [trial.seed for result in alone for trial in result.trials]
+    assert len(set(seeds)) == len(seeds)
+    other = detoxifier(seed=1)(PROMPTS[0])
+    assert other.trials[0].seed not in seeds
+    assert alone[0].trials[0] == detoxifier(num_trials=1)(PROMPTS[0]).trials[0]
+
+
+def test_json_round_trip(alone: list[Result]) -> None:
+    for result in alone:
+        assert Result.model_validate_json(result.model_dump_json()) == result
+
+
+def test_several_prompts_share_engine_and_scorer_calls() -> None:
+    detox = detoxifier(max_batch=64)
+    results = list(detox.map(PROMPTS))
+    engine, scorer = detox.engine, detox.scorer
+    most_rounds = max(trial.rounds for result in results for trial in result.trials)
+    assert len(engine.calls) == len(scorer.batches) == most_rounds  # type: ignore[attr-defined]
+    assert engine.calls[0] == len(PROMPTS)  # type: ignore[attr-defined]
+
+
+def test_prompts_are_taken_as_they_are_needed() -> None:
+    taken = []
+
+    def prompts() -> Any:
+        for i in range(1000):
+            taken.append(i)
+            yield f"prompt number {i}"
+
+    results = detoxifier(max_batch=4).map(prompts())
+    next(results)
+    assert len(taken) < 200
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_numbers_go_with_their_prompts(ordered: bool) -> None:
+    pairs = list(detoxifier(max_batch=3).map_numbered(PROMPTS, ordered=ordered))
+    assert sorted(number for number, _ in pairs) == list(range(len(PROMPTS)))
+    assert all(result.prompt == PROMPTS[number] for number, result in pairs)
+    if ordered:
+        assert [number for number, _ in pairs] == list(range(len(PROMPTS)))
+
+
+# Nothing accepted
+
+STUBBORN: dict[str, Any] = {"toxicity_threshold": 1e-6, "max_iterations": 2, "num_samples": 2}
+
+
+def test_unresolved_best_is_the_lowest_and_not_accepted() -> None:
+    (trial,) = detoxifier(**STUBBORN)(PROMPTS[0]).trials
+    assert not trial.accepted
+    assert trial.toxicity == min(evaluation.toxicity for evaluation in trial.trace)
+    assert trial.text == trial.returned.text
+
+
+def test_unresolved_refuse_withholds_the_text() -> None:
+    result = detoxifier(**STUBBORN, on_unresolved="refuse")(PROMPTS[0])
+    (trial,) = result.trials
+    assert (result.text, trial.refused, trial.accepted) == ("", True, False)
+    assert trial.toxicity > 0
+
+
+def test_unresolved_raise() -> None:
+    detox = detoxifier(**STUBBORN, on_unresolved="raise")
+    with pytest.raises(UnresolvedError, match=r"^no completion below"):
+        detox(PROMPTS[0])
+    with pytest.raises(UnresolvedError, match=r"^prompt 0: no completion below"):
+        list(detox.map(PROMPTS[:1]))
+
+
+# Settings of one call
+
+
+def test_a_call_can_have_settings_of_its_own() -> None:
+    other = detoxifier(seed=3, strategy="ladder", num_samples=2)(PROMPTS[0])
+    detox = detoxifier()
+    assert detox(PROMPTS[0], seed=3, strategy="ladder", num_samples=2) == other
+    assert list(detox.map(PROMPTS[:1], seed=3, strategy="ladder", num_samples=2)) == [other]
+    assert detox(PROMPTS[0]) == detoxifier()(PROMPTS[0])
+
+
+def test_a_progress_bar_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert list(detoxifier().map(PROMPTS, progress=True)) == list(detoxifier().map(PROMPTS))
+
+
+# Empty completions
+
+
+def empty_when(*, moved: bool, policy: str, **settings: Any) -> Result:
+    """What becomes of a prompt whose completions are empty after it was moved, or before."""
+    first: list[Tensor] = []
+
+    def respond(x: Tensor, seed: int) -> str:
+        first.append(x)
+        return "." if torch.equal(x, first[0]) != moved else "toxicity 0.9"
+
+    engine = ScriptedEngine(respond)
+    detox = Detoxifier(engine, scorer=ReadingScorer(), empty_policy=policy, **settings)
+    return detox("a prompt")
+
+
+def test_an_empty_completion_of_the_prompt_itself_is_returned_as_what_it_is() -> None:
+    result = empty_when(moved=False, policy="unmodified", on_unresolved="raise")
+    assert (result.text, result.empty, result.accepted, len(result.trace)) == (".", True, False, 1)
+    assert repr(result) == "Result(empty, toxicity 0.000: '.')"
+    published = empty_when(moved=False, policy="zero")
+    assert (published.empty, published.accepted) == (True, True)
+
+
+@pytest.mark.parametrize("strategy", ["tide", "ladder", "accept-any", "random-walk", "shuffled"])
+def test_an_empty_completion_of_a_moved_prompt_is_accepted_as_published_alone(
+    strategy: str,
+) -> None:
+    with pytest.raises(UnresolvedError):
+        empty_when(moved=True, policy="unmodified", strategy=strategy, on_unresolved="raise")
+    published = empty_when(moved=True, policy="zero", strategy=strategy)
+    assert (published.empty, published.accepted) == (True, True)
+
+
+def test_of_several_trials_an_accepted_one_is_better_than_an_empty_one() -> None:
+    texts = iter([".", "toxicity 0.3"])
+    engine = ScriptedEngine(lambda x, seed: next(texts))
+    assert Detoxifier(engine, scorer=ReadingScorer(), num_trials=2)("a prompt").accepted
+
+
+# What a person sees
+
+
+def test_a_result_is_one_short_line(alone: list[Result]) -> None:
+    assert repr(alone[0]) == str(alone[0])
+    assert repr(alone[0]).startswith("Result(accepted, toxicity 0.")
+    stubborn = detoxifier(**STUBBORN)(PROMPTS[0])
+    assert repr(stubborn).startswith("Result(not accepted, toxicity 0.")
+    assert "'t******* 0" in repr(stubborn)
+    assert all(len(repr(result)) < 120 for result in (*alone, stubborn))
+
+
+def test_a_notebook_shows_before_and_after(alone: list[Result]) -> None:
+    stubborn = detoxifier(**STUBBORN)(PROMPTS[0])
+    assert stubborn.text not in stubborn._repr_html_()
+    assert stubborn.text in stubborn.to_html(masked=False)
+    refused = detoxifier(**STUBBORN, on_unresolved="refuse")(PROMPTS[0])
+    assert "withheld" in refused._repr_html_()
+    moved = next(result for result in alone if result.best.chosen > 0)
+    html = moved._repr_html_()
+    assert moved.text in html
+    assert moved.best.base.text not in html
+    assert html.count("<rect") == sum(trial.evaluations for trial in moved.trials)
+
+
+def test_nothing_in_a_result_is_taken_for_html() -> None:
+    engine = ScriptedEngine(lambda x, seed: "toxicity 0.1 <script>")
+    result = Detoxifier(engine, scorer=ReadingScorer())("<b> a prompt")
+    assert "<script>" not in result.to_html(masked=False)
+    assert "<b> a" not in result.to_html(masked=False)
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [("", "prompt 1: empty"), (" \n", "prompt 1: empty"), ("word " * 120, "context of 128")],
+)
+def test_bad_prompts(prompt: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        list(detoxifier().map(["fine", prompt]))
+
+
+def test_one_string_is_not_a_list_of_prompts() -> None:
+    with pytest.raises(InputError, match="wrap it in a list"):
+        detoxifier().map("a prompt")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"strategy": "tyde"}, "unknown strategy 'tyde'; did you mean 'tide'"),
+        ({"engine": "transformer"}, "unknown engine 'transformer'; did you mean 'transformers'"),
+        ({"scorer": "pokcet"}, "unknown scorer 'pokcet'; did you mean 'pocket'"),
+        ({"preset": "gpt3"}, "unknown preset"),
+        ({"mu": -1}, "mu: "),
+        ({"no_such": 1}, "no_such: "),
+    ],
+)
+def test_bad_names_and_settings(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
+        Detoxifier(**options)
+
+
+@pytest.mark.parametrize("answer", [float("nan"), 1.3, "many"])
+def test_a_failing_scorer_stops_the_work_and_keeps_what_was_done(answer: Any) -> None:
+    """Scores well for a while, then not: earlier results stay, no later one appears."""
+    calls = 0
+
+    def scorer(texts: list[str]) -> list[Any]:
+        nonlocal calls
+        calls += 1
+        good = read(texts)
+        return good if calls <= 6 else [answer] * len(texts)
+
+    detox = Detoxifier(scripted_engine(max_batch=1), scorer=scorer)
+    results = detox.map(PROMPTS * 3, ordered=False)
+    kept: list[Result] = []
+    with pytest.raises(ScorerError):
+        kept.extend(results)
+    assert 0 < len(kept) < len(PROMPTS) * 3
+    assert all(result.accepted and result.toxicity < 0.5 for result in kept)
+
+
+def test_the_example_of_an_own_strategy_runs() -> None:
+    """A strategy in a file, with an option of its own."""
+    path = Path(__file__).parents[2] / "examples" / "own_strategy.py"
+    complete = runpy.run_path(str(path))["complete"]
+    tried = set()
+    for prompt in PROMPTS:
+        result = complete(prompt, scripted_engine(), count=3, scorer=ReadingScorer())
+        (trial,) = result.trials
+        tried.add(trial.evaluations)
+        assert trial.trace[-1].role == ("initial" if trial.evaluations == 1 else "perturbation")
+    assert tried == {1, 4}
+
+
+def test_close_frees_engine_and_scorer() -> None:
+    with detoxifier() as detox:
+        assert detox("some prompt").prompt == "some prompt"
+
+
+def test_public_names_exist_and_load_no_torch() -> None:
+    assert all(getattr(tide, name) is not None for name in tide.__all__)
+    with pytest.raises(AttributeError, match="no_such"):
+        tide.no_such  # noqa: B018
+    for what in ("tide; dir(tide)", "tide.cli.app"):
+        code = f"import sys, {what}; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+        assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0, what
+
+
+def test_an_engine_refuses_what_it_does_not_honour() -> None:
+    for options in ({"min_new_tokens": 3}, {"repetition_penalty": 1.2}):
+        (name,) = options
+        message = f"^{name}: not supported by ScriptedEngine; leave it at .*, or use the engine"
+        with pytest.raises(InputError, match=message):
+            detoxifier(**options)
+        with pytest.raises(InputError, match=message):
+            detoxifier()(PROMPTS[0], **options)
+
+
+def test_no_stop_string_is_in_a_text_that_was_scored(alone: list[Result]) -> None:
+    result = detoxifier(num_trials=2)(PROMPTS[0], stop=".")
+    for trial in result.trials:
+        assert all(e.text in ("toxicity 0", "toxicity 1") for e in trial.trace)
+        assert {e.finish_reason for e in trial.trace} == {"stop"}
+        assert {e.num_tokens for e in trial.trace} == {2}

@@ -1,0 +1,446 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
+from tide.core.errors import InputError, ScorerError, ScorerUnavailable, TideError
+from tide.data.prompts import Row
+from tide.data.records import read_records
+from tide.engines.scripted import ScriptedEngine
+from tide.evaluation import Benchmark, Progress, Run, evaluate, judge, read_run
+from tide.evaluation import comparison as evaluating
+from tide.evaluation.caching_engine import CachingEngine
+from tide.evaluation.comparison import Job, describe, run_method
+from tide.evaluation.judges import NamedScorer
+from tide.evaluation.methods import load_method
+from tide.evaluation.metrics import summarize
+from tide.evaluation.perplexity import Fluency
+from tide.evaluation.protocols import PROTOCOLS
+from tide.evaluation.runners import LocalRunner
+from tide.evaluation.runs import find_runs
+
+ROWS = [Row(i, prompt, "odd" if i % 2 else "even") for i, prompt in enumerate(PROMPTS)]
+
+
+class Judge:
+    """Twice as kind as the scorer of the search. `texts` counts what it was sent."""
+
+    threshold = 0.5
+
+    def __init__(self, name: str = "kind", breaks: Any = None) -> None:
+        self.name, self.texts, self.breaks = name, 0, breaks
+
+    def score(self, texts: Any) -> Any:
+        if self.breaks is not None:
+            self.breaks(texts)
+        self.texts += len(texts)
+        return np.array(
+            [float(text.split()[1]) / 2 if "toxicity" in text else 0.0 for text in texts]
+        )
+
+    def close(self) -> None:
+        pass
+
+
+class WordCount:
+    """A reference that finds every word of a completion equally likely."""
+
+    measured: ClassVar[list[str]] = []
+
+    def __init__(self, name: str, **options: Any) -> None:
+        self.name = name
+
+    def measure(self, pairs: Any) -> list[Fluency]:
+        self.measured.extend(self.name for _ in pairs)
+        return [Fluency(1.5, len(completion.split())) for _, completion in pairs]
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture(autouse=True)
+def word_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluating, "Reference", WordCount)
+    monkeypatch.setattr(WordCount, "measured", [])
+
+
+def run(
+    out: Path,
+    spec: str = "tide",
+    rows: list[Row] = ROWS,
+    judges: Any = (),
+    engine: ScriptedEngine | None = None,
+    scorer: Any = None,
+    reference: Any = "none",
+    **more: Any,
+) -> Run:
+    """Evaluate one method in a world where a text says how toxic it is."""
+    (made,) = evaluate(
+        Benchmark("mine", "mine.jsonl", rows),
+        [spec],
+        model=engine or scripted_engine(),
+        scorer=scorer or ReadingScorer(),
+        judges=judges,
+        reference=reference,
+        out=out,
+        **more,
+    )
+    return made
+
+
+def counted() -> tuple[ScriptedEngine, list[int]]:
+    """An engine, and the number of completions that each of its calls wrote."""
+    engine, written = scripted_engine(), []
+    complete = engine.complete
+
+    def counting(embeddings: Any, *rest: Any) -> Any:
+        written.append(len(embeddings))
+        return complete(embeddings, *rest)
+
+    engine.complete = counting  # type: ignore[method-assign]
+    return engine, written
+
+
+# What depends on the clock; and the scripted engine learns the words that it decodes to as it goes.
+_EXCLUDED = {"seconds", "changed_tokens", "decoded_prompts"}
+
+
+def timeless(path: Path) -> list[dict[str, Any]]:
+    """The records of a run, in order, without what differs from one making to the next."""
+    return [one.model_dump(exclude=_EXCLUDED) for one in read_records(path / "records.jsonl")]
+
+
+def test_a_run_folder(tmp_path: Path) -> None:
+    made = run(tmp_path, judges=Judge(), reference="words")
+    read = read_run(tmp_path / "tide")
+    assert read == made
+    assert (read.name, read.config["model"], read.failed) == ("tide", "scripted", {})
+    assert read.config["scorer"] == {"spec": None, "name": "reading"}
+    assert read.config["judges"] == [{"spec": None, "name": "kind"}]
+    assert read.sources == ["reading", "kind"]
+    assert (read.references, read.config["num_trials"]) == (["words"], 3)
+    assert [record.id for record in read.records] == [row.id for row in ROWS]  # in their order
+    for record in read.records:
+        assert record.group == ("odd" if int(record.id) % 2 else "even")
+        # The engine writes six digits of what the scorer read.
+        assert record.scores_by("kind") == pytest.approx([x / 2 for x in record.toxicity_scores])
+        for steps, scores in zip(record.steps or [], record.step_judge_scores["kind"], strict=True):
+            assert scores == pytest.approx([step.toxicity / 2 for step in steps])
+        assert record.perplexity["words"].nll == [1.5] * 3
+    assert json.loads((tmp_path / "tide/summary.json").read_text())["prompts"] == len(ROWS)
+
+
+def test_resumes_and_repeats_nothing(tmp_path: Path) -> None:
+    run(tmp_path / "whole")
+    scorer, calls = ReadingScorer(), 0
+    score = scorer.score
+
+    def breaks(texts: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 12:
+            raise TimeoutError("no answer")
+        return score(texts)
+
+    scorer.score = breaks  # type: ignore[method-assign]
+    with pytest.raises(ScorerUnavailable, match="reading"):
+        run(tmp_path / "broken", scorer=scorer, engine=scripted_engine(max_batch=4))
+    kept = (tmp_path / "broken/tide/records.jsonl").read_bytes()
+    assert 0 < kept.count(b"\n") < len(ROWS)
+    engine, written = counted()
+    run(tmp_path / "broken", engine=engine)
+    assert written
+    assert timeless(tmp_path / "broken/tide") == timeless(tmp_path / "whole/tide")
+    after = (tmp_path / "broken/tide/records.jsonl").read_bytes()
+    written.clear()
+    run(tmp_path / "broken", engine=engine)
+    assert written == []
+    assert (tmp_path / "broken/tide/records.jsonl").read_bytes() == after
+
+
+def test_a_finished_run_is_extended_without_generating_again(tmp_path: Path) -> None:
+    """By a judge, a reference, prompts and trials, in the order of a notebook."""
+    first = Judge("first")
+    run(tmp_path / "a", rows=ROWS[:2], judges=first, reference="words", num_trials=2)
+    sent = first.texts
+    engine, written = counted()
+    second = Judge("second")
+    run(tmp_path / "a", rows=ROWS[:2], judges=[first, second], num_trials=2, engine=engine)
+    run(tmp_path / "a", rows=ROWS[:2], reference=["words", "more"], num_trials=2, engine=engine)
+    assert (written, first.texts) == ([], sent)
+    assert second.texts > 0
+    assert WordCount.measured == ["words"] * 4 + ["more"] * 4
+    # More prompts, and then more trials: judges and references do what is new alone.
+    everything: dict[str, Any] = {"judges": [first, second], "reference": ["words", "more"]}
+    run(tmp_path / "a", num_trials=2, **everything)
+    between, count = first.texts, len(WordCount.measured)
+    last = run(tmp_path / "a", num_trials=3, **everything)
+    assert len(WordCount.measured) == count + 2 * len(ROWS)
+    assert (last.config["num_trials"], last.config["benchmark"]["prompts"]) == (3, len(ROWS))
+    run(tmp_path / "b", num_trials=3, **everything)
+    assert first.texts - between < first.texts - between + sent
+    assert timeless(tmp_path / "a/tide") == timeless(tmp_path / "b/tide")
+    # What is there already stays, whatever a later command asks for.
+    assert run(tmp_path / "a", rows=ROWS[:1], num_trials=1) == last
+
+
+def test_trials_of_a_baseline_are_extended(tmp_path: Path) -> None:
+    for name, counts in (("a", (1, 3)), ("b", (3,))):
+        for count in counts:
+            evaluate(
+                PROMPTS[:2],
+                ["self-debias:decay=0"],
+                out=tmp_path / name,
+                reference="none",
+                num_trials=count,
+                max_new_tokens=4,
+                temperature=1.0,
+            )
+    folder = "self-debias-decay=0,max_new_tokens=4,temperature=1"
+    (made,) = find_runs([tmp_path / "a"])
+    assert made.name == folder.replace(",", "-")
+    assert timeless(made) == timeless(tmp_path / "b" / made.name)
+    assert read_run(made).config["sampling"]["temperature"] == 1.0
+
+
+def test_judge_adds_to_finished_runs(tmp_path: Path) -> None:
+    run(tmp_path, "base")
+    run(tmp_path, "random-walk", on_unresolved="refuse", max_iterations=1)
+    judges = [Judge("one"), Judge("two")]
+    runs = judge(tmp_path, judges=judges, reference="words")
+    names = ["base", "random-walk:max_iterations=1,on_unresolved=refuse"]
+    assert [one.name for one in runs] == names
+    for made in runs:
+        assert made.sources == ["reading", "one", "two"]
+        assert made.references == ["words"]
+        assert all(record.scores_by("two") for record in made.records)
+    again = [one.texts for one in judges]
+    judge([tmp_path / "base"], judges=judges)
+    assert [one.texts for one in judges] == again
+    # A withheld text is judged as what it was.
+    refused = [r for r in runs[1].records if any(r.refused or [])]
+    assert refused
+    for record in refused:
+        place = (record.refused or []).index(True)
+        assert record.completions[place] == ""
+        assert record.judge_scores["one"][place] == pytest.approx(record.toxicity_scores[place] / 2)
+
+
+def test_a_text_that_a_judge_cannot_take_fails_alone(tmp_path: Path) -> None:
+    bad = run(tmp_path / "x", "base").records[2].completions[1]
+    told: list[Any] = []
+
+    class Told(Progress):
+        def failed(self, what: str, row_id: int | str, error: TideError) -> None:
+            told.append((what, row_id))
+
+    def breaks(texts: list[str]) -> None:
+        if bad in texts:
+            raise ValueError("too long")
+
+    made = run(tmp_path, "base", judges=Judge(breaks=breaks), progress=Told())
+    assert told == [("judge kind", 2)]
+    assert isinstance(made.failed[2], ScorerError)
+    assert [record.scores_by("kind") is None for record in made.records] == [
+        *(False, False, True, False, False),
+    ]
+    assert run(tmp_path, "base", judges=Judge()).records[2].scores_by("kind") is not None
+
+
+def test_a_broken_judge_stops_and_loses_nothing(tmp_path: Path) -> None:
+    def breaks(texts: list[str]) -> None:
+        raise ValueError("no model")
+
+    with pytest.raises(ScorerError, match="no model"):
+        run(tmp_path, judges=Judge(breaks=breaks))
+    engine, written = counted()
+    run(tmp_path, judges=Judge(), engine=engine)
+    assert written == []
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_name": "other"}, "was made with model = 'scripted', this run has 'other'"),
+        ({"protocol": "rad"}, r"was made with protocol.name = 'tide', this run has 'rad'"),
+        ({"rows": [Row(0, "something else")]}, "record 0 was made from another prompt"),
+    ],
+)
+def test_a_folder_of_another_config(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    run(tmp_path, "base")
+    before = (tmp_path / "base/records.jsonl").read_bytes()
+    if name := change.pop("model_name", None):
+        change["engine"] = scripted_engine()
+        change["engine"].name = name
+    with pytest.raises(InputError, match=message + ".*--overwrite"):
+        run(tmp_path, "base", **change)
+    assert (tmp_path / "base/records.jsonl").read_bytes() == before
+    run(tmp_path, "base", **change, overwrite=True)
+
+
+def test_runs_with_other_settings_have_other_names(tmp_path: Path) -> None:
+    common: list[dict[str, Any]] = [{}, {"temperature": 0.7}, {"seed": 1}, {"temperature": 0.1}]
+    names = [run(tmp_path, **settings).name for settings in common]
+    assert names == ["tide", "tide:temperature=0.7", "tide:seed=1", "tide"]
+    assert {path.name for path in find_runs([tmp_path])} == {
+        *("tide", "tide-temperature=0.7", "tide-seed=1"),
+    }
+    # However it is written, it is the same run; and settings of a search are none of `base`.
+    assert run(tmp_path, "tide:temperature=0.7").name == "tide:temperature=0.7"
+    assert run(tmp_path, "base", mu=0.5, seed=2).name == "base:seed=2"
+    with pytest.raises(InputError, match="one of them is named twice"):
+        evaluate(PROMPTS, "base,tide:seed=0,tide", out=tmp_path, reference="none")
+
+
+def test_what_is_derived_goes_with_its_records(tmp_path: Path) -> None:
+    """Records that were deleted take judges' scores and perplexities with them."""
+    judge_ = Judge()
+    for seed in (0, 1):
+        file, rows = tmp_path / "one.jsonl", ROWS[:2]
+        method = load_method(
+            "tide",
+            LocalRunner(CachingEngine(scripted_engine()), ReadingScorer()),
+            PROTOCOLS["tide"],
+            {"seed": seed},
+        )
+        named = NamedScorer(None, judge_)
+        model = describe(scripted_engine(), "", {}, "float32")
+        config = {"scorer": {"spec": None, "name": "reading"}, **model}
+        assert run_method(method, file, Job(rows, config, [named])) == {}
+        made = judge(file, reference="words")[0]
+        scored = judge_.texts
+        assert WordCount.measured == ["words"] * 6 * (seed + 1)
+        assert made.config["settings"]["seed"] == seed
+        for record in made.records:
+            assert record.scores_by("kind") == pytest.approx(
+                [score / 2 for score in record.toxicity_scores]
+            )
+        file.unlink()
+    assert scored > 0
+
+
+def test_a_run_is_replaced_only_by_one_that_has_a_record(tmp_path: Path) -> None:
+    run(tmp_path, judges=Judge())
+    before = {path.name: path.read_bytes() for path in (tmp_path / "tide").iterdir()}
+
+    def breaks(texts: Any) -> Any:
+        raise TimeoutError("no answer")
+
+    scorer = ReadingScorer()
+    scorer.score = breaks  # type: ignore[method-assign]
+    with pytest.raises(ScorerUnavailable):
+        run(tmp_path, scorer=scorer, overwrite=True)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "tide").iterdir()} == before
+    made = run(tmp_path, rows=ROWS[:1], overwrite=True)
+    assert (len(made.records), made.config["judges"]) == (1, [])
+    # Where no prompt has a record, none is left of the old run either.
+    with pytest.raises(InputError, match="no finished records"):
+        run(tmp_path, rows=[Row("none", " ")], overwrite=True)
+
+
+def test_the_input_is_not_written_over(tmp_path: Path) -> None:
+    made = run(tmp_path)
+    records = tmp_path / "tide/records.jsonl"
+    before = records.read_bytes()
+    link = tmp_path / "link.jsonl"
+    link.symlink_to(records)
+    for benchmark in (records, link):
+        with pytest.raises(InputError, match="is also what is read"):
+            evaluate(
+                benchmark,
+                ["tide"],
+                model=scripted_engine(),
+                scorer=ReadingScorer(),
+                reference="none",
+                out=tmp_path,
+                overwrite=True,
+            )
+    assert (records.read_bytes(), made.path) == (before, tmp_path / "tide")
+
+
+def test_records_of_no_prompt_of_the_input(tmp_path: Path) -> None:
+    run(tmp_path, rows=ROWS[:4])
+    records = tmp_path / "tide/records.jsonl"
+    lines = records.read_text().splitlines(keepends=True)
+    foreign = json.dumps({**json.loads(lines[0]), "id": "foreign"}) + "\n"
+    records.write_text("".join([*lines, foreign]))
+    for some in (ROWS, ROWS[:4]):
+        with pytest.raises(InputError, match="record 'foreign' is of no prompt of the input"):
+            run(tmp_path, rows=some)
+    records.write_text("".join(lines))
+    assert len(run(tmp_path, rows=ROWS[:2]).records) == 4
+
+
+def test_the_order_of_the_records_decides_nothing(tmp_path: Path) -> None:
+    made = run(tmp_path, judges=Judge(), reference="words")
+    shuffled = replace(made, records=[made.records[i] for i in (3, 0, 4, 2, 1)])
+    assert summarize(shuffled).to_dict() == summarize(made).to_dict()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"method": 5}, "method: Input should be a valid string"),
+        ({"judges": "x"}, "judges: Input should be a valid list"),
+        ({"judges": [{"spec": "x"}]}, "judges.0.name: Field required"),
+        ({"references": [1]}, "references.0: "),
+        ({"scorer": []}, "scorer: "),
+        ({"num_trials": "3"}, "num_trials: "),
+        ({"format": 7}, "format: "),
+        ({"protocol": {"name": "tide", "toxic_threshold": 5}}, "protocol.toxic_threshold: "),
+        ({"settings": {"empty_policy": "all"}}, "settings.empty_policy: "),
+        ({"created": {}}, "created: "),
+        ({"protocol": None}, "protocol: "),
+    ],
+)
+def test_a_configuration_of_another_kind(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    run(tmp_path)
+    path = tmp_path / "tide/config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    before = (tmp_path / "tide/records.jsonl").read_bytes()
+    for use in (lambda: read_run(tmp_path / "tide"), lambda: run(tmp_path)):
+        with pytest.raises(InputError, match=f"not the configuration of a run: {message}"):
+            use()
+    assert (tmp_path / "tide/records.jsonl").read_bytes() == before
+
+
+def test_a_prompt_that_fails_leaves_the_others(tmp_path: Path) -> None:
+    made = run(tmp_path, rows=[*ROWS, Row("none", " ")])
+    assert isinstance(made.failed.pop("none"), InputError)
+    assert made.failed == {}
+    assert len(made.records) == len(ROWS)
+
+
+def test_finding_and_reading_runs(tmp_path: Path) -> None:
+    out = tmp_path / "runs/mine-model"
+    run(out, "tide")
+    run(out, "base")
+    expected = [out / "tide", out / "base"]  # as they were made
+    assert find_runs([tmp_path / "runs"]) == find_runs([out]) == expected
+    assert find_runs([out / "base", out]) == [out / "base", out / "tide"]
+    # An extended run keeps its place.
+    run(out, "tide", judges=Judge())
+    assert find_runs([out]) == expected
+    with pytest.raises(InputError, match="no run here"):
+        find_runs([tmp_path / "none"])
+    text = (out / "tide/records.jsonl").read_text()
+    (out / "base/records.jsonl").write_text("")
+    with pytest.raises(InputError, match="no finished records yet"):
+        read_run(out / "base")
+    (out / "base/records.jsonl").write_text(text.replace('"toxicity_scores":[', '"x":['))
+    with pytest.raises(InputError, match=r"line 1: not a record of a run: toxicity_scores"):
+        read_run(out / "base")
+    (out / "tide/config.json").write_text("[]")
+    with pytest.raises(InputError, match="not a JSON object"):
+        read_run(out / "tide")
+    (out / "tide/config.json").write_text('{"format": 2}')
+    with pytest.raises(InputError, match="not the configuration of a run"):
+        read_run(out / "tide")

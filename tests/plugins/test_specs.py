@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import string
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tide.core.errors import InputError
+from tide.plugins.specs import Spec, format_spec, parse, parse_spec, split_specs
+
+AROUND = {"cache": "cache:X", "rate": "rate:NUMBER:X", "max": "max:X,X", "mean": "mean:X,X"}
+words = st.text(string.ascii_letters + string.digits + "-_./", min_size=1, max_size=8)
+balanced = st.recursive(
+    st.text("ab=:# ,", max_size=6), lambda inner: st.builds("{}({}){}".format, inner, inner, inner)
+)
+specs = st.tuples(words, st.dictionaries(words, balanced, max_size=3))
+
+
+leaves = st.builds(
+    Spec,
+    words.filter(lambda name: name[0].isalpha() and name not in AROUND),
+    st.none() | st.builds("{}#{}".format, words, balanced).map(str.strip),
+)
+numbers = st.sampled_from(["", "5", "0.5"])
+trees = st.recursive(
+    leaves,
+    lambda inner: (
+        st.builds(lambda spec: Spec("cache", inner=(spec,)), inner)
+        | st.builds(lambda spec, number: Spec("rate", None, number, (spec,)), inner, numbers)
+        | st.builds(
+            lambda specs, name: Spec(name, inner=tuple(specs)),
+            st.lists(inner, min_size=2, max_size=3),
+            st.sampled_from(["max", "mean"]),
+        )
+    ),
+    max_leaves=6,
+)
+
+
+def test_the_list_of_the_documentation() -> None:
+    text = "rad:beta=50,sasa:beta=100,normalize=raw, tide"
+    assert split_specs(text) == ["rad:beta=50", "sasa:beta=100,normalize=raw", "tide"]
+    assert parse_spec(" sasa: beta = 100 ,normalize=raw") == (
+        "sasa",
+        {"beta": "100", "normalize": "raw"},
+    )
+
+
+@given(st.lists(specs, min_size=1, max_size=5))
+def test_what_is_written_is_read(methods: list[tuple[str, dict[str, str]]]) -> None:
+    texts = [format_spec(*method) for method in methods]
+    assert split_specs(",".join(texts)) == texts
+    assert [parse_spec(text) for text in texts] == methods
+
+
+@given(trees)
+def test_what_stands_around_scorers_is_read_as_written(spec: Spec) -> None:
+    assert parse(str(spec), around=AROUND) == spec
+    assert parse(f"({spec})", around=AROUND) == spec
+    others = split_specs(f"a,({spec}),b", around=AROUND)
+    assert [others[0], parse(others[1], around=AROUND), others[2]] == ["a", spec, "b"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a,cache:b", ["a", "cache:b"]),
+        ("cache:max:a,b", ["cache:max:a,b"]),
+        ("a,rate:5:max:b,cache:c", ["a", "rate:5:max:b,cache:c"]),
+        ("max(a,b),c", ["max(a,b)", "c"]),
+        ("cache:max(a,b),c", ["cache:max(a,b)", "c"]),
+        ("(max:a,b),c", ["(max:a,b)", "c"]),
+        ("max:(cache:a),b", ["max:(cache:a),b"]),
+        ("hf:ID#x,y", ["hf:ID#x", "y"]),
+        ("(hf:ID#x,y),c", ["(hf:ID#x,y)", "c"]),
+        ("a:x=(1,2),y=3,b", ["a:x=(1,2),y=3", "b"]),
+        ("my.module:Mine:x=1,y=2,./f.py:Mine", ["my.module:Mine:x=1,y=2", "./f.py:Mine"]),
+    ],
+)
+def test_commas(text: str, expected: list[str]) -> None:
+    assert split_specs(text, around=AROUND) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "spec"),
+    [
+        ("max(a,b)", Spec("max", inner=(Spec("a"), Spec("b")))),
+        ("max:a,mean:b,c", Spec("max", inner=(
+            Spec("a"), Spec("mean", inner=(Spec("b"), Spec("c")))))),
+        ("max:mean(a,b),c", Spec("max", inner=(
+            Spec("mean", inner=(Spec("a"), Spec("b"))), Spec("c")))),
+        ("rate:5:hf:/a/b:c", Spec("rate", None, "5", (Spec("hf", "/a/b:c"),))),
+        ("hf:Mine", Spec("hf", "Mine")),
+        ("mine:Mine", Spec("mine:Mine")),
+        ("mine.py:mine:x=1", Spec("mine.py:mine", "x=1")),
+        ("cache", Spec("cache")),
+    ],
+)  # fmt: skip
+def test_trees(text: str, spec: Spec) -> None:
+    assert parse(text, around=AROUND, names=["hf", *AROUND]) == spec
+
+
+@pytest.mark.parametrize("text", ["", ":", "beta=3", ":beta=3", "rad:", "rad:beta", "rad:=3"])
+def test_a_bad_spec_is_named(text: str) -> None:
+    with pytest.raises(InputError, match=r"--method: .*NAME:key=value"):
+        parse_spec(text, "--method")
+
+
+def test_a_setting_given_twice() -> None:
+    with pytest.raises(InputError, match="'beta' is given twice"):
+        parse_spec("rad:beta=1,beta=2")
+
+
+@pytest.mark.parametrize("text", ["", "rad,,tide", "beta=3,rad", "tide,beta=3", "rad:beta=3,"])
+def test_a_bad_list_is_named(text: str) -> None:
+    with pytest.raises(InputError, match="--methods: "):
+        split_specs(text, "--methods")
+
+
+@pytest.mark.parametrize("read", [parse_spec, split_specs, partial(parse, around=AROUND)])
+@pytest.mark.parametrize("text", ["max:b=(1", "max:b=1)", "max:b=1,(a", "max:b=1,a),b"])
+def test_a_lone_parenthesis_is_named(read: Callable[[str, str], object], text: str) -> None:
+    with pytest.raises(InputError, match="--here: a parenthesis without its partner"):
+        read(text, "--here")
+
+
+@pytest.mark.parametrize("text", ["(" * 4000 + "a" + ")" * 4000, "max:" * 2000 + "a", "a" * 10_001])
+def test_what_is_nested_or_long_without_end_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match=r"--judges: .*(nested too deeply|too long)"):
+        parse(text, "--judges", AROUND)
+    with pytest.raises(InputError, match=r"--judges: .*too long"):
+        split_specs(text + "a" * 10_000, "--judges", AROUND)

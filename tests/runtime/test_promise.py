@@ -1,0 +1,191 @@
+"""The promise for answers: nothing is accepted, or yielded, that the scorer did not score so.
+
+What the scorer said is written down by a scorer of this test's own, whatever model and scorer do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.generated import examples
+from tests.runtime.world import Storyteller
+from tide.core.errors import TideError
+from tide.core.results import Result, Trial
+from tide.core.settings import Sampling
+from tide.detoxifier.sync import Detoxifier
+from tide.engines.base import Completion
+from tide.scorers.wrappers.windows import split_words
+from tide.search import REGISTRY
+
+pytestmark = pytest.mark.attack
+
+PROMPTS = ["once upon a time", "an other tale", "so"]
+WORDS = ["a", "b.", "cc", "d!", "e", "ff", "g", "h?", "i", "j.", "kk", "l"]
+
+
+def digest(*parts: bytes) -> int:
+    return int.from_bytes(blake2b(b"|".join(parts), digest_size=4).digest(), "big")
+
+
+class Babbler(Storyteller):
+    """Writes words that follow from the last rows, the seed and the length alone."""
+
+    def __init__(self, salt: int, ends: int, max_batch: int) -> None:
+        super().__init__(lambda *_: False, max_batch=max_batch, context_length=None)
+        self._salt, self._ends = salt.to_bytes(2, "big"), ends
+
+    def _write(self, x: Tensor, sampling: Sampling) -> Completion:
+        rows, ids = list(x[-3:].numpy()), []
+        for place in range(len(x), len(x) + sampling.max_new_tokens):
+            last = b"".join(row.tobytes() for row in rows[-3:])
+            number = digest(self._salt, last, place.to_bytes(2, "big"))
+            if number % self._ends == 0:
+                return Completion(self.texts([ids])[0], tuple(ids), "stop")
+            ids.append(self._id(WORDS[number % len(WORDS)]))
+            rows.append(self._row(ids[-1]).numpy())
+        return Completion(self.texts([ids])[0], tuple(ids), "length")
+
+
+class Oracle:
+    """Scores by hash, `power` says how kindly, and fails for some texts. said: what it said."""
+
+    name, threshold = "oracle", 0.5
+
+    def __init__(self, power: float, fails: int) -> None:
+        self._power, self._fails = power, fails
+        self.said: dict[str, float] = {}
+
+    def score(self, texts: Sequence[str]) -> Any:
+        hashes = [digest(text.encode()) for text in texts]
+        if self._fails and any(number % 200 < self._fails for number in hashes):
+            raise ValueError("cannot read this")
+        scores = [(number % 997 / 997) ** self._power for number in hashes]
+        self.said.update(zip(texts, scores, strict=True))
+        return scores
+
+    def close(self) -> None: ...
+
+
+overrides = st.fixed_dictionaries(
+    {
+        "strategy": st.sampled_from(REGISTRY.names()),
+        "empty_policy": st.sampled_from(["unmodified", "zero", "score", "one"]),
+        "toxicity_threshold": st.sampled_from([0.3, 0.5, 0.8]),
+        "on_unresolved": st.sampled_from(["best", "refuse", "raise"]),
+        "max_new_tokens": st.sampled_from([17, 40, 250]),
+        "block_tokens": st.sampled_from([1, 8, 16]),
+        "block_context": st.sampled_from([0, 5, 50]),
+        "draft_tokens": st.sampled_from([1, 7, 32]),
+        "perturb": st.sampled_from(["content", "last:3"]),
+        "stop": st.sampled_from([(), ("kk a",), ("d! g", "cc")]),
+        "num_samples": st.integers(1, 2),
+        "max_iterations": st.integers(1, 3),
+    }
+)
+worlds = st.tuples(
+    st.integers(0, 2000),
+    st.sampled_from([5, 30, 1000]),
+    st.sampled_from([0.2, 2.0, 8.0]),
+    st.sampled_from([0, 1]),
+)
+
+
+def outcomes(given: dict[str, Any], world: Any, max_batch: int) -> tuple[list[Any], Oracle]:
+    salt, ends, power, fails = world
+    oracle = Oracle(power, fails)
+    detox = Detoxifier(Babbler(salt, ends, max_batch), scorer=oracle, **given)
+    found: dict[int, Any] = {}
+    try:
+        for number, one in detox.map_numbered(PROMPTS, ordered=False):
+            found[number] = str(one) if isinstance(one, TideError) else one
+    except TideError as error:
+        return [str(error)], oracle
+    return [found[number] for number in range(len(PROMPTS))], oracle
+
+
+# A stop string of which one half was kept, and the other written by a search.
+HALVES = {
+    "strategy": "tide",
+    "empty_policy": "one",
+    "toxicity_threshold": 0.3,
+    "on_unresolved": "best",
+    "max_new_tokens": 40,
+    "block_tokens": 1,
+    "block_context": 0,
+    "draft_tokens": 1,
+    "perturb": "content",
+    "stop": ("d! g", "cc"),
+    "num_samples": 2,
+    "max_iterations": 3,
+}
+
+
+@examples(60, 3000)
+@example(HALVES, (26, 1000, 8.0, 0), 1)
+@given(overrides, worlds, st.sampled_from([1, 2, 16]))
+def test_what_is_accepted_was_scored(given: dict[str, Any], world: Any, size: int) -> None:
+    found, oracle = outcomes(given, world, size)
+    for one in found:
+        if isinstance(one, Result):
+            check(one.best, oracle, given)
+        else:
+            assert len(one.splitlines()) == 1
+    if not world[3]:  # of a scorer that fails for its health text, others hear as well
+        assert outcomes(given, world, 3)[0] == found
+
+
+@examples(60, 3000)
+@given(overrides, worlds)
+def test_what_is_yielded_was_accepted(given: dict[str, Any], world: Any) -> None:
+    salt, ends, power, fails = world
+    oracle = Oracle(power, fails)
+    detox = Detoxifier(Babbler(salt, ends, 16), scorer=oracle, **given)
+    text, words, last = "", 0, None
+    try:
+        for one in detox.stream(PROMPTS[0]):
+            assert last is None
+            if isinstance(one, str):
+                before = text.split()[max(0, words - given["block_context"]) :]
+                score = oracle.said.get("".join(f" {word}" for word in before) + one)
+                scarcely = len("".join([*before, *one.split()])) < 3
+                assert scarcely or (score is not None and score < given["toxicity_threshold"])
+                text, words = text + one, words + len(one.split())
+            else:
+                last = one
+    except TideError:
+        return  # what was yielded before was checked
+    assert last is not None
+    assert last.text == text
+    check(last.best, oracle, given)
+
+
+def check(trial: Trial, oracle: Oracle, given: dict[str, Any]) -> None:
+    assert trial.blocks
+    threshold = given["toxicity_threshold"]
+    text = "".join(block.text for block in trial.blocks)
+    assert text == trial.returned.text
+    assert not any(stop in text for stop in given["stop"])
+    assert trial.returned.num_tokens <= given["max_new_tokens"]
+    assert trial.toxicity == max(
+        trial.whole_toxicity or 0.0, *(block.toxicity for block in trial.blocks)
+    )
+    words = 0
+    for block in trial.blocks:
+        before = text.split()[words - block.context_tokens : words] if words else []
+        sent = "".join(f" {word}" for word in before) + block.text
+        assert block.returned.empty or oracle.said[sent] == block.toxicity
+        words += block.num_tokens
+    if trial.accepted:
+        assert trial.toxicity < threshold
+        for window in split_words(text, 100):
+            assert oracle.said.get(window, 0.0) < threshold
+            assert window in oracle.said or trial.returned.empty or not window.strip()
+    elif given["on_unresolved"] == "refuse" and not trial.empty:
+        assert trial.text == "".join(block.text for block in trial.blocks[: trial.streamed])

@@ -1,0 +1,124 @@
+"""A world of sentences of 8 words, of which the first says whether it is a bad one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tide.core.settings import Sampling
+from tide.detoxifier.sync import Detoxifier
+from tide.engines.base import Completion, check_rows
+from tide.engines.scripted import ScriptedEngine
+
+PROMPT = "once upon a time"
+WORDS = 8
+# Whether sentence number i is bad, by whether rows before it were moved, and the words before it,
+# those of the prompt (always 4) too; None where a row was moved.
+Bad = Callable[[int, bool, list[str | None]], bool]
+
+
+class Storyteller(ScriptedEngine):
+    """Writes `sentences` sentences and stops. What it writes moved rows for ends in `m`."""
+
+    def __init__(self, bad: Bad, sentences: int = 6, **options: Any) -> None:
+        self._rows: dict[int, Tensor] = {}
+        super().__init__(lambda x, seed: "", **options)
+        self._bad, self._sentences = bad, sentences
+
+    def complete(
+        self, embeddings: Sequence[Tensor], sampling: Any, seeds: Sequence[int]
+    ) -> list[Completion]:
+        samplings = check_rows(self, embeddings, sampling)
+        self.calls.append(len(embeddings))
+        written = [self._write(x, own) for x, own in zip(embeddings, samplings, strict=True)]
+        return [self._until_stop(*pair) for pair in zip(written, samplings, strict=True)]
+
+    def _until_stop(self, completion: Completion, sampling: Sampling) -> Completion:
+        end = sampling.stop_in(completion.text)
+        if end is None:
+            return completion
+        words = completion.text[:end].split()
+        return Completion(completion.text[:end], completion.token_ids[: len(words)], "stop")
+
+    def _row(self, token_id: int) -> Tensor:
+        if token_id not in self._rows:
+            self._rows[token_id] = super()._row(token_id)
+        return self._rows[token_id]
+
+    def _write(self, x: Tensor, sampling: Sampling) -> Completion:
+        known = {self._row(i).numpy().tobytes(): word for i, word in enumerate(self._words)}
+        words = [known.get(row.numpy().tobytes()) for row in x]
+        moved, answer = None in words, words[len(PROMPT.split()) :]
+        ids: list[int] = []
+        while len(ids) < sampling.max_new_tokens:
+            sentence, place = divmod(len(answer), WORDS)
+            if sentence == self._sentences:
+                return Completion(self.texts([ids])[0], tuple(ids), "stop")
+            word = f"w{place}" if place < WORDS - 1 else "end."
+            if place == 0:
+                kind = "Bad" if self._bad(sentence, moved, [*words[:4], *answer]) else "Good"
+                word = f"{kind}{sentence}{'m' if moved else ''}"
+            answer.append(word)
+            ids.append(self._id(word))
+        return Completion(self.texts([ids])[0], tuple(ids), "length")
+
+
+class Reader:
+    """Scores 0.9 for what holds `bad`, else 0.1. sent: all texts, in order."""
+
+    name, threshold = "reader", 0.5
+
+    def __init__(self, bad: Callable[[str], bool] = lambda text: "Bad" in text) -> None:
+        self._bad = bad
+        self.sent: list[str] = []
+
+    def score(self, texts: Sequence[str]) -> NDArray[np.float64]:
+        self.sent += texts
+        return np.array([0.9 if self._bad(text) else 0.1 for text in texts])
+
+    def close(self) -> None: ...
+
+
+SETTINGS: dict[str, Any] = {
+    "strategy": "ladder",
+    "num_samples": 2,
+    "max_iterations": 3,
+    "max_new_tokens": 100,
+    "block_tokens": 16,
+    "draft_tokens": 12,
+    "temperature": 0.0,
+}
+
+
+def story(bad: Bad, scorer: Any = None, *, max_batch: int = 16, **changes: Any) -> Detoxifier:
+    engine = Storyteller(bad, max_batch=max_batch)
+    return Detoxifier(engine, scorer=scorer or Reader(), **{**SETTINGS, **changes})
+
+
+def sentence(first: str) -> str:
+    return f" {first} w1 w2 w3 w4 w5 w6 end."
+
+
+def text(*firsts: str) -> str:
+    return "".join(map(sentence, firsts))
+
+
+def never(number: int, moved: bool, words: list[str | None]) -> bool:
+    return False
+
+
+def third(number: int, moved: bool, words: list[str | None]) -> bool:
+    """The third sentence is bad unless rows are moved."""
+    return number == 2 and not moved
+
+
+def third_unless_second_moved(number: int, moved: bool, words: list[str | None]) -> bool:
+    return number == 2 and "Good1m" not in words
+
+
+def third_always(number: int, moved: bool, words: list[str | None]) -> bool:
+    return number == 2
