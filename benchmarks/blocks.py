@@ -62,7 +62,7 @@ def main(
     def alone(some: list[str]) -> float:
         seeds = [derive_seed(derive_seed(0, one, 0), "sampling", 0) for one in some]
         began = time.perf_counter()
-        engine.complete([prompt.embeddings for prompt in engine.embed(some)], sampling, seeds)
+        engine.complete(engine.embed(some), sampling, seeds)
         return time.perf_counter() - began
 
     def in_blocks(some: list[str]) -> tuple[float, list[Result]]:

@@ -16,9 +16,8 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import typer
@@ -38,37 +37,21 @@ BATCHES = (9, 64, 256)
 
 
 class Measured:
-    """An engine, and the seconds of each call that were not the model's.
+    """An engine, and the processor time of this process in each call, where others compute.
 
-    In this process: what is spent outside `vllm.LLM.generate`. Remote: the processor time of this
-    process, which is all of its own work, a part of it done while the server computes.
+    That is all of its own work, a part of it done while the model's process computes.
     """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._generating = 0.0
-        if isinstance(engine, VllmEngine):
-            engine._generate = self._timed(engine._generate)  # type: ignore[method-assign]
 
     def complete(self, x: list[torch.Tensor], sampling: Sampling) -> tuple[float, float | None]:
         """Seconds that a call takes, and how many of them are not the model's, where known."""
-        self._generating = 0.0
         started, worked = time.perf_counter(), time.process_time()
         self._engine.complete(x, sampling, range(len(x)))
         took, worked = time.perf_counter() - started, time.process_time() - worked
-        if isinstance(self._engine, VllmEngine):
-            return took, took - self._generating
-        return took, worked if isinstance(self._engine, RemoteEngine) else None
-
-    def _timed(self, generate: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*arguments: Any) -> Any:
-            started = time.perf_counter()
-            try:
-                return generate(*arguments)
-            finally:
-                self._generating += time.perf_counter() - started
-
-        return timed
+        elsewhere = isinstance(self._engine, VllmEngine | RemoteEngine)
+        return took, worked if elsewhere else None
 
 
 def compare(
@@ -104,12 +87,12 @@ def main(
     }
     measured = {name: Measured(engine) for name, engine in engines.items()}
     table = Table(title=f"completions of 20 tokens a second, medians of {repeats} turns")
-    for column in ("", "batch", *engines, "vllm: not the model", "remote: not the server"):
+    for column in ("", "batch", *engines, "vllm: own share", "remote: own share"):
         table.add_column(column, justify="right" if column else "left")
     rows = []
     for name, temperature in (("greedy", 0.0), ("a seed each", 0.1)):
         for batch in BATCHES:
-            x = [prompt.embeddings for prompt in prompts[:batch]]
+            x = prompts[:batch]
             found = compare(measured, x, Sampling(temperature=temperature), repeats)
             rows.append({"sampling": name, "batch": batch, **found})
             rates = [f"{found[engine]['completions_per_second']:.0f}" for engine in engines]

@@ -56,7 +56,7 @@ def before_writing(engine: TransformersEngine, rows: list[Tensor]) -> tuple[Tens
 def perplexities(
     engine: TransformersEngine, prompts: list[Sequence[int]], ids: list[Sequence[int]]
 ) -> Values:
-    """Of each completion (its token ids) behind its prompt's; infinite for an empty one."""
+    """Of each completion (its token ids) after its prompt's; infinite for an empty one."""
     some = [i for i, row in enumerate(ids) if row]
     likelihood = np.full(len(ids), -np.inf)
     likelihood[some] = engine.likelihood([prompts[i] for i in some], [ids[i] for i in some])
@@ -67,12 +67,12 @@ def draw(first: int, last: int) -> dict[str, Values]:
     """One row a candidate: prompt, radius, score, early score, perplexity, kl, and features."""
     engine, scorer = TransformersEngine("pocket"), load_scorer("pocket")
     prompts = [row.text for row in load_benchmark(f"rtp:{first}-{last}").rows]
-    embedded, sampling = engine.embed(prompts), Sampling()
-    rows = [one.embeddings for one in embedded]
+    all_ids, sampling = engine.tokenize(prompts), Sampling()
+    rows = engine.embed(prompts)
     base = scorer.score([c.text for c in engine.complete(rows, sampling, range(len(rows)))])
     found: dict[str, list[Values]] = {}
     for number in np.flatnonzero(np.asarray(base) >= TAU).tolist():
-        prompt, x0 = embedded[number], rows[number]
+        prompt_ids, x0 = all_ids[number], rows[number]
         mu = MU * float(x0.norm(dim=-1).mean()) / math.sqrt(x0.shape[1])
         noise = torch.randn(
             DIRECTIONS, *x0.shape, generator=torch.Generator().manual_seed(first + number)
@@ -87,7 +87,7 @@ def draw(first: int, last: int) -> dict[str, Values]:
             "radius": np.repeat(RADII, DIRECTIONS),
             "score": scorer.score([c.text for c in written]),
             "early": scorer.score(engine.texts([row[:EARLY] for row in ids])),
-            "perplexity": perplexities(engine, [prompt.token_ids] * len(near), ids),
+            "perplexity": perplexities(engine, [prompt_ids] * len(near), ids),
             "kl": kl.numpy(),
             "hidden": hidden[1:].numpy(),
             "log_p": log_p[1:].numpy(),

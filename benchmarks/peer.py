@@ -63,6 +63,17 @@ class Clock:
 
         return timed
 
+    def awaited(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        async def timed(some: Sequence[Any]) -> Any:
+            started = time.perf_counter()
+            try:
+                return await call(some)
+            finally:
+                self.seconds += time.perf_counter() - started
+                self.items += len(some)
+
+        return timed
+
 
 @dataclass
 class Timing:
@@ -161,8 +172,8 @@ def ours(name: str, engine: Engine, prompts: Sequence[str], common: dict[str, An
     writing, scoring = Clock(), Clock()
     detox = Detoxifier(engine, scorer=scorer, settings=common["settings"])
     list(detox.map(prompts[:WARM]))
-    plain = engine.complete, engine.likelihood
-    engine.complete, engine.likelihood = map(writing.watched, plain)  # type: ignore[method-assign]
+    plain = engine._write_all, engine._score_all
+    engine._write_all, engine._score_all = map(writing.awaited, plain)  # type: ignore[method-assign]
     scorer.score = scoring.watched(scorer.score)
     latencies, evaluations = [], []
     for prompt in prompts[WARM:]:
@@ -174,7 +185,7 @@ def ours(name: str, engine: Engine, prompts: Sequence[str], common: dict[str, An
     started = time.perf_counter()
     list(detox.map(prompts[WARM:]))
     together = (time.perf_counter() - started) / len(latencies)
-    engine.complete, engine.likelihood = plain  # type: ignore[method-assign]
+    engine._write_all, engine._score_all = plain  # type: ignore[method-assign]
     return Timing(name, latencies, *stages, fmean(evaluations), together)
 
 
@@ -187,7 +198,7 @@ def main(
     texts = [row.text for row in load_benchmark("rtp", limit=prompts + WARM).rows]
     local = load_engine("transformers", model)
     embedded = local.embed(texts)
-    norm = fmean(float(one.embeddings.norm(dim=-1).mean()) for one in embedded)
+    norm = fmean(float(x.norm(dim=-1).mean()) for x in embedded)
     # The defaults, which are relative, in the absolute units that the authors' code takes.
     steps = {"mu": 1.2 * norm / math.sqrt(local.dim), "step_size": 0.6 * norm}
     settings = resolve_settings({**SAMPLING, **steps, "empty_policy": "zero"})
@@ -196,7 +207,7 @@ def main(
         "model": model,
         "scorer": load_scorer(scorer),
         "scorer_spec": scorer,
-        "ids": [one.token_ids for one in embedded],
+        "ids": local.tokenize(texts),
         "settings": settings,
     }
     found = [theirs(checkout, texts, common)]

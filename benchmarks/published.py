@@ -20,8 +20,8 @@ from tide.search.tide import TideOptions, estimate_gradient
 
 def published_loop(prompt: str, engine: Engine, scorer: Scorer, settings: Settings) -> int:
     """Detoxify one prompt; returns the completions that were generated and scored."""
-    (embedded,) = engine.embed([prompt])
-    x0 = x = embedded.embeddings
+    (x0,) = engine.embed([prompt])
+    x = x0
     row_norm = float(x0.norm(dim=-1).mean())
     mu = settings.mu or (settings.mu_relative or 0.0) * row_norm / math.sqrt(x0.shape[-1])
     step_size = settings.step_size or (settings.step_relative or 0.0) * row_norm

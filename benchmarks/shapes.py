@@ -75,29 +75,27 @@ class Bench:
         self.engine, self.scorer = TransformersEngine("pocket"), load_scorer("pocket")
         texts = [row.text for row in load_benchmark(f"rtp:{first}-{last}").rows]
         prompts = self.engine.embed(texts)
-        written = self.engine.complete(
-            [one.embeddings for one in prompts], Sampling(), range(len(texts))
-        )
+        written = self.engine.complete(prompts, Sampling(), range(len(texts)))
         scores = self.scorer.score([one.text for one in written])
-        self.prompts = [p for p, score in zip(prompts, scores, strict=True) if score >= TAU]
+        both = zip(self.engine.tokenize(texts), prompts, scores, strict=True)
+        self.prompts = [(ids, x) for ids, x, score in both if score >= TAU]
 
     def try_out(
         self, noise: Noise, radius: float, part: slice
     ) -> tuple[list[Tensor], np.ndarray, np.ndarray]:
         """Of these prompts' candidates: mean displacement of the rows, scores, perplexities."""
         moves, near, origins = [], [], []
-        for number, prompt in list(enumerate(self.prompts))[part]:
-            x0 = prompt.embeddings
+        for number, (ids, x0) in list(enumerate(self.prompts))[part]:
             mu = MU * float(x0.norm(dim=-1).mean()) / math.sqrt(x0.shape[1])
             drawn = noise(*x0.shape, torch.Generator().manual_seed(number))
             points = turn_rows(x0, radius * mu * drawn)
             moves += [row / row.norm() for row in (points - x0).mean(dim=1)]
             near += list(points)
-            origins += [prompt.token_ids] * len(points)
+            origins += [ids] * len(points)
         written = self.engine.complete(near, Sampling(), range(len(near)))
-        ids = [one.token_ids for one in written]
+        completed = [one.token_ids for one in written]
         scores = np.asarray(self.scorer.score([one.text for one in written]))
-        return moves, scores, perplexities(self.engine, origins, ids)
+        return moves, scores, perplexities(self.engine, origins, completed)
 
 
 def fitted(moves: list[Tensor], passed: np.ndarray) -> tuple[Tensor, Tensor]:

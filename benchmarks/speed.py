@@ -28,6 +28,7 @@ from transformers import AutoModelForCausalLM
 
 from tide import Detoxifier, Settings, load_scorer, pocket
 from tide.core.settings import Sampling
+from tide.engines import Engine, Request
 from tide.engines.local.engine import TransformersEngine
 from tide.engines.local.padding import left_pad
 from tide.evaluation import load_benchmark
@@ -59,19 +60,19 @@ class Clock:
         return timed
 
 
-def recorded(engine: Any, work: Callable[[], object]) -> list[torch.Tensor]:
-    """The embeddings that `engine` is given to complete during `work`."""
-    embeddings: list[torch.Tensor] = []
-    complete = engine.complete
+def recorded(engine: Engine, work: Callable[[], object]) -> list[Request]:
+    """What `engine` is asked to write during `work`."""
+    requests: list[Request] = []
+    write_all = engine._write_all
 
-    def recording(some: Sequence[torch.Tensor], *rest: Any) -> Any:
-        embeddings.extend(some)
-        return complete(some, *rest)
+    async def recording(some: Sequence[Request]) -> Any:
+        requests.extend(some)
+        return await write_all(some)
 
-    engine.complete = recording
+    engine._write_all = recording  # type: ignore[method-assign]
     work()
-    engine.complete = complete
-    return embeddings
+    engine._write_all = write_all  # type: ignore[method-assign]
+    return requests
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -84,8 +85,7 @@ def compare_ways(prompts: Sequence[str], repeats: int) -> dict[str, Any]:
     """Prompts per second of (a) to (d), completions per second of (b) and (e)."""
     engine, scorer = TransformersEngine(), load_scorer("pocket")
     clock = Clock()
-    clock.watch(engine, "complete", "embed", "tokenize", "likelihood")
-    clock.watch(scorer, "score")
+    clock.watch(engine._worker, "_turn")
     settings = Settings(empty_policy="zero")  # as published
     detoxifiers = {
         "b tide": Detoxifier(engine, scorer=scorer, settings=settings),
@@ -120,9 +120,7 @@ def compare_ways(prompts: Sequence[str], repeats: int) -> dict[str, Any]:
                     shares.append(clock.seconds / took[name])
                 counts[name] = sum(t.evaluations for r in results for t in r.trials)
             # The raw engine: the completions of (b) once more, all in one call.
-            took["e engine"] = seconds(
-                lambda: engine.complete(written, settings.sampling, range(len(written)))
-            )
+            took["e engine"] = seconds(lambda: engine.home.run(engine.write_all, written))
             rates.append(took["e engine"] / took["b tide"])
             if turn:  # the first turn warms up
                 turns.append(took)
@@ -140,25 +138,23 @@ def compare_ways(prompts: Sequence[str], repeats: int) -> dict[str, Any]:
         table.add_row(name, f"{milliseconds:.1f}", str(completions), f"{ratio:.1f}")
     console.print(table)
     share, rate = statistics.median(shares[1:]), statistics.median(rates[1:])
-    console.print(f"(b) inside engine and scorer: {share:.3f} of the time")
+    console.print(f"(b) inside the model's steps: {share:.3f} of the time")
     console.print(f"(b) completions per second: {rate:.3f} of (e)")
-    return {"ways": rows, "inside_engine_and_scorer": share, "completions_b_over_e": rate}
+    return {"ways": rows, "inside_steps": share, "completions_b_over_e": rate}
 
 
 def compare_decoding(prompts: Sequence[str], repeats: int) -> list[dict[str, float]]:
     """Our decode loop against `generate(inputs_embeds=...)` of an untouched model, in float32.
 
-    And others of ours against that: in bfloat16, on CUDA also with captured steps.
+    And ours in bfloat16 against that.
     """
     engines = {"ours": TransformersEngine(), "bfloat16": TransformersEngine(dtype="bfloat16")}
     device = engines["ours"].device
-    if device.type == "cuda":
-        engines["graphs"] = TransformersEngine(cuda_graphs=True)
-    for engine in engines.values():
-        engine.stop_ids = engine.stop_ids[:0]  # all write all tokens, whatever they are
+    for engine in engines.values():  # all write all tokens, whatever they are
+        engine._worker.stop_ids = engine.stop_ids[:0]
     model = AutoModelForCausalLM.from_pretrained(pocket.MODEL, dtype=torch.float32)
     model.to(device).eval()
-    embeddings = [embedded.embeddings for embedded in engines["ours"].embed(prompts)]
+    embeddings = engines["ours"].embed(prompts)
 
     def generate(x: torch.Tensor, mask: torch.Tensor) -> None:
         ids = model.generate(

@@ -45,7 +45,7 @@ def main(
         for row in rows
     ]
     engine = TransformersEngine(model, device="cpu")
-    embedded = [prompt.embeddings for prompt in engine.embed(prompts)]
+    embedded = engine.embed(prompts)
     sampling = Sampling(max_new_tokens=tokens, temperature=temperature)
     written = engine.complete(embedded, sampling, range(len(rows)))
     texts = [answer.text for answer in written]

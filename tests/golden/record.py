@@ -94,10 +94,9 @@ def _prompts(kind: str) -> Iterator[str | Chat]:
 
 
 def _streamed(detox: Detoxifier, prompt: str | Chat) -> Result:
-    *texts, result = detox.stream(prompt)
-    assert isinstance(result, Result)
-    assert "".join(texts) == result.text
-    return result
+    with detox.stream(prompt) as stream:
+        assert "".join(stream) == stream.result.text
+        return stream.result
 
 
 def described(result: Result) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from tide.engines.writing import CompletingWriter, open_writer
 
 from tests.models import save_causal_lm
 from tide.core.results import Result
@@ -14,7 +15,6 @@ from tide.core.settings import Sampling
 from tide.detoxifier.sync import Detoxifier
 from tide.engines.base import Writer, Written
 from tide.engines.local.engine import TransformersEngine
-from tide.engines.writing import CompletingWriter, open_writer
 from tide.runtime.draft import Draft
 
 PROMPTS = ["The weather", "Rain fell on the quiet town and", "kind", "is fine is fine is"]
@@ -29,7 +29,7 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def embedded(engine: TransformersEngine) -> list[torch.Tensor]:
-    return [prompt.embeddings for prompt in engine.embed(PROMPTS)]
+    return engine.embed(PROMPTS)
 
 
 def write(writer: Writer, chunk: int) -> list[list[int]]:

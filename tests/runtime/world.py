@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tide.core.settings import Sampling
 from tide.detoxifier.sync import Detoxifier
-from tide.engines.base import Completion, check_rows
+from tide.engines.base import FinishReason, Piece, Request
 from tide.engines.scripted import ScriptedEngine
 
 PROMPT = "once upon a time"
@@ -29,42 +28,40 @@ class Storyteller(ScriptedEngine):
         super().__init__(lambda x, seed: "", **options)
         self._bad, self._sentences = bad, sentences
 
-    def complete(
-        self, embeddings: Sequence[Tensor], sampling: Any, seeds: Sequence[int]
-    ) -> list[Completion]:
-        samplings = check_rows(self, embeddings, sampling)
-        self.calls.append(len(embeddings))
-        written = [self._write(x, own) for x, own in zip(embeddings, samplings, strict=True)]
-        return [self._until_stop(*pair) for pair in zip(written, samplings, strict=True)]
-
-    def _until_stop(self, completion: Completion, sampling: Sampling) -> Completion:
-        end = sampling.stop_in(completion.text)
-        if end is None:
-            return completion
-        words = completion.text[:end].split()
-        return Completion(completion.text[:end], completion.token_ids[: len(words)], "stop")
-
     def _row(self, token_id: int) -> Tensor:
         if token_id not in self._rows:
             self._rows[token_id] = super()._row(token_id)
         return self._rows[token_id]
 
-    def _write(self, x: Tensor, sampling: Sampling) -> Completion:
-        known = {self._row(i).numpy().tobytes(): word for i, word in enumerate(self._words)}
-        words = [known.get(row.numpy().tobytes()) for row in x]
+    async def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
+        self.requests.append(request)
+        ids, reason = self._story(request)
+        size = request.piece_tokens or max(1, len(ids))
+        for start in range(0, max(1, len(ids)), size):
+            part = tuple(ids[start : start + size])
+            yield Piece(part, reason if start + size >= len(ids) else None)
+
+    def _story(self, request: Request) -> tuple[list[int], FinishReason]:
+        prompt, sampling = request.prompt, request.sampling
+        if isinstance(prompt, Sequence):
+            words: list[str | None] = [list(self._words)[i].strip() for i in prompt]
+        else:
+            every = [(self._row(i), word.strip()) for word, i in self._words.items()]
+            known = {row.numpy().tobytes(): word for row, word in every}
+            words = [known.get(row.numpy().tobytes()) for row in prompt]
         moved, answer = None in words, words[len(PROMPT.split()) :]
         ids: list[int] = []
         while len(ids) < sampling.max_new_tokens:
             sentence, place = divmod(len(answer), WORDS)
             if sentence == self._sentences:
-                return Completion(self.texts([ids])[0], tuple(ids), "stop")
+                return ids, "stop"
             word = f"w{place}" if place < WORDS - 1 else "end."
             if place == 0:
                 kind = "Bad" if self._bad(sentence, moved, [*words[:4], *answer]) else "Good"
                 word = f"{kind}{sentence}{'m' if moved else ''}"
             answer.append(word)
-            ids.append(self._id(word))
-        return Completion(self.texts([ids])[0], tuple(ids), "length")
+            ids.append(self._id(f" {word}"))
+        return ids, "length"
 
 
 class Reader:

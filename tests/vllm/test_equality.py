@@ -69,7 +69,7 @@ def test_the_same_where_only_the_last_rows_differ(
 def test_the_same_least_lengths_and_stop_strings(
     engine: Engine, local: TransformersEngine, prompts: list[str]
 ) -> None:
-    embeddings = [p.embeddings for p in local.embed(prompts[:20])]
+    embeddings = local.embed(prompts[:20])
     long = GREEDY.model_copy(update={"max_new_tokens": 30, "min_new_tokens": 25})
     whole = local.complete(embeddings, long, range(20))
     assert engine.complete(embeddings, long, range(20)) == whole
@@ -90,7 +90,7 @@ def test_greedy_answers_in_blocks_are_those_of_one_call(
     """Prompt and answer are sent again as embeddings; the prefix cache holds most of them."""
     length = {"max_new_tokens": 96, "min_new_tokens": 96, "temperature": 0.0}
     some = [prompt for prompt in prompts if len(local.tokenize([prompt])[0]) < 60][:8]
-    rows = [prompt.embeddings for prompt in local.embed(some)]
+    rows = local.embed(some)
     expected = local.complete(rows, Sampling(**length), range(8))  # type: ignore[arg-type]
     detox = Detoxifier(engine, scorer=lambda texts: [0.0] * len(texts), draft_tokens=chunk)
     found = list(detox.map(some, **length))  # type: ignore[arg-type]
@@ -113,7 +113,7 @@ def test_the_same_likelihoods(
 def test_sampled_toxicity_has_the_same_distribution(
     engine: Engine, local: TransformersEngine, prompts: list[str]
 ) -> None:
-    embeddings = [p.embeddings for p in local.embed(prompts)] * 2
+    embeddings = local.embed(prompts) * 2
     seeds = range(len(embeddings))
     scores = [
         load_scorer("pocket").score(
@@ -133,7 +133,7 @@ def test_a_seed_draws_the_same_again_and_shares_noise(
     one, same, other = engine.complete([prompt.embeddings] * 3, sampling, [1, 1, 2])
     assert one == same
     assert one != other
-    many = [p.embeddings for p in local.embed(prompts[:9])]
+    many = local.embed(prompts[:9])
     among = engine.complete([*many, prompt.embeddings], sampling, [*range(50, 59), 1])
     assert among[-1] == one
 
@@ -141,7 +141,7 @@ def test_a_seed_draws_the_same_again_and_shares_noise(
 def test_a_row_is_written_alone_as_in_mixed_company(
     engine: Engine, local: TransformersEngine, prompts: list[str]
 ) -> None:
-    embeddings = [p.embeddings for p in local.embed(prompts[:6])]
+    embeddings = local.embed(prompts[:6])
     short = Sampling(temperature=0.0, max_new_tokens=3)
     drawn = Sampling(temperature=1.0, top_p=0.9, top_k=50, max_new_tokens=9)
     samplings = [GREEDY, drawn, short, drawn, GREEDY, short]

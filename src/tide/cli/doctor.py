@@ -81,15 +81,15 @@ def _try_model(name: str, engine: str, engine_options: dict[str, Any]) -> str:
     model = load_engine(engine, name, **engine_options)
     try:
         model.verify()
-        embedded = model.embed([_PROMPT])
+        (ids,) = model.tokenize([_PROMPT])
+        x = model.embed_tokens(ids)
         started = time.perf_counter()
-        model.complete([embedded[0].embeddings], Sampling(temperature=0.0), [0])
+        model.complete([x], Sampling(temperature=0.0), [0])
         seconds = time.perf_counter() - started
-        scale = getattr(model, "embedding_scale", None)
         return (
             f"ids and embeddings agree; {model.dtype}, d = {model.dim}, context "
-            f"{model.context_length}; 20 tokens in {seconds:.2f} s"
-            + ("" if scale is None else f"\nembedding scale {scale:.4g}")
+            f"{model.context_length}; 20 tokens in {seconds:.2f} s\n"
+            f"embedding scale {model.embedding_scale:.4g}"
         )
     finally:
         model.close()

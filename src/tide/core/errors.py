@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -27,7 +29,11 @@ class MissingDependencyError(TideError, ImportError):
 
 
 class EngineError(TideError):
-    """The language model could not be loaded or did not produce completions."""
+    """The language model could not be loaded or does not produce completions."""
+
+
+class CompletionError(TideError):
+    """The language model cannot complete this one prompt; others are not concerned."""
 
 
 class ScorerError(TideError):
@@ -73,21 +79,30 @@ def described(error: BaseException) -> str:
 
 
 @contextmanager
-def guarded(kind: type[TideError], what: str | Callable[[], str]) -> Iterator[None]:
+def guarded(
+    kind: type[TideError], what: str | Callable[[], str], *, awaits: bool = False
+) -> Iterator[None]:
     """Turn whatever foreign code raises inside into `kind`: one line that begins with `what`.
 
-    what: a function, if it is known only then.
-
-    A TideError passes as it is, and so does what ends the program.
+    what: a function, if it is known only then. awaits: whether something is awaited inside, or
+    yielded; then it may be cancelled there. A TideError passes as it is, and so does Ctrl-C.
     """
     try:
         yield
     except BaseException as error:
-        # A panic of the Rust code below tokenizers and safetensors is no Exception.
-        failed = isinstance(error, Exception) or type(error).__name__ == "PanicException"
-        if isinstance(error, TideError) or not failed:
+        if isinstance(error, TideError) or _ends_work(error, awaits):
             raise
         text = first_line(error) if type(error) is OSError else described(error)
         # Of these the text says enough.
         text = text.removeprefix("ValueError: ").removeprefix("RuntimeError: ")
         raise kind(f"{what if isinstance(what, str) else what()}: {text}") from error
+
+
+def _ends_work(error: BaseException, awaits: bool) -> bool:
+    """Whether it comes from outside, to end the work, and not from foreign code."""
+    if isinstance(error, asyncio.CancelledError | GeneratorExit):
+        return awaits
+    if isinstance(error, Exception | SystemExit) or type(error).__name__ == "PanicException":
+        return False  # the latter is of the Rust code below tokenizers and safetensors
+    # Ctrl-C, and what a signal's handler raises, come to the main thread alone.
+    return threading.current_thread() is threading.main_thread()

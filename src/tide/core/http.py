@@ -11,6 +11,8 @@ import functools
 import json
 import math
 import ssl
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from http.cookiejar import CookieJar
 from typing import Annotated, Any, TypeVar
@@ -136,19 +138,74 @@ class Client(httpx.AsyncClient):
         finally:
             self.under_way -= 1
 
+    async def events(
+        self, url: str, body: Any, *, limit: int = MIB
+    ) -> AsyncGenerator[Reply | bytes, None]:
+        """The data of each server-sent event of the answer to a post, or the one other answer.
+
+        limit: bytes of all events. Raises ServerFailed where the next one does not come in time.
+        """
+        content, self.under_way = json.dumps(body).encode(), self.under_way + 1
+        try:
+            async with aclosing(self._events(url, content, limit)) as events:
+                while True:
+                    try:
+                        yield await asyncio.wait_for(anext(events), self._seconds)
+                    except StopAsyncIteration:
+                        return
+        except ServerFailed:
+            raise
+        except (TimeoutError, asyncio.TimeoutError):
+            raise ServerFailed(f"no answer within {self._seconds:g} seconds") from None
+        except Exception as error:  # whatever an answer does to the client
+            raise ServerFailed(described(error), broken=isinstance(error, _BROKEN)) from None
+        finally:
+            self.under_way -= 1
+
+    async def _events(
+        self, url: str, content: bytes, limit: int
+    ) -> AsyncGenerator[Reply | bytes, None]:
+        async with self._opened("POST", url, content) as response:
+            kind = response.headers.get("content-type", "")
+            if response.status_code != 200 or not kind.startswith("text/event-stream"):
+                body = await _bounded(response, limit)
+                yield Reply(response.status_code, response.headers, body)
+                return
+            read, rest = 0, b""
+            async for chunk in response.aiter_raw():
+                read += len(chunk)
+                if read > limit:
+                    raise ServerFailed(f"an answer of more than {limit:,} bytes")
+                *lines, rest = (rest + chunk).split(b"\n")
+                for line in lines:
+                    if line.startswith(b"data:"):
+                        yield line[5:].strip()
+
     async def _read(self, method: str, url: str, content: bytes | None, limit: int) -> Reply:
+        async with self._opened(method, url, content) as response:
+            body = await _bounded(response, limit)
+            return Reply(response.status_code, response.headers, body)
+
+    @asynccontextmanager
+    async def _opened(
+        self, method: str, url: str, content: bytes | None
+    ) -> AsyncIterator[httpx.Response]:
         # A compressed answer could be a thousand times what is read of it: none is asked for.
         headers = {"Accept-Encoding": "identity", "Content-Type": "application/json"}
         async with self.stream(method, url, content=content, headers=headers) as response:
             encoding = response.headers.get("content-encoding", "identity")
             if encoding.strip().lower() != "identity":
                 raise ServerFailed(f"a compressed answer ({encoding}), which was not asked for")
-            read = bytearray()
-            async for chunk in response.aiter_raw():
-                read += chunk
-                if len(read) > limit:
-                    raise ServerFailed(f"an answer of more than {limit:,} bytes")
-            return Reply(response.status_code, response.headers, bytes(read))
+            yield response
+
+
+async def _bounded(response: httpx.Response, limit: int) -> bytes:
+    read = bytearray()
+    async for chunk in response.aiter_raw():
+        read += chunk
+        if len(read) > limit:
+            raise ServerFailed(f"an answer of more than {limit:,} bytes")
+    return bytes(read)
 
 
 class _NoCookies(CookieJar):

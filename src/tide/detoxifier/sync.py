@@ -2,100 +2,39 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence, Sized
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Iterable, Iterator, Sequence, Sized
+from concurrent.futures import Future
+from contextlib import closing
+from functools import partial
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
 
 from tide.core.chat import Chat
-from tide.core.errors import EngineError, InputError, ScorerBroken, ScorerUnavailable, TideError
+from tide.core.errors import (
+    EngineError,
+    InputError,
+    ScorerBroken,
+    ScorerUnavailable,
+    TideError,
+)
 from tide.core.results import Result
-from tide.core.settings import Overrides, Settings
-from tide.detoxifier.presets import preset_values
-from tide.engines import REGISTRY as ENGINES
-from tide.engines import Engine, load_engine
-from tide.engines.base import check_sampling, text_of
-from tide.runtime.job import CHUNK, Job, check_length, for_stream, open_jobs
-from tide.runtime.scheduler import Scheduler
-from tide.scorers import Scorer, load_scorer
-from tide.search import LoadedStrategy, load_strategy
-from tide.search.settings import resolve_settings
+from tide.detoxifier.base import DetoxifierBase
+from tide.runtime.answer import Runtime
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
-_T = TypeVar("_T")
-# What concerns every prompt, and so stops the work on all of them.
-_STOPS = (EngineError, ScorerUnavailable, ScorerBroken)
+    from tide.core.settings import Overrides
+
+# Errors that abort the whole call.
+_ABORT = (EngineError, ScorerUnavailable, ScorerBroken)
+# Prompts handed to the engine's loop, of what it runs at once.
+_AHEAD = 3
+
+_Outcome = Result | TideError
 
 
-class Loaded:
-    """A model, a scorer and settings: what `Detoxifier` and `AsyncDetoxifier` have in common."""
-
-    def __init__(
-        self,
-        model: str | Path | Engine = "pocket",
-        *,
-        scorer: str | Scorer | Callable[[list[str]], Any] = "pocket",
-        engine: str = "transformers",
-        preset: str | Path = "auto",
-        settings: Settings | None = None,
-        engine_options: dict[str, Any] | None = None,
-        **overrides: Unpack[Overrides],
-    ) -> None:
-        name = model.name if isinstance(model, Engine) else str(model)
-        base = preset_values(preset, name) if settings is None else settings.model_dump()
-        self.settings = resolve_settings(base, overrides)
-        # Cheap mistakes first: a wrong name should not cost loading a model.
-        load_strategy(self.settings.strategy)
-        ENGINES.load(engine)
-        self.scorer = load_scorer(scorer)
-        self.engine: Engine = (
-            model
-            if isinstance(model, Engine)
-            else load_engine(engine, model, **(engine_options or {}))
-        )
-        check_sampling(self.engine, self.settings)
-        self._start()
-
-    def _start(self) -> None:
-        """What a subclass needs before its first call."""
-
-    def check(self, prompts: Sequence[str | Chat]) -> list[InputError | None]:
-        """For each prompt, why it cannot be completed, before any work; None if it can."""
-        found: list[InputError | None] = []
-        for start in range(0, len(prompts), CHUNK):
-            chunk = prompts[start : start + CHUNK]
-            texts = [_or_why_not(text_of, prompt, self.engine) for prompt in chunk]
-            good = [text for text in texts if isinstance(text, str)]
-            ids = iter(self.engine.tokenize(good))
-            limit = self.engine.context_length
-            found += [
-                _or_why_not(check_length, len(next(ids)), self.settings, limit)
-                if isinstance(text, str)
-                else text
-                for text in texts
-            ]
-        return found
-
-    def close(self) -> None:
-        """Free the engine and the scorer."""
-        self.engine.close()
-        self.scorer.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-    def _resolve(self, overrides: Overrides) -> tuple[Settings, LoadedStrategy]:
-        settings = resolve_settings(self.settings.model_dump(), overrides)
-        check_sampling(self.engine, settings)
-        return settings, load_strategy(settings.strategy)
-
-
-class Detoxifier(Loaded):
+class Detoxifier(DetoxifierBase):
     """Completes prompts with text that a scorer accepts, by moving the prompt embeddings.
 
         detox = Detoxifier("openai-community/gpt2-large", scorer="detoxify:original")
@@ -115,7 +54,7 @@ class Detoxifier(Loaded):
     """
 
     def __call__(self, prompt: str | Chat, **overrides: Unpack[Overrides]) -> Result:
-        """Complete a prompt or answer a chat. The result is that of `map` with any other prompts.
+        """Complete a prompt or answer a chat. The result does not depend on other prompts.
 
         Keywords override settings for this call alone. Raises as `map` does.
         """
@@ -132,28 +71,29 @@ class Detoxifier(Loaded):
         """
         return self(Chat.of(messages), **overrides)
 
-    def stream(
-        self, prompt: str | Chat, **overrides: Unpack[Overrides]
-    ) -> Generator[str | Result, None, None]:
-        """Complete one prompt, yielding each part of the text once it is accepted; then the result.
+    def stream(self, prompt: str | Chat, **overrides: Unpack[Overrides]) -> TextStream:
+        """Complete one prompt, giving out each part of the text once it is accepted.
 
-        The parts joined are `result.text`. What was yielded is never given up, and nothing that was
-        not accepted is yielded: `on_unresolved="best"` is "refuse" here. Raises as a call does,
-        after what was accepted before.
+            with detox.stream("She told me that") as stream:
+                for text in stream:
+                    print(text, end="")
+            stream.result
+
+        What was given out is never taken back, and nothing is given out that was not accepted:
+        `on_unresolved="best"` is "refuse" here. Iterating raises what a call raises, after what was
+        accepted before.
         """
-        settings, strategy = self._resolve(for_stream(overrides, self.settings))
-        texts: deque[str] = deque()
-        job = Job(0, prompt, settings, strategy, give=texts.append)
-        return self._stream(job, texts)
+        settings, strategy = self._resolve(self._for_stream(overrides))
+        runtime, texts = Runtime(self.engine, self.scorer), SimpleQueue[str | None]()
+        answer = runtime.answering(prompt, settings, strategy, 0, [0], on_text=texts.put)
+        future = self.engine.home.start(answer)
 
-    def _stream(self, job: Job, texts: deque[str]) -> Generator[str | Result, None, None]:
-        for _, result in self._finish(iter([job]), texts):
-            while texts:
-                yield texts.popleft()
-            if isinstance(result, TideError):
-                raise result
-            if result is not None:
-                yield result
+        def ended(_: object) -> None:
+            texts.put(None)
+            runtime.close()
+
+        future.add_done_callback(ended)
+        return TextStream(texts, future)
 
     def map(
         self,
@@ -186,10 +126,10 @@ class Detoxifier(Loaded):
         ordered: bool = True,
         trials: Sequence[int] | None = None,
         **overrides: Unpack[Overrides],
-    ) -> Iterator[tuple[int, Result | TideError]]:
+    ) -> Iterator[tuple[int, _Outcome]]:
         """As `map`, with the number of each prompt, from 0; a prompt that fails does so alone.
 
-        In place of its result comes the error. What concerns every prompt is still raised:
+        In place of its result comes the error. Errors that abort the whole call are still raised:
         EngineError, ScorerUnavailable, and ScorerBroken for a scorer that also fails for a text of
         our own choosing. trials: numbers of the trials to run, instead of all `num_trials`; a
         trial's result does not depend on the others.
@@ -201,50 +141,91 @@ class Detoxifier(Loaded):
 
     def _run(
         self, prompts: Iterable[str | Chat], trials: Sequence[int] | None, overrides: Overrides
-    ) -> Iterator[tuple[int, Result | TideError]]:
+    ) -> Iterator[tuple[int, _Outcome]]:
         settings, strategy = self._resolve(overrides)
-        jobs = (Job(i, prompt, settings, strategy, trials) for i, prompt in enumerate(prompts))
-        return ((number, found) for number, found in self._finish(jobs) if found is not None)
+        numbers = range(settings.num_trials) if trials is None else trials
+        return self._finished(prompts, settings, strategy, numbers)
 
-    def _finish(
-        self, jobs: Iterator[Job], texts: Collection[str] = ()
-    ) -> Iterator[tuple[int, Result | TideError | None]]:
-        """The number and the outcome of each job as it ends; None where there are `texts` to take.
-
-        Raises what concerns every prompt.
-        """
-        entering = open_jobs(jobs, self.engine)
-        more = True
-        with Scheduler(self.engine, self.scorer) as scheduler:
-            while more or not scheduler.idle:
-                while more and scheduler.has_room():
-                    opened = next(entering, None)
-                    if isinstance(opened, Job):
-                        if opened.outcome is not None:
-                            yield opened.number, opened.outcome
-                    elif opened is not None:
-                        scheduler.submit(opened)
-                    more = opened is not None
-                ended = scheduler.step()
-                if texts:
-                    yield 0, None
-                for work in ended:
-                    if isinstance(work.error, _STOPS):
-                        raise work.error
-                    job: Job = work.tag
-                    outcome = job.take(work)
-                    if outcome is not None:
-                        yield job.number, outcome
+    def _finished(
+        self, prompts: Iterable[str | Chat], settings: Any, strategy: Any, trials: Sequence[int]
+    ) -> Iterator[tuple[int, _Outcome]]:
+        """The number and the outcome of each prompt as it ends."""
+        home, entering = self.engine.home, iter(enumerate(prompts))
+        most = max(1, _AHEAD * self.engine.max_batch // len(trials))
+        under_way: dict[int, Future[Result]] = {}
+        ended: SimpleQueue[int] = SimpleQueue()
+        with closing(Runtime(self.engine, self.scorer)) as runtime:
+            try:
+                more = True
+                while more or under_way:
+                    while more and len(under_way) < most:
+                        entry = next(entering, None)
+                        more = entry is not None
+                        if entry is not None:
+                            number, prompt = entry
+                            answer = runtime.answering(prompt, settings, strategy, number, trials)
+                            future = under_way[number] = home.start(answer)
+                            future.add_done_callback(partial(_put, ended, number))
+                    if under_way:
+                        number = ended.get()
+                        yield number, _outcome(under_way.pop(number))
+            finally:
+                for future in under_way.values():
+                    future.cancel()
 
 
-def _or_why_not(check: Callable[..., _T], *arguments: Any) -> _T | InputError:
-    try:
-        return check(*arguments)
-    except InputError as error:
+class TextStream:
+    """Iterates over the parts of a text, each of which was accepted. Closing it ends the work."""
+
+    def __init__(self, texts: SimpleQueue[str | None], future: Future[Result]) -> None:
+        self._texts, self._future = texts, future
+        self._ended = False
+
+    @property
+    def result(self) -> Result:
+        """The result, whose text the parts are. Waits for it, and raises what a call raises."""
+        return self._future.result()
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        text = None if self._ended else self._texts.get()
+        if text is None:
+            self._ended = True
+            self._future.result()  # raises what the work raised
+            raise StopIteration
+        return text
+
+    def close(self) -> None:
+        """End the work, if it is under way."""
+        self._future.cancel()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def _put(queue: SimpleQueue[int], number: int, _: object) -> None:
+    queue.put(number)
+
+
+def _outcome(future: Future[Result]) -> _Outcome:
+    """The result, or the error of this prompt alone. Raises any other."""
+    error = future.exception()
+    if error is None:
+        return future.result()
+    if isinstance(error, TideError) and not isinstance(error, _ABORT):
         return error
+    raise error
 
 
-def _or_raise(finished: Iterator[tuple[int, Result | TideError]]) -> Iterator[Result]:
+def _or_raise(finished: Iterator[tuple[int, _Outcome]]) -> Iterator[Result]:
     for number, result in finished:
         if isinstance(result, TideError):
             result.args = (f"prompt {number}: {result}",)
@@ -252,10 +233,8 @@ def _or_raise(finished: Iterator[tuple[int, Result | TideError]]) -> Iterator[Re
         yield result
 
 
-def _in_order(
-    finished: Iterator[tuple[int, Result | TideError]],
-) -> Iterator[tuple[int, Result | TideError]]:
-    waiting: dict[int, Result | TideError] = {}
+def _in_order(finished: Iterator[tuple[int, _Outcome]]) -> Iterator[tuple[int, _Outcome]]:
+    waiting: dict[int, _Outcome] = {}
     turn = 0
     for number, result in finished:
         waiting[number] = result

@@ -12,7 +12,7 @@ from tide.core.errors import InputError
 from tide.plugins.registry import Registry
 
 if TYPE_CHECKING:
-    from tide.engines.base import Completion, EmbeddedPrompt, Engine
+    from tide.engines.base import Completion, Engine, Piece, Prompt, Request
 
 REGISTRY = Registry(
     "engine",
@@ -41,7 +41,7 @@ def load_engine(name: str, model: str | Path, **options: Any) -> Engine:
 
 
 __getattr__, _, _ = lazy_loader.attach(
-    __name__, submod_attrs={"base": ["Completion", "EmbeddedPrompt", "Engine"]}
+    __name__, submod_attrs={"base": ["Completion", "Engine", "Piece", "Prompt", "Request"]}
 )
 
-__all__ = ["REGISTRY", "Completion", "EmbeddedPrompt", "Engine", "load_engine"]
+__all__ = ["REGISTRY", "Completion", "Engine", "Piece", "Prompt", "Request", "load_engine"]

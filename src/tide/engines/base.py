@@ -1,47 +1,59 @@
-"""What an engine is: prompt embeddings in, completions out. Engines know nothing of toxicity."""
+"""What an engine is: prompts in, completions out as they are written. Knows nothing of toxicity.
+
+An engine of one's own derives from `Engine` and writes `_tokenize`, `_texts` and `_write`, and
+`_embed_tokens` if searches are to move prompts, as `tide.engines.scripted` does. The public methods
+check what goes in and what comes out, and raise TideErrors alone.
+"""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+import threading
+import weakref
+from abc import ABC, abstractmethod
+from bisect import bisect_left
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, Protocol, runtime_checkable
+from functools import cached_property
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from tide.core.chat import Chat, Rendered
-from tide.core.errors import EngineError, InputError, guarded
+from tide.core.concurrency import HomeLoop, gather
+from tide.core.errors import CompletionError, EngineError, InputError, guarded
 from tide.core.sanitize import half_character
 from tide.core.settings import Sampling
+from tide.engines.token_texts import TokenTexts
 
 if TYPE_CHECKING:  # the command line imports this module, and torch takes seconds
     import numpy as np
     import torch
     from numpy.typing import NDArray
     from torch import Tensor
+    from typing_extensions import Self
 
 FinishReason = Literal["length", "stop"]
-# One for all rows, or one for each.
-Samplings = Sampling | Sequence[Sampling]
 # More rows than this fit into no machine's memory; None for a default by engine.
 MaxBatch = Annotated[int, Field(ge=1, le=65_536)] | None
 _DTYPES = ("float32", "bfloat16", "float16")
+_HOMES = threading.Lock()
+_GREEDY = Sampling(max_new_tokens=1, temperature=0.0)
 
 
 @dataclass(frozen=True)
-class EmbeddedPrompt:
-    """A prompt as the model's first block receives it.
+class Prompt:
+    """A prompt as the model's tokenizer reads it.
 
-    embeddings: float32 on the CPU, shape (T, d). special: bool, shape (T,), True where the token is
-    a special one (BOS, role markers); in a chat, where it is not wholly of the last message.
-    said: as `special`, of chats alone: True where the token is wholly of what a user said.
+    fixed_mask: for each token, whether it is a special one (BOS, role markers); in a chat, whether
+    it is not wholly of the last message. user_mask: of chats alone: whether the token is wholly of
+    what a user said.
     """
 
     text: str
     token_ids: tuple[int, ...]
-    embeddings: Tensor
-    special: Tensor
-    said: Tensor | None = None
+    fixed_mask: tuple[bool, ...]
+    user_mask: tuple[bool, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -53,12 +65,51 @@ class Completion:
     finish_reason: FinishReason
 
 
-@runtime_checkable
-class Engine(Protocol):
-    """One causal language model, run on embeddings.
+@dataclass(frozen=True, eq=False)
+class Request:
+    """What an engine is asked to write.
+
+    prompt: token ids, or input embeddings (T, d) of any float dtype. seed: equal seeds draw equal
+    noise (common random numbers). never: token ids that are not drawn. priority: the lowest is
+    served first. prefix: what `share` returned for the first rows of the prompt. piece_tokens: the
+    engine may hold back fewer tokens than this; None: one piece at the end. scored: write nothing,
+    and tell how likely the last so many tokens of the prompt (ids) are after those before them.
+    """
+
+    prompt: Sequence[int] | Tensor
+    sampling: Sampling = _GREEDY
+    seed: int = 0
+    never: tuple[int, ...] = ()
+    priority: int = 0
+    prefix: object = None
+    piece_tokens: int | None = None
+    scored: int = 0
+
+    @property
+    def max_new_tokens(self) -> int:
+        return 0 if self.scored else self.sampling.max_new_tokens
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What was written next, without a token that ends the text.
+
+    finish_reason: why this is the last piece; None if it is not. log_likelihood: mean
+    log-probability of a token, where the request has `scored`.
+    """
+
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None = None
+    log_likelihood: float | None = None
+
+
+class Engine(ABC):
+    """One causal language model.
 
     name: the model, for records. dim: d. dtype: what it computes in. context_length: most tokens of
     prompt and completion together, None if unlimited. max_batch: sequences run at once.
+    embedding_scale: `embed`'s rows divided by those of the model's table. honours: names of the
+    options of sampling, among those that not every engine has, that this one obeys.
     """
 
     name: str
@@ -66,230 +117,371 @@ class Engine(Protocol):
     dtype: torch.dtype
     context_length: int | None
     max_batch: int
+    embedding_scale: float = 1.0
+    honours: ClassVar[frozenset[str]] = frozenset()
+    _closed = False
+    _home: HomeLoop | None = None
+
+    # What every engine writes. All of it runs in the engine's own loop, but for texts and tokens.
+
+    @abstractmethod
+    def _tokenize(self, prompts: Sequence[str]) -> list[list[int]]:
+        """See `tokenize`."""
+
+    def _encode(self, text: str) -> Prompt:
+        """See `encode`."""
+        (ids,) = self._tokenize([text])
+        return Prompt(str(text), tuple(ids), (False,) * len(ids))
+
+    @abstractmethod
+    def _texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        """See `texts`."""
+
+    @abstractmethod
+    def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
+        """See `write`. The request was checked; closing the generator aborts it."""
+
+    # What an engine may write besides.
+
+    def _embed_tokens(self, token_ids: Sequence[int]) -> Tensor:
+        """See `embed_tokens`."""
+        raise self._without("embeddings")
+
+    def _decode_nearest(self, embeddings: Tensor) -> list[int]:
+        """See `decode_nearest`."""
+        raise self._without("embeddings")
+
+    def _render(self, chat: Chat) -> Rendered:
+        """See `render`."""
+        raise InputError(f"messages: {type(self).__name__} has no chat template; give a text")
+
+    async def _write_all(self, requests: Sequence[Request]) -> list[Completion]:
+        """See `write_all`."""
+        written = await gather(self._whole(request) for request in requests)
+        return self.completions(written, [request.sampling for request in requests])
+
+    async def _score_all(self, requests: Sequence[Request]) -> list[float]:
+        """See `score_all`."""
+
+        async def one(request: Request) -> float:
+            async with aclosing(self.write(request)) as pieces:
+                async for piece in pieces:
+                    if piece.log_likelihood is not None:
+                        return piece.log_likelihood
+            raise EngineError(f"engine {self.name}: no likelihood for a text")
+
+        return await gather(map(one, requests))
+
+    def _share(self, rows: Tensor) -> object:
+        """See `share`."""
+        return None
+
+    def _verify(self) -> None:
+        """See `verify`."""
+        return
+
+    async def _free(self) -> None:  # noqa: B027
+        """Free memory, processes and connections; end what is under way with EngineError."""
+
+    # Texts and tokens.
 
     def tokenize(self, prompts: Sequence[str]) -> list[list[int]]:
-        """Token ids with the special tokens the model expects around a prompt."""
-        ...
+        """Token ids with the special tokens the model expects around a prompt.
 
-    def embed(self, prompts: Sequence[str]) -> list[EmbeddedPrompt]:
-        """Embeddings such that `complete` of them is what the model writes after the token ids."""
-        ...
+        Raises InputError for a prompt with a token that the model has no embedding for.
+        """
+        with self._calling("tokenize"):
+            return self._tokenize(prompts)
+
+    def encode(self, text: str) -> Prompt:
+        """One prompt with its tokens, and which of them a search may move. Raises as `tokenize`."""
+        with self._calling("encode"):
+            return self._encode(text)
+
+    def texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        """What each row of completion ids adds to the prompt's text, without special tokens."""
+        with self._calling("texts"):
+            return self._texts(rows)
+
+    def token_texts(self, rows: Sequence[Sequence[int]]) -> list[list[str]]:
+        """What each token of each row adds to its text."""
+        return self._token_texts.of(rows)
+
+    def render(self, chat: Chat) -> Rendered:
+        """The text of `chat`, which `tokenize` and `encode` take as a prompt.
+
+        Raises InputError without a template, and for a chat that it refuses.
+        """
+        with self._calling("render"):
+            return self._render(chat)
+
+    def text_of(self, prompt: str | Chat) -> str:
+        """What is completed for `prompt`. Raises InputError for what cannot be."""
+        if isinstance(prompt, Chat):
+            return self.render(prompt)
+        if not isinstance(prompt, str):
+            raise InputError(f"expected a text, got {type(prompt).__name__}")
+        if (place := half_character(prompt)) is not None:
+            raise InputError(f"no text: half a character (a surrogate) at {place}")
+        if not prompt.strip():
+            raise InputError("empty; a prompt needs at least one character")
+        return prompt
+
+    # Embeddings.
+
+    def embed(self, prompts: Sequence[str]) -> list[Tensor]:
+        """The embeddings of the tokens of each prompt, (T_i, d); see `embed_tokens`."""
+        return [self.embed_tokens(ids) for ids in self.tokenize(prompts)]
+
+    def embed_tokens(self, token_ids: Sequence[int]) -> Tensor:
+        """What the model's first block receives for them: float32 on the CPU, shape (n, d).
+
+        The model writes the same after them as after the ids.
+        """
+        with self._calling("embed_tokens"):
+            return self._embed_tokens(token_ids)
+
+    def decode_nearest(self, embeddings: Tensor) -> list[int]:
+        """For each row of (T, d), the token whose embedding has the largest cosine to it."""
+        with self._calling("decode_nearest"):
+            return self._decode_nearest(embeddings)
+
+    def share(self, rows: Tensor) -> object:
+        """Say that prompts will begin with these (P, d) rows, for as long as the result lives.
+
+        It goes with their requests, as `prefix`. What is written stays the same but for rounding.
+        """
+        with self._calling("share"):
+            return self._share(rows)
+
+    # Writing.
+
+    async def write(self, request: Request) -> AsyncGenerator[Piece, None]:
+        """What the model writes, piece by piece; a row does not depend on who shares its steps.
+
+        Closing the generator aborts the request at the next step. Raises CompletionError for a
+        prompt that the engine cannot complete, and EngineError if it can complete none.
+        """
+        if not self.home.is_current:
+            async with aclosing(self.home.iterate(self.write, request)) as elsewhere:
+                async for piece in elsewhere:
+                    yield piece
+            return
+        self.check(request)
+        written, reason = 0, None
+        with self._calling("write", awaits=True):
+            async with aclosing(self._write(request)) as pieces:
+                async for piece in pieces:
+                    written, reason = written + len(piece.token_ids), piece.finish_reason
+                    self._check_piece(piece, written, request)
+                    yield piece
+                    if reason is not None:
+                        return
+        raise EngineError(f"engine {self.name}: a completion without an end")
+
+    async def write_all(self, requests: Sequence[Request]) -> list[Completion]:
+        """The whole completion of each request. Raises as `write`, for the first that fails."""
+        if not self.home.is_current:
+            return await self.home.call(self.write_all, requests)
+        for request in requests:
+            self.check(request)
+        with self._calling("write", awaits=True):
+            return await self._write_all(requests)
+
+    async def log_likelihoods(
+        self,
+        pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
+        *,
+        priority: int = 0,
+        prefix: object = None,
+    ) -> list[float]:
+        """Of each (prompt ids, completion ids), the completion's mean log-probability a token."""
+        if any(len(ids) == 0 for pair in pairs for ids in pair):
+            raise EngineError("likelihood: an empty prompt or completion has no likelihood")
+        requests = [
+            Request((*a, *b), scored=len(b), priority=priority, prefix=prefix) for a, b in pairs
+        ]
+        if not self.home.is_current:
+            return await self.home.call(self.score_all, requests)
+        return await self.score_all(requests)
+
+    async def score_all(self, requests: Sequence[Request]) -> list[float]:
+        """The log-likelihoods that requests with `scored` ask for."""
+        for request in requests:
+            self.check(request)
+        with self._calling("likelihood", awaits=True):
+            return await self._score_all(requests)
 
     def complete(
-        self, embeddings: Sequence[Tensor], sampling: Samplings, seeds: Sequence[int]
+        self,
+        prompts: Sequence[Sequence[int] | Tensor],
+        sampling: Sampling | Sequence[Sampling],
+        seeds: Sequence[int],
     ) -> list[Completion]:
-        """One completion for each (T_i, d) matrix, in order.
+        """As `write_all`, for code that is not asynchronous: one completion for each prompt.
 
-        sampling: one for all rows, or one for each; a row's completion does not depend on that of
-        its neighbours. Equal seeds draw equal noise (common random numbers). Raises EngineError for
-        embeddings that are not finite, of the wrong shape, or too long for the context.
+        sampling: one for all prompts, or one for each.
         """
-        ...
+        samplings = [sampling] * len(prompts) if isinstance(sampling, Sampling) else sampling
+        if not len(prompts) == len(samplings) == len(seeds):
+            raise EngineError(
+                f"{len(prompts)} prompts, {len(samplings)} samplings and {len(seeds)} seeds; give "
+                "one of each for every prompt"
+            )
+        rows = enumerate(zip(prompts, samplings, seeds, strict=True))
+        requests = [Request(x, own, seed, priority=i) for i, (x, own, seed) in rows]
+        return self.home.run(self.write_all, requests) if requests else []
 
     def likelihood(
         self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]
     ) -> NDArray[np.float64]:
-        """Mean log-probability per completion token under the unmodified prompt, shape (n,)."""
-        ...
+        """As `log_likelihoods`, for code that is not asynchronous; shape (n,)."""
+        import numpy as np  # noqa: PLC0415  (slow import)
 
-    def decode_nearest(self, embeddings: Tensor) -> list[int]:
-        """For each row of (T, d), the token whose embedding has the largest cosine to it."""
-        ...
+        pairs = list(zip(prompts, completions, strict=True))
+        values = self.home.run(self.log_likelihoods, pairs) if pairs else []
+        return np.array(values, dtype=np.float64)
 
-    def verify(self) -> None:
-        """Raise EngineError unless the model gives the same result for ids and their embeddings."""
-        ...
+    def completions(
+        self,
+        written: Sequence[tuple[Sequence[int], FinishReason]],
+        samplings: Sequence[Sampling],
+    ) -> list[Completion]:
+        """Completions from token ids, without one that ended the text.
 
-    def close(self) -> None:
-        """Free what the engine holds; every other method raises EngineError from then on."""
-        ...
-
-
-@runtime_checkable
-class KeepsPrefixes(Protocol):
-    """What an engine may do besides: read once what many prompts have in common."""
-
-    def keep_prefix(self, rows: Tensor) -> object:
-        """Say that prompts will begin with these (P, d) rows, for as long as the result lives.
-
-        What `complete` and `likelihood` answer stays the same, but for rounding.
+        A text is cut before its first stop string; the ids are then the fewest whose text holds
+        what is left.
         """
-        ...
+        texts = self._texts([ids for ids, _ in written])
+        found = []
+        for text, (ids, reason), own in zip(texts, written, samplings, strict=True):
+            completion = Completion(text, tuple(ids), reason)
+            end = own.stop_in(text)
+            found.append(completion if end is None else self._cut(completion, text[:end]))
+        return found
 
+    def fewest(self, ids: Sequence[int], enough: Callable[[str], bool]) -> int:
+        """How many of the first `ids` it takes until their text is `enough`, as that of all is."""
+        return bisect_left(
+            range(len(ids)), True, key=lambda count: enough(self._texts([ids[:count]])[0])
+        )
 
-@runtime_checkable
-class ReadsChats(Protocol):
-    """What an engine may do besides: write a chat as its model's template does."""
+    # What holds for all of them.
 
-    def render(self, chat: Chat) -> Rendered:
-        """The text of `chat`, which `tokenize` and `embed` take as a prompt.
+    def check(self, request: Request) -> None:
+        """Raise CompletionError for a request that the engine cannot take.
 
-        Raises InputError without a template,
-        and for a chat that it refuses.
+        Raises InputError for a sampling that it does not honour.
         """
-        ...
+        self.check_sampling(request.sampling)
+        prompt, limit = request.prompt, self.context_length
+        if isinstance(prompt, Sequence):
+            if not prompt:
+                raise CompletionError("a prompt without a token")
+        else:
+            self._check_rows(prompt)
+        if limit is not None and len(prompt) + request.max_new_tokens > limit:
+            raise CompletionError(
+                f"{len(prompt)} tokens + {request.max_new_tokens} new ones exceed the context of "
+                f"{limit}"
+            )
 
-
-def text_of(prompt: str | Chat, engine: Engine) -> str:
-    """What `engine` completes for `prompt`. Raises InputError for what it cannot complete."""
-    if isinstance(prompt, Chat):
-        if not isinstance(engine, ReadsChats):
-            raise InputError(f"messages: {type(engine).__name__} has no chat template; give a text")
-        return engine.render(prompt)
-    if not isinstance(prompt, str):
-        raise InputError(f"expected a text, got {type(prompt).__name__}")
-    if (place := half_character(prompt)) is not None:
-        raise InputError(f"no text: half a character (a surrogate) at {place}")
-    if not prompt.strip():
-        raise InputError("empty; a prompt needs at least one character")
-    return prompt
-
-
-@runtime_checkable
-class GoesOn(Protocol):
-    """What an engine needs besides to write answers in blocks: to go on from its own token ids."""
-
-    def embed_tokens(self, token_ids: Sequence[int]) -> Tensor:
-        """Their embeddings, as those of a prompt: float32 on the CPU, shape (n, d)."""
-        ...
-
-    def texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
-        """What each row of completion ids adds to the prompt's text, without special tokens."""
-        ...
-
-
-@runtime_checkable
-class MayBeAway(Protocol):
-    """What an engine may say besides, if others compute for it."""
+    def check_sampling(self, sampling: Sampling) -> None:
+        """Raise InputError for an option of sampling that the engine does not honour."""
+        for name in ("min_new_tokens", "stop", "repetition_penalty"):
+            off = getattr(sampling, name) == Sampling.model_fields[name].default
+            if not off and name not in self.honours:
+                raise InputError(
+                    f"{name}: not supported by {type(self).__name__}; leave it at "
+                    f"{Sampling.model_fields[name].default!r}, or use the engine 'transformers'"
+                )
 
     @property
     def available(self) -> bool:
-        """Whether any of them is there."""
-        ...
+        """Whether it can complete prompts now."""
+        return not self._closed
 
+    @property
+    def closed(self) -> bool:
+        return self._closed
 
-# Token ids that a row went on with, and why it ended; None if it has not.
-Written = tuple[list[int], FinishReason | None]
-
-
-class Writer(Protocol):
-    """Rows that are being written."""
-
-    def advance(self, tokens: int) -> list[Written]:
-        """Write up to so many further tokens of each row: its ids, without one that ends the text.
-
-        A row that has ended has no more. Strings that end a text may be left in, and what is
-        behind them. However the tokens are divided, `complete` would write the same.
-        """
-        ...
-
-    def keep(self, rows: Sequence[int]) -> None:
-        """Go on with the rows of these numbers alone."""
-        ...
-
-
-@runtime_checkable
-class WritesOn(Protocol):
-    """What an engine may do besides: keep what it has read of texts that it goes on writing."""
-
-    def write(
-        self, embeddings: Sequence[Tensor], sampling: Samplings, seeds: Sequence[int]
-    ) -> Writer:
-        """As `complete`, bit by bit."""
-        ...
-
-
-_METHODS = [name for name in vars(Engine) if name[0] != "_" and name != "close"] + ["render"]
-
-
-class Closable:
-    """Base of the engines here: `close` frees what `_free` frees, once, and shuts the protocol.
-
-    Constructors and methods of the protocol raise TideErrors and nothing else: what the libraries
-    below raise becomes an EngineError. A constructor sets `name` first.
-    """
-
-    name = ""
-    _closed = False
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        for method in ("__init__", *_METHODS):
-            if method in vars(cls):
-                setattr(cls, method, _gated(vars(cls)[method]))
+    def verify(self) -> None:
+        """Raise EngineError unless the model gives the same result for ids and their embeddings."""
+        with self._calling("verify"):
+            self._verify()
 
     def close(self) -> None:
+        """Free what the engine holds; every other method raises EngineError from then on."""
+        if not self._closed:
+            self._closed = True
+            self.home.run(self._free)
+            self.home.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    @property
+    def home(self) -> HomeLoop:
+        """The loop in which the engine works; what works with it does best to run there, too."""
+        with _HOMES:
+            if self._home is None:
+                self._home = HomeLoop(f"tide {type(self).__name__}")
+                weakref.finalize(self, self._home.close, wait=False).atexit = False
+        return self._home
+
+    # The rest.
+
+    @cached_property
+    def _token_texts(self) -> TokenTexts:
+        return TokenTexts(self.texts)
+
+    @contextmanager
+    def _calling(self, doing: str, *, awaits: bool = False) -> Iterator[None]:
+        """What the libraries below raise becomes an EngineError."""
         if self._closed:
-            return
-        self._closed, message = True, f"engine with {self.name}: closed; make a new one"
+            raise EngineError(f"engine with {self.name}: closed; make a new one")
+        with guarded(EngineError, lambda: f"model {self.name}: {doing} failed", awaits=awaits):
+            yield
 
-        def refuse(*_: object, **__: object) -> NoReturn:
-            raise EngineError(message)
+    async def _whole(self, request: Request) -> tuple[list[int], FinishReason]:
+        ids: list[int] = []
+        reason: FinishReason | None = None
+        async with aclosing(self.write(request)) as pieces:
+            async for piece in pieces:
+                ids += piece.token_ids
+                reason = piece.finish_reason
+        assert reason is not None  # `write` raises otherwise
+        return ids, reason
 
-        for name in _METHODS:
-            setattr(self, name, refuse)
-        self._free()
+    def _cut(self, completion: Completion, text: str) -> Completion:
+        ids = completion.token_ids
+        count = self.fewest(ids, lambda held: held.startswith(text))
+        return Completion(text, ids[:count], "stop")
 
-    def _free(self) -> None:
-        """Free memory, processes and connections."""
+    def _check_piece(self, piece: Piece, written: int, request: Request) -> None:
+        """Raise EngineError for what cannot be part of a completion of at most so many tokens."""
+        ids = piece.token_ids
+        if written > request.max_new_tokens or any(type(i) is not int or i < 0 for i in ids):
+            raise EngineError(f"engine {self.name}: answered what is no completion")
+        if piece.finish_reason not in (None, "length", "stop"):
+            raise EngineError(f"engine {self.name}: unknown finish reason {piece.finish_reason!r}")
 
-
-def per_row(sampling: Samplings, count: int) -> list[Sampling]:
-    """The sampling of each of `count` rows. Raises EngineError if as many are not given."""
-    if isinstance(sampling, Sampling):
-        return [sampling] * count
-    if len(sampling) != count:
-        raise EngineError(f"sampling: {len(sampling)} for {count} rows; give one, or one a row")
-    return list(sampling)
-
-
-def check_sampling(engine: Engine, sampling: Sampling) -> None:
-    """Raise InputError for an option of sampling that `engine` does not honour.
-
-    Of `min_new_tokens`, `stop` and `repetition_penalty`, which not all do, its `honours` holds the
-    names of those that it does.
-    """
-    for name in ("min_new_tokens", "stop", "repetition_penalty"):
-        off = getattr(sampling, name) == Sampling.model_fields[name].default
-        if not off and name not in getattr(engine, "honours", ()):
-            raise InputError(
-                f"{name}: not supported by {type(engine).__name__}; leave it at "
-                f"{Sampling.model_fields[name].default!r}, or use the engine 'transformers'"
-            )
-
-
-def check_rows(engine: Engine, embeddings: Sequence[Tensor], sampling: Samplings) -> list[Sampling]:
-    """The sampling of each row. Raises EngineError for the first matrix `engine` cannot take.
-
-    Raises InputError for a sampling that it does not honour.
-    """
-    dim, dtype, context_length = engine.dim, engine.dtype, engine.context_length
-    samplings = per_row(sampling, len(embeddings))
-    for row in dict.fromkeys(samplings):
-        check_sampling(engine, row)
-    for number, (x, row) in enumerate(zip(embeddings, samplings, strict=True)):
-        tokens = row.max_new_tokens
-        if x.ndim != 2 or x.shape[0] == 0 or x.shape[1] != dim:
-            raise EngineError(
-                f"embeddings {number}: shape {tuple(x.shape)}, expected (tokens >= 1, {dim})"
+    def _check_rows(self, x: Tensor) -> None:
+        if x.ndim != 2 or x.shape[0] == 0 or x.shape[1] != self.dim:
+            raise CompletionError(
+                f"embeddings: shape {tuple(x.shape)}, expected (tokens >= 1, {self.dim})"
             )
         if not x.is_floating_point():
-            raise EngineError(f"embeddings {number}: dtype {x.dtype}, expected a float type")
+            raise CompletionError(f"embeddings: dtype {x.dtype}, expected a float type")
         # The ends of NaN are NaN. To ask each number takes ten times as long.
-        if not all(end.isfinite() for end in x.to(dtype).aminmax()):
-            raise EngineError(f"embeddings {number}: NaN or infinite values (as {dtype})")
-        if context_length is not None and x.shape[0] + tokens > context_length:
-            raise EngineError(
-                f"embeddings {number}: {x.shape[0]} tokens + {tokens} new ones "
-                f"exceed the context of {context_length}"
-            )
-    return samplings
+        if not all(end.isfinite() for end in x.to(self.dtype).aminmax()):
+            raise CompletionError(f"embeddings: NaN or infinite values (as {self.dtype})")
 
-
-def check_tokens(prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]) -> None:
-    """Raise EngineError if a prompt or completion has no tokens, and so no likelihood."""
-    if any(len(ids) == 0 for ids in (*prompts, *completions)):
-        raise EngineError("likelihood: an empty prompt or completion has no likelihood")
+    def _without(self, what: str) -> InputError:
+        return InputError(f"engine {type(self).__name__}: has no {what}")
 
 
 def float_dtype(name: str) -> torch.dtype:
@@ -300,14 +492,3 @@ def float_dtype(name: str) -> torch.dtype:
         raise InputError(f"dtype: must be 'auto', {', '.join(map(repr, _DTYPES))} (got {name!r})")
     dtype: torch.dtype = getattr(torch, name)
     return dtype
-
-
-def _gated(method: Callable[..., Any]) -> Callable[..., Any]:
-    doing = method.__name__.replace("__init__", "loading")
-
-    @functools.wraps(method)
-    def call(self: Closable, *args: Any, **kwargs: Any) -> Any:
-        with guarded(EngineError, lambda: f"model {self.name}: {doing} failed"):
-            return method(self, *args, **kwargs)
-
-    return call

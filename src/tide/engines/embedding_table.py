@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -12,12 +11,12 @@ import torch
 from torch import Tensor
 
 from tide.core.chat import Chat, Rendered, render
-from tide.core.errors import EngineError, InputError
+from tide.core.errors import CompletionError, EngineError, InputError
 from tide.core.pretrained import check_tokenizer
 from tide.core.settings import Sampling
-from tide.engines.base import Closable, Completion, EmbeddedPrompt, FinishReason
+from tide.engines.base import Completion, Engine, FinishReason, Piece, Prompt, Request
 
-# Each completion is decoded behind this text, so that a tokenizer that marks word starts does not
+# Each completion is decoded after this text, so that a tokenizer that marks word starts does not
 # swallow the completion's first space.
 _ANCHOR = "a"
 # Numbers that `decode_nearest` compares at once.
@@ -26,22 +25,19 @@ _COSINES = 1 << 24
 _MEASURED = 16
 
 
-class Vocabulary(Closable):
-    """Base of the engines: prompts to embeddings, embeddings to tokens, token ids to texts.
+class EmbeddingEngine(Engine):
+    """Base of engines with a local tokenizer and embedding table.
 
     tokenizer: of the transformers kind. layer: the model's input embedding layer, which maps ids to
     what the first block receives, and whose `weight` has shape (vocabulary, dim). config: the
-    model's. embedding_scale: what `embed` returns, divided by the rows of that weight: 1.0, or
-    about sqrt(dim) for Gemma.
+    model's. embedding_scale: what `embed_tokens` returns, divided by the rows of that weight: 1.0,
+    or about sqrt(dim) for Gemma.
 
     Raises EngineError for a tokenizer of another model, and for a Gemma whose layer does not scale:
     step sizes would be sqrt(dim) off.
     """
 
-    dtype: torch.dtype
-    context_length: int | None
-    max_batch: int
-    honours: ClassVar[set[str]] = {"min_new_tokens", "stop"}
+    honours: ClassVar = frozenset({"min_new_tokens", "stop"})
 
     def __init__(self, tokenizer: Any, layer: Any, config: Any) -> None:
         self.tokenizer = tokenizer
@@ -58,8 +54,7 @@ class Vocabulary(Closable):
                 "transformers >= 5.4"
             )
         added = getattr(tokenizer, "added_tokens_decoder", {}).items()
-        special = {*tokenizer.all_special_ids, *(i for i, token in added if token.special)}
-        self._special_ids = torch.tensor(sorted(special), dtype=torch.int64)
+        self._special_ids = {*tokenizer.all_special_ids, *(i for i, t in added if t.special)}
         self._anchor_ids = tokenizer.encode(_ANCHOR, add_special_tokens=False)
         self._anchor_text = tokenizer.decode(self._anchor_ids)
         if not self._anchor_text:
@@ -71,7 +66,7 @@ class Vocabulary(Closable):
         norms = torch.linalg.vector_norm(self._layer.weight, dim=-1, dtype=torch.float32)
         return float(norms.mean()) * self.embedding_scale
 
-    def tokenize(self, prompts: Sequence[str]) -> list[list[int]]:
+    def _tokenize(self, prompts: Sequence[str]) -> list[list[int]]:
         plain = [prompt for prompt in prompts if not isinstance(prompt, Rendered)]
         found = iter(self.tokenizer(plain)["input_ids"] if plain else [])
         rows: list[list[int]] = [
@@ -85,18 +80,17 @@ class Vocabulary(Closable):
             )
         return rows
 
-    def embed(self, prompts: Sequence[str]) -> list[EmbeddedPrompt]:
-        embedded = []
-        for text, ids in zip(prompts, self.tokenize(prompts), strict=True):
-            special, said = self._are_special(ids), None
-            if isinstance(text, Rendered):
-                spans = torch.tensor(self._read(text)[1])
-                special, said = special | (spans != 0), ~special & (spans >= 0)
-            embeddings = self._embed_ids(ids).float().cpu()
-            embedded.append(EmbeddedPrompt(str(text), tuple(ids), embeddings, special, said))
-        return embedded
+    def _encode(self, text: str) -> Prompt:
+        (ids,) = self._tokenize([text])
+        special = [i in self._special_ids for i in ids]
+        if not isinstance(text, Rendered):
+            return Prompt(text, tuple(ids), tuple(special))
+        spans = self._read(text)[1]
+        fixed = (one or span != 0 for one, span in zip(special, spans, strict=True))
+        user = (span >= 0 and not one for one, span in zip(special, spans, strict=True))
+        return Prompt(str(text), tuple(ids), tuple(fixed), tuple(user))
 
-    def render(self, chat: Chat) -> Rendered:
+    def _render(self, chat: Chat) -> Rendered:
         if not self.tokenizer.chat_template:
             raise InputError(
                 f"messages: the model {self.name} has no chat template; give a text, or use a "
@@ -115,11 +109,12 @@ class Vocabulary(Closable):
             )
 
         text = render(chat, template, self.name)
-        self.tokenize([text])  # refuses what has no embedding
+        self._tokenize([text])  # refuses what has no embedding
         ids, spans = self._read(text)
-        control = self._are_special(ids) & (torch.tensor(spans) >= 0)
-        if control.any():
-            token = self.tokenizer.convert_ids_to_tokens(ids[int(control.int().argmax())])
+        pairs = zip(ids, spans, strict=True)
+        control = next((i for i, span in pairs if span >= 0 and i in self._special_ids), None)
+        if control is not None:
+            token = self.tokenizer.convert_ids_to_tokens(control)
             raise InputError(
                 f"messages: a user says {token!r}, a control token of the model {self.name}; "
                 "leave it out"
@@ -137,14 +132,11 @@ class Vocabulary(Closable):
             last = max(last, end)
         return read["input_ids"], text.spans_of(places)
 
-    def _are_special(self, ids: Sequence[int]) -> Tensor:
-        return torch.isin(torch.tensor(ids, dtype=torch.int64), self._special_ids)
-
-    def embed_tokens(self, token_ids: Sequence[int]) -> Tensor:
+    def _embed_tokens(self, token_ids: Sequence[int]) -> Tensor:
         self.check_ids([token_ids])
         return self._embed_ids(token_ids).float().cpu()
 
-    def decode_nearest(self, embeddings: Tensor) -> list[int]:
+    def _decode_nearest(self, embeddings: Tensor) -> list[int]:
         weight = self._layer.weight
         with torch.inference_mode():
             rows = embeddings.to(weight.device).float()
@@ -181,48 +173,35 @@ class Vocabulary(Closable):
                 f"{len(self._layer.weight)}; does it fit its tokenizer, or run elsewhere?"
             )
 
+    def check(self, request: Request) -> None:
+        super().check(request)
+        if isinstance(request.prompt, Sequence) and self._outside([request.prompt]) is not None:
+            raise CompletionError(
+                f"a token id outside of the model's vocabulary of {len(self._layer.weight)}"
+            )
+
     def completions(
         self, written: Sequence[tuple[Sequence[int], FinishReason]], samplings: Sequence[Sampling]
     ) -> list[Completion]:
-        """Completions from token ids, of which the last ended the text if the reason is "stop".
-
-        A text is cut before its first stop string; the ids are then the fewest whose text holds
-        what is left. samplings: that of each.
-
-        Raises EngineError for ids that are not in the vocabulary, and for a text of which the
-        tokenizer has no single token: it would be empty, and nobody wrote an empty one.
-        """
         self.check_ids([ids for ids, _ in written])
-        rows = [ids[:-1] if reason == "stop" else ids for ids, reason in written]
-        completions = []
-        texts = self.texts(rows)
-        for text, row, (_, reason), own in zip(texts, rows, written, samplings, strict=True):
-            known = text or not row or any(self.tokenizer.convert_ids_to_tokens(list(row)))
-            if not known:
-                raise EngineError(f"model {self.name}: its tokenizer knows none of the ids {row}")
-            completion = Completion(text, tuple(row), reason)
-            end = own.stop_in(text)
-            completions.append(completion if end is None else self._cut(completion, text[:end]))
-        return completions
+        found = super().completions(written, samplings)
+        for one in found:
+            ids = list(one.token_ids)
+            # It would be empty, and nobody wrote an empty one.
+            if ids and not one.text and not any(self.tokenizer.convert_ids_to_tokens(ids)):
+                raise EngineError(f"model {self.name}: its tokenizer knows none of the ids {ids}")
+        return found
 
-    def _cut(self, completion: Completion, text: str) -> Completion:
-        ids = completion.token_ids
-        count = self.fewest(ids, lambda held: held.startswith(text))
-        return Completion(text, ids[:count], "stop")
-
-    def fewest(self, ids: Sequence[int], enough: Callable[[str], bool]) -> int:
-        """How many of the first `ids` it takes until their text is `enough`, as that of all is."""
-        return bisect_left(
-            range(len(ids)), True, key=lambda count: enough(self.texts([ids[:count]])[0])
-        )
+    def _check_piece(self, piece: Piece, written: int, request: Request) -> None:
+        super()._check_piece(piece, written, request)
+        self.check_ids([piece.token_ids])
 
     def _outside(self, rows: Sequence[Sequence[int]]) -> int | None:
         """The first id that is no row of the table."""
         size = len(self._layer.weight)
         return next((i for ids in rows for i in ids if not _is_row(i, size)), None)
 
-    def texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
-        """What each row of completion ids adds to the prompt's text, without special tokens."""
+    def _texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
         if not rows:
             return []  # of no rows, the tokenizer makes one text
         texts = self.tokenizer.batch_decode(
@@ -231,15 +210,6 @@ class Vocabulary(Closable):
             clean_up_tokenization_spaces=False,
         )
         return [text.removeprefix(self._anchor_text) for text in texts]
-
-
-def reason_of(output: Any) -> FinishReason:
-    """Why vLLM ended `output`: "length" for a stop string, of which all tokens are there.
-
-    `completions` finds the string in the text, and cuts it off.
-    """
-    reason: FinishReason = output.finish_reason
-    return "length" if isinstance(output.stop_reason, str) else reason
 
 
 def _is_row(token: object, size: int) -> bool:

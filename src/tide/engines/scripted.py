@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import ClassVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from tide.core.chat import Chat, Rendered, render
 from tide.core.seeds import derive_seed
-from tide.engines.base import Closable, Completion, EmbeddedPrompt, Samplings, check_rows
+from tide.engines.base import Engine, Piece, Prompt, Request
+
+# A word with what is before it; what is after the last one is its own.
+_WORDS = re.compile(r"\s*\S+(?:\s+\Z)?|\s+")
 
 
-class ScriptedEngine(Closable):
-    """Writes `respond(embeddings, seed)` for each matrix, one by one, so a batch changes nothing.
+class ScriptedEngine(Engine):
+    """Writes `respond(embeddings, seed)` after each prompt.
 
     respond: takes a float32 matrix (T, dim) and the sampling seed, returns the text. Words are
-    tokens; each word has one fixed random embedding. `calls` lists the batch sizes of all calls.
-    What `respond` returns is cut before a stop string; of its length and words it alone decides.
+    tokens, with the spaces before them; each word has one fixed random embedding. What `respond`
+    returns is cut before a stop string; of its length it alone decides. requests: all that were
+    begun.
     """
 
-    honours: ClassVar = {"stop"}
+    honours: ClassVar = frozenset({"stop"})
 
     def __init__(
         self,
@@ -39,26 +41,26 @@ class ScriptedEngine(Closable):
         self.dtype = torch.float32
         self.context_length = context_length
         self.max_batch = max_batch
-        self.calls: list[int] = []
+        self.requests: list[Request] = []
         self._respond = respond
-        self._words: list[str] = []
+        self._words: dict[str, int] = {}
 
-    def tokenize(self, prompts: Sequence[str]) -> list[list[int]]:
-        return [[self._id(word) for word in prompt.split()] for prompt in prompts]
+    def _tokenize(self, prompts: Sequence[str]) -> list[list[int]]:
+        return [self._ids(prompt) for prompt in prompts]
 
-    def embed(self, prompts: Sequence[str]) -> list[EmbeddedPrompt]:
-        embedded = []
-        for prompt, ids in zip(prompts, self.tokenize(prompts), strict=True):
-            rows = torch.stack([self._row(i) for i in ids])
-            special, said = torch.zeros(len(ids), dtype=torch.bool), None
-            if isinstance(prompt, Rendered):
-                words = (word.span() for word in re.finditer(r"\S+", prompt))
-                spans = torch.tensor(prompt.spans_of(words))
-                special, said = spans != 0, spans >= 0
-            embedded.append(EmbeddedPrompt(str(prompt), tuple(ids), rows, special, said))
-        return embedded
+    def _encode(self, text: str) -> Prompt:
+        prompt = super()._encode(text)
+        if not isinstance(text, Rendered):
+            return prompt
+        spans = text.spans_of(word.span() for word in re.finditer(r"\S+", text))
+        fixed, user = (span != 0 for span in spans), (span >= 0 for span in spans)
+        return Prompt(str(text), prompt.token_ids, tuple(fixed), tuple(user))
 
-    def render(self, chat: Chat) -> Rendered:
+    def _texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        words = list(self._words)
+        return ["".join(words[i] for i in ids) for ids in rows]
+
+    def _render(self, chat: Chat) -> Rendered:
         """As `ROLE: CONTENT`, a line each, and the role of who speaks next."""
 
         def template(messages: list[dict[str, str]]) -> str:
@@ -67,45 +69,34 @@ class ScriptedEngine(Closable):
 
         return render(chat, template, self.name)
 
-    def complete(
-        self, embeddings: Sequence[Tensor], sampling: Samplings, seeds: Sequence[int]
-    ) -> list[Completion]:
-        samplings = check_rows(self, embeddings, sampling)
-        self.calls.append(len(embeddings))
-        completions = []
-        for x, seed, own in zip(embeddings, seeds, samplings, strict=True):
-            text = self._respond(x, seed)
-            end = own.stop_in(text)
-            ids = tuple(self._id(word) for word in text[:end].split())
-            completions.append(Completion(text[:end], ids, "length" if end is None else "stop"))
-        return completions
+    async def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
+        self.requests.append(request)
+        prompt = request.prompt
+        if request.scored:
+            yield Piece((), "length", -float(request.scored))
+            return
+        x = self._embed_tokens(prompt) if isinstance(prompt, Sequence) else prompt
+        text = self._respond(x, request.seed)
+        end = request.sampling.stop_in(text)
+        yield Piece(tuple(self._ids(text[:end])), "length" if end is None else "stop")
 
-    def embed_tokens(self, token_ids: Sequence[int]) -> Tensor:
+    def _embed_tokens(self, token_ids: Sequence[int]) -> Tensor:
         return torch.stack([self._row(i) for i in token_ids])
 
-    def texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
-        return ["".join(f" {self._words[i]}" for i in ids) for ids in rows]
-
-    def likelihood(
-        self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]
-    ) -> NDArray[np.float64]:
-        return -np.array([float(len(completion)) for completion in completions])
-
-    def decode_nearest(self, embeddings: Tensor) -> list[int]:
+    def _decode_nearest(self, embeddings: Tensor) -> list[int]:
         table = torch.nn.functional.normalize(
             torch.stack([self._row(i) for i in range(len(self._words))]), dim=-1
         )
         rows = torch.nn.functional.normalize(embeddings, dim=-1)
         return list((rows @ table.T).argmax(dim=-1).tolist())
 
-    def verify(self) -> None:
-        pass
+    def _ids(self, text: str) -> list[int]:
+        return [self._id(word) for word in _WORDS.findall(text)]
 
     def _id(self, word: str) -> int:
-        if word not in self._words:
-            self._words.append(word)
-        return self._words.index(word)
+        return self._words.setdefault(word, len(self._words))
 
     def _row(self, token_id: int) -> Tensor:
-        generator = torch.Generator().manual_seed(derive_seed("word", self._words[token_id]))
+        word = list(self._words)[token_id].strip()
+        generator = torch.Generator().manual_seed(derive_seed("word", word))
         return torch.randn(self.dim, generator=generator)

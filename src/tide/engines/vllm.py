@@ -1,27 +1,29 @@
 """vLLM in this process: one large model on one or several GPUs, by its prompt embeddings.
 
-Every option of `vllm.LLM` is passed on: `tensor_parallel_size`, `pipeline_parallel_size`,
-`gpu_memory_utilization`, `max_model_len`, `quantization`, ...
+Every option of vLLM's engine arguments is passed on: `tensor_parallel_size`,
+`pipeline_parallel_size`, `gpu_memory_utilization`, `max_model_len`, `quantization`, ...
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-from torch import Tensor
 
+from tide.core.concurrency import gather
 from tide.core.errors import EngineError, InputError, first_line
 from tide.core.optional import require
 from tide.core.pretrained import read_config
-from tide.engines.base import Completion, MaxBatch, Samplings, check_rows, check_tokens
+from tide.engines.base import MaxBatch, Piece, Request
 from tide.engines.checkpoint import read_vocabulary, source_of
-from tide.engines.embedding_table import Vocabulary, reason_of
+from tide.engines.embedding_table import EmbeddingEngine
 from tide.engines.equivalence import PROBES, FirstToken, difference, scaled_probes
+from tide.engines.remote.protocol import NEVER, without_end
 from tide.plugins.options import checked
 
 _MAX_BATCH = 256
@@ -31,11 +33,11 @@ _BOOLEANS = {"true": True, "false": False, "yes": None, "no": None, "on": None, 
 _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 
 
-class VllmEngine(Vocabulary):
-    """A causal LM run by vLLM.
+class VllmEngine(EmbeddingEngine):
+    """A causal LM run by vLLM's asynchronous engine, one request a completion.
 
     model: folder, hub id, or "pocket" (bundled). dtype: as for vLLM. max_batch: sequences run at
-    once (vLLM's `max_num_seqs`). options: further ones of `vllm.LLM`.
+    once (vLLM's `max_num_seqs`). options: further ones of vLLM's `AsyncEngineArgs`.
 
     Raises MissingDependencyError without vLLM, InputError for options that vLLM does not know or
     that would crash it, and EngineError if it cannot load the model or does not write the same
@@ -67,103 +69,116 @@ class VllmEngine(Vocabulary):
             "max_num_seqs": self.max_batch,
             "use_tqdm_on_load": False,
             # Candidates that move the last rows of a prompt alone (perturb="last:K") share the
-            # others, and so do their rounds. To hash embeddings that share nothing costs little.
+            # others, and so do drafts that go on. To hash what shares nothing costs little.
             "enable_prefix_caching": True,
+            "disable_log_stats": True,
             **options,
             "enable_prompt_embeds": True,
         }
         if require("vllm.platforms", "vllm").current_platform.is_cpu():
             # A prompt read in two parts rewinds its generator, which a CPU's cannot: vLLM crashes.
             settings.setdefault("enable_chunked_prefill", False)
-        source = source_of(model)
-        config = read_config(source, **code)
+        self._numbers = count()
         try:
-            self._llm = self._vllm.LLM(source, dtype=dtype, **code, **settings)
-        except TypeError as error:
-            raise InputError(f"engine vllm: {first_line(error)}") from error
-        try:
-            self.dtype = self._llm.model_config.dtype
-            # One less than it takes: to read the last token of a likelihood it writes another.
-            self.context_length = int(self._llm.model_config.max_model_len) - 1
-            super().__init__(*read_vocabulary(source, config, self.dtype, **code), config)
+            with self._calling("loading"):
+                source = source_of(model)
+                config = read_config(source, **code)
+                self._engine = self.home.run(self._start, source, dtype, {**code, **settings})
+                self.dtype = self._engine.model_config.dtype
+                # One less than it takes: to read the last token of a likelihood it writes another.
+                self.context_length = int(self._engine.model_config.max_model_len) - 1
+                super().__init__(*read_vocabulary(source, config, self.dtype, **code), config)
             self.verify()
         except BaseException:
             self.close()
             raise
 
-    def complete(
-        self, embeddings: Sequence[Tensor], sampling: Samplings, seeds: Sequence[int]
-    ) -> list[Completion]:
-        samplings = check_rows(self, embeddings, sampling)
-        written = self._generate(
-            [{"prompt_embeds": self._as_sent(x)} for x in embeddings],
-            [
-                {
-                    "max_tokens": row.max_new_tokens,
-                    "temperature": row.temperature,
-                    "top_p": row.top_p,
-                    "top_k": row.top_k,
-                    "min_tokens": row.min_new_tokens,
-                    "stop": list(row.stop),
-                    "seed": None if row.temperature == 0 else seed,
-                }
-                for row, seed in zip(samplings, seeds, strict=True)
-            ],
-        )
-        outputs = [output.outputs[0] for output in written]
-        return self.completions([(one.token_ids, reason_of(one)) for one in outputs], samplings)
+    async def _start(self, source: str, dtype: str, settings: dict[str, Any]) -> Any:
+        engine_args = require("vllm.engine.arg_utils", "vllm").AsyncEngineArgs
+        asynchronous = require("vllm.v1.engine.async_llm", "vllm").AsyncLLM
+        try:
+            arguments = engine_args(model=source, dtype=dtype, **settings)
+        except TypeError as error:
+            raise InputError(f"engine vllm: {first_line(error)}") from error
+        return asynchronous.from_engine_args(arguments)
 
-    def likelihood(
-        self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]
-    ) -> NDArray[np.float64]:
-        check_tokens(prompts, completions)
-        self.check_ids([*prompts, *completions])
-        sequences = [[*a, *b] for a, b in zip(prompts, completions, strict=True)]
-        read = self._generate(
-            [{"prompt_token_ids": ids} for ids in sequences],
-            [{"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}] * len(sequences),
-        )
-        values = np.zeros(len(sequences))
-        for i, (output, completion) in enumerate(zip(read, completions, strict=True)):
-            positions = output.prompt_logprobs[-len(completion) :]
-            pairs = zip(positions, completion, strict=True)
-            values[i] = np.mean([position[token].logprob for position, token in pairs])
-        return values
+    async def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
+        sampling = request.sampling
+        parameters = {
+            "max_tokens": max(1, request.max_new_tokens),
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "min_tokens": sampling.min_new_tokens,
+            "stop": list(sampling.stop),
+            "seed": None if sampling.temperature == 0 else request.seed,
+            "logit_bias": dict.fromkeys(request.never, NEVER) or None,
+        }
+        if request.piece_tokens is not None:
+            parameters |= {"stream_interval": request.piece_tokens}
+        async with aclosing(self._outputs(request, parameters)) as outputs:
+            async for output in outputs:
+                if request.scored:
+                    yield Piece((), "length", _mean_log_prob(output, request))
+                    return
+                (written,) = output.outputs
+                ids, reason = tuple(written.token_ids), written.finish_reason
+                if reason not in (None, "length", "stop"):
+                    raise EngineError(f"vLLM with {self.name}: gave up on a sequence ({reason})")
+                yield Piece(*without_end(ids, reason, written.stop_reason))
 
-    def verify(self) -> None:
+    async def _outputs(
+        self, request: Request, parameters: dict[str, Any]
+    ) -> AsyncGenerator[Any, None]:
+        kinds = require("vllm.sampling_params", "vllm").RequestOutputKind
+        whole = request.piece_tokens is None
+        if request.scored:
+            parameters |= {"prompt_logprobs": 0}
+        values = self._vllm.SamplingParams(
+            **parameters,
+            # vLLM reads its own tokens for stop strings alone.
+            detokenize=bool(parameters.get("stop")),
+            output_kind=kinds.FINAL_ONLY if whole else kinds.DELTA,
+        )
+        prompt = request.prompt
+        if isinstance(prompt, Sequence):
+            given: dict[str, Any] = {"prompt_token_ids": list(prompt)}
+        else:  # on the CPU, contiguous, in the model's dtype
+            given = {"prompt_embeds": prompt.detach().to("cpu", self.dtype).contiguous()}
+        name = f"tide-{next(self._numbers)}"
+        async for output in self._engine.generate(given, values, name):
+            yield output
+
+    def _verify(self) -> None:
         """Compare the first token after token ids with that after their embeddings."""
-        ids = self.tokenize(PROBES)
+        ids = self._tokenize(PROBES)
         embeddings = scaled_probes([self._embed_ids(row) for row in ids])
-        by_ids = self._first_tokens([{"prompt_token_ids": row} for row in ids])
-        by_scaled = self._first_tokens([{"prompt_embeds": self._as_sent(x)} for x in embeddings])
-        if problem := difference(by_ids, by_scaled, self.dim):
+        first = self.home.run(self._first_tokens, [*ids, *embeddings])
+        if problem := difference(first[: len(ids)], first[len(ids) :], self.dim):
             raise EngineError(f"vLLM with {self.name}: {problem}")
 
-    def _free(self) -> None:
-        self._llm.llm_engine.engine_core.shutdown()
+    async def _first_tokens(self, prompts: Sequence[Any]) -> list[FirstToken]:
+        async def first(prompt: Any) -> FirstToken:
+            parameters = {"max_tokens": 1, "temperature": 0.0, "logprobs": 0}
+            async with aclosing(self._outputs(Request(prompt), parameters)) as outputs:
+                async for output in outputs:
+                    (written,) = output.outputs
+                    token = written.token_ids[0]
+                    return token, written.logprobs[0][token].logprob
+            raise EngineError(f"vLLM with {self.name}: wrote nothing")
 
-    def _first_tokens(self, prompts: list[dict[str, Any]]) -> list[FirstToken]:
-        written = self._generate(
-            prompts, [{"max_tokens": 1, "temperature": 0.0, "logprobs": 0}] * len(prompts)
-        )
-        tokens = [(output.outputs[0].token_ids[0], output.outputs[0]) for output in written]
-        return [(token, output.logprobs[0][token].logprob) for token, output in tokens]
+        return await gather(map(first, prompts))
 
-    def _as_sent(self, x: Tensor) -> Tensor:
-        """`x` as vLLM wants it: on the CPU, contiguous, in the model's dtype."""
-        return x.detach().to("cpu", self.dtype).contiguous()
+    async def _free(self) -> None:
+        if (engine := getattr(self, "_engine", None)) is not None:
+            engine.shutdown()
 
-    def _generate(self, prompts: list[dict[str, Any]], sampling: list[dict[str, Any]]) -> list[Any]:
-        parameters = [
-            # vLLM reads its own tokens for stop strings alone.
-            self._vllm.SamplingParams(**values, detokenize=bool(values.get("stop")))
-            for values in sampling
-        ]
-        written: list[Any] = self._llm.generate(prompts, parameters, use_tqdm=False)
-        reasons = {output.outputs[0].finish_reason for output in written}
-        if len(written) < len(prompts) or not reasons <= {"length", "stop"}:
-            raise EngineError(f"vLLM with {self.name}: gave up on a sequence ({reasons})")
-        return written
+
+def _mean_log_prob(output: Any, request: Request) -> float:
+    ids = list(request.prompt)[-request.scored :]
+    positions = output.prompt_logprobs[-request.scored :]
+    pairs = zip(positions, ids, strict=True)
+    return float(np.mean([position[token].logprob for position, token in pairs]))
 
 
 def _meant(name: str, value: Any) -> Any:

@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
-from tide.core.chat import Chat
+from tide.core.chat import Chat, Rendered
+from tide.core.concurrency import HomeLoop
 from tide.core.settings import Sampling
-from tide.engines.base import (
-    Completion,
-    EmbeddedPrompt,
-    Engine,
-    GoesOn,
-    KeepsPrefixes,
-    Samplings,
-    WritesOn,
-    per_row,
-    text_of,
-)
+from tide.engines.base import Completion, Engine, Piece, Prompt, Request
 
-_Key = tuple[bytes, Sampling, int]
+_Key = tuple[tuple[int, ...], Sampling, int]
 
 
 @dataclass(frozen=True)
@@ -34,7 +23,7 @@ class _Written:
     seconds: float
 
 
-class CachingEngine:
+class CachingEngine(Engine):
     """Any engine, remembering what it wrote after prompts as they are.
 
     Every search begins with the prompt's own completion, and seeds belong to prompt and trial, so
@@ -44,70 +33,87 @@ class CachingEngine:
     """
 
     def __init__(self, engine: Engine) -> None:
+        self.engine = engine
         self.name, self.dim, self.dtype = engine.name, engine.dim, engine.dtype
         self.context_length, self.max_batch = engine.context_length, engine.max_batch
-        self.honours: set[str] = getattr(engine, "honours", set())
-        self.embedding_scale = getattr(engine, "embedding_scale", 1.0)
+        self.honours = engine.honours  # type: ignore[misc]
+        self.embedding_scale = engine.embedding_scale
         self.seconds_saved = 0.0
-        self.engine = engine
-        if isinstance(engine, GoesOn):
-            self.embed_tokens, self.texts = engine.embed_tokens, engine.texts
-        if isinstance(engine, WritesOn):
-            self.write = engine.write
-        self._prompts: set[bytes] = set()
+        self._prompts: set[tuple[int, ...]] = set()
         self._written: dict[_Key, _Written] = {}
+        self._until = 0.0
 
-    def embed(self, prompts: Sequence[str]) -> list[EmbeddedPrompt]:
-        embedded = self.engine.embed(prompts)
-        self._prompts.update(_digest(prompt.embeddings.to(self.dtype)) for prompt in embedded)
-        return embedded
+    @property
+    def home(self) -> HomeLoop:
+        return self.engine.home
 
-    def complete(
-        self, embeddings: Sequence[Tensor], sampling: Samplings, seeds: Sequence[int]
-    ) -> list[Completion]:
-        samplings = per_row(sampling, len(embeddings))
-        digests = [_digest(x.to(self.dtype)) for x in embeddings]
-        keys = list(zip(digests, samplings, seeds, strict=True))
-        new = [i for i, key in enumerate(keys) if key not in self._written]
-        started = time.perf_counter()
-        fresh = self.engine.complete(
-            [embeddings[i] for i in new], [samplings[i] for i in new], [seeds[i] for i in new]
-        )
-        seconds = (time.perf_counter() - started) / max(1, len(new))
-        completions = dict(zip(new, fresh, strict=True))
-        for i, key in enumerate(keys):
-            if i not in completions:
-                completions[i] = self._written[key].completion
-                self.seconds_saved += self._written[key].seconds
-            elif digests[i] in self._prompts:
-                self._written[key] = _Written(completions[i], seconds)
-        return [completions[i] for i in range(len(keys))]
+    @property
+    def available(self) -> bool:
+        return self.engine.available
 
-    def keep_prefix(self, rows: Tensor) -> object:
-        return self.engine.keep_prefix(rows) if isinstance(self.engine, KeepsPrefixes) else None
-
-    def tokenize(self, prompts: Sequence[str]) -> list[list[int]]:
-        return self.engine.tokenize(prompts)
-
-    def render(self, chat: Chat) -> str:
-        return text_of(chat, self.engine)
-
-    def likelihood(
-        self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]
-    ) -> NDArray[np.float64]:
-        return self.engine.likelihood(prompts, completions)
-
-    def decode_nearest(self, embeddings: Tensor) -> list[int]:
-        return self.engine.decode_nearest(embeddings)
-
-    def verify(self) -> None:
-        self.engine.verify()
+    def check(self, request: Request) -> None:
+        self.engine.check(request)
 
     def close(self) -> None:
+        self._closed = True
         self._written.clear()
         self.engine.close()
 
+    def _encode(self, text: str) -> Prompt:
+        prompt = self.engine.encode(text)
+        self._prompts.add(prompt.token_ids)
+        return prompt
 
-def _digest(x: Tensor) -> bytes:
-    numbers = x.float().contiguous().numpy().tobytes()
-    return hashlib.blake2b(numbers, digest_size=16).digest()
+    def _tokenize(self, prompts: Sequence[str]) -> list[list[int]]:
+        return self.engine.tokenize(prompts)
+
+    def _texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        return self.engine.texts(rows)
+
+    def _render(self, chat: Chat) -> Rendered:
+        return self.engine.render(chat)
+
+    def _embed_tokens(self, token_ids: Sequence[int]) -> Tensor:
+        return self.engine.embed_tokens(token_ids)
+
+    def _decode_nearest(self, embeddings: Tensor) -> list[int]:
+        return self.engine.decode_nearest(embeddings)
+
+    def _share(self, rows: Tensor) -> object:
+        return self.engine.share(rows)
+
+    def _verify(self) -> None:
+        self.engine.verify()
+
+    def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
+        return self.engine.write(request)
+
+    async def _score_all(self, requests: Sequence[Request]) -> list[float]:
+        return await self.engine.score_all(requests)
+
+    async def _write_all(self, requests: Sequence[Request]) -> list[Completion]:
+        keys = [self._key(request) for request in requests]
+        new = [i for i, key in enumerate(keys) if key not in self._written]
+        started = time.perf_counter()
+        fresh = await self.engine.write_all([requests[i] for i in new]) if new else []
+        # Calls overlap: each is charged for what no other was before.
+        now = time.perf_counter()
+        seconds = (now - max(started, self._until)) / max(1, len(new))
+        self._until = now if new else self._until
+        completions = dict(zip(new, fresh, strict=True))
+        for i, key in enumerate(keys):
+            if i not in completions:
+                assert key is not None
+                completions[i] = self._written[key].completion
+                self.seconds_saved += self._written[key].seconds
+            elif key is not None:
+                self._written[key] = _Written(completions[i], seconds)
+        return [completions[i] for i in range(len(keys))]
+
+    def _key(self, request: Request) -> Any:
+        """None for what is not remembered."""
+        prompt = request.prompt
+        if not isinstance(prompt, Sequence) or request.never:
+            return None
+        ids = tuple(prompt)
+        return (ids, request.sampling, request.seed) if ids in self._prompts else None

@@ -22,7 +22,6 @@ from tide.data.records import Record, to_record
 from tide.detoxifier.presets import PRESETS, is_file, preset_values
 from tide.detoxifier.sync import Detoxifier
 from tide.engines import Engine
-from tide.engines.base import text_of
 from tide.evaluation.caching_engine import CachingEngine
 from tide.evaluation.protocols import EvaluationProtocol
 from tide.evaluation.runners import ClusterRunner, LocalRunner
@@ -115,7 +114,7 @@ class SearchMethod:
     def _record(self, row: Row, result: Result, seconds: float) -> Record:
         forward = None
         if self._engine is not None:
-            length = len(self._engine.tokenize([text_of(row.asked, self._engine)])[0])
+            length = len(self._engine.tokenize([self._engine.text_of(row.asked)])[0])
             forward = [_forward_tokens(trial, length) for trial in result.trials]
         more = {"group": row.group, "seconds": seconds, "forward_tokens": forward}
         record = to_record(row.id, result, messages=_messages(row), **more)
@@ -158,7 +157,7 @@ class BaselineMethod:
     ) -> Iterator[tuple[Row, Record | TideError]]:
         started, seed = time.perf_counter(), self.settings.seed
         try:
-            texts = [text_of(row.asked, self._engine) for row in rows]
+            texts = [self._engine.text_of(row.asked) for row in rows]
             prompts = [text for text in texts for _ in trials]
             own = (derive_seed(seed, text, trial) for text in texts for trial in trials)
             seeds = [derive_seed(one, "sampling", 0) for one in own]

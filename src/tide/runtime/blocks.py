@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from itertools import accumulate, chain
 
-from tide.runtime.pieces import HALF
+from tide.engines.token_texts import HALF
 
 # Tokens of the shortest block, but for the last of an answer, and of one without a sentence end.
 LEAST = 8

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
-from torch import Tensor
-
-from tide.core.errors import TideError
-from tide.core.settings import EmptyPolicy, Sampling
-from tide.engines.base import FinishReason
+from tide.engines.base import FinishReason, Piece
 from tide.runtime.blocks import first_end, last_word
-from tide.runtime.work import Course, Texts
 
 # Chunks of a draft after which it waits for the scorer: most that fail do so within these.
 _FIRST_CHUNKS = 2
@@ -20,14 +15,14 @@ _FIRST_CHUNKS = 2
 
 @dataclass(frozen=True)
 class Passage:
-    """A block that was drafted: its tokens, the piece of text of each, and what stands before.
+    """A block that was drafted: its tokens, the text of each, and what stands before.
 
     last: why the answer ends with it; None if it goes on. chunk: of the draft, by number, from 1.
     unfinished: it is the beginning of a block, read to see whether to write on.
     """
 
     token_ids: tuple[int, ...]
-    pieces: tuple[str, ...]
+    texts: tuple[str, ...]
     context: str
     context_tokens: int
     last: FinishReason | None
@@ -36,54 +31,40 @@ class Passage:
 
     @property
     def text(self) -> str:
-        return "".join(self.pieces)
+        return "".join(self.texts)
 
 
-@dataclass(eq=False)
+@dataclass
 class Draft:
     """Text of the model that is not accepted yet.
 
-    embeddings: what it goes on from, (T, d). before: the pieces of the answer that stand there
-    already. take: is told each block in order, its score and whether that is the policy's, and
-    returns whether the draft goes on behind it. chunk: tokens written at a time. careful: whether
-    all of these wait until those before are scored, not only the first. order, deadline, course,
-    error: as a Search has them. token_ids: all that were drafted. ended: why the model wrote no
-    more. chunks: engine calls. over: whether it is to be left alone.
+    before: the texts of the tokens of the answer that stand there already. chunk: tokens that are
+    read and scored at a time. careful: whether each chunk waits until those before are scored, not
+    only the first. stop: texts that end the answer. token_ids: all that were drafted. ended: why
+    the model wrote no more. chunks: how many were read. sent: the texts that were scored.
     """
 
-    embeddings: Tensor
-    sampling: Sampling
-    seed: int
     before: list[str]
     block_tokens: int
     block_context: int
     chunk: int
     careful: bool
-    empty_policy: EmptyPolicy
-    take: Callable[[Passage, float, bool], bool]
-    deadline: float = math.inf
-    order: int = 0
-    course: Course | None = None
+    stop: tuple[str, ...]
     token_ids: list[int] = field(default_factory=list)
     ended: FinishReason | None = None
     chunks: int = 0
     sent: set[str] = field(default_factory=set)
-    failed: bool = False
-    error: TideError | None = None
-    over: bool = False
-    _cancelled: bool = False
     _cut: int = 0  # tokens of the draft that are in blocks
-    _left: int = 0  # blocks that were not taken yet
 
-    def add(self, token_ids: Sequence[int], reason: FinishReason | None) -> None:
-        """What the engine wrote next, and why it ended."""
-        self.token_ids += token_ids
-        self.ended = reason
-        self.chunks += 1
+    @property
+    def next_chunk(self) -> int:
+        """Tokens to read next: fewer of a draft that begins, since its first block fails most."""
+        begins = self.chunks == 0 and not self.careful
+        return math.ceil(self.chunk * 0.75) if begins else self.chunk
 
     @property
     def waits(self) -> bool:
-        """Whether the scores of the last chunk decide first what is written on."""
+        """Whether the scores of the last chunk decide first what is read on."""
         return self.careful or self.chunks <= _FIRST_CHUNKS
 
     @property
@@ -91,77 +72,71 @@ class Draft:
         """The tokens that are in no block yet."""
         return self.token_ids[self._cut :]
 
-    def cut(self, pieces: list[str]) -> list[Passage]:
-        """The blocks that have come to their ends in the tokens `pending`, with their `pieces`."""
-        stop = self.sampling.stop_in("".join(pieces))
-        if stop is not None:
-            pieces, self.ended = _until(pieces, stop), "stop"
+    def add(self, token_ids: Sequence[int], reason: FinishReason | None) -> None:
+        """What the engine wrote next, and why it ended."""
+        self.token_ids += token_ids
+        self.ended = reason
+        self.chunks += 1
+
+    def cut(self, texts: list[str]) -> list[Passage]:
+        """The blocks that have come to their ends in the tokens `pending`, with their `texts`."""
+        whole = "".join(texts)
+        stops = [place for one in self.stop if (place := whole.find(one)) >= 0]
+        if stops:
+            texts, self.ended = _until(texts, min(stops)), "stop"
         found: list[Passage] = []
-        while pieces:
-            end = first_end(
-                pieces,
-                self.block_tokens,
-                ended=self.ended is not None,
-                stop=self.sampling.stop,
-            )
+        over = self.ended is not None
+        while texts:
+            end = first_end(texts, self.block_tokens, ended=over, stop=self.stop)
             if end is None:
                 break
-            found.append(self._passage(pieces[:end], self.ended if end == len(pieces) else None))
-            pieces = pieces[end:]
-        if self.ended is not None and not (found or self.before):
+            found.append(self._passage(texts[:end], self.ended if end == len(texts) else None))
+            texts = texts[end:]
+        if over and not (found or self.before):
             found.append(self._passage([], self.ended))  # an answer without a token is scored, too
         # What fails already is written no further.
-        if self.waits and self.ended is None and (words := last_word(pieces)):
-            found.append(self._passage(pieces[:words], None, unfinished=True))
-        self._left += len(found)
+        if self.waits and not over and (words := last_word(texts)):
+            found.append(self._passage(texts[:words], None, unfinished=True))
+        self.sent.update(passage.context + passage.text for passage in found)
         return found
 
     def _passage(
-        self, pieces: list[str], last: FinishReason | None, *, unfinished: bool = False
+        self, texts: list[str], last: FinishReason | None, *, unfinished: bool = False
     ) -> Passage:
         context = self.before[max(0, len(self.before) - self.block_context) :]
-        token_ids = tuple(self.token_ids[self._cut : self._cut + len(pieces)])
+        token_ids = tuple(self.token_ids[self._cut : self._cut + len(texts)])
         before = "".join(context), len(context)
-        passage = Passage(token_ids, tuple(pieces), *before, last, self.chunks, unfinished)
+        passage = Passage(token_ids, tuple(texts), *before, last, self.chunks, unfinished)
         if not unfinished:
-            self._cut += len(pieces)
-            self.before += pieces
+            self._cut += len(texts)
+            self.before += texts
         return passage
 
-    def tell(
-        self, passages: Sequence[Passage], scores: Sequence[float], empty: Sequence[bool]
-    ) -> None:
-        """The scores of blocks, in order. Those behind one that failed count no more."""
-        for passage, score, is_empty in zip(passages, scores, empty, strict=True):
-            self._left -= 1
-            self.failed = self.failed or not self.take(passage, score, is_empty)
 
-    def texts(self, passages: Sequence[Passage]) -> Texts:
-        """What is scored of these blocks."""
-        self.sent.update(passage.context + passage.text for passage in passages)
-        before = [passage.context for passage in passages]
-        return [passage.text for passage in passages], before, self.empty_policy
+class Reader:
+    """Reads so many tokens at a time of what an engine writes."""
 
-    @property
-    def cancelled(self) -> bool:
-        return self._cancelled
+    def __init__(self, pieces: AsyncIterator[Piece]) -> None:
+        self._pieces = pieces
+        self._ids: list[int] = []
+        self._reason: FinishReason | None = None
 
-    @cancelled.setter
-    def cancelled(self, cancelled: bool) -> None:
-        self._cancelled = cancelled
-        self.over = self.over or cancelled
-
-    @property
-    def done(self) -> bool:
-        return self.error is not None or self.failed or (self.ended is not None and not self._left)
+    async def take(self, count: int) -> tuple[list[int], FinishReason | None]:
+        """Up to `count` tokens, and why there are no more after them; None if there may be."""
+        while len(self._ids) < count and self._reason is None:
+            piece = await anext(self._pieces)
+            self._ids += piece.token_ids
+            self._reason = piece.finish_reason
+        taken, self._ids = self._ids[:count], self._ids[count:]
+        return taken, None if self._ids else self._reason
 
 
-def _until(pieces: list[str], end: int) -> list[str]:
-    """The pieces of the text up to this place, the last of them cut off there."""
+def _until(texts: list[str], end: int) -> list[str]:
+    """The texts up to this place of the whole, the last of them cut off there."""
     kept: list[str] = []
-    for piece in pieces:
+    for text in texts:
         if end <= 0:
             break
-        kept.append(piece[:end])
-        end -= len(piece)
+        kept.append(text[:end])
+        end -= len(text)
     return kept

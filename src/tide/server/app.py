@@ -16,7 +16,6 @@ from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, R
 from tide import __version__
 from tide.core.errors import InputError, TideError
 from tide.detoxifier.asynchronous import AsyncDetoxifier
-from tide.engines.base import MayBeAway
 from tide.server.gate import FAILED, Gate
 from tide.server.generation import Serving
 from tide.server.limits import Limits
@@ -105,8 +104,7 @@ def create_app(
 
     @app.get("/ready")
     async def ready() -> Response:
-        there = not isinstance(detox.engine, MayBeAway) or detox.engine.available
-        return _state(there and not detox.closed and await scoring.answers())
+        return _state(detox.engine.available and not detox.closed and await scoring.answers())
 
     @app.get("/metrics")
     async def figures() -> Response:

@@ -18,7 +18,6 @@ from typing import Any
 from tide.core.chat import Chat
 from tide.core.results import Result, Trial
 from tide.detoxifier.asynchronous import AsyncDetoxifier
-from tide.engines.base import text_of
 from tide.scorers.base import is_empty
 from tide.server.limits import Limits
 from tide.server.metrics import Metrics
@@ -174,16 +173,16 @@ class Serving:
     async def _in_pieces(self, call: Call) -> Items:
         """A text as it is accepted. Of very little no scorer was asked; that waits for the end."""
         held, begun = "", False
-        async with aclosing(self._detox.stream(call.prompt, **call.settings)) as items:
-            async for item in items:
-                if isinstance(item, str):
-                    held += item
-                begun = begun or (item.accepted if isinstance(item, Result) else not is_empty(held))
-                if begun and held:
+        async with self._detox.stream(call.prompt, **call.settings) as stream:
+            async for text in stream:
+                held += text
+                begun = begun or not is_empty(held)
+                if begun:
                     yield held
                     held = ""
-                if isinstance(item, Result):
-                    yield item
+            if held and stream.result.accepted:
+                yield held
+            yield stream.result
 
     def _told(self, result: Result, call: Call, traces: bool) -> dict[str, Any]:
         """What a completion cost, and how it ended."""
@@ -226,7 +225,7 @@ class Serving:
     ) -> dict[str, int]:
         """Tokens of the prompts, each once, and of the texts that are given out."""
         engine = self._detox.engine
-        texts = [text_of(call.prompt, engine) for call in calls[::n]]
+        texts = [engine.text_of(call.prompt) for call in calls[::n]]
         rows = await asyncio.to_thread(engine.tokenize, texts)  # of long ones it takes a while
         read, written = sum(map(len, rows)), sum(tokens(one.best) for one in results)
         return {

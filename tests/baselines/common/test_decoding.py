@@ -29,7 +29,7 @@ def tokens(baseline: Baseline, prompts: list[str], sampling: Sampling, seeds: li
 
 
 def base(world: World, prompts: list[str], sampling: Sampling, seeds: list[int]) -> list:
-    embeddings = [prompt.embeddings for prompt in world.engine.embed(prompts)]
+    embeddings = world.engine.embed(prompts)
     return [c.token_ids for c in world.engine.complete(embeddings, sampling, seeds)]
 
 

@@ -42,7 +42,7 @@ def pocket() -> TransformersEngine:
 def complete(
     engine: TransformersEngine, prompts: list[str], sampling: Sampling, seeds: list[int]
 ) -> list[tuple[int, ...]]:
-    embeddings = [prompt.embeddings for prompt in engine.embed(prompts)]
+    embeddings = engine.embed(prompts)
     return [c.token_ids for c in engine.complete(embeddings, sampling, seeds)]
 
 
@@ -109,7 +109,7 @@ def test_rows_that_end_early_stay_within_the_context(
 
 
 def test_samplings_must_be_as_many_as_rows(pocket: TransformersEngine) -> None:
-    x = pocket.embed(PROMPTS[:1])[0].embeddings
+    x = pocket.embed(PROMPTS[:1])[0]
     with pytest.raises(EngineError, match="sampling: 1 for 2 rows"):
         pocket.complete([x, x], [GREEDY], [0, 0])
     with pytest.raises(EngineError, match=r"embeddings 1: .* 255 new ones exceed the context"):
@@ -184,7 +184,7 @@ def test_sampling_belongs_to_the_seed(pocket: TransformersEngine) -> None:
 def test_a_stop_token_ends_the_text(tmp_path: Path) -> None:
     """With the second greedy token declared as the end, the completion is the first one alone."""
     engine = TransformersEngine(save_causal_lm(tmp_path, "gpt2"))
-    embeddings = [prompt.embeddings for prompt in engine.embed(PROMPTS[:2])]
+    embeddings = engine.embed(PROMPTS[:2])
     whole = engine.complete(embeddings, GREEDY, [0, 0])
     stop = whole[0].token_ids[1]
     engine.stop_ids = torch.tensor([stop])

@@ -43,7 +43,7 @@ def written(
     prompts: Sequence[str] = PROMPTS,
     seed: int = 0,
 ) -> list[Completion]:
-    x = [prompt.embeddings for prompt in engine.embed(prompts)]
+    x = engine.embed(prompts)
     return engine.complete(x, samplings, [seed] * len(x))
 
 
@@ -92,7 +92,7 @@ def test_least_lengths_and_penalties_as_generate_from_embeddings(
         for prompt, one in zip(PROMPTS, got, strict=True):
             assert written(engine, greedy(**options), [prompt]) == [one]
     # Without ids generate penalises what it wrote alone.
-    first = engine.embed(PROMPTS[3:])[0].embeddings[None]
+    first = engine.embed(PROMPTS[3:])[0][None]
     with pytest.warns(UserWarning, match="only to newly generated"):
         generated(engine, {"inputs_embeds": first}, repetition_penalty=1.3)
 

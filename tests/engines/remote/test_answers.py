@@ -133,7 +133,7 @@ def test_completions(
 
     caplog.set_level(logging.DEBUG, "httpx")
     begin(engine, world, make)
-    x = engine.embed(["kind"])[0].embeddings
+    x = engine.embed(["kind"])[0]
     if (completions := asked(lambda: engine.complete([x], GREEDY, [0]))) is not None:
         (written,) = completions
         found = (written.token_ids, written.finish_reason)

@@ -55,7 +55,7 @@ def connect(servers: list[VllmServer]) -> Iterator[Callable[..., RemoteEngine]]:
 
 
 def completions_of(engine: Engine, count: int = 4, sampling: Sampling = GREEDY) -> Any:
-    embeddings = [prompt.embeddings for prompt in engine.embed((PROMPTS * count)[:count])]
+    embeddings = engine.embed((PROMPTS * count)[:count])
     return engine.complete(embeddings, sampling, range(count))
 
 
@@ -136,7 +136,7 @@ def test_sequences_of_one_seed_share_a_request(
     connect: Callable[..., RemoteEngine], servers: list[VllmServer]
 ) -> None:
     engine = connect(servers[0])
-    embeddings = [prompt.embeddings for prompt in engine.embed(PROMPTS)]
+    embeddings = engine.embed(PROMPTS)
     engine.complete(embeddings, Sampling(temperature=0.5, max_new_tokens=2), [7, 8, 7, 7])
     sent = {r["seed"]: len(r["prompt_embeds"]) for r in servers[0].requests}
     assert sent == {7: 3, 8: 1}
@@ -149,7 +149,7 @@ def test_sequences_of_one_sampling_share_a_request(
     drawn = Sampling(temperature=0.5, top_p=0.9, max_new_tokens=2)
     samplings = [GREEDY, drawn, GREEDY, drawn, drawn, drawn.model_copy(update={"top_k": 5})]
     engine = connect(servers[0])
-    embeddings = [prompt.embeddings for prompt in engine.embed((PROMPTS * 2)[:6])]
+    embeddings = engine.embed((PROMPTS * 2)[:6])
     seeds = [1, 7, 2, 7, 8, 7]
     written = engine.complete(embeddings, samplings, seeds)
     assert sorted(len(r["prompt_embeds"]) for r in servers[0].requests) == [1, 1, 2, 2]

@@ -178,9 +178,10 @@ class DecodingBaseline(ABC):
                 stop_ids,
                 shift_first=shift_first,
                 prompts=ids,
-                stop_strings=StopStrings(samplings, self.engine.texts, self.engine.fewest),
+                stop_strings=StopStrings(self.engine.texts, self.engine.fewest),
             )
-        completions = self.engine.completions(written, samplings)
+        ended = [(ids[:-1] if reason == "stop" else ids, reason) for ids, reason in written]
+        completions = self.engine.completions(ended, samplings)
         rows = enumerate(zip(completions, written, strict=True))
         return [Generated(done, 1, writing.reads(i, len(ids)), 0) for i, (done, (ids, _)) in rows]
 

@@ -32,12 +32,12 @@ _TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
 
 
 class LeanGpt2:
-    """Reads a prompt, or one more token behind a cache, as `GPT2LMHeadModel` does.
+    """Reads a prompt, or more tokens after a cache, as `GPT2LMHeadModel` does.
 
     mask: (B, cached + T), 1 = real; None where nothing is padding; or what is added to the
     attention scores, float32 (B, 1, T, cached + T). positions: (B, T). inputs_embeds (B, T, d) or
-    input_ids (B, T). With a cache and no such mask, T is 1. Returns `logits`, of the last
-    `logits_to_keep` tokens (0: all), and `past_key_values`.
+    input_ids (B, T). With a cache, T is 1 but for the last kind of mask. Returns `logits`, of the
+    last `logits_to_keep` tokens (0: all), and `past_key_values`.
 
     Attention is in float32 in any case: that in bfloat16 takes a third longer on a CPU.
     """
@@ -49,6 +49,7 @@ class LeanGpt2:
             (_norm(block.ln_1), block.attn, _norm(block.ln_2), block.mlp) for block in body.h
         ]
         self._norm, self._head = _norm(body.ln_f), model.lm_head
+        self._heads = body.h[0].attn.num_heads
 
     def __call__(
         self,
@@ -89,34 +90,55 @@ class LeanGpt2:
     def read(self, rows: Sequence[Tensor], tokens: int) -> tuple[Tensor, Any]:
         """Next-token logits (B, V) of (T_i, d) prompts, and a left-padded cache of all of them.
 
-        tokens: how many more the cache has room for. No padding is read: the layers take the
-        tokens of many prompts one behind another, and attention those of one length at a time.
+        tokens: how many more the cache has room for.
         """
-        filled, heads = max(map(len, rows)), self._blocks[0][1].num_heads
-        shape = len(rows), heads, filled + tokens, rows[0].shape[-1] // heads
-        device = rows[0].device
-        layers = [
-            (torch.zeros(shape, device=device), torch.zeros(shape, device=device))
-            for _ in self._blocks
-        ]
+        filled = max(map(len, rows))
+        shape = len(rows), self._heads, filled + tokens, rows[0].shape[-1] // self._heads
+        keys, values = torch.zeros(2, len(self._blocks), *shape, device=rows[0].device)
+        rooms = list(zip(keys, values, strict=True))
+        logits = self.read_into(rooms, rows, range(len(rows)), filled)
+        cache = DynamicCache()
+        cache.layers.extend(PreallocatedLayer(keys, values, filled) for keys, values in rooms)
+        return logits, cache
+
+    @property
+    def like(self) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values of each layer, as `open_cache` wants to know their shapes; empty."""
+        empty = self._table.new_empty(
+            0, self._heads, 0, self._table.shape[-1] // self._heads, dtype=torch.float32
+        )
+        return [(empty, empty)] * len(self._blocks)
+
+    def read_into(
+        self,
+        rooms: Sequence[tuple[Tensor, Tensor]],
+        rows: Sequence[Tensor],
+        slots: Sequence[int],
+        filled: int,
+    ) -> Tensor:
+        """Next-token logits (B, V) of (T_i, d) prompts, whose keys and values go into these slots.
+
+        They end at column `filled`. No padding is read: the layers take the tokens of many prompts
+        one after another, and attention those of one length at a time.
+        """
         last = rows[0].new_empty(len(rows), rows[0].shape[-1])
         for numbers in _passes([len(row) for row in rows]):
-            last[numbers] = self._read(rows, numbers, layers, filled)
-        cache = DynamicCache()
-        cache.layers.extend(PreallocatedLayer(keys, values, filled) for keys, values in layers)
-        return self._head.forward(layer_norm(last, *self._norm)), cache
+            last[numbers] = self._read(rooms, rows, numbers, slots, filled)
+        logits: Tensor = self._head.forward(layer_norm(last, *self._norm))
+        return logits
 
     def _read(
         self,
+        rooms: Sequence[tuple[Tensor, Tensor]],
         rows: Sequence[Tensor],
         numbers: list[int],
-        layers: list[tuple[Tensor, Tensor]],
+        slots: Sequence[int],
         filled: int,
     ) -> Tensor:
         """Last hidden states of the rows of these numbers, which come sorted by length."""
         lengths = [len(rows[i]) for i in numbers]
         alike = [(n, list(same)) for n, same in groupby(numbers, lambda i: len(rows[i]))]
-        groups = [(n, len(same), row_index(same)) for n, same in alike]
+        groups = [(n, len(same), row_index([slots[i] for i in same])) for n, same in alike]
         x = torch.cat([rows[i] for i in numbers])
         positions = torch.cat([torch.arange(length, device=x.device) for length in lengths])
         x = x + embedding(positions, self._position_table)
@@ -137,7 +159,7 @@ class LeanGpt2:
                 mixed.append(read.transpose(1, 2).reshape(-1, width))
             return torch.cat([*mixed, qkv.new_zeros(len(qkv) - real, width)])
 
-        x = self._through(x, layers, attend)
+        x = self._through(x, rooms, attend)
         return x[torch.tensor(lengths).cumsum(0) - 1]
 
     def _through(

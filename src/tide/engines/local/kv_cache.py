@@ -38,15 +38,6 @@ class PreallocatedLayer(DynamicLayer):  # type: ignore[misc]
         self.keys, self.values = keys[..., :end, :], values[..., :end, :]
         return self.keys, self.values
 
-    def batch_select_indices(self, indices: Tensor) -> None:
-        filled = self.keys.shape[-2]
-        if filled > self._rooms[0].shape[-2]:
-            super().batch_select_indices(indices)
-            return
-        keys, values = (room[indices] for room in self._rooms)
-        self._rooms = keys, values
-        self.keys, self.values = keys[..., :filled, :], values[..., :filled, :]
-
 
 def joinable(cache: Any) -> bool:
     """Whether every layer of a model's own `cache` keeps keys and values and nothing else."""

@@ -9,6 +9,7 @@ their difference come from the model's probabilities alone (common random number
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,8 @@ from torch import Tensor
 
 from tide.core.settings import Sampling
 
-# Elements of noise made at once: a megabyte, which stays in a core's cache through all the passes.
-_CHUNK = 1 << 18
+# Keys of a sequence made at once.
+_KEYS = 32
 
 # The noise lies in (-2.9, 16.7), so a token whose logit is this far below the best cannot win.
 _REACH = 19.6
@@ -27,15 +28,18 @@ _MANY = 1 << 16
 _SMALL_SHARE = 16
 
 
-def noise_keys(seeds: Sequence[int], steps: int) -> Tensor:
-    """Two 32-bit keys for each sequence and step, int32, shape (steps, 2, len(seeds), 1)."""
-    keys = np.stack(
-        [
-            np.random.Philox(seed).random_raw(steps).view(np.int32).reshape(steps, 2)
-            for seed in seeds
-        ]
-    )
-    return torch.from_numpy(np.ascontiguousarray(keys.transpose(1, 2, 0)[..., None]))
+class NoiseKeys:
+    """Two 32-bit keys for each token of a sequence, made as they are needed."""
+
+    def __init__(self, seed: int) -> None:
+        self._source = np.random.Philox(seed)
+        self._keys: list[list[int]] = []
+
+    def __getitem__(self, step: int) -> list[int]:
+        """The keys of step number `step`, as two int32."""
+        while step >= len(self._keys):
+            self._keys += self._source.random_raw(_KEYS).view(np.int32).reshape(-1, 2).tolist()
+        return self._keys[step]
 
 
 def _mix(x: Tensor, shift: int, mask: int) -> Tensor:
@@ -87,69 +91,85 @@ def _keep_nucleus(logits: Tensor, top_p: float | Tensor) -> Tensor:
     return logits.masked_fill(dropped, -torch.inf)
 
 
+@dataclass(eq=False)
+class _Sequence:
+    """One of the sequences that a sampler draws for. drawn: how many tokens it was given."""
+
+    sampling: Sampling
+    keys: NoiseKeys
+    never: tuple[int, ...]
+    drawn: int = 0
+
+
 class Sampler:
-    """Chooses one token a step for a batch of sequences, each with its own sampling and seed.
+    """Chooses one token a step for each of some sequences, which enter and leave between steps.
 
     `prepare` and `warp` make what `draw` draws from, so that a caller can change it in between.
-    What a row gets does not depend on the others. Rows at temperature 0 are not warped, and their
-    largest logit is taken.
-
-    stop_ids: tokens that end a text, (S,). prompts: the ids of what each row goes on from, which a
-    repetition penalty is about too; needed where there is one.
+    What a sequence gets does not depend on the others. Those at temperature 0 are not warped, and
+    their largest logit is taken. stop_ids: tokens that end a text, (S,).
     """
 
-    def __init__(
+    def __init__(self, device: torch.device, stop_ids: Tensor | None = None) -> None:
+        self._device = device
+        self._stop_ids = torch.empty(0, dtype=torch.int64) if stop_ids is None else stop_ids
+        self._rows: list[_Sequence] = []
+        self._seen: Tensor | None = None  # what each row may not repeat, where there is a penalty
+        self._tokens = torch.empty(0, dtype=torch.int32, device=device)
+        self._waiting: list[int] = []  # rows that may still be too short to end
+        self._never: tuple[Tensor, ...] | None = None
+        self._penalty: Any = 1.0
+
+    def enter(
         self,
         samplings: Sequence[Sampling],
         seeds: Sequence[int],
-        device: torch.device,
-        stop_ids: Tensor | None = None,
         prompts: Sequence[Sequence[int]] = (),
+        never: Sequence[Sequence[int]] = (),
     ) -> None:
-        least = [row.min_new_tokens for row in samplings]
-        self._least, self._longest_least = torch.tensor(least, device=device)[:, None], max(least)
-        self._stop_ids = torch.empty(0, dtype=torch.int64) if stop_ids is None else stop_ids
-        penalties = [row.repetition_penalty for row in samplings]
-        self._penalty = _one_or_each(penalties, device) if set(penalties) != {1.0} else None
-        # What each row may repeat: padded by the same, which changes nothing.
-        ids = [list(prompt) or [0] for prompt in prompts] or [[] for _ in samplings]
-        longest = max(map(len, ids))
-        padded = [row + row[:1] * (longest - len(row)) for row in ids]
-        self._seen = torch.tensor(padded, dtype=torch.int64, device=device)
-        drawn = [i for i, row in enumerate(samplings) if row.temperature > 0]
-        self._greedy = not drawn
-        self._drawn = _numbers(drawn, len(samplings), device)
-        self._temperature = _one_or_each([row.temperature or 1.0 for row in samplings], device)
-        self._filters: list[tuple[Tensor | None, Callable[..., Tensor], Any]] = []
-        for keep, values, off in (
-            (_keep_top_k, [row.top_k for row in samplings], 0),
-            (_keep_nucleus, [row.top_p for row in samplings], 1.0),
-        ):
-            rows = [i for i in drawn if values[i] != off]
-            if rows:
-                limit = _one_or_each([values[i] for i in rows], device)
-                self._filters.append((_numbers(rows, len(samplings), device), keep, limit))
-        self._tokens = torch.empty(0, dtype=torch.int32, device=device)
-        self._shared: Tensor | None = None
-        if drawn:
-            seeds = [seeds[i] for i in drawn]
-            if len(set(seeds)) < len(seeds):  # sequences that share a seed share a row of noise
-                distinct, index = np.unique(np.asarray(seeds), return_inverse=True)
-                seeds, self._shared = distinct.tolist(), torch.from_numpy(index).to(device)
-            self._keys = noise_keys(seeds, max(row.max_new_tokens for row in samplings)).to(device)
-        self._ahead = range(0)  # the steps whose noise is in self._chunk
+        """Draw for further sequences, too, the last ones from now on.
 
-    def prepare(self, logits: Tensor, step: int) -> Tensor:
-        """The model's `logits` (B, V) for step number `step`, with penalty; float32.
-
-        Those of the stop ids become -inf where a row is too short to end, in place: what else reads
-        the logits of this step must not hope for these tokens either.
+        prompts: the ids of what each goes on from, which a repetition penalty is about as well;
+        needed where there is one. never: of each, ids that are not to be drawn.
         """
-        if step < self._longest_least:
+        before = len(self._rows)
+        for i, (sampling, seed) in enumerate(zip(samplings, seeds, strict=True)):
+            out = tuple(never[i]) if never else ()
+            self._rows.append(_Sequence(sampling, NoiseKeys(seed), out))
+        if any(row.sampling.repetition_penalty != 1 for row in self._rows):
+            rows = [[0]] * before if self._seen is None else self._seen.tolist()
+            rows += [list(prompt) or [0] for prompt in prompts] or [[0]] * len(samplings)
+            # Padded by what is there, which changes nothing.
+            longest = max(map(len, rows))
+            padded = [row + row[:1] * (longest - len(row)) for row in rows]
+            self._seen = torch.tensor(padded, dtype=torch.int64, device=self._device)
+        self._arrange()
+
+    def keep(self, order: Sequence[int]) -> None:
+        """Go on with these sequences alone, by their numbers, in this order."""
+        self._rows = [self._rows[row] for row in order]
+        if self._seen is not None:
+            self._seen = self._seen[list(order)]
+        self._arrange()
+
+    def prepare(self, logits: Tensor) -> Tensor:
+        """The model's `logits` (B, V) for the next tokens, with penalties; float32.
+
+        Those of the stop ids become -inf where a row is too short to end, and so do those that are
+        never to be drawn, in place: what else reads the logits of this step must not hope for these
+        tokens either.
+        """
+        if self._waiting:
+            rows = self._rows
+            self._waiting = [
+                i for i in self._waiting if rows[i].drawn < rows[i].sampling.min_new_tokens
+            ]
             ids = self._stop_ids[self._stop_ids < logits.shape[-1]]
-            logits[:, ids] = logits[:, ids].masked_fill(self._least > step, -torch.inf)
+            short = torch.tensor(self._waiting, dtype=torch.int64, device=self._device)
+            logits[short[:, None], ids] = -torch.inf
+        if self._never is not None:
+            logits[self._never] = -torch.inf
         scores = logits.float()
-        if self._penalty is None:
+        if self._seen is None:
             return scores
         ids = self._seen.clamp(max=scores.shape[-1] - 1)
         held = scores.gather(-1, ids)
@@ -168,51 +188,73 @@ class Sampler:
                 scores[rows] = keep(scores[rows], limit)
         return scores
 
-    def draw(self, scores: Tensor, step: int) -> Tensor:
-        """Token ids (B,) from the warped scores (B, V) of step number `step`, from 0."""
-        if self._drawn is None:
-            tokens = self._draw(scores, step)
-        else:
-            tokens = scores.argmax(dim=-1)
-            if not self._greedy:
-                tokens[self._drawn] = self._draw(scores[self._drawn], step)
-        if self._penalty is not None:
-            self._seen = torch.cat([self._seen, tokens[:, None]], dim=1)
-        return tokens
+    def draw(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """Token ids (B,) from the warped scores (B, V), and whether each was drawn from numbers.
 
-    def _draw(self, scores: Tensor, step: int) -> Tensor:
+        NaN and infinity win any arg max, so the largest score tells of them.
+        """
+        best, drawn = scores.amax(dim=-1), self._drawn_rows
+        finite = best.isfinite()
+        if self._greedy or drawn is not None:
+            tokens = scores.argmax(dim=-1)
+            if drawn is not None and len(drawn):
+                tokens[drawn] = self._draw(scores[drawn], best[drawn])
+        else:
+            tokens = self._draw(scores, best)
+        if self._seen is not None:
+            self._seen = torch.cat([self._seen, tokens[:, None]], dim=1)
+        for row in self._rows:
+            row.drawn += 1
+        return tokens, finite
+
+    def _arrange(self) -> None:
+        """Make what holds for all rows, after they have changed."""
+        rows, device = self._rows, self._device
+        samplings = [row.sampling for row in rows]
+        self._waiting = [i for i, own in enumerate(samplings) if own.min_new_tokens]
+        held = [(i, token) for i, row in enumerate(rows) for token in row.never]
+        self._never = tuple(torch.tensor(held, device=device).T) if held else None
+        penalties = [own.repetition_penalty for own in samplings]
+        self._penalty = _one_or_each(penalties, device)
+        if set(penalties) <= {1.0}:
+            self._seen = None
+        drawn = [i for i, own in enumerate(samplings) if own.temperature > 0]
+        self._greedy = not drawn
+        self._drawn_rows = _numbers(drawn, len(rows), device)
+        self._noisy = [rows[i] for i in drawn]
+        self._temperature = _one_or_each([own.temperature or 1.0 for own in samplings], device)
+        self._filters: list[tuple[Tensor | None, Callable[..., Tensor], Any]] = []
+        for keep, values, off in (
+            (_keep_top_k, [own.top_k for own in samplings], 0),
+            (_keep_nucleus, [own.top_p for own in samplings], 1.0),
+        ):
+            some = [i for i in drawn if values[i] != off]
+            if some:
+                limit = _one_or_each([values[i] for i in some], device)
+                self._filters.append((_numbers(some, len(rows), device), keep, limit))
+
+    def _draw(self, scores: Tensor, best: Tensor) -> Tensor:
+        """The arg max of scores (B, V) and noise. best: the largest score of each row."""
+        device = scores.device
         if len(self._tokens) != scores.shape[-1]:
-            self._tokens = torch.arange(
-                scores.shape[-1], dtype=torch.int32, device=self._tokens.device
-            )
-            self._ahead = range(0)
+            self._tokens = torch.arange(scores.shape[-1], dtype=torch.int32, device=device)
+        pairs = [row.keys[row.drawn] for row in self._noisy]
+        keys = torch.tensor(pairs, dtype=torch.int32, device=device).T[..., None]
         # On a GPU, to ask how many there are would wait for it; the noise costs it little.
         if scores.is_cpu and scores.numel() >= _MANY:
-            near = scores >= scores.amax(dim=-1, keepdim=True) - _REACH
-            rows, tokens = near.nonzero(as_tuple=True)
+            rows, tokens = (scores >= best[:, None] - _REACH).nonzero(as_tuple=True)
             if len(rows) * _SMALL_SHARE <= scores.numel():
-                return self._draw_among(scores, rows, tokens, step)
-        noise = self._noise(step)
-        if self._shared is not None:
-            noise = noise[self._shared]
-        return (scores + noise).argmax(dim=-1)
+                return _draw_among(scores, keys, rows, tokens)
+        return (scores + gumbel_noise(keys, self._tokens)).argmax(dim=-1)
 
-    def _draw_among(self, scores: Tensor, rows: Tensor, tokens: Tensor, step: int) -> Tensor:
-        """The arg max as `_draw` finds it, with noise for these tokens (and their rows) alone."""
-        keys = self._keys[step][:, rows if self._shared is None else self._shared[rows]]
-        values = scores[rows, tokens] + gumbel_noise(keys, tokens.int()[:, None])[:, 0]
-        best = torch.full((len(scores),), -torch.inf).scatter_reduce_(0, rows, values, "amax")
-        wins = values == best[rows]
-        first = torch.full((len(scores),), scores.shape[-1])
-        return first.scatter_reduce_(0, rows[wins], tokens[wins], "amin")
 
-    def _noise(self, step: int) -> Tensor:
-        """The noise of one step, made for several at once: for few rows, the calls cost most."""
-        if step not in self._ahead:
-            steps = max(1, _CHUNK // (self._keys.shape[2] * len(self._tokens)))
-            self._chunk = gumbel_noise(self._keys[step : step + steps], self._tokens)
-            self._ahead = range(step, step + len(self._chunk))
-        return self._chunk[step - self._ahead.start]
+def _draw_among(scores: Tensor, keys: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
+    """The arg max with noise, which is made for these tokens (and their rows) alone."""
+    values = scores[rows, tokens] + gumbel_noise(keys[:, rows], tokens.int()[:, None])[:, 0]
+    best = torch.full((len(scores),), -torch.inf).scatter_reduce_(0, rows, values, "amax")
+    wins = values == best[rows]
+    first = torch.full((len(scores),), scores.shape[-1])
+    return first.scatter_reduce_(0, rows[wins], tokens[wins], "amin")
 
 
 def _numbers(rows: list[int], count: int, device: torch.device) -> Tensor | None:
@@ -222,6 +264,6 @@ def _numbers(rows: list[int], count: int, device: torch.device) -> Tensor | None
 
 def _one_or_each(values: list[Any], device: torch.device) -> Any:
     """The value that all rows share, or else one of each, (B, 1)."""
-    if len(set(values)) == 1:
-        return values[0]
+    if len(set(values)) <= 1:
+        return values[0] if values else 1.0
     return torch.tensor(values, device=device)[:, None]

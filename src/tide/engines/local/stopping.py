@@ -12,29 +12,25 @@ LOOK_EVERY = 8
 
 # What rows of ids read as.
 Texts = Callable[[Sequence[Sequence[int]]], list[str]]
-# How many of the first ids it takes until their text is enough: see `Vocabulary.fewest`.
+# How many of the first ids it takes until their text is enough: see `Engine.fewest`.
 Fewest = Callable[[Sequence[int], Callable[[str], bool]], int]
 
 
 class StopStrings:
-    """The rows of a batch that may still come to hold one of their stop strings."""
+    """Finds the rows that have come to hold one of their stop strings."""
 
-    def __init__(self, samplings: Sequence[Sampling], texts: Texts, fewest: Fewest) -> None:
-        self._open = {row: own for row, own in enumerate(samplings) if own.stop}
+    def __init__(self, texts: Texts, fewest: Fewest) -> None:
         self._texts, self._fewest = texts, fewest
 
-    def __len__(self) -> int:
-        return len(self._open)
-
-    def found(self, ids: Sequence[Sequence[int]]) -> Iterator[tuple[int, int]]:
-        """Each row that holds one now, once, and how many of its ids it took.
-
-        ids: those of all rows, which only ever grow.
-        """
-        rows = list(self._open)
-        for row, text in zip(rows, self._texts([ids[row] for row in rows]), strict=True):
-            if _holds(self._open[row], text):
-                yield row, self._fewest(ids[row], partial(_holds, self._open.pop(row)))
+    def found(
+        self, samplings: Sequence[Sampling], ids: Sequence[Sequence[int]]
+    ) -> Iterator[tuple[int, int]]:
+        """The number of each row that holds one, and how many of its ids it took."""
+        rows = [row for row, own in enumerate(samplings) if own.stop]
+        texts = self._texts([ids[row] for row in rows]) if rows else []
+        for row, text in zip(rows, texts, strict=True):
+            if samplings[row].stop_in(text) is not None:
+                yield row, self._fewest(ids[row], partial(_holds, samplings[row]))
 
 
 def _holds(sampling: Sampling, text: str) -> bool:

@@ -3,52 +3,49 @@
     vllm serve MODEL --enable-prompt-embeds
 
 The servers hold the model; tokenizer and embeddings are read here, from the same checkpoint. A
-sequence is written by one server as a whole, so which one it was changes nothing.
+completion is written by one server as a whole, so which one it was changes nothing. One that is
+streamed goes on at another server if its own fails.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
+from tide.core.concurrency import gather
 from tide.core.credentials import read_key
 from tide.core.errors import EngineError
 from tide.core.http import MIB, Seconds, ServerFailed
 from tide.core.pretrained import read_config
 from tide.core.sanitize import logger
+from tide.core.seeds import derive_seed
 from tide.core.settings import Sampling
-from tide.engines.base import (
-    Completion,
-    MaxBatch,
-    Samplings,
-    check_rows,
-    check_tokens,
-    float_dtype,
-)
+from tide.engines.base import Completion, MaxBatch, Piece, Request, float_dtype
 from tide.engines.checkpoint import read_vocabulary, source_of
-from tide.engines.embedding_table import Vocabulary, reason_of
+from tide.engines.embedding_table import EmbeddingEngine
 from tide.engines.equivalence import PROBES, FirstToken, difference, scaled_probes
 from tide.engines.remote.pool import Endpoint, EndpointPool, EndpointRefused
 from tide.engines.remote.protocol import (
     NEUTRAL,
+    NEVER,
     OLDEST,
     Answer,
     Choice,
+    Event,
     ServedModel,
     ServedModels,
     ServerVersion,
     encode,
     is_older,
     mean_log_prob,
+    without_end,
 )
 from tide.plugins.options import checked
 
@@ -60,13 +57,13 @@ _MAX_BATCH = 256
 _REQUEST_SIZE = 64
 
 
-class RemoteEngine(Vocabulary):
+class RemoteEngine(EmbeddingEngine):
     """vLLM servers at `base_urls`, which all serve `model`.
 
     model: the folder or hub id that the servers run, for its tokenizer and embeddings, or "pocket".
     base_urls: one address or several, `http://HOST:PORT`, with or without `/v1`. dtype: what the
     servers compute in; "auto" is the checkpoint's own, as for vLLM. max_batch: sequences under way
-    at once. deadline: seconds that a call of `complete` or `likelihood` may take, whatever
+    at once. deadline: seconds that completions and likelihoods may take, whatever
     fails meanwhile. timeout: seconds after which a server that does not answer counts as failed.
     api_key_env: the environment variable that holds the servers' API key, if they want one.
 
@@ -111,12 +108,8 @@ class RemoteEngine(Vocabulary):
             timeout=min(timeout, deadline),
             api_key=read_key(api_key_env),
         )
-        # A thread of its own, because the caller may be inside an event loop (notebooks are).
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
         try:
-            self._wait(self.pool.start())
+            self.home.run(self.pool.start)
         except BaseException:
             self.close()
             raise
@@ -124,46 +117,121 @@ class RemoteEngine(Vocabulary):
         # One less than the servers take: to read the last token of a likelihood they write another.
         self.context_length = min(self._served[url].max_model_len for url in usable) - 1
 
-    def complete(
-        self, embeddings: Sequence[Tensor], sampling: Samplings, seeds: Sequence[int]
-    ) -> list[Completion]:
-        samplings = check_rows(self, embeddings, sampling)
-        encoded = [encode(x.to(self.dtype)) for x in embeddings]
-        requests: list[tuple[Sequence[int], dict[str, Any]]] = []
-        for (shared, seed), alike in _alike(samplings, seeds).items():
-            body = {
-                "max_tokens": shared.max_new_tokens,
-                "temperature": shared.temperature,
-                "top_p": shared.top_p,
-                "top_k": shared.top_k,
-                "min_tokens": shared.min_new_tokens,
-                "stop": list(shared.stop),
-                "seed": seed,
-            }
+    async def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
+        if request.scored:
+            (value,) = await self._score_all([request])
+            yield Piece((), "length", value)
+            return
+        if request.piece_tokens is None:
+            (completion,) = await self._write_all([request])
+            yield Piece(completion.token_ids, completion.finish_reason)
+            return
+        pieces: asyncio.Queue[Piece | None] = asyncio.Queue()
+        given: list[int] = []
+
+        async def work(endpoint: Endpoint) -> None:
+            # A server that takes over goes on after what was given out already.
+            rest = request if not given else self._rest(request, given)
+            async with aclosing(self._parts(endpoint, rest)) as parts:
+                async for piece in parts:
+                    given.extend(piece.token_ids)
+                    pieces.put_nowait(piece)
+
+        async def run() -> None:
+            try:
+                await self._in_time(self.pool.run(1, work))
+            finally:
+                pieces.put_nowait(None)
+
+        task = asyncio.create_task(run())
+        try:
+            while (piece := await pieces.get()) is not None:
+                yield piece
+            await task
+        finally:
+            task.cancel()
+
+    async def _parts(self, endpoint: Endpoint, request: Request) -> AsyncGenerator[Piece, None]:
+        body = self._body(request) | self._prompts([request])
+        body |= {"stream": True, "stream_interval": request.piece_tokens}
+        full = NEUTRAL | body | {"model": self._served[endpoint.url].id, "return_token_ids": True}
+        limit = MIB + 1024 * (request.max_new_tokens + len(request.prompt))
+        events = self.pool.stream(endpoint, "/v1/completions", Event, full, limit=limit)
+        count = 0
+        async with aclosing(events):
+            async for event in events:
+                for part in event.choices:
+                    ids = tuple(part.token_ids or ())
+                    count += len(ids)
+                    self._check_ids(ids, count, request.max_new_tokens)
+                    piece = Piece(*without_end(ids, part.finish_reason, part.stop_reason))
+                    yield piece
+                    if piece.finish_reason is not None:
+                        return
+
+    def _rest(self, request: Request, given: Sequence[int]) -> Request:
+        prompt, sampling = request.prompt, request.sampling
+        if not isinstance(prompt, Sequence):
+            rest: Any = torch.cat([prompt, self._embed_tokens(given).to(prompt.dtype)])
+        else:
+            rest = (*prompt, *given)
+        update = {
+            "max_new_tokens": sampling.max_new_tokens - len(given),
+            "min_new_tokens": max(0, sampling.min_new_tokens - len(given)),
+        }
+        return replace(
+            request,
+            prompt=rest,
+            sampling=sampling.model_copy(update=update),
+            seed=derive_seed(request.seed, len(given)),
+        )
+
+    async def _write_all(self, requests: Sequence[Request]) -> list[Completion]:
+        bodies: list[tuple[Sequence[int], dict[str, Any]]] = []
+        for alike in _alike(requests):
             for rows in self._split(alike):
-                requests.append((rows, body | {"prompt_embeds": [encoded[i] for i in rows]}))
-        return self._wait(
-            self._ask_all(requests, lambda i, choice: self._completion(choice, samplings[i]))
+                some = [requests[i] for i in rows]
+                bodies.append((rows, self._body(some[0]) | self._prompts(some)))
+        return await self._ask_all(
+            bodies, lambda i, choice: self._completion(choice, requests[i].sampling)
         )
 
-    def likelihood(
-        self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]
-    ) -> NDArray[np.float64]:
-        check_tokens(prompts, completions)
-        self.check_ids([*prompts, *completions])
-        sequences = [[*a, *b] for a, b in zip(prompts, completions, strict=True)]
+    async def _score_all(self, requests: Sequence[Request]) -> list[float]:
         body = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
-        requests = [
-            (rows, body | {"prompt": [sequences[i] for i in rows]})
-            for rows in self._split(range(len(sequences)))
+        bodies = [
+            (rows, body | {"prompt": [list(requests[i].prompt) for i in rows]})
+            for rows in self._split(range(len(requests)))
         ]
-        return np.array(
-            self._wait(
-                self._ask_all(requests, lambda i, choice: mean_log_prob(choice, completions[i]))
-            )
-        )
 
-    def verify(self) -> None:
+        def read(i: int, choice: Choice) -> float:
+            return mean_log_prob(choice, list(requests[i].prompt)[-requests[i].scored :])
+
+        return await self._ask_all(bodies, read)
+
+    def _body(self, request: Request) -> dict[str, Any]:
+        """What of a request its server is told, but for the prompt."""
+        sampling = request.sampling
+        body = {
+            "max_tokens": sampling.max_new_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "min_tokens": sampling.min_new_tokens,
+            "stop": list(sampling.stop),
+            "seed": request.seed if sampling.temperature > 0 else None,
+        }
+        if request.never:
+            body["logit_bias"] = {str(token): NEVER for token in request.never}
+        return body
+
+    def _prompts(self, requests: Sequence[Request]) -> dict[str, Any]:
+        """The prompts of requests that are alike: all of them are ids, or none is."""
+        prompts = [request.prompt for request in requests]
+        ids = [list(prompt) for prompt in prompts if isinstance(prompt, Sequence)]
+        rows = [encode(x.to(self.dtype)) for x in prompts if not isinstance(x, Sequence)]
+        return {"prompt": ids} if ids else {"prompt_embeds": rows}
+
+    def _verify(self) -> None:
         """Raise EngineError if a server did not write the same from embeddings as from their ids.
 
         That is looked at when a server enters the pool; there, it is a warning.
@@ -173,20 +241,10 @@ class RemoteEngine(Vocabulary):
 
     @property
     def available(self) -> bool:
-        return any(endpoint.available for endpoint in self.pool.endpoints)
+        return not self.closed and any(one.available for one in self.pool.endpoints)
 
-    def _free(self) -> None:
-        self._wait(self.pool.close())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    def _wait(self, work: Coroutine[Any, Any, _T]) -> _T:
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result()
-        finally:
-            future.cancel()  # Ctrl-C stops the requests, too
+    async def _free(self) -> None:
+        await self.pool.close()
 
     def _split(self, rows: Sequence[int]) -> list[Sequence[int]]:
         """`rows` in parts that spread over the servers."""
@@ -212,18 +270,17 @@ class RemoteEngine(Vocabulary):
 
             await self.pool.run(len(rows), work)
 
-        tasks = [asyncio.create_task(ask(rows, body)) for rows, body in requests]
+        await self._in_time(gather(ask(rows, body) for rows, body in requests))
+        return [by_row[row] for row in range(len(by_row))]
+
+    async def _in_time(self, work: Awaitable[_T]) -> _T:
         try:
-            await asyncio.wait_for(asyncio.gather(*tasks), self._deadline)
-        except asyncio.TimeoutError:
+            return await asyncio.wait_for(work, self._deadline)
+        except (TimeoutError, asyncio.TimeoutError):
             raise EngineError(
                 f"the servers did not finish within {self._deadline:g} s (deadline): "
                 f"{self.pool.reasons()}"
             ) from None
-        finally:
-            for task in tasks:
-                task.cancel()
-        return [by_row[row] for row in range(len(by_row))]
 
     async def _ask(self, endpoint: Endpoint, body: dict[str, Any], count: int) -> list[Choice]:
         """One request: what `endpoint` wrote after each of its `count` prompts."""
@@ -235,16 +292,24 @@ class RemoteEngine(Vocabulary):
         choices = sorted(answer.choices, key=lambda choice: choice.index)
         if [choice.index for choice in choices] != list(range(count)):
             raise ServerFailed(f"answered {len(choices)} completions to {count} prompts")
-        if any(len(choice.token_ids) > body["max_tokens"] for choice in choices):
-            raise ServerFailed(f"wrote more than the {body['max_tokens']} tokens asked for")
-        tokens_known = len(self._layer.weight)
-        if any(max(choice.token_ids) >= tokens_known for choice in choices):
-            raise ServerFailed(f"wrote a token outside the vocabulary of {tokens_known}")
+        for choice in choices:
+            self._check_ids(choice.token_ids, len(choice.token_ids), body["max_tokens"])
         return choices
+
+    def _check_ids(self, ids: Sequence[int], count: int, most: int) -> None:
+        if count > most:
+            raise ServerFailed(f"wrote more than the {most} tokens asked for")
+        known = len(self._layer.weight)
+        if max(ids, default=0) >= known:
+            raise ServerFailed(f"wrote a token outside the vocabulary of {known}")
 
     def _completion(self, choice: Choice, sampling: Sampling) -> Completion:
         try:
-            return self.completions([(choice.token_ids, reason_of(choice))], [sampling])[0]
+            ids, reason = without_end(
+                tuple(choice.token_ids), choice.finish_reason, choice.stop_reason
+            )
+            assert reason is not None
+            return self.completions([(ids, reason)], [sampling])[0]
         except EngineError as error:  # ids that cannot be read
             raise ServerFailed(str(error)) from None
 
@@ -265,7 +330,7 @@ class RemoteEngine(Vocabulary):
                 f"{self.context_length + 1}"
             )
         self._served[endpoint.url] = model
-        ids = self.tokenize(PROBES)
+        ids = self._tokenize(PROBES)
         embeddings = scaled_probes([self._embed_ids(row) for row in ids])
         by_ids = await self._first_tokens(endpoint, {"prompt": ids}, len(ids))
         by_embeddings = await self._first_tokens(
@@ -294,14 +359,14 @@ def _dtype(name: str, config: Any) -> torch.dtype:
     return dtype if isinstance(dtype, torch.dtype) else torch.float32
 
 
-def _alike(
-    samplings: Sequence[Sampling], seeds: Sequence[int]
-) -> dict[tuple[Sampling, int | None], list[int]]:
-    """Numbers of the rows that can share a request, by their sampling and seed; greedy needs none.
+def _alike(requests: Sequence[Request]) -> list[list[int]]:
+    """Numbers of those that can share a request to a server: it has one of each setting for all.
 
-    A request has one of each for all its sequences.
+    Greedy ones need no seed.
     """
-    rows: dict[tuple[Sampling, int | None], list[int]] = {}
-    for i, (sampling, seed) in enumerate(zip(samplings, seeds, strict=True)):
-        rows.setdefault((sampling, seed if sampling.temperature > 0 else None), []).append(i)
-    return rows
+    alike: dict[Any, list[int]] = {}
+    for i, one in enumerate(requests):
+        seed = one.seed if one.sampling.temperature > 0 else None
+        key = one.sampling, seed, one.never, isinstance(one.prompt, Sequence)
+        alike.setdefault(key, []).append(i)
+    return list(alike.values())

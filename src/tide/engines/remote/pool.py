@@ -7,10 +7,12 @@ background until it is fit to come back. Knows HTTP, and nothing of what is aske
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import httpx
 from pydantic import BaseModel, SecretStr
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
 from tenacity.wait import wait_random_exponential
@@ -117,6 +119,32 @@ class EndpointPool:
         """
         method = "GET" if body is None else "POST"
         reply = await self._send(method, endpoint.url + path, body, limit)
+        self._check(reply, path)
+        return reply.parse(kind)
+
+    async def stream(
+        self,
+        endpoint: Endpoint,
+        path: str,
+        kind: type[_Parsed],
+        body: Any,
+        *,
+        limit: int = MIB,
+    ) -> AsyncGenerator[_Parsed, None]:
+        """As `request`, of a server that sends events: each as a `kind`, up to `[DONE]`."""
+        client = self._client()
+        async with aclosing(client.events(endpoint.url + path, body, limit=limit)) as events:
+            async for event in events:
+                if isinstance(event, Reply):
+                    self._check(event, path)
+                    raise ServerFailed("answered as a whole what it was to stream")
+                if event == b"[DONE]":
+                    return
+                yield Reply(200, httpx.Headers(), event).parse(kind)
+        raise ServerFailed("ended a stream in its middle")
+
+    def _check(self, reply: Reply, path: str) -> None:
+        """Raise what an answer that is no success means."""
         status = reply.status
         if status == _OVERLOADED:
             seconds = min(max(reply.pause(_USUAL_REST), _LEAST_REST), _LONGEST_REST)
@@ -127,7 +155,6 @@ class EndpointPool:
             raise EndpointRefused(f"wants another API key than it was sent (HTTP {status})")
         if not 200 <= status < 300:
             raise EndpointRefused(f"HTTP {status} to {path}: {reply.message()}")
-        return reply.parse(kind)
 
     def reasons(self) -> str:
         """For each server, whether it is in use or why it is not."""
@@ -141,18 +168,22 @@ class EndpointPool:
             await client.aclose()
 
     async def _send(self, method: str, url: str, body: Any, limit: int) -> Reply:
-        client = next((c for c in self._clients if c.under_way < _CLIENT_REQUESTS), None)
-        if client is None:
-            key = self._api_key
-            headers = {"Authorization": f"Bearer {key.get_secret_value()}"} if key else {}
-            client = Client(self._timeout, headers=headers)
-            self._clients.append(client)
+        client = self._client()
         try:
             return await client.ask(method, url, body, limit=limit)
         except ServerFailed as error:
             if not error.broken:
                 raise
         return await client.ask(method, url, body, limit=limit)  # on a connection that is not idle
+
+    def _client(self) -> Client:
+        client = next((c for c in self._clients if c.under_way < _CLIENT_REQUESTS), None)
+        if client is None:
+            key = self._api_key
+            headers = {"Authorization": f"Bearer {key.get_secret_value()}"} if key else {}
+            client = Client(self._timeout, headers=headers)
+            self._clients.append(client)
+        return client
 
     async def _attempt(self, units: int, work: Callable[[Endpoint], Awaitable[_T]]) -> _T:
         usable = self._usable()

@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field
 from torch import Tensor
 
 from tide.core.http import Rows, ServerFailed
+from tide.engines.base import FinishReason
 
 # Bounded, so that what is made of them is finite and can be shown.
 _LogProbability = Annotated[float, Field(ge=-1e9, le=1e-3)]  # 0 but for rounding
@@ -30,6 +31,10 @@ NEUTRAL = {
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
 }
+
+
+# The strongest bias that vLLM takes: at usual temperatures such a token is never drawn.
+NEVER = -100.0
 
 
 class _LogProb(BaseModel):
@@ -53,6 +58,19 @@ class Choice(BaseModel):
 
 class Answer(BaseModel):
     choices: Rows[Choice]
+
+
+class Part(BaseModel):
+    """What the server wrote next of a completion that it streams."""
+
+    index: Literal[0]
+    finish_reason: Literal["length", "stop"] | None = None
+    stop_reason: int | str | None = None
+    token_ids: Rows[_Count] | None = None
+
+
+class Event(BaseModel):
+    choices: Annotated[list[Part], Field(max_length=1)]
 
 
 class ServerVersion(BaseModel):
@@ -100,3 +118,16 @@ def is_older(version: str) -> bool:
         return Version(version) < OLDEST
     except InvalidVersion:  # a build from source says what it likes
         return False
+
+
+def without_end(
+    ids: tuple[int, ...], reason: FinishReason | None, stopped_by: int | str | None
+) -> tuple[tuple[int, ...], FinishReason | None]:
+    """VLLM's tokens and reason, without the token that ended the text.
+
+    For a stop string, of which all tokens are there, the reason is "length": who reads the text
+    finds the string, and cuts it off.
+    """
+    if reason != "stop":
+        return ids, reason
+    return (ids, "length") if isinstance(stopped_by, str) else (ids[:-1], "stop")

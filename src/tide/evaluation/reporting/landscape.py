@@ -21,11 +21,11 @@ from tide.core.errors import InputError, TideError
 from tide.core.sanitize import logger
 from tide.core.seeds import derive_seed
 from tide.detoxifier.sync import Detoxifier
-from tide.engines.base import Completion, Engine, text_of
+from tide.engines.base import Completion, Engine, Request
 from tide.evaluation.caching_engine import CachingEngine
 from tide.evaluation.runners import LocalRunner
+from tide.runtime.prompt import start_of
 from tide.scorers import score_texts
-from tide.search.geometry import movable_rows
 from tide.search.settings import resolve_settings
 
 _LOG = logger(__name__)
@@ -102,16 +102,16 @@ def explore(
     seed: of the random direction. Raises InputError if the search makes no step.
     """
     settings, engine = detoxifier.settings, _Recording(detoxifier.engine)
-    prompt = text_of(asked, engine)
+    prompt = engine.text_of(asked)
     if settings.strategy.partition(":")[0] != "tide":
         settings = settings.model_copy(update={"strategy": "tide"})
     runner = LocalRunner(engine, detoxifier.scorer)
     ((_, result),) = runner.complete(settings, [prompt], [trial], ordered=True)
     if isinstance(result, TideError):
         raise result
-    (embedded,) = engine.embed([prompt])
-    movable = movable_rows(embedded.special, settings.perturb, embedded.said)
-    x0 = embedded.embeddings[movable]
+    start = start_of(engine.encode(prompt), settings, 0, engine)
+    whole, movable = start.problem.x0, start.problem.movable
+    x0 = whole[movable]
     # The prompt and the iterates, by round: a point may be completed several times in one.
     trace, points = result.best.trace, dict[int, Tensor]()
     scores: dict[int, list[float]] = {}
@@ -134,7 +134,7 @@ def explore(
     across, along = np.meshgrid(axis, axis, indexing="ij")
     tried = []
     for weights in np.stack([along.ravel(), across.ravel()], axis=1) * size:
-        x = embedded.embeddings.clone()
+        x = whole.clone()
         x[movable] += torch.einsum("a,atd->td", torch.from_numpy(weights).float(), plane)
         tried.append(x)
     noise = engine.seeds[: settings.completions_per_evaluation]
@@ -163,12 +163,13 @@ class _Recording(CachingEngine):
         self.rows: list[Tensor] = []
         self.seeds: list[int] = []
 
-    def complete(
-        self, embeddings: Sequence[Tensor], sampling: Any, seeds: Sequence[int]
-    ) -> list[Completion]:
-        self.rows.extend(embeddings)
-        self.seeds.extend(seeds)
-        return super().complete(embeddings, sampling, seeds)
+    async def _write_all(self, requests: Sequence[Request]) -> list[Completion]:
+        for request in requests:
+            prompt = request.prompt
+            x = self.embed_tokens(prompt) if isinstance(prompt, Sequence) else prompt
+            self.rows.append(x)
+            self.seeds.append(request.seed)
+        return await super()._write_all(requests)
 
 
 def _plane(step: Tensor, seed: int) -> Tensor:

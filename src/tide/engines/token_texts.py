@@ -1,20 +1,18 @@
-"""Token ids as the pieces of text that they add, one by one."""
+"""Token ids as the texts that they add, one by one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any
-from weakref import WeakKeyDictionary
 
 HALF = "\ufffd"  # what decoders write for a part of a character
 
 
-class Pieces:
-    """What each token adds to a text: "".join(of(ids)) is the text of all `ids`.
+class TokenTexts:
+    """What each token adds to a text: `"".join(of([ids])[0])` is the text of all `ids`.
 
     A token that completes no character adds nothing; the one that does adds it whole. texts: of
-    rows of token ids, as engines have it.
+    rows of token ids, as engines have it. What a token says by itself is looked up once.
     """
 
     def __init__(self, texts: Callable[[Sequence[Sequence[int]]], list[str]]) -> None:
@@ -22,30 +20,20 @@ class Pieces:
         self._known: dict[int, str] = {}
 
     def of(self, rows: Sequence[Sequence[int]]) -> list[list[str]]:
-        """The pieces of each row of ids."""
+        """The texts of the tokens of each row."""
         new = list({token for ids in rows for token in ids if token not in self._known})
         wholes = self._texts([*rows, *([token] for token in new)])
         self._known.update(zip(new, wholes[len(rows) :], strict=True))
         return [self._of(ids, whole) for ids, whole in zip(rows, wholes, strict=False)]
 
     def _of(self, ids: Sequence[int], whole: str) -> list[str]:
-        pieces = [self._known[token] for token in ids]
-        if "".join(pieces) == whole:
-            return pieces
-        # Tokens that are parts of characters, or mean something else behind others.
+        texts = [self._known[token] for token in ids]
+        if "".join(texts) == whole:
+            return texts
+        # Tokens that are parts of characters, or mean something else after others.
         ends = [0]
         for text in self._texts([ids[:count] for count in range(1, len(ids))]):
             stable = text.rstrip(HALF)
             ends.append(max(ends[-1], len(stable) if whole.startswith(stable) else 0))
         ends.append(len(whole))
         return [whole[start:end] for start, end in pairwise(ends)]
-
-
-def pieces_of(engine: Any) -> Pieces:
-    """Those of an engine, whose tokens it decodes once."""
-    if engine not in _PIECES:
-        _PIECES[engine] = Pieces(engine.texts)
-    return _PIECES[engine]
-
-
-_PIECES: WeakKeyDictionary[Any, Pieces] = WeakKeyDictionary()

@@ -1,0 +1,91 @@
+"""What the doors have in common: a model, a scorer and settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tide.core.chat import Chat
+from tide.core.errors import InputError
+from tide.core.settings import Overrides, Settings
+from tide.detoxifier.presets import preset_values
+from tide.engines import REGISTRY as ENGINES
+from tide.engines import Engine, load_engine
+from tide.runtime.prompt import check_length
+from tide.scorers import Scorer, load_scorer
+from tide.search import LoadedStrategy, load_strategy
+from tide.search.settings import resolve_settings
+
+if TYPE_CHECKING:
+    from typing_extensions import Self, Unpack
+
+
+class DetoxifierBase:
+    """Takes the arguments of `Detoxifier`."""
+
+    def __init__(
+        self,
+        model: str | Path | Engine = "pocket",
+        *,
+        scorer: str | Scorer | Callable[[list[str]], Any] = "pocket",
+        engine: str = "transformers",
+        preset: str | Path = "auto",
+        settings: Settings | None = None,
+        engine_options: dict[str, Any] | None = None,
+        **overrides: Unpack[Overrides],
+    ) -> None:
+        name = model.name if isinstance(model, Engine) else str(model)
+        base = preset_values(preset, name) if settings is None else settings.model_dump()
+        self.settings = resolve_settings(base, overrides)
+        # Cheap mistakes first: a wrong name should not cost loading a model.
+        self._strategy = load_strategy(self.settings.strategy)
+        ENGINES.load(engine)
+        self.scorer = load_scorer(scorer)
+        self.engine: Engine = (
+            model
+            if isinstance(model, Engine)
+            else load_engine(engine, model, **(engine_options or {}))
+        )
+        self.engine.check_sampling(self.settings)
+
+    def check(self, prompts: Sequence[str | Chat]) -> list[InputError | None]:
+        """For each prompt, why it cannot be completed, before any work; None if it can."""
+        return [self._problem(prompt) for prompt in prompts]
+
+    def close(self) -> None:
+        """Free the engine and the scorer."""
+        self.engine.close()
+        self.scorer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _problem(self, prompt: str | Chat) -> InputError | None:
+        try:
+            (ids,) = self.engine.tokenize([self.engine.text_of(prompt)])
+            check_length(len(ids), self.settings, self.engine.context_length)
+        except InputError as error:
+            return error
+        return None
+
+    def _resolve(self, overrides: Overrides) -> tuple[Settings, LoadedStrategy]:
+        if not overrides:
+            return self.settings, self._strategy
+        settings = resolve_settings(self.settings.model_dump(), overrides)
+        self.engine.check_sampling(settings)
+        return settings, load_strategy(settings.strategy)
+
+    def _for_stream(self, overrides: Overrides) -> Overrides:
+        """`overrides` of a call that gives out the text while it is written.
+
+        Raises InputError for more than one trial.
+        """
+        if overrides.get("num_trials", self.settings.num_trials) != 1:
+            raise InputError("num_trials: a stream is of one trial; leave it at 1")
+        if overrides.get("on_unresolved", self.settings.on_unresolved) == "best":
+            return {**overrides, "on_unresolved": "refuse"}
+        return overrides

@@ -1,0 +1,45 @@
+"""Does a model read the same where rows come and go, and where they share a beginning?
+
+It needs keys and values, and masks that are obeyed.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tide.core.settings import Sampling
+from tide.engines.local.decode import Forward
+from tide.engines.local.open_batch import OpenStream, Row
+from tide.engines.local.prefixes import Prefix, Prefixes
+
+# Of the largest logit, with company and without: see gpt2.py. A wrong mask makes 0.2.
+_TOLERANCES = {torch.float32: 1e-4}
+_ROUNDED = 5e-2
+
+
+@torch.inference_mode()
+def reads_alike(forward: Forward, x: Tensor, longest: int) -> bool:
+    """Whether `x` (T, d), T > 3, is read the same in company. longest: as of `longest_row`."""
+    if len(x) > longest:
+        return False
+    prefix = Prefix(x[:2])
+    stream = OpenStream(forward, Prefixes(forward, 0))
+    try:
+        # One row, which is read on while a longer one enters, and one that shares its beginning.
+        stream.enter([_row(x[:-2])])
+        token = stream.logits.argmax(dim=-1)
+        stream.advance(token)
+        stream.enter([_row(x), _row(x[:-1], prefix)])
+    except (RuntimeError, ValueError, TypeError, IndexError, AttributeError):
+        return False  # what the model cannot do
+    token_embedding = forward.embed(token)
+    alone = [torch.cat([x[:-2], token_embedding]), x, x[:-1]]
+    expected = torch.cat([forward.read([row]).logits[:, -1] for row in alone]).float()
+    worst = float((stream.logits.float() - expected).abs().max())
+    tolerance = _TOLERANCES.get(x.dtype, _ROUNDED)
+    return worst <= tolerance * float(expected.abs().max())
+
+
+def _row(x: Tensor, prefix: Prefix | None = None) -> Row:
+    return Row(x, Sampling(), 0, lambda _: None, prefix=prefix)

@@ -1,0 +1,117 @@
+"""Texts of many coroutines, scored together: one call of the scorer at a time, in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from queue import SimpleQueue
+
+from tide.core.errors import ScorerError, TideError, described
+from tide.core.settings import EmptyPolicy
+from tide.scorers.base import Scorer, Scores, is_empty, score_groups
+
+_Found = list[Scores | TideError]
+
+
+@dataclass(frozen=True)
+class Texts:
+    """texts to be scored, each with the text before it. policy: what an empty one scores."""
+
+    texts: Sequence[str]
+    before: Sequence[str]
+    policy: EmptyPolicy
+
+
+class Scoring:
+    """Sends texts to `scorer`. All its methods belong to one event loop.
+
+    While one call is under way, further texts gather for the next. Equal texts are sent once; a
+    text that the scorer cannot take fails alone, and what was cancelled meanwhile is not sent.
+    """
+
+    def __init__(self, scorer: Scorer) -> None:
+        self._scorer = scorer
+        self._pending: list[tuple[Texts, asyncio.Future[Scores]]] = []
+        self._busy = False
+        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def send(
+        self, texts: Sequence[str], policy: EmptyPolicy, before: Sequence[str] = ()
+    ) -> asyncio.Future[Scores]:
+        """Scores of `texts`, or the TideError that there is in their place."""
+        future: asyncio.Future[Scores] = asyncio.get_running_loop().create_future()
+        # Nobody may ask for what comes after a failure.
+        future.add_done_callback(lambda done: done.cancelled() or done.exception())
+        self._pending.append((Texts(texts, before or [""] * len(texts), policy), future))
+        if len(self._pending) == 1:  # those who ask in one breath are sent together
+            asyncio.get_running_loop().call_soon(self._next)
+        return future
+
+    def close(self) -> None:
+        """Let the thread end after the call that is under way, if any."""
+        self._calls.put(None)
+
+    def _next(self) -> None:
+        self._pending = [one for one in self._pending if not one[1].done()]
+        if self._busy or not self._pending:
+            return
+        sent, self._pending, self._busy = self._pending, [], True
+        loop, scorer = asyncio.get_running_loop(), self._scorer
+
+        def call() -> None:
+            found = score_all([texts for texts, _ in sent], scorer)
+            with suppress(RuntimeError):  # the loop is closed, and nobody waits
+                loop.call_soon_threadsafe(self._tell, [future for _, future in sent], found)
+
+        if self._thread is None:
+            # A daemon: a scorer that hangs must not keep the program from ending.
+            self._thread = threading.Thread(
+                target=_serve, args=(self._calls,), name="tide scorer", daemon=True
+            )
+            self._thread.start()
+        self._calls.put(call)
+
+    def _tell(self, futures: Sequence[asyncio.Future[Scores]], found: _Found) -> None:
+        self._busy = False
+        for future, one in zip(futures, found, strict=True):
+            if future.done():
+                continue
+            if isinstance(one, TideError):
+                future.set_exception(one)
+            else:
+                future.set_result(one)
+        self._next()
+
+
+def _serve(calls: SimpleQueue[Callable[[], None] | None]) -> None:
+    while (call := calls.get()) is not None:
+        call()
+
+
+def score_all(asked: Sequence[Texts], scorer: Scorer) -> _Found:
+    """The scores of each group of texts, or why they have none; equal texts are sent once.
+
+    By the policy of 1.0, a text that is empty itself counts, whatever stands before it.
+    """
+    found: dict[int, Scores | TideError] = {}
+    for policy in dict.fromkeys(one.policy for one in asked):
+        rows = [i for i, one in enumerate(asked) if one.policy == policy]
+        groups = [
+            [
+                text if policy == "one" and is_empty(text) else before + text
+                for text, before in zip(asked[i].texts, asked[i].before, strict=True)
+            ]
+            for i in rows
+        ]
+        try:
+            found.update(zip(rows, score_groups(scorer, groups, policy), strict=True))
+        except TideError as error:  # the scorer's own, and so that of all
+            found.update(dict.fromkeys(rows, error))
+        except BaseException as error:
+            failed = ScorerError(f"scorer {scorer.name} failed: {described(error)}")
+            found.update(dict.fromkeys(rows, failed))
+    return [found[i] for i in range(len(asked))]

@@ -1,0 +1,51 @@
+"""What is accepted, refused or unresolved, and the record of one trial."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tide.core.errors import UnresolvedError
+from tide.core.results import Block, Evaluation, Trial
+from tide.core.settings import Settings
+
+
+def passes(toxicity: float, settings: Settings) -> bool:
+    """Whether a text of this score is accepted."""
+    return toxicity < settings.toxicity_threshold
+
+
+def made_trial(
+    number: int,
+    seed: int,
+    settings: Settings,
+    trace: Sequence[Evaluation],
+    chosen: int,
+    *,
+    passed: bool,
+    iterations: int,
+    blocks: Sequence[Block] = (),
+    **costs: Any,
+) -> Trial:
+    """The trial that returns evaluation `chosen` of `trace`. passed: with all of its parts.
+
+    costs: further fields of a Trial. Raises UnresolvedError if nothing passed, where it is to.
+    """
+    if not passed and settings.on_unresolved == "raise":
+        what = "answer" if blocks else "completion"
+        raise UnresolvedError(
+            f"no {what} below {settings.toxicity_threshold} in {iterations} iterations"
+        )
+    # No scorer said anything of an empty text; the published policy accepts it.
+    unscored = trace[chosen].empty and settings.empty_policy == "unmodified"
+    return Trial(
+        number=number,
+        seed=seed,
+        accepted=passed and not unscored,
+        refused=not passed and settings.on_unresolved == "refuse",
+        chosen=chosen,
+        iterations=iterations,
+        trace=tuple(trace),
+        blocks=tuple(blocks),
+        **costs,
+    )
