@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 Score = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Role = Literal["initial", "iterate", "perturbation", "continuation"]
 _SHOWN = 60  # characters of a text in a `repr`
 
 
@@ -26,15 +27,16 @@ class Evaluation(BaseModel):
 
     round: number of the engine call of this trial, from 1. iteration: in the paper's count, the
     prompt itself is 1. role: "initial" (the prompt), "iterate" (a point of the path),
-    "perturbation" (a sample around one). cosine and displacement (|X - X0| / |X0|) are those of the
-    very embeddings that were completed. empty: scored by `empty_policy`, not by the scorer.
+    "perturbation" (a sample around one), "continuation" (of the first `kept_tokens` tokens of an
+    earlier one). cosine and displacement (|X - X0| / |X0|) are those of the very embeddings that
+    were completed. empty: scored by `empty_policy`, not by the scorer.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     round: int
     iteration: int
-    role: Literal["initial", "iterate", "perturbation"]
+    role: Role
     text: str
     toxicity: Score
     empty: bool
@@ -42,6 +44,7 @@ class Evaluation(BaseModel):
     displacement: float
     num_tokens: int
     finish_reason: Literal["length", "stop"]
+    kept_tokens: int = 0
 
 
 class Block(BaseModel):
@@ -95,8 +98,10 @@ class Trial(BaseModel):
     block failed, and what is returned, the text of all blocks, whose toxicity is that of the worst
     of them and of the whole (`whole_toxicity`; None if the last block failed, and so ended it).
     drafted_tokens: written before their score was known. searched_tokens: written by searches.
-    read_tokens: of prompts and of what was written before, read for these. streamed: how many
-    blocks a stream had given out; those are never withheld.
+    streamed: how many blocks a stream had given out; those are never withheld.
+
+    read_tokens: of prompts, and of what was written before, that were read to write on; what an
+    engine has in its memory counts once. 0 where every evaluation read the prompt.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -161,7 +166,7 @@ class Trial(BaseModel):
         """All that the model wrote, for what is returned and for what was thrown away."""
         if self.blocks:
             return self.drafted_tokens + self.searched_tokens
-        return sum(evaluation.num_tokens for evaluation in self.trace)
+        return sum(one.num_tokens - one.kept_tokens for one in self.trace)
 
 
 class Result(BaseModel):

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from hashlib import blake2b
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import (
     BaseModel,
@@ -29,7 +29,7 @@ from pydantic import (
 
 from tide.core.chat import Chat, Message
 from tide.core.errors import InputError
-from tide.core.results import Block, Result, Score, Trial
+from tide.core.results import Block, Result, Role, Score, Trial
 from tide.core.validation import problem
 from tide.data.files import numbered, replaced, reported, without_mark, writing
 from tide.data.jsonl import leaves, parse_object, read_objects
@@ -43,7 +43,7 @@ _Positive = Annotated[float, Field(ge=0, le=1e100, allow_inf_nan=False)]
 _Count = Annotated[int, Field(ge=0, le=2**53)]
 # Round, iteration, role, toxicity, cosine and displacement of one evaluation.
 TraceEntry = Annotated[
-    tuple[_Count, _Count, Literal["initial", "iterate", "perturbation"], Score, _Finite, _Finite],
+    tuple[_Count, _Count, Role, Score, _Finite, _Finite],
     Field(strict=False),
 ]
 _DERIVED = ("avg_toxicity", "max_toxicity")

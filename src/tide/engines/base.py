@@ -71,9 +71,10 @@ class Request:
 
     prompt: token ids, or input embeddings (T, d) of any float dtype. seed: equal seeds draw equal
     noise (common random numbers). never: token ids that are not drawn. priority: the lowest is
-    served first. prefix: what `share` returned for the first rows of the prompt. piece_tokens: the
-    engine may hold back fewer tokens than this; None: one piece at the end. scored: write nothing,
-    and tell how likely the last so many tokens of the prompt (ids) are after those before them.
+    served first. prefix: what `share` returned for the first rows of the prompt. memory: what
+    `memory` returned. piece_tokens: the engine may hold back fewer tokens than this; None: one
+    piece at the end. scored: write nothing, and tell how likely the last so many tokens of the
+    prompt (ids) are after those before them.
     """
 
     prompt: Sequence[int] | Tensor
@@ -82,6 +83,7 @@ class Request:
     never: tuple[int, ...] = ()
     priority: int = 0
     prefix: object = None
+    memory: object = None
     piece_tokens: int | None = None
     scored: int = 0
 
@@ -176,6 +178,14 @@ class Engine(ABC):
         """See `share`."""
         return None
 
+    def _memory(self) -> object:
+        """See `memory`."""
+        return None
+
+    def _vocabulary(self) -> Sequence[str]:
+        """The text of each token id; empty where that is not known. See `spellings`."""
+        return ()
+
     def _verify(self) -> None:
         """See `verify`."""
         return
@@ -206,6 +216,11 @@ class Engine(ABC):
     def token_texts(self, rows: Sequence[Sequence[int]]) -> list[list[str]]:
         """What each token of each row adds to its text."""
         return self._token_texts.of(rows)
+
+    def spellings(self, token_id: int) -> tuple[int, ...]:
+        """The token, and all whose text is the same but for capitals and the spaces around it."""
+        with self._calling("vocabulary"):
+            return self._spellings.get(token_id, (token_id,))
 
     def render(self, chat: Chat) -> Rendered:
         """The text of `chat`, which `tokenize` and `encode` take as a prompt.
@@ -253,6 +268,15 @@ class Engine(ABC):
         """
         with self._calling("share"):
             return self._share(rows)
+
+    def memory(self) -> object:
+        """Holds what the model reads of a request that it goes with, as long as it lives.
+
+        A later request with it whose token ids begin as those that were read and written, and go on
+        with one of them at most, reads that one alone. What is written stays the same but for
+        rounding.
+        """
+        return self._memory()
 
     # Writing.
 
@@ -397,6 +421,11 @@ class Engine(ABC):
                 )
 
     @property
+    def has_embeddings(self) -> bool:
+        """Whether prompts may be embeddings, so that searches can move them."""
+        return type(self)._embed_tokens is not Engine._embed_tokens
+
+    @property
     def available(self) -> bool:
         """Whether it can complete prompts now."""
         return not self._closed
@@ -437,6 +466,15 @@ class Engine(ABC):
     @cached_property
     def _token_texts(self) -> TokenTexts:
         return TokenTexts(self.texts)
+
+    @cached_property
+    def _spellings(self) -> dict[int, tuple[int, ...]]:
+        """Token ids of one text but for capitals and spaces, for each of them; not of no text."""
+        alike: dict[str, list[int]] = {}
+        for token_id, text in enumerate(self._vocabulary()):
+            alike.setdefault(text.strip().casefold(), []).append(token_id)
+        alike.pop("", None)
+        return {one: tuple(ids) for ids in alike.values() for one in ids}
 
     @contextmanager
     def _calling(self, doing: str, *, awaits: bool = False) -> Iterator[None]:

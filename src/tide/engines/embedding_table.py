@@ -201,6 +201,9 @@ class EmbeddingEngine(Engine):
         size = len(self._layer.weight)
         return next((i for ids in rows for i in ids if not _is_row(i, size)), None)
 
+    def _vocabulary(self) -> Sequence[str]:
+        return self._texts([[i] for i in range(min(len(self.tokenizer), len(self._layer.weight)))])
+
     def _texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
         if not rows:
             return []  # of no rows, the tokenizer makes one text

@@ -60,6 +60,9 @@ class ScriptedEngine(Engine):
         words = list(self._words)
         return ["".join(words[i] for i in ids) for ids in rows]
 
+    def _vocabulary(self) -> Sequence[str]:
+        return list(self._words)
+
     def _render(self, chat: Chat) -> Rendered:
         """As `ROLE: CONTENT`, a line each, and the role of who speaks next."""
 

@@ -129,8 +129,10 @@ def _forward_tokens(trial: Trial, prompt_length: int) -> int:
     """Tokens through the model: every evaluation's own, and those of the likelihoods on average."""
     if trial.blocks:
         return trial.generated_tokens + trial.read_tokens
-    written = trial.generated_tokens + prompt_length * trial.evaluations
-    return written + round(trial.likelihood_calls * written / trial.evaluations)
+    read = trial.read_tokens or prompt_length * trial.evaluations
+    likelihoods = trial.likelihood_calls / trial.evaluations
+    whole = sum(one.num_tokens for one in trial.trace) + prompt_length * trial.evaluations
+    return trial.generated_tokens + read + round(likelihoods * whole)
 
 
 class BaselineMethod:

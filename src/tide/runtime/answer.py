@@ -15,6 +15,7 @@ from tide.core.seeds import derive_seed
 from tide.core.settings import Settings
 from tide.engines.base import Engine, Prompt
 from tide.runtime.long_answer import LongAnswer
+from tide.runtime.memory import Memory
 from tide.runtime.prompt import read_prompt, start_of
 from tide.runtime.scoring import Scoring
 from tide.runtime.search import Search
@@ -102,7 +103,8 @@ class Runtime:
     ) -> Trial:
         """A trial that is searched as a whole."""
         seed = derive_seed(settings.seed, prompt.text, number)
-        start = start_of(prompt, settings, seed, self.engine)
+        start = start_of(prompt, settings, seed, self.engine, strategy)
+        memory = Memory(self.engine.memory() if strategy.continues else None)
         search = Search(
             strategy.create(start.problem, settings),
             start,
@@ -111,6 +113,7 @@ class Runtime:
             settings.sampling,
             settings.empty_policy,
             priority=priority,
+            memory=memory,
         )
         with anyio.move_on_after(settings.deadline) as scope:
             await search.run()
@@ -135,5 +138,6 @@ class Runtime:
             iterations=search.iterations,
             scorer_calls=search.scorer_calls,
             likelihood_calls=search.likelihood_calls,
+            read_tokens=memory.read_tokens if strategy.continues else 0,
             **decoded,
         )

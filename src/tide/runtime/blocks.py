@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Sequence
 from itertools import accumulate, chain
 
@@ -53,6 +54,12 @@ def last_end(pieces: Sequence[str], stop: Sequence[str] = ()) -> int:
         if _is_whole(pieces[end - 1]) and not _begins(stop, pieces[:end]):
             return end
     return len(pieces)
+
+
+def begins_word(piece: str) -> bool:
+    """Whether a word begins with this token: behind a space, or in a script that writes none."""
+    first = piece[:1]
+    return first.isspace() or unicodedata.category(first or "a") == "Lo"
 
 
 def last_word(pieces: Sequence[str]) -> int:

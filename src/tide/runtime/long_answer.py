@@ -17,6 +17,7 @@ from tide.core.settings import EmptyPolicy, Sampling, Settings
 from tide.engines.base import Completion, Engine, FinishReason, Prompt, Request
 from tide.runtime.blocks import last_end
 from tide.runtime.draft import Draft, Passage, Reader
+from tide.runtime.memory import Memory
 from tide.runtime.prompt import start_of
 from tide.runtime.scoring import Scoring
 from tide.runtime.search import Search
@@ -85,11 +86,14 @@ class LongAnswer:
         self._spent: list[Evaluation] = []
         self._rollbacks = 0
         self._failed: Block | None = None
+        self._drafted_block: tuple[Completion, float] | None = None  # that failed last
         self._base: Evaluation | None = None
         self._scores: dict[str, float] = {}  # of texts as they stand
         self._given_up = self._furthest = 0
         self._drafts = self._searches = self._rounds = 0
-        self._drafted = self._searched = self._read = 0
+        self._drafted = self._searched = 0
+        self._memory = Memory(engine.memory() if strategy.continues else None)
+        self._never: tuple[int, ...] = ()
         self._iterations, self._scorer_calls, self._likelihood_calls = 1, 0, 0
 
     async def run(self) -> Trial:
@@ -146,7 +150,7 @@ class LongAnswer:
             whole_toxicity=self._whole,
             drafted_tokens=self._drafted,
             searched_tokens=self._searched,
-            read_tokens=self._read,
+            read_tokens=self._memory.read_tokens,
             streamed=0 if self._on_text is None else len(self._blocks),
         )
 
@@ -169,17 +173,21 @@ class LongAnswer:
             careful=failed_before,
             stop=settings.stop,
         )
+        prompt = self._prompt.token_ids + tuple(self._ids)
         request = Request(
-            self._prompt.token_ids + tuple(self._ids),
+            prompt,
             self._sampling(left),
             derive_seed(self._seed, *seed),
+            never=self._never,
             priority=self._priority,
+            memory=self._memory.handle,
             piece_tokens=max(1, draft.chunk // 4),
         )
-        self._read += len(request.prompt)
+        self._memory.read(prompt)
         try:
             passed = await self._keep_passing(draft, request)
         finally:
+            self._memory.wrote(prompt + tuple(draft.token_ids))
             self._rounds += draft.chunks
             self._drafted += len(draft.token_ids)
             self._scorer_calls += len(draft.sent)
@@ -245,12 +253,19 @@ class LongAnswer:
         else:
             self._failed = block
             self._base = self._base or self._evaluation((*self._blocks, block), 0.0)
+            drafted = Completion(passage.text, passage.token_ids, passage.last or "length")
+            self._drafted_block = None if empty else (drafted, score)
         return passed
 
     async def _repair(self, most: int, context_tokens: int) -> bool:
         """Search for up to `most` tokens, scored after so many; whether something was kept."""
         settings, before = self._settings, len(self._ids)
         left = settings.max_new_tokens - before
+        # What goes on from a text begins with the one that failed.
+        first, self._drafted_block = self._drafted_block, None
+        first = first if self._strategy.continues else None
+        if first is not None:
+            most = max(most, len(first[0].token_ids))
         most = min(left, most, _LONGEST_SEARCHED * settings.block_tokens)
         seed = derive_seed(self._seed, "block", self._searches)
         self._searches += 1
@@ -259,7 +274,7 @@ class LongAnswer:
         if self._may_give_up():
             iterations = min(own.max_iterations, _ITERATIONS)
             own = own.model_copy(update={"max_iterations": iterations})
-        start = start_of(self._prompt, own, seed, self._engine, tuple(self._ids))
+        start = start_of(self._prompt, own, seed, self._engine, self._strategy, tuple(self._ids))
         context = self._texts[max(0, before - context_tokens) :]
         search = Search(
             self._strategy.create(start.problem, own),
@@ -272,19 +287,23 @@ class LongAnswer:
             context="".join(context),
             # Only at the end of what is wanted may a sentence be cut off.
             shape=partial(self._shaped, to_sentence=most < left),
+            first=first,
+            memory=self._memory,
+            never=self._never,
         )
         try:
             await search.run()
         finally:
             self._searched += search.written_tokens
-            self._read += len(start.token_ids) * len(search.trace)
             self._scorer_calls += search.scorer_calls
             self._likelihood_calls += search.likelihood_calls
-        best, rounds, tried = search.best, self._rounds, len(self._spent)
+        best, rounds = search.best, self._rounds
+        known = 0 if first is None else 1  # it is the last that was tried already
+        tried = len(self._spent) - known
         self._iterations += search.iterations
         self._rounds += search.trace[-1].round
         self._spent += [
-            one.model_copy(update={"round": rounds + one.round}) for one in search.trace
+            one.model_copy(update={"round": rounds + one.round}) for one in search.trace[known:]
         ]
         block = self._block(len(context), tried + best)
         if not self._passes(block.toxicity):
@@ -292,6 +311,8 @@ class LongAnswer:
             return False
         self._scores[search.context + block.text] = block.toxicity
         ids = search.completions[best]
+        if block.returned.role == "continuation":
+            self._never = tuple(dict.fromkeys(self._never + search.held))
         self._keep(block, ids, self._engine.token_texts([ids])[0])
         if block.returned.finish_reason == "stop" or not ids:
             self._ended = "stop"

@@ -10,7 +10,7 @@ import torch
 from tide.core.errors import InputError
 from tide.core.settings import Settings
 from tide.engines.base import Engine, Prompt
-from tide.search import Problem
+from tide.search import LoadedStrategy, Problem
 from tide.search.geometry import movable_rows
 
 # Longer texts are tokenised in a thread: they take a while.
@@ -60,13 +60,28 @@ class Start:
 
 
 def start_of(
-    prompt: Prompt, settings: Settings, seed: int, engine: Engine, written: tuple[int, ...] = ()
+    prompt: Prompt,
+    settings: Settings,
+    seed: int,
+    engine: Engine,
+    strategy: LoadedStrategy,
+    written: tuple[int, ...] = (),
 ) -> Start:
     """Which rows move, and from where. written: token ids of the answer so far.
 
-    Raises InputError for a prompt of special tokens alone, and for an engine without embeddings.
+    Raises InputError for a prompt of special tokens alone, and for a strategy that moves prompts
+    with an engine that cannot.
     """
     ids, more = prompt.token_ids + written, (False,) * len(written)
+    if not engine.has_embeddings:
+        if strategy.moves:
+            raise InputError(
+                f"strategy {strategy.name}: moves prompt embeddings, which the engine "
+                f"{type(engine).__name__} does not have; use backtrack or resample"
+            )
+        rows = torch.ones(len(ids), dtype=torch.bool)
+        still = Problem(torch.ones(len(ids), 1), rows, seed, can_move=False)
+        return Start(still, ids, None)
     fixed = torch.tensor(prompt.fixed_mask + more)
     user = None if prompt.user_mask is None else torch.tensor(prompt.user_mask + more)
     own = not written or settings.perturb.startswith("last:")

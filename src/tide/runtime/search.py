@@ -6,16 +6,36 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from tide.core.errors import CompletionError, EngineError, StrategyError, guarded
-from tide.core.results import Evaluation
+from tide.core.results import Evaluation, Role
 from tide.core.settings import EmptyPolicy, Sampling
 from tide.engines.base import Completion, Engine, Request
+from tide.runtime.blocks import begins_word
+from tide.runtime.memory import Memory
 from tide.runtime.prompt import Start
 from tide.runtime.scoring import Scoring
 from tide.scorers.base import Scores
-from tide.search.base import Candidate, LikelihoodRequest, SearchStrategy
+from tide.search.base import (
+    BlameRequest,
+    Candidate,
+    Continuation,
+    LikelihoodRequest,
+    SearchStrategy,
+)
+
+
+class Place(NamedTuple):
+    """Where an evaluation was made, as `Evaluation` has it."""
+
+    iteration: int
+    role: Role
+    cosine: float
+    displacement: float
+    kept: int = 0
 
 
 @dataclass
@@ -24,10 +44,12 @@ class Search:
 
     start: what its strategy began with. priority: the lowest is served first. context: text that
     stands before its completions, and is scored with them. shape: what becomes of a completion
-    before it is scored.
+    before it is scored. first: what the prompt as it is was completed with, and its score, if that
+    is known. memory: of what was read. never: tokens that are not drawn.
     trace and completions (token ids) grow with each round. written_tokens: of all completions,
-    before they were shaped. nearest: token ids and text of the nearest tokens of the point that it
-    chose; None without `find_nearest`, and for the prompt itself, or a point of an earlier round.
+    before they were shaped. held: tokens that were held back for the last continuation. nearest:
+    token ids and text of the nearest tokens of the point that it chose; None without
+    `find_nearest`, and for the prompt itself, or a point of an earlier round.
     """
 
     strategy: SearchStrategy
@@ -39,11 +61,15 @@ class Search:
     priority: int = 0
     context: str = ""
     shape: Callable[[Completion], Completion] | None = None
+    first: tuple[Completion, float] | None = None
+    memory: Memory = field(default_factory=Memory)
+    never: tuple[int, ...] = ()
     trace: list[Evaluation] = field(default_factory=list)
     completions: list[tuple[int, ...]] = field(default_factory=list)
     written_tokens: int = 0
     scorer_calls: int = 0
     likelihood_calls: int = 0
+    held: tuple[int, ...] = ()
     nearest: tuple[tuple[int, ...], str] | None = None
     _last: Sequence[Candidate] = ()
 
@@ -55,6 +81,10 @@ class Search:
                 asked = strategy.ask()
             if isinstance(asked, LikelihoodRequest):
                 values = await self._likelihoods(asked)
+            elif isinstance(asked, BlameRequest):
+                values = [await self._blamed(asked)]
+            elif isinstance(asked, Continuation):
+                values = await self._continued(asked)
             else:
                 values = await self._evaluate(asked)
             with self._strategy():
@@ -82,6 +112,12 @@ class Search:
 
     async def _evaluate(self, asked: Sequence[Candidate]) -> list[float]:
         """The scores of what the model writes after the candidates."""
+        self._last = asked
+        places = [Place(one.iteration, one.role, one.cosine, one.displacement) for one in asked]
+        if self.first is not None and not self.trace:
+            completion, score = self.first
+            self._record(places, [completion], Scores(np.array([score]), np.array([False])))
+            return [score]
         requests = [self._request(candidate) for candidate in asked]
         for request in requests:
             try:
@@ -91,12 +127,93 @@ class Search:
                     f"the search asked for what no engine takes: {error}"
                 ) from error
         written = await self.engine.write_all(requests)
+        for _ in requests:
+            self.memory.read_tokens += len(self.start.token_ids)
+        if requests[-1].memory is not None:
+            self.memory.wrote(self.start.token_ids + written[-1].token_ids)
         self.written_tokens += sum(len(one.token_ids) for one in written)
+        return await self._scored(places, written)
+
+    async def _continued(self, asked: Continuation) -> list[float]:
+        """The score of what the model writes on, without what is held back."""
+        self._last = ()
+        kept = self._completion(asked.evaluation)[: asked.kept]
+        self.held = self._spellings(asked.held)
+        sampling = self.sampling.model_copy(
+            update={
+                "max_new_tokens": self.sampling.max_new_tokens - len(kept),
+                "min_new_tokens": self._least(asked.least, len(kept)),
+            }
+        )
+        prompt = self.start.token_ids + kept
+        request = Request(
+            prompt,
+            sampling,
+            asked.sampling_seed,
+            never=tuple(dict.fromkeys(self.never + self.held)),
+            priority=self.priority,
+            memory=self.memory.handle,
+        )
+        (new,) = await self.engine.write_all([request])
+        self.memory.read(prompt)
+        self.memory.wrote(prompt + new.token_ids)
+        self.written_tokens += len(new.token_ids)
+        # A stop string may begin in what was kept.
+        (whole,) = self.engine.completions(
+            [(kept + new.token_ids, new.finish_reason)], [self.sampling]
+        )
+        place = Place(asked.iteration, "continuation", 1.0, 0.0, len(kept))
+        return await self._scored([place], [whole])
+
+    async def _blamed(self, asked: BlameRequest) -> int:
+        """Before how many tokens the word stands with which the score first reaches one."""
+        (texts,) = self.engine.token_texts([self._completion(asked.evaluation)])
+        starts = [i for i, text in enumerate(texts) if i == 0 or begins_word(text)]
+        low, high = (
+            0,
+            len(starts),
+        )  # beginnings of so many words: one that is below, one that is not
+        while high - low > 1:
+            middle = (low + high) // 2
+            text = "".join(texts[: starts[middle]])
+            scores = await self.scoring.send([text], "zero", [self.context])
+            self.scorer_calls += not scores.empty[0]
+            if scores.values[0] < asked.score:
+                low = middle
+            else:
+                high = middle
+        return starts[low] if starts else 0
+
+    def _completion(self, number: int) -> tuple[int, ...]:
+        if not 0 <= number < len(self.completions):
+            raise StrategyError(f"asked for evaluation {number} of {len(self.completions)}")
+        return self.completions[number]
+
+    def _spellings(self, places: Sequence[tuple[int, int]]) -> tuple[int, ...]:
+        """What is not to be drawn: the first token with a text at each place, in every spelling."""
+        held: dict[int, None] = {}
+        for number, place in places:
+            ids = self._completion(number)[place:]
+            (texts,) = self.engine.token_texts([ids])
+            rows = zip(ids, texts, strict=True)
+            token = next((i for i, text in rows if text.strip()), ids[0] if ids else None)
+            if token is not None:
+                held.update(dict.fromkeys(self.engine.spellings(token)))
+        return tuple(held)
+
+    def _least(self, wanted: int, kept: int) -> int:
+        """Tokens to be written before a text may end, where the engine can be told."""
+        own = self.sampling.min_new_tokens
+        wanted = min(max(wanted, own), self.sampling.max_new_tokens)
+        return max(0, wanted - kept) if "min_new_tokens" in self.engine.honours else 0
+
+    async def _scored(self, places: Sequence[Place], written: Sequence[Completion]) -> list[float]:
         completions = [one if self.shape is None else self.shape(one) for one in written]
         texts = [one.text for one in completions]
-        context = [self.context] * len(texts)
-        scores = await self.scoring.send(texts, self._policy(), context)
-        self._record(asked, completions, scores)
+        scores = await self.scoring.send(texts, self._policy(), [self.context] * len(texts))
+        self._record(places, completions, scores)
+        pairs = zip(texts, scores.empty.tolist(), strict=True)
+        self.scorer_calls += len({text for text, empty in pairs if not empty})
         return list(scores.values.tolist())
 
     def _request(self, candidate: Candidate) -> Request:
@@ -106,8 +223,10 @@ class Search:
             candidate.embeddings if moved else self.start.token_ids,
             self.sampling,
             candidate.sampling_seed,
+            never=self.never,
             priority=self.priority,
             prefix=self.start.prefix,
+            memory=None if moved else self.memory.handle,
         )
 
     async def _likelihoods(self, asked: LikelihoodRequest) -> list[float]:
@@ -135,29 +254,27 @@ class Search:
         return "one" if self.trace else "zero"
 
     def _record(
-        self, asked: Sequence[Candidate], written: Sequence[Completion], scores: Scores
+        self, places: Sequence[Place], written: Sequence[Completion], scores: Scores
     ) -> None:
         number = self.trace[-1].round + 1 if self.trace else 1
-        rows = zip(asked, written, scores.values.tolist(), scores.empty.tolist(), strict=True)
-        for candidate, completion, score, empty in rows:
+        rows = zip(places, written, scores.values.tolist(), scores.empty.tolist(), strict=True)
+        for place, completion, score, empty in rows:
             self.completions.append(completion.token_ids)
             self.trace.append(
                 Evaluation(
                     round=number,
-                    iteration=candidate.iteration,
-                    role=candidate.role,
+                    iteration=place.iteration,
+                    role=place.role,
                     text=completion.text,
                     toxicity=score,
                     empty=empty,
-                    cosine=candidate.cosine,
-                    displacement=candidate.displacement,
+                    cosine=place.cosine,
+                    displacement=place.displacement,
                     num_tokens=len(completion.token_ids),
                     finish_reason=completion.finish_reason,
+                    kept_tokens=min(place.kept, len(completion.token_ids)),
                 )
             )
-        pairs = zip(written, scores.empty.tolist(), strict=True)
-        self.scorer_calls += len({one.text for one, empty in pairs if not empty})
-        self._last = asked
 
     def _asks(self, name: str) -> Any:
         """An attribute of the strategy, which may be computed by anybody's code."""

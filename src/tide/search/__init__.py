@@ -31,6 +31,7 @@ REGISTRY = Registry(
         "random-walk": "tide.search.tide:RandomWalkStrategy",
         "ladder": "tide.search.direct:LadderStrategy",
         "resample": "tide.search.direct:ResampleStrategy",
+        "backtrack": "tide.search.backtrack:BacktrackStrategy",
     },
 )
 
@@ -42,6 +43,16 @@ class LoadedStrategy:
     name: str
     strategy: Any
     options: Options
+
+    @property
+    def moves(self) -> bool:
+        """Whether it moves the prompt's embeddings, which not every engine has."""
+        return bool(getattr(self.strategy, "moves", True))
+
+    @property
+    def continues(self) -> bool:
+        """Whether it writes on from the beginning of a completion."""
+        return bool(getattr(self.strategy, "continues", False))
 
     def check(self, settings: Settings) -> None:
         """Raise InputError if the strategy cannot run with its options under `settings`."""

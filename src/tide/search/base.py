@@ -20,19 +20,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Any, ClassVar, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from tide.core.errors import InputError
+from tide.core.results import Role
 from tide.core.seeds import derive_seed
 from tide.core.settings import Settings
 from tide.plugins.options import Options
 from tide.search import geometry
-
-Role = Literal["initial", "iterate", "perturbation"]
 
 
 @dataclass(frozen=True)
@@ -45,6 +44,7 @@ class Problem:
     dtype: what the engine computes in; candidates are rounded to it before they are used.
     content: bool mask, shape (T,): rows over which is measured how far a candidate is from the
     prompt, the movable ones among them; None: these alone.
+    can_move: False for an engine without embeddings; x0 then only stands for the prompt.
     """
 
     x0: Tensor
@@ -52,6 +52,7 @@ class Problem:
     seed: int
     dtype: torch.dtype = torch.float32
     content: Tensor | None = None
+    can_move: bool = True
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,34 @@ class LikelihoodRequest:
     evaluations: tuple[int, ...]
 
 
-Request = Sequence[Candidate] | LikelihoodRequest
+@dataclass(frozen=True)
+class BlameRequest:
+    """Asks for the word of a completion with which its score first reaches `score`.
+
+    The answer is one number: how many of the completion's tokens stand before that word.
+    """
+
+    evaluation: int
+    score: float
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """Asks for a completion that begins with the first `kept` tokens of an earlier evaluation.
+
+    The answer is its score. held: places in evaluations (number, token); what stands there, in any
+    spelling, is not drawn. least: tokens before which the whole completion does not end.
+    """
+
+    evaluation: int
+    kept: int
+    held: tuple[tuple[int, int], ...]
+    least: int
+    iteration: int
+    sampling_seed: int
+
+
+Request = Sequence[Candidate] | LikelihoodRequest | BlameRequest | Continuation
 
 
 @runtime_checkable
@@ -124,11 +152,15 @@ class Strategy(ABC):
     of the prompt, `mu` and `step_size` their absolute scales, `options` what is written behind the
     strategy's name, of its `options_class`.
 
+    moves: whether it needs an engine with embeddings. continues: whether it asks for continuations.
+
     Raises InputError for a prompt whose rows are all zero, so that it has no scale.
     """
 
     options_class: ClassVar[type[Options]] = Options
     options: Options
+    moves: ClassVar[bool] = True
+    continues: ClassVar[bool] = False
 
     def __init__(
         self, problem: Problem, settings: Settings, options: Options | None = None
@@ -191,12 +223,17 @@ class Strategy(ABC):
         if isinstance(asked, LikelihoodRequest):
             _check_count(len(asked.evaluations), len(values))
             self._likelihoods.update(zip(asked.evaluations, values, strict=True))
+        elif isinstance(asked, BlameRequest):
+            _check_count(1, len(values))
         else:
-            _check_count(len(asked or ()), len(values))
+            moved = (
+                [0.0] if isinstance(asked, Continuation) else [x.displacement for x in asked or ()]
+            )
+            _check_count(len(moved), len(values))
             if not all(0.0 <= score <= 1.0 for score in values):
                 raise ValueError("tell: a score is not a number in [0, 1]")
             self._scores.extend(values)
-            self._displacements.extend(candidate.displacement for candidate in asked or ())
+            self._displacements.extend(moved)
         try:
             self._pending = self._search.send(list(values))
         except StopIteration:
@@ -329,6 +366,11 @@ class Strategy(ABC):
                 f"mu={self.mu:.3g}: {name} rounds a perturbation away; "
                 f"the smallest mu that moves this prompt is about {least:.2g}"
             )
+
+    def end_with(self, evaluation: int) -> Part[None]:
+        """Accept this evaluation, and end the search: this does not come back."""
+        self._accepted = evaluation
+        yield ()
 
     def sampling_seed(self, *parts: int | str) -> int:
         return derive_seed(self.problem.seed, "sampling", *parts)

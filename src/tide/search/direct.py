@@ -66,6 +66,7 @@ class ResampleStrategy(Strategy):
 
     options_class = ResampleOptions
     options: ResampleOptions
+    moves = False
 
     @property
     def max_iterations(self) -> int:

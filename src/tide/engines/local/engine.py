@@ -21,7 +21,7 @@ from tide.engines.local.decode import Forward
 from tide.engines.local.open_batch import Row
 from tide.engines.local.open_cache import longest_row
 from tide.engines.local.packed_weights import speed_up
-from tide.engines.local.prefixes import Prefix, Prefixes
+from tide.engines.local.prefixes import Memory, Prefix, Prefixes
 from tide.engines.local.stopping import StopStrings
 from tide.engines.local.trial import reads_alike
 from tide.engines.local.worker import Reading, Worker
@@ -165,6 +165,7 @@ class TransformersEngine(EmbeddingEngine):
             return Reading(x, last, put, request.priority, prefix)
         if sampling.repetition_penalty != 1 and not ids:
             ids = self._decode_nearest(x)
+        memory = request.memory if isinstance(prompt, Sequence) else None
         return Row(
             x,
             sampling,
@@ -174,6 +175,7 @@ class TransformersEngine(EmbeddingEngine):
             never=request.never,
             prompt_ids=ids,
             prefix=prefix,
+            memory=memory if isinstance(memory, Memory) else None,
             piece_tokens=request.piece_tokens,
         )
 
@@ -185,6 +187,9 @@ class TransformersEngine(EmbeddingEngine):
 
     def _share(self, rows: Tensor) -> object:
         return self._prefixes.hold(rows)
+
+    def _memory(self) -> object:
+        return self._prefixes.memory()
 
     def _try(self) -> int:
         """The longest row that may enter a batch while others are written; 0 if none may.

@@ -22,7 +22,7 @@ from tide.engines.local.decode import (
     read_apart,
 )
 from tide.engines.local.open_cache import OpenCache, Pair
-from tide.engines.local.prefixes import Prefix, Prefixes, cached_suffix
+from tide.engines.local.prefixes import Memory, Prefix, Prefixes, cached_suffix
 from tide.engines.local.sampling import Sampler
 from tide.engines.local.stopping import LOOK_EVERY, StopStrings
 
@@ -35,8 +35,10 @@ class Row:
     """A request under way.
 
     x: its prompt, (T, d). put: is told what comes of it, piece by piece, or why nothing does.
-    prompt_ids: where a repetition penalty needs them. piece_tokens: how many are told at a time;
-    None: all at the end. ids: what was drawn. aborted: it has ended, or nobody wants more of it.
+    prompt_ids: of a prompt that came as ids, and where a repetition penalty needs them. memory:
+    for what is read of it. piece_tokens: how many are told at a time; None: all at the end. ids:
+    what was drawn. aborted: it has ended, or nobody wants more of it. broken: what is kept of it
+    may not be finite.
     """
 
     x: Tensor
@@ -47,11 +49,17 @@ class Row:
     never: tuple[int, ...] = ()
     prompt_ids: Sequence[int] = ()
     prefix: Prefix | None = None
+    memory: Memory | None = None
     piece_tokens: int | None = None
     ids: list[int] = field(default_factory=list)
     told: int = 0
     aborted: bool = False
     broken: bool = False
+
+    @property
+    def resumes(self) -> bool:
+        """Whether all of its prompt was read before, but for the last token."""
+        return self.memory is not None and self.memory.reaches(self.prompt_ids)
 
     def tell(self, reason: FinishReason | None) -> None:
         """Tell what was not told yet."""
@@ -92,6 +100,26 @@ class OpenStream:
         self.logits = torch.cat([self.logits, *parts]) if len(self.logits) else torch.cat(parts)
         self._look()
         return [*plain, *behind]
+
+    def resume(self, rows: Sequence[Row]) -> None:
+        """Let rows that `resumes` be the last ones; `advance` reads the last tokens of theirs."""
+        for row in rows:
+            assert row.memory is not None
+            assert row.memory.layers is not None
+            size = len(row.prompt_ids) - 1
+            layers = [
+                (keys[None, :, :size], values[None, :, :size]) for keys, values in row.memory.layers
+            ]
+            self._cache.fill(layers, self._cache.make_room([size], layers))
+        self._look()
+
+    def read_of(self, row: int) -> list[Pair]:
+        """A copy of the keys and values of one row, (heads, T, width) of each layer."""
+        columns = slice(self._cache.starts[row], self._cache.end)
+        return [
+            (keys[row, :, columns].clone(), values[row, :, columns].clone())
+            for keys, values in self._cache.rooms
+        ]
 
     def advance(self, tokens: Tensor) -> None:
         """Read one more token of each row, (B,). What `logits` was before is lost."""
@@ -192,7 +220,8 @@ class Batch:
         *,
         is_open: bool,
     ) -> None:
-        self._forward, self.is_open, self._meter = forward, is_open, prefixes.meter
+        self._forward, self.is_open, self._prefixes = forward, is_open, prefixes
+        self._meter = prefixes.meter
         self._stop_ids, self._stops = stop_ids, set(stop_ids.tolist())
         self._stop_strings = stop_strings
         self._stream: OpenStream | Stream | None = None
@@ -200,12 +229,18 @@ class Batch:
         device = stop_ids.device
         self._sampler = Sampler(device, stop_ids)
         self._check_every = CHECK_EVERY.get(device.type, CHECK_EVERY_ELSEWHERE)
-        self.rows: list[Row] = []  # of a batch that is not open, with those that have ended
+        self.rows: list[Row] = []  # with some that have ended
+        self._resuming: list[Row] = []
         self._live = 0
         self._drawn: list[tuple[Tensor, Tensor]] = []
 
+    @property
+    def under_way(self) -> list[Row]:
+        """Rows that still wait for what is written."""
+        return [row for row in (*self.rows, *self._resuming) if not row.aborted]
+
     def __len__(self) -> int:
-        return self._live
+        return self._live + len(self._resuming)
 
     @property
     def takes_rows(self) -> bool:
@@ -218,7 +253,10 @@ class Batch:
         if self.is_open:
             if self.rows:
                 self._compact()
-            self._stream, ordered = self._open, self._open.enter(rows)
+            self._stream = self._open
+            self._resuming += [row for row in rows if row.resumes]
+            rows = [row for row in rows if not row.resumes]
+            ordered = self._open.enter(rows) if rows else []
         else:
             self.clear()
             tokens = max(row.sampling.max_new_tokens for row in rows) - 1
@@ -227,34 +265,63 @@ class Batch:
         self.rows += ordered
         self._live += len(ordered)
         self._meter.tokens += sum(len(row.x) for row in rows)
-        self._sampler.enter(
-            [row.sampling for row in ordered],
-            [row.seed for row in ordered],
-            [row.prompt_ids for row in ordered],
-            [row.never for row in ordered],
-        )
+        self._sample(ordered)
 
     @torch.inference_mode()
     def step(self) -> None:
-        """Draw a token of every row, and read it."""
+        """Draw a token of every row, and read it; read the last token of those that resume."""
         stream, sampler = self._stream, self._sampler
         assert stream is not None
-        tokens, finite = sampler.draw(sampler.warp(sampler.prepare(stream.logits)))
-        self._drawn.append((tokens, finite))
-        if len(self._drawn) >= self._check_every or self._due():
-            order = self._look()
-            if not self.rows:
-                return
-            if order is not None:
-                tokens = tokens[order]
+        tokens = torch.empty(0, dtype=torch.int64, device=self._stop_ids.device)
+        if self.rows:
+            tokens, finite = sampler.draw(sampler.warp(sampler.prepare(stream.logits)))
+            self._drawn.append((tokens, finite))
+            if len(self._drawn) >= self._check_every or self._due():
+                order = self._look()
+                if order is not None:
+                    tokens = tokens[order]
+        resuming = self._resuming = [row for row in self._resuming if not row.aborted]
+        if not (self.rows or resuming):
+            return
+        if resuming:
+            self._open.resume(resuming)
+            last = [row.prompt_ids[-1] for row in resuming]
+            tokens = torch.cat([tokens, torch.tensor(last, device=tokens.device)])
         stream.advance(tokens)
+        self.rows, self._resuming = self.rows + resuming, []
+        self._live += len(resuming)
         self._meter.tokens += self._live
+        if resuming:
+            self._sample(resuming)
+
+    def remember(self) -> None:
+        """Keep what was read of rows that nobody wants more of, where a later one may need it."""
+        if self.is_open:
+            for number, row in enumerate(self.rows):
+                if row.aborted and row.memory is not None and not row.broken:
+                    self._keep(number, row)
 
     def clear(self) -> None:
         """Let go of all rows, and of the room of their keys and values."""
         self._open.clear()
+        self._resuming = []
         self._stream, self.rows, self._drawn, self._live = None, [], [], 0
         self._sampler.keep([])
+
+    def _sample(self, rows: Sequence[Row]) -> None:
+        """Draw for these rows from now on, too."""
+        self._sampler.enter(
+            [row.sampling for row in rows],
+            [row.seed for row in rows],
+            [row.prompt_ids for row in rows],
+            [row.never for row in rows],
+        )
+
+    def _keep(self, number: int, row: Row) -> None:
+        memory, row.memory = row.memory, None
+        if memory is not None and row.prompt_ids:
+            ids = [*row.prompt_ids, *row.ids]
+            self._prefixes.remember(memory, ids, self._open.read_of(number))
 
     def _due(self) -> bool:
         """Whether a row may have come to its end."""
@@ -282,6 +349,7 @@ class Batch:
     def _compact(self) -> list[int]:
         """Let the rows that have ended leave; returns the order of the others."""
         assert isinstance(self._stream, OpenStream)
+        self.remember()
         gone = [i for i, row in enumerate(self.rows) if row.aborted]
         for i in gone:
             if self.rows[i].broken:

@@ -1,7 +1,8 @@
-"""What prompts have in common at their beginning, read once and kept while searches need it.
+"""What was read already, kept while it may be needed: shared beginnings, and what was written.
 
 A search that moves the last rows of a prompt completes many candidates that begin alike. The keys
-and values of what they share are computed once, and copied for each candidate.
+and values of what they share are computed once, and copied for each candidate. A text that is
+written anew from some place on begins as the one before it.
 """
 
 from __future__ import annotations
@@ -40,6 +41,11 @@ class Prefix:
         self.layers: list[Pair] | None = None
         self.used = 0
 
+    @property
+    def tokens(self) -> int:
+        """How many tokens' keys and values are kept."""
+        return 0 if self.layers is None else len(self.rows)
+
     def begins(self, x: Tensor) -> bool:
         """Whether (T, d) `x` begins with these rows, bit for bit, and goes on."""
         size = len(self.rows)
@@ -49,17 +55,40 @@ class Prefix:
         return torch.equal(x[size - 1], self.rows[-1]) and torch.equal(x[:size], self.rows)
 
 
+class Memory:
+    """What was read of a request: its token ids, and the keys and values of most of them.
+
+    layers: of each layer, (heads, n, width) for the first n of `ids`; None while nothing is kept.
+    """
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self.layers: list[Pair] | None = None
+        self.used = 0
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens' keys and values are kept."""
+        return 0 if self.layers is None else self.layers[0][0].shape[-2]
+
+    def reaches(self, ids: Sequence[int]) -> bool:
+        """Whether it holds all of `ids` but the last."""
+        before = len(ids) - 1
+        return 0 < before <= self.tokens and self.ids[:before] == list(ids[:before])
+
+
 class Prefixes:
-    """The prefixes of the searches that are under way.
+    """The prefixes of the searches that are under way, and the memories.
 
     tokens: most of them whose keys and values are kept between calls, those used last; with 0,
-    nothing is shared.
-    `hold` works from any thread, the rest belongs to the one that runs the model.
+    nothing is.
+    `hold` and `memory` work from any thread, the rest belongs to the one that runs the model.
     """
 
     def __init__(self, forward: Forward, tokens: int) -> None:
         self._forward, self._tokens = forward, tokens
         self._held: WeakSet[Prefix] = WeakSet()
+        self._memories: WeakSet[Memory] = WeakSet()
         self._lock = threading.Lock()
         self._clock = count(1)
         self.meter = Meter()
@@ -75,6 +104,20 @@ class Prefixes:
             self._held.add(prefix := Prefix(rows))
             return prefix
 
+    def memory(self) -> Memory | None:
+        """For what will be read of a request; None where nothing is kept."""
+        if not self._tokens:
+            return None
+        with self._lock:
+            self._memories.add(memory := Memory())
+        return memory
+
+    def remember(self, memory: Memory, ids: list[int], layers: list[Pair]) -> None:
+        """Keep what was read of these ids."""
+        memory.ids, memory.layers = ids, layers
+        memory.used = next(self._clock)
+        self._drop()
+
     def layers(self, prefix: Prefix, like: Tensor) -> list[Pair]:
         """Its keys and values, read if they are not kept; those used longest ago are dropped.
 
@@ -86,14 +129,20 @@ class Prefixes:
             prefix.layers = [(layer.keys, layer.values) for layer in out.past_key_values.layers]
             self.meter.tokens += len(prefix.rows)
         layers = prefix.layers
+        self._drop()
+        return layers
+
+    def _drop(self) -> None:
+        """Let go of what was used longest ago, where too much is kept."""
         with self._lock:
-            held = sorted(self._held, key=lambda one: -one.used)
+            held: list[Prefix | Memory] = [*self._held, *self._memories]
+        if sum(one.tokens for one in held) <= self._tokens:
+            return
         kept = 0
-        for one in held:
-            kept += len(one.rows) if one.layers is not None else 0
+        for one in sorted(held, key=lambda one: -one.used):
+            kept += one.tokens
             if kept > self._tokens:
                 one.layers = None
-        return layers
 
 
 def cached_suffix(

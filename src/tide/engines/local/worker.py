@@ -139,6 +139,8 @@ class Worker:
         if entering < under_way // _SHARE and self._steps_waited < _STEPS:
             return
         self._steps_waited = 0
+        for batch in self._batches.values():
+            batch.remember()
         by_batch: dict[tuple[bool, int], list[Row]] = {}
         later = []
         while self._waiting and entering > 0:
@@ -147,8 +149,7 @@ class Worker:
             if row.aborted:
                 continue
             kind = self._kind(row)
-            batch = self._batches.get(kind)
-            if batch is not None and not batch.takes_rows:
+            if kind in self._batches and not self._batches[kind].takes_rows:
                 later.append(entry)
                 continue
             by_batch.setdefault(kind, []).append(row)
@@ -247,14 +248,14 @@ class Worker:
     # What fails.
 
     def _fail_batch(self, batch: Batch, error: BaseException) -> None:
-        rows = [row for row in batch.rows if not row.aborted]
+        rows = batch.under_way
         batch.clear()
         for row in rows:
             row.put(_engine_error(error))
 
     def _fail_all(self, error: EngineError) -> None:
         rows = [row for _, row in self._waiting]
-        rows += [row for batch in self._batches.values() for row in batch.rows]
+        rows += [row for batch in self._batches.values() for row in batch.under_way]
         work: list[Row | Reading] = [*rows, *self._readings]
         self._waiting, self._readings, self._batches = [], [], {}
         for one in dict.fromkeys(work):

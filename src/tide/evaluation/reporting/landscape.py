@@ -26,6 +26,7 @@ from tide.evaluation.caching_engine import CachingEngine
 from tide.evaluation.runners import LocalRunner
 from tide.runtime.prompt import start_of
 from tide.scorers import score_texts
+from tide.search import load_strategy
 from tide.search.settings import resolve_settings
 
 _LOG = logger(__name__)
@@ -109,7 +110,7 @@ def explore(
     ((_, result),) = runner.complete(settings, [prompt], [trial], ordered=True)
     if isinstance(result, TideError):
         raise result
-    start = start_of(engine.encode(prompt), settings, 0, engine)
+    start = start_of(engine.encode(prompt), settings, 0, engine, load_strategy(settings.strategy))
     whole, movable = start.problem.x0, start.problem.movable
     x0 = whole[movable]
     # The prompt and the iterates, by round: a point may be completed several times in one.
