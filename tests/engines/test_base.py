@@ -1,34 +1,60 @@
 from __future__ import annotations
 
+import asyncio
 import inspect
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from tests.worlds import scripted_engine
+from tide.core.chat import Chat
 from tide.core.errors import EngineError
 from tide.core.settings import Sampling
 from tide.engines import Engine
-from tide.engines.base import per_row
+from tide.engines.base import Request
 from tide.evaluation.caching_engine import CachingEngine
 
 
 def calls_of_a_closed_engine(engine: Engine, x: Tensor) -> None:
-    """Every method of the protocol raises the same error."""
-    calls = {
+    """Every method that works with the model raises the same error."""
+    calls: dict[str, tuple[Any, ...]] = {
         "tokenize": ([],),
+        "encode": ("fine",),
+        "texts": ([[1]],),
+        "token_texts": ([[1]],),
+        "render": (Chat.said("fine"),),
+        "text_of": (Chat.said("fine"),),
         "embed": (["fine"],),
+        "embed_tokens": ([1],),
+        "decode_nearest": (x,),
+        "share": (x,),
+        "write": (Request(x),),
+        "write_all": ([Request(x)],),
+        "log_likelihoods": ([([1], [2])],),
+        "score_all": ([Request([1, 2], scored=1)],),
         "complete": ([x], Sampling(), [0]),
         "likelihood": ([[1]], [[2]]),
-        "decode_nearest": (x,),
         "verify": (),
     }
     methods = {name for name, _ in inspect.getmembers(Engine, inspect.isfunction)}
-    assert set(calls) == {name for name in methods if name[0] != "_"} - {"close"}
+    own = {"close", "check", "check_sampling", "completions", "fewest"}
+    assert set(calls) == {name for name in methods if name[0] != "_"} - own
     for name, arguments in calls.items():
         with pytest.raises(EngineError, match="closed; make a new one"):
-            getattr(engine, name)(*arguments)
+            asked = getattr(engine, name)(*arguments)
+            asyncio.run(_whole(asked))
+    assert engine.closed
+    assert not engine.available
+
+
+async def _whole(asked: Any) -> None:
+    if inspect.isasyncgen(asked):
+        async for _ in asked:
+            pass
+    else:
+        await asked
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -40,10 +66,3 @@ def test_a_closed_engine_says_so(shared: bool) -> None:
     engine.close()
 
 
-def test_one_sampling_is_that_of_all_rows() -> None:
-    one, two = Sampling(), Sampling(temperature=0)
-    assert per_row(one, 3) == [one] * 3
-    assert per_row([one, two], 2) == [one, two]
-    assert per_row(one, 0) == per_row([], 0) == []
-    with pytest.raises(EngineError, match="sampling: 2 for 3 rows"):
-        per_row([one, two], 3)
