@@ -64,5 +64,3 @@ def test_a_closed_engine_says_so(shared: bool) -> None:
     engine.close()
     calls_of_a_closed_engine(engine, torch.zeros(1, 8))
     engine.close()
-
-
