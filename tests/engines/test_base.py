@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -43,13 +44,13 @@ def calls_of_a_closed_engine(engine: Engine, x: Tensor) -> None:
     assert set(calls) == {name for name in methods if name[0] != "_"} - own
     for name, arguments in calls.items():
         with pytest.raises(EngineError, match="closed; make a new one"):
-            asked = getattr(engine, name)(*arguments)
-            asyncio.run(_whole(asked))
+            asyncio.run(_whole(getattr(engine, name), *arguments))
     assert engine.closed
     assert not engine.available
 
 
-async def _whole(asked: Any) -> None:
+async def _whole(call: Callable[..., Any], *arguments: Any) -> None:
+    asked = call(*arguments)
     if inspect.isasyncgen(asked):
         async for _ in asked:
             pass
