@@ -244,7 +244,10 @@ class Engine(ABC):
     def decode_nearest(self, embeddings: Tensor) -> list[int]:
         """For each row of (T, d), the token whose embedding has the largest cosine to it."""
         with self._calling("decode_nearest"):
-            return self._decode_nearest(embeddings)
+            found = self._decode_nearest(embeddings)
+        if len(found) != len(embeddings):
+            raise EngineError(f"engine {self.name}: {len(found)} answers to {len(embeddings)} rows")
+        return found
 
     def share(self, rows: Tensor) -> object:
         """Say that prompts will begin with these (P, d) rows, for as long as the result lives.
