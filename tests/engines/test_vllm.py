@@ -17,15 +17,17 @@ FALSE, TRUE = ("false", "False", "FALSE"), ("true", "True", "TRUE")
 
 
 def received(monkeypatch: pytest.MonkeyPatch, **options: Any) -> dict[str, Any]:
-    """What `vllm.LLM` is called with."""
+    """What vLLM's `AsyncEngineArgs` are made of."""
     got: dict[str, Any] = {}
 
-    def llm(source: str, **settings: Any) -> NoReturn:
+    def arguments(*, model: str, **settings: Any) -> NoReturn:
         got.update(settings)
         raise AssertionError("far enough")
 
     platform = SimpleNamespace(is_cpu=lambda: True)
-    stand_in = SimpleNamespace(LLM=llm, current_platform=platform)
+    stand_in = SimpleNamespace(
+        AsyncEngineArgs=arguments, AsyncLLM=None, current_platform=platform
+    )
     monkeypatch.setattr(tide.engines.vllm, "require", lambda *_: stand_in)
     with pytest.raises(EngineError, match=r"model pocket: loading failed: .*far enough"):
         VllmEngine("pocket", **options)
