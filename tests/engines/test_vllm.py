@@ -25,9 +25,7 @@ def received(monkeypatch: pytest.MonkeyPatch, **options: Any) -> dict[str, Any]:
         raise AssertionError("far enough")
 
     platform = SimpleNamespace(is_cpu=lambda: True)
-    stand_in = SimpleNamespace(
-        AsyncEngineArgs=arguments, AsyncLLM=None, current_platform=platform
-    )
+    stand_in = SimpleNamespace(AsyncEngineArgs=arguments, AsyncLLM=None, current_platform=platform)
     monkeypatch.setattr(tide.engines.vllm, "require", lambda *_: stand_in)
     with pytest.raises(EngineError, match=r"model pocket: loading failed: .*far enough"):
         VllmEngine("pocket", **options)
