@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +20,7 @@ from tide import Detoxifier
 from tide.core.errors import CompletionError, EngineError, InputError
 from tide.core.settings import Sampling
 from tide.engines import Engine, load_engine
+from tide.engines.base import Request
 from tide.engines.local.engine import TransformersEngine
 from tide.engines.remote.engine import RemoteEngine
 
@@ -522,3 +525,15 @@ def test_penalties_never_reach_a_server(connect: Callable[..., RemoteEngine]) ->
         Detoxifier(engine, repetition_penalty=1.1)
     with pytest.raises(InputError, match="repetition_penalty: not supported by RemoteEngine"):
         completions_of(engine, sampling=Sampling(repetition_penalty=1.1))
+
+
+def test_tokens_that_are_never_drawn_are_told_to_the_server(
+    connect: Callable[..., RemoteEngine], servers: list[VllmServer]
+) -> None:
+    """Requests that differ in them cannot share one to a server."""
+    engine = connect(servers[0])
+    never = [(), (5, 9), (5, 9), (7,)]
+    requests = [Request([5, 6], GREEDY, never=some) for some in never]
+    asyncio.run(engine.write_all(requests))
+    sent = {json.dumps(r.get("logit_bias")): len(r["prompt"]) for r in servers[0].requests}
+    assert sent == {"null": 1, '{"5": -100.0, "9": -100.0}': 2, '{"7": -100.0}': 1}
