@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen3Config,
 )
+
+from tide.engines.local.engine import TransformersEngine
 
 VOCAB = 300
 CONTEXT = 64
@@ -118,3 +121,19 @@ def save_classifier(folder: Path, labels: list[str], **config: Any) -> Path:
     AutoModelForSequenceClassification.from_config(settings).save_pretrained(folder)
     save_tokenizer(folder)
     return folder
+
+
+@contextmanager
+def ending_with(engine: TransformersEngine, *tokens: int) -> Iterator[None]:
+    """Let the texts of the engine's model end with these tokens, for a while."""
+
+    async def set_ids(ids: torch.Tensor) -> None:
+        engine._worker.stop_ids = ids
+        engine._worker._batches.clear()  # each was made with those of before
+
+    before = engine.stop_ids
+    engine.home.run(set_ids, torch.tensor(tokens, dtype=torch.int64))
+    try:
+        yield
+    finally:
+        engine.home.run(set_ids, before)

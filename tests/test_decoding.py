@@ -9,7 +9,8 @@ import pytest
 from torch import Tensor
 
 from tests.evaluation.runs import search_run
-from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
+from tests.worlds import PROMPTS as MORE
+from tests.worlds import ReadingScorer, scripted_engine
 from tide.cli.display import completions_table
 from tide.core.errors import EngineError
 from tide.core.results import Result, Trial
@@ -18,6 +19,10 @@ from tide.detoxifier.sync import Detoxifier
 from tide.engines.scripted import ScriptedEngine
 from tide.evaluation.metrics import summarize
 from tide.evaluation.reporting.tables import decoding_table, to_markdown
+
+# To the scripted engine a word that begins one prompt and stands inside of another is two tokens
+# with one embedding, of which it cannot tell which one was meant: " a" and "a".
+PROMPTS = [prompt for prompt in MORE if not prompt.startswith("a ")]
 
 
 def results(engine: ScriptedEngine | None = None, **settings: Any) -> list[Result]:
@@ -40,10 +45,10 @@ def test_a_small_shift_leaves_the_prompt_and_a_large_one_does_not() -> None:
     near = moved(results(decode=True, **gentle))
     assert near
     assert all(trial.changed_tokens == 0 for _, trial in near)
-    assert all(trial.decoded_prompt == f" {result.prompt}" for result, trial in near)
+    assert all(trial.decoded_prompt == result.prompt for result, trial in near)
     far = moved(results(decode=True, mu_relative=100.0))
     assert any(trial.changed_tokens for _, trial in far)
-    assert any(trial.decoded_prompt != f" {result.prompt}" for result, trial in far)
+    assert any(trial.decoded_prompt != result.prompt for result, trial in far)
 
 
 def test_what_was_not_moved_or_not_accepted_or_not_asked_for_is_not_decoded() -> None:
@@ -56,7 +61,7 @@ def test_what_was_not_moved_or_not_accepted_or_not_asked_for_is_not_decoded() ->
         assert result.best.changed_tokens is None
 
 
-def test_decoding_changes_nothing_else_and_is_one_call_a_round() -> None:
+def test_decoding_changes_nothing_else_and_is_of_chosen_points_alone() -> None:
     engine = scripted_engine(dim=64, max_batch=64)
     rows: list[int] = []
     plain = engine.decode_nearest
@@ -68,7 +73,7 @@ def test_decoding_changes_nothing_else_and_is_one_call_a_round() -> None:
     engine.decode_nearest = decode  # type: ignore[method-assign]
     found = results(engine, decode=True, num_trials=2)
     assert sum(rows) == sum(len(result.prompt.split()) for result, _ in moved(found))
-    assert len(rows) < len(moved(found))
+    assert len(rows) == len(moved(found)) > 0
     none = {"changed_tokens": None, "decoded_prompt": None}
     undone = [
         result.model_copy(
@@ -81,7 +86,7 @@ def test_decoding_changes_nothing_else_and_is_one_call_a_round() -> None:
 
 def test_an_engine_that_cannot_decode_fails_the_search() -> None:
     engine = scripted_engine(dim=64)
-    engine.decode_nearest = lambda embeddings: [0]  # type: ignore[method-assign]
+    engine._decode_nearest = lambda embeddings: [0]  # type: ignore[method-assign]
     with pytest.raises(EngineError, match="1 answers to"):
         results(engine, decode=True)
 

@@ -155,13 +155,12 @@ def mutate(folder: Path, draw: Callable[[Any], Any]) -> None:
 def use_engine(folder: Path) -> None:
     engine = load_engine("transformers", folder, device="cpu")
     special = set(engine.tokenizer.all_special_ids)  # type: ignore[attr-defined]
-    prompts = engine.embed(TEXTS)
     sampling = Sampling(temperature=1.0, max_new_tokens=8)
-    for completion in engine.complete([p.embeddings for p in prompts], sampling, [0, 1]):
+    for completion in engine.complete(engine.embed(TEXTS), sampling, [0, 1]):
         assert all(0 <= token < VOCAB for token in completion.token_ids)
         assert len(completion.token_ids) <= sampling.max_new_tokens
         assert completion.text or set(completion.token_ids) <= special
-    ids = [list(p.token_ids) for p in prompts]
+    ids = engine.tokenize(TEXTS)
     assert len(engine.likelihood(ids, ids)) == len(ids)
     engine.close()
 

@@ -182,14 +182,15 @@ class Plain:
         """The ids that baseline `kind` writes after `prompt`, at its strength in STRENGTHS."""
         score: Callable[..., Tensor] = getattr(self, kind.replace("-", "_"))()
         ids, written = self.engine.tokenize([prompt])[0], []
-        sampler = Sampler([sampling], [seed], torch.device("cpu"))
+        sampler = Sampler(torch.device("cpu"))
+        sampler.enter([sampling], [seed])
         shift_first = (order or ORDERS.get(kind)) == "shift-warp"
-        for step in range(sampling.max_new_tokens):
+        for _ in range(sampling.max_new_tokens):
             if shift_first:
                 scores = sampler.warp(score(prompt, ids, written, lambda x: x)[None])[0]
             else:
                 scores = score(prompt, ids, written, lambda x: sampler.warp(x[None])[0])
-            token = int(sampler.draw(scores[None], step))
+            token = int(sampler.draw(scores[None])[0])
             if token in self.engine.stop_ids.tolist():
                 break
             written.append(token)

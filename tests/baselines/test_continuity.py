@@ -9,6 +9,7 @@ from torch.nn.functional import kl_div
 
 from tests.baselines.conftest import World
 from tests.baselines.stand_ins import STRENGTHS
+from tests.models import ending_with
 from tide.baselines import REGISTRY
 from tide.core.settings import Sampling
 from tide.engines.local.sampling import Sampler
@@ -39,14 +40,13 @@ def drawn_from(
     scores: list[Tensor] = []
     tokens: list[Tensor] = []
 
-    def draw(self: Sampler, given: Tensor, step: int) -> Tensor:
+    def draw(self: Sampler, given: Tensor) -> tuple[Tensor, Tensor]:
         scores.append(given.log_softmax(dim=-1))
-        tokens.append(given.argmax(dim=-1) if forced is None else forced[step])
-        return tokens[-1]
+        tokens.append(given.argmax(dim=-1) if forced is None else forced[len(tokens)])
+        return tokens[-1], given.amax(dim=-1).isfinite()
 
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch, ending_with(world.engine):
         patch.setattr(Sampler, "draw", draw)
-        patch.setattr(world.engine, "stop_ids", torch.empty(0, dtype=torch.int64))
         world.load(spec).generate(PROMPTS, SAMPLING, [0, 1, 2])
     return torch.cat(scores), torch.stack(tokens)
 

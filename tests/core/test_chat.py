@@ -15,15 +15,16 @@ from hypothesis import strategies as st
 
 from tests.chats import BAD, GOOD, save_chat_model
 from tests.generated import examples
-from tests.worlds import ReadingScorer, proxy, scripted_engine
+from tests.worlds import ReadingScorer, scripted_engine
 from tide import AsyncDetoxifier, Detoxifier, evaluate
 from tide.cli import main
 from tide.core.chat import Chat, Rendered, render
 from tide.core.errors import EngineError, InputError
 from tide.data.prompts import read_rows
 from tide.data.records import read_records
-from tide.engines.base import EmbeddedPrompt
+from tide.engines.base import Engine, Prompt, Request
 from tide.engines.local.engine import TransformersEngine
+from tide.engines.scripted import ScriptedEngine
 from tide.search.geometry import movable_rows
 
 HELLO = [{"role": "user", "content": "The weather today"}]
@@ -64,9 +65,15 @@ def chatml(tmp_path_factory: pytest.TempPathFactory) -> TransformersEngine:
     return TransformersEngine(save_chat_model(folder, GOOD["chatml"], bos=True))
 
 
-def moved(engine: TransformersEngine, prompt: EmbeddedPrompt, perturb: str = "content") -> list:
+def masks(prompt: Prompt) -> tuple[torch.Tensor, torch.Tensor | None]:
+    user = None if prompt.user_mask is None else torch.tensor(prompt.user_mask)
+    return torch.tensor(prompt.fixed_mask), user
+
+
+def moved(engine: TransformersEngine, prompt: Prompt, perturb: str = "content") -> list:
     """What the rows that may move read as, each run of them on its own."""
-    movable = movable_rows(prompt.special, perturb, prompt.said).tolist()
+    fixed, user = masks(prompt)
+    movable = movable_rows(fixed, perturb, user).tolist()
     runs: list[list[int]] = [[]]
     for token, moves in zip(prompt.token_ids, movable, strict=True):
         if moves:
@@ -90,7 +97,7 @@ def test_a_chat_is_read_as_its_template_writes_it(
         messages, add_generation_prompt=True, return_dict=False
     )
     assert engine.tokenize([text, "plain", text])[::2] == [theirs, theirs]
-    (prompt,) = engine.embed([text])
+    prompt = engine.encode(text)
     assert list(prompt.token_ids) == theirs
     assert prompt.token_ids.count(0) <= 1
     assert type(prompt.text) is str
@@ -112,13 +119,13 @@ def test_a_token_across_the_border_is_not_moved(tmp_path: Path) -> None:
     template = "{% for m in messages %}Rain fell on the {{ m.content }} town{% endfor %}"
     engine = TransformersEngine(save_chat_model(tmp_path, template))
     text = engine.render(Chat.said("quiet"))
-    (prompt,) = engine.embed([text])
+    prompt = engine.encode(text)
     ((begin, end),) = text.spans
     offsets = engine.tokenizer(str(text), return_offsets_mapping=True)["offset_mapping"]
     inside = [begin <= a and b <= end for a, b in offsets]
     straddles = [a < begin < b or a < end < b for a, b in offsets]
     assert any(straddles)
-    assert (~prompt.special).tolist() == inside
+    assert [not fixed for fixed in prompt.fixed_mask] == inside
 
 
 def test_of_which_span_a_token_is() -> None:
@@ -171,9 +178,11 @@ def test_a_template_that_fails_is_one_clear_line(
 
 
 def test_an_engine_without_templates() -> None:
-    plain = proxy(scripted_engine())
-    del plain.render
-    with pytest.raises(InputError, match="SimpleNamespace has no chat template"):
+    class Mute(ScriptedEngine):
+        _render = Engine._render
+
+    plain = Mute(lambda x, seed: "fine")
+    with pytest.raises(InputError, match="Mute has no chat template"):
         Detoxifier(plain, scorer=ReadingScorer()).chat(HELLO)
 
 
@@ -297,21 +306,18 @@ def test_a_chat_stands_where_a_prompt_stands(chatml: TransformersEngine) -> None
 
 def test_only_what_users_said_moves_in_a_search(chatml: TransformersEngine) -> None:
     """Seen at the engine: all other rows of every candidate are the chat's own, bit for bit."""
-    seen: list[torch.Tensor] = []
+    seen: list[Request] = []
 
     class Watched(TransformersEngine):
-        def complete(self, embeddings: Any, sampling: Any, seeds: Any) -> Any:
-            seen.extend(embeddings)
-            return super().complete(embeddings, sampling, seeds)
+        async def write_all(self, requests: Any) -> Any:
+            seen.extend(requests)
+            return await super().write_all(requests)
 
     engine = Watched(chatml.name)
-    (prompt,) = chatml.embed([chatml.render(Chat.of(SYSTEM + LONG))])
-    assert prompt.said is not None
-    frozen_by = {
-        "content": prompt.special,
-        "user": ~prompt.said,
-        "all": torch.zeros_like(prompt.special),
-    }
+    prompt = chatml.encode(chatml.render(Chat.of(SYSTEM + LONG)))
+    x, (fixed, user) = chatml.embed_tokens(prompt.token_ids), masks(prompt)
+    assert user is not None
+    frozen_by = {"content": fixed, "user": ~user, "all": torch.zeros_like(fixed)}
     for perturb, frozen in frozen_by.items():
         seen.clear()
         options = {
@@ -321,9 +327,11 @@ def test_only_what_users_said_moves_in_a_search(chatml: TransformersEngine) -> N
             "min_new_tokens": 4,
         }
         Detoxifier(engine, scorer=lambda texts: [0.9] * len(texts), **options).chat(SYSTEM + LONG)
-        rows = torch.stack(seen)
-        assert torch.equal(rows[:, frozen], prompt.embeddings[frozen].expand(len(seen), -1, -1))
-        assert (rows[1] != prompt.embeddings).any(dim=-1)[~frozen].all()
+        first, *others = [request.prompt for request in seen]
+        assert first == prompt.token_ids  # the prompt as it is goes as its tokens
+        rows = torch.stack(others)  # type: ignore[arg-type]
+        assert torch.equal(rows[:, frozen], x[frozen].expand(len(rows), -1, -1))
+        assert (rows[0] != x).any(dim=-1)[~frozen].all()
 
 
 def test_what_shares_all_its_tokens_with_the_template_cannot_be_moved(tmp_path: Path) -> None:

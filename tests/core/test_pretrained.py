@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 from tests.models import CONTEXT, VOCAB, save_causal_lm, save_classifier
-from tide.core.errors import EngineError, InputError, ScorerError
+from tide.core.errors import CompletionError, EngineError, InputError, ScorerError
 from tide.core.pretrained import find_device
 from tide.core.settings import Sampling
 from tide.engines.local.engine import TransformersEngine
@@ -253,7 +253,7 @@ def test_a_broken_row_of_positions_is_met_where_a_prompt_reaches_it(tmp_path: Pa
         sampling = Sampling(temperature=temperature, max_new_tokens=4)
         engine.complete([short], sampling, [0])
         for rows in ([long], [short, long]):
-            with pytest.raises(EngineError, match="NaN or infinite"):
+            with pytest.raises(CompletionError, match="NaN or infinite"):
                 engine.complete(rows, sampling, range(len(rows)))
     assert engine.context_length == CONTEXT
 

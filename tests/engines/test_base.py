@@ -1,34 +1,62 @@
 from __future__ import annotations
 
+import asyncio
 import inspect
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from tests.worlds import scripted_engine
-from tide.core.errors import EngineError
+from tide.core.chat import Chat
+from tide.core.errors import CompletionError, EngineError, InputError
 from tide.core.settings import Sampling
 from tide.engines import Engine
-from tide.engines.base import per_row
+from tide.engines.base import Completion, Piece, Request
 from tide.evaluation.caching_engine import CachingEngine
 
 
 def calls_of_a_closed_engine(engine: Engine, x: Tensor) -> None:
-    """Every method of the protocol raises the same error."""
-    calls = {
+    """Every method that works with the model raises the same error."""
+    calls: dict[str, tuple[Any, ...]] = {
         "tokenize": ([],),
+        "encode": ("fine",),
+        "texts": ([[1]],),
+        "token_texts": ([[1]],),
+        "render": (Chat.said("fine"),),
+        "text_of": (Chat.said("fine"),),
         "embed": (["fine"],),
+        "embed_tokens": ([1],),
+        "decode_nearest": (x,),
+        "share": (x,),
+        "write": (Request(x),),
+        "write_all": ([Request(x)],),
+        "log_likelihoods": ([([1], [2])],),
+        "score_all": ([Request([1, 2], scored=1)],),
         "complete": ([x], Sampling(), [0]),
         "likelihood": ([[1]], [[2]]),
-        "decode_nearest": (x,),
         "verify": (),
     }
     methods = {name for name, _ in inspect.getmembers(Engine, inspect.isfunction)}
-    assert set(calls) == {name for name in methods if name[0] != "_"} - {"close"}
+    own = {"close", "check", "check_sampling", "completions", "fewest"}
+    assert set(calls) == {name for name in methods if name[0] != "_"} - own
     for name, arguments in calls.items():
         with pytest.raises(EngineError, match="closed; make a new one"):
-            getattr(engine, name)(*arguments)
+            asyncio.run(_whole(getattr(engine, name), *arguments))
+    assert engine.closed
+    assert not engine.available
+
+
+async def _whole(call: Callable[..., Any], *arguments: Any) -> None:
+    asked = call(*arguments)
+    if inspect.isasyncgen(asked):
+        async for _ in asked:
+            pass
+    else:
+        await asked
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -40,10 +68,110 @@ def test_a_closed_engine_says_so(shared: bool) -> None:
     engine.close()
 
 
-def test_one_sampling_is_that_of_all_rows() -> None:
-    one, two = Sampling(), Sampling(temperature=0)
-    assert per_row(one, 3) == [one] * 3
-    assert per_row([one, two], 2) == [one, two]
-    assert per_row(one, 0) == per_row([], 0) == []
-    with pytest.raises(EngineError, match="sampling: 2 for 3 rows"):
-        per_row([one, two], 3)
+OWN = Sampling(max_new_tokens=4)
+
+
+class Words(Engine):
+    """The least that an engine is: it writes the prompt again, a token at a time."""
+
+    def __init__(self) -> None:
+        self.name, self.dim, self.dtype = "words", 4, torch.float32
+        self.context_length, self.max_batch = 16, 4
+        self.left: list[Request] = []
+
+    def _tokenize(self, prompts: Sequence[str]) -> list[list[int]]:
+        return [[len(word) for word in prompt.split()] for prompt in prompts]
+
+    def _texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        return ["".join(f" {'x' * i}" for i in row) for row in rows]
+
+    async def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
+        try:
+            for token in request.prompt:
+                if token == 9:
+                    raise RuntimeError("nine")
+                yield Piece((int(token),))
+                await asyncio.sleep(0)
+            yield Piece((), "stop")
+        finally:
+            self.left.append(request)
+
+
+def test_the_default_methods_are_enough_for_completions() -> None:
+    with Words() as engine:
+        assert engine.complete([[1, 2], [3]], Sampling(max_new_tokens=9), [0, 0]) == [
+            Completion(" x xx", (1, 2), "stop"),
+            Completion(" xxx", (3,), "stop"),
+        ]
+        assert engine.encode("a bc").token_ids == (1, 2)
+        assert engine.encode("a bc").fixed_mask == (False, False)
+        assert engine.share(torch.zeros(2, 4)) is None
+        engine.verify()
+        for call in (lambda: engine.embed(["a"]), lambda: engine.decode_nearest(torch.zeros(1, 4))):
+            with pytest.raises(InputError, match="engine Words: has no embeddings"):
+                call()
+        with pytest.raises(InputError, match="Words has no chat template"):
+            engine.text_of(Chat.said("fine"))
+        with pytest.raises(EngineError, match="answered what is no completion"):
+            engine.likelihood([[1]], [[2]])
+        for name, value in {"stop": ("x",), "min_new_tokens": 2, "repetition_penalty": 2.0}.items():
+            with pytest.raises(InputError, match=f"{name}: not supported by Words"):
+                engine.complete([[1]], Sampling(**{"max_new_tokens": 9, name: value}), [0])  # type: ignore[arg-type]
+
+
+def test_what_a_library_raises_is_an_error_of_the_engine_and_ends_the_others() -> None:
+    with Words() as engine:
+        requests = [Request([1] * 12, OWN), Request([2, 9], OWN)]
+        with pytest.raises(EngineError, match="model words: write failed: nine"):
+            asyncio.run(engine.write_all(requests))
+        assert len(engine.left) == 2
+
+
+@pytest.mark.parametrize(
+    ("pieces", "problem"),
+    [
+        ([Piece((1,))], "a completion without an end"),
+        ([Piece((1,) * 40, "length")], "answered what is no completion"),
+        ([Piece((-1,), "stop")], "answered what is no completion"),
+        ([Piece((True,), "stop")], "answered what is no completion"),
+        ([Piece((1,), "abort")], "unknown finish reason 'abort'"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_an_engine_answers_is_looked_at(
+    pieces: list[Piece], problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def write(self: Engine, request: Request) -> AsyncGenerator[Piece, None]:
+        for piece in pieces:
+            yield piece
+
+    monkeypatch.setattr(Words, "_write", write)
+    with Words() as engine, pytest.raises(EngineError, match=problem):
+        engine.complete([[1]], Sampling(max_new_tokens=9), [0])
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_leaving_a_request_ends_what_writes_it(inside: bool) -> None:
+    async def leave() -> int:
+        async with aclosing(engine.write(Request([1, 2, 3, 4], OWN))) as pieces:
+            async for piece in pieces:
+                return piece.token_ids[0]
+        return 0
+
+    with Words() as engine:
+        assert (engine.home.run(leave) if inside else asyncio.run(leave())) == 1
+        engine.complete([[1]], Sampling(max_new_tokens=9), [0])  # by then the loop has ended it
+        assert len(engine.left) == 2
+
+
+@pytest.mark.parametrize(
+    ("prompt", "problem"),
+    [
+        ([], "a prompt without a token"),
+        ([1] * 17, r"17 tokens \+ 20 new ones exceed the context of 16"),
+        (torch.zeros(2, 5), "embeddings: shape"),
+        (torch.full((2, 4), float("inf")), "NaN or infinite"),
+    ],
+)
+def test_a_request_that_cannot_be_written_is_its_own_fault(prompt: Any, problem: str) -> None:
+    with Words() as engine, pytest.raises(CompletionError, match=problem):
+        engine.complete([prompt], Sampling(max_new_tokens=20), [0])

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.models import VOCAB, save_causal_lm
-from tide.core.errors import EngineError
+from tide.core.errors import CompletionError, EngineError
 from tide.core.settings import Sampling
 from tide.engines import embedding_table
 from tide.engines.base import FinishReason
@@ -36,9 +36,14 @@ def test_ids_outside_of_the_vocabulary_never_become_a_text(
     rows: list[Sequence[int]] = [[5, 6], [*before, bad, *after]]
     with pytest.raises(EngineError, match="is not in its vocabulary of 300"):
         engine.completions([(row, reason) for row in rows], PLAIN)
+    outside = "a token id outside of the model's vocabulary of 300"
     for prompts, completions in ((rows, [[5], [5]]), ([[5], [5]], rows)):
-        with pytest.raises(EngineError, match="is not in its vocabulary of 300"):
+        with pytest.raises(CompletionError, match=outside):
             engine.likelihood(prompts, completions)
+    with pytest.raises(CompletionError, match=outside):
+        engine.complete(rows, PLAIN, [0, 0])
+    with pytest.raises(EngineError, match="is not in its vocabulary of 300"):
+        engine.embed_tokens(rows[1])
 
 
 def test_ids_that_the_tokenizer_does_not_know_are_no_empty_text(tmp_path: Path) -> None:

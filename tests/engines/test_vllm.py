@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncGenerator
+from itertools import count
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import tide.engines.vllm
 from tide.core.errors import EngineError, InputError
+from tide.core.settings import Sampling
+from tide.engines.base import Piece, Request
 from tide.engines.vllm import VllmEngine
 
 FALSE, TRUE = ("false", "False", "FALSE"), ("true", "True", "TRUE")
 
 
 def received(monkeypatch: pytest.MonkeyPatch, **options: Any) -> dict[str, Any]:
-    """What `vllm.LLM` is called with."""
+    """What vLLM's `AsyncEngineArgs` are made of."""
     got: dict[str, Any] = {}
 
-    def llm(source: str, **settings: Any) -> NoReturn:
+    def arguments(*, model: str, **settings: Any) -> NoReturn:
         got.update(settings)
         raise AssertionError("far enough")
 
     platform = SimpleNamespace(is_cpu=lambda: True)
-    stand_in = SimpleNamespace(LLM=llm, current_platform=platform)
+    stand_in = SimpleNamespace(AsyncEngineArgs=arguments, AsyncLLM=None, current_platform=platform)
     monkeypatch.setattr(tide.engines.vllm, "require", lambda *_: stand_in)
     with pytest.raises(EngineError, match=r"model pocket: loading failed: .*far enough"):
         VllmEngine("pocket", **options)
@@ -75,3 +81,45 @@ def test_code_is_not_allowed_by_another_option(options: dict[str, Any]) -> None:
 def test_bounds_of_a_batch(value: Any) -> None:
     with pytest.raises(InputError, match="max_batch"):
         VllmEngine("pocket", max_batch=value)
+
+
+@pytest.mark.parametrize("size", [None, 3])
+def test_what_a_request_is_to_vllm(monkeypatch: pytest.MonkeyPatch, size: int | None) -> None:
+    """Tokens never drawn, seeds of what is drawn, pieces; the token that ends a text is dropped."""
+    got: list[Any] = []
+
+    async def generate(prompt: Any, values: dict[str, Any], name: str) -> AsyncGenerator[Any, None]:
+        got.append((prompt, values, name))
+        for ids, reason in (([5, 6], None), ([7, 0], "stop")):
+            one = SimpleNamespace(token_ids=ids, finish_reason=reason, stop_reason=None)
+            yield SimpleNamespace(outputs=[one])
+
+    kinds = SimpleNamespace(FINAL_ONLY="final", DELTA="delta")
+    monkeypatch.setattr(
+        tide.engines.vllm, "require", lambda *_: SimpleNamespace(RequestOutputKind=kinds)
+    )
+    engine = VllmEngine.__new__(VllmEngine)
+    engine.name, engine.dtype, engine._numbers = "m", torch.float16, count()
+    engine._vllm = SimpleNamespace(SamplingParams=dict)
+    engine._engine = SimpleNamespace(generate=generate)
+    own = Sampling(temperature=0.5, max_new_tokens=9, stop="x")
+    requests = [
+        Request([1, 2], own, 11, never=(3, 4), piece_tokens=size),
+        Request(torch.zeros(2, 4), Sampling(temperature=0.0), 11, piece_tokens=size),
+    ]
+
+    async def write(request: Request) -> list[Piece]:
+        return [piece async for piece in engine._write(request)]
+
+    for request in requests:
+        assert asyncio.run(write(request)) == [Piece((5, 6)), Piece((7,), "stop")]
+    (first, values, _), (second, greedy, _) = got
+    assert first == {"prompt_token_ids": [1, 2]}
+    assert second["prompt_embeds"].dtype == torch.float16
+    assert values["logit_bias"] == {3: -100.0, 4: -100.0}
+    assert greedy["logit_bias"] is None
+    assert (values["seed"], greedy["seed"]) == (11, None)
+    assert (values["stop"], values["detokenize"], greedy["detokenize"]) == (["x"], True, False)
+    assert values["output_kind"] == ("final" if size is None else "delta")
+    assert values.get("stream_interval") == size
+    assert len({name for *_, name in got}) == 2

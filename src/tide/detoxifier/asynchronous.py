@@ -32,8 +32,7 @@ class AsyncDetoxifier(DetoxifierBase):
     so that a step of the model keeps no other coroutine of the caller waiting.
     """
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
+    def _begin(self) -> None:
         self._runtime = Runtime(self.engine, self.scorer)
         self._numbers = count()
 

@@ -48,6 +48,10 @@ class DetoxifierBase:
             else load_engine(engine, model, **(engine_options or {}))
         )
         self.engine.check_sampling(self.settings)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Make what works with the engine and the scorer."""
 
     def check(self, prompts: Sequence[str | Chat]) -> list[InputError | None]:
         """For each prompt, why it cannot be completed, before any work; None if it can."""

@@ -259,7 +259,10 @@ class Engine(ABC):
     def decode_nearest(self, embeddings: Tensor) -> list[int]:
         """For each row of (T, d), the token whose embedding has the largest cosine to it."""
         with self._calling("decode_nearest"):
-            return self._decode_nearest(embeddings)
+            found = self._decode_nearest(embeddings)
+        if len(found) != len(embeddings):
+            raise EngineError(f"engine {self.name}: {len(found)} answers to {len(embeddings)} rows")
+        return found
 
     def share(self, rows: Tensor) -> object:
         """Say that prompts will begin with these (P, d) rows, for as long as the result lives.
@@ -291,9 +294,9 @@ class Engine(ABC):
                 async for piece in elsewhere:
                     yield piece
             return
-        self.check(request)
         written, reason = 0, None
         with self._calling("write", awaits=True):
+            self.check(request)
             async with aclosing(self._write(request)) as pieces:
                 async for piece in pieces:
                     written, reason = written + len(piece.token_ids), piece.finish_reason
@@ -307,9 +310,9 @@ class Engine(ABC):
         """The whole completion of each request. Raises as `write`, for the first that fails."""
         if not self.home.is_current:
             return await self.home.call(self.write_all, requests)
-        for request in requests:
-            self.check(request)
         with self._calling("write", awaits=True):
+            for request in requests:
+                self.check(request)
             return await self._write_all(requests)
 
     async def log_likelihoods(
@@ -325,15 +328,15 @@ class Engine(ABC):
         requests = [
             Request((*a, *b), scored=len(b), priority=priority, prefix=prefix) for a, b in pairs
         ]
-        if not self.home.is_current:
-            return await self.home.call(self.score_all, requests)
         return await self.score_all(requests)
 
     async def score_all(self, requests: Sequence[Request]) -> list[float]:
         """The log-likelihoods that requests with `scored` ask for."""
-        for request in requests:
-            self.check(request)
+        if not self.home.is_current:
+            return await self.home.call(self.score_all, requests)
         with self._calling("likelihood", awaits=True):
+            for request in requests:
+                self.check(request)
             return await self._score_all(requests)
 
     def complete(

@@ -9,10 +9,10 @@ import weakref
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.baselines.conftest import World
 from tests.baselines.stand_ins import OFF, ORDERS, STRENGTHS
+from tests.models import ending_with
 from tide.baselines import REGISTRY, Baseline, load_baseline
 from tide.core.errors import InputError
 from tide.core.settings import Sampling
@@ -209,14 +209,12 @@ def test_a_weak_fit_is_warned_of_where_it_is_used(
     assert caplog.messages == ["baseline rad: no fair opponent as it was fitted: it guesses"]
 
 
-def test_a_stop_token_ends_a_row_alone(gpt2: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
+def test_a_stop_token_ends_a_row_alone(gpt2: World) -> None:
     baseline = gpt2.load(STRENGTHS["rad"])
     whole = tokens(baseline, PROMPTS, GREEDY, SEEDS)
     stop = whole[0][2]
-    monkeypatch.setattr(gpt2.engine, "stop_ids", torch.tensor([stop]))
-    cut = tokens(baseline, PROMPTS, GREEDY, SEEDS)
+    with ending_with(gpt2.engine, stop):
+        cut = tokens(baseline, PROMPTS, GREEDY, SEEDS)
     assert cut == [row[: row.index(stop)] if stop in row else row for row in whole]
 
 
@@ -286,9 +284,7 @@ def test_closing_frees_the_auxiliary_models(gpt2: World) -> None:
 def test_lengths_stop_strings_and_penalties_without_strength(world: World, name: str) -> None:
     """As the model: the end of a text is held back from what looks at the logits again, too."""
     (whole, *_) = base(world, PROMPTS, GREEDY, SEEDS)
-    kept = world.engine.stop_ids
-    world.engine.stop_ids = torch.tensor([whole[1]])
-    try:
+    with ending_with(world.engine, whole[1]):
         text = world.engine.texts([whole[3:5]])[0]
         for options in (
             {"min_new_tokens": 6},
@@ -299,21 +295,16 @@ def test_lengths_stop_strings_and_penalties_without_strength(world: World, name:
             expected = base(world, PROMPTS, sampling, SEEDS)
             assert tokens(world.load(OFF[name]), PROMPTS, sampling, SEEDS) == expected
             assert expected != base(world, PROMPTS, GREEDY, SEEDS)
-    finally:
-        world.engine.stop_ids = kept
 
 
 @pytest.mark.parametrize("name", sorted(STRENGTHS))
 def test_no_baseline_ends_before_the_least_length(gpt2: World, name: str) -> None:
     """Not even one that keeps the likeliest tokens alone, of which the end may be all."""
-    kept = gpt2.engine.stop_ids
-    try:
-        for sampling in (GREEDY, DRAWN):
-            least = sampling.model_copy(update={"min_new_tokens": 8})
-            for token in {row[0] for row in base(gpt2, PROMPTS, GREEDY, SEEDS) if row}:
-                gpt2.engine.stop_ids = torch.tensor([token])
+    firsts = {row[0] for row in base(gpt2, PROMPTS, GREEDY, SEEDS) if row}
+    for sampling in (GREEDY, DRAWN):
+        least = sampling.model_copy(update={"min_new_tokens": 8})
+        for token in firsts:
+            with ending_with(gpt2.engine, token):
                 found = tokens(gpt2.load(STRENGTHS[name]), PROMPTS, least, SEEDS)
-                assert {len(row) for row in found} == {8}
-                assert all(token not in row for row in found)
-    finally:
-        gpt2.engine.stop_ids = kept
+            assert {len(row) for row in found} == {8}
+            assert all(token not in row for row in found)

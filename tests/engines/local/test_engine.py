@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,14 +10,14 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2LMHeadModel
 
 from tests.engines.test_base import calls_of_a_closed_engine
-from tests.models import CONFIGS, CONTEXT, save_causal_lm, save_mamba
-from tide.core.errors import EngineError, InputError
+from tests.models import CONFIGS, CONTEXT, ending_with, save_causal_lm, save_mamba
+from tide.core.errors import CompletionError, EngineError, InputError
 from tide.core.settings import Sampling
 from tide.engines import Engine
 from tide.engines.local import decode as decoding
-from tide.engines.local import engine as local_engine
-from tide.engines.local.decode import Forward, Stream, Writing
+from tide.engines.local.decode import Stream, Writing
 from tide.engines.local.engine import TransformersEngine
+from tide.engines.local.open_batch import Batch
 
 PROMPTS = [
     "The weather",
@@ -93,13 +94,8 @@ def test_a_row_is_written_alone_as_in_mixed_company(folder: Path, max_batch: int
         assert full or completion.finish_reason == "stop"
 
 
-def test_rows_that_end_early_stay_within_the_context(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One batch of a prompt that fills the context and a neighbour that writes as much again."""
-    monkeypatch.setattr(
-        local_engine, "length_groups", lambda lengths, *_: [list(range(len(lengths)))]
-    )
+def test_rows_that_end_early_stay_within_the_context(folder: Path) -> None:
+    """A prompt that fills the context, and a neighbour that writes as much again."""
     engine = TransformersEngine(folder)
     embeddings = [engine._embed_ids(row).float() for row in ([7, 8] * (CONTEXT // 2 - 1), [5])]
     samplings = [GREEDY.model_copy(update={"max_new_tokens": n}) for n in (2, CONTEXT - 1)]
@@ -110,9 +106,9 @@ def test_rows_that_end_early_stay_within_the_context(
 
 def test_samplings_must_be_as_many_as_rows(pocket: TransformersEngine) -> None:
     x = pocket.embed(PROMPTS[:1])[0]
-    with pytest.raises(EngineError, match="sampling: 1 for 2 rows"):
+    with pytest.raises(EngineError, match="2 prompts, 1 samplings and 2 seeds"):
         pocket.complete([x, x], [GREEDY], [0, 0])
-    with pytest.raises(EngineError, match=r"embeddings 1: .* 255 new ones exceed the context"):
+    with pytest.raises(CompletionError, match=r"2 tokens \+ 255 new ones exceed the context"):
         pocket.complete([x, x], [GREEDY, Sampling(max_new_tokens=255)], [0, 0])
 
 
@@ -132,12 +128,12 @@ def test_likelihood_equals_the_plain_computation(folder: Path) -> None:
 
 def test_nearest_tokens_of_a_prompt_are_its_own(folder: Path) -> None:
     engine = TransformersEngine(folder)
-    (prompt,) = engine.embed([PROMPTS[1]])
-    assert prompt.embeddings.shape == (len(prompt.token_ids), engine.dim)
-    assert engine.decode_nearest(prompt.embeddings) == list(prompt.token_ids)
+    (ids,), (x,) = engine.tokenize([PROMPTS[1]]), engine.embed([PROMPTS[1]])
+    assert x.shape == (len(ids), engine.dim)
+    assert engine.decode_nearest(x) == ids
 
 
-def test_satisfies_the_protocol(pocket: TransformersEngine) -> None:
+def test_is_an_engine(pocket: TransformersEngine) -> None:
     assert isinstance(pocket, Engine)
     assert (pocket.dim, pocket.context_length, pocket.dtype) == (256, 256, torch.float32)
 
@@ -151,14 +147,15 @@ def test_batches_are_capped_and_change_nothing(
     small = TransformersEngine("pocket", max_batch=3)
     sizes = []
 
-    class Spy(Stream):
-        def __init__(self, forward: Forward, rows: list[torch.Tensor], tokens: int) -> None:
-            sizes.append(len(rows))
-            super().__init__(forward, rows, tokens)
+    def step(self: Batch, step: Callable[[Batch], None] = Batch.step) -> None:
+        sizes.append(len(self))
+        step(self)
 
-    monkeypatch.setattr(local_engine, "Stream", Spy)
+    monkeypatch.setattr(Batch, "step", step)
     written = complete(small, prompts, sampling, seeds)
-    assert sizes == [3, 3, 3, 3, 3, 3, 2]
+    assert max(sizes) == 3
+    # Those that end leave their places to those that wait.
+    assert len(sizes) < 1.5 * sum(map(len, written)) / 3
     assert written == complete(pocket, prompts, sampling, seeds)
 
 
@@ -187,8 +184,8 @@ def test_a_stop_token_ends_the_text(tmp_path: Path) -> None:
     embeddings = engine.embed(PROMPTS[:2])
     whole = engine.complete(embeddings, GREEDY, [0, 0])
     stop = whole[0].token_ids[1]
-    engine.stop_ids = torch.tensor([stop])
-    cut = engine.complete(embeddings, GREEDY, [0, 0])
+    with ending_with(engine, stop):
+        cut = engine.complete(embeddings, GREEDY, [0, 0])
     assert cut[0].token_ids == whole[0].token_ids[: whole[0].token_ids.index(stop)]
     assert (whole[0].finish_reason, cut[0].finish_reason) == ("length", "stop")
 
@@ -199,9 +196,9 @@ def test_decoding_ends_once_every_row_has_stopped(
 ) -> None:
     monkeypatch.setitem(decoding.CHECK_EVERY, "cpu", every)
     engine = TransformersEngine(save_causal_lm(tmp_path, "gpt2"))
-    (prompt,) = engine.embed(PROMPTS[:1])
-    (whole,) = engine.complete([prompt.embeddings], GREEDY, [0])
-    writing = Writing(Stream(engine._forward, [prompt.embeddings], 11))
+    (x,) = engine.embed(PROMPTS[:1])
+    (whole,) = engine.complete([x], GREEDY, [0])
+    writing = Writing(Stream(engine._forward, [x], 11))
     read: list[torch.Tensor] = []
     monkeypatch.setattr(
         writing, "advance", lambda ids: (read.append(ids), Writing.advance(writing, ids))
@@ -224,15 +221,17 @@ def test_text_continues_the_prompt_exactly(tmp_path: Path, word_marks: bool) -> 
 
 def test_special_tokens_are_marked(tmp_path: Path) -> None:
     engine = TransformersEngine(save_causal_lm(tmp_path, "llama", bos=True))
-    (prompt,) = engine.embed(["The weather"])
-    assert prompt.special.tolist() == [True] + [False] * (len(prompt.token_ids) - 1)
+    prompt = engine.encode("The weather")
+    assert prompt.fixed_mask == (True, *[False] * (len(prompt.token_ids) - 1))
+    assert prompt.user_mask is None
+    assert engine.tokenize(["The weather"]) == [list(prompt.token_ids)]
 
 
 def test_half_precision_runs(pocket: TransformersEngine) -> None:
     engine = TransformersEngine("pocket", dtype="bfloat16")
-    (prompt,) = engine.embed(["The weather"])
+    (x,) = engine.embed(["The weather"])
     assert engine.dtype == torch.bfloat16
-    assert prompt.embeddings.dtype == torch.float32
+    assert x.dtype == torch.float32
     assert len(complete(engine, ["The weather"], GREEDY, [0])[0]) == 12
 
 
@@ -250,7 +249,7 @@ def test_half_precision_runs(pocket: TransformersEngine) -> None:
 def test_bad_embeddings_never_reach_the_model(
     pocket: TransformersEngine, embeddings: torch.Tensor, message: str
 ) -> None:
-    with pytest.raises(EngineError, match=message):
+    with pytest.raises(CompletionError, match=message):
         pocket.complete([torch.zeros(2, 256), embeddings], Sampling(), [0, 0])
 
 
@@ -309,11 +308,11 @@ def test_pickled_weights_are_refused(tmp_path: Path) -> None:
 
 def test_embeddings_are_the_rows_of_the_table_times_a_scale(folder: Path) -> None:
     engine = TransformersEngine(folder)
-    (prompt,) = engine.embed([PROMPTS[1]])
+    (ids,), (x,) = engine.tokenize([PROMPTS[1]]), engine.embed([PROMPTS[1]])
     expected = engine.dim**0.5 if "gemma" in engine.model.config.model_type else 1.0
     assert engine.embedding_scale == pytest.approx(expected)
-    rows = engine.model.get_input_embeddings().weight[list(prompt.token_ids)]
-    assert torch.allclose(prompt.embeddings, engine.embedding_scale * rows)
+    rows = engine.model.get_input_embeddings().weight[ids]
+    assert torch.allclose(x, engine.embedding_scale * rows)
 
 
 def test_a_gemma_whose_layer_does_not_scale_is_refused(
@@ -329,12 +328,12 @@ def test_a_gemma_whose_layer_does_not_scale_is_refused(
 
 def test_a_closed_engine_says_so(tmp_path: Path) -> None:
     engine = TransformersEngine(save_causal_lm(tmp_path, "gpt2"))
-    (prompt,) = engine.embed(PROMPTS[:1])
+    (x,) = engine.embed(PROMPTS[:1])
     model = weakref.ref(engine.model)
     engine.close()
     gc.collect()
     assert model() is None
-    calls_of_a_closed_engine(engine, prompt.embeddings)
+    calls_of_a_closed_engine(engine, x)
     engine.close()
 
 

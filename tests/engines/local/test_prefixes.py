@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import copy
+import asyncio
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,12 @@ from tests.generated import examples
 from tests.models import _COMMON, _WIDTH, CONFIGS, CONTEXT, save_causal_lm
 from tide import Detoxifier
 from tide.core.settings import Sampling
-from tide.engines.base import KeepsPrefixes
+from tide.engines.base import Completion, Request
 from tide.engines.local import prefixes
 from tide.engines.local.decode import Forward
 from tide.engines.local.engine import TransformersEngine
-from tide.runtime.job import Job
-from tide.search import load_strategy
-from tide.search.settings import resolve_settings
+from tide.engines.local.prefixes import Prefix, Prefixes
+from tide.engines.local.trial import reads_alike
 
 LEAST = 6
 LONG = "The weather today is fine and the people of this quiet town are kind. " * 6
@@ -56,11 +56,39 @@ def moved(engine: TransformersEngine, ids: list[int], last: int, count: int) -> 
     return [x, *(torch.cat([x[:-last], x[-last:] + by * x.std()]) for by in noise)]
 
 
-def reading_all(engine: TransformersEngine) -> TransformersEngine:
-    """The same engine, which shares nothing."""
-    plain = copy.copy(engine)
-    plain._prefixes = prefixes.Prefixes(engine._forward, 0, engine.dtype, engine.device)
-    return plain
+def asked(
+    engine: TransformersEngine,
+    rows: Sequence[Tensor],
+    samplings: Sequence[Sampling],
+    held: Sequence[object],
+) -> list[Completion]:
+    """The completion of each row, with what `share` returned for its beginning."""
+    requests = [
+        Request(x, own, seed, priority=seed, prefix=prefix)
+        for seed, (x, own, prefix) in enumerate(zip(rows, samplings, held, strict=True))
+    ]
+    return asyncio.run(engine.write_all(requests))
+
+
+def likelihoods(engine: TransformersEngine, pairs: Any, held: Sequence[object]) -> list[float]:
+    requests = [
+        Request((*a, *b), scored=len(b), prefix=prefix)
+        for (a, b), prefix in zip(pairs, held, strict=True)
+    ]
+    return asyncio.run(engine.score_all(requests))
+
+
+def alive(engine: TransformersEngine) -> int:
+    gc.collect()
+    return len(engine._prefixes._held)
+
+
+@contextmanager
+def bounds(engine: TransformersEngine, tokens: int, max_batch: int) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine._prefixes, "_tokens", tokens)
+        patch.setattr(engine._worker, "_max_batch", max_batch)
+        yield
 
 
 @given(
@@ -96,34 +124,44 @@ def test_sharing_changes_nothing(
     bound: int,
 ) -> None:
     """Any splits, several prompts of any lengths, under any bound, once read and read again."""
-    shares = copy.copy(engine)
-    shares._prefixes = prefixes.Prefixes(engine._forward, bound, engine.dtype, engine.device)
-    shares.max_batch, plain = max_batch, reading_all(engine)
-    rows, held = [], []
-    for ids, most, count in prompts:
-        last = min(most, len(ids) - 1)
-        rows += moved(engine, ids, last, count)
-        held.append(shares.keep_prefix(rows[-1][:-last]))
-    # Neighbours in a batch are of other prompts, and write more or less.
-    rows = rows[::2] + rows[1::2]
-    each = [sampling[i % len(sampling)] for i in range(len(rows))]
-    expected = plain.complete(rows, each, range(len(rows)))
-    pairs = [ids for ids, *_ in prompts], [ids[: 1 + i] for i, (ids, *_) in enumerate(prompts)]
-    for _ in range(2):
-        assert shares.complete(rows, each, range(len(rows))) == expected
-        assert shares.likelihood(*pairs) == pytest.approx(plain.likelihood(*pairs), abs=1e-4)
-    kept = [prefix for prefix in shares._prefixes._held if prefix.layers is not None]
-    assert sum(len(prefix.rows) for prefix in kept) <= bound
+    rows: list[tuple[Tensor, object]] = []
+    pairs, first = [], []
+    with bounds(engine, bound, max_batch):
+        for i, (ids, most, count) in enumerate(prompts):
+            last = min(most, len(ids) - 1)
+            some = moved(engine, ids, last, count)
+            held = engine.share(some[-1][:-last])
+            assert held is None or bound  # which models share is another test's matter
+            rows += [(x, held) for x in some]
+            pairs.append((ids, ids[: 1 + i]))
+            first.append(held)
+        # Neighbours in a batch are of other prompts, and write more or less.
+        rows = rows[::2] + rows[1::2]
+        each = [sampling[i % len(sampling)] for i in range(len(rows))]
+        xs, all_held = [x for x, _ in rows], [held for _, held in rows]
+        expected = asked(engine, xs, each, [None] * len(rows))
+        plain = likelihoods(engine, pairs, [None] * len(pairs))
+        for _ in range(2):
+            assert asked(engine, xs, each, all_held) == expected
+            assert likelihoods(engine, pairs, first) == pytest.approx(plain, abs=1e-4)
+        kept = [prefix for prefix in engine._prefixes._held if prefix.layers is not None]
+        assert sum(len(prefix.rows) for prefix in kept) <= bound
 
 
 def test_which_models_share(engine: TransformersEngine, request: pytest.FixtureRequest) -> None:
-    """All of these but for windows that are shorter than the prompt."""
+    """All of these but for windows that are shorter than the model's first trial reads."""
     kind = request.node.callspec.params["engine"]
     (x, *_) = moved(engine, [*range(3, 33)], 3, 0)
-    held = engine.keep_prefix(x[:-3])
-    short, long = engine._prefixes.of([x, x], [10, 11])
-    assert (short, long) == (None, None) if kind == "gemma2" else short is held is not None
-    assert (long is None) == kind.startswith("gemma2")
+    held = engine.share(x[:-3])
+    (written,) = asked(engine, [x], [Sampling(max_new_tokens=4)], [held])
+    assert [written] == engine.complete([x], Sampling(max_new_tokens=4), [0])
+    assert held is not None
+    assert (held.layers is not None) == (kind != "gemma2")  # type: ignore[attr-defined]
+    # Rows beyond the windows of a model are read whole.
+    (x, *_) = moved(engine, [*range(3, 43)], 3, 0)
+    held = engine.share(x[:-3])
+    asked(engine, [x], [Sampling(max_new_tokens=4)], [held])
+    assert (held.layers is not None) == (not kind.startswith("gemma2"))  # type: ignore[attr-defined,union-attr]
 
 
 @pytest.fixture
@@ -136,55 +174,82 @@ def test_each_token_is_counted_once(llama: TransformersEngine) -> None:
     rows = moved(llama, [*range(10, 40)], 4, 2)
     sampling = Sampling(temperature=0.0, max_new_tokens=5)
 
-    def reads(*arguments: Any, call: Any = llama.complete) -> int:
+    def reads(held: object) -> int:
         before = llama.forward_tokens
-        answer = call(*arguments)
+        answer = asked(llama, rows, [sampling] * 3, [held] * 3)
         written = sum(len(c.token_ids) - (c.finish_reason == "length") for c in answer)
         return llama.forward_tokens - before - written
 
-    assert reads(rows, sampling, [0, 1, 2]) == 3 * 30
-    held = llama.keep_prefix(rows[0][:-4])
+    assert reads(None) == 3 * 30
+    held = llama.share(rows[0][:-4])
     assert held is not None
-    assert reads(rows, sampling, [0, 1, 2]) == 26 + 3 * 4
-    assert reads(rows, sampling, [0, 1, 2]) == 3 * 4
+    assert reads(held) == 26 + 3 * 4
+    assert reads(held) == 3 * 4
     before = llama.forward_tokens
-    llama.likelihood([[*range(10, 40)]] * 2, [[5, 6], [7]])
+    likelihoods(llama, [([*range(10, 40)], [5, 6]), ([*range(10, 40)], [7])], [held] * 2)
     assert llama.forward_tokens - before == 2 * 4 + 3
 
 
 def test_what_is_kept_is_bounded_and_goes_with_who_asked(llama: TransformersEngine) -> None:
     prompts = [[start, *range(10, 32)] for start in (3, 4, 5)]
     rows = [moved(llama, ids, 3, 1) for ids in prompts]
-    held = [llama.keep_prefix(some[0][:-3]) for some in rows]
-    for some in rows:
-        llama.complete(some, Sampling(), [0, 1])
-    assert [prefix.layers is not None for prefix in held] == [False, True, True]  # type: ignore[attr-defined]
-    assert llama.keep_prefix(rows[0][0][:-3]) is held[0]
-    llama.complete(rows[0], Sampling(), [0, 1])
-    assert [prefix.layers is not None for prefix in held] == [True, False, True]  # type: ignore[attr-defined]
-    del held
-    assert len(llama._prefixes) == 0
-    assert llama._prefixes.of(rows[0], [0, 0]) == [None, None]
+    held = [llama.share(some[0][:-3]) for some in rows]
+    for some, one in zip(rows, held, strict=True):
+        asked(llama, some, [Sampling()] * 2, [one] * 2)
+    assert [prefix.layers is not None for prefix in held] == [False, True, True]  # type: ignore[union-attr]
+    assert llama.share(rows[0][0][:-3]) is held[0]
+    asked(llama, rows[0], [Sampling()] * 2, held[:1] * 2)
+    assert [prefix.layers is not None for prefix in held] == [True, False, True]  # type: ignore[union-attr]
+    del held, one
+    assert alive(llama) == 0
 
 
 def test_only_equal_rows_are_shared(llama: TransformersEngine) -> None:
     x, other = moved(llama, [*range(10, 40)], 4, 1)
-    held = llama.keep_prefix(x[:-4])
-    longer = llama.keep_prefix(x[:-2])
+    held, longer = llama.share(x[:-4]), llama.share(x[:-2])
+    assert isinstance(held, Prefix)
+    assert isinstance(longer, Prefix)
     nearly = x.clone()
     nearly[9, 3] += 1e-6
-    found = llama._prefixes.of([x, other, nearly, x[:-4], x[:-3], x.double()], [0] * 6)
-    assert found == [longer, held, None, None, held, None]
-    assert llama.keep_prefix(x[: LEAST - 1]) is None
+    some = [x, other, nearly, x[:-4], x[:-3], x.double()]
+    assert [held.begins(one) for one in some] == [True, True, False, False, True, False]
+    assert [longer.begins(one) for one in some] == [True, False, False, False, False, False]
+    assert llama.share(x[: LEAST - 1]) is None
 
 
-def test_a_model_that_ignores_the_mask_does_not_share(llama: TransformersEngine) -> None:
+def test_a_request_with_another_prompts_prefix_is_read_whole(llama: TransformersEngine) -> None:
+    """Also one that belongs to another engine, or to none."""
+    x, _ = moved(llama, [*range(10, 40)], 4, 1)
+    (wrong, _) = moved(llama, [*range(11, 41)], 4, 1)
+    own = [Sampling(temperature=0.0, max_new_tokens=5)]
+    expected = asked(llama, [x], own, [None])
+    for held in (llama.share(wrong[:-4]), llama.share(x), "nonsense"):
+        before = llama.forward_tokens
+        assert asked(llama, [x], own, [held]) == expected
+        assert llama.forward_tokens - before >= 30
+
+
+def test_a_model_that_ignores_the_mask_neither_shares_nor_opens_its_batch(
+    llama: TransformersEngine,
+) -> None:
     class Deaf(Forward):
         def __call__(self, mask: Tensor | None, positions: Tensor, **inputs: Any) -> Any:
             return super().__call__(None, positions, **inputs)
 
-    deaf = prefixes.Prefixes(Deaf(llama.model), 50, llama.dtype, llama.device)
-    assert deaf.hold(moved(llama, [*range(10, 40)], 4, 0)[0]) is None
+    x = moved(llama, [*range(10, 40)], 4, 0)[0]
+    assert reads_alike(Forward(llama.model), x, 1 << 62)
+    assert not reads_alike(Forward(llama.model), x, len(x))
+    assert not reads_alike(Deaf(llama.model), x, 1 << 62)
+    assert Prefixes(Deaf(llama.model), 0).hold(x) is None
+
+
+def test_prompts_that_leave_no_room_for_sharing_are_read_whole(llama: TransformersEngine) -> None:
+    """One that fills the context, and one whose rows are all moved."""
+    sampling = [Sampling(temperature=0.0, max_new_tokens=4)] * 3
+    for size, last in ((CONTEXT - 4, 3), (LEAST, LEAST)):
+        rows = moved(llama, [*range(10, 10 + size)], last, 2)
+        held = [llama.share(rows[0][:-last])] * 3
+        assert asked(llama, rows, sampling, held) == asked(llama, rows, sampling, [None] * 3)
 
 
 # Searches
@@ -200,57 +265,44 @@ class Strict:
         self.held: list[int] = []
 
     def score(self, texts: list[str]) -> list[float]:
-        self.held.append(len(self.engine._prefixes))
+        self.held.append(len(self.engine._prefixes._held))
         return [float(len(self.held) <= self.calls)] * len(texts)
 
     def close(self) -> None:
         pass
 
 
-OPTIONS: dict[str, Any] = {"preset": "fast", "temperature": 0.0, "perturb": "last:8"}
+OPTIONS: dict[str, Any] = {
+    "preset": "fast",
+    "temperature": 0.0,
+    "perturb": "last:8",
+    "min_new_tokens": 4,
+}
 
 
 def test_searches_share_and_find_the_same() -> None:
     prompts = [LONG, "Rain. " + LONG, "short", LONG]
-    found = []
+    found, read = [], []
     for tokens in (0, 1 << 15):
         engine = TransformersEngine("pocket", prefix_tokens=tokens)
-        assert isinstance(engine, KeepsPrefixes)
-        scorer = Strict(engine)
+        scorer = Strict(engine, 99)
         results = [*Detoxifier(engine, scorer=scorer, num_trials=2, **OPTIONS).map(prompts)]
         found.append(
             [[(e.text, e.toxicity) for e in trial.trace] for r in results for trial in r.trials]
         )
         assert max(scorer.held) == (2 if tokens else 0)
-        assert len(engine._prefixes) == 0
+        assert alive(engine) == 0
+        read.append(engine.forward_tokens)
     assert found[0] == found[1]
+    assert read[1] < read[0] / 2
 
 
 def test_a_search_that_is_given_up_keeps_nothing() -> None:
     engine = TransformersEngine("pocket")
-    settings = resolve_settings({"perturb": "last:8"})
-    for end in (Job.cancel, lambda job: job.fail(ValueError())):
-        job = Job(0, LONG, settings, load_strategy("tide"))
-        searches = job.work(engine.embed([LONG])[0], engine)
-        engine.complete([searches[0].strategy.ask()[0].embeddings], Sampling(), [0])  # type: ignore[index]
-        assert len(engine._prefixes) == 1
-        end(job)
-        assert len(engine._prefixes) == 0
-    results = Detoxifier(engine, scorer=Strict(engine, 99), **OPTIONS).map([LONG] * 3)
+    scorer = Strict(engine, 99)
+    results = Detoxifier(engine, scorer=scorer, **OPTIONS).map([LONG] * 3)
     next(results)
+    assert max(scorer.held) == 1
     results.close()  # type: ignore[attr-defined]
     del results
-    gc.collect()
-    assert len(engine._prefixes) == 0
-
-
-def test_prompts_that_leave_no_room_for_sharing_are_read_whole(llama: TransformersEngine) -> None:
-    """One that fills the context, and one whose rows are all moved."""
-    sampling = Sampling(temperature=0.0, max_new_tokens=4)
-    for size, last in ((CONTEXT - 4, 3), (LEAST, LEAST)):
-        rows = moved(llama, [*range(10, 10 + size)], last, 2)
-        held = llama.keep_prefix(rows[0][:-last])
-        assert llama.complete(rows, sampling, [0] * 3) == reading_all(llama).complete(
-            rows, sampling, [0] * 3
-        )
-        del held
+    assert alive(engine) == 0

@@ -11,30 +11,42 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from tide.core.settings import Sampling
-from tide.engines.base import per_row
-from tide.engines.local import sampling
 from tide.engines.local.sampling import (
     _MANY,
     _REACH,
+    NoiseKeys,
     Sampler,
     gumbel_noise,
     keep_likely,
-    noise_keys,
 )
 
 CPU = torch.device("cpu")
+Rows = list[tuple[Sampling, int]]
 
 
-def noise(seeds: list[int], vocabulary: int, steps: int = 1) -> np.ndarray:
-    keys, tokens = noise_keys(seeds, steps), torch.arange(vocabulary, dtype=torch.int32)
-    return torch.stack([gumbel_noise(keys[step], tokens) for step in range(steps)]).numpy()
+def noise(seeds: Sequence[int], vocabulary: int, steps: int = 1) -> np.ndarray:
+    """Shape (steps, seeds, vocabulary)."""
+    tokens, own = torch.arange(vocabulary, dtype=torch.int32), [NoiseKeys(seed) for seed in seeds]
+    keys = torch.tensor([[one[step] for one in own] for step in range(steps)], dtype=torch.int32)
+    return gumbel_noise(keys.transpose(1, 2)[..., None], tokens).numpy()
+
+
+def sampler_of(rows: Rows) -> Sampler:
+    sampler = Sampler(CPU)
+    sampler.enter([own for own, _ in rows], [seed for _, seed in rows])
+    return sampler
 
 
 def draw(
     sampling: Sampling | list[Sampling], seeds: Sequence[int], logits: torch.Tensor, step: int = 0
 ) -> torch.Tensor:
-    sampler = Sampler(per_row(sampling, len(seeds)), seeds, CPU)
-    return sampler.draw(sampler.warp(logits), step)
+    """The tokens of this step, if all steps before had the same logits."""
+    samplings = [sampling] * len(seeds) if isinstance(sampling, Sampling) else sampling
+    sampler = sampler_of(list(zip(samplings, seeds, strict=True)))
+    for _ in range(step + 1):
+        tokens, finite = sampler.draw(sampler.warp(sampler.prepare(logits)))
+    assert finite.all()
+    return tokens
 
 
 def test_noise_is_gumbel_over_tokens_seeds_and_steps() -> None:
@@ -122,18 +134,22 @@ def test_matches_the_filters_of_transformers() -> None:
     assert math.isinf(float(ours.min()))
 
 
-@pytest.mark.parametrize("chunk", [1, 250, 10_000])
-def test_noise_made_ahead_is_the_noise_of_its_step(
-    monkeypatch: pytest.MonkeyPatch, chunk: int
-) -> None:
-    """Also for another vocabulary in between, and for a step that comes again."""
-    monkeypatch.setattr(sampling, "_CHUNK", chunk)
-    seeds = [4, 7]
-    sampler = Sampler([Sampling(temperature=1.0, max_new_tokens=9)] * 2, seeds, CPU)
-    for step, vocabulary in [*((step, 50) for step in range(9)), (8, 30), (2, 30), (3, 50)]:
-        keys, tokens = noise_keys(seeds, 9), torch.arange(vocabulary, dtype=torch.int32)
-        expected = gumbel_noise(keys[step], tokens).argmax(-1)
-        assert torch.equal(sampler.draw(torch.zeros(2, vocabulary), step), expected)
+def test_each_step_has_noise_of_its_own() -> None:
+    """Also past the keys that are made at once, and where the vocabulary changes in between."""
+    seeds, samplings = [4, 7], [Sampling(temperature=1.0, max_new_tokens=99)] * 2
+    sampler = sampler_of(list(zip(samplings, seeds, strict=True)))
+    for step in range(70):
+        vocabulary = 30 if step % 9 == 8 else 50
+        expected = torch.tensor(noise(seeds, vocabulary, 70)[step].argmax(-1))
+        assert torch.equal(sampler.draw(torch.zeros(2, vocabulary))[0], expected)
+
+
+def test_keys_are_the_same_in_any_order() -> None:
+    forwards, backwards = NoiseKeys(2**63 - 1), NoiseKeys(2**63 - 1)
+    steps = [*range(100)]
+    last = [backwards[step] for step in steps[::-1]]
+    assert [forwards[step] for step in steps] == last[::-1]
+    assert len({tuple(key) for key in last}) == 100
 
 
 @given(st.floats(0.02, 2.0), st.integers(0, 2**31), st.booleans())
@@ -180,12 +196,97 @@ def test_a_row_is_sampled_alone_as_among_others(
     generator = torch.Generator().manual_seed(len(rows))
     logits = 3 * torch.randn(len(rows), vocabulary, generator=generator)
     kept = logits.clone()
-    together = Sampler(samplings, seeds, CPU)
+    together = sampler_of(rows)
     scores, drawn = together.warp(logits), draw(samplings, seeds, logits, 2)
     assert torch.equal(logits, kept)
     for i, (own, seed) in enumerate(rows):
-        alone = Sampler([own], [seed], CPU)
+        alone = sampler_of([(own, seed)])
         assert torch.equal(alone.warp(logits[i : i + 1])[0], scores[i])
         assert int(draw(own, [seed], logits[i : i + 1], 2)) == drawn[i]
         if own.temperature == 0:
             assert drawn[i] == logits[i].argmax()
+
+
+FULL = st.builds(
+    Sampling,
+    temperature=st.sampled_from([0.0, 0.7, 1.9]),
+    top_k=st.sampled_from([0, 0, 3]),
+    top_p=st.sampled_from([1.0, 0.9]),
+    min_new_tokens=st.sampled_from([0, 0, 2, 5]),
+    repetition_penalty=st.sampled_from([1.0, 1.0, 1.5, 0.7]),
+    max_new_tokens=st.just(9),
+)
+ROW = st.tuples(FULL, st.integers(0, 3), st.lists(st.integers(0, 11), max_size=3))
+# Of each step: rows that leave (by their place), and rows that enter.
+STEPS = st.lists(
+    st.tuples(st.sets(st.integers(0, 4), max_size=2), st.lists(ROW, max_size=3)),
+    min_size=1,
+    max_size=7,
+)
+
+
+@given(STEPS)
+@settings(max_examples=60, deadline=None)
+def test_rows_enter_and_leave_at_any_step(
+    steps: list[tuple[set[int], list[tuple[Sampling, int, list[int]]]]],
+) -> None:
+    """Each draws what it draws alone: its penalties, lengths and noise go with it."""
+    sampler, stops = Sampler(CPU, torch.tensor([4])), torch.tensor([4])
+    rows: list[tuple[Sampler, list[int]]] = []  # each with a sampler of its own, and its tokens
+    generator = torch.Generator().manual_seed(0)
+    for leaving, entering in steps:
+        order = [i for i in range(len(rows)) if i not in leaving][::-1]
+        sampler.keep(order)
+        rows = [rows[i] for i in order]
+        sampler.enter(
+            [own for own, *_ in entering],
+            [seed for _, seed, _ in entering],
+            [[seed, 7] for _, seed, _ in entering],
+            [never for *_, never in entering],
+        )
+        for own, seed, never in entering:
+            alone = Sampler(CPU, stops)
+            alone.enter([own], [seed], [[seed, 7]], [never])
+            rows.append((alone, never))
+        if not rows:
+            continue
+        logits = 3 * torch.randn(len(rows), 13, generator=generator)
+        expected = [
+            int(one.draw(one.warp(one.prepare(own[None].clone())))[0])
+            for (one, _), own in zip(rows, logits, strict=True)
+        ]
+        drawn = sampler.draw(sampler.warp(sampler.prepare(logits)))[0].tolist()
+        assert drawn == expected
+        assert not any(token in never for token, (_, never) in zip(drawn, rows, strict=True))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_tokens_that_are_never_drawn(temperature: float) -> None:
+    """Of their own rows alone; what else reads the logits of the step does not hope for them."""
+    logits = torch.zeros(3, 40)
+    logits[:, [5, 9]] = 50.0
+    sampler = Sampler(CPU)
+    own = Sampling(temperature=temperature, max_new_tokens=30)
+    sampler.enter([own] * 3, [1, 2, 3], never=[[5], [5, 9], []])
+    for _ in range(30):
+        given = logits.clone()
+        first, second, third = sampler.draw(sampler.warp(sampler.prepare(given)))[0].tolist()
+        assert first == 9
+        assert second not in (5, 9)
+        assert third in (5, 9)
+        assert given[0, 5] == given[1, 5] == given[1, 9] == -torch.inf
+        assert given[2].max() == 50.0
+
+
+def test_a_row_without_numbers_is_told() -> None:
+    """NaN, infinity, or nothing that is allowed; of its neighbours nothing is said."""
+    own = [Sampling(temperature=t, max_new_tokens=3) for t in (0.0, 1.0)]
+    for bad in (float("nan"), float("inf"), None):
+        logits = torch.zeros(4, 9)
+        if bad is None:
+            logits[1:3] = -torch.inf
+        else:
+            logits[1, 3] = logits[2, 0] = bad
+        sampler = sampler_of([(own[i % 2], i) for i in range(4)])
+        _, finite = sampler.draw(sampler.warp(logits))
+        assert finite.tolist() == [True, False, False, True]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.generated import examples
-from tests.models import save_causal_lm
+from tests.models import ending_with, save_causal_lm
 from tide.core.settings import Sampling
 from tide.engines.base import Completion
 from tide.engines.local import decode as decoding
@@ -63,28 +64,27 @@ def greedy(**options: Any) -> Sampling:
     return Sampling(**{"temperature": 0.0, "max_new_tokens": LENGTH, **options})
 
 
-def ending_with(engine: TransformersEngine, token: int) -> None:
-    """Let the model's texts end with this token."""
-    engine.stop_ids = torch.tensor([token])
-    engine.model.generation_config.eos_token_id = token
-
-
 def test_least_lengths_and_penalties_as_generate_from_embeddings(
-    engine: TransformersEngine,
+    engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Alone and in a batch. With ids beside the embeddings, generate penalises the prompt too."""
     ends = written(engine, greedy())[0].token_ids[2]
-    ending_with(engine, ends)
+    monkeypatch.setattr(engine.model.generation_config, "eos_token_id", ends)
+    with ending_with(engine, ends):
+        compare_with_generate(engine)
+
+
+def compare_with_generate(engine: TransformersEngine) -> None:
     for options in (
         {"min_new_tokens": 7},
         {"repetition_penalty": 1.3},
         {"repetition_penalty": 0.8, "min_new_tokens": LENGTH},
     ):
         expected = []
-        for prompt in engine.embed(PROMPTS):
-            inputs = {"inputs_embeds": prompt.embeddings[None]}
+        for x, ids in zip(engine.embed(PROMPTS), engine.tokenize(PROMPTS), strict=True):
+            inputs = {"inputs_embeds": x[None]}
             if "repetition_penalty" in options:
-                inputs["input_ids"] = torch.tensor([prompt.token_ids])
+                inputs["input_ids"] = torch.tensor([ids])
             expected.append(generated(engine, inputs, **options))
         got = written(engine, greedy(**options))
         assert [list(one.token_ids) for one in got] == expected
@@ -100,11 +100,10 @@ def test_least_lengths_and_penalties_as_generate_from_embeddings(
 def test_a_moved_prompt_is_penalised_as_the_tokens_nearest_to_it(
     engine: TransformersEngine,
 ) -> None:
-    (prompt,) = engine.embed(PROMPTS[1:2])
-    noise = torch.randn(prompt.embeddings.shape, generator=torch.Generator().manual_seed(0))
-    moved = prompt.embeddings + 0.4 * prompt.embeddings.std() * noise
+    (ids,), (x,) = engine.tokenize(PROMPTS[1:2]), engine.embed(PROMPTS[1:2])
+    moved = x + 0.4 * x.std() * torch.randn(x.shape, generator=torch.Generator().manual_seed(0))
     near = engine.decode_nearest(moved)
-    assert near[1:] == list(prompt.token_ids[1:])  # Gemma's first row, all zeros, is near to none
+    assert near[1:] == ids[1:]  # Gemma's first row, all zeros, is near to none
     inputs = {"inputs_embeds": moved[None], "input_ids": torch.tensor([near])}
     expected = generated(engine, inputs, repetition_penalty=1.5)
     (got,) = engine.complete([moved], greedy(repetition_penalty=1.5), [0])
@@ -118,12 +117,19 @@ def test_stop_strings_as_generate(engine: TransformersEngine) -> None:
         stop = whole[len(whole) // 2 :][:3]
         if not stop or "\ufffd" in stop:
             continue
-        for prompt, one in zip(
-            engine.embed(PROMPTS), written(engine, greedy(stop=(stop,))), strict=True
-        ):
-            inputs = {"inputs_embeds": prompt.embeddings[None]}
+        stopped = written(engine, greedy(stop=(stop,)))
+        for x, one in zip(engine.embed(PROMPTS), stopped, strict=True):
+            inputs = {"inputs_embeds": x[None]}
             ids = generated(engine, inputs, stop_strings=[stop], tokenizer=engine.tokenizer)
             assert one.text == engine.texts([ids])[0].partition(stop)[0]
+
+
+@contextmanager
+def looking_every(engine: TransformersEngine, steps: int) -> Iterator[None]:
+    """Let the engine look at what was drawn every so many steps, as it does on a GPU."""
+    with pytest.MonkeyPatch.context() as patch, ending_with(engine, *engine.stop_ids.tolist()):
+        patch.setitem(decoding.CHECK_EVERY, "cpu", steps)  # read by batches that are made now
+        yield
 
 
 ANY = st.builds(
@@ -142,15 +148,12 @@ def test_a_row_is_its_own(
     pocket: TransformersEngine, rows: list[tuple[Sampling, int]], every: int
 ) -> None:
     samplings, prompts = [own for own, _ in rows], [PROMPTS[i] for _, i in rows]
-    kept, decoding.CHECK_EVERY["cpu"] = decoding.CHECK_EVERY["cpu"], every
-    try:
+    with looking_every(pocket, every):
         together = written(pocket, samplings, prompts)
         alone = [
             written(pocket, own, [prompt])[0]
             for own, prompt in zip(samplings, prompts, strict=True)
         ]
-    finally:
-        decoding.CHECK_EVERY["cpu"] = kept
     assert together == alone
     for own, one, prompt in zip(samplings, together, prompts, strict=True):
         assert own.stop_in(one.text) is None
@@ -200,8 +203,8 @@ def test_rows_that_hold_their_stop_strings_are_read_no_further(
 
 def test_a_penalty_far_above_one_repeats_nothing(tmp_path: Path) -> None:
     engine = TransformersEngine(save_causal_lm(tmp_path, "gpt2"))
-    (prompt,) = engine.embed(PROMPTS[:1])
+    (prompt,) = engine.tokenize(PROMPTS[:1])
     for temperature in (0.0, 1.0):
         own = greedy(repetition_penalty=100.0, temperature=temperature)
         ids = written(engine, own, PROMPTS[:1])[0].token_ids
-        assert len({*ids, *prompt.token_ids}) == len(ids) + len(set(prompt.token_ids))
+        assert len({*ids, *prompt}) == len(ids) + len(set(prompt))

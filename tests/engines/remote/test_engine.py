@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -15,9 +17,10 @@ from tests.engines.remote.vllm_server import VllmServer, hang
 from tests.engines.test_base import calls_of_a_closed_engine
 from tests.models import save_causal_lm
 from tide import Detoxifier
-from tide.core.errors import EngineError, InputError
+from tide.core.errors import CompletionError, EngineError, InputError
 from tide.core.settings import Sampling
 from tide.engines import Engine, load_engine
+from tide.engines.base import Request
 from tide.engines.local.engine import TransformersEngine
 from tide.engines.remote.engine import RemoteEngine
 
@@ -66,7 +69,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def test_satisfies_the_protocol(connect: Callable[..., RemoteEngine]) -> None:
+def test_is_an_engine(connect: Callable[..., RemoteEngine]) -> None:
     engine = connect()
     assert isinstance(engine, Engine)
     assert (engine.dim, engine.dtype, engine.context_length) == (256, torch.float32, 255)
@@ -78,15 +81,14 @@ def test_what_it_does_is_what_the_local_engine_does(
 ) -> None:
     engine = connect()
     (here, there) = (e.embed(PROMPTS) for e in (local, engine))
-    for a, b in zip(here, there, strict=True):
-        assert a.token_ids == b.token_ids
-        assert torch.equal(a.embeddings, b.embeddings)
+    assert all(map(torch.equal, here, there))
+    assert [engine.encode(one) for one in PROMPTS] == [local.encode(one) for one in PROMPTS]
     assert completions_of(engine) == completions_of(local)
     sampling = Sampling(temperature=1.0, top_p=0.9, top_k=50, max_new_tokens=6)
     assert completions_of(engine, sampling=sampling) == completions_of(local, sampling=sampling)
     prompts, rows = engine.tokenize(PROMPTS), [[5, 9, 30], [7], [100, 101], [3, 3]]
     assert engine.likelihood(prompts, rows) == pytest.approx(local.likelihood(prompts, rows))
-    assert engine.decode_nearest(there[1].embeddings) == list(there[1].token_ids)
+    assert engine.decode_nearest(there[1]) == prompts[1]
 
 
 def test_a_completion_ends_before_its_stop_token(
@@ -211,11 +213,11 @@ def test_bad_embeddings_are_not_sent(
     servers: list[VllmServer],
 ) -> None:
     engine = connect()
-    with pytest.raises(EngineError, match=message):
+    with pytest.raises(CompletionError, match=message):
         engine.complete([torch.zeros(2, 256), embeddings], GREEDY, [0, 0])
     with pytest.raises(EngineError, match="likelihood: an empty"):
         engine.likelihood([[1], [2]], [[3], []])
-    with pytest.raises(EngineError, match="token id 99999 is not in its vocabulary"):
+    with pytest.raises(CompletionError, match="a token id outside of the model's vocabulary"):
         engine.likelihood([[1], [2]], [[3], [99999]])
     assert not servers[0].requests + servers[1].requests
 
@@ -492,7 +494,7 @@ def test_the_dtype_is_the_checkpoints(
     engine = connect(servers[0], dtype="auto")
     assert engine.dtype == torch.float16
     assert len(completions_of(engine)) == 4
-    with pytest.raises(EngineError, match=r"infinite values \(as torch.float16\)"):
+    with pytest.raises(CompletionError, match=r"infinite values \(as torch.float16\)"):
         engine.complete([torch.full((2, 256), 1e6)], GREEDY, [0])
 
 
@@ -523,3 +525,15 @@ def test_penalties_never_reach_a_server(connect: Callable[..., RemoteEngine]) ->
         Detoxifier(engine, repetition_penalty=1.1)
     with pytest.raises(InputError, match="repetition_penalty: not supported by RemoteEngine"):
         completions_of(engine, sampling=Sampling(repetition_penalty=1.1))
+
+
+def test_tokens_that_are_never_drawn_are_told_to_the_server(
+    connect: Callable[..., RemoteEngine], servers: list[VllmServer]
+) -> None:
+    """Requests that differ in them cannot share one to a server."""
+    engine = connect(servers[0])
+    never = [(), (5, 9), (5, 9), (7,)]
+    requests = [Request([5, 6], GREEDY, never=some) for some in never]
+    asyncio.run(engine.write_all(requests))
+    sent = {json.dumps(r.get("logit_bias")): len(r["prompt"]) for r in servers[0].requests}
+    assert sent == {"null": 1, '{"5": -100.0, "9": -100.0}': 2, '{"7": -100.0}': 1}

@@ -21,22 +21,25 @@ _ROUNDED = 5e-2
 @torch.inference_mode()
 def reads_alike(forward: Forward, x: Tensor, longest: int) -> bool:
     """Whether `x` (T, d), T > 3, is read the same in company. longest: as of `longest_row`."""
-    if len(x) > longest:
+    if len(x) >= longest:
         return False
     prefix = Prefix(x[:2])
     stream = OpenStream(forward, Prefixes(forward, 0))
     try:
-        # One row, which is read on while a longer one enters, and one that shares its beginning.
+        # One row, which is read on when a longer one enters, and one that shares its beginning.
         stream.enter([_row(x[:-2])])
         token = stream.logits.argmax(dim=-1)
         stream.advance(token)
         stream.enter([_row(x), _row(x[:-1], prefix)])
+        entered, tokens = stream.logits, stream.logits.argmax(dim=-1)
+        stream.advance(tokens)
     except (RuntimeError, ValueError, TypeError, IndexError, AttributeError):
         return False  # what the model cannot do
-    token_embedding = forward.embed(token)
-    alone = [torch.cat([x[:-2], token_embedding]), x, x[:-1]]
-    expected = torch.cat([forward.read([row]).logits[:, -1] for row in alone]).float()
-    worst = float((stream.logits.float() - expected).abs().max())
+    alone = [torch.cat([x[:-2], forward.embed(token)]), x, x[:-1]]
+    longer = [torch.cat(pair) for pair in zip(alone, forward.embed(tokens)[:, None], strict=True)]
+    found = torch.cat([entered, stream.logits]).float()
+    expected = torch.cat([forward.read([row]).logits[:, -1] for row in [*alone, *longer]]).float()
+    worst = float((found - expected).abs().max())
     tolerance = _TOLERANCES.get(x.dtype, _ROUNDED)
     return worst <= tolerance * float(expected.abs().max())
 

@@ -83,6 +83,8 @@ class Worker:
             if isinstance(one, Row):
                 self._push(one)
             else:
+                if len(one.x) > self._longest:  # the layers do not keep its beginning whole
+                    one.prefix = None
                 self._readings.append(one)
         if self._task is None:
             if self._resting is not None:

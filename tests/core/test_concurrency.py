@@ -1,0 +1,372 @@
+"""The loop in a thread of its own, and what passes between it and others."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tide.core.concurrency import HomeLoop, Mailbox, gather
+from tide.core.errors import EngineError, InputError, guarded
+
+
+@pytest.fixture
+def home() -> Iterator[HomeLoop]:
+    home = HomeLoop("tide test")
+    yield home
+    home.close()
+    assert "tide test" not in [thread.name for thread in threading.enumerate()]
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 10.0
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+class Work:
+    """A coroutine that waits; says where it is, and how it ended."""
+
+    def __init__(self) -> None:
+        self.began, self.ended = threading.Event(), threading.Event()
+        self.thread: threading.Thread | None = None
+        self.error: BaseException | None = None
+
+    async def __call__(self, seconds: float = 60.0) -> str:
+        self.thread = threading.current_thread()
+        self.began.set()
+        try:
+            await asyncio.sleep(seconds)
+        except BaseException as error:
+            self.error = error
+            raise
+        finally:
+            self.ended.set()
+        return "done"
+
+
+async def fail(error: BaseException) -> None:
+    raise error
+
+
+# HomeLoop
+
+
+def test_work_runs_in_the_loops_own_thread(home: HomeLoop) -> None:
+    work = Work()
+    assert home.run(work, 0) == "done"
+    assert work.thread is not threading.current_thread()
+    assert not home.is_current
+
+    async def inside() -> bool:
+        return home.is_current
+
+    async def elsewhere() -> tuple[str, bool]:
+        return await home.call(work, 0), await home.call(inside)
+
+    assert asyncio.run(elsewhere()) == ("done", True)
+
+
+def test_what_fails_fails_in_its_caller_alone(home: HomeLoop) -> None:
+    other = Work()
+    future = home.start(other, 0.2)
+    with pytest.raises(InputError, match="no such thing"):
+        home.run(fail, InputError("no such thing"))
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(home.call(fail, ZeroDivisionError()))
+    assert future.result(5) == "done"
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3), GeneratorExit()])
+def test_what_would_end_the_thread_ends_its_call_alone(
+    home: HomeLoop, error: BaseException
+) -> None:
+    other = Work()
+    future = home.start(other, 0.2)
+    with pytest.raises(EngineError, match=f"the work failed: {type(error).__name__}"):
+        home.run(fail, error)
+    assert future.result(5) == "done"
+    assert home.run(Work(), 0) == "done"
+
+
+def test_cancelling_a_future_cancels_the_work(home: HomeLoop) -> None:
+    work = Work()
+    future = home.start(work)
+    assert work.began.wait(5)
+    assert future.cancel()
+    assert work.ended.wait(1)
+    assert isinstance(work.error, asyncio.CancelledError)
+    # And before it has begun, it does not begin.
+    busy, late = threading.Event(), Work()
+
+    async def block() -> None:
+        busy.wait(5)
+
+    home.start(block)
+    waiting = home.start(late)
+    assert waiting.cancel()
+    busy.set()
+    assert home.run(Work(), 0) == "done"
+    assert not late.began.is_set()
+
+
+def test_a_caller_that_is_cancelled_takes_its_work_with_it(home: HomeLoop) -> None:
+    work = Work()
+
+    async def ask() -> None:
+        await asyncio.wait_for(home.call(work), 0.05)
+
+    with pytest.raises((TimeoutError, asyncio.TimeoutError)):
+        asyncio.run(ask())
+    assert work.ended.wait(1)
+    assert isinstance(work.error, asyncio.CancelledError)
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_closing_ends_what_is_under_way(wait: bool) -> None:
+    home, works = HomeLoop("tide closing"), [Work(), Work()]
+    futures = [home.start(work) for work in works]
+    assert all(work.began.wait(5) for work in works)
+    home.close(wait=wait)
+    home.close()
+    for work, future in zip(works, futures, strict=True):
+        with pytest.raises(EngineError, match="the engine was closed"):
+            future.result(1)
+        assert work.ended.is_set()
+    wait_until(lambda: "tide closing" not in [thread.name for thread in threading.enumerate()])
+    with pytest.raises(EngineError, match="closed; make a new one"):
+        home.run(Work(), 0)
+
+
+def test_a_loop_may_be_closed_by_its_own_work() -> None:
+    home = HomeLoop("tide own end")
+
+    async def close() -> None:
+        home.close()
+
+    home.run(close)
+    wait_until(lambda: "tide own end" not in [t.name for t in threading.enumerate()])
+
+
+def test_what_is_iterated_elsewhere_comes_in_order(home: HomeLoop) -> None:
+    async def count(most: int) -> AsyncGenerator[int, None]:
+        assert home.is_current
+        for number in range(most):
+            yield number
+            if number % 3 == 0:
+                await asyncio.sleep(0)
+
+    async def read() -> list[int]:
+        return [number async for number in home.iterate(count, 50)]
+
+    assert asyncio.run(read()) == [*range(50)]
+
+
+def test_what_fails_while_it_is_iterated_is_raised_after_what_came_before(home: HomeLoop) -> None:
+    async def broken() -> AsyncGenerator[int, None]:
+        yield 1
+        yield 2
+        raise InputError("no third one")
+
+    seen: list[int] = []
+
+    async def read() -> None:
+        async for number in home.iterate(broken):
+            seen.append(number)
+
+    with pytest.raises(InputError, match="no third one"):
+        asyncio.run(read())
+    assert seen == [1, 2]
+
+
+def test_an_iterator_that_is_left_ends_its_generator(home: HomeLoop) -> None:
+    ended = threading.Event()
+
+    async def forever() -> AsyncGenerator[int, None]:
+        try:
+            number = 0
+            while True:
+                yield number
+                number += 1
+                await asyncio.sleep(0.001)
+        finally:
+            ended.set()
+
+    async def read() -> None:
+        items = home.iterate(forever)
+        async for number in items:
+            if number == 3:
+                break
+        assert not ended.is_set()
+        await items.aclose()
+
+    asyncio.run(read())
+    assert ended.wait(1)
+
+
+# Mailbox
+
+
+def test_a_mailbox_takes_items_from_any_thread() -> None:
+    async def read() -> list[int]:
+        mailbox: Mailbox[int] = Mailbox()
+
+        def post(first: int) -> None:
+            for number in range(first, first + 100):
+                mailbox.put(number)
+
+        def post_all() -> None:
+            threads = [threading.Thread(target=post, args=(100 * i,)) for i in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            mailbox.end()
+            mailbox.put(-1)  # after the end: nobody reads it
+
+        thread = threading.Thread(target=post_all)
+        thread.start()
+        items = [item async for item in mailbox]
+        thread.join()
+        return items
+
+    items = asyncio.run(read())
+    assert sorted(items) == [*range(400)]
+    for first in range(0, 400, 100):
+        own = [item for item in items if first <= item < first + 100]
+        assert own == sorted(own)
+
+
+def test_a_mailbox_gives_out_everything_before_the_error() -> None:
+    async def read() -> None:
+        mailbox: Mailbox[str] = Mailbox()
+        mailbox.put("a")
+        mailbox.put("b")
+        mailbox.end(InputError("torn"))
+        items: AsyncIterator[str] = aiter(mailbox)
+        assert [await anext(items), await anext(items)] == ["a", "b"]
+        with pytest.raises(InputError, match="torn"):
+            await anext(items)
+
+    asyncio.run(read())
+
+
+def test_a_mailbox_whose_reader_is_gone_takes_items_for_nothing() -> None:
+    async def make() -> Mailbox[int]:
+        return Mailbox()
+
+    mailbox = asyncio.run(make())
+    mailbox.put(1)
+    mailbox.end()
+
+
+# gather
+
+
+def gathered(*work: Callable[[], Awaitable[Any]]) -> Any:
+    async def run() -> Any:
+        return await gather(one() for one in work)  # type: ignore[arg-type]
+
+    return asyncio.run(run())
+
+
+async def late(value: int) -> int:
+    await asyncio.sleep(0.01 * (3 - value))
+    return value
+
+
+def test_results_are_in_order() -> None:
+    assert gathered() == []
+    assert gathered(lambda: late(1)) == [1]
+    assert gathered(*(lambda i=i: late(i) for i in range(4))) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_first_failure_ends_the_others_before_it_is_raised(count: int) -> None:
+    works = [Work() for _ in range(count - 1)]
+
+    async def broken() -> None:
+        await asyncio.sleep(0.01)
+        raise InputError("one of them")
+
+    with pytest.raises(InputError, match="one of them"):
+        gathered(*works, broken)
+    assert all(isinstance(work.error, asyncio.CancelledError) for work in works)
+
+
+def test_work_that_never_began_is_closed() -> None:
+    """A coroutine that nobody awaits would be a warning, which is an error in these tests."""
+    works = [Work() for _ in range(3)]
+
+    async def cancelled() -> None:
+        task = asyncio.ensure_future(gather(work() for work in works))
+        await asyncio.sleep(0)  # its tasks exist, and have not had a turn
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(cancelled())
+    assert not any(work.began.is_set() for work in works)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_a_failure_that_would_end_the_loop_does_not(error: type[BaseException]) -> None:
+    work = Work()
+    with pytest.raises(EngineError, match=f"the work failed: {error.__name__}"):
+        gathered(work, lambda: fail(error()))
+    assert isinstance(work.error, asyncio.CancelledError)
+
+
+# guarded
+
+
+@pytest.mark.parametrize("awaits", [False, True])
+def test_what_foreign_code_raises_becomes_one_line(awaits: bool) -> None:
+    for error in (ValueError("a\nb"), RuntimeError("a"), KeyError("a"), MemoryError(), OSError(2)):
+        with (
+            pytest.raises(EngineError, match=r"^model m: writing failed: .") as caught,
+            guarded(EngineError, "model m: writing failed", awaits=awaits),
+        ):
+            raise error
+        assert len(str(caught.value).splitlines()) == 1
+        assert caught.value.__cause__ is error
+    with pytest.raises(InputError, match=r"^as it is$"), guarded(EngineError, "x", awaits=awaits):
+        raise InputError("as it is")
+
+
+def test_what_ends_the_work_from_outside_passes_where_it_is_awaited() -> None:
+    for error in (asyncio.CancelledError, GeneratorExit):
+        with pytest.raises(error), guarded(EngineError, "x", awaits=True):
+            raise error
+        with pytest.raises(EngineError), guarded(EngineError, "x"):
+            raise error
+    with pytest.raises(KeyboardInterrupt), guarded(EngineError, "x"):
+        raise KeyboardInterrupt
+
+
+def test_ctrl_c_of_foreign_code_in_another_thread_is_its_own_fault(home: HomeLoop) -> None:
+    async def work() -> None:
+        with guarded(EngineError, "model m: writing failed", awaits=True):
+            raise KeyboardInterrupt
+
+    with pytest.raises(EngineError, match="model m: writing failed: KeyboardInterrupt"):
+        home.run(work)
+
+
+def test_the_text_of_an_error_is_made_when_it_is_needed() -> None:
+    made = []
+
+    def what() -> str:
+        made.append(1)
+        return "made"
+
+    with guarded(EngineError, what):
+        pass
+    assert made == []
+    with pytest.raises(EngineError, match=r"^made: x$"), guarded(EngineError, what):
+        raise ValueError("x")

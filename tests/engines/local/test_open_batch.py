@@ -1,0 +1,329 @@
+"""Rows that enter and leave at any step, against what each gives alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.generated import examples
+from tests.models import CONFIGS, CONTEXT, save_causal_lm
+from tide.core.errors import CompletionError
+from tide.core.settings import Sampling
+from tide.engines.base import Piece
+from tide.engines.local import decode as decoding
+from tide.engines.local import prefixes
+from tide.engines.local.engine import TransformersEngine
+from tide.engines.local.open_batch import Batch, OpenStream, Row
+from tide.engines.local.prefixes import Prefixes
+from tide.engines.local.stopping import StopStrings
+
+KINDS = [*CONFIGS, "pocket"]
+GREEDY = Sampling(temperature=0.0, max_new_tokens=8)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def engine(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> TransformersEngine:
+    kind = request.param
+    if kind == "pocket":
+        return TransformersEngine("pocket")
+    return TransformersEngine(save_causal_lm(tmp_path_factory.mktemp(kind), kind))
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> TransformersEngine:
+    return TransformersEngine(save_causal_lm(tmp_path_factory.mktemp("one"), "llama"))
+
+
+def longest(engine: TransformersEngine) -> int:
+    return min(engine._worker._longest, engine.context_length or CONTEXT, CONTEXT)
+
+
+@dataclass(eq=False)
+class Reader:
+    """A row of a stream: what it has read so far, for a fresh read."""
+
+    ids: list[int]
+    most: int
+    held: Any = None
+    row: Row = field(init=False)
+
+    def begin(self, engine: TransformersEngine) -> Row:
+        x = engine._embed_ids(self.ids)
+        self.row = Row(x, GREEDY, 0, lambda _: None, prefix=self.held)
+        return self.row
+
+
+# Of each step: the lengths of the prompts that enter, and the places of the rows that leave.
+STEP = st.tuples(
+    st.lists(st.integers(1, 14) | st.integers(1, CONTEXT), max_size=4),
+    st.sets(st.integers(0, 11), max_size=5),
+    st.integers(0, 3),  # tokens that are read before the next rows enter
+)
+
+
+@torch.inference_mode()
+@given(steps=st.lists(STEP, min_size=1, max_size=8), shares=st.booleans())
+@examples(4, 150)
+def test_logits_are_those_of_a_fresh_read(
+    engine: TransformersEngine,
+    steps: list[tuple[list[int], set[int], int]],
+    shares: bool,
+) -> None:
+    """Any schedule of rows of any lengths; some share a beginning that is read once."""
+    limit = longest(engine)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prefixes, "LEAST", 4)
+        held = Prefixes(engine._forward, 1 << 15)
+        stream = OpenStream(engine._forward, held)
+        rows: list[Reader] = []
+        number = 0
+        for lengths, leaving, reads in steps:
+            gone = [place for place in sorted(leaving) if place < len(rows)]
+            if gone:
+                order = stream.leave(gone)
+                assert sorted(order) == [i for i in range(len(rows)) if i not in gone]
+                rows = [rows[i] for i in order]
+            entering = []
+            for length in lengths:
+                number += 1
+                size = min(length, limit - 1)
+                ids = [3 + (7 * i + number * (i > 4 or not shares)) % 290 for i in range(size)]
+                prefix = held.hold(engine._embed_ids(ids[:5])) if shares and size > 5 else None
+                entering.append(Reader(ids, limit, prefix))
+            if entering:
+                by_row = {id(one.begin(engine)): one for one in entering}
+                rows += [by_row[id(row)] for row in stream.enter([one.row for one in entering])]
+            for step in range(reads):
+                if not rows:
+                    break
+                compare(engine, stream, rows)
+                if any(len(one.ids) + 1 > one.most for one in rows):
+                    full = [i for i, one in enumerate(rows) if len(one.ids) + 1 > one.most]
+                    rows = [rows[i] for i in stream.leave(full)]
+                    if not rows:
+                        break
+                tokens = [3 + (11 * step + 5 * i + number) % 290 for i in range(len(rows))]
+                stream.advance(torch.tensor(tokens))
+                for one, token in zip(rows, tokens, strict=True):
+                    one.ids.append(token)
+            if rows:
+                compare(engine, stream, rows)
+
+
+def compare(engine: TransformersEngine, stream: OpenStream, rows: Sequence[Reader]) -> None:
+    expected = [engine.model(torch.tensor([one.ids])).logits[0, -1] for one in rows]
+    scale = max(float(one.abs().max()) for one in expected)
+    for found, alone in zip(stream.logits, expected, strict=True):
+        assert float((found - alone).abs().max()) <= 1e-3 * max(1.0, scale)
+
+
+# Whole batches
+
+
+@dataclass(eq=False)
+class Asked:
+    """A row of a batch, when it enters, and what it was told."""
+
+    row: Row
+    at: int
+    leaves_at: int | None
+    told: list[Piece | Exception] = field(default_factory=list)
+
+    @property
+    def ids(self) -> list[int]:
+        return [i for piece in self.told if isinstance(piece, Piece) for i in piece.token_ids]
+
+
+def batch_of(engine: TransformersEngine) -> Batch:
+    stop_strings = StopStrings(engine._texts, engine.fewest)
+    held = Prefixes(engine._forward, 0)
+    return Batch(engine._forward, held, engine.stop_ids, stop_strings, is_open=True)
+
+
+def asked(
+    engine: TransformersEngine,
+    own: Sampling,
+    seed: int,
+    at: int = 0,
+    leaves_at: int | None = None,
+    **more: Any,
+) -> Asked:
+    ids = [3 + (5 * seed + 3 * i) % 290 for i in range(1 + seed % 9)]
+    row = Row(engine._embed_ids(ids), own, seed, lambda _: None, prompt_ids=ids, **more)
+    one = Asked(row, at, leaves_at)
+    row.put = one.told.append
+    return one
+
+
+def run(engine: TransformersEngine, rows: Sequence[Asked]) -> None:
+    """Step by step, for as long as there are rows under way or to come."""
+    batch, step = batch_of(engine), 0
+    while len(batch) or any(one.at >= step for one in rows):
+        entering = [one.row for one in rows if one.at == step]
+        for one in rows:
+            if one.leaves_at == step:
+                one.row.aborted = True
+        waiting = [row for row in entering if not row.aborted]
+        if waiting:
+            assert batch.takes_rows
+            batch.enter(waiting)
+        if len(batch):
+            batch.step()
+        step += 1
+        assert step < 200
+    assert len(batch) == 0
+
+
+ROWS = st.lists(
+    st.tuples(
+        st.builds(
+            Sampling,
+            temperature=st.sampled_from([0.0, 0.8, 1.5]),
+            top_p=st.sampled_from([1.0, 0.9]),
+            top_k=st.sampled_from([0, 5]),
+            max_new_tokens=st.integers(1, 20),
+            min_new_tokens=st.integers(0, 1),
+            stop=st.sampled_from([(), (), ("e",), ("the", "\n")]),
+            repetition_penalty=st.sampled_from([1.0, 1.0, 1.3]),
+        ),
+        st.integers(0, 40),
+        st.integers(0, 12),
+        st.none() | st.integers(0, 20),
+        st.sampled_from([None, 1, 3]),
+        st.sampled_from([(), (), (40, 41, 42)]),
+    ),
+    min_size=1,
+    max_size=14,
+)
+
+
+@given(rows=ROWS)
+@settings(examples(10, 200), suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_row_is_told_what_it_is_told_alone(llama: TransformersEngine, rows: list[Any]) -> None:
+    """Whoever enters and leaves beside it, and in whatever pieces it is told."""
+    made = [
+        asked(llama, own, seed, at, leaves, piece_tokens=size, never=never)
+        for own, seed, at, leaves, size, never in rows
+    ]
+    run(llama, made)
+    for one, (own, seed, at, leaves, size, never) in zip(made, rows, strict=True):
+        alone = asked(llama, own, seed, piece_tokens=size, never=never)
+        run(llama, [alone])
+        if leaves is None or leaves > at + own.max_new_tokens:
+            assert one.told == alone.told
+            *parts, last = one.told
+            assert isinstance(last, Piece)
+            assert last.finish_reason in ("length", "stop")
+            assert all(isinstance(piece, Piece) and len(piece.token_ids) == size for piece in parts)
+        else:  # no one wants more of it from there on
+            assert one.ids == alone.ids[: len(one.ids)]
+            assert len(one.ids) <= max(0, leaves - at) + 1
+        assert not set(one.ids) & set(never)
+        assert len(one.ids) <= own.max_new_tokens
+
+
+def test_a_row_that_leaves_makes_room(llama: TransformersEngine) -> None:
+    """What is shown to the model is what is under way, but for a few."""
+    batch, own = batch_of(llama), Sampling(temperature=1.0, max_new_tokens=40, min_new_tokens=40)
+    rows = [asked(llama, own, seed) for seed in range(20)]
+    batch.enter([one.row for one in rows])
+    batch.step()
+    for one in rows[3:]:
+        one.row.aborted = True
+    batch.step()
+    assert len(batch) == len(batch.rows) == 3
+    while len(batch):
+        batch.step()
+    assert [len(one.ids) for one in rows[:3]] == [40] * 3
+    assert all(one.told == [] for one in rows[3:])
+
+
+@pytest.mark.parametrize("every", [1, 4])
+def test_a_broken_row_fails_alone(
+    llama: TransformersEngine, monkeypatch: pytest.MonkeyPatch, every: int
+) -> None:
+    """Its keys and values, which are NaN, do not reach the row that takes its place."""
+    monkeypatch.setitem(decoding.CHECK_EVERY, "cpu", every)
+    batch, own = batch_of(llama), Sampling(temperature=0.0, max_new_tokens=24, min_new_tokens=24)
+    rows = [asked(llama, own, seed) for seed in (5, 6, 7)]
+    rows[1].row.x = torch.full_like(rows[1].row.x, float("nan"))
+    batch.enter([one.row for one in rows])
+    for _ in range(every):
+        batch.step()
+    late = asked(llama, own, 8)
+    while not batch.takes_rows:
+        batch.step()
+    batch.enter([late.row])
+    while len(batch):
+        batch.step()
+    (error,) = rows[1].told
+    assert isinstance(error, CompletionError)
+    assert "NaN or infinite" in str(error)
+    for one, seed in ((rows[0], 5), (rows[2], 7), (late, 8)):
+        alone = asked(llama, own, seed)
+        run(llama, [alone])
+        assert one.told == alone.told
+        assert len(one.ids) == 24
+
+
+def test_rows_that_cannot_be_read_leave_the_batch_as_it_was(
+    llama: TransformersEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch, own = batch_of(llama), Sampling(temperature=0.0, max_new_tokens=9, min_new_tokens=9)
+    first = asked(llama, own, 3)
+    batch.enter([first.row])
+    batch.step()
+    bad = asked(llama, own, 4)
+    bad.row.x = torch.zeros(4, 7)
+    with pytest.raises(RuntimeError):
+        batch.enter([asked(llama, own, 5).row, bad.row])
+    assert len(batch) == 1
+    second = asked(llama, own, 5)
+    batch.enter([second.row])
+    while len(batch):
+        batch.step()
+    for one, seed in ((first, 3), (second, 5)):
+        alone = asked(llama, own, seed)
+        run(llama, [alone])
+        assert one.told == alone.told
+
+
+@pytest.mark.parametrize("size", [1, 3, 8, 100, None])
+def test_pieces_hold_as_many_tokens_as_were_asked_for(
+    llama: TransformersEngine, size: int | None
+) -> None:
+    own = Sampling(temperature=1.0, max_new_tokens=10, min_new_tokens=10)
+    one = asked(llama, own, 3, piece_tokens=size)
+    run(llama, [one])
+    sizes = [len(piece.token_ids) for piece in one.told if isinstance(piece, Piece)]
+    parts = {1: [1] * 10, 3: [3, 3, 3, 1], 8: [8, 2]}
+    assert sizes == parts.get(size or 0, [10])
+    reasons = [piece.finish_reason for piece in one.told if isinstance(piece, Piece)]
+    assert reasons == [None] * (len(sizes) - 1) + ["length"]
+
+
+def test_a_batch_that_is_not_open_waits_until_all_have_ended(llama: TransformersEngine) -> None:
+    stop_strings = StopStrings(llama._texts, llama.fewest)
+    held = Prefixes(llama._forward, 0)
+    batch = Batch(llama._forward, held, llama.stop_ids, stop_strings, is_open=False)
+    make = partial(Sampling, temperature=0.0)
+    rows = [asked(llama, make(max_new_tokens=n, min_new_tokens=n), n) for n in (2, 6)]
+    batch.enter([one.row for one in rows])
+    while len(batch):
+        assert not batch.takes_rows
+        batch.step()
+    assert batch.takes_rows
+    assert batch.rows == []
+    for one, n in zip(rows, (2, 6), strict=True):
+        alone = asked(llama, make(max_new_tokens=n, min_new_tokens=n), n)
+        run(llama, [alone])
+        assert one.told == alone.told

@@ -1,0 +1,93 @@
+"""The room of keys and values, against a list of each row's own."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.generated import examples
+from tide.engines.local.open_cache import OpenCache, Pair
+
+LAYERS, HEADS, WIDTH = 2, 2, 3
+STEP = st.tuples(
+    st.lists(st.integers(1, 90), max_size=9),
+    st.sets(st.integers(0, 30), max_size=9),
+    st.integers(0, 70),
+)
+
+
+def states(rows: int, tokens: int, first: int) -> list[Pair]:
+    """Keys and values of each layer, all of them different."""
+    size = rows * HEADS * tokens * WIDTH
+    parts = [
+        torch.arange(size).view(rows, HEADS, tokens, WIDTH).float() + 1e-3 * first + 1e6 * i
+        for i in range(2 * LAYERS)
+    ]
+    return [(parts[2 * i], parts[2 * i + 1]) for i in range(LAYERS)]
+
+
+@given(steps=st.lists(STEP, min_size=1, max_size=6))
+@examples(20, 300)
+def test_every_row_keeps_its_own(steps: list[tuple[list[int], set[int], int]]) -> None:
+    """Whoever enters, leaves or is written on; a row ends at the last column."""
+    cache, number = OpenCache(), 0
+    rows: list[list[Pair]] = []  # of each row and layer, (heads, tokens, width)
+
+    def check() -> None:
+        assert cache.count == len(rows)
+        assert cache.shown >= cache.count
+        for i, row in enumerate(rows):
+            length = row[0][0].shape[1]
+            assert cache.starts[i] == cache.end - length >= cache.low
+            for pair, room in zip(row, cache.rooms, strict=True):
+                for own, whole in zip(pair, room, strict=True):
+                    assert torch.equal(whole[i, :, cache.starts[i] : cache.end], own)
+
+    for lengths, leaving, writes in steps:
+        gone = [i for i in sorted(leaving) if i < len(rows)]
+        if gone:
+            rows = [rows[i] for i in cache.leave(gone)]
+            check()
+        if lengths:
+            slots = cache.make_room(lengths, states(1, 1, 0))
+            for slot, length in zip(slots, lengths, strict=True):
+                number += 1
+                parts = states(1, length, number)
+                cache.fill(parts, [slot])
+                rows.append([(keys[0], values[0]) for keys, values in parts])
+            check()
+        for _ in range(writes if rows else 0):
+            number += 1
+            cache.step()
+            new = states(cache.shown, 1, number)
+            for layer, (keys, values) in zip(cache.model_cache.layers, new, strict=True):
+                seen: tuple[Tensor, Tensor] = layer.update(keys, values)
+                assert seen[0].shape[2] == cache.end - cache.low + 1
+            cache.stepped()
+            for i, row in enumerate(rows):
+                rows[i] = [
+                    (torch.cat([a, b[i]], dim=1), torch.cat([c, d[i]], dim=1))
+                    for (a, c), (b, d) in zip(row, new, strict=True)
+                ]
+        check()
+    assert all(part.isfinite().all() for room in cache.rooms for part in room)
+    cache.clear()
+    assert cache.count == cache.columns == cache.end == 0
+
+
+def test_the_room_does_not_grow_with_the_steps() -> None:
+    """Rows that come and go need the columns of the longest one, and some to spare."""
+    cache = OpenCache()
+    for _ in range(30):
+        cache.fill(states(1, 10, 0), cache.make_room([10], states(1, 1, 0)))
+        for _ in range(40):
+            cache.step()
+            for layer, pair in zip(cache.model_cache.layers, states(1, 1, 1), strict=True):
+                layer.update(*(part.expand(cache.shown, -1, -1, -1) for part in pair))
+            cache.stepped()
+        if cache.count > 1:
+            cache.leave([0])
+    assert cache.columns < 200
+    assert cache.rooms[0][0].shape[0] <= 8
