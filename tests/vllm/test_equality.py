@@ -11,7 +11,7 @@ from scipy.stats import ks_2samp
 
 from tests.vllm.servers import VllmProcess
 from tide import Detoxifier, load_scorer
-from tide.core.errors import EngineError, InputError
+from tide.core.errors import CompletionError, InputError
 from tide.core.settings import Sampling
 from tide.engines import Engine
 from tide.engines.local.engine import TransformersEngine
@@ -44,12 +44,12 @@ def test_the_same_greedy_completions(
     embedded = local.embed(prompts[:100])
     generator = torch.Generator().manual_seed(0)
     moved = [  # not only points that are tokens
-        p.embeddings + 0.02 * torch.randn(p.embeddings.shape, generator=generator) for p in embedded
+        x + 0.02 * torch.randn(x.shape, generator=generator) for x in embedded
     ]
     assert engine.complete(moved, GREEDY, range(100)) == local.complete(moved, GREEDY, range(100))
+    assert engine.tokenize(prompts[:100]) == local.tokenize(prompts[:100])
     for here, there in zip(embedded, engine.embed(prompts[:100]), strict=True):
-        assert here.token_ids == there.token_ids
-        assert torch.equal(here.embeddings, there.embeddings)
+        assert torch.equal(here, there)
 
 
 def test_the_same_where_only_the_last_rows_differ(
@@ -57,7 +57,7 @@ def test_the_same_where_only_the_last_rows_differ(
 ) -> None:
     """What comes before them is in vLLM's cache from the second call on."""
     (embedded,) = local.embed([" ".join(prompts[:8])])
-    x = embedded.embeddings[:200]
+    x = embedded[:200]
     generator = torch.Generator().manual_seed(0)
     noise = 0.02 * torch.randn(6, 8, x.shape[1], generator=generator)
     rows = [x, *(torch.cat([x[:-8], x[-8:] + by]) for by in noise)]
@@ -130,11 +130,11 @@ def test_a_seed_draws_the_same_again_and_shares_noise(
 ) -> None:
     (prompt,) = local.embed(prompts[:1])
     sampling = Sampling(temperature=1.0)
-    one, same, other = engine.complete([prompt.embeddings] * 3, sampling, [1, 1, 2])
+    one, same, other = engine.complete([prompt] * 3, sampling, [1, 1, 2])
     assert one == same
     assert one != other
     many = local.embed(prompts[:9])
-    among = engine.complete([*many, prompt.embeddings], sampling, [*range(50, 59), 1])
+    among = engine.complete([*many, prompt], sampling, [*range(50, 59), 1])
     assert among[-1] == one
 
 
@@ -182,7 +182,7 @@ def test_two_hundred_prompts(engine: Engine, prompts: list[str]) -> None:
 def test_bad_embeddings_never_reach_vllm(
     engine: Engine, embeddings: torch.Tensor, message: str
 ) -> None:
-    with pytest.raises(EngineError, match=message):
+    with pytest.raises(CompletionError, match=message):
         engine.complete([torch.zeros(2, 256), embeddings], GREEDY, [0, 0])
     assert len(engine.complete([torch.zeros(2, 256)], GREEDY, [0])) == 1
 
