@@ -48,7 +48,7 @@ class VllmProcess:
             sys.executable, "-m", module, "--model", str(pocket.MODEL), "--dtype", "float32",
             "--host", "127.0.0.1", "--port", str(self._port), "--enable-prompt-embeds",
             "--no-enable-prefix-caching", "--no-enable-chunked-prefill", "--enforce-eager",
-            "--disable-log-stats", "--disable-uvicorn-access-log",
+            "--disable-uvicorn-access-log",
         ]  # fmt: skip
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(

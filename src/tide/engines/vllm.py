@@ -169,6 +169,10 @@ class VllmEngine(EmbeddingEngine):
 
         return await gather(map(first, prompts))
 
+    @property
+    def available(self) -> bool:
+        return not self.closed and not self._engine.errored
+
     async def _free(self) -> None:
         if (engine := getattr(self, "_engine", None)) is not None:
             engine.shutdown()
