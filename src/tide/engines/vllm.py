@@ -176,6 +176,8 @@ class VllmEngine(EmbeddingEngine):
     async def _free(self) -> None:
         if (engine := getattr(self, "_engine", None)) is not None:
             engine.shutdown()
+            # At the end of Python, its last words would be a traceback.
+            self._engine = None
 
 
 def _mean_log_prob(output: Any, request: Request) -> float:
