@@ -397,6 +397,23 @@ class Engine(ABC):
                 )
 
     @property
+    def has_embeddings(self) -> bool:
+        """Whether prompts may be embeddings, so that searches can move them."""
+        return type(self)._embed_tokens is not Engine._embed_tokens
+
+    def goes_on(self, prompt: Prompt) -> bool:
+        """Whether it can write on after a part of an answer to `prompt`; else an answer is whole.
+
+        All engines can after a text, and some cannot in a chat.
+        """
+        return True
+
+    @property
+    def abilities(self) -> str:
+        """One line on what was found out of it, for people; empty if there is nothing to say."""
+        return ""
+
+    @property
     def available(self) -> bool:
         """Whether it can complete prompts now."""
         return not self._closed
