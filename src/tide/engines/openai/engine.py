@@ -50,7 +50,11 @@ _NOT_THIS_ONE = (400, 413, 422)
 _DRAWN, _WARMER, _HOTTEST, _REDRAWS = 6, 0.3, 2.0, 8
 # What is asked of a server to see how it goes on. All of them answer something.
 _ASKED = ("What do you do in the morning?", "Tell me about the town where you live.")
-_PROBE = "The people of the town were kind, and in the morning"
+_PROBES = (
+    "The people of the town were kind, and in the morning",
+    "She opened the window and said that",
+    "The weather today is fine, and I think",
+)
 _PROBED = 16
 _CONTINUED: tuple[dict[str, Any], ...] = (
     {"continue_final_message": True, "add_generation_prompt": False},
@@ -123,6 +127,7 @@ class OpenAIEngine(Engine):
         except BaseException:
             self.close()
             raise
+        self.name = next(iter(self._abilities.values())).model
 
     # Text and words.
 
@@ -215,7 +220,6 @@ class OpenAIEngine(Engine):
                 answer.take(words.add(text))
                 if reason is not None:
                     answer.end(words.end(), reason)
-                    return
 
     async def _said(
         self, endpoint: Endpoint, body: dict[str, Any]
@@ -224,26 +228,31 @@ class OpenAIEngine(Engine):
         chat = "messages" in body
         path = "/v1/chat/completions" if chat else "/v1/completions"
         kind: type[TextEvent | ChatEvent] = ChatEvent if chat else TextEvent
-        most = LONGEST_TOKEN * body["max_tokens"]
-        read = 0
+        most, read = LONGEST_TOKEN * body["max_tokens"], 0
+        last: tuple[str, FinishReason] | None = None
+        limit = MIB + 4096 * body["max_tokens"]
         try:
-            events = self.pool.stream(
-                endpoint, path, kind, body, limit=MIB + 4096 * body["max_tokens"]
-            )
-            async with aclosing(events):
+            async with aclosing(
+                self.pool.stream(endpoint, path, kind, body, limit=limit)
+            ) as events:
                 async for event in events:
                     for part in event.choices:
                         read += len(part.said)
+                        if last is not None:
+                            raise ServerFailed("wrote on after the end that it told")
                         if read > most:
                             raise ServerFailed(f"wrote more than {body['max_tokens']} tokens")
-                        yield part.said, part.finish_reason
-                        if part.finish_reason is not None:
-                            return
+                        if part.finish_reason is None:
+                            yield part.said, None
+                        else:
+                            last = part.said, part.finish_reason
         except EndpointRefused as error:
             if error.status in _NOT_THIS_ONE:
                 raise CompletionError(f"{endpoint.url}: {error}") from None
             raise
-        raise ServerFailed("ended a completion without saying why (no finish_reason)")
+        if last is None:
+            raise ServerFailed("ended a completion without saying why (no finish_reason)")
+        yield last
 
     def check_sampling(self, sampling: Sampling) -> None:
         super().check_sampling(sampling)
@@ -269,19 +278,19 @@ class OpenAIEngine(Engine):
 
     async def _admit(self, endpoint: Endpoint) -> None:
         """Look at a server before it is used."""
+        try:
+            await self._look_at(endpoint)
+        except CompletionError as error:  # it does not take what every such server takes
+            raise EndpointRefused(str(error)) from None
+
+    async def _look_at(self, endpoint: Endpoint) -> None:
         model, most = await self._find_model(endpoint)
         found = Abilities(model, dict(OFF))
         try:
-            written = await self._complete(endpoint, found, {})
+            await self._complete(endpoint, found, {"prompt": _PROBES[0]})
         except CompletionError:  # it takes nothing that OpenAI's has not
             found.off = {}
-            try:
-                written = await self._complete(endpoint, found, {})
-            except CompletionError as error:
-                raise EndpointRefused(str(error)) from None
-        if written.lstrip().startswith(_PROBE):
-            raise EndpointRefused("repeats the prompt before what it writes (echo)")
-        found.held = await self._find_held(endpoint, found, written)
+        found.held = await self._find_held(endpoint, found)
         found.continued = await self._find_continued(endpoint, found)
         self._abilities[endpoint.url] = found
         if most is not None:
@@ -301,20 +310,25 @@ class OpenAIEngine(Engine):
         (model, *_) = ours or models
         return model.id, model.max_model_len
 
-    async def _find_held(
-        self, endpoint: Endpoint, found: Abilities, written: str
-    ) -> HeldWords | None:
+    async def _find_held(self, endpoint: Endpoint, found: Abilities) -> HeldWords | None:
         """Who tells token ids, if a bias keeps the first word that was written from being drawn."""
         held = self._named or await ask_server(self.pool, endpoint, found.model)
-        first = next((word for word in words_of(written) if word.strip()), None)
+        for prompt in _PROBES:
+            written = await self._complete(endpoint, found, {"prompt": prompt})
+            if written.lstrip().startswith(prompt):
+                raise EndpointRefused("repeats the prompt before what it writes (echo)")
+            first = next((word for word in words_of(written) if word.strip()), None)
+            if first is not None:
+                break
         if held is None or first is None:
             return None
         bias = {str(token): NEVER for token in await held.ids([first])}
         try:
-            other = await self._complete(endpoint, found, {"logit_bias": bias})
+            more = {"prompt": prompt, "logit_bias": bias}
+            other = words_of(await self._complete(endpoint, found, more))
         except CompletionError:
-            other = written
-        if bias and same_word(first) != same_word((words_of(other) or [""])[0]):
+            other = [first]
+        if bias and same_word(first) != same_word((other or [""])[0]):
             return held
         _log.warning("%s: logit_bias with ids of %s does not work", endpoint.url, held.name)
         return None
@@ -350,8 +364,6 @@ class OpenAIEngine(Engine):
     async def _complete(self, endpoint: Endpoint, found: Abilities, more: dict[str, Any]) -> str:
         """What a server writes, greedily, when it is looked at."""
         body = {"model": found.model, "max_tokens": _PROBED, "temperature": 0.0, "stream": True}
-        if "messages" not in more:
-            body["prompt"] = _PROBE
         text = ""
         async with aclosing(self._said(endpoint, found.off | body | more)) as parts:
             async for said, _ in parts:

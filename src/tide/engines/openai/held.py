@@ -38,44 +38,55 @@ _WIRES = (
 
 
 class HeldWords:
-    """The token ids with which words begin, in every spelling. name: where they come from."""
+    """The tokens with which words begin, in every spelling. name: where they come from."""
 
     def __init__(self, name: str, tokenize: Tokenize, detokenize: Detokenize) -> None:
         self.name = name
         self._tokenize, self._detokenize = tokenize, detokenize
-        self._known: dict[str, int | None] = {}
+        self._known: dict[str, tuple[int, ...]] = {}
         self._anchor: list[int] | None = None
 
     async def ids(self, words: Sequence[str]) -> list[int]:
-        """Raises ServerFailed for answers that are none."""
-        found: dict[int, None] = {}
-        for spelling in dict.fromkeys(one for word in words for one in spellings(word)):
-            if spelling not in self._known:
-                if len(self._known) >= _KNOWN:
-                    self._known.clear()
-                try:
-                    self._known[spelling] = await self._first(spelling)
-                except ServerFailed:
-                    if spelling.isascii():
-                        raise
-                    self._known[spelling] = None  # its tokens are parts of characters
-            if (token := self._known[spelling]) is not None:
-                found[token] = None
-        return list(found)
+        """Of words with the spaces before them. None for one of which it cannot be said.
 
-    async def _first(self, text: str) -> int | None:
-        """The token with which `text` begins; None where that cannot be said."""
+        Raises ServerFailed for answers that are none.
+        """
+        for word in words:
+            if word in self._known:
+                continue
+            if len(self._known) >= _KNOWN:
+                self._known.clear()
+            try:
+                self._known[word] = await self._tokens(word)
+            except ServerFailed:
+                if word.isascii():
+                    raise
+                self._known[word] = ()  # its tokens are parts of characters
+        return list(dict.fromkeys(token for word in words for token in self._known[word]))
+
+    async def _tokens(self, word: str) -> tuple[int, ...]:
+        """The token with which it begins, and those of the same text but for capitals and spaces.
+
+        Of the word's own spellings the first token could be a letter, without which is no writing.
+        """
+        for token in await self._read(word):
+            says = await self._detokenize([token])
+            if core := says.strip():  # not a space that stands alone
+                break
+        else:
+            return ()
+        if not word.strip().startswith(core):
+            return ()
+        alike = [await self._read(one) for one in spellings(says)]
+        return (token, *(ids[0] for ids in alike if len(ids) == 1))
+
+    async def _read(self, text: str) -> list[int]:
+        """Its tokens in the middle of a text; none where they cannot be told apart."""
         if self._anchor is None:
             self._anchor = await self._tokenize(_ANCHOR)
         before = self._anchor
         ids = await self._tokenize(_ANCHOR + text)
-        if not before or ids[: len(before)] != before:
-            return None
-        for token in ids[len(before) :]:
-            says = (await self._detokenize([token])).strip()
-            if says:  # not a space that stands alone
-                return token if text.strip().startswith(says) else None
-        return None
+        return ids[len(before) :] if before and ids[: len(before)] == before else []
 
 
 def spellings(word: str) -> list[str]:
