@@ -23,7 +23,7 @@ from tide.core.errors import CompletionError, EngineError, InputError, guarded
 from tide.core.http import MIB, Seconds, ServerFailed
 from tide.core.sanitize import logger
 from tide.core.seeds import derive_seed
-from tide.core.settings import Sampling
+from tide.core.settings import Sampling, Settings
 from tide.engines.base import Engine, FinishReason, MaxBatch, Piece, Prompt, Request
 from tide.engines.openai.held import HeldWords, ask_server, ask_tokenizer, same_word
 from tide.engines.openai.protocol import OFF, ChatEvent, ServedModels, TextEvent
@@ -256,6 +256,10 @@ class OpenAIEngine(Engine):
 
     def check_sampling(self, sampling: Sampling) -> None:
         super().check_sampling(sampling)
+        if isinstance(sampling, Settings) and sampling.max_perplexity is not None:
+            raise InputError(
+                f"max_perplexity: {type(self).__name__} tells no likelihoods; set it to none"
+            )
         if sampling.top_k and not all(one.off for one in self._abilities.values()):
             raise InputError("top_k: not taken by the server; leave it at 0")
 
