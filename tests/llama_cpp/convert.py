@@ -14,8 +14,6 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file
 
-from tide import pocket
-
 _GPT2 = {
     "ln_1": "attn_norm", "ln_2": "ffn_norm", "attn.c_attn": "attn_qkv",
     "attn.c_proj": "attn_output", "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down",
@@ -32,15 +30,14 @@ _ENDS = {
 }  # fmt: skip
 
 
-def convert(name: str, out: Path) -> None:
-    """Write the bundled model `name` in float32."""
+def convert(folder: Path, out: Path) -> None:
+    """Write the GPT-2 or Llama in `folder`, in float32."""
     import gguf
 
-    folder = Path(pocket.FOLDERS[name])
     config = json.loads((folder / "config.json").read_text())
     kind = config["model_type"]
     writer = gguf.GGUFWriter(out, kind)
-    writer.add_name(name)
+    writer.add_name(folder.name)
     if kind == "gpt2":
         width, heads, layers = (config[key] for key in ("n_embd", "n_head", "n_layer"))
         writer.add_context_length(config["n_positions"])
@@ -117,4 +114,4 @@ def _add_tokenizer(writer: Any, folder: Path, config: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    convert(sys.argv[1], Path(sys.argv[2]))
+    convert(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -143,6 +143,7 @@ class TextServer:
 
 class _Quiet(ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = 128
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         pass
