@@ -121,7 +121,7 @@ def test_a_chat_is_one_block(both: Both) -> None:
     """Its server begins a new message after the assistant's last: that is found out."""
     engine, _, _ = both
     prompt = engine.encode(engine.text_of(Chat.said("How was your day?")))
-    assert not engine.goes_on(prompt)
+    assert not engine.goes_on(prompt.token_ids)
     assert engine.complete([prompt.token_ids], GREEDY, [0])[0].finish_reason
 
 

@@ -401,8 +401,8 @@ class Engine(ABC):
         """Whether prompts may be embeddings, so that searches can move them."""
         return type(self)._embed_tokens is not Engine._embed_tokens
 
-    def goes_on(self, prompt: Prompt) -> bool:
-        """Whether it can write on after a part of an answer to `prompt`; else an answer is whole.
+    def goes_on(self, prompt: Sequence[int]) -> bool:
+        """Whether it can write on after a part of the answer to these tokens; else it is whole.
 
         All engines can after a text, and some cannot in a chat.
         """

@@ -194,7 +194,7 @@ def test_chats_go_on_where_the_server_can(
     server.strict = strict
     engine = connect()
     prompt = engine.encode(engine.text_of(CHAT))
-    assert engine.goes_on(prompt)
+    assert engine.goes_on(prompt.token_ids)
     assert "go on in blocks" in engine.abilities
     assert prompt.text == "system: Be kind.\nuser: What do you do?\nassistant:"
     (whole,) = engine.complete([prompt.token_ids], GREEDY, [0])
@@ -210,13 +210,26 @@ def test_chats_are_one_block_where_it_cannot(connect: Connect, server: TextServe
     server.continues = False
     engine = connect()
     prompt = engine.encode(engine.text_of(CHAT))
-    assert not engine.goes_on(prompt)
-    assert engine.goes_on(engine.encode("A text"))
+    assert not engine.goes_on(prompt.token_ids)
+    assert engine.goes_on(engine.tokenize(["A text"])[0])
     assert "are one block" in engine.abilities
     (whole,) = engine.complete([prompt.token_ids], GREEDY, [0])
     assert whole.text
     with pytest.raises(CompletionError, match="does not go on with an answer to a chat"):
         engine.complete([(*prompt.token_ids, *whole.token_ids[:3])], GREEDY, [0])
+
+
+def test_a_held_word_in_a_chat_that_is_one_block(connect: Connect, server: TextServer) -> None:
+    """It is written anew as a whole."""
+    server.continues = server.tokens = False
+    engine = connect()
+    prompt = engine.encode(engine.text_of(CHAT)).token_ids
+    (whole,) = engine.complete([prompt], GREEDY, [0])
+    (held,) = engine.tokenize([engine.token_texts([whole.token_ids])[0][5]])[0:1]
+    (found,) = asyncio.run(engine.write_all([Request(prompt, GREEDY, never=tuple(held))]))
+    assert not set(held) & set(found.token_ids)
+    assert found.text
+    assert all(body["messages"] == CHAT.dump() for body in server.requests)
 
 
 # What it cannot, and what it refuses

@@ -1,4 +1,4 @@
-"""What works without embeddings: drafts, drawing again, holding back; and what says that it cannot."""
+"""What works without embeddings: drafts, drawing again, holding back; the rest says so."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def detoxifier(engine: OpenAIEngine, strategy: str, **settings: Any) -> Detoxifi
 def test_repairs_by_text_alone(engine: OpenAIEngine, strategy: str, length: int) -> None:
     results = list(detoxifier(engine, strategy, max_new_tokens=length).map(PROMPTS))
     assert sum(result.trials[0].base.toxicity >= 0.5 for result in results) > 2
-    found = [result for result in results if result.trials[0].passed]
+    found = [result for result in results if result.trials[0].accepted]
     assert not any("dull" in result.text.lower() for result in found)
     assert len(found) >= (12 if strategy == "backtrack" else 6)
     again = list(detoxifier(engine, strategy, max_new_tokens=length).map(PROMPTS))
@@ -44,8 +44,10 @@ def test_repairs_by_text_alone(engine: OpenAIEngine, strategy: str, length: int)
 
 
 def test_searches_that_move_the_prompt_say_that_they_cannot(engine: OpenAIEngine) -> None:
-    with pytest.raises(InputError, match="ladder: moves prompt embeddings.*does not have") as error:
-        detoxifier(engine, "ladder").complete("The weather is")
+    with pytest.raises(
+        InputError, match=r"ladder: moves prompt embeddings.*does not have"
+    ) as error:
+        detoxifier(engine, "ladder")("The weather is")
     assert len(str(error.value).splitlines()) == 1
     with pytest.raises(InputError, match="max_perplexity: OpenAIEngine tells no likelihoods"):
         detoxifier(engine, "resample", preset="margin")
@@ -55,7 +57,7 @@ def test_searches_that_move_the_prompt_say_that_they_cannot(engine: OpenAIEngine
 def test_chats(engine: OpenAIEngine, strategy: str) -> None:
     chats = [Chat.said(f"How are you, {number}?") for number in range(6)]
     results = list(detoxifier(engine, strategy, max_new_tokens=100).map(chats))
-    goes_on = engine.goes_on(engine.encode(engine.text_of(chats[0])))
+    goes_on = engine.goes_on(engine.encode(engine.text_of(chats[0])).token_ids)
     assert all((len(result.best.blocks) > 1) == goes_on for result in results)
-    found = [result for result in results if result.trials[0].passed]
+    found = [result for result in results if result.trials[0].accepted]
     assert not any("dull" in result.text.lower() for result in found)

@@ -162,9 +162,9 @@ class OpenAIEngine(Engine):
         text.chat = chat
         return text
 
-    def goes_on(self, prompt: Prompt) -> bool:
-        """Whether it can write on after a part of an answer: not in a chat, with some servers."""
-        chat = bool(prompt.token_ids) and isinstance(word_of(prompt.token_ids[0]), Chat)
+    def goes_on(self, prompt: Sequence[int]) -> bool:
+        """Not in a chat, where one of the servers begins a new message."""
+        chat = bool(prompt) and isinstance(word_of(prompt[0]), Chat)
         return not chat or all(one.continued is not None for one in self._abilities.values())
 
     # Writing.
@@ -378,8 +378,9 @@ class OpenAIEngine(Engine):
 class _Answer:
     """What is written for one request, by one server or by several after each other.
 
-    words: what was given out. held: words that are not to be. left: tokens that may still be
-    written. reason: why it has ended.
+    words: what was written, and given out, but for a chat that the server cannot go on with: that
+    is given out as a whole. held: words that are not to be. left: tokens that may still be written.
+    reason: why it has ended.
     """
 
     def __init__(self, request: Request, put: Callable[[Piece], None]) -> None:
@@ -389,14 +390,32 @@ class _Answer:
         self._never = {same_word(word) for word in self.held}
         self._request, self._put = request, put
         self._redraws = self._drawn = 0
+        self._whole = False
 
     @property
     def left(self) -> int:
         most = self._request.max_new_tokens - len(self.words)
-        return min(most, _DRAWN) if self._drawn else most
+        return min(most, _DRAWN) if self._drawn and not self._whole else most
 
     def body(self, abilities: Abilities) -> dict[str, Any]:
         """What a server is sent to write on."""
+        assert isinstance(self._request.prompt, Sequence)
+        first, *rest = (word_of(one) for one in self._request.prompt)
+        if not isinstance(first, Chat):
+            text = "".join(map(str, (first, *rest, *self.words)))
+            return self._sampling(abilities) | {"prompt": text}
+        if self._whole:
+            self.words.clear()
+        messages, written = first.dump(), "".join(map(str, (*rest, *self.words)))
+        if not written:
+            self._whole = abilities.continued is None
+            return self._sampling(abilities) | {"messages": messages}
+        if abilities.continued is None:
+            raise CompletionError("the server does not go on with an answer to a chat")
+        messages.append({"role": "assistant", "content": written})
+        return self._sampling(abilities) | {"messages": messages, **abilities.continued}
+
+    def _sampling(self, abilities: Abilities) -> dict[str, Any]:
         sampling, seed = self._request.sampling, self._request.seed
         place = len(self.words), self._redraws
         heat = max(0.5, sampling.temperature) + _WARMER * self._drawn
@@ -414,17 +433,7 @@ class _Answer:
             body["top_k"] = sampling.top_k
         if sampling.stop:
             body["stop"] = list(sampling.stop)
-        assert isinstance(self._request.prompt, Sequence)
-        first, *rest = (word_of(one) for one in self._request.prompt)
-        if not isinstance(first, Chat):
-            return body | {"prompt": "".join(map(str, (first, *rest, *self.words)))}
-        messages, written = first.dump(), "".join(map(str, (*rest, *self.words)))
-        if not written:
-            return body | {"messages": messages}
-        if abilities.continued is None:
-            raise CompletionError("the server does not go on with an answer to a chat")
-        said = {"role": "assistant", "content": written}
-        return body | {"messages": [*messages, said], **abilities.continued}
+        return body
 
     def take(self, words: Sequence[str]) -> None:
         """Give out words. Raises _Held before one that is held back."""
@@ -432,11 +441,12 @@ class _Answer:
             if same_word(word) in self._never:
                 raise _Held
             self.words.append(word)
-            self._put(Piece((id_of(word),)))
+            if not self._whole:
+                self._put(Piece((id_of(word),)))
 
     def end(self, words: Sequence[str], reason: FinishReason) -> None:
         """The server wrote these last."""
-        drawn = bool(self._drawn) and reason == "length"
+        drawn = bool(self._drawn) and reason == "length" and not self._whole
         if drawn and len(self.words) + len(words) < self._request.max_new_tokens:
             # The last word may be half a word, and is written again; but something stays.
             self.take(words if len(words) == 1 else words[:-1])
@@ -447,7 +457,7 @@ class _Answer:
 
     def draw_again(self, wrote: bool) -> None:
         """A held word came: the next tokens are drawn hotter. wrote: something stood before it."""
-        self._redraws = 1 if wrote else self._redraws + 1
+        self._redraws = 1 if wrote and not self._whole else self._redraws + 1
         if self._redraws > _REDRAWS:
             self._finish("length")  # it breaks off before the word
             return
@@ -455,7 +465,7 @@ class _Answer:
 
     def _finish(self, reason: FinishReason) -> None:
         self.reason = reason
-        self._put(Piece((), reason))
+        self._put(Piece(tuple(map(id_of, self.words)) if self._whole else (), reason))
 
 
 def _read_tokenizer(source: str | Path) -> HeldWords:
