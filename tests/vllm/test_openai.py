@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("default")]
 
 GREEDY = Sampling(temperature=0.0, max_new_tokens=20)
 CHAT = Chat.of(
-    [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "How was your day?"}]
+    [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "I like music. What do you think?"}]
 )
 
 
@@ -160,12 +160,12 @@ def test_the_gateway(server: VllmProcess) -> None:
         assert done.choices[0].text, done
         messages: Any = CHAT.dump()
         chat = client.chat.completions.create(
-            model="safe", messages=messages, max_tokens=60, temperature=0
+            model="safe", messages=messages, max_tokens=100, temperature=0
         )
         text = chat.choices[0].message.content
         assert text
         stream = client.chat.completions.create(
-            model="safe", messages=messages, max_tokens=60, temperature=0, stream=True
+            model="safe", messages=messages, max_tokens=100, temperature=0, stream=True
         )
         parts = [chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices]
         assert "".join(parts) == text
