@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
+from contextlib import aclosing
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +17,7 @@ from tide import Detoxifier, load_scorer
 from tide.core.errors import CompletionError, InputError
 from tide.core.settings import Sampling
 from tide.engines import Engine
+from tide.engines.base import Request
 from tide.engines.local.engine import TransformersEngine
 from tide.engines.remote.engine import RemoteEngine
 from tide.engines.vllm import VllmEngine
@@ -47,9 +51,8 @@ def test_the_same_greedy_completions(
         x + 0.02 * torch.randn(x.shape, generator=generator) for x in embedded
     ]
     assert engine.complete(moved, GREEDY, range(100)) == local.complete(moved, GREEDY, range(100))
-    assert engine.tokenize(prompts[:100]) == local.tokenize(prompts[:100])
-    for here, there in zip(embedded, engine.embed(prompts[:100]), strict=True):
-        assert torch.equal(here, there)
+    assert all(map(torch.equal, embedded, engine.embed(prompts[:100])))
+    assert list(map(engine.encode, prompts[:100])) == list(map(local.encode, prompts[:100]))
 
 
 def test_the_same_where_only_the_last_rows_differ(
@@ -128,13 +131,13 @@ def test_sampled_toxicity_has_the_same_distribution(
 def test_a_seed_draws_the_same_again_and_shares_noise(
     engine: Engine, local: TransformersEngine, prompts: list[str]
 ) -> None:
-    (prompt,) = local.embed(prompts[:1])
+    (x,) = local.embed(prompts[:1])
     sampling = Sampling(temperature=1.0)
-    one, same, other = engine.complete([prompt] * 3, sampling, [1, 1, 2])
+    one, same, other = engine.complete([x] * 3, sampling, [1, 1, 2])
     assert one == same
     assert one != other
     many = local.embed(prompts[:9])
-    among = engine.complete([*many, prompt], sampling, [*range(50, 59), 1])
+    among = engine.complete([*many, x], sampling, [*range(50, 59), 1])
     assert among[-1] == one
 
 
@@ -152,6 +155,49 @@ def test_a_row_is_written_alone_as_in_mixed_company(
     for i in (1, 3):
         assert engine.complete(embeddings[i : i + 1], drawn, [i]) == [together[i]]
         assert len(together[i].token_ids) <= 9
+
+
+def test_pieces_are_the_whole_and_what_is_left_is_aborted(
+    engine: Engine, local: TransformersEngine, prompts: list[str]
+) -> None:
+    """Streamed, token ids or embeddings; the others go on when one is left after a piece."""
+    long = Sampling(temperature=0.0, max_new_tokens=40, min_new_tokens=40)
+    ids, rows = local.tokenize(prompts[:6]), local.embed(prompts[:6])
+    expected = [one.token_ids for one in local.complete(ids, long, range(6))]
+
+    async def read(prompt: Any, most: int) -> list[int]:
+        found: list[int] = []
+        async with aclosing(engine.write(Request(prompt, long, piece_tokens=4))) as pieces:
+            async for piece in pieces:
+                found += piece.token_ids
+                if len(found) >= most:
+                    break
+        return found
+
+    async def read_all() -> list[list[int]]:
+        some = [*ids[:3], *rows[3:]]
+        return await asyncio.gather(*(read(x, 8 if i % 3 == 0 else 40) for i, x in enumerate(some)))
+
+    for i, found in enumerate(asyncio.run(read_all())):
+        assert tuple(found) == expected[i][: len(found)]
+        assert len(found) < 40 if i % 3 == 0 else len(found) == 40
+
+
+def test_tokens_that_are_never_drawn(
+    engine: Engine, local: TransformersEngine, prompts: list[str]
+) -> None:
+    """Each request's own."""
+    ids = local.tokenize(prompts[:4])
+    firsts = [one.token_ids[0] for one in local.complete(ids, GREEDY, range(4))]
+
+    def requests(never: bool) -> list[Request]:
+        pairs = zip(ids, firsts, strict=True)
+        return [Request(x, GREEDY, never=(first,) if never else ()) for x, first in pairs]
+
+    written = asyncio.run(engine.write_all([*requests(True), *requests(False)]))
+    assert written == asyncio.run(local.write_all([*requests(True), *requests(False)]))
+    assert not any(first in one.token_ids for first, one in zip(firsts, written, strict=False))
+    assert [one.token_ids[0] for one in written[4:]] == firsts
 
 
 def test_long_batches_with_seeds(engine: Engine, local: TransformersEngine) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Iterator
 from contextlib import aclosing
@@ -27,7 +26,10 @@ pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("default")]
 
 GREEDY = Sampling(temperature=0.0, max_new_tokens=20)
 CHAT = Chat.of(
-    [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "I like music. What do you think?"}]
+    [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": "I like music. What do you think?"},
+    ]
 )
 
 
@@ -170,9 +172,3 @@ def test_the_gateway(server: VllmProcess) -> None:
         parts = [chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices]
         assert "".join(parts) == text
         assert len([part for part in parts if part]) > 1
-        refused = httpx.post(
-            f"{gateway.url}/v1/completions",
-            json={"model": "safe", "prompt": "A", "tide": {"strategy": "ladder"}},
-        )
-        assert refused.status_code == 400, refused.text
-        assert "embeddings" in json.dumps(refused.json())

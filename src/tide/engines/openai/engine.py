@@ -190,7 +190,8 @@ class OpenAIEngine(Engine):
         super().check_sampling(sampling)
         if isinstance(sampling, Settings) and sampling.max_perplexity is not None:
             raise InputError(
-                f"max_perplexity: {type(self).__name__} tells no likelihoods; set it to none"
+                f"max_perplexity: {type(self).__name__} tells no likelihoods; leave it out, as the "
+                "preset 'relative' does"
             )
         if sampling.top_k and not all(one.off for one in self._abilities.values()):
             raise InputError("top_k: not taken by the server; leave it at 0")
