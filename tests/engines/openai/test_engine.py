@@ -15,9 +15,10 @@ import torch
 from tests.engines.openai.server import TextServer
 from tide.core.chat import Chat
 from tide.core.errors import CompletionError, EngineError, InputError
-from tide.core.settings import Sampling
+from tide.core.settings import Sampling, Settings
 from tide.engines import Completion, Request, load_engine
 from tide.engines.openai.engine import OpenAIEngine
+from tide.evaluation.caching_engine import CachingEngine
 
 GREEDY = Sampling(temperature=0.0, max_new_tokens=12)
 DRAWN = Sampling(temperature=1.0, max_new_tokens=12)
@@ -248,6 +249,18 @@ def test_there_are_no_embeddings_and_no_likelihoods(connect: Connect) -> None:
     for name, value in (("min_new_tokens", 2), ("repetition_penalty", 1.1)):
         with pytest.raises(InputError, match=f"{name}: not supported by OpenAIEngine"):
             engine.check_sampling(Sampling(**{name: value}))
+
+
+def test_an_evaluation_asks_the_engine_itself(connect: Connect, server: TextServer) -> None:
+    server.continues = False
+    engine = CachingEngine(connect())
+    assert not engine.has_embeddings
+    assert "serves tiny" in engine.abilities
+    assert not engine.goes_on(engine.encode(engine.text_of(CHAT)).token_ids)
+    with pytest.raises(InputError, match="max_perplexity: OpenAIEngine tells no likelihoods"):
+        engine.check_sampling(Settings(max_perplexity=5.0))
+    (ids,) = engine.tokenize(["kind"])
+    assert engine.complete([ids], GREEDY, [0]) == engine.complete([ids], GREEDY, [0])
 
 
 def test_one_prompt_that_is_refused(connect: Connect, server: TextServer) -> None:
