@@ -5,6 +5,7 @@
 # make site    the same, then build the documentation into build/site, which needs no network to be read
 # make test-clients  set up .venv-clients with other people's clients, then run them against the server
 # make test-vllm  set up .venv-vllm with vLLM for the CPU and Ray, then run the tests that need them
+# make test-llama-cpp  set up .venv-llama with llama.cpp's server, which is built, then run the tests that need it
 # make check   set up with the developers' extras, then lint, format check, strict types and the order of the rooms
 # make clean   remove what the other verbs made
 
@@ -12,12 +13,13 @@ PYTHON ?= python3
 VENV ?= .venv
 VENV_VLLM ?= .venv-vllm
 VENV_CLIENTS ?= .venv-clients
+VENV_LLAMA ?= .venv-llama
 VENV_INSPECT ?= .venv-inspect
 # Processes that share the tests; each takes about 1 GB.
 JOBS ?= 2
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-attacks test-docs site test-clients test-vllm check clean
+.PHONY: demo test test-attacks test-docs site test-clients test-vllm test-llama-cpp check clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.with-profanity
@@ -44,6 +46,9 @@ test-clients: $(VENV)/.with-test $(VENV_CLIENTS)/.ready $(VENV_INSPECT)/.ready
 
 test-vllm: $(VENV_VLLM)/.ready
 	$(VENV_VLLM)/bin/python -m pytest -m vllm tests/vllm
+
+test-llama-cpp: $(VENV)/.with-test $(VENV_LLAMA)/.ready
+	LLAMA_PYTHON=$(abspath $(VENV_LLAMA))/bin/python $(BIN)/python -m pytest -m llama_cpp tests/llama_cpp
 
 check: $(VENV)/.with-dev
 	$(BIN)/ruff check .
@@ -73,6 +78,13 @@ $(VENV_CLIENTS)/.ready:
 		litellm langchain-openai llm google-api-python-client 'lm-eval[api]' pytest hypothesis
 	touch $@
 
+# Builds llama.cpp, which takes some minutes and a C++ compiler.
+$(VENV_LLAMA)/.ready:
+	test -x $(VENV_LLAMA)/bin/python || $(PYTHON) -m venv $(VENV_LLAMA)
+	$(VENV_LLAMA)/bin/python -m pip install --quiet --disable-pip-version-check \
+		'llama-cpp-python[server]' gguf safetensors
+	touch $@
+
 # It needs a later openai than litellm allows.
 $(VENV_INSPECT)/.ready:
 	test -x $(VENV_INSPECT)/bin/python || $(PYTHON) -m venv $(VENV_INSPECT)
@@ -81,5 +93,5 @@ $(VENV_INSPECT)/.ready:
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV_VLLM) $(VENV_CLIENTS) $(VENV_INSPECT) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV_VLLM) $(VENV_CLIENTS) $(VENV_LLAMA) $(VENV_INSPECT) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

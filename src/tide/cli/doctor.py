@@ -82,10 +82,12 @@ def _try_model(name: str, engine: str, engine_options: dict[str, Any]) -> str:
     try:
         model.verify()
         (ids,) = model.tokenize([_PROMPT])
-        x = model.embed_tokens(ids)
+        prompt = model.embed_tokens(ids) if model.has_embeddings else ids
         started = time.perf_counter()
-        model.complete([x], Sampling(temperature=0.0), [0])
+        model.complete([prompt], Sampling(temperature=0.0), [0])
         seconds = time.perf_counter() - started
+        if not model.has_embeddings:
+            return f"no embeddings; {model.abilities}; 20 tokens in {seconds:.2f} s"
         return (
             f"ids and embeddings agree; {model.dtype}, d = {model.dim}, context "
             f"{model.context_length}; 20 tokens in {seconds:.2f} s\n"

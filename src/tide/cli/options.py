@@ -84,7 +84,10 @@ Preset = Annotated[
 EngineName = Annotated[str, typer.Option("--engine", help=f"What runs the model: {_ENGINES}.")]
 BaseUrl = Annotated[
     list[str] | None,
-    typer.Option("--base-url", help="A vLLM server for --engine remote; give several to share."),
+    typer.Option(
+        "--base-url",
+        help="A server for --engine remote (vLLM) or openai (any); give several to share.",
+    ),
 ]
 EngineOption = Annotated[
     list[str] | None,

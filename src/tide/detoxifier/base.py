@@ -12,7 +12,7 @@ from tide.core.settings import Overrides, Settings
 from tide.detoxifier.presets import preset_values
 from tide.engines import REGISTRY as ENGINES
 from tide.engines import Engine, load_engine
-from tide.runtime.prompt import check_length
+from tide.runtime.prompt import check_length, check_strategy
 from tide.scorers import Scorer, load_scorer
 from tide.search import LoadedStrategy, load_strategy
 from tide.search.settings import resolve_settings
@@ -47,7 +47,7 @@ class DetoxifierBase:
             if isinstance(model, Engine)
             else load_engine(engine, model, **(engine_options or {}))
         )
-        self.engine.check_sampling(self.settings)
+        self._check(self.settings, self._strategy)
         self._begin()
 
     def _begin(self) -> None:
@@ -80,8 +80,14 @@ class DetoxifierBase:
         if not overrides:
             return self.settings, self._strategy
         settings = resolve_settings(self.settings.model_dump(), overrides)
+        strategy = load_strategy(settings.strategy)
+        self._check(settings, strategy)
+        return settings, strategy
+
+    def _check(self, settings: Settings, strategy: LoadedStrategy) -> None:
+        """Raise InputError for what the engine cannot do."""
         self.engine.check_sampling(settings)
-        return settings, load_strategy(settings.strategy)
+        check_strategy(strategy, self.engine)
 
     def _for_stream(self, overrides: Overrides) -> Overrides:
         """`overrides` of a call that gives out the text while it is written.

@@ -43,7 +43,7 @@ class Detoxifier(DetoxifierBase):
 
     model: folder, hub id, "pocket" (bundled), or an Engine.
     scorer: spec, Scorer, or a function from texts to scores in [0, 1].
-    engine: name of the engine that runs `model`: "transformers", "vllm" or "remote".
+    engine: name of the engine that runs `model`: "transformers", "vllm", "remote" or "openai".
     preset: step sizes; "auto" chooses by the model's name; or a file that `tide tune` wrote.
     settings: used as given, without a preset.
     engine_options: for the engine (`device`, `dtype`, `max_batch`, `base_urls`, ...).

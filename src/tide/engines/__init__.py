@@ -20,6 +20,7 @@ REGISTRY = Registry(
         "transformers": "tide.engines.local.engine:TransformersEngine",
         "vllm": "tide.engines.vllm:VllmEngine",
         "remote": "tide.engines.remote.engine:RemoteEngine",
+        "openai": "tide.engines.openai.engine:OpenAIEngine",
     },
 )
 

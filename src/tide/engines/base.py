@@ -428,6 +428,18 @@ class Engine(ABC):
         """Whether prompts may be embeddings, so that searches can move them."""
         return type(self)._embed_tokens is not Engine._embed_tokens
 
+    def goes_on(self, prompt: Sequence[int]) -> bool:
+        """Whether it can write on after a part of the answer to these tokens; else it is whole.
+
+        All engines can after a text, and some cannot in a chat.
+        """
+        return True
+
+    @property
+    def abilities(self) -> str:
+        """One line on what was found out of it, for people; empty if there is nothing to say."""
+        return ""
+
     @property
     def available(self) -> bool:
         """Whether it can complete prompts now."""

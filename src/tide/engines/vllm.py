@@ -169,9 +169,15 @@ class VllmEngine(EmbeddingEngine):
 
         return await gather(map(first, prompts))
 
+    @property
+    def available(self) -> bool:
+        return not self.closed and not self._engine.errored
+
     async def _free(self) -> None:
         if (engine := getattr(self, "_engine", None)) is not None:
             engine.shutdown()
+            # At the end of Python, its last words would be a traceback.
+            self._engine = None
 
 
 def _mean_log_prob(output: Any, request: Request) -> float:

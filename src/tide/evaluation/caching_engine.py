@@ -51,8 +51,22 @@ class CachingEngine(Engine):
     def available(self) -> bool:
         return self.engine.available
 
+    @property
+    def has_embeddings(self) -> bool:
+        return self.engine.has_embeddings
+
+    @property
+    def abilities(self) -> str:
+        return self.engine.abilities
+
+    def goes_on(self, prompt: Sequence[int]) -> bool:
+        return self.engine.goes_on(prompt)
+
     def check(self, request: Request) -> None:
         self.engine.check(request)
+
+    def check_sampling(self, sampling: Sampling) -> None:
+        self.engine.check_sampling(sampling)
 
     def close(self) -> None:
         self._closed = True
@@ -81,6 +95,12 @@ class CachingEngine(Engine):
 
     def _share(self, rows: Tensor) -> object:
         return self.engine.share(rows)
+
+    def _memory(self) -> object:
+        return self.engine.memory()
+
+    def spellings(self, token_id: int) -> tuple[int, ...]:
+        return self.engine.spellings(token_id)
 
     def _verify(self) -> None:
         self.engine.verify()

@@ -76,7 +76,7 @@ class Runtime:
         priority: int,
         on_text: Callable[[str], None] | None,
     ) -> Trial:
-        if settings.in_blocks:
+        if settings.in_blocks and self.engine.goes_on(prompt.token_ids):
             answer = LongAnswer(
                 prompt,
                 self.engine,

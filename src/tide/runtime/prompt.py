@@ -47,6 +47,15 @@ def check_length(tokens: int, settings: Settings, limit: int | None) -> None:
         )
 
 
+def check_strategy(strategy: LoadedStrategy, engine: Engine) -> None:
+    """Raise InputError for a strategy that moves prompts with an engine that takes texts alone."""
+    if strategy.moves and not engine.has_embeddings:
+        raise InputError(
+            f"strategy {strategy.name}: moves prompt embeddings, which the engine "
+            f"{type(engine).__name__} does not have; use backtrack or resample"
+        )
+
+
 @dataclass(frozen=True)
 class Start:
     """Where a search starts: after a prompt and what was written of the answer.
@@ -74,11 +83,7 @@ def start_of(
     """
     ids, more = prompt.token_ids + written, (False,) * len(written)
     if not engine.has_embeddings:
-        if strategy.moves:
-            raise InputError(
-                f"strategy {strategy.name}: moves prompt embeddings, which the engine "
-                f"{type(engine).__name__} does not have; use backtrack or resample"
-            )
+        check_strategy(strategy, engine)
         rows = torch.ones(len(ids), dtype=torch.bool)
         still = Problem(torch.ones(len(ids), 1), rows, seed, can_move=False)
         return Start(still, ids, None)

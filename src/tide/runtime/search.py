@@ -137,7 +137,9 @@ class Search:
     async def _continued(self, asked: Continuation) -> list[float]:
         """The score of what the model writes on, without what is held back."""
         self._last = ()
-        kept = self._completion(asked.evaluation)[: asked.kept]
+        # In a chat that the engine cannot go on with, the whole is written anew.
+        place = asked.kept if self.engine.goes_on(self.start.token_ids) else 0
+        kept = self._completion(asked.evaluation)[:place]
         self.held = self._spellings(asked.held)
         sampling = self.sampling.model_copy(
             update={
@@ -162,8 +164,8 @@ class Search:
         (whole,) = self.engine.completions(
             [(kept + new.token_ids, new.finish_reason)], [self.sampling]
         )
-        place = Place(asked.iteration, "continuation", 1.0, 0.0, len(kept))
-        return await self._scored([place], [whole])
+        made = Place(asked.iteration, "continuation", 1.0, 0.0, len(kept))
+        return await self._scored([made], [whole])
 
     async def _blamed(self, asked: BlameRequest) -> int:
         """Before how many tokens the word stands with which the score first reaches one."""

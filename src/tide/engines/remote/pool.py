@@ -39,7 +39,14 @@ _CLIENT_REQUESTS = 4
 
 
 class EndpointRefused(Exception):
-    """A server does not accept a request that every server of its kind would not accept."""
+    """A server does not accept a request that every server of its kind would not accept.
+
+    status: of its HTTP answer; 0 without one.
+    """
+
+    def __init__(self, text: str, status: int = 0) -> None:
+        super().__init__(text)
+        self.status = status
 
 
 @dataclass
@@ -152,9 +159,9 @@ class EndpointPool:
         if reply.passing:
             raise ServerFailed(f"HTTP {status}: {reply.message()}")
         if status in _FORBIDDEN:
-            raise EndpointRefused(f"wants another API key than it was sent (HTTP {status})")
+            raise EndpointRefused(f"wants another API key than it was sent (HTTP {status})", status)
         if not 200 <= status < 300:
-            raise EndpointRefused(f"HTTP {status} to {path}: {reply.message()}")
+            raise EndpointRefused(f"HTTP {status} to {path}: {reply.message()}", status)
 
     def reasons(self) -> str:
         """For each server, whether it is in use or why it is not."""

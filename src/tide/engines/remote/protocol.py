@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import torch
 from packaging.version import InvalidVersion, Version
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, FailFast, Field
 from torch import Tensor
 
 from tide.core.http import Rows, ServerFailed
@@ -66,7 +66,8 @@ class Part(BaseModel):
     index: Literal[0]
     finish_reason: Literal["length", "stop"] | None = None
     stop_reason: int | str | None = None
-    token_ids: Rows[_Count] | None = None
+    # Not `Rows[_Count] | None`: what `Rows` is marked with cannot be hashed.
+    token_ids: Annotated[list[_Count] | None, FailFast()] = None
 
 
 class Event(BaseModel):

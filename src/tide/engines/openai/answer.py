@@ -1,0 +1,114 @@
+"""What is written for one request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tide.core.chat import Chat
+from tide.core.errors import CompletionError
+from tide.core.seeds import derive_seed
+from tide.engines.base import FinishReason, Piece, Request
+from tide.engines.openai.abilities import Abilities
+from tide.engines.openai.held import same_word
+from tide.engines.openai.words import id_of, text_of, word_of
+
+# Where a held word comes nevertheless, so many tokens are drawn in its place, each time hotter.
+_DRAWN, _WARMER, _HOTTEST, _REDRAWS = 6, 0.3, 2.0, 8
+
+
+class Held(Exception):
+    """The server writes a word that is held back."""
+
+
+class Answer:
+    """What is written for one request, by one server or by several after each other.
+
+    words: what was written, and given out, but for a chat that the server cannot go on with: that
+    is given out as a whole. held: words that are not to be. left: tokens that may still be written.
+    reason: why it has ended.
+    """
+
+    def __init__(self, request: Request, put: Callable[[Piece], None]) -> None:
+        self.words: list[str] = []
+        self.held = [text_of((one,)) for one in request.never]
+        self.reason: FinishReason | None = None
+        self._never = {same_word(word) for word in self.held}
+        self._request, self._put = request, put
+        self._redraws = self._drawn = 0
+        self._whole = False
+
+    @property
+    def left(self) -> int:
+        most = self._request.max_new_tokens - len(self.words)
+        return min(most, _DRAWN) if self._drawn and not self._whole else most
+
+    def body(self, abilities: Abilities) -> dict[str, Any]:
+        """What a server is sent to write on."""
+        assert isinstance(self._request.prompt, Sequence)
+        first, *rest = (word_of(one) for one in self._request.prompt)
+        if not isinstance(first, Chat):
+            text = "".join(map(str, (first, *rest, *self.words)))
+            return self._sampling(abilities) | {"prompt": text}
+        if self._whole:
+            self.words.clear()
+        messages, written = first.dump(), "".join(map(str, (*rest, *self.words)))
+        if not written:
+            self._whole = abilities.continued is None
+            return self._sampling(abilities) | {"messages": messages}
+        if abilities.continued is None:
+            raise CompletionError("the server does not go on with an answer to a chat")
+        messages.append({"role": "assistant", "content": written})
+        return self._sampling(abilities) | {"messages": messages, **abilities.continued}
+
+    def _sampling(self, abilities: Abilities) -> dict[str, Any]:
+        sampling, seed = self._request.sampling, self._request.seed
+        place = len(self.words), self._redraws
+        heat = max(0.5, sampling.temperature) + _WARMER * self._drawn
+        body = {
+            **abilities.off,
+            "model": abilities.model,
+            "max_tokens": self.left,
+            "temperature": min(_HOTTEST, heat) if self._drawn else sampling.temperature,
+            "top_p": sampling.top_p,
+            # By the place, so that it does not matter which servers failed. Few take more bits.
+            "seed": (derive_seed(seed, *place) if any(place) else seed) % 2**31,
+            "stream": True,
+        }
+        if sampling.top_k:
+            body["top_k"] = sampling.top_k
+        if sampling.stop:
+            body["stop"] = list(sampling.stop)
+        return body
+
+    def take(self, words: Sequence[str]) -> None:
+        """Give out words. Raises Held before one that is held back."""
+        for word in words:
+            if same_word(word) in self._never:
+                raise Held
+            self.words.append(word)
+            if not self._whole:
+                self._put(Piece((id_of(word),)))
+
+    def end(self, words: Sequence[str], reason: FinishReason) -> None:
+        """The server wrote these last."""
+        drawn = bool(self._drawn) and reason == "length" and not self._whole
+        if drawn and len(self.words) + len(words) < self._request.max_new_tokens:
+            # The last word may be half a word, and is written again; but something stays.
+            self.take(words if len(words) == 1 else words[:-1])
+            self._drawn = 0
+            return
+        self.take(words)
+        self._finish(reason)
+
+    def draw_again(self, wrote: bool) -> None:
+        """A held word came: the next tokens are drawn hotter. wrote: something stood before it."""
+        self._redraws = 1 if wrote and not self._whole else self._redraws + 1
+        if self._redraws > _REDRAWS:
+            self._finish("length")  # it breaks off before the word
+            return
+        self._drawn = self._redraws
+
+    def _finish(self, reason: FinishReason) -> None:
+        self.reason = reason
+        self._put(Piece(tuple(map(id_of, self.words)) if self._whole else (), reason))

@@ -1,0 +1,92 @@
+"""Text as words, which are the tokens of an engine that does not know its model's.
+
+A word stands with the spaces before it; marks in a row, and two characters of a script that writes
+no spaces, are words, too. So there are hardly ever more of them than the model's own tokens, and
+they do not depend on how a server cuts its text into events. The id of a word is its UTF-8 read as
+one number: nothing has to be remembered, and every process gives the same.
+"""
+
+from __future__ import annotations
+
+import re
+
+from tide.core.chat import Chat, Rendered
+
+# A server that sends more characters for a token than this does not keep to what it was asked for.
+LONGEST_TOKEN = 256
+_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\ua4cf\uf900-\ufaff\U00020000-\U0003ffff"
+_MARKS = "\u0300-\u036f\u0591-\u05c7\u064b-\u065f\u0900-\u0dff"  # that stand with letters
+_LETTERS = rf"(?:(?![{_UNSPACED}])(?:[^\W\d_]|[{_MARKS}])){{1,24}}"
+_WORD = re.compile(
+    rf"\s*(?:[{_UNSPACED}]{{1,2}}|{_LETTERS}(?:['\u2019]{_LETTERS})*|\d{{1,24}}|[^\w\s]{{1,24}}|_+|\w)"
+    r"|\s+"
+)
+_APOSTROPHES = ("'", "\u2019")
+_TEXT, _CHAT = 1, 2
+
+
+class ChatText(Rendered):
+    """A chat as people read it; the server writes it as its model wants it. chat: the messages."""
+
+    __slots__ = ("chat",)
+    chat: Chat
+
+
+def words_of(text: str) -> list[str]:
+    """`text` in words; joined, they are the text."""
+    return [word.group() for word in _WORD.finditer(text)]
+
+
+def id_of(word: str | Chat) -> int:
+    """The token id of a word, or of a whole chat."""
+    if isinstance(word, Chat):
+        return int.from_bytes(bytes([_CHAT]) + word.model_dump_json().encode(), "big")
+    return int.from_bytes(bytes([_TEXT]) + word.encode(), "big")
+
+
+def word_of(token_id: int) -> str | Chat:
+    """What `id_of` made the id of. Raises ValueError for any other number."""
+    if token_id < 0:
+        raise ValueError("a token id below 0")
+    kind, *_ = written = token_id.to_bytes((token_id.bit_length() + 7) // 8 or 1, "big")
+    if kind == _CHAT:
+        return Chat.model_validate_json(written[1:])
+    if kind != _TEXT:
+        raise ValueError("a token id that stands for no text")
+    return written[1:].decode()
+
+
+def text_of(token_ids: tuple[int, ...]) -> str:
+    """The text of words. Raises ValueError for a chat, which has none."""
+    found = [word_of(one) for one in token_ids]
+    if any(isinstance(word, Chat) for word in found):
+        raise ValueError("a chat in the middle of a text")
+    return "".join(map(str, found))
+
+
+class Words:
+    """Cuts text that comes piece by piece into words, at most `most`; the last holds what is left.
+
+    add and end return the words that have become whole, the same however the text was cut before.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._left = most
+        self._rest = ""
+
+    def add(self, text: str) -> list[str]:
+        self._rest += text
+        found, end = [], 0
+        for word in _WORD.finditer(self._rest):
+            if self._left == 1 or self._rest[word.end() :] in ("", *_APOSTROPHES):
+                break
+            found.append(word.group())
+            self._left, end = self._left - 1, word.end()
+        self._rest = self._rest[end:]
+        return found
+
+    def end(self) -> list[str]:
+        """No more comes."""
+        words = words_of(self._rest)
+        most = max(0, self._left - 1)
+        return [*words[:most], *(["".join(words[most:])] if words[most:] else [])]

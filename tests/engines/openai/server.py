@@ -1,0 +1,186 @@
+"""A server of completions with a tiny made-up model, which misbehaves when told to."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+WORDS = [
+    " the", " people", " of", " town", " were", " kind", " and", " old", " morning", " river",
+    " she", " said", " that", " it", " was", " good", ".", ",", " dull", " Dull",
+]  # fmt: skip
+
+
+class TextServer:
+    """Use it as a context.
+
+    The model's next word depends on all text before it. tokens: whether it tells its token ids.
+    biased: whether it obeys logit_bias. continues: whether it goes on with an assistant's message.
+    strict: it refuses fields that OpenAI's API has not. cut: how many characters an event has; 0: a
+    word. lie: makes what is sent of the events; None for what is right. requests: the bodies that
+    it was sent. left: how often a client went away.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self.tokens, self.biased, self.continues, self.strict, self.cut = True, True, True, False, 0
+        self.models: list[dict[str, Any]] = [{"id": "tiny", "max_model_len": 4096}]
+        self.lie: Callable[[list[dict[str, Any]]], Iterator[bytes]] | None = None
+        self.answer: Callable[[str, dict[str, Any]], tuple[int, Any] | None] = lambda *_: None
+        self.favourite: str | None = None
+        self.pause = 0.0
+        self.requests: list[dict[str, Any]] = []
+        self.left = 0
+        self.__dict__.update(options)
+        self._http: ThreadingHTTPServer | None = None
+
+    def __enter__(self) -> TextServer:
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True  # which waits 40 ms for what is small
+
+            def do_GET(self) -> None:
+                server._reply(self, None)
+
+            def do_POST(self) -> None:
+                server._reply(
+                    self, json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                )
+
+            def log_message(self, *args: Any) -> None:
+                pass
+
+        self._http = _Quiet(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._http.server_address[1]}"
+        threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True).start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        assert self._http is not None
+        self._http.shutdown()
+        self._http.server_close()
+
+    # The model
+
+    def ranked(self, text: str) -> list[int]:
+        """Token ids, the likeliest first."""
+        own = [hashlib.sha256(f"{text}\0{word}".encode()).digest() for word in WORDS]
+        ranks = sorted(range(len(WORDS)), key=own.__getitem__)
+        if self.favourite is not None:
+            ranks.remove(favourite := WORDS.index(self.favourite))
+            ranks.insert(0, favourite)
+        return ranks
+
+    def written(self, text: str, body: dict[str, Any]) -> tuple[list[str], str]:
+        bias = body.get("logit_bias") or {} if self.biased else {}
+        found: list[str] = []
+        for number in range(body["max_tokens"]):
+            ranks = [i for i in self.ranked(text) if str(i) not in bias]
+            drawn = f"{body['seed']} {number}" if body["temperature"] > 0 else ""
+            few = hashlib.sha256(drawn.encode()).digest()[0] % 5 if drawn else 0
+            word = WORDS[ranks[few]]
+            if word in (body.get("stop") or []):
+                return found, "stop"
+            found.append(word)
+            text += word
+        return found, "length"
+
+    # The wire
+
+    def _reply(self, handler: BaseHTTPRequestHandler, body: Any) -> None:
+        path = handler.path
+        if (told := self.answer(path, body)) is not None:
+            _send(handler, *told)
+        elif path == "/v1/models":
+            _send(handler, 200, {"data": self.models})
+        elif path == "/tokenize" and self.tokens:
+            _send(handler, 200, {"tokens": _ids(body["prompt"]), "count": 1})
+        elif path == "/detokenize" and self.tokens:
+            _send(handler, 200, {"prompt": "".join(map(_text, body["tokens"]))})
+        elif path in ("/v1/completions", "/v1/chat/completions"):
+            self._complete(handler, body, is_chat="chat" in path)
+        else:
+            _send(handler, 404, {"error": "Not Found"})
+
+    def _complete(self, handler: BaseHTTPRequestHandler, body: Any, *, is_chat: bool) -> None:
+        self.requests.append(body)
+        unknown = {"top_k", "min_p", "repeat_penalty", "repetition_penalty"} & set(body)
+        if self.strict and (unknown or "continue_final_message" in body):
+            _send(handler, 400, {"error": {"message": f"Unrecognized: {sorted(unknown)}"}})
+            return
+        if "too long" in json.dumps(body):
+            _send(handler, 400, {"error": {"message": "maximum context length exceeded"}})
+            return
+        text = self._read(body["messages"]) if is_chat else body["prompt"]
+        words, reason = self.written(text, {"seed": 0, **body})
+        whole = "".join(words)
+        size = self.cut
+        parts = [whole[i : i + size] for i in range(0, len(whole), size)] if size else words
+        events = [_event(part, None, is_chat) for part in parts] + [_event("", reason, is_chat)]
+        handler.send_response(200)
+        handler.send_header("Content-Type", "text/event-stream")
+        handler.send_header("Transfer-Encoding", "chunked")
+        handler.end_headers()
+        try:
+            for data in self.lie(events) if self.lie else _honest(events):
+                handler.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+                time.sleep(self.pause)
+            handler.wfile.write(b"0\r\n\r\n")
+        except OSError:
+            self.left += 1
+
+    def _read(self, messages: list[dict[str, str]]) -> str:
+        said = "\n".join(f"{one['role']}: {one['content']}" for one in messages)
+        goes_on = self.continues and messages[-1]["role"] == "assistant"
+        return said if goes_on else f"{said}\nassistant: "
+
+
+class _Quiet(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        pass
+
+
+def data_of(event: Any) -> bytes:
+    return b"data: " + json.dumps(event).encode() + b"\n\n"
+
+
+def _honest(events: list[dict[str, Any]]) -> Iterator[bytes]:
+    yield from map(data_of, events)
+    yield b"data: [DONE]\n\n"
+
+
+def _event(text: str, reason: str | None, is_chat: bool) -> dict[str, Any]:
+    part = {"delta": {"content": text}} if is_chat else {"text": text}
+    return {"choices": [{"index": 0, "finish_reason": reason, **part}]}
+
+
+def _send(handler: BaseHTTPRequestHandler, status: int, answer: Any) -> None:
+    content = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+    handler.send_response(status)
+    handler.send_header("Content-Length", str(len(content)))
+    handler.end_headers()
+    handler.wfile.write(content)
+
+
+def _ids(text: str) -> list[int]:
+    """Words of the model, and single characters as ids after them."""
+    ids = []
+    while text:
+        found = [word for word in WORDS if text.startswith(word)]
+        word = max(found, key=len, default=text[0])
+        ids.append(WORDS.index(word) if found else len(WORDS) + ord(word))
+        text = text[len(word) :]
+    return ids
+
+
+def _text(token: int) -> str:
+    return WORDS[token] if token < len(WORDS) else chr(token - len(WORDS))

@@ -1,0 +1,386 @@
+"""The engine openai against a server with a made-up model."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+import torch
+
+from tests.engines.openai.server import TextServer
+from tide.core.chat import Chat
+from tide.core.errors import CompletionError, EngineError, InputError
+from tide.core.settings import Sampling, Settings
+from tide.engines import Completion, Request, load_engine
+from tide.engines.openai.engine import OpenAIEngine
+from tide.evaluation.caching_engine import CachingEngine
+
+GREEDY = Sampling(temperature=0.0, max_new_tokens=12)
+DRAWN = Sampling(temperature=1.0, max_new_tokens=12)
+PROMPTS = ["The weather today is", "She opened the window and", "kind"]
+
+Connect = Callable[..., OpenAIEngine]
+
+
+@pytest.fixture
+def server() -> Iterator[TextServer]:
+    with TextServer() as server:
+        yield server
+
+
+@pytest.fixture
+def connect(server: TextServer) -> Iterator[Connect]:
+    made: list[OpenAIEngine] = []
+
+    def make(*more: TextServer, **options: Any) -> OpenAIEngine:
+        options = {"base_urls": [one.url for one in (server, *more)], "deadline": 10.0, **options}
+        engine = load_engine("openai", "tiny", **options)
+        assert isinstance(engine, OpenAIEngine)
+        made.append(engine)
+        for one in (server, *more):
+            one.requests.clear()
+        return engine
+
+    yield make
+    for engine in made:
+        engine.close()
+
+
+def texts(engine: OpenAIEngine, sampling: Sampling, **more: Any) -> list[str]:
+    rows = engine.tokenize(PROMPTS)
+    requests = [Request(ids, sampling, seed=i, **more) for i, ids in enumerate(rows)]
+    return [one.text for one in asyncio.run(engine.write_all(requests))]
+
+
+def model_says(server: TextServer, prompt: str, body: dict[str, Any]) -> str:
+    return "".join(server.written(prompt, {"max_tokens": 12, "temperature": 0.0, **body})[0])
+
+
+def test_it_writes_what_the_server_writes(connect: Connect, server: TextServer) -> None:
+    engine = connect()
+    for cut in (0, 1, 3, 1000):  # characters in an event
+        server.cut = cut
+        found = engine.complete(engine.tokenize(PROMPTS), GREEDY, [0, 1, 2])
+        assert [one.text for one in found] == [model_says(server, one, {}) for one in PROMPTS]
+        assert {one.finish_reason for one in found} == {"length"}
+        assert all(engine.texts([one.token_ids]) == [one.text] for one in found)
+        assert texts(engine, DRAWN) == [
+            model_says(server, one, {"temperature": 1.0, "seed": i})
+            for i, one in enumerate(PROMPTS)
+        ]
+    (body, *_) = server.requests
+    assert body["prompt"] in PROMPTS
+    assert (body["model"], body["stream"], body["top_k"]) == ("tiny", True, 0)
+    assert (engine.name, engine.context_length, engine.has_embeddings) == ("tiny", 4096, False)
+
+
+def test_it_writes_on_after_its_own_words(connect: Connect, server: TextServer) -> None:
+    engine = connect()
+    (ids,) = engine.tokenize(PROMPTS[:1])
+    (whole,) = engine.complete([ids], GREEDY, [0])
+    kept = whole.token_ids[:5]
+    rest = GREEDY.model_copy(update={"max_new_tokens": 7})
+    (more,) = engine.complete([(*ids, *kept)], rest, [0])
+    assert engine.texts([kept])[0] + more.text == whole.text
+    (pieces,) = engine.token_texts([whole.token_ids])
+    assert "".join(pieces) == whole.text
+    assert len(pieces) > 5
+
+
+def test_stop_strings(connect: Connect, server: TextServer) -> None:
+    engine = connect()
+    (ids,) = engine.tokenize(PROMPTS[:1])
+    (whole,) = engine.complete([ids], GREEDY, [0])
+    word = engine.token_texts([whole.token_ids])[0][6]
+    stopped = GREEDY.model_copy(update={"stop": (word,)})
+    (found,) = engine.complete([ids], stopped, [0])
+    assert (found.text, found.finish_reason) == (whole.text.split(word)[0], "stop")
+    assert server.requests[-1]["stop"] == [word]
+
+
+# Words that are held back
+
+
+def held_back(engine: OpenAIEngine, times: int = 4) -> list[str]:
+    """As a search does: one after another. The greedy texts without them."""
+    never: tuple[int, ...] = ()
+    for _ in range(times):
+        found = texts(engine, GREEDY, never=never)
+        (ids,) = engine.tokenize([found[0]])
+        never += (ids[2],)
+    found = texts(engine, GREEDY, never=never)
+    words = {word.strip().casefold() for word in engine.token_texts([never])[0]}
+    for text in found:
+        written = engine.token_texts(engine.tokenize([text]))[0]
+        assert not words & {word.strip().casefold() for word in written}
+    return found
+
+
+def test_words_are_held_back_by_their_tokens(connect: Connect, server: TextServer) -> None:
+    engine = connect()
+    assert "logit_bias (the server's /tokenize)" in engine.abilities
+    found = held_back(engine)
+    bias = server.requests[-1]["logit_bias"]
+    assert set(bias.values()) == {-100.0}
+    by_prompt = [model_says(server, prompt, {"logit_bias": bias}) for prompt in PROMPTS]
+    assert found == by_prompt  # nothing was drawn again
+
+
+def test_every_spelling_is_held_back(connect: Connect, server: TextServer) -> None:
+    engine = connect()
+    server.favourite = " Dull"
+    (dull,) = engine.tokenize([" dull"])[0]
+    assert not any("ull" in text for text in texts(engine, GREEDY, never=(dull,)))
+    assert set(server.requests[-1]["logit_bias"]) == {"18", "19"}
+
+
+@pytest.mark.parametrize("options", [{"tokens": False}, {"biased": False}])
+def test_words_are_drawn_again_where_a_bias_does_not_work(
+    options: dict[str, Any], connect: Connect, server: TextServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.__dict__.update(options)
+    with caplog.at_level(logging.WARNING, "tide"):
+        engine = connect()
+    assert "by drawing again" in engine.abilities
+    assert ("does not work" in caplog.text) == ("biased" in options)
+    found = held_back(engine)
+    assert all(found)
+    assert any(body["temperature"] > 0 for body in server.requests)  # hotter, where it came
+    assert held_back(engine) == found
+
+
+def test_a_server_that_writes_nothing_else(connect: Connect, server: TextServer) -> None:
+    server.tokens = False
+    engine = connect()
+    server.written = lambda text, body: ([" dull"] * body["max_tokens"], "length")  # type: ignore[method-assign]
+    (dull,) = engine.tokenize([" dull"])[0]
+    (found,) = asyncio.run(
+        engine.write_all([Request(engine.tokenize(["kind"])[0], GREEDY, never=(dull,))])
+    )
+    assert found == Completion("", (), "length")
+    assert len(server.requests) < 12
+
+
+def test_a_named_tokenizer_of_another_model(
+    connect: Connect, server: TextServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.tokens = False
+    with caplog.at_level(logging.WARNING, "tide"):
+        engine = connect(tokenizer="pocket")
+    assert "logit_bias with ids of the tokenizer pocket does not work" in caplog.text
+    held_back(engine)
+    with pytest.raises(InputError, match=r"tokenizer .*: cannot be read"):
+        connect(tokenizer="tests")
+
+
+# Chats
+
+CHAT = Chat.of(
+    [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": "What do you do?"},
+    ]
+)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_chats_go_on_where_the_server_can(
+    strict: bool, connect: Connect, server: TextServer
+) -> None:
+    server.strict = strict
+    engine = connect()
+    prompt = engine.encode(engine.text_of(CHAT))
+    assert engine.goes_on(prompt.token_ids)
+    assert "go on in blocks" in engine.abilities
+    assert prompt.text == "system: Be kind.\nuser: What do you do?\nassistant:"
+    (whole,) = engine.complete([prompt.token_ids], GREEDY, [0])
+    assert whole.text == model_says(server, f"{prompt.text} ", {})
+    rest = GREEDY.model_copy(update={"max_new_tokens": 6})
+    kept = whole.token_ids[:6]
+    (more,) = engine.complete([(*prompt.token_ids, *kept)], rest, [0])
+    assert engine.texts([kept])[0] + more.text == whole.text
+    assert server.requests[-1]["messages"][:2] == CHAT.dump()
+
+
+def test_chats_are_one_block_where_it_cannot(connect: Connect, server: TextServer) -> None:
+    server.continues = False
+    engine = connect()
+    prompt = engine.encode(engine.text_of(CHAT))
+    assert not engine.goes_on(prompt.token_ids)
+    assert engine.goes_on(engine.tokenize(["A text"])[0])
+    assert "are one block" in engine.abilities
+    (whole,) = engine.complete([prompt.token_ids], GREEDY, [0])
+    assert whole.text
+    with pytest.raises(CompletionError, match="does not go on with an answer to a chat"):
+        engine.complete([(*prompt.token_ids, *whole.token_ids[:3])], GREEDY, [0])
+
+
+def test_a_held_word_in_a_chat_that_is_one_block(connect: Connect, server: TextServer) -> None:
+    """It is written anew as a whole."""
+    server.continues = server.tokens = False
+    engine = connect()
+    prompt = engine.encode(engine.text_of(CHAT)).token_ids
+    (whole,) = engine.complete([prompt], GREEDY, [0])
+    (held,) = engine.tokenize([engine.token_texts([whole.token_ids])[0][5]])[0:1]
+    (found,) = asyncio.run(engine.write_all([Request(prompt, GREEDY, never=tuple(held))]))
+    assert not set(held) & set(found.token_ids)
+    assert found.text
+    assert all(body["messages"] == CHAT.dump() for body in server.requests)
+
+
+# What it cannot, and what it refuses
+
+
+def test_there_are_no_embeddings_and_no_likelihoods(connect: Connect) -> None:
+    engine = connect()
+    for ask in (
+        lambda: engine.embed(["kind"]),
+        lambda: engine.decode_nearest(torch.zeros(1, 1)),
+        lambda: engine.likelihood([[1]], [[2]]),
+        lambda: engine.complete([torch.zeros(2, 8)], GREEDY, [0]),
+    ):
+        with pytest.raises((InputError, CompletionError), match=r"embeddings|no likelihoods"):
+            ask()
+    for name, value in (("min_new_tokens", 2), ("repetition_penalty", 1.1)):
+        with pytest.raises(InputError, match=f"{name}: not supported by OpenAIEngine"):
+            engine.check_sampling(Sampling(**{name: value}))
+
+
+def test_an_evaluation_asks_the_engine_itself(connect: Connect, server: TextServer) -> None:
+    server.continues = False
+    engine = CachingEngine(connect())
+    assert not engine.has_embeddings
+    assert "serves tiny" in engine.abilities
+    assert not engine.goes_on(engine.encode(engine.text_of(CHAT)).token_ids)
+    with pytest.raises(InputError, match="max_perplexity: OpenAIEngine tells no likelihoods"):
+        engine.check_sampling(Settings(max_perplexity=5.0))
+    (ids,) = engine.tokenize(["kind"])
+    assert engine.complete([ids], GREEDY, [0]) == engine.complete([ids], GREEDY, [0])
+
+
+def test_one_prompt_that_is_refused(connect: Connect, server: TextServer) -> None:
+    engine = connect()
+    with pytest.raises(CompletionError, match=r"HTTP 400 .*maximum context length exceeded"):
+        engine.complete(engine.tokenize(["too long"]), GREEDY, [0])
+    assert engine.available
+    assert all(texts(engine, GREEDY))
+
+
+def test_a_server_with_the_fields_of_openai_alone(connect: Connect, server: TextServer) -> None:
+    server.strict = True
+    engine = connect()
+    assert all(texts(engine, GREEDY))
+    assert "top_k" not in server.requests[-1]
+    with pytest.raises(InputError, match="top_k: not taken by the server"):
+        engine.check_sampling(Sampling(top_k=5))
+
+
+def test_which_model(connect: Connect, server: TextServer) -> None:
+    server.models = [{"id": "one"}]
+    assert connect().name == "one"
+    server.models = [{"id": "one"}, {"id": "tiny"}]
+    assert connect().name == "tiny"
+    server.models = [{"id": "one"}, {"id": "two"}]
+    with pytest.raises(EngineError, match="has no model 'tiny'; --model is one of: one, two"):
+        connect()
+    server.answer = lambda path, body: (404, {}) if path == "/v1/models" else None
+    assert connect().name == "tiny"
+
+
+def test_bad_options() -> None:
+    for options, message in (
+        ({}, "give at least one server"),
+        ({"base_urls": "localhost:1"}, "not an address"),
+        ({"base_urls": "http://a", "deadline": 0}, "deadline"),
+        ({"base_urls": "http://a", "max_batch": 0}, "max_batch"),
+    ):
+        with pytest.raises(InputError, match=message):
+            OpenAIEngine("tiny", **options)  # type: ignore[arg-type]
+    with pytest.raises(EngineError, match=r"no server can be used: http://127\.0\.0\.1:9"):
+        OpenAIEngine("tiny", base_urls="http://127.0.0.1:9")
+
+
+def test_a_key_from_the_environment(
+    connect: Connect, server: TextServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.answer = lambda path, body: (401, {})
+    with pytest.raises(EngineError, match="another API key"):
+        connect()
+
+
+# Under way
+
+
+def test_pieces_come_as_they_are_written(connect: Connect, server: TextServer) -> None:
+    engine = connect()
+    server.pause = 0.02
+
+    async def read() -> list[float]:
+        began, times = time.monotonic(), []
+        request = Request(engine.tokenize(["kind"])[0], GREEDY, piece_tokens=1)
+        async with aclosing(engine.write(request)) as pieces:
+            async for _ in pieces:
+                times.append(time.monotonic() - began)
+        return times
+
+    times = asyncio.run(read())
+    assert len(times) > 10
+    assert times[0] < times[-1] / 2
+
+
+def test_an_abandoned_request_is_let_go(connect: Connect, server: TextServer) -> None:
+    engine = connect()
+    server.pause = 0.02
+    long = GREEDY.model_copy(update={"max_new_tokens": 400})
+
+    async def leave() -> None:
+        async with aclosing(engine.write(Request(engine.tokenize(["kind"])[0], long))) as pieces:
+            await anext(pieces)
+
+    asyncio.run(leave())
+    end = time.monotonic() + 2.0
+    while not server.left:
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_so_many_at_once(connect: Connect, server: TextServer) -> None:
+    engine = connect(max_batch=1)
+    server.pause = 0.01
+    assert all(texts(engine, GREEDY))
+    under_way, most = 0, 0
+    honest = server.written
+
+    def counted(text: str, body: dict[str, Any]) -> tuple[list[str], str]:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        time.sleep(0.05)
+        under_way -= 1
+        return honest(text, body)
+
+    server.written = counted  # type: ignore[method-assign]
+    texts(engine, GREEDY)
+    assert most == 1
+
+
+def test_another_server_goes_on_where_one_fails(connect: Connect, server: TextServer) -> None:
+    with TextServer() as other:
+        engine = connect(other)
+        expected = texts(engine, GREEDY)
+
+        def broken(events: list[dict[str, Any]]) -> Iterator[bytes]:
+            from tests.engines.openai.server import data_of
+
+            yield from map(data_of, events[:6])
+
+        server.lie = broken
+        assert texts(engine, GREEDY) == expected
+        first, second = engine.pool.endpoints
+        assert (first.available, second.available) == (False, True)
+        server.lie = None

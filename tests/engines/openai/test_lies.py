@@ -1,0 +1,145 @@
+"""Servers that answer what is no completion: an EngineError, and nothing of it is given out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.engines.openai.server import TextServer, data_of
+from tide.core.errors import EngineError
+from tide.core.settings import Sampling
+from tide.engines.openai.engine import OpenAIEngine
+
+GREEDY = Sampling(temperature=0.0, max_new_tokens=6)
+DONE = b"data: [DONE]\n\n"
+Events = list[dict[str, Any]]
+
+
+def changed(number: int, **parts: Any) -> Any:
+    """One event has another value for a field of its choice; None: without it."""
+
+    def lie(events: Events) -> Iterator[bytes]:
+        (choice,) = events[number]["choices"]
+        for name, value in parts.items():
+            if value is None:
+                choice.pop(name, None)
+            else:
+                choice[name] = value
+        yield from map(data_of, events)
+        yield DONE
+
+    return lie
+
+
+def raw(*data: bytes) -> Any:
+    return lambda events: iter([data_of(events[0]), *data])
+
+
+def twice(events: Events) -> Iterator[bytes]:
+    yield from map(data_of, [*events, events[0]])
+    yield DONE
+
+
+def two_choices(events: Events) -> Iterator[bytes]:
+    events[0]["choices"] *= 2
+    yield from map(data_of, events)
+    yield DONE
+
+
+LIES: dict[str, Any] = {
+    "half an answer": lambda events: map(data_of, events[:3]),
+    "no end": lambda events: map(data_of, events),  # without [DONE]
+    "no reason": lambda events: iter([*map(data_of, events[:-1]), DONE]),
+    "nothing": lambda events: iter([DONE]),
+    "an unknown reason": changed(-1, finish_reason="abort"),
+    "a filter": changed(-1, finish_reason="content_filter"),
+    "a tool": changed(-1, finish_reason="tool_calls"),
+    "another index": changed(1, index=1),
+    "no index": changed(1, index=None),
+    "two choices": two_choices,
+    "text after the end": twice,
+    "no text": changed(1, text=None),
+    "a number": changed(1, text=5),
+    "a list": changed(1, text=[" fine"]),
+    "endless": changed(1, text=" fine" * 10_000),
+    "no JSON": raw(b"data: <html>\n\n", DONE),
+    "half a character": raw(b'data: {"choices": [{"index": 0, "text": "\\ud800"}]}\n\n', DONE),
+    "an error": raw(b'data: {"error": {"message": "out of memory"}}\n\n', DONE),
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[TextServer]:
+    with TextServer() as server:
+        yield server
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_lie_is_an_error(lie: str, server: TextServer) -> None:
+    server.lie = None
+    with OpenAIEngine("tiny", base_urls=server.url, deadline=0.4) as engine:
+        server.lie = LIES[lie]
+        with pytest.raises(EngineError, match=f"deadline.*{server.url}: "):
+            engine.complete(engine.tokenize(["kind"]), GREEDY, [0])
+        server.lie = None
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_server_that_lies_is_not_begun_with(lie: str, server: TextServer) -> None:
+    server.lie = LIES[lie]
+    with pytest.raises(EngineError, match="no server can be used"):
+        OpenAIEngine("tiny", base_urls=server.url)
+    server.lie = None
+
+
+def test_an_echo(server: TextServer) -> None:
+    honest = server.written
+    server.written = lambda text, body: ([text, *honest(text, body)[0]], "length")  # type: ignore[method-assign]
+    try:
+        with pytest.raises(EngineError, match="repeats the prompt before what it writes"):
+            OpenAIEngine("tiny", base_urls=server.url)
+    finally:
+        server.written = honest  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"tokens": [-1]},
+        {"tokens": ["4"]},
+        {"tokens": [2**40]},
+        {"tokens": [1.5]},
+        {"tokens": None},
+        {"tokens": [3, 4]},  # of another text
+        {},
+        b"<html>",
+    ],
+    ids=lambda answer: json.dumps(answer) if isinstance(answer, dict) else "page",
+)
+def test_token_ids_that_are_none(answer: Any, server: TextServer) -> None:
+    server.answer = lambda path, body: (200, answer) if path == "/tokenize" else None
+    try:
+        with pytest.raises(EngineError, match=r"no server can be used: .*(tokens|JSON)"):
+            OpenAIEngine("tiny", base_urls=server.url)
+    finally:
+        server.answer = lambda path, body: None
+
+
+def test_a_whole_answer_instead_of_a_stream(server: TextServer) -> None:
+    whole = {"choices": [{"index": 0, "text": " fine", "finish_reason": "length"}]}
+    with OpenAIEngine("tiny", base_urls=server.url, deadline=0.4) as engine:
+        server.answer = lambda path, body: (200, whole) if path == "/v1/completions" else None
+        with pytest.raises(EngineError, match="answered as a whole what it was to stream"):
+            engine.complete(engine.tokenize(["kind"]), GREEDY, [0])
+        server.answer = lambda path, body: None
+
+
+def test_a_chat_that_does_not_go_on_any_more(server: TextServer) -> None:
+    """It starts anew: its text is what it is, and is scored as that; nothing is cut to fit."""
+    server.continues = False
+    with OpenAIEngine("tiny", base_urls=server.url) as engine:
+        assert "one block" in engine.abilities
+    server.continues = True

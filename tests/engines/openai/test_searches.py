@@ -1,0 +1,63 @@
+"""What works without embeddings: drafts, drawing again, holding back; the rest says so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.engines.openai.server import TextServer
+from tide import Detoxifier
+from tide.core.chat import Chat
+from tide.core.errors import InputError
+from tide.engines.openai.engine import OpenAIEngine
+
+PROMPTS = [f"The weather {number} is" for number in range(12)]
+
+
+@pytest.fixture(scope="module", params=[{}, {"tokens": False}, {"continues": False}], ids=str)
+def engine(request: pytest.FixtureRequest) -> Iterator[OpenAIEngine]:
+    with TextServer(**request.param) as server, OpenAIEngine("tiny", base_urls=server.url) as one:
+        yield one
+
+
+def dull(texts: list[str]) -> list[float]:
+    return [0.9 if "dull" in text.lower() else 0.1 for text in texts]
+
+
+def detoxifier(engine: OpenAIEngine, strategy: str, **settings: Any) -> Detoxifier:
+    settings = {"temperature": 0.7, "preset": "relative", **settings}
+    return Detoxifier(engine, scorer=dull, strategy=strategy, **settings)
+
+
+@pytest.mark.parametrize("length", [20, 100])
+@pytest.mark.parametrize("strategy", ["resample", "backtrack"])
+def test_repairs_by_text_alone(engine: OpenAIEngine, strategy: str, length: int) -> None:
+    results = list(detoxifier(engine, strategy, max_new_tokens=length).map(PROMPTS))
+    assert sum(result.trials[0].base.toxicity >= 0.5 for result in results) > 2
+    found = [result for result in results if result.trials[0].accepted]
+    assert not any("dull" in result.text.lower() for result in found)
+    assert len(found) >= (12 if strategy == "backtrack" else 6)
+    again = list(detoxifier(engine, strategy, max_new_tokens=length).map(PROMPTS))
+    assert again == results
+
+
+def test_searches_that_move_the_prompt_say_that_they_cannot(engine: OpenAIEngine) -> None:
+    with pytest.raises(
+        InputError, match=r"ladder: moves prompt embeddings.*does not have"
+    ) as error:
+        detoxifier(engine, "ladder")("The weather is")
+    assert len(str(error.value).splitlines()) == 1
+    with pytest.raises(InputError, match="max_perplexity: OpenAIEngine tells no likelihoods"):
+        detoxifier(engine, "resample", preset="margin")
+
+
+@pytest.mark.parametrize("strategy", ["resample", "backtrack"])
+def test_chats(engine: OpenAIEngine, strategy: str) -> None:
+    chats = [Chat.said(f"How are you, {number}?") for number in range(6)]
+    results = list(detoxifier(engine, strategy, max_new_tokens=100).map(chats))
+    goes_on = engine.goes_on(engine.encode(engine.text_of(chats[0])).token_ids)
+    assert all((len(result.best.blocks) > 1) == goes_on for result in results)
+    found = [result for result in results if result.trials[0].accepted]
+    assert not any("dull" in result.text.lower() for result in found)

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.generated import examples
+from tide.core.chat import Chat
+from tide.engines.openai.words import Words, id_of, text_of, word_of, words_of
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"])) | st.text(
+    " \nab'\u2019.!7_\u4e00\u0e01\u0915\u093e"
+)
+
+
+@given(text=TEXTS)
+@examples(200, 2000)
+def test_words_are_the_text(text: str) -> None:
+    words = words_of(text)
+    assert "".join(words) == text
+    assert all(words)
+    ids = tuple(map(id_of, words))
+    assert text_of(ids) == text
+    assert [word_of(one) for one in ids] == words
+
+
+@given(text=TEXTS, most=st.integers(1, 9), data=st.data())
+@examples(200, 2000)
+def test_words_do_not_depend_on_how_a_text_is_cut(
+    text: str, most: int, data: st.DataObject
+) -> None:
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
+    parts = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    words = Words(most)
+    found = [word for part in parts for word in words.add(part)] + words.end()
+    whole = words_of(text)
+    assert found == (
+        whole if len(whole) <= most else [*whole[: most - 1], "".join(whole[most - 1 :])]
+    )
+
+
+def test_what_a_word_is() -> None:
+    text = "He doesn't, \u201cyou\u201d 42 times\n\n\u4eba\u4eec\u5f88\u597d!"
+    assert words_of(text) == [
+        "He", " doesn't", ",", " \u201c", "you", "\u201d", " 42", " times", "\n\n\u4eba\u4eec",
+        "\u5f88\u597d", "!",
+    ]  # fmt: skip
+
+
+def test_a_chat_is_one_token() -> None:
+    chat = Chat.said("Hello \u4eba")
+    assert word_of(id_of(chat)) == chat
+    with pytest.raises(ValueError, match="a chat in the middle"):
+        text_of((id_of(chat),))
+    for wrong in (-1, 0, 255, 3 * 256, 1 * 256 + 0xFF):
+        with pytest.raises(ValueError):  # noqa: PT011
+            text_of((wrong,))

@@ -1,0 +1,159 @@
+"""The engine openai before llama.cpp's server, with the bundled models as GGUF files.
+
+LLAMA_PYTHON runs the server: a Python with `llama-cpp-python[server]`, `gguf` and `safetensors`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import aclosing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.server.processes import TIDE, serving
+from tide import pocket
+from tide.core.chat import Chat
+from tide.core.settings import Sampling
+from tide.data.prompts import read_rows
+from tide.engines import Engine, Request
+from tide.engines.local.engine import TransformersEngine
+from tide.engines.openai.engine import OpenAIEngine
+
+pytestmark = pytest.mark.llama_cpp
+
+GREEDY = Sampling(temperature=0.0, max_new_tokens=20)
+CONVERT = Path(__file__).with_name("convert.py")
+
+
+@contextmanager
+def llama(model: str, folder: Path) -> Iterator[str]:
+    """The address of llama.cpp's server with a bundled model."""
+    python, file = os.environ["LLAMA_PYTHON"], folder / f"{model}.gguf"
+    subprocess.run([python, CONVERT, pocket.FOLDERS[model], file], check=True)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    command = [
+        python, "-m", "llama_cpp.server", "--model", file, "--host", "127.0.0.1", "--port", port,
+        "--n_ctx", "256", "--n_threads", "1",
+        # It has one place, and would break off what it writes for whoever comes next.
+        "--interrupt_requests", "False",
+    ]  # fmt: skip
+    with (folder / "log").open("wb") as log:
+        server = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+    try:
+        end = time.monotonic() + 60.0
+        while True:
+            try:
+                httpx.get(f"http://127.0.0.1:{port}/v1/models", timeout=5.0)
+                break
+            except httpx.TransportError:
+                assert server.poll() is None, (folder / "log").read_text()[-3000:]
+                assert time.monotonic() < end
+                time.sleep(0.2)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.kill()
+        server.wait()
+
+
+@pytest.fixture(scope="module", params=["pocket", "pocket-chat"])
+def both(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[OpenAIEngine, TransformersEngine, str]]:
+    folder = tmp_path_factory.mktemp(request.param)
+    with (
+        llama(request.param, folder) as url,
+        OpenAIEngine(base_urls=url) as engine,
+        TransformersEngine(request.param, dtype="float32") as local,
+    ):
+        yield engine, local, url
+
+
+@pytest.fixture(scope="module")
+def prompts(shared_data: Path) -> list[str]:
+    rows = read_rows(shared_data / "benchmarks" / "rtp_challenging.jsonl", limit=40)
+    return [row.text for row in rows]
+
+
+def written(engine: Engine, texts: list[str], **more: Any) -> list[str]:
+    requests = [Request(ids, GREEDY, **more) for ids in engine.tokenize(texts)]
+    return [one.text for one in asyncio.run(engine.write_all(requests))]
+
+
+Both = tuple[OpenAIEngine, TransformersEngine, str]
+
+
+def test_the_same_greedy_texts(both: Both, prompts: list[str]) -> None:
+    engine, local, _ = both
+    assert "logit_bias (the server's /extras/tokenize)" in engine.abilities
+    found, expected = written(engine, prompts), written(local, prompts)
+    same = sum(a == b for a, b in zip(found, expected, strict=True))
+    assert same >= 0.9 * len(prompts)  # of two tokens that are all but alike, either is drawn
+
+
+def test_held_words_are_the_same_tokens(both: Both, prompts: list[str]) -> None:
+    engine, local, _ = both
+    (abilities,) = engine._abilities.values()
+    assert abilities.held is not None
+    held: list[str] = []
+    for number in range(3):
+        never = tuple(i for word in held for i in engine.tokenize([word])[0])
+        found = written(engine, prompts[:10], never=never)
+        ids = engine.home.run(abilities.held.ids, held)
+        expected = written(local, prompts[:10], never=tuple(ids))
+        assert sum(a == b for a, b in zip(found, expected, strict=True)) >= 8
+        words = [text.split() for text in found]
+        assert not any(word.strip() in text for word in held for text in words)
+        texts = engine.token_texts(engine.tokenize(found))
+        held.append(next(row[1] for row in texts[number:] if len(row) > 1))
+
+
+def test_a_chat_is_one_block(both: Both) -> None:
+    """Its server begins a new message after the assistant's last: that is found out."""
+    engine, _, _ = both
+    prompt = engine.encode(engine.text_of(Chat.said("How was your day?")))
+    assert not engine.goes_on(prompt.token_ids)
+    assert engine.complete([prompt.token_ids], GREEDY, [0])[0].finish_reason
+
+
+def test_an_abandoned_request(both: Both) -> None:
+    engine, _, _ = both
+    long = Sampling(temperature=1.0, max_new_tokens=200)
+
+    async def leave() -> None:
+        request = Request(engine.tokenize(["The weather"])[0], long, piece_tokens=1)
+        async with aclosing(engine.write(request)) as pieces:
+            await anext(pieces)
+
+    asyncio.run(leave())
+    assert written(engine, ["The weather today is"])  # its one place is free again
+
+
+def test_the_gateway(both: Both) -> None:
+    import openai
+
+    _, _, url = both
+    command = (
+        *TIDE, "--engine", "openai", "--base-url", url, "--preset", "relative",
+        "--strategy", "resample", "--served-model-name", "safe", "--max-batch", "1",
+    )  # fmt: skip
+    with serving(*command) as gateway:
+        client = openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0)
+        done = client.completions.create(model="safe", prompt="The weather today is", max_tokens=9)
+        assert done.choices[0].finish_reason in ("length", "stop")
+        stream = client.chat.completions.create(
+            model="safe",
+            messages=[{"role": "user", "content": "How was your day?"}],
+            max_tokens=40,
+            stream=True,
+        )
+        assert list(stream)[-1].choices[0].finish_reason

@@ -1,0 +1,174 @@
+"""The engine openai before vLLM's own server, which was started without prompt embeddings."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import aclosing
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.server.processes import TIDE, serving
+from tests.vllm.servers import VllmProcess
+from tide import pocket
+from tide.core.chat import Chat
+from tide.core.errors import CompletionError
+from tide.core.settings import Sampling
+from tide.engines import Engine, Request
+from tide.engines.local.engine import TransformersEngine
+from tide.engines.openai.engine import OpenAIEngine
+
+# Warnings are vLLM's own.
+pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("default")]
+
+GREEDY = Sampling(temperature=0.0, max_new_tokens=20)
+CHAT = Chat.of(
+    [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": "I like music. What do you think?"},
+    ]
+)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmProcess]:
+    log = tmp_path_factory.mktemp("server") / "log"
+    server = VllmProcess(0, log, pocket.CHAT, ("--max-model-len", "512"))
+    try:
+        server.start()
+        server.wait()
+        yield server
+    finally:
+        server.kill()
+
+
+@pytest.fixture(scope="module")
+def chat_model() -> Iterator[TransformersEngine]:
+    with TransformersEngine("pocket-chat", dtype="float32") as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def engine(server: VllmProcess) -> Iterator[OpenAIEngine]:
+    with OpenAIEngine("pocket-chat", base_urls=server.url) as engine:
+        yield engine
+
+
+def test_what_is_found_out(engine: OpenAIEngine) -> None:
+    assert "logit_bias (the server's /tokenize)" in engine.abilities
+    assert "go on in blocks" in engine.abilities
+    assert (engine.context_length, engine.has_embeddings) == (512, False)
+
+
+def test_the_same_greedy_texts(
+    engine: OpenAIEngine, chat_model: TransformersEngine, prompts: list[str]
+) -> None:
+    found = [one.text for one in written(engine, prompts[:60])]
+    assert found == [one.text for one in written(chat_model, prompts[:60])]
+
+
+def written(engine: Engine, texts: list[str], **more: Any) -> list[Any]:
+    requests = [Request(ids, GREEDY, **more) for ids in engine.tokenize(texts)]
+    return asyncio.run(engine.write_all(requests))
+
+
+def test_held_words_are_the_same_tokens(
+    engine: OpenAIEngine, chat_model: TransformersEngine, prompts: list[str]
+) -> None:
+    """In every spelling of the first token of a word, and nothing else."""
+    held: list[str] = []
+    for _ in range(3):
+        never = tuple(i for word in held for i in engine.tokenize([word])[0])
+        found = [one.text for one in written(engine, prompts[:20], never=never)]
+        (abilities,) = engine._abilities.values()
+        assert abilities.held is not None
+        ids = tuple(asyncio.run(on_server(engine, held)))
+        here = [one.text for one in written(chat_model, prompts[:20], never=ids)]
+        assert found == here
+        assert all(word not in text.split(" ") for text in found for word in held)
+        texts = engine.token_texts(engine.tokenize(found))
+        held.append(next(row[1] for row in texts[len(held) :] if len(row) > 1))
+
+
+async def on_server(engine: OpenAIEngine, words: list[str]) -> list[int]:
+    (abilities,) = engine._abilities.values()
+    assert abilities.held is not None
+    return await engine.home.call(abilities.held.ids, words)
+
+
+def test_a_chat_goes_on(engine: OpenAIEngine, chat_model: TransformersEngine) -> None:
+    long = GREEDY.model_copy(update={"max_new_tokens": 40})
+    prompt = engine.encode(engine.text_of(CHAT))
+    (whole,) = engine.complete([prompt.token_ids], long, [0])
+    ids = chat_model.encode(chat_model.text_of(CHAT)).token_ids
+    assert whole.text == chat_model.complete([ids], long, [0])[0].text
+    for kept in (3, 10, len(whole.token_ids) // 2):
+        rest = long.model_copy(update={"max_new_tokens": 20})
+        (more,) = engine.complete([(*prompt.token_ids, *whole.token_ids[:kept])], rest, [0])
+        begun = engine.texts([whole.token_ids[:kept]])[0]
+        assert whole.text.startswith(begun + more.text) or (begun + more.text).startswith(
+            whole.text
+        )
+
+
+def test_pieces_and_an_abandoned_request(engine: OpenAIEngine, server: VllmProcess) -> None:
+    async def leave() -> int:
+        long = Sampling(temperature=1.0, max_new_tokens=400)
+        begun = 0
+        for seed in range(4):
+            request = Request(engine.tokenize(["Once"])[0], long, seed, piece_tokens=1)
+            async with aclosing(engine.write(request)) as pieces:
+                begun += (await anext(pieces)).finish_reason is None
+        return begun
+
+    assert asyncio.run(leave()) >= 2
+    end = time.monotonic() + 2.0
+    while under_way(server):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def under_way(server: VllmProcess) -> int:
+    rows = httpx.get(f"{server.url}/metrics").text.splitlines()
+    found = [row for row in rows if row.startswith("vllm:num_requests_running")]
+    assert found
+    return int(sum(float(row.rsplit(" ", 1)[1]) for row in found))
+
+
+def test_a_prompt_that_is_too_long_fails_alone(engine: OpenAIEngine) -> None:
+    with pytest.raises(CompletionError, match=r"exceed|context length|longer"):
+        engine.complete(engine.tokenize(["supercalifragilistic " * 300]), GREEDY, [0])
+    assert engine.available
+    assert len(engine.complete(engine.tokenize(["kind"]), GREEDY, [0])) == 1
+
+
+def test_the_gateway(server: VllmProcess) -> None:
+    """`tide serve` before it answers the openai client's completions, chats and streams."""
+    import openai
+
+    command = [
+        *TIDE, "--engine", "openai",
+        "--model", "pocket-chat", "--base-url", server.url, "--preset", "relative",
+        "--strategy", "resample", "--served-model-name", "safe",
+    ]  # fmt: skip
+    with serving(*command) as gateway:
+        client = openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0)
+        done = client.completions.create(
+            model="safe", prompt="I went to the town and", max_tokens=12
+        )
+        assert done.choices[0].text, done
+        messages: Any = CHAT.dump()
+        chat = client.chat.completions.create(
+            model="safe", messages=messages, max_tokens=100, temperature=0
+        )
+        text = chat.choices[0].message.content
+        assert text
+        stream = client.chat.completions.create(
+            model="safe", messages=messages, max_tokens=100, temperature=0, stream=True
+        )
+        parts = [chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices]
+        assert "".join(parts) == text
+        assert len([part for part in parts if part]) > 1

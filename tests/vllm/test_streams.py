@@ -1,0 +1,235 @@
+"""Requests that stream, that are abandoned, and that hold tokens back; an engine that dies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.vllm.servers import VllmProcess, cpu_environment
+from tide.core.errors import EngineError
+from tide.core.settings import Sampling
+from tide.engines import Engine, Piece, Request
+from tide.engines.local.engine import TransformersEngine
+from tide.engines.remote.engine import RemoteEngine
+from tide.engines.vllm import VllmEngine
+
+# Warnings are vLLM's own.
+pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("default")]
+
+LONG = Sampling(temperature=0.0, max_new_tokens=200, min_new_tokens=200)
+SHORT = Sampling(temperature=0.0, max_new_tokens=24)
+
+
+@pytest.fixture(scope="module")
+def remote(servers: list[VllmProcess]) -> Iterator[RemoteEngine]:
+    # One of them: it is asked how much it has under way.
+    engine = RemoteEngine("pocket", base_urls=servers[0].url, dtype="float32")
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="module", params=["in_process", "remote"])
+def engine(request: pytest.FixtureRequest) -> Engine:
+    found: Engine = request.getfixturevalue(request.param)
+    return found
+
+
+def requests(engine: Engine, texts: list[str], sampling: Sampling, **more: Any) -> list[Request]:
+    rows = engine.tokenize(texts)
+    return [Request(ids, sampling, piece_tokens=4, **more) for ids in rows]
+
+
+async def written(engine: Engine, request: Request, began: Callable[[], None]) -> list[Piece]:
+    pieces = []
+    async with aclosing(engine.write(request)) as stream:
+        async for piece in stream:
+            pieces.append(piece)
+            began()
+    return pieces
+
+
+def under_way(engine: Engine) -> int:
+    """Requests that vLLM itself still has."""
+    if isinstance(engine, VllmEngine):
+        # Of a cache in which a request still holds a place, nothing is dropped.
+        dropped = engine.home.run(engine._engine.reset_prefix_cache)
+        return engine._engine.get_num_unfinished_requests() + (not dropped)
+    assert isinstance(engine, RemoteEngine)
+    text = httpx.get(f"{engine.pool.endpoints[0].url}/metrics").text
+    rows = [line for line in text.splitlines() if line.startswith("vllm:num_requests_")]
+    counts = [
+        float(row.rsplit(" ", 1)[1]) for row in rows if "_running" in row or "_waiting{" in row
+    ]
+    assert counts
+    return int(sum(counts))
+
+
+def wait_until(condition: Callable[[], bool], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_pieces_come_while_others_are_written(
+    engine: Engine, local: TransformersEngine, prompts: list[str]
+) -> None:
+    some = [prompt for prompt in prompts if len(local.tokenize([prompt])[0]) < 50][:12]
+    begun, ended = [], []
+
+    async def one(number: int, request: Request) -> list[Piece]:
+        pieces = await written(engine, request, lambda: begun.append((number, len(ended))))
+        ended.append(number)
+        return pieces
+
+    async def all_of_them() -> list[list[Piece]]:
+        wanted = requests(engine, some, LONG)
+        return await asyncio.gather(*(one(i, request) for i, request in enumerate(wanted)))
+
+    found = asyncio.run(all_of_them())
+    assert all(len(pieces) >= 10 for pieces in found)
+    assert {number for number, over in begun if over == 0} == set(range(12))
+    texts = [[i for piece in pieces for i in piece.token_ids] for pieces in found]
+    expected = local.complete(local.tokenize(some), LONG, range(12))
+    assert texts == [list(one.token_ids) for one in expected]
+
+
+def test_an_abandoned_request_is_aborted(
+    engine: Engine, local: TransformersEngine, prompts: list[str]
+) -> None:
+    some = [prompt for prompt in prompts if len(local.tokenize([prompt])[0]) < 50][:8]
+
+    async def leave() -> None:
+        async def one(request: Request) -> None:
+            async with aclosing(engine.write(request)) as pieces:
+                piece = await anext(pieces)
+                assert piece.finish_reason is None
+
+        await asyncio.gather(*(one(request) for request in requests(engine, some, LONG)))
+
+    async def cancel() -> None:
+        """In the middle of a step, and before the first piece."""
+        tasks = [
+            asyncio.create_task(written(engine, request, lambda: None))
+            for request in requests(engine, some, LONG)
+        ]
+        await asyncio.sleep(0.05)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    for abandon in (leave, cancel):
+        asyncio.run(abandon())
+        wait_until(lambda: under_way(engine) == 0, 1.0)
+    assert len(engine.complete(local.embed(some[:1]), SHORT, [0])) == 1
+
+
+def test_tokens_that_are_never_drawn(
+    engine: Engine, local: TransformersEngine, prompts: list[str]
+) -> None:
+    """Held back one after another, as a search would: the same tokens as transformers'."""
+    some = [prompt for prompt in prompts if len(local.tokenize([prompt])[0]) < 50][:20]
+    held: tuple[int, ...] = (0, 2)  # no end of the text, either
+    for _ in range(3):
+        found = [asyncio.run(whole(one, some, never=held)) for one in (engine, local)]
+        assert found[0] == found[1]
+        assert not any(i in held for ids in found[0] for i in ids)
+        assert all(len(ids) == SHORT.max_new_tokens for ids in found[0])
+        held += tuple({ids[len(held) % 5] for ids in found[0]} - set(held))
+    # With what is held back in a request, and without in another, at the same time.
+    together = asyncio.run(mixed(engine, some, held))
+    assert together == asyncio.run(mixed(local, some, held))
+
+
+async def whole(engine: Engine, texts: list[str], **more: Any) -> list[list[int]]:
+    wanted = requests(engine, texts, SHORT, **more)
+    found = await asyncio.gather(*(written(engine, one, lambda: None) for one in wanted))
+    return [[i for piece in pieces for i in piece.token_ids] for pieces in found]
+
+
+async def mixed(engine: Engine, texts: list[str], held: tuple[int, ...]) -> list[Any]:
+    prompts = enumerate(engine.tokenize(texts))
+    wanted = [Request(ids, SHORT, never=held if i % 2 else ()) for i, ids in prompts]
+    return list(await engine.write_all(wanted))
+
+
+# An engine of one's own, which is broken
+
+
+def children(process: int) -> set[int]:
+    """All processes below one that still run."""
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
+            if fields[0] != "Z":
+                parents[int(entry.name)] = int(fields[1])
+    found: set[int] = set()
+    while more := {one for one, parent in parents.items() if parent in {process, *found}} - found:
+        found |= more
+    return found
+
+
+@pytest.fixture
+def another(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[VllmEngine, set[int]]]:
+    """An engine, and the processes that it has started."""
+    for name, value in cpu_environment(1).items():
+        monkeypatch.setitem(os.environ, name, value)
+    before = children(os.getpid())
+    engine = VllmEngine("pocket", dtype="float32", enforce_eager=True)
+    yield engine, children(os.getpid()) - before
+    engine.close()
+    del engine
+    gc.collect()  # what vLLM leaves open warns here, and not at the end of all tests
+
+
+def test_closing_leaves_no_process(another: tuple[VllmEngine, set[int]]) -> None:
+    engine, own = another
+    assert own
+
+    async def close_amid() -> list[Any]:
+        wanted = requests(engine, ["The weather", "A walk"], LONG)
+        begun = asyncio.Event()
+        tasks = [asyncio.create_task(written(engine, one, begun.set)) for one in wanted]
+        await begun.wait()
+        await asyncio.to_thread(engine.close)
+        return await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 10.0)
+
+    ends = asyncio.run(close_amid())
+    assert all(isinstance(end, EngineError) for end in ends), ends
+    wait_until(lambda: not own & children(os.getpid()), 10.0)
+
+
+def test_an_engine_that_dies_fails_what_waits(another: tuple[VllmEngine, set[int]]) -> None:
+    engine, own = another
+
+    async def kill_amid() -> list[Any]:
+        wanted = requests(engine, ["The weather", "A walk", "kind"], LONG)
+        begun = asyncio.Event()
+        tasks = [asyncio.create_task(written(engine, one, begun.set)) for one in wanted]
+        await begun.wait()
+        for process in own:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        return await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 60.0)
+
+    ends = asyncio.run(kill_amid())
+    assert all(isinstance(end, EngineError) for end in ends), ends
+    assert not engine.available
+    began = time.monotonic()
+    with pytest.raises(EngineError):
+        engine.complete(engine.embed(["kind"]), SHORT, [0])
+    engine.close()
+    assert time.monotonic() - began < 10.0
+    assert not own & children(os.getpid())
