@@ -35,6 +35,9 @@ class Storyteller(ScriptedEngine):
 
     async def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
         self.requests.append(request)
+        if request.scored:
+            yield Piece((), "length", -float(request.scored))
+            return
         ids, reason = self._story(request)
         size = request.piece_tokens or max(1, len(ids))
         for start in range(0, max(1, len(ids)), size):

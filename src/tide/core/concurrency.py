@@ -181,6 +181,8 @@ async def gather(work: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
             for task in unfinished:
                 task.cancel()
             await asyncio.gather(*unfinished, return_exceptions=True)
+        for coroutine in coroutines:
+            coroutine.close()  # one that was cancelled before it began
 
 
 async def _contained(coroutine: Coroutine[Any, Any, _T]) -> _T:

@@ -18,7 +18,7 @@ from http.cookiejar import CookieJar
 from typing import Annotated, Any, TypeVar
 
 import httpx
-from pydantic import BaseModel, FailFast, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 from pydantic_core import from_json
 
 from tide.core.errors import described
@@ -29,7 +29,7 @@ _Parsed = TypeVar("_Parsed", bound=BaseModel)
 _Item = TypeVar("_Item")
 
 # A list in an answer: its first fault is enough, where all of them could fill the memory.
-Rows = Annotated[list[_Item], FailFast()]
+Rows = Annotated[list[_Item], Field(fail_fast=True)]
 _MOST_FAULTS = 100
 # A number of seconds that somebody may want to wait.
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
