@@ -81,7 +81,7 @@ def test_a_run_in_blocks_resumes(tmp_path: Path) -> None:
     assert timeless(tmp_path / "cut") == timeless(tmp_path / "whole")
     engine = Storyteller(third)
     run(tmp_path / "cut", engine=engine)
-    assert engine.calls == []
+    assert engine.requests == []
 
 
 def test_a_run_in_blocks_is_judged_measured_and_reported(tmp_path: Path) -> None:

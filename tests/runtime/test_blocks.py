@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tide.runtime.pieces import Pieces
 
 from tests.generated import examples
 from tide.runtime.blocks import LEAST, WHERE_NONE, first_end, last_end, last_word
-from tide.runtime.pieces import Pieces
 
 WORDS = [f" w{i}" for i in range(200)]
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tide.runtime.scheduler import Scheduler, Search
 
 from tests.worlds import PROMPTS, ReadingScorer, read, scripted_engine
 from tide.core.errors import (
@@ -25,7 +26,6 @@ from tide.core.seeds import derive_seed
 from tide.core.settings import Sampling, Settings
 from tide.detoxifier.sync import Detoxifier
 from tide.engines.base import Completion
-from tide.runtime.scheduler import Scheduler, Search
 from tide.scorers import CallableScorer
 from tide.search import REGISTRY, Problem, load_strategy
 

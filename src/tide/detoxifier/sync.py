@@ -143,7 +143,7 @@ class Detoxifier(DetoxifierBase):
         self, prompts: Iterable[str | Chat], trials: Sequence[int] | None, overrides: Overrides
     ) -> Iterator[tuple[int, _Outcome]]:
         settings, strategy = self._resolve(overrides)
-        numbers = range(settings.num_trials) if trials is None else trials
+        numbers = range(settings.num_trials) if trials is None else sorted(trials)
         return self._finished(prompts, settings, strategy, numbers)
 
     def _finished(

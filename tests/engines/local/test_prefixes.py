@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tide.runtime.job import Job
 from torch import Tensor
 from transformers import Gemma2Config
 
@@ -23,7 +24,6 @@ from tide.engines.base import KeepsPrefixes
 from tide.engines.local import prefixes
 from tide.engines.local.decode import Forward
 from tide.engines.local.engine import TransformersEngine
-from tide.runtime.job import Job
 from tide.search import load_strategy
 from tide.search.settings import resolve_settings
 
