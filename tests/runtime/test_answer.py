@@ -1,303 +1,380 @@
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
+from tide.runtime.scheduler import Scheduler, Search
 
-from tests.runtime.world import (
-    PROMPT,
-    SETTINGS,
-    Reader,
-    Storyteller,
-    never,
-    sentence,
-    story,
-    text,
-    third,
-    third_always,
-    third_unless_second_moved,
-)
+from tests.worlds import PROMPTS, ReadingScorer, read, scripted_engine
 from tide.core.errors import (
     DeadlineError,
     EngineError,
     InputError,
     ScorerBroken,
     ScorerError,
+    ScorerUnavailable,
     StrategyError,
-    UnresolvedError,
+    TideError,
 )
-from tide.core.results import Result
+from tide.core.results import Result, Trial
+from tide.core.seeds import derive_seed
+from tide.core.settings import Sampling, Settings
 from tide.detoxifier.sync import Detoxifier
-from tide.engines.scripted import ScriptedEngine
-from tide.search.direct import LadderStrategy
-
-ALL_GOOD = text(*(f"Good{i}" for i in range(6)))
-REPAIRED = text("Good0", "Good1", "Good2m", "Good3", "Good4", "Good5")
+from tide.engines.base import Completion
+from tide.scorers import CallableScorer
+from tide.search import REGISTRY, Problem, load_strategy
 
 
-def test_a_clean_answer_is_drafted_once_and_scored_block_by_block() -> None:
-    scorer = Reader()
-    trial = story(never, scorer)(PROMPT).best
-    assert (trial.accepted, trial.text) == (True, ALL_GOOD)
-    assert [block.text for block in trial.blocks] == [sentence(f"Good{i}") for i in range(6)]
-    assert trial.generated_tokens == trial.drafted_tokens == trial.returned.num_tokens == 48
-    assert (trial.evaluations, trial.iterations, trial.searched_tokens) == (6, 1, 0)
-    assert (trial.returned.finish_reason, len(trial.trace)) == ("stop", 1)
-    # Each block behind those before it; the last is the whole, which is not scored twice.
-    blocks = [text(*(f"Good{i}" for i in range(n))) for n in range(1, 7)]
-    begun = blocks[1] + " Good2 w1 w2 w3"  # where the draft waits, up to the last whole word
-    assert scorer.sent == [*blocks[:2], begun, *blocks[2:]]
-    assert trial.scorer_calls == 7
-    assert trial.whole_toxicity == trial.toxicity == 0.1
+@pytest.mark.parametrize("name", REGISTRY.names())
+@pytest.mark.parametrize("changes", [{}, {"completions_per_evaluation": 2, "max_perplexity": 2.0}])
+def test_a_strategy_gives_the_same_results_at_any_batch_size(
+    name: str, changes: dict[str, Any]
+) -> None:
+    results = [
+        list(
+            Detoxifier(
+                scripted_engine(max_batch=size), scorer=ReadingScorer(), strategy=name, **changes
+            ).map(PROMPTS)
+        )
+        for size in (1, 3, 64)
+    ]
+    assert results[0] == results[1] == results[2]
 
 
-def test_a_block_that_fails_is_searched_in_its_place() -> None:
-    trial = story(third)(PROMPT).best
-    assert (trial.accepted, trial.text) == (True, REPAIRED)
-    assert trial.base.text == text("Good0", "Good1") + " Bad2 w1 w2 w3"  # seen before its end
-    assert (trial.base.toxicity, trial.toxicity) == (0.9, 0.1)
-    searched = trial.blocks[2]
-    assert [one.role for one in searched.trace] == ["initial"] * 2 + ["perturbation"] * 2
-    # What replaces a block has 10 tokens; cut off, it ends with its last sentence.
-    assert searched.text == sentence("Good2m")
-    assert searched.trace[1].text.startswith(searched.trace[0].text)
-    assert (searched.context_tokens, searched.rollbacks) == (16, 0)
-    # Drafted: a short chunk, one in which the third sentence begins, and the rest.
-    assert trial.drafted_tokens == 9 + 12 + 24
-    assert trial.generated_tokens == trial.drafted_tokens + trial.searched_tokens
-    assert trial.evaluations == sum(len(block.trace) for block in trial.blocks) == 9
-    rounds = [one.round for block in trial.blocks for one in block.trace]
-    assert rounds == sorted(rounds)
+def test_likelihoods_choose_among_passing_completions() -> None:
+    """The scripted engine calls shorter completions more likely; all are of two tokens but one."""
+    engine = scripted_engine()
+    asked: list[int] = []
+    plain = engine.likelihood
+
+    def likelihood(prompts: Any, completions: Sequence[Sequence[int]]) -> NDArray[np.float64]:
+        asked.append(len(completions))
+        return plain(prompts, completions)
+
+    engine.likelihood = likelihood  # type: ignore[method-assign]
+    detox = Detoxifier(engine, scorer=ReadingScorer(), strategy="accept-any", mu_relative=3.0)
+    results = list(detox.map(PROMPTS))
+    calls = sum(result.trials[0].likelihood_calls for result in results)
+    assert calls == sum(asked) > 0
 
 
-def test_a_search_that_finds_nothing_gives_up_the_block_before() -> None:
-    trial = story(third_unless_second_moved)(PROMPT).best
-    assert trial.accepted
-    assert trial.text == text("Good0", "Good1m", "Good2m", "Good3", "Good4", "Good5")
-    assert [block.rollbacks for block in trial.blocks] == [0, 1, 0, 0, 0]
-    assert trial.base.text == text("Good0", "Good1") + " Bad2 w1 w2 w3"
+def test_the_next_batch_is_written_while_one_is_scored() -> None:
+    """The scorer waits for the engine's second call: without overlap this would never end."""
+    second_call = threading.Event()
+    engine = scripted_engine(max_batch=2)
+    complete = engine.complete
+
+    def spy(*arguments: Any) -> Any:
+        if engine.calls:
+            second_call.set()
+        return complete(*arguments)
+
+    engine.complete = spy  # type: ignore[method-assign]
+
+    def scorer(texts: list[str]) -> list[float]:
+        assert second_call.wait(timeout=20)
+        return read(texts)
+
+    assert len(list(Detoxifier(engine, scorer=scorer).map(PROMPTS))) == len(PROMPTS)
 
 
-def test_a_search_gives_up_the_block_before_early_while_there_is_one() -> None:
-    trial = story(third_unless_second_moved, max_iterations=9)(PROMPT).best
-    assert max(one.iteration for one in trial.blocks[1].trace) == 5
-    first = story(lambda number, *_: number == 0, max_iterations=9)(PROMPT).best
-    assert (first.accepted, max(one.iteration for one in first.blocks[0].trace)) == (False, 9)
+def test_calls_are_full_while_there_are_prompts() -> None:
+    """Searches in any round share a call, so only the first call and the last can be small."""
+    engine = scripted_engine(max_batch=16)
+    sizes: list[int] = []
+    complete = engine.complete
+
+    def spy(embeddings: Sequence[Any], *rest: Any) -> Any:
+        sizes.append(len(embeddings))
+        return complete(embeddings, *rest)
+
+    engine.complete = spy  # type: ignore[method-assign]
+    prompts = [f"{prompt} {n}" for n in range(40) for prompt in PROMPTS]
+    detox = Detoxifier(engine, scorer=ReadingScorer(), num_samples=4)
+    total = sum(trial.evaluations for result in detox.map(prompts) for trial in result.trials)
+    assert sum(sizes) == total > 2 * len(prompts)
+    assert max(sizes) <= 16
+    assert min(sizes[:-10]) > 12
 
 
-def second(number: int, moved: bool, words: list[str | None]) -> bool:
-    """The second is bad unless rows are moved, and the fifth where the second was not."""
-    return (number == 4 and "Good1m" not in words) or (number == 1 and not moved)
+def test_no_prompt_ends_much_later_than_its_turn() -> None:
+    """Batches are of similar lengths, but each has a search of the oldest prompt."""
+    prompts = [f"{prompt} {n}" for n in range(60) for prompt in PROMPTS]
+    prompts.insert(50, "word " * 30)
+    detox = Detoxifier(
+        scripted_engine(max_batch=16), scorer=ReadingScorer(), toxicity_threshold=0.1
+    )
+    order = [number for number, _ in detox.map_numbered(prompts, ordered=False)]
+    assert max(place - number for place, number in enumerate(order)) < 16
 
 
-def test_a_new_draft_goes_on_from_what_a_search_wrote() -> None:
-    trial = story(second)(PROMPT).best
-    assert trial.accepted
-    assert trial.text == text("Good0", "Good1m", "Good2", "Good3", "Good4", "Good5")
+@pytest.mark.parametrize("max_batch", [1, 64])
+@pytest.mark.parametrize("trials", [1, 2])
+def test_a_text_the_scorer_cannot_take_fails_its_prompt_alone(max_batch: int, trials: int) -> None:
+    """Whoever shares its round, and alone in a round too."""
+    settings: Any = {"num_trials": trials}
+    expected = list(Detoxifier(scripted_engine(), scorer=ReadingScorer(), **settings).map(PROMPTS))
+    poison = expected[2].trials[0].base.text
+
+    def scorer(texts: list[str]) -> list[float]:
+        if poison in texts:
+            raise ValueError("cannot read this one")
+        return read(texts)
+
+    detox = Detoxifier(scripted_engine(max_batch=max_batch), scorer=scorer, **settings)
+    found = dict(detox.map_numbered(PROMPTS))
+    assert isinstance(found.pop(2), ScorerError)
+    assert found == {i: result for i, result in enumerate(expected) if i != 2}
+    with pytest.raises(ScorerError, match=r"prompt 2: .*cannot read this one"):
+        list(detox.map(PROMPTS))
+    with pytest.raises(ScorerError, match="cannot read this one"):
+        detox(PROMPTS[2])
 
 
-@pytest.mark.parametrize("on_unresolved", ["best", "refuse"])
-def test_an_answer_that_cannot_go_on_ends_there(on_unresolved: str) -> None:
-    """Two blocks are given up, and what is left has failed as well."""
-    found = story(third_always, on_unresolved=on_unresolved)(PROMPT).best
-    assert not found.accepted
-    assert found.refused == (on_unresolved == "refuse")
-    assert found.toxicity == 0.9
-    (failed,) = found.blocks
-    assert failed.rollbacks == 2
-    assert failed.text.split()[::8] == ["Good0", "Good1", "Bad2"]
-    assert found.returned.text == failed.text
-    assert found.text == ("" if found.refused else failed.text)
-    assert found.whole_toxicity is None
+def test_a_scorer_that_fails_for_a_health_text_too_is_broken() -> None:
+    def scorer(texts: list[str]) -> list[float]:
+        return read(texts) if len(calls) < 5 and not calls.append(1) else [float("nan")]  # type: ignore[func-returns-value]
+
+    calls: list[int] = []
+    detox = Detoxifier(scripted_engine(max_batch=1), scorer=scorer)
+    found = []
+    with pytest.raises(ScorerBroken, match="scorer callable"):
+        found.extend(detox.map_numbered(PROMPTS))
+    assert all(isinstance(result, Result) for _, result in found)
 
 
-def test_an_answer_that_cannot_go_on_raises_if_it_is_to() -> None:
-    with pytest.raises(UnresolvedError, match=r"no answer below 0\.5"):
-        story(third_always, on_unresolved="raise")(PROMPT)
+@pytest.mark.parametrize("prompt", [["a", "list"], 7, None, b"bytes"])
+def test_what_is_no_text_is_called_by_its_type(prompt: Any) -> None:
+    detox = Detoxifier(scripted_engine(), scorer=ReadingScorer())
+    (error,) = detox.check([prompt])
+    assert f"expected a text, got {type(prompt).__name__}" in str(error)
+    with pytest.raises(InputError, match="prompt 1: expected a text"):
+        list(detox.map([PROMPTS[0], prompt]))
 
 
-def both(text: str) -> bool:
-    """Bad is only who reads the first sentence and the fifth, unless that was moved."""
-    return "Bad" in text or ("Good0" in text and "Good4 " in text)
+def test_bad_prompts_fail_alone() -> None:
+    prompts = ["", *PROMPTS, "word " * 200, " "]
+    detox = Detoxifier(scripted_engine(), scorer=ReadingScorer(), num_trials=2)
+    found = dict(detox.map_numbered(prompts))
+    assert list(found) == list(range(len(prompts)))
+    bad = {number for number, result in found.items() if isinstance(result, TideError)}
+    assert bad == {0, len(prompts) - 2, len(prompts) - 1}
+    assert str(found[6]).startswith("200 tokens + 20 new ones")
+    assert all(isinstance(found[i], Result | InputError) for i in found)
 
 
-def test_a_whole_that_fails_gives_up_its_worst_block() -> None:
-    class Scorer(Reader):
-        def score(self, texts: Sequence[str]) -> Any:
-            return [
-                0.9 if both(one) else 0.3 if one.split()[-8] == "Good4" else 0.1 for one in texts
-            ]
-
-    trial = story(never, Scorer(both), block_context=8)(PROMPT).best
-    assert trial.accepted
-    assert trial.whole_toxicity == 0.1
-    assert trial.base.text == ALL_GOOD
-    assert trial.base.toxicity == 0.9
-    assert trial.blocks[4].rollbacks == 2
-    assert "Good4m" in trial.text
+def test_further_trials_are_those_of_a_run_with_all_of_them() -> None:
+    detox = Detoxifier(scripted_engine(), scorer=ReadingScorer(), num_trials=5)
+    whole = [result.trials for result in detox.map(PROMPTS)]
+    parts: list[tuple[Trial, ...]] = []
+    for _, result in detox.map_numbered(PROMPTS, trials=[3, 1]):
+        assert isinstance(result, Result)
+        parts.append(result.trials)
+    assert parts == [(trials[1], trials[3]) for trials in whole]
 
 
-def test_the_whole_is_scored_in_windows() -> None:
-    scorer = Reader(lambda text: "Good0" in text and len(text.split()) > 100)
-    engine = Storyteller(never, sentences=30, context_length=400)
-    detox = Detoxifier(engine, scorer=scorer, **{**SETTINGS, "max_new_tokens": 250})
-    trial = detox(PROMPT).best
-    assert trial.accepted
-    assert trial.returned.num_tokens == 240
-    windows = [one for one in scorer.sent if len(one.split()) == 100]
-    assert len(windows) == 3  # and a shorter one
-    assert max(len(one.split()) for one in scorer.sent) == 100
+# The scheduler itself
 
 
-CASES: list[Any] = [never, third, third_unless_second_moved, second, third_always]
+def search(text: str, sampling: Sampling | None = None, **more: Any) -> Search:
+    """A search on the scripted engine of `world`, as a job makes it."""
+    settings = Settings(**(sampling or Sampling()).model_dump())
+    (embedded,) = scripted_engine().embed([text])
+    problem = Problem(embedded.embeddings, ~embedded.special, derive_seed(0, text, 0))
+    strategy = load_strategy("tide").create(problem, settings)
+    return Search(strategy, embedded.token_ids, settings.sampling, **more)
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_a_result_is_its_own(case: Any) -> None:
-    """Whatever the batch, the other prompts, their lengths and their settings; in JSON, too."""
-    prompts = [PROMPT, "an other tale here", "once upon a night", "and again a time"]
-    alone = [story(case)(prompt) for prompt in prompts]
-    for size in (1, 3, 16):
-        assert list(story(case, max_batch=size).map(prompts)) == alone
-    assert [Result.model_validate_json(one.model_dump_json()) for one in alone] == alone
+def run(scheduler: Scheduler) -> list[Search]:
+    ended = []
+    while not scheduler.idle:
+        ended += scheduler.step()
+    return ended
 
 
-def test_trials_differ_in_their_seeds_alone_and_can_be_added() -> None:
-    detox = story(third, num_trials=3, strategy="tide", num_samples=4)
-    whole = detox(PROMPT)
-    ((_, part),) = detox.map_numbered([PROMPT], trials=[2, 1])
-    assert isinstance(part, Result)
-    assert part.trials == whole.trials[1:]
-    assert len({trial.seed for trial in whole.trials}) == 3
+def test_searches_with_different_sampling_share_engine_calls() -> None:
+    engine = scripted_engine(max_batch=64)
+    samplings: list[list[Sampling]] = []
+    complete = engine.complete
+
+    def spy(embeddings: Any, sampling: Any, seeds: Any) -> Any:
+        samplings.append(list(sampling))
+        return complete(embeddings, sampling, seeds)
+
+    engine.complete = spy  # type: ignore[method-assign]
+    kinds = [Sampling(temperature=t, max_new_tokens=n) for t, n in ((0.0, 5), (0.7, 20), (1.0, 9))]
+    searches = [search(PROMPTS[i], kind) for i, kind in enumerate(kinds)]
+    with Scheduler(engine, ReadingScorer()) as scheduler:
+        for one in searches:
+            scheduler.submit(one)
+        assert set(run(scheduler)) == set(searches)
+    assert samplings[0] == kinds
+    assert len(samplings) == max(one.trace[-1].round for one in searches)
 
 
-def test_short_answers_are_searched_as_a_whole() -> None:
-    for changes in ({"max_new_tokens": 16}, {"block_tokens": 0}):
-        trial = story(third, **changes)(PROMPT).best
-        assert trial.blocks == ()
-        assert trial.generated_tokens == sum(one.num_tokens for one in trial.trace)
+def test_a_cancelled_search_leaves_and_nothing_of_it_is_scored() -> None:
+    engine, scorer = scripted_engine(max_batch=64), ReadingScorer()
+    kept, left = search(PROMPTS[0]), search(PROMPTS[2])
+    complete = engine.complete
+
+    def cancelling(*arguments: Any) -> Any:
+        if len(engine.calls) == 1:  # its second round is being written
+            left.cancel()
+        return complete(*arguments)
+
+    engine.complete = cancelling  # type: ignore[method-assign]
+    with Scheduler(engine, scorer) as scheduler:
+        scheduler.submit(kept)
+        scheduler.submit(left)
+        assert run(scheduler) == [kept]
+    assert len(left.trace) == 1
+    assert sum(map(len, scorer.batches[1:])) == kept.scorer_calls - 1
 
 
-@pytest.mark.parametrize("stop", ["w6 end. Good2", "end. Good2 w1 w2", " w3"])
-@pytest.mark.parametrize("chunk", [5, 12, 32])
-def test_an_answer_ends_before_a_stop_string(stop: str, chunk: int) -> None:
-    """Wherever chunks and blocks part."""
-    trial = story(never, stop=stop, draft_tokens=chunk)(PROMPT).best
-    assert trial.text == ALL_GOOD[: ALL_GOOD.index(stop)]
-    assert trial.returned.finish_reason == "stop"
+def test_a_late_search_ends_with_the_best_it_has() -> None:
+    now = time.monotonic()
+    early, late = search(PROMPTS[0], deadline=now + 3600), search(PROMPTS[2], deadline=now + 0.05)
+    engine = scripted_engine(max_batch=64)
+    complete = engine.complete
+
+    def slow(*arguments: Any) -> Any:
+        time.sleep(0.06)
+        return complete(*arguments)
+
+    engine.complete = slow  # type: ignore[method-assign]
+    with Scheduler(engine, ReadingScorer()) as scheduler:
+        scheduler.submit(early)
+        scheduler.submit(late)
+        ended = run(scheduler)
+    assert ended == [late, early]
+    assert not late.strategy.done
+    assert late.error is None
+    assert late.strategy.best == 0
 
 
-def test_a_deadline_ends_an_answer_with_what_was_accepted() -> None:
-    def slow(number: int, moved: bool, words: list[str | None]) -> bool:
-        time.sleep(0.1 if number == 3 else 0.0)
-        return False
-
-    trial = story(slow, deadline=0.05)(PROMPT).best
-    assert trial.accepted
-    assert ALL_GOOD.startswith(trial.text)
-    assert 0 < len(trial.text) < len(ALL_GOOD)
-    assert trial.returned.finish_reason == "length"
-    assert trial.whole_toxicity is not None
-    with pytest.raises(DeadlineError, match="no block was scored within 1e-09 s"):
-        story(never)(PROMPT, deadline=1e-9)
+def test_deadlines_of_prompts() -> None:
+    detox = Detoxifier(scripted_engine(), scorer=ReadingScorer(), deadline=1e-9)
+    with pytest.raises(DeadlineError, match="no completion was scored within 1e-09 s"):
+        detox(PROMPTS[0])
+    whole = Detoxifier(scripted_engine(), scorer=ReadingScorer())(PROMPTS[0])
+    assert detox(PROMPTS[0], deadline=3600.0) == whole
 
 
-def test_a_scorer_that_dies_is_the_error_of_the_answer() -> None:
-    class Dying(Reader):
-        def score(self, texts: Sequence[str]) -> Any:
-            if any("Good3" in one for one in texts):
-                raise RuntimeError("out of memory")
-            return super().score(texts)
-
-    detox = story(never, Dying())
-    with pytest.raises(ScorerError, match="out of memory"):
-        detox(PROMPT)
-
-    class Dead(Dying):
-        def score(self, texts: Sequence[str]) -> Any:
-            if self.sent:
-                raise RuntimeError("out of memory")
-            return super().score(texts)
-
-    with pytest.raises(ScorerBroken, match="out of memory"):
-        list(story(never, Dead()).map([PROMPT, "one more prompt here"]))
-
-
-def test_a_text_that_the_scorer_cannot_take_fails_alone() -> None:
-    class Picky(Reader):
-        def score(self, texts: Sequence[str]) -> Any:
-            if any("Bad2" in one for one in texts):
-                raise ValueError("cannot read this")
-            return super().score(texts)
-
-    def bad(number: int, moved: bool, words: list[str | None]) -> bool:
-        return number == 2 and "other" in words
-
-    found = dict(story(bad, Picky()).map_numbered([PROMPT, "an other tale here"]))
-    assert isinstance(found[0], Result)
-    assert isinstance(found[1], ScorerError)
-
-
-@pytest.mark.parametrize("when", ["write", "advance", "texts"])
-def test_an_engine_that_fails_is_an_engine_error(when: str) -> None:
+@pytest.mark.parametrize("when", ["ask", "tell"])
+@pytest.mark.parametrize("kind", [ZeroDivisionError, InputError])
+def test_a_strategy_that_fails_does_so_alone(when: str, kind: type[Exception]) -> None:
     def fail(*arguments: Any) -> Any:
-        raise RuntimeError("out of memory")
+        raise kind("one divided by zero")
 
-    detox = story(third)
-    engine: Any = detox.engine
-    if when == "write":
-        engine.write = fail
-    elif when == "texts":
-        engine.texts = fail
-    else:
-        engine.complete = fail
+    good, bad = search(PROMPTS[0]), search(PROMPTS[2])
+    setattr(bad.strategy, when, fail)
+    with Scheduler(scripted_engine(), ReadingScorer()) as scheduler:
+        scheduler.submit(bad)
+        scheduler.submit(good)
+        assert set(run(scheduler)) == {good, bad}
+    assert good.error is None
+    assert good.strategy.done
+    expected = InputError if kind is InputError else StrategyError
+    assert isinstance(bad.error, expected)
+    assert "one divided by zero" in str(bad.error)
+
+
+def test_embeddings_that_no_engine_takes_fail_alone() -> None:
+    good, bad = search(PROMPTS[0]), search(PROMPTS[2])
+    for candidate in bad.strategy.ask():  # type: ignore[union-attr]
+        candidate.embeddings[0, 0] = float("nan")
+    with Scheduler(scripted_engine(), ReadingScorer()) as scheduler:
+        scheduler.submit(bad)
+        scheduler.submit(good)
+        assert set(run(scheduler)) == {good, bad}
+    assert good.error is None
+    assert isinstance(bad.error, StrategyError)
+    assert "NaN" in str(bad.error)
+
+
+@pytest.mark.parametrize("answer", ["none", "too few"])
+def test_an_engine_that_fails_is_the_error_of_its_round_alone(answer: str) -> None:
+    engine = scripted_engine()
+    complete = engine.complete
+
+    def broken(*arguments: Any) -> Any:
+        if len(engine.calls) == 0:
+            engine.calls.append(0)
+            if answer == "none":
+                raise RuntimeError("out of memory")
+            return []
+        return complete(*arguments)
+
+    engine.complete = broken  # type: ignore[method-assign]
+    first, second = search(PROMPTS[0]), search(PROMPTS[2])
+    with Scheduler(engine, ReadingScorer()) as scheduler:
+        scheduler.submit(first)
+        assert run(scheduler) == [first]
+        scheduler.submit(second)
+        assert run(scheduler) == [second]
+    assert isinstance(first.error, EngineError)
+    assert second.error is None
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        None,
+        "text",
+        Completion("half a character \ud800", (1,), "length"),
+        Completion(b"bytes", (1,), "length"),  # type: ignore[arg-type]
+        Completion("too long", tuple(range(21)), "length"),
+        Completion("no token", (-1,), "length"),
+        Completion("no reason", (1,), "because"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_is_no_completion_is_an_engine_error(answer: Any) -> None:
+    engine, scorer = scripted_engine(), ReadingScorer()
+    engine.complete = lambda rows, *_: [answer] * len(rows)  # type: ignore[method-assign]
+    with pytest.raises(EngineError, match="engine scripted: answered what is no completion"):
+        Detoxifier(engine, scorer=scorer)("a prompt")
+    assert not scorer.batches
+
+
+def test_a_likelihood_that_is_not_a_number_is_an_engine_error() -> None:
+    engine = scripted_engine()
+    engine.likelihood = lambda _, rows: np.full(len(rows), np.nan)  # type: ignore[method-assign]
+    with pytest.raises(EngineError, match="a likelihood is not a number"):
+        list(Detoxifier(engine, scorer=ReadingScorer(), max_perplexity=2.0).map(PROMPTS))
+
+
+def test_unresolved_prompts_fail_alone() -> None:
+    detox = Detoxifier(
+        scripted_engine(), scorer=ReadingScorer(), on_unresolved="raise", num_trials=2,
+        toxicity_threshold=0.3, max_iterations=2, num_samples=2,
+    )  # fmt: skip
+    found = dict(detox.map_numbered(PROMPTS))
+    assert set(found) == set(range(len(PROMPTS)))
+    kinds = {type(result) for result in found.values()}
+    assert len(kinds) == 2
+
+
+@pytest.mark.parametrize("error", [ScorerUnavailable("down"), ScorerError("broken")])
+def test_a_scorer_that_fails_for_all_stops_everything(error: TideError) -> None:
+    def scorer(texts: list[str]) -> list[float]:
+        raise error
+
+    detox = Detoxifier(scripted_engine(), scorer=CallableScorer(scorer))
+    with pytest.raises(type(error)):
+        list(detox.map_numbered(PROMPTS))
+
+
+def test_a_failing_engine_stops_everything() -> None:
+    engine = scripted_engine()
+
+    def complete(*arguments: Any) -> Any:
+        raise EngineError("out of memory")
+
+    engine.complete = complete  # type: ignore[method-assign]
     with pytest.raises(EngineError, match="out of memory"):
-        detox(PROMPT)
-
-
-def test_a_strategy_that_fails_is_its_answers_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*arguments: Any) -> Any:
-        raise ZeroDivisionError("one divided by zero")
-
-    monkeypatch.setattr(LadderStrategy, "__init__", fail)
-    with pytest.raises(StrategyError, match="one divided by zero"):
-        story(third)(PROMPT)
-
-
-def test_what_cannot_be_written_is_one_clear_line() -> None:
-    with pytest.raises(InputError, match=r"4 tokens \+ 125 new ones exceed .* 128"):
-        story(never)(PROMPT, max_new_tokens=125)
-
-    class Old(ScriptedEngine):
-        texts = None  # type: ignore[assignment]
-
-    old = Old(lambda x, seed: "a text")
-    with pytest.raises(
-        InputError, match=r"^block_tokens: engine scripted does not write in blocks"
-    ):
-        Detoxifier(old, scorer=Reader())("a prompt", max_new_tokens=100)
-    assert Detoxifier(old, scorer=Reader())("a prompt", max_new_tokens=100, block_tokens=0).accepted
-
-
-@pytest.mark.parametrize("policy", ["unmodified", "zero", "score", "one"])
-def test_an_empty_answer(policy: str) -> None:
-    engine = Storyteller(never, sentences=0)
-    detox = Detoxifier(engine, scorer=Reader(), **SETTINGS, empty_policy=policy)
-    trial = detox(PROMPT).best
-    assert trial.text == ""
-    assert trial.accepted == (policy in ("zero", "score"))
-    assert trial.empty == (policy != "score")
-    assert trial.toxicity == {"one": 1.0, "score": 0.1}.get(policy, 0.0)
-
-
-def test_the_beginning_of_a_block_is_not_an_empty_answer() -> None:
-    class Curt(Storyteller):
-        def texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
-            return [one.replace("Good", "") for one in super().texts(rows)]
-
-    settings = {**SETTINGS, "draft_tokens": 1, "empty_policy": "one"}
-    trial = Detoxifier(Curt(never), scorer=Reader(), **settings)(PROMPT).best
-    assert trial.accepted
-    assert trial.blocks[0].text == " 0 w1 w2 w3 w4 w5 w6 end."
+        list(Detoxifier(engine, scorer=ReadingScorer()).map(PROMPTS))
