@@ -1,19 +1,22 @@
-"""A stream yields accepted text alone, all of it, and then the result."""
+"""A stream yields accepted text alone, all of it; then it has the result."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from concurrent.futures import CancelledError
 from typing import Any
 
 import pytest
 
-from tests.runtime.test_answer import both, second
+from tests.runtime.test_long_answer import both, second
 from tests.runtime.world import (
     PROMPT,
     SETTINGS,
+    WORDS,
     Reader,
     Storyteller,
     never,
@@ -28,6 +31,7 @@ from tide.core.errors import EngineError, InputError, ScorerError, TideError, Un
 from tide.core.results import Result
 from tide.detoxifier.asynchronous import AsyncDetoxifier
 from tide.detoxifier.sync import Detoxifier
+from tide.engines.base import Piece, Request
 
 FIVE = [sentence(f"Good{i}") for i in range(6)]
 
@@ -35,29 +39,25 @@ FIVE = [sentence(f"Good{i}") for i in range(6)]
 def streamed(detox: Detoxifier, way: str, **changes: Any) -> tuple[list[str], Any]:
     """The texts, and the result or the error, of a stream of either kind."""
     texts: list[str] = []
-    last: list[Any] = []
 
-    def take(item: Any) -> None:
-        assert not last
-        (texts if isinstance(item, str) else last).append(item)
-
-    async def run() -> None:
-        aio = AsyncDetoxifier(detox.engine, scorer=detox.scorer, settings=detox.settings)
-        try:
-            async for item in aio.stream(PROMPT, **changes):
-                take(item)
-        finally:
-            await aio.aclose()
+    async def run() -> Result:
+        async with AsyncDetoxifier(
+            detox.engine, scorer=detox.scorer, settings=detox.settings
+        ) as aio:
+            async with aio.stream(PROMPT, **changes) as stream:
+                async for text in stream:
+                    texts.append(text)
+            return stream.result
 
     try:
         if way == "async":
-            asyncio.run(run())
-        else:
-            for item in detox.stream(PROMPT, **changes):
-                take(item)
+            return texts, asyncio.run(run())
+        with detox.stream(PROMPT, **changes) as stream:
+            for text in stream:
+                texts.append(text)
+        return texts, stream.result
     except TideError as error:
-        last.append(error)
-    return texts, last[0]
+        return texts, error
 
 
 @pytest.fixture(params=["sync", "async"])
@@ -109,17 +109,13 @@ def test_a_short_answer_is_one_text(case: Any, way: str) -> None:
 def test_a_block_is_there_before_the_next_is_written(way: str) -> None:
     """Nothing waits for the end of the answer."""
 
-    def slow(number: int, moved: bool, words: list[str | None]) -> bool:
-        if number == 4:
-            assert told.wait(20)
-        return False
-
-    class Telling(Reader):
-        def score(self, texts: Sequence[str]) -> Any:
-            return super().score(texts)
+    class Waiting(Storyteller):
+        async def _pause(self, request: Request, written: int) -> None:
+            while written >= 4 * WORDS and not told.is_set():
+                await asyncio.sleep(0.005)
 
     told = threading.Event()
-    detox = story(slow, Telling(), draft_tokens=8)
+    detox = Detoxifier(Waiting(never), scorer=Reader(), **{**SETTINGS, "draft_tokens": 8})
 
     async def run() -> list[Any]:
         items = []
@@ -138,8 +134,7 @@ def test_a_block_is_there_before_the_next_is_written(way: str) -> None:
             told.set()
         return items
 
-    items = asyncio.run(run()) if way == "async" else here()
-    assert items[:-1] == FIVE
+    assert (asyncio.run(run()) if way == "async" else here()) == FIVE
 
 
 def test_a_scorer_that_dies_in_the_middle(way: str) -> None:
@@ -162,17 +157,12 @@ def test_a_scorer_that_dies_in_the_middle(way: str) -> None:
 
 
 def test_an_engine_that_dies_in_the_middle(way: str) -> None:
-    detox = story(never)
-    engine: Any = detox.engine
-    complete = engine.complete
+    class Dying(Storyteller):
+        async def _pause(self, request: Request, written: int) -> None:
+            if written > 3 * WORDS:
+                raise RuntimeError("out of memory")
 
-    def dying(*arguments: Any) -> Any:
-        if len(engine.calls) == 3:
-            raise RuntimeError("out of memory")
-        return complete(*arguments)
-
-    engine.complete = dying
-    texts, error = streamed(detox, way)
+    texts, error = streamed(Detoxifier(Dying(never), scorer=Reader(), **SETTINGS), way)
     assert isinstance(error, EngineError)
     assert texts == FIVE[: len(texts)]
     assert texts
@@ -186,73 +176,129 @@ def test_what_cannot_be_streamed_is_told(way: str) -> None:
     assert "exceed the model's context of 128" in str(error)
 
 
-def test_leaving_an_async_stream_ends_its_work() -> None:
-    scorer = Reader()
-    engine = Storyteller(never, sentences=60, context_length=None)
-    slow = engine.complete
+class Endless(Storyteller):
+    """Takes its time, and notes what was given up. under_way: requests that it writes now."""
 
-    def complete(*arguments: Any) -> Any:
-        time.sleep(0.01)
-        return slow(*arguments)
+    def __init__(self) -> None:
+        super().__init__(never, sentences=1000, context_length=None)
+        self.under_way = 0
 
-    engine.complete = complete  # type: ignore[method-assign]
+    async def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
+        self.under_way += 1
+        try:
+            async for piece in super()._write(request):
+                yield piece
+        finally:
+            self.under_way -= 1
+
+    async def _pause(self, request: Request, written: int) -> None:
+        await asyncio.sleep(0.005)
+
+
+LONG = {**SETTINGS, "max_new_tokens": 7000}
+
+
+def ended(engine: Endless, scorer: Reader) -> None:
+    """Within a second nobody works any more."""
+    until = time.monotonic() + 1
+    while engine.under_way:
+        assert time.monotonic() < until
+        time.sleep(0.005)
+    time.sleep(0.02)
+    sent = len(scorer.sent)
+    time.sleep(0.1)
+    assert (engine.under_way, len(scorer.sent)) == (0, sent)
+
+
+@pytest.mark.parametrize("leaves", ["aclose", "with", "cancel", "drop"])
+def test_leaving_an_async_stream_ends_its_work(leaves: str) -> None:
+    engine, scorer = Endless(), Reader()
 
     async def run() -> None:
-        settings = {**SETTINGS, "max_new_tokens": 480}
-        async with AsyncDetoxifier(engine, scorer=scorer, **settings) as detox:
+        async with AsyncDetoxifier(engine, scorer=scorer, **LONG) as detox:
             stream = detox.stream(PROMPT)
             assert await anext(stream) == FIVE[0]
-            await stream.aclose()
-            await asyncio.sleep(0.1)
-            calls, sent = len(engine.calls), len(scorer.sent)
-            await asyncio.sleep(0.2)
-            assert (len(engine.calls), len(scorer.sent)) == (calls, sent)
-            assert calls < 10
-
-            async def reads() -> None:
-                async for _ in detox.stream(PROMPT):
+            with pytest.raises(EngineError, match="not whole yet"):
+                _ = stream.result
+            if leaves == "aclose":
+                await stream.aclose()
+            elif leaves == "with":
+                async with stream:
                     pass
+            elif leaves == "drop":
+                del stream
+                gc.collect()
+            else:
 
-            task = asyncio.create_task(reads())
-            await asyncio.sleep(0.1)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            await asyncio.sleep(0.1)
-            calls = len(engine.calls)
-            await asyncio.sleep(0.2)
-            assert len(engine.calls) == calls
+                async def reads() -> None:
+                    async for _ in stream:
+                        pass
+
+                task = asyncio.create_task(reads())
+                await asyncio.sleep(0.05)
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+            await asyncio.to_thread(ended, engine, scorer)
             assert (await detox("and then there were", max_new_tokens=100)).accepted
 
     asyncio.run(run())
 
 
-def test_leaving_a_stream_ends_its_work() -> None:
-    scorer = Reader()
-    detox = story(never, scorer)
-    stream = detox.stream(PROMPT)
-    assert next(stream) == FIVE[0]
-    stream.close()
-    count = len(scorer.sent)
-    time.sleep(0.05)
-    assert len(scorer.sent) == count
+@pytest.mark.parametrize("leaves", ["close", "with", "drop"])
+def test_leaving_a_stream_ends_its_work(leaves: str) -> None:
+    engine, scorer = Endless(), Reader()
+    with Detoxifier(engine, scorer=scorer, **LONG) as detox:
+        stream = detox.stream(PROMPT)
+        assert next(stream) == FIVE[0]
+        if leaves == "close":
+            stream.close()
+        elif leaves == "with":
+            with stream:
+                pass
+        else:
+            del stream
+            gc.collect()
+        ended(engine, scorer)
+        assert detox("and then there were", max_new_tokens=100).accepted
 
 
-def test_many_streams_share_engine_calls() -> None:
+def test_a_stream_that_was_left_gives_no_more_than_it_had() -> None:
+    engine = Endless()
+    with Detoxifier(engine, scorer=Reader(), **LONG) as detox:
+        stream = detox.stream(PROMPT)
+        next(stream)
+        stream.close()
+        with pytest.raises(CancelledError):
+            list(stream)
+        with pytest.raises(CancelledError):
+            _ = stream.result
+
+
+def test_many_streams_are_what_each_is_alone() -> None:
     prompts = ["once upon a time", "an other tale here", "and again a time", "so it is told"]
 
-    async def read(detox: AsyncDetoxifier, prompt: str) -> list[Any]:
-        return [item async for item in detox.stream(prompt)]
+    async def read(detox: AsyncDetoxifier, prompt: str) -> tuple[list[str], Result]:
+        stream = detox.stream(prompt)
+        return [text async for text in stream], stream.result
 
-    async def run() -> list[list[Any]]:
+    async def run() -> list[Any]:
         async with AsyncDetoxifier(engine, scorer=Reader(), **SETTINGS) as detox:
             return await asyncio.gather(*(read(detox, prompt) for prompt in prompts))
 
-    engine = Storyteller(third)
+    class Counting(Storyteller):
+        now = most = 0
+
+        async def _pause(self, request: Request, written: int) -> None:
+            self.now += 1
+            self.most = max(self.most, self.now)
+            await asyncio.sleep(0.01)
+            self.now -= 1
+
+    engine = Counting(third)
     found = asyncio.run(run())
-    alone = [list(story(third).stream(prompt)) for prompt in prompts]
-    assert found == alone
-    assert text("Good0") == alone[0][0]
-    one = Storyteller(third)
-    list(Detoxifier(one, scorer=Reader(), **SETTINGS).stream(PROMPT))
-    assert len(engine.calls) < 3 * len(one.calls)
+    for prompt, (texts, result) in zip(prompts, found, strict=True):
+        stream = story(third).stream(prompt)
+        assert (list(stream), stream.result) == (texts, result)
+    assert text("Good0") == found[0][0][0]
+    assert engine.most >= len(prompts)
