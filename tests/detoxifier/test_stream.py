@@ -7,7 +7,6 @@ import gc
 import threading
 import time
 from collections.abc import AsyncGenerator, Sequence
-from concurrent.futures import CancelledError
 from typing import Any
 
 import pytest
@@ -29,7 +28,7 @@ from tests.runtime.world import (
 )
 from tide.core.errors import EngineError, InputError, ScorerError, TideError, UnresolvedError
 from tide.core.results import Result
-from tide.detoxifier.asynchronous import AsyncDetoxifier
+from tide.detoxifier.asynchronous import AsyncDetoxifier, AsyncTextStream
 from tide.detoxifier.sync import Detoxifier
 from tide.engines.base import Piece, Request
 
@@ -263,16 +262,30 @@ def test_leaving_a_stream_ends_its_work(leaves: str) -> None:
         assert detox("and then there were", max_new_tokens=100).accepted
 
 
-def test_a_stream_that_was_left_gives_no_more_than_it_had() -> None:
-    engine = Endless()
-    with Detoxifier(engine, scorer=Reader(), **LONG) as detox:
+def test_a_stream_that_was_closed_says_so() -> None:
+    async def run() -> None:
+        async with AsyncDetoxifier(Endless(), scorer=Reader(), **LONG) as detox:
+            stream = detox.stream(PROMPT)
+            await anext(stream)
+            await stream.aclose()
+            with pytest.raises(EngineError, match="closed before its text was whole"):
+                await asyncio.wait_for(_read(stream), 5)
+            with pytest.raises(EngineError, match="closed before its text was whole"):
+                _ = stream.result
+
+    asyncio.run(run())
+    with Detoxifier(Endless(), scorer=Reader(), **LONG) as detox:
         stream = detox.stream(PROMPT)
         next(stream)
         stream.close()
-        with pytest.raises(CancelledError):
+        with pytest.raises(EngineError, match="closed before its text was whole"):
             list(stream)
-        with pytest.raises(CancelledError):
+        with pytest.raises(EngineError, match="closed before its text was whole"):
             _ = stream.result
+
+
+async def _read(stream: AsyncTextStream) -> list[str]:
+    return [text async for text in stream]
 
 
 def test_many_streams_are_what_each_is_alone() -> None:
