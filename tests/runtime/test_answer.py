@@ -1,14 +1,13 @@
+"""Prompts on their way to their results: together, one by one, and those that fail."""
+
 from __future__ import annotations
 
+import asyncio
 import threading
-import time
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator
 from typing import Any
 
-import numpy as np
 import pytest
-from numpy.typing import NDArray
-from tide.runtime.scheduler import Scheduler, Search
 
 from tests.worlds import PROMPTS, ReadingScorer, read, scripted_engine
 from tide.core.errors import (
@@ -18,99 +17,75 @@ from tide.core.errors import (
     ScorerBroken,
     ScorerError,
     ScorerUnavailable,
-    StrategyError,
     TideError,
+    UnresolvedError,
 )
 from tide.core.results import Result, Trial
-from tide.core.seeds import derive_seed
-from tide.core.settings import Sampling, Settings
 from tide.detoxifier.sync import Detoxifier
-from tide.engines.base import Completion
+from tide.engines.base import Piece, Request
+from tide.engines.scripted import ScriptedEngine
 from tide.scorers import CallableScorer
-from tide.search import REGISTRY, Problem, load_strategy
 
 
-@pytest.mark.parametrize("name", REGISTRY.names())
-@pytest.mark.parametrize("changes", [{}, {"completions_per_evaluation": 2, "max_perplexity": 2.0}])
-def test_a_strategy_gives_the_same_results_at_any_batch_size(
-    name: str, changes: dict[str, Any]
-) -> None:
-    results = [
-        list(
-            Detoxifier(
-                scripted_engine(max_batch=size), scorer=ReadingScorer(), strategy=name, **changes
-            ).map(PROMPTS)
-        )
-        for size in (1, 3, 64)
-    ]
-    assert results[0] == results[1] == results[2]
-
-
-def test_likelihoods_choose_among_passing_completions() -> None:
-    """The scripted engine calls shorter completions more likely; all are of two tokens but one."""
-    engine = scripted_engine()
-    asked: list[int] = []
-    plain = engine.likelihood
-
-    def likelihood(prompts: Any, completions: Sequence[Sequence[int]]) -> NDArray[np.float64]:
-        asked.append(len(completions))
-        return plain(prompts, completions)
-
-    engine.likelihood = likelihood  # type: ignore[method-assign]
-    detox = Detoxifier(engine, scorer=ReadingScorer(), strategy="accept-any", mu_relative=3.0)
-    results = list(detox.map(PROMPTS))
-    calls = sum(result.trials[0].likelihood_calls for result in results)
-    assert calls == sum(asked) > 0
-
-
-def test_the_next_batch_is_written_while_one_is_scored() -> None:
-    """The scorer waits for the engine's second call: without overlap this would never end."""
-    second_call = threading.Event()
+def test_prompts_are_written_while_texts_are_scored() -> None:
+    """The scorer waits for a further request: without overlap this would never end."""
+    more = threading.Event()
     engine = scripted_engine(max_batch=2)
-    complete = engine.complete
+    write = engine._write
 
-    def spy(*arguments: Any) -> Any:
-        if engine.calls:
-            second_call.set()
-        return complete(*arguments)
+    async def watched(request: Request) -> AsyncGenerator[Piece, None]:
+        if request.priority >= 4:  # of those that are under way no room was left for it at first
+            more.set()
+        async for piece in write(request):
+            yield piece
 
-    engine.complete = spy  # type: ignore[method-assign]
+    engine._write = watched  # type: ignore[method-assign]
 
     def scorer(texts: list[str]) -> list[float]:
-        assert second_call.wait(timeout=20)
+        if waits:
+            waits.pop()
+            return read(texts)
+        assert more.wait(timeout=20)
         return read(texts)
 
+    waits = [1] * 3
     assert len(list(Detoxifier(engine, scorer=scorer).map(PROMPTS))) == len(PROMPTS)
 
 
-def test_calls_are_full_while_there_are_prompts() -> None:
-    """Searches in any round share a call, so only the first call and the last can be small."""
-    engine = scripted_engine(max_batch=16)
-    sizes: list[int] = []
-    complete = engine.complete
+class Busy(ScriptedEngine):
+    """Counts the prompts that are under way at once."""
 
-    def spy(embeddings: Sequence[Any], *rest: Any) -> Any:
-        sizes.append(len(embeddings))
-        return complete(embeddings, *rest)
+    def __init__(self, **options: Any) -> None:
+        self._world = scripted_engine()
+        super().__init__(self._world._respond, **options)
+        self.now: set[int] = set()
+        self.most = 0
 
-    engine.complete = spy  # type: ignore[method-assign]
-    prompts = [f"{prompt} {n}" for n in range(40) for prompt in PROMPTS]
-    detox = Detoxifier(engine, scorer=ReadingScorer(), num_samples=4)
-    total = sum(trial.evaluations for result in detox.map(prompts) for trial in result.trials)
-    assert sum(sizes) == total > 2 * len(prompts)
-    assert max(sizes) <= 16
-    assert min(sizes[:-10]) > 12
+    async def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
+        self.now.add(request.priority)
+        self.most = max(self.most, len(self.now))
+        await asyncio.sleep(0.001)
+        async for piece in super()._write(request):
+            yield piece
+        self.now.discard(request.priority)
+
+
+def test_so_many_prompts_are_under_way_as_the_engine_runs() -> None:
+    engine = Busy(max_batch=4)
+    prompts = [f"{prompt} {n}" for n in range(6) for prompt in PROMPTS]
+    results = list(Detoxifier(engine, scorer=ReadingScorer()).map(prompts))
+    assert 4 <= engine.most <= 8
+    assert results == list(Detoxifier(scripted_engine(), scorer=ReadingScorer()).map(prompts))
 
 
 def test_no_prompt_ends_much_later_than_its_turn() -> None:
-    """Batches are of similar lengths, but each has a search of the oldest prompt."""
-    prompts = [f"{prompt} {n}" for n in range(60) for prompt in PROMPTS]
+    prompts = [f"{prompt} {n}" for n in range(20) for prompt in PROMPTS]
     prompts.insert(50, "word " * 30)
     detox = Detoxifier(
         scripted_engine(max_batch=16), scorer=ReadingScorer(), toxicity_threshold=0.1
     )
     order = [number for number, _ in detox.map_numbered(prompts, ordered=False)]
-    assert max(place - number for place, number in enumerate(order)) < 16
+    assert max(place - number for place, number in enumerate(order)) <= 3 * 16
 
 
 @pytest.mark.parametrize("max_batch", [1, 64])
@@ -178,174 +153,12 @@ def test_further_trials_are_those_of_a_run_with_all_of_them() -> None:
     assert parts == [(trials[1], trials[3]) for trials in whole]
 
 
-# The scheduler itself
-
-
-def search(text: str, sampling: Sampling | None = None, **more: Any) -> Search:
-    """A search on the scripted engine of `world`, as a job makes it."""
-    settings = Settings(**(sampling or Sampling()).model_dump())
-    (embedded,) = scripted_engine().embed([text])
-    problem = Problem(embedded.embeddings, ~embedded.special, derive_seed(0, text, 0))
-    strategy = load_strategy("tide").create(problem, settings)
-    return Search(strategy, embedded.token_ids, settings.sampling, **more)
-
-
-def run(scheduler: Scheduler) -> list[Search]:
-    ended = []
-    while not scheduler.idle:
-        ended += scheduler.step()
-    return ended
-
-
-def test_searches_with_different_sampling_share_engine_calls() -> None:
-    engine = scripted_engine(max_batch=64)
-    samplings: list[list[Sampling]] = []
-    complete = engine.complete
-
-    def spy(embeddings: Any, sampling: Any, seeds: Any) -> Any:
-        samplings.append(list(sampling))
-        return complete(embeddings, sampling, seeds)
-
-    engine.complete = spy  # type: ignore[method-assign]
-    kinds = [Sampling(temperature=t, max_new_tokens=n) for t, n in ((0.0, 5), (0.7, 20), (1.0, 9))]
-    searches = [search(PROMPTS[i], kind) for i, kind in enumerate(kinds)]
-    with Scheduler(engine, ReadingScorer()) as scheduler:
-        for one in searches:
-            scheduler.submit(one)
-        assert set(run(scheduler)) == set(searches)
-    assert samplings[0] == kinds
-    assert len(samplings) == max(one.trace[-1].round for one in searches)
-
-
-def test_a_cancelled_search_leaves_and_nothing_of_it_is_scored() -> None:
-    engine, scorer = scripted_engine(max_batch=64), ReadingScorer()
-    kept, left = search(PROMPTS[0]), search(PROMPTS[2])
-    complete = engine.complete
-
-    def cancelling(*arguments: Any) -> Any:
-        if len(engine.calls) == 1:  # its second round is being written
-            left.cancel()
-        return complete(*arguments)
-
-    engine.complete = cancelling  # type: ignore[method-assign]
-    with Scheduler(engine, scorer) as scheduler:
-        scheduler.submit(kept)
-        scheduler.submit(left)
-        assert run(scheduler) == [kept]
-    assert len(left.trace) == 1
-    assert sum(map(len, scorer.batches[1:])) == kept.scorer_calls - 1
-
-
-def test_a_late_search_ends_with_the_best_it_has() -> None:
-    now = time.monotonic()
-    early, late = search(PROMPTS[0], deadline=now + 3600), search(PROMPTS[2], deadline=now + 0.05)
-    engine = scripted_engine(max_batch=64)
-    complete = engine.complete
-
-    def slow(*arguments: Any) -> Any:
-        time.sleep(0.06)
-        return complete(*arguments)
-
-    engine.complete = slow  # type: ignore[method-assign]
-    with Scheduler(engine, ReadingScorer()) as scheduler:
-        scheduler.submit(early)
-        scheduler.submit(late)
-        ended = run(scheduler)
-    assert ended == [late, early]
-    assert not late.strategy.done
-    assert late.error is None
-    assert late.strategy.best == 0
-
-
 def test_deadlines_of_prompts() -> None:
     detox = Detoxifier(scripted_engine(), scorer=ReadingScorer(), deadline=1e-9)
     with pytest.raises(DeadlineError, match="no completion was scored within 1e-09 s"):
         detox(PROMPTS[0])
     whole = Detoxifier(scripted_engine(), scorer=ReadingScorer())(PROMPTS[0])
     assert detox(PROMPTS[0], deadline=3600.0) == whole
-
-
-@pytest.mark.parametrize("when", ["ask", "tell"])
-@pytest.mark.parametrize("kind", [ZeroDivisionError, InputError])
-def test_a_strategy_that_fails_does_so_alone(when: str, kind: type[Exception]) -> None:
-    def fail(*arguments: Any) -> Any:
-        raise kind("one divided by zero")
-
-    good, bad = search(PROMPTS[0]), search(PROMPTS[2])
-    setattr(bad.strategy, when, fail)
-    with Scheduler(scripted_engine(), ReadingScorer()) as scheduler:
-        scheduler.submit(bad)
-        scheduler.submit(good)
-        assert set(run(scheduler)) == {good, bad}
-    assert good.error is None
-    assert good.strategy.done
-    expected = InputError if kind is InputError else StrategyError
-    assert isinstance(bad.error, expected)
-    assert "one divided by zero" in str(bad.error)
-
-
-def test_embeddings_that_no_engine_takes_fail_alone() -> None:
-    good, bad = search(PROMPTS[0]), search(PROMPTS[2])
-    for candidate in bad.strategy.ask():  # type: ignore[union-attr]
-        candidate.embeddings[0, 0] = float("nan")
-    with Scheduler(scripted_engine(), ReadingScorer()) as scheduler:
-        scheduler.submit(bad)
-        scheduler.submit(good)
-        assert set(run(scheduler)) == {good, bad}
-    assert good.error is None
-    assert isinstance(bad.error, StrategyError)
-    assert "NaN" in str(bad.error)
-
-
-@pytest.mark.parametrize("answer", ["none", "too few"])
-def test_an_engine_that_fails_is_the_error_of_its_round_alone(answer: str) -> None:
-    engine = scripted_engine()
-    complete = engine.complete
-
-    def broken(*arguments: Any) -> Any:
-        if len(engine.calls) == 0:
-            engine.calls.append(0)
-            if answer == "none":
-                raise RuntimeError("out of memory")
-            return []
-        return complete(*arguments)
-
-    engine.complete = broken  # type: ignore[method-assign]
-    first, second = search(PROMPTS[0]), search(PROMPTS[2])
-    with Scheduler(engine, ReadingScorer()) as scheduler:
-        scheduler.submit(first)
-        assert run(scheduler) == [first]
-        scheduler.submit(second)
-        assert run(scheduler) == [second]
-    assert isinstance(first.error, EngineError)
-    assert second.error is None
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        None,
-        "text",
-        Completion("half a character \ud800", (1,), "length"),
-        Completion(b"bytes", (1,), "length"),  # type: ignore[arg-type]
-        Completion("too long", tuple(range(21)), "length"),
-        Completion("no token", (-1,), "length"),
-        Completion("no reason", (1,), "because"),  # type: ignore[arg-type]
-    ],
-)
-def test_what_is_no_completion_is_an_engine_error(answer: Any) -> None:
-    engine, scorer = scripted_engine(), ReadingScorer()
-    engine.complete = lambda rows, *_: [answer] * len(rows)  # type: ignore[method-assign]
-    with pytest.raises(EngineError, match="engine scripted: answered what is no completion"):
-        Detoxifier(engine, scorer=scorer)("a prompt")
-    assert not scorer.batches
-
-
-def test_a_likelihood_that_is_not_a_number_is_an_engine_error() -> None:
-    engine = scripted_engine()
-    engine.likelihood = lambda _, rows: np.full(len(rows), np.nan)  # type: ignore[method-assign]
-    with pytest.raises(EngineError, match="a likelihood is not a number"):
-        list(Detoxifier(engine, scorer=ReadingScorer(), max_perplexity=2.0).map(PROMPTS))
 
 
 def test_unresolved_prompts_fail_alone() -> None:
@@ -372,9 +185,40 @@ def test_a_scorer_that_fails_for_all_stops_everything(error: TideError) -> None:
 def test_a_failing_engine_stops_everything() -> None:
     engine = scripted_engine()
 
-    def complete(*arguments: Any) -> Any:
+    def fail(request: Request) -> Any:
         raise EngineError("out of memory")
 
-    engine.complete = complete  # type: ignore[method-assign]
+    engine._write = fail  # type: ignore[method-assign]
     with pytest.raises(EngineError, match="out of memory"):
         list(Detoxifier(engine, scorer=ReadingScorer()).map(PROMPTS))
+
+
+def test_a_late_search_ends_with_the_best_it_has() -> None:
+    class Slow(Busy):
+        async def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
+            await asyncio.sleep(60 if len(self.requests) >= 3 else 0)
+            async for piece in super()._write(request):
+                yield piece
+
+    prompt = PROMPTS[2]
+    whole = Detoxifier(scripted_engine(), scorer=ReadingScorer())(prompt).best
+    assert len(whole.trace) > 3
+    late = Detoxifier(Slow(), scorer=ReadingScorer(), deadline=0.3)(prompt).best
+    assert late.trace == whole.trace[: len(late.trace)]
+    assert 0 < len(late.trace) <= 3
+    assert late.toxicity == min(one.toxicity for one in late.trace)
+    assert late.accepted == (late.toxicity < 0.5)
+
+
+@pytest.mark.parametrize(("policy", "accepted"), [("one", False), ("zero", True)])
+def test_an_empty_text_that_scores_one_is_unresolved(policy: str, accepted: bool) -> None:
+    detox = Detoxifier(
+        ScriptedEngine(lambda x, seed: "."), scorer=ReadingScorer(), empty_policy=policy
+    )
+    trial = detox("a prompt").best
+    assert (trial.accepted, trial.empty) == (accepted, True)
+    assert trial.toxicity == (0.0 if accepted else 1.0)
+    if policy == "one":
+        assert detox("a prompt", on_unresolved="refuse").best.refused
+        with pytest.raises(UnresolvedError):
+            detox("a prompt", on_unresolved="raise")
