@@ -64,10 +64,12 @@ class Busy(ScriptedEngine):
     async def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
         self.now.add(request.priority)
         self.most = max(self.most, len(self.now))
-        await asyncio.sleep(0.001)
-        async for piece in super()._write(request):
-            yield piece
-        self.now.discard(request.priority)
+        try:
+            await asyncio.sleep(0.001)
+            async for piece in super()._write(request):
+                yield piece
+        finally:
+            self.now.discard(request.priority)
 
 
 def test_so_many_prompts_are_under_way_as_the_engine_runs() -> None:
@@ -195,8 +197,11 @@ def test_a_failing_engine_stops_everything() -> None:
 
 def test_a_late_search_ends_with_the_best_it_has() -> None:
     class Slow(Busy):
+        begun = 0
+
         async def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
-            await asyncio.sleep(60 if len(self.requests) >= 3 else 0)
+            self.begun += 1
+            await asyncio.sleep(60 if self.begun > 3 else 0)
             async for piece in super()._write(request):
                 yield piece
 

@@ -122,7 +122,7 @@ def test_what_is_cancelled_in_the_call_is_told_nothing_and_the_next_call_comes(
     [
         ("zero", [0.0, 0.05], [True, False], ["three"]),
         ("one", [1.0, 0.05], [True, False], ["three"]),
-        ("score", [0.01, 0.05], [False, False], [".", "three"]),
+        ("score", [0.01, 0.05], [True, False], [".", "three"]),
     ],
 )
 def test_an_empty_text_scores_by_its_policy(
