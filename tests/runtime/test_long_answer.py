@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -205,6 +206,48 @@ def test_a_deadline_ends_an_answer_with_what_was_accepted() -> None:
     assert trial.whole_toxicity is not None
     with pytest.raises(DeadlineError, match="no block was scored within 1e-09 s"):
         story(never)(PROMPT, deadline=1e-9)
+
+
+class Late(Storyteller):
+    """Goes on after three sentences an hour later."""
+
+    async def _pause(self, request: Request, written: int) -> None:
+        await asyncio.sleep(3600 if written >= 3 * WORDS else 0)
+
+
+@pytest.mark.parametrize("on_unresolved", ["best", "refuse", "raise"])
+def test_a_late_answer_is_accepted_only_if_its_whole_passes(on_unresolved: str) -> None:
+    """Its blocks passed, each with little before it; what they say together does not."""
+
+    def together(text: str) -> bool:
+        return "Good0" in text and "Good1" in text
+
+    settings = {**SETTINGS, "block_context": 0, "deadline": 0.3}
+    scorer = Reader(together)
+    detox = Detoxifier(Late(never), scorer=scorer, **settings, on_unresolved=on_unresolved)
+    if on_unresolved == "raise":
+        with pytest.raises(UnresolvedError):
+            detox(PROMPT)
+    else:
+        trial = detox(PROMPT).best
+        assert len(trial.blocks) >= 2
+        assert (trial.accepted, trial.whole_toxicity, trial.toxicity) == (False, 0.9, 0.9)
+        assert trial.text == ("" if on_unresolved == "refuse" else trial.returned.text)
+    assert any(together(one) for one in scorer.sent)
+
+
+def test_a_late_answer_whose_whole_is_not_scored_is_an_error() -> None:
+    go = threading.Event()
+
+    class Hangs(Reader):
+        def score(self, texts: Sequence[str]) -> Any:
+            assert not any("Good0" in one and "Good1" in one for one in texts) or go.wait(20)
+            return super().score(texts)
+
+    settings = {**SETTINGS, "block_context": 0, "deadline": 0.3}
+    with pytest.raises(DeadlineError, match="the answer was not scored within"):
+        Detoxifier(Late(never), scorer=Hangs(), **settings)(PROMPT)
+    go.set()
 
 
 def test_a_scorer_that_dies_is_the_error_of_the_answer() -> None:
