@@ -305,7 +305,7 @@ def test_with_a_bound_of_perplexity_the_most_likely_text_that_passes_is_returned
     async def likelihoods(requests: Sequence[Request]) -> list[float]:
         for request in requests:
             ids = tuple(request.prompt[-request.scored :])
-            plain[ids] = -5.0 - (hash(engine.texts([ids])[0]) % 1000) / 1000
+            plain[ids] = -5.0 - (sum(map(ord, engine.texts([ids])[0])) * 37 % 1000) / 1000
         return [plain[tuple(request.prompt[-request.scored :])] for request in requests]
 
     engine._score_all = likelihoods  # type: ignore[method-assign]
