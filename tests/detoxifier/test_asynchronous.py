@@ -2,15 +2,18 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
 
 from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
-from tide.core.errors import EngineError, InputError, ScorerUnavailable, TideError
+from tide.core.errors import EngineError, InputError, ScorerUnavailable
 from tide.core.results import Result
 from tide.detoxifier.asynchronous import AsyncDetoxifier
 from tide.detoxifier.sync import Detoxifier
+from tide.engines.base import Piece, Request
+from tide.engines.scripted import ScriptedEngine
 
 SETTINGS: list[dict[str, Any]] = [
     {},
@@ -29,78 +32,77 @@ async def together(detox: AsyncDetoxifier) -> list[Result]:
     return await asyncio.gather(*(detox(prompt, **changes) for prompt, changes in MANY))
 
 
-def test_calls_with_different_settings_share_engine_calls() -> None:
+@pytest.fixture(scope="module")
+def alone() -> list[Result]:
+    detox = Detoxifier(scripted_engine(), scorer=ReadingScorer())
+    return [detox(prompt, **changes) for prompt, changes in MANY]
+
+
+class Gated(ScriptedEngine):
+    """Lets so many requests through; the others wait until it is opened."""
+
+    def __init__(self, through: int) -> None:
+        super().__init__(scripted_engine()._respond, max_batch=64)
+        self._through, self.begun, self.aborted = through, 0, 0
+        self.open = threading.Event()
+
+    async def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
+        self.begun += 1
+        try:
+            while self.begun > self._through and not self.open.is_set():
+                await asyncio.sleep(0.005)
+        except BaseException:
+            self.aborted += 1
+            raise
+        async for piece in super()._write(request):
+            yield piece
+
+
+def test_calls_with_different_settings_equal_each_alone(alone: list[Result]) -> None:
+    engine = Gated(0)
+
     async def run() -> list[Result]:
         async with AsyncDetoxifier(engine, scorer=ReadingScorer()) as detox:
-            return await together(detox)
+            calls = asyncio.ensure_future(together(detox))
+            while engine.begun < len(MANY):  # all of them are under way at once
+                await asyncio.sleep(0.005)
+            engine.open.set()
+            return await calls
 
-    engine = scripted_engine(max_batch=64)
-    results = asyncio.run(run())
-    alone = Detoxifier(scripted_engine(), scorer=ReadingScorer())
-    assert results == [alone(prompt, **changes) for prompt, changes in MANY]
-    plain = scripted_engine(max_batch=64)
-    one_map = Detoxifier(plain, scorer=ReadingScorer())
-    assert len(list(one_map.map(prompt for prompt, _ in MANY))) == len(MANY)
-    assert len(engine.calls) <= 1.3 * len(plain.calls)
+    assert asyncio.run(run()) == alone
 
 
-def test_callers_that_call_again_share_engine_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "tide.detoxifier.asynchronous._WAIT", 5.0
-    )  # a full batch is waited for no longer
-    monkeypatch.setattr("tide.detoxifier.asynchronous._LONGEST_WAIT", 20.0)
+@pytest.mark.parametrize("through", [0, 64, 150])
+def test_nothing_of_a_cancelled_call_is_scored_afterwards(
+    alone: list[Result], through: int
+) -> None:
+    """A third leaves: in the draft, and in the midst of searches. The others are unchanged."""
+    engine, scorer = Gated(through), ReadingScorer()
 
-    async def run() -> None:
-        async def caller(number: int) -> None:
-            for again in range(5):
-                await asyncio.sleep(number / 1000)
-                await detox(f"{PROMPTS[0]} {number} {again}", toxicity_threshold=0.99)
-
-        async with AsyncDetoxifier(engine, scorer=ReadingScorer()) as detox:
-            await asyncio.gather(*map(caller, range(8)))
-
-    engine = scripted_engine(max_batch=8)
-    asyncio.run(run())
-    assert engine.calls == [8] * 5
-
-
-def test_nothing_of_a_cancelled_call_is_scored_afterwards() -> None:
-    alone = Detoxifier(scripted_engine(), scorer=ReadingScorer())
-    expected = [alone(prompt, **changes) for prompt, changes in MANY]
-    engine, scorer = scripted_engine(max_batch=64), ReadingScorer()
-    writing, go_on = threading.Event(), threading.Event()
-    complete = engine.complete
-
-    def gated(*arguments: Any) -> Any:
-        if len(engine.calls) == 4:
-            while len(scorer.batches) < 4:  # what was written before has been scored
-                pass
-            writing.set()
-            assert go_on.wait(20)
-        return complete(*arguments)
-
-    engine.complete = gated  # type: ignore[method-assign]
-
-    async def run() -> tuple[list[Any], int]:
+    async def run() -> tuple[list[Any], list[int], int]:
         async with AsyncDetoxifier(engine, scorer=scorer) as detox:
             tasks = [asyncio.create_task(detox(prompt, **changes)) for prompt, changes in MANY]
-            assert await asyncio.to_thread(writing.wait, 20)
-            chosen = [i for i in range(64) if not tasks[i].done()][:20]
+            while engine.begun <= through:
+                await asyncio.sleep(0.005)
+            await asyncio.sleep(0.1)  # what was let through is scored
+            chosen = [i for i in range(64) if not tasks[i].done()][::3]
             for i in chosen:
                 tasks[i].cancel()
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.1)
+            assert engine.aborted > 0
             before = len(scorer.batches)
-            go_on.set()
+            engine.open.set()
             results = await asyncio.gather(*tasks, return_exceptions=True)
-        assert [i for i, r in enumerate(results) if isinstance(r, asyncio.CancelledError)] == chosen
-        return results, before
+        return results, chosen, before
 
-    results, before = asyncio.run(run())
+    results, chosen, before = asyncio.run(run())
     gone = [i for i, result in enumerate(results) if not isinstance(result, Result)]
-    assert len(gone) == 20
-    assert all(results[i] == expected[i] for i in range(64) if i not in gone)
-    texts = {e.text for i in gone for trial in expected[i].trials for e in trial.trace}
-    kept = {e.text for i in range(64) if i not in gone for t in expected[i].trials for e in t.trace}
+    assert gone == chosen
+    assert len(gone) >= 5
+    assert all(isinstance(results[i], asyncio.CancelledError) for i in gone)
+    assert all(results[i] == alone[i] for i in range(64) if i not in gone)
+    texts = {e.text for i in gone for trial in alone[i].trials for e in trial.trace}
+    kept = {e.text for i in range(64) if i not in gone for t in alone[i].trials for e in t.trace}
     later = {text for batch in scorer.batches[before:] for text in batch}
     assert later
     assert not later & (texts - kept)
@@ -157,19 +159,27 @@ def test_closing_ends_what_is_under_way() -> None:
     asyncio.run(run())
 
 
-def test_a_bug_in_the_thread_reaches_every_call() -> None:
+@pytest.mark.parametrize("hook", ["_tokenize", "_encode", "_embed_tokens", "_write", "_write_all"])
+@pytest.mark.parametrize("kind", [ZeroDivisionError, KeyboardInterrupt, SystemExit, GeneratorExit])
+def test_whatever_the_engine_raises_reaches_every_call_and_ends_with_it(
+    hook: str, kind: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One clear error each; the next call is as if nothing had been."""
+
     def broken(*arguments: Any) -> Any:
-        raise ZeroDivisionError("a bug")
+        raise kind("a bug")
 
     async def run() -> None:
         engine = scripted_engine()
-        engine.embed = broken  # type: ignore[method-assign]
-        detox = AsyncDetoxifier(engine, scorer=ReadingScorer())
-        found = await asyncio.gather(*map(detox, PROMPTS), return_exceptions=True)
-        assert all(isinstance(one, ZeroDivisionError | TideError) for one in found)
-        with pytest.raises(EngineError, match="closed"):
-            await detox(PROMPTS[0])
-        detox.close()
+        async with AsyncDetoxifier(engine, scorer=ReadingScorer()) as detox:
+            with monkeypatch.context() as patched:
+                patched.setattr(engine, hook, broken)
+                calls = asyncio.gather(*map(detox, PROMPTS), return_exceptions=True)
+                found = await asyncio.wait_for(calls, 10)
+            assert [type(one) for one in found] == [EngineError] * len(PROMPTS)
+            assert all(len(str(one).splitlines()) == 1 for one in found)
+            expected = Detoxifier(scripted_engine(), scorer=ReadingScorer())(PROMPTS[0])
+            assert await asyncio.wait_for(detox(PROMPTS[0]), 10) == expected
 
     asyncio.run(run())
 

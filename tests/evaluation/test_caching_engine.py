@@ -8,9 +8,24 @@ from tide.evaluation.caching_engine import CachingEngine
 def test_what_follows_a_prompt_is_written_once_a_sampling_and_seed() -> None:
     engine = scripted_engine()
     shared = CachingEngine(engine)
-    one, two = (prompt.embeddings for prompt in shared.embed(PROMPTS[:2]))
+    one, two = (shared.encode(prompt).token_ids for prompt in PROMPTS[:2])
     short, long = Sampling(max_new_tokens=5), Sampling(max_new_tokens=9)
     first = shared.complete([one, two], [short, long], [1, 1])
+    assert len(engine.requests) == 2
     assert shared.complete([two, one, one], [long, short, long], [1, 1, 1])[:2] == first[::-1]
-    assert shared.complete([one, 2 * one], short, [1, 2])[:1] == first[:1]
-    assert engine.calls == [2, 1, 1]
+    assert [(x.prompt, x.sampling) for x in engine.requests[2:]] == [(one, long)]
+    assert shared.complete([one, two], short, [1, 2])[:1] == first[:1]
+    assert [(x.prompt, x.seed) for x in engine.requests[3:]] == [(two, 2)]
+
+
+def test_moved_rows_and_tokens_that_are_no_prompt_are_written_each_time() -> None:
+    engine = scripted_engine()
+    shared = CachingEngine(engine)
+    ids, sampling = shared.encode(PROMPTS[0]).token_ids, Sampling(max_new_tokens=5)
+    rows = shared.embed_tokens(ids)
+    for prompt in (rows, ids[:-1]):
+        before = len(engine.requests)
+        first = shared.complete([prompt], sampling, [1])
+        assert shared.complete([prompt], sampling, [1]) == first
+        assert len(engine.requests) == before + 2
+    assert shared.seconds_saved == 0

@@ -42,7 +42,7 @@ def answers(
         )
         for text in MESSAGES
     ]
-    rows = [prompt.embeddings for prompt in engine.embed(prompts) for _ in range(4)]
+    rows = [ids for ids in engine.tokenize(prompts) for _ in range(4)]
     sampling = Sampling(max_new_tokens=tokens, temperature=temperature)
     return engine.complete(rows, sampling, range(len(rows)))
 

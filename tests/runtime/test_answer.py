@@ -1,303 +1,229 @@
+"""Prompts on their way to their results: together, one by one, and those that fail."""
+
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
+import asyncio
+import threading
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
 
-from tests.runtime.world import (
-    PROMPT,
-    SETTINGS,
-    Reader,
-    Storyteller,
-    never,
-    sentence,
-    story,
-    text,
-    third,
-    third_always,
-    third_unless_second_moved,
-)
+from tests.worlds import PROMPTS, ReadingScorer, read, scripted_engine
 from tide.core.errors import (
     DeadlineError,
     EngineError,
     InputError,
     ScorerBroken,
     ScorerError,
-    StrategyError,
+    ScorerUnavailable,
+    TideError,
     UnresolvedError,
 )
-from tide.core.results import Result
+from tide.core.results import Result, Trial
 from tide.detoxifier.sync import Detoxifier
+from tide.engines.base import Piece, Request
 from tide.engines.scripted import ScriptedEngine
-from tide.search.direct import LadderStrategy
-
-ALL_GOOD = text(*(f"Good{i}" for i in range(6)))
-REPAIRED = text("Good0", "Good1", "Good2m", "Good3", "Good4", "Good5")
+from tide.scorers import CallableScorer
 
 
-def test_a_clean_answer_is_drafted_once_and_scored_block_by_block() -> None:
-    scorer = Reader()
-    trial = story(never, scorer)(PROMPT).best
-    assert (trial.accepted, trial.text) == (True, ALL_GOOD)
-    assert [block.text for block in trial.blocks] == [sentence(f"Good{i}") for i in range(6)]
-    assert trial.generated_tokens == trial.drafted_tokens == trial.returned.num_tokens == 48
-    assert (trial.evaluations, trial.iterations, trial.searched_tokens) == (6, 1, 0)
-    assert (trial.returned.finish_reason, len(trial.trace)) == ("stop", 1)
-    # Each block behind those before it; the last is the whole, which is not scored twice.
-    blocks = [text(*(f"Good{i}" for i in range(n))) for n in range(1, 7)]
-    begun = blocks[1] + " Good2 w1 w2 w3"  # where the draft waits, up to the last whole word
-    assert scorer.sent == [*blocks[:2], begun, *blocks[2:]]
-    assert trial.scorer_calls == 7
-    assert trial.whole_toxicity == trial.toxicity == 0.1
+def test_prompts_are_written_while_texts_are_scored() -> None:
+    """The scorer waits for a further request: without overlap this would never end."""
+    more = threading.Event()
+    engine = scripted_engine(max_batch=2)
+    write = engine._write
+
+    async def watched(request: Request) -> AsyncGenerator[Piece, None]:
+        if request.priority >= 4:  # of those that are under way no room was left for it at first
+            more.set()
+        async for piece in write(request):
+            yield piece
+
+    engine._write = watched  # type: ignore[method-assign]
+
+    def scorer(texts: list[str]) -> list[float]:
+        if waits:
+            waits.pop()
+            return read(texts)
+        assert more.wait(timeout=20)
+        return read(texts)
+
+    waits = [1] * 3
+    assert len(list(Detoxifier(engine, scorer=scorer).map(PROMPTS))) == len(PROMPTS)
 
 
-def test_a_block_that_fails_is_searched_in_its_place() -> None:
-    trial = story(third)(PROMPT).best
-    assert (trial.accepted, trial.text) == (True, REPAIRED)
-    assert trial.base.text == text("Good0", "Good1") + " Bad2 w1 w2 w3"  # seen before its end
-    assert (trial.base.toxicity, trial.toxicity) == (0.9, 0.1)
-    searched = trial.blocks[2]
-    assert [one.role for one in searched.trace] == ["initial"] * 2 + ["perturbation"] * 2
-    # What replaces a block has 10 tokens; cut off, it ends with its last sentence.
-    assert searched.text == sentence("Good2m")
-    assert searched.trace[1].text.startswith(searched.trace[0].text)
-    assert (searched.context_tokens, searched.rollbacks) == (16, 0)
-    # Drafted: a short chunk, one in which the third sentence begins, and the rest.
-    assert trial.drafted_tokens == 9 + 12 + 24
-    assert trial.generated_tokens == trial.drafted_tokens + trial.searched_tokens
-    assert trial.evaluations == sum(len(block.trace) for block in trial.blocks) == 9
-    rounds = [one.round for block in trial.blocks for one in block.trace]
-    assert rounds == sorted(rounds)
+class Busy(ScriptedEngine):
+    """Counts the prompts that are under way at once."""
+
+    def __init__(self, **options: Any) -> None:
+        self._world = scripted_engine()
+        super().__init__(self._world._respond, **options)
+        self.now: set[int] = set()
+        self.most = 0
+
+    async def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
+        self.now.add(request.priority)
+        self.most = max(self.most, len(self.now))
+        try:
+            await asyncio.sleep(0.001)
+            async for piece in super()._write(request):
+                yield piece
+        finally:
+            self.now.discard(request.priority)
 
 
-def test_a_search_that_finds_nothing_gives_up_the_block_before() -> None:
-    trial = story(third_unless_second_moved)(PROMPT).best
-    assert trial.accepted
-    assert trial.text == text("Good0", "Good1m", "Good2m", "Good3", "Good4", "Good5")
-    assert [block.rollbacks for block in trial.blocks] == [0, 1, 0, 0, 0]
-    assert trial.base.text == text("Good0", "Good1") + " Bad2 w1 w2 w3"
+def test_so_many_prompts_are_under_way_as_the_engine_runs() -> None:
+    engine = Busy(max_batch=4)
+    prompts = [f"{prompt} {n}" for n in range(6) for prompt in PROMPTS]
+    results = list(Detoxifier(engine, scorer=ReadingScorer()).map(prompts))
+    assert 4 <= engine.most <= 8
+    assert results == list(Detoxifier(scripted_engine(), scorer=ReadingScorer()).map(prompts))
 
 
-def test_a_search_gives_up_the_block_before_early_while_there_is_one() -> None:
-    trial = story(third_unless_second_moved, max_iterations=9)(PROMPT).best
-    assert max(one.iteration for one in trial.blocks[1].trace) == 5
-    first = story(lambda number, *_: number == 0, max_iterations=9)(PROMPT).best
-    assert (first.accepted, max(one.iteration for one in first.blocks[0].trace)) == (False, 9)
+def test_no_prompt_ends_much_later_than_its_turn() -> None:
+    prompts = [f"{prompt} {n}" for n in range(20) for prompt in PROMPTS]
+    prompts.insert(50, "word " * 30)
+    detox = Detoxifier(
+        scripted_engine(max_batch=16), scorer=ReadingScorer(), toxicity_threshold=0.1
+    )
+    order = [number for number, _ in detox.map_numbered(prompts, ordered=False)]
+    assert max(place - number for place, number in enumerate(order)) <= 3 * 16
 
 
-def second(number: int, moved: bool, words: list[str | None]) -> bool:
-    """The second is bad unless rows are moved, and the fifth where the second was not."""
-    return (number == 4 and "Good1m" not in words) or (number == 1 and not moved)
+@pytest.mark.parametrize("max_batch", [1, 64])
+@pytest.mark.parametrize("trials", [1, 2])
+def test_a_text_the_scorer_cannot_take_fails_its_prompt_alone(max_batch: int, trials: int) -> None:
+    """Whoever shares its round, and alone in a round too."""
+    settings: Any = {"num_trials": trials}
+    expected = list(Detoxifier(scripted_engine(), scorer=ReadingScorer(), **settings).map(PROMPTS))
+    poison = expected[2].trials[0].base.text
+
+    def scorer(texts: list[str]) -> list[float]:
+        if poison in texts:
+            raise ValueError("cannot read this one")
+        return read(texts)
+
+    detox = Detoxifier(scripted_engine(max_batch=max_batch), scorer=scorer, **settings)
+    found = dict(detox.map_numbered(PROMPTS))
+    assert isinstance(found.pop(2), ScorerError)
+    assert found == {i: result for i, result in enumerate(expected) if i != 2}
+    with pytest.raises(ScorerError, match=r"prompt 2: .*cannot read this one"):
+        list(detox.map(PROMPTS))
+    with pytest.raises(ScorerError, match="cannot read this one"):
+        detox(PROMPTS[2])
 
 
-def test_a_new_draft_goes_on_from_what_a_search_wrote() -> None:
-    trial = story(second)(PROMPT).best
-    assert trial.accepted
-    assert trial.text == text("Good0", "Good1m", "Good2", "Good3", "Good4", "Good5")
+def test_a_scorer_that_fails_for_a_health_text_too_is_broken() -> None:
+    def scorer(texts: list[str]) -> list[float]:
+        return read(texts) if len(calls) < 5 and not calls.append(1) else [float("nan")]  # type: ignore[func-returns-value]
+
+    calls: list[int] = []
+    detox = Detoxifier(scripted_engine(max_batch=1), scorer=scorer)
+    found = []
+    with pytest.raises(ScorerBroken, match="scorer callable"):
+        found.extend(detox.map_numbered(PROMPTS))
+    assert all(isinstance(result, Result) for _, result in found)
 
 
-@pytest.mark.parametrize("on_unresolved", ["best", "refuse"])
-def test_an_answer_that_cannot_go_on_ends_there(on_unresolved: str) -> None:
-    """Two blocks are given up, and what is left has failed as well."""
-    found = story(third_always, on_unresolved=on_unresolved)(PROMPT).best
-    assert not found.accepted
-    assert found.refused == (on_unresolved == "refuse")
-    assert found.toxicity == 0.9
-    (failed,) = found.blocks
-    assert failed.rollbacks == 2
-    assert failed.text.split()[::8] == ["Good0", "Good1", "Bad2"]
-    assert found.returned.text == failed.text
-    assert found.text == ("" if found.refused else failed.text)
-    assert found.whole_toxicity is None
+@pytest.mark.parametrize("prompt", [["a", "list"], 7, None, b"bytes"])
+def test_what_is_no_text_is_called_by_its_type(prompt: Any) -> None:
+    detox = Detoxifier(scripted_engine(), scorer=ReadingScorer())
+    (error,) = detox.check([prompt])
+    assert f"expected a text, got {type(prompt).__name__}" in str(error)
+    with pytest.raises(InputError, match="prompt 1: expected a text"):
+        list(detox.map([PROMPTS[0], prompt]))
 
 
-def test_an_answer_that_cannot_go_on_raises_if_it_is_to() -> None:
-    with pytest.raises(UnresolvedError, match=r"no answer below 0\.5"):
-        story(third_always, on_unresolved="raise")(PROMPT)
+def test_bad_prompts_fail_alone() -> None:
+    prompts = ["", *PROMPTS, "word " * 200, " "]
+    detox = Detoxifier(scripted_engine(), scorer=ReadingScorer(), num_trials=2)
+    found = dict(detox.map_numbered(prompts))
+    assert list(found) == list(range(len(prompts)))
+    bad = {number for number, result in found.items() if isinstance(result, TideError)}
+    assert bad == {0, len(prompts) - 2, len(prompts) - 1}
+    assert str(found[6]).startswith("200 tokens + 20 new ones")
+    assert all(isinstance(found[i], Result | InputError) for i in found)
 
 
-def both(text: str) -> bool:
-    """Bad is only who reads the first sentence and the fifth, unless that was moved."""
-    return "Bad" in text or ("Good0" in text and "Good4 " in text)
+def test_further_trials_are_those_of_a_run_with_all_of_them() -> None:
+    detox = Detoxifier(scripted_engine(), scorer=ReadingScorer(), num_trials=5)
+    whole = [result.trials for result in detox.map(PROMPTS)]
+    parts: list[tuple[Trial, ...]] = []
+    for _, result in detox.map_numbered(PROMPTS, trials=[3, 1]):
+        assert isinstance(result, Result)
+        parts.append(result.trials)
+    assert parts == [(trials[1], trials[3]) for trials in whole]
 
 
-def test_a_whole_that_fails_gives_up_its_worst_block() -> None:
-    class Scorer(Reader):
-        def score(self, texts: Sequence[str]) -> Any:
-            return [
-                0.9 if both(one) else 0.3 if one.split()[-8] == "Good4" else 0.1 for one in texts
-            ]
-
-    trial = story(never, Scorer(both), block_context=8)(PROMPT).best
-    assert trial.accepted
-    assert trial.whole_toxicity == 0.1
-    assert trial.base.text == ALL_GOOD
-    assert trial.base.toxicity == 0.9
-    assert trial.blocks[4].rollbacks == 2
-    assert "Good4m" in trial.text
+def test_deadlines_of_prompts() -> None:
+    detox = Detoxifier(scripted_engine(), scorer=ReadingScorer(), deadline=1e-9)
+    with pytest.raises(DeadlineError, match="no completion was scored within 1e-09 s"):
+        detox(PROMPTS[0])
+    whole = Detoxifier(scripted_engine(), scorer=ReadingScorer())(PROMPTS[0])
+    assert detox(PROMPTS[0], deadline=3600.0) == whole
 
 
-def test_the_whole_is_scored_in_windows() -> None:
-    scorer = Reader(lambda text: "Good0" in text and len(text.split()) > 100)
-    engine = Storyteller(never, sentences=30, context_length=400)
-    detox = Detoxifier(engine, scorer=scorer, **{**SETTINGS, "max_new_tokens": 250})
-    trial = detox(PROMPT).best
-    assert trial.accepted
-    assert trial.returned.num_tokens == 240
-    windows = [one for one in scorer.sent if len(one.split()) == 100]
-    assert len(windows) == 3  # and a shorter one
-    assert max(len(one.split()) for one in scorer.sent) == 100
+def test_unresolved_prompts_fail_alone() -> None:
+    detox = Detoxifier(
+        scripted_engine(), scorer=ReadingScorer(), on_unresolved="raise", num_trials=2,
+        toxicity_threshold=0.3, max_iterations=2, num_samples=2,
+    )  # fmt: skip
+    found = dict(detox.map_numbered(PROMPTS))
+    assert set(found) == set(range(len(PROMPTS)))
+    kinds = {type(result) for result in found.values()}
+    assert len(kinds) == 2
 
 
-CASES: list[Any] = [never, third, third_unless_second_moved, second, third_always]
+@pytest.mark.parametrize("error", [ScorerUnavailable("down"), ScorerError("broken")])
+def test_a_scorer_that_fails_for_all_stops_everything(error: TideError) -> None:
+    def scorer(texts: list[str]) -> list[float]:
+        raise error
+
+    detox = Detoxifier(scripted_engine(), scorer=CallableScorer(scorer))
+    with pytest.raises(type(error)):
+        list(detox.map_numbered(PROMPTS))
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_a_result_is_its_own(case: Any) -> None:
-    """Whatever the batch, the other prompts, their lengths and their settings; in JSON, too."""
-    prompts = [PROMPT, "an other tale here", "once upon a night", "and again a time"]
-    alone = [story(case)(prompt) for prompt in prompts]
-    for size in (1, 3, 16):
-        assert list(story(case, max_batch=size).map(prompts)) == alone
-    assert [Result.model_validate_json(one.model_dump_json()) for one in alone] == alone
+def test_a_failing_engine_stops_everything() -> None:
+    engine = scripted_engine()
 
+    def fail(request: Request) -> Any:
+        raise EngineError("out of memory")
 
-def test_trials_differ_in_their_seeds_alone_and_can_be_added() -> None:
-    detox = story(third, num_trials=3, strategy="tide", num_samples=4)
-    whole = detox(PROMPT)
-    ((_, part),) = detox.map_numbered([PROMPT], trials=[2, 1])
-    assert isinstance(part, Result)
-    assert part.trials == whole.trials[1:]
-    assert len({trial.seed for trial in whole.trials}) == 3
-
-
-def test_short_answers_are_searched_as_a_whole() -> None:
-    for changes in ({"max_new_tokens": 16}, {"block_tokens": 0}):
-        trial = story(third, **changes)(PROMPT).best
-        assert trial.blocks == ()
-        assert trial.generated_tokens == sum(one.num_tokens for one in trial.trace)
-
-
-@pytest.mark.parametrize("stop", ["w6 end. Good2", "end. Good2 w1 w2", " w3"])
-@pytest.mark.parametrize("chunk", [5, 12, 32])
-def test_an_answer_ends_before_a_stop_string(stop: str, chunk: int) -> None:
-    """Wherever chunks and blocks part."""
-    trial = story(never, stop=stop, draft_tokens=chunk)(PROMPT).best
-    assert trial.text == ALL_GOOD[: ALL_GOOD.index(stop)]
-    assert trial.returned.finish_reason == "stop"
-
-
-def test_a_deadline_ends_an_answer_with_what_was_accepted() -> None:
-    def slow(number: int, moved: bool, words: list[str | None]) -> bool:
-        time.sleep(0.1 if number == 3 else 0.0)
-        return False
-
-    trial = story(slow, deadline=0.05)(PROMPT).best
-    assert trial.accepted
-    assert ALL_GOOD.startswith(trial.text)
-    assert 0 < len(trial.text) < len(ALL_GOOD)
-    assert trial.returned.finish_reason == "length"
-    assert trial.whole_toxicity is not None
-    with pytest.raises(DeadlineError, match="no block was scored within 1e-09 s"):
-        story(never)(PROMPT, deadline=1e-9)
-
-
-def test_a_scorer_that_dies_is_the_error_of_the_answer() -> None:
-    class Dying(Reader):
-        def score(self, texts: Sequence[str]) -> Any:
-            if any("Good3" in one for one in texts):
-                raise RuntimeError("out of memory")
-            return super().score(texts)
-
-    detox = story(never, Dying())
-    with pytest.raises(ScorerError, match="out of memory"):
-        detox(PROMPT)
-
-    class Dead(Dying):
-        def score(self, texts: Sequence[str]) -> Any:
-            if self.sent:
-                raise RuntimeError("out of memory")
-            return super().score(texts)
-
-    with pytest.raises(ScorerBroken, match="out of memory"):
-        list(story(never, Dead()).map([PROMPT, "one more prompt here"]))
-
-
-def test_a_text_that_the_scorer_cannot_take_fails_alone() -> None:
-    class Picky(Reader):
-        def score(self, texts: Sequence[str]) -> Any:
-            if any("Bad2" in one for one in texts):
-                raise ValueError("cannot read this")
-            return super().score(texts)
-
-    def bad(number: int, moved: bool, words: list[str | None]) -> bool:
-        return number == 2 and "other" in words
-
-    found = dict(story(bad, Picky()).map_numbered([PROMPT, "an other tale here"]))
-    assert isinstance(found[0], Result)
-    assert isinstance(found[1], ScorerError)
-
-
-@pytest.mark.parametrize("when", ["write", "advance", "texts"])
-def test_an_engine_that_fails_is_an_engine_error(when: str) -> None:
-    def fail(*arguments: Any) -> Any:
-        raise RuntimeError("out of memory")
-
-    detox = story(third)
-    engine: Any = detox.engine
-    if when == "write":
-        engine.write = fail
-    elif when == "texts":
-        engine.texts = fail
-    else:
-        engine.complete = fail
+    engine._write = fail  # type: ignore[method-assign]
     with pytest.raises(EngineError, match="out of memory"):
-        detox(PROMPT)
+        list(Detoxifier(engine, scorer=ReadingScorer()).map(PROMPTS))
 
 
-def test_a_strategy_that_fails_is_its_answers_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*arguments: Any) -> Any:
-        raise ZeroDivisionError("one divided by zero")
+def test_a_late_search_ends_with_the_best_it_has() -> None:
+    class Slow(Busy):
+        begun = 0
 
-    monkeypatch.setattr(LadderStrategy, "__init__", fail)
-    with pytest.raises(StrategyError, match="one divided by zero"):
-        story(third)(PROMPT)
+        async def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
+            self.begun += 1
+            await asyncio.sleep(60 if self.begun > 3 else 0)
+            async for piece in super()._write(request):
+                yield piece
 
-
-def test_what_cannot_be_written_is_one_clear_line() -> None:
-    with pytest.raises(InputError, match=r"4 tokens \+ 125 new ones exceed .* 128"):
-        story(never)(PROMPT, max_new_tokens=125)
-
-    class Old(ScriptedEngine):
-        texts = None  # type: ignore[assignment]
-
-    old = Old(lambda x, seed: "a text")
-    with pytest.raises(
-        InputError, match=r"^block_tokens: engine scripted does not write in blocks"
-    ):
-        Detoxifier(old, scorer=Reader())("a prompt", max_new_tokens=100)
-    assert Detoxifier(old, scorer=Reader())("a prompt", max_new_tokens=100, block_tokens=0).accepted
+    prompt = PROMPTS[2]
+    whole = Detoxifier(scripted_engine(), scorer=ReadingScorer())(prompt).best
+    assert len(whole.trace) > 3
+    late = Detoxifier(Slow(), scorer=ReadingScorer(), deadline=0.3)(prompt).best
+    assert late.trace == whole.trace[: len(late.trace)]
+    assert 0 < len(late.trace) <= 3
+    assert late.toxicity == min(one.toxicity for one in late.trace)
+    assert late.accepted == (late.toxicity < 0.5)
 
 
-@pytest.mark.parametrize("policy", ["unmodified", "zero", "score", "one"])
-def test_an_empty_answer(policy: str) -> None:
-    engine = Storyteller(never, sentences=0)
-    detox = Detoxifier(engine, scorer=Reader(), **SETTINGS, empty_policy=policy)
-    trial = detox(PROMPT).best
-    assert trial.text == ""
-    assert trial.accepted == (policy in ("zero", "score"))
-    assert trial.empty == (policy != "score")
-    assert trial.toxicity == {"one": 1.0, "score": 0.1}.get(policy, 0.0)
-
-
-def test_the_beginning_of_a_block_is_not_an_empty_answer() -> None:
-    class Curt(Storyteller):
-        def texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
-            return [one.replace("Good", "") for one in super().texts(rows)]
-
-    settings = {**SETTINGS, "draft_tokens": 1, "empty_policy": "one"}
-    trial = Detoxifier(Curt(never), scorer=Reader(), **settings)(PROMPT).best
-    assert trial.accepted
-    assert trial.blocks[0].text == " 0 w1 w2 w3 w4 w5 w6 end."
+@pytest.mark.parametrize(("policy", "accepted"), [("one", False), ("zero", True)])
+def test_an_empty_text_that_scores_one_is_unresolved(policy: str, accepted: bool) -> None:
+    detox = Detoxifier(
+        ScriptedEngine(lambda x, seed: "."), scorer=ReadingScorer(), empty_policy=policy
+    )
+    trial = detox("a prompt").best
+    assert (trial.accepted, trial.empty) == (accepted, True)
+    assert trial.toxicity == (0.0 if accepted else 1.0)
+    if policy == "one":
+        assert detox("a prompt", on_unresolved="refuse").best.refused
+        with pytest.raises(UnresolvedError):
+            detox("a prompt", on_unresolved="raise")

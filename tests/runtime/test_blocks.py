@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from tests.generated import examples
 from tide.runtime.blocks import LEAST, WHERE_NONE, first_end, last_end, last_word
-from tide.runtime.pieces import Pieces
 
 WORDS = [f" w{i}" for i in range(200)]
 
@@ -84,22 +83,3 @@ def test_blocks_hold_everything_once_and_do_not_depend_on_chunks(
     filled = [piece or "x" for piece in pieces]
     early = cut(filled[:known], False)
     assert early == cut(filled, True)[: len(early)]
-
-
-@examples(200, 5000)
-@given(st.text(st.sampled_from("ab \u00e9\u4e2d\U0001f600.\n"), max_size=30))
-def test_pieces_join_to_the_text(text: str) -> None:
-    """Tokens are bytes: most are no characters of their own."""
-    ids = list(text.encode())
-
-    def texts(rows: object) -> list[str]:
-        return [bytes(row).decode(errors="replace") for row in rows]  # type: ignore[attr-defined]
-
-    (pieces,) = Pieces(texts).of([ids])
-    assert len(pieces) == len(ids)
-    assert "".join(pieces) == text
-    count = 0
-    for piece, end in zip(pieces, range(1, len(ids) + 1), strict=True):
-        count += len(piece)
-        whole = texts([ids[:end]])[0].rstrip("\ufffd")
-        assert text[:count] == whole

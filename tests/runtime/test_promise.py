@@ -12,15 +12,13 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from tests.generated import examples
 from tests.runtime.world import Storyteller
 from tide.core.errors import TideError
 from tide.core.results import Result, Trial
-from tide.core.settings import Sampling
 from tide.detoxifier.sync import Detoxifier
-from tide.engines.base import Completion
+from tide.engines.base import FinishReason, Request
 from tide.scorers.wrappers.windows import split_words
 from tide.search import REGISTRY
 
@@ -41,16 +39,18 @@ class Babbler(Storyteller):
         super().__init__(lambda *_: False, max_batch=max_batch, context_length=None)
         self._salt, self._ends = salt.to_bytes(2, "big"), ends
 
-    def _write(self, x: Tensor, sampling: Sampling) -> Completion:
-        rows, ids = list(x[-3:].numpy()), []
-        for place in range(len(x), len(x) + sampling.max_new_tokens):
+    def _story(self, request: Request) -> tuple[list[int], FinishReason]:
+        prompt, ids = request.prompt, []
+        x = self._embed_tokens(prompt) if isinstance(prompt, Sequence) else prompt
+        rows = list(x[-3:].numpy())
+        for place in range(len(x), len(x) + request.max_new_tokens):
             last = b"".join(row.tobytes() for row in rows[-3:])
             number = digest(self._salt, last, place.to_bytes(2, "big"))
             if number % self._ends == 0:
-                return Completion(self.texts([ids])[0], tuple(ids), "stop")
-            ids.append(self._id(WORDS[number % len(WORDS)]))
+                return ids, "stop"
+            ids.append(self._id(f" {WORDS[number % len(WORDS)]}"))
             rows.append(self._row(ids[-1]).numpy())
-        return Completion(self.texts([ids])[0], tuple(ids), "length")
+        return ids, "length"
 
 
 class Oracle:
@@ -147,23 +147,19 @@ def test_what_is_yielded_was_accepted(given: dict[str, Any], world: Any) -> None
     salt, ends, power, fails = world
     oracle = Oracle(power, fails)
     detox = Detoxifier(Babbler(salt, ends, 16), scorer=oracle, **given)
-    text, words, last = "", 0, None
+    text, words = "", 0
+    stream = detox.stream(PROMPTS[0])
     try:
-        for one in detox.stream(PROMPTS[0]):
-            assert last is None
-            if isinstance(one, str):
-                before = text.split()[max(0, words - given["block_context"]) :]
-                score = oracle.said.get("".join(f" {word}" for word in before) + one)
-                scarcely = len("".join([*before, *one.split()])) < 3
-                assert scarcely or (score is not None and score < given["toxicity_threshold"])
-                text, words = text + one, words + len(one.split())
-            else:
-                last = one
+        for one in stream:
+            before = text.split()[max(0, words - given["block_context"]) :]
+            score = oracle.said.get("".join(f" {word}" for word in before) + one)
+            scarcely = len("".join([*before, *one.split()])) < 3
+            assert scarcely or (score is not None and score < given["toxicity_threshold"])
+            text, words = text + one, words + len(one.split())
     except TideError:
         return  # what was yielded before was checked
-    assert last is not None
-    assert last.text == text
-    check(last.best, oracle, given)
+    assert stream.result.text == text
+    check(stream.result.best, oracle, given)
 
 
 def check(trial: Trial, oracle: Oracle, given: dict[str, Any]) -> None:

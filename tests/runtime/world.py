@@ -35,11 +35,18 @@ class Storyteller(ScriptedEngine):
 
     async def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
         self.requests.append(request)
+        if request.scored:
+            yield Piece((), "length", -float(request.scored))
+            return
         ids, reason = self._story(request)
         size = request.piece_tokens or max(1, len(ids))
         for start in range(0, max(1, len(ids)), size):
+            await self._pause(request, start)
             part = tuple(ids[start : start + size])
             yield Piece(part, reason if start + size >= len(ids) else None)
+
+    async def _pause(self, request: Request, written: int) -> None:
+        """Before each piece of a text, of which so many words were written."""
 
     def _story(self, request: Request) -> tuple[list[int], FinishReason]:
         prompt, sampling = request.prompt, request.sampling

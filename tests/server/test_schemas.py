@@ -9,6 +9,7 @@ import pytest
 
 from tests.server.running import Running, running
 from tests.worlds import scripted_engine
+from tide.core.settings import Sampling
 from tide.server.limits import Limits
 
 USER = {"role": "user", "content": "a second one"}
@@ -143,23 +144,19 @@ def test_options_of_ours_only_make_it_stricter(server: Running, options: Any) ->
 
 def test_settings_reach_the_engine() -> None:
     engine = scripted_engine()
-    seen: list[Any] = []
-    complete = engine.complete
 
-    def watching(embeddings: Any, sampling: Any, seeds: Any) -> Any:
-        seen.extend(sampling)
-        return complete(embeddings, sampling, seeds)
+    def last() -> Sampling:
+        return engine.requests[-1].sampling
 
-    engine.complete = watching  # type: ignore[method-assign]
     with running(engine, temperature=0.3, max_new_tokens=17) as server:
         asked = {"temperature": 0.9, "top_p": 0.5, "top_k": 7, "max_tokens": 11}
         assert server.ask(**asked).status_code == 200
-        assert (seen[-1].temperature, seen[-1].top_p, seen[-1].top_k) == (0.9, 0.5, 7)
-        assert seen[-1].max_new_tokens == 11
+        assert (last().temperature, last().top_p, last().top_k) == (0.9, 0.5, 7)
+        assert last().max_new_tokens == 11
         assert chat(server, max_completion_tokens=12, max_tokens=13).status_code == 200
-        assert seen[-1].max_new_tokens == 12
+        assert last().max_new_tokens == 12
         assert server.ask().status_code == 200
-        assert (seen[-1].temperature, seen[-1].max_new_tokens) == (0.3, 17)
+        assert (last().temperature, last().max_new_tokens) == (0.3, 17)
 
 
 @pytest.mark.parametrize(

@@ -97,14 +97,8 @@ def test_a_scorer_that_dies_in_the_middle_is_an_error_event() -> None:
 
 def test_very_little_text_waits_for_its_result() -> None:
     engine = Storyteller(never)
-    engine._write = lambda x, sampling: engine_completion(engine)  # type: ignore[method-assign]
+    engine._story = lambda request: ([engine._id(".")], "stop")  # type: ignore[method-assign]
     with running(engine, Reader(), **{**SETTINGS, "block_tokens": 0}) as server:
         found = events(server)
         assert pieces(found) == [""]
         assert found[-1]["tide"]["empty"] is True
-
-
-def engine_completion(engine: Storyteller) -> Any:
-    from tide.engines.base import Completion
-
-    return Completion(".", (engine._id("."),), "stop")

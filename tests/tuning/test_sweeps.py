@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.worlds import PROMPTS, ReadingScorer, proxy, scripted_engine
+from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
 from tide.core.errors import InputError
 from tide.evaluation import Run, report
 from tide.tuning import sweep
@@ -35,7 +35,8 @@ def test_each_table_of_the_paper_is_a_curve(setting: str, tmp_path: Path) -> Non
 
 
 def test_multiples_of_a_published_scale_are_absolute(tmp_path: Path) -> None:
-    named = proxy(scripted_engine(), name="openai-community/gpt2-large")
+    named = scripted_engine()
+    named.name = "openai-community/gpt2-large"
     runs = swept(tmp_path, "step_size", values=[0.5, 2], model=named)
     assert [run.config["settings"]["step_size"] for run in runs] == [0.75, 3.0]
     assert {run.config["settings"]["mu"] for run in runs} == {0.1}

@@ -90,7 +90,7 @@ def guarded(
     try:
         yield
     except BaseException as error:
-        if isinstance(error, TideError) or _ends_work(error, awaits):
+        if isinstance(error, TideError) or ends_work(error, awaits):
             raise
         text = first_line(error) if type(error) is OSError else described(error)
         # Of these the text says enough.
@@ -98,7 +98,7 @@ def guarded(
         raise kind(f"{what if isinstance(what, str) else what()}: {text}") from error
 
 
-def _ends_work(error: BaseException, awaits: bool) -> bool:
+def ends_work(error: BaseException, awaits: bool = False) -> bool:
     """Whether it comes from outside, to end the work, and not from foreign code."""
     if isinstance(error, asyncio.CancelledError | GeneratorExit):
         return awaits

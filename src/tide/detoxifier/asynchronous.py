@@ -12,7 +12,7 @@ from tide.core.chat import Chat
 from tide.core.concurrency import Mailbox
 from tide.core.errors import EngineError
 from tide.core.results import Result
-from tide.detoxifier.base import DetoxifierBase
+from tide.detoxifier.base import DetoxifierBase, streamed
 from tide.runtime.answer import Runtime
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class AsyncTextStream:
         """The result, once all parts were read; they joined are its text."""
         if not self._future.done():
             raise EngineError("the text is not whole yet; iterate over the stream first")
-        return self._future.result()
+        return streamed(self._future)
 
     def __aiter__(self) -> AsyncIterator[str]:
         return self
@@ -104,7 +104,7 @@ class AsyncTextStream:
         try:
             return await anext(self._texts)
         except StopAsyncIteration:
-            self._future.result()  # raises what the work raised
+            streamed(self._future)  # raises what the work raised
             raise
         except asyncio.CancelledError:
             self._future.cancel()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tide.core.chat import Chat
-from tide.core.errors import InputError
+from tide.core.errors import EngineError, InputError
+from tide.core.results import Result
 from tide.core.settings import Overrides, Settings
 from tide.detoxifier.presets import preset_values
 from tide.engines import REGISTRY as ENGINES
@@ -19,6 +21,14 @@ from tide.search.settings import resolve_settings
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
+
+
+def streamed(future: Future[Result]) -> Result:
+    """The result of a stream's work. Raises what that raised, EngineError if it was ended."""
+    try:
+        return future.result()
+    except CancelledError:
+        raise EngineError("the stream was closed before its text was whole") from None
 
 
 class DetoxifierBase:

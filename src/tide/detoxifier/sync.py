@@ -18,7 +18,7 @@ from tide.core.errors import (
     TideError,
 )
 from tide.core.results import Result
-from tide.detoxifier.base import DetoxifierBase
+from tide.detoxifier.base import DetoxifierBase, streamed
 from tide.runtime.answer import Runtime
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ class Detoxifier(DetoxifierBase):
         self, prompts: Iterable[str | Chat], trials: Sequence[int] | None, overrides: Overrides
     ) -> Iterator[tuple[int, _Outcome]]:
         settings, strategy = self._resolve(overrides)
-        numbers = range(settings.num_trials) if trials is None else trials
+        numbers = range(settings.num_trials) if trials is None else sorted(trials)
         return self._finished(prompts, settings, strategy, numbers)
 
     def _finished(
@@ -184,7 +184,7 @@ class TextStream:
     @property
     def result(self) -> Result:
         """The result, whose text the parts are. Waits for it, and raises what a call raises."""
-        return self._future.result()
+        return streamed(self._future)
 
     def __iter__(self) -> Iterator[str]:
         return self
@@ -193,7 +193,7 @@ class TextStream:
         text = None if self._ended else self._texts.get()
         if text is None:
             self._ended = True
-            self._future.result()  # raises what the work raised
+            streamed(self._future)  # raises what the work raised
             raise StopIteration
         return text
 

@@ -11,7 +11,14 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from tide.core.errors import ScorerBroken, ScorerError, ScorerUnavailable, TideError, described
+from tide.core.errors import (
+    ScorerBroken,
+    ScorerError,
+    ScorerUnavailable,
+    TideError,
+    described,
+    ends_work,
+)
 from tide.core.settings import EmptyPolicy
 
 # One number a text, shape (n,).
@@ -142,7 +149,9 @@ def ask(scorer: Scorer, texts: Sequence[str]) -> list[float]:
         raise
     except (TimeoutError, ConnectionError) as error:
         raise ScorerUnavailable(f"scorer {scorer.name}: {described(error)}") from error
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        if ends_work(error):
+            raise
         raise ScorerError(f"scorer {scorer.name} failed: {described(error)}") from error
     return list(believed(scorer.name, answer, len(texts)).tolist())
 

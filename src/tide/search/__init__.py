@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import lazy_loader
 
-from tide.core.errors import InputError
+from tide.core.errors import InputError, StrategyError, guarded
 from tide.plugins.options import Options
 from tide.plugins.registry import Registry
 from tide.plugins.specs import parse_spec
@@ -60,7 +60,8 @@ class LoadedStrategy:
 
     def create(self, problem: Problem, settings: Settings) -> SearchStrategy:
         """A search of `problem`. Raises InputError for a prompt that it cannot start from."""
-        search: SearchStrategy = self.strategy(problem, settings, self.options)
+        with guarded(StrategyError, f"strategy {self.name} failed"):
+            search: SearchStrategy = self.strategy(problem, settings, self.options)
         return search
 
 

@@ -1,0 +1,317 @@
+"""A stream yields accepted text alone, all of it; then it has the result."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import time
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+import pytest
+
+from tests.runtime.test_long_answer import both, second
+from tests.runtime.world import (
+    PROMPT,
+    SETTINGS,
+    WORDS,
+    Reader,
+    Storyteller,
+    never,
+    sentence,
+    story,
+    text,
+    third,
+    third_always,
+    third_unless_second_moved,
+)
+from tide.core.errors import EngineError, InputError, ScorerError, TideError, UnresolvedError
+from tide.core.results import Result
+from tide.detoxifier.asynchronous import AsyncDetoxifier, AsyncTextStream
+from tide.detoxifier.sync import Detoxifier
+from tide.engines.base import Piece, Request
+
+FIVE = [sentence(f"Good{i}") for i in range(6)]
+
+
+def streamed(detox: Detoxifier, way: str, **changes: Any) -> tuple[list[str], Any]:
+    """The texts, and the result or the error, of a stream of either kind."""
+    texts: list[str] = []
+
+    async def run() -> Result:
+        async with AsyncDetoxifier(
+            detox.engine, scorer=detox.scorer, settings=detox.settings
+        ) as aio:
+            async with aio.stream(PROMPT, **changes) as stream:
+                async for text in stream:
+                    texts.append(text)
+            return stream.result
+
+    try:
+        if way == "async":
+            return texts, asyncio.run(run())
+        with detox.stream(PROMPT, **changes) as stream:
+            for text in stream:
+                texts.append(text)
+        return texts, stream.result
+    except TideError as error:
+        return texts, error
+
+
+@pytest.fixture(params=["sync", "async"])
+def way(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.mark.parametrize("case", [never, third, second])
+def test_a_stream_is_the_text_of_the_result(case: Any, way: str) -> None:
+    texts, result = streamed(story(case), way)
+    assert "".join(texts) == result.text
+    assert texts == [block.text for block in result.best.blocks]
+    assert result.accepted
+    assert result.best.streamed == len(texts)
+    alone = story(case)(PROMPT)
+    assert result.text == alone.text
+    assert result.best.blocks == alone.best.blocks
+
+
+@pytest.mark.parametrize("case", [third_always, third_unless_second_moved])
+@pytest.mark.parametrize("on_unresolved", ["best", "refuse", "raise"])
+def test_what_was_yielded_is_never_given_up(case: Any, on_unresolved: str, way: str) -> None:
+    texts, result = streamed(story(case), way, on_unresolved=on_unresolved)
+    assert texts == FIVE[:2]
+    if on_unresolved == "raise":
+        assert isinstance(result, UnresolvedError)
+        return
+    assert result.text == "".join(texts)
+    assert (result.accepted, result.best.refused, result.best.streamed) == (False, True, 2)
+    assert "Bad2" in result.best.returned.text
+    assert result == Result.model_validate_json(result.model_dump_json())
+
+
+def test_a_whole_that_fails_is_told_by_the_result(way: str) -> None:
+    texts, result = streamed(story(never, Reader(both), block_context=8), way)
+    assert texts == FIVE
+    assert result.text == "".join(texts)
+    assert (result.accepted, result.best.refused, result.toxicity) == (False, True, 0.9)
+
+
+@pytest.mark.parametrize("case", [never, third])
+def test_a_short_answer_is_one_text(case: Any, way: str) -> None:
+    texts, result = streamed(story(case), way, block_tokens=0)
+    assert texts == [result.text]
+    texts, result = streamed(story(third_always), way, block_tokens=0)
+    assert (texts, result.text, result.best.refused) == ([], "", True)
+
+
+def test_a_block_is_there_before_the_next_is_written(way: str) -> None:
+    """Nothing waits for the end of the answer."""
+
+    class Waiting(Storyteller):
+        async def _pause(self, request: Request, written: int) -> None:
+            while written >= 4 * WORDS and not told.is_set():
+                await asyncio.sleep(0.005)
+
+    told = threading.Event()
+    detox = Detoxifier(Waiting(never), scorer=Reader(), **{**SETTINGS, "draft_tokens": 8})
+
+    async def run() -> list[Any]:
+        items = []
+        async with AsyncDetoxifier(
+            detox.engine, scorer=detox.scorer, settings=detox.settings
+        ) as aio:
+            async for item in aio.stream(PROMPT):
+                items.append(item)
+                told.set()
+        return items
+
+    def here() -> list[Any]:
+        items = []
+        for item in detox.stream(PROMPT):
+            items.append(item)
+            told.set()
+        return items
+
+    assert (asyncio.run(run()) if way == "async" else here()) == FIVE
+
+
+def test_a_scorer_that_dies_in_the_middle(way: str) -> None:
+    """What was accepted before is there, nothing unscored is, and then the typed error."""
+
+    class Dying(Reader):
+        def score(self, texts: Sequence[str]) -> Any:
+            if any("Good3" in one for one in texts):
+                raise RuntimeError("out of memory")
+            return super().score(texts)
+
+    scorer = Dying()
+    texts, error = streamed(story(never, scorer), way)
+    assert isinstance(error, ScorerError)
+    assert "out of memory" in str(error)
+    assert texts == FIVE[: len(texts)]
+    assert 1 <= len(texts) <= 3
+    for count in range(len(texts)):
+        assert "".join(texts[: count + 1]) in scorer.sent
+
+
+def test_an_engine_that_dies_in_the_middle(way: str) -> None:
+    class Dying(Storyteller):
+        async def _pause(self, request: Request, written: int) -> None:
+            if written > 3 * WORDS:
+                raise RuntimeError("out of memory")
+
+    texts, error = streamed(Detoxifier(Dying(never), scorer=Reader(), **SETTINGS), way)
+    assert isinstance(error, EngineError)
+    assert texts == FIVE[: len(texts)]
+    assert texts
+
+
+def test_what_cannot_be_streamed_is_told(way: str) -> None:
+    for changes in ({"num_trials": 2}, {"num_samples": 0}):
+        _, error = streamed(story(never), way, **changes)
+        assert isinstance(error, InputError)
+    _, error = streamed(story(never), way, max_new_tokens=126)
+    assert "exceed the model's context of 128" in str(error)
+
+
+class Endless(Storyteller):
+    """Takes its time, and notes what was given up. under_way: requests that it writes now."""
+
+    def __init__(self) -> None:
+        super().__init__(never, sentences=1000, context_length=None)
+        self.under_way = 0
+
+    async def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
+        self.under_way += 1
+        try:
+            async for piece in super()._write(request):
+                yield piece
+        finally:
+            self.under_way -= 1
+
+    async def _pause(self, request: Request, written: int) -> None:
+        await asyncio.sleep(0.005)
+
+
+LONG = {**SETTINGS, "max_new_tokens": 7000}
+
+
+def ended(engine: Endless, scorer: Reader) -> None:
+    """Within a second nobody works any more."""
+    until = time.monotonic() + 1
+    while engine.under_way:
+        assert time.monotonic() < until
+        time.sleep(0.005)
+    time.sleep(0.02)
+    sent = len(scorer.sent)
+    time.sleep(0.1)
+    assert (engine.under_way, len(scorer.sent)) == (0, sent)
+
+
+@pytest.mark.parametrize("leaves", ["aclose", "with", "cancel", "drop"])
+def test_leaving_an_async_stream_ends_its_work(leaves: str) -> None:
+    engine, scorer = Endless(), Reader()
+
+    async def run() -> None:
+        async with AsyncDetoxifier(engine, scorer=scorer, **LONG) as detox:
+            stream = detox.stream(PROMPT)
+            assert await anext(stream) == FIVE[0]
+            with pytest.raises(EngineError, match="not whole yet"):
+                _ = stream.result
+            if leaves == "aclose":
+                await stream.aclose()
+            elif leaves == "with":
+                async with stream:
+                    pass
+            elif leaves == "drop":
+                del stream
+                gc.collect()
+            else:
+
+                async def reads() -> None:
+                    async for _ in stream:
+                        pass
+
+                task = asyncio.create_task(reads())
+                await asyncio.sleep(0.05)
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+            await asyncio.to_thread(ended, engine, scorer)
+            assert (await detox("and then there were", max_new_tokens=100)).accepted
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("leaves", ["close", "with", "drop"])
+def test_leaving_a_stream_ends_its_work(leaves: str) -> None:
+    engine, scorer = Endless(), Reader()
+    with Detoxifier(engine, scorer=scorer, **LONG) as detox:
+        stream = detox.stream(PROMPT)
+        assert next(stream) == FIVE[0]
+        if leaves == "close":
+            stream.close()
+        elif leaves == "with":
+            with stream:
+                pass
+        else:
+            del stream
+            gc.collect()
+        ended(engine, scorer)
+        assert detox("and then there were", max_new_tokens=100).accepted
+
+
+def test_a_stream_that_was_closed_says_so() -> None:
+    async def run() -> None:
+        async with AsyncDetoxifier(Endless(), scorer=Reader(), **LONG) as detox:
+            stream = detox.stream(PROMPT)
+            await anext(stream)
+            await stream.aclose()
+            with pytest.raises(EngineError, match="closed before its text was whole"):
+                await asyncio.wait_for(_read(stream), 5)
+            with pytest.raises(EngineError, match="closed before its text was whole"):
+                _ = stream.result
+
+    asyncio.run(run())
+    with Detoxifier(Endless(), scorer=Reader(), **LONG) as detox:
+        stream = detox.stream(PROMPT)
+        next(stream)
+        stream.close()
+        with pytest.raises(EngineError, match="closed before its text was whole"):
+            list(stream)
+        with pytest.raises(EngineError, match="closed before its text was whole"):
+            _ = stream.result
+
+
+async def _read(stream: AsyncTextStream) -> list[str]:
+    return [text async for text in stream]
+
+
+def test_many_streams_are_what_each_is_alone() -> None:
+    prompts = ["once upon a time", "an other tale here", "and again a time", "so it is told"]
+
+    async def read(detox: AsyncDetoxifier, prompt: str) -> tuple[list[str], Result]:
+        stream = detox.stream(prompt)
+        return [text async for text in stream], stream.result
+
+    async def run() -> list[Any]:
+        async with AsyncDetoxifier(engine, scorer=Reader(), **SETTINGS) as detox:
+            return await asyncio.gather(*(read(detox, prompt) for prompt in prompts))
+
+    class Counting(Storyteller):
+        now = most = 0
+
+        async def _pause(self, request: Request, written: int) -> None:
+            self.now += 1
+            self.most = max(self.most, self.now)
+            await asyncio.sleep(0.01)
+            self.now -= 1
+
+    engine = Counting(third)
+    found = asyncio.run(run())
+    for prompt, (texts, result) in zip(prompts, found, strict=True):
+        stream = story(third).stream(prompt)
+        assert (list(stream), stream.result) == (texts, result)
+    assert text("Good0") == found[0][0][0]
+    assert engine.most >= len(prompts)

@@ -1,0 +1,348 @@
+"""Long answers: drafted, scored block by block, and searched where a block fails."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from tests.runtime.world import (
+    PROMPT,
+    SETTINGS,
+    WORDS,
+    Reader,
+    Storyteller,
+    never,
+    sentence,
+    story,
+    text,
+    third,
+    third_always,
+    third_unless_second_moved,
+)
+from tide.core.errors import (
+    DeadlineError,
+    EngineError,
+    InputError,
+    ScorerBroken,
+    ScorerError,
+    StrategyError,
+    UnresolvedError,
+)
+from tide.core.results import Result
+from tide.detoxifier.sync import Detoxifier
+from tide.engines.base import Request
+from tide.search.direct import LadderStrategy
+
+ALL_GOOD = text(*(f"Good{i}" for i in range(6)))
+REPAIRED = text("Good0", "Good1", "Good2m", "Good3", "Good4", "Good5")
+
+
+def test_a_clean_answer_is_drafted_once_and_scored_block_by_block() -> None:
+    scorer = Reader()
+    trial = story(never, scorer)(PROMPT).best
+    assert (trial.accepted, trial.text) == (True, ALL_GOOD)
+    assert [block.text for block in trial.blocks] == [sentence(f"Good{i}") for i in range(6)]
+    assert trial.generated_tokens == trial.drafted_tokens == trial.returned.num_tokens == 48
+    assert (trial.evaluations, trial.iterations, trial.searched_tokens) == (6, 1, 0)
+    assert (trial.returned.finish_reason, len(trial.trace)) == ("stop", 1)
+    # Each block behind those before it; the last is the whole, which is not scored twice.
+    blocks = [text(*(f"Good{i}" for i in range(n))) for n in range(1, 7)]
+    begun = blocks[1] + " Good2 w1 w2 w3"  # where the draft waits, up to the last whole word
+    assert scorer.sent == [*blocks[:2], begun, *blocks[2:]]
+    assert trial.scorer_calls == 7
+    assert trial.whole_toxicity == trial.toxicity == 0.1
+
+
+def test_a_block_that_fails_is_searched_in_its_place() -> None:
+    trial = story(third)(PROMPT).best
+    assert (trial.accepted, trial.text) == (True, REPAIRED)
+    assert trial.base.text == text("Good0", "Good1") + " Bad2 w1 w2 w3"  # seen before its end
+    assert (trial.base.toxicity, trial.toxicity) == (0.9, 0.1)
+    searched = trial.blocks[2]
+    assert [one.role for one in searched.trace] == ["initial"] * 2 + ["perturbation"] * 2
+    # What replaces a block has 10 tokens; cut off, it ends with its last sentence.
+    assert searched.text == sentence("Good2m")
+    assert searched.trace[1].text.startswith(searched.trace[0].text)
+    assert (searched.context_tokens, searched.rollbacks) == (16, 0)
+    # Drafted: a short chunk, one in which the third sentence begins, and the rest.
+    assert trial.drafted_tokens == 9 + 12 + 24
+    assert trial.generated_tokens == trial.drafted_tokens + trial.searched_tokens
+    assert trial.evaluations == sum(len(block.trace) for block in trial.blocks) == 9
+    rounds = [one.round for block in trial.blocks for one in block.trace]
+    assert rounds == sorted(rounds)
+
+
+def test_a_search_that_finds_nothing_gives_up_the_block_before() -> None:
+    trial = story(third_unless_second_moved)(PROMPT).best
+    assert trial.accepted
+    assert trial.text == text("Good0", "Good1m", "Good2m", "Good3", "Good4", "Good5")
+    assert [block.rollbacks for block in trial.blocks] == [0, 1, 0, 0, 0]
+    assert trial.base.text == text("Good0", "Good1") + " Bad2 w1 w2 w3"
+
+
+def test_a_search_gives_up_the_block_before_early_while_there_is_one() -> None:
+    trial = story(third_unless_second_moved, max_iterations=9)(PROMPT).best
+    assert max(one.iteration for one in trial.blocks[1].trace) == 5
+    first = story(lambda number, *_: number == 0, max_iterations=9)(PROMPT).best
+    assert (first.accepted, max(one.iteration for one in first.blocks[0].trace)) == (False, 9)
+
+
+def second(number: int, moved: bool, words: list[str | None]) -> bool:
+    """The second is bad unless rows are moved, and the fifth where the second was not."""
+    return (number == 4 and "Good1m" not in words) or (number == 1 and not moved)
+
+
+def test_a_new_draft_goes_on_from_what_a_search_wrote() -> None:
+    trial = story(second)(PROMPT).best
+    assert trial.accepted
+    assert trial.text == text("Good0", "Good1m", "Good2", "Good3", "Good4", "Good5")
+
+
+@pytest.mark.parametrize("on_unresolved", ["best", "refuse"])
+def test_an_answer_that_cannot_go_on_ends_there(on_unresolved: str) -> None:
+    """Two blocks are given up, and what is left has failed as well."""
+    found = story(third_always, on_unresolved=on_unresolved)(PROMPT).best
+    assert not found.accepted
+    assert found.refused == (on_unresolved == "refuse")
+    assert found.toxicity == 0.9
+    (failed,) = found.blocks
+    assert failed.rollbacks == 2
+    assert failed.text.split()[::8] == ["Good0", "Good1", "Bad2"]
+    assert found.returned.text == failed.text
+    assert found.text == ("" if found.refused else failed.text)
+    assert found.whole_toxicity is None
+
+
+def test_an_answer_that_cannot_go_on_raises_if_it_is_to() -> None:
+    with pytest.raises(UnresolvedError, match=r"no answer below 0\.5"):
+        story(third_always, on_unresolved="raise")(PROMPT)
+
+
+def both(text: str) -> bool:
+    """Bad is only who reads the first sentence and the fifth, unless that was moved."""
+    return "Bad" in text or ("Good0" in text and "Good4 " in text)
+
+
+def test_a_whole_that_fails_gives_up_its_worst_block() -> None:
+    class Scorer(Reader):
+        def score(self, texts: Sequence[str]) -> Any:
+            return [
+                0.9 if both(one) else 0.3 if one.split()[-8] == "Good4" else 0.1 for one in texts
+            ]
+
+    trial = story(never, Scorer(both), block_context=8)(PROMPT).best
+    assert trial.accepted
+    assert trial.whole_toxicity == 0.1
+    assert trial.base.text == ALL_GOOD
+    assert trial.base.toxicity == 0.9
+    assert trial.blocks[4].rollbacks == 2
+    assert "Good4m" in trial.text
+
+
+def test_the_whole_is_scored_in_windows() -> None:
+    scorer = Reader(lambda text: "Good0" in text and len(text.split()) > 100)
+    engine = Storyteller(never, sentences=30, context_length=400)
+    detox = Detoxifier(engine, scorer=scorer, **{**SETTINGS, "max_new_tokens": 250})
+    trial = detox(PROMPT).best
+    assert trial.accepted
+    assert trial.returned.num_tokens == 240
+    windows = [one for one in scorer.sent if len(one.split()) == 100]
+    assert len(windows) == 3  # and a shorter one
+    assert max(len(one.split()) for one in scorer.sent) == 100
+
+
+CASES: list[Any] = [never, third, third_unless_second_moved, second, third_always]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_result_is_its_own(case: Any) -> None:
+    """Whatever the batch, the other prompts, their lengths and their settings; in JSON, too."""
+    prompts = [PROMPT, "an other tale here", "once upon a night", "and again a time"]
+    alone = [story(case)(prompt) for prompt in prompts]
+    for size in (1, 3, 16):
+        assert list(story(case, max_batch=size).map(prompts)) == alone
+    assert [Result.model_validate_json(one.model_dump_json()) for one in alone] == alone
+
+
+def test_trials_differ_in_their_seeds_alone_and_can_be_added() -> None:
+    detox = story(third, num_trials=3, strategy="tide", num_samples=4)
+    whole = detox(PROMPT)
+    ((_, part),) = detox.map_numbered([PROMPT], trials=[2, 1])
+    assert isinstance(part, Result)
+    assert part.trials == whole.trials[1:]
+    assert len({trial.seed for trial in whole.trials}) == 3
+
+
+def test_short_answers_are_searched_as_a_whole() -> None:
+    for changes in ({"max_new_tokens": 16}, {"block_tokens": 0}):
+        trial = story(third, **changes)(PROMPT).best
+        assert trial.blocks == ()
+        assert trial.generated_tokens == sum(one.num_tokens for one in trial.trace)
+
+
+@pytest.mark.parametrize("stop", ["w6 end. Good2", "end. Good2 w1 w2", " w3"])
+@pytest.mark.parametrize("chunk", [5, 12, 32])
+def test_an_answer_ends_before_a_stop_string(stop: str, chunk: int) -> None:
+    """Wherever chunks and blocks part."""
+    trial = story(never, stop=stop, draft_tokens=chunk)(PROMPT).best
+    assert trial.text == ALL_GOOD[: ALL_GOOD.index(stop)]
+    assert trial.returned.finish_reason == "stop"
+
+
+def test_a_deadline_ends_an_answer_with_what_was_accepted() -> None:
+    class Slow(Storyteller):
+        async def _pause(self, request: Request, written: int) -> None:
+            await asyncio.sleep(60 if written >= 3 * WORDS else 0)
+
+    trial = Detoxifier(Slow(never), scorer=Reader(), **SETTINGS, deadline=0.3)(PROMPT).best
+    assert trial.accepted
+    assert ALL_GOOD.startswith(trial.text)
+    assert 0 < len(trial.text) < len(ALL_GOOD)
+    assert trial.returned.finish_reason == "length"
+    assert trial.whole_toxicity is not None
+    with pytest.raises(DeadlineError, match="no block was scored within 1e-09 s"):
+        story(never)(PROMPT, deadline=1e-9)
+
+
+class Late(Storyteller):
+    """Goes on after three sentences an hour later."""
+
+    async def _pause(self, request: Request, written: int) -> None:
+        await asyncio.sleep(3600 if written >= 3 * WORDS else 0)
+
+
+@pytest.mark.parametrize("on_unresolved", ["best", "refuse", "raise"])
+def test_a_late_answer_is_accepted_only_if_its_whole_passes(on_unresolved: str) -> None:
+    """Its blocks passed, each with little before it; what they say together does not."""
+
+    def together(text: str) -> bool:
+        return "Good0" in text and "Good1" in text
+
+    settings = {**SETTINGS, "block_context": 0, "deadline": 0.3}
+    scorer = Reader(together)
+    detox = Detoxifier(Late(never), scorer=scorer, **settings, on_unresolved=on_unresolved)
+    if on_unresolved == "raise":
+        with pytest.raises(UnresolvedError):
+            detox(PROMPT)
+    else:
+        trial = detox(PROMPT).best
+        assert len(trial.blocks) >= 2
+        assert (trial.accepted, trial.whole_toxicity, trial.toxicity) == (False, 0.9, 0.9)
+        assert trial.text == ("" if on_unresolved == "refuse" else trial.returned.text)
+    assert any(together(one) for one in scorer.sent)
+
+
+def test_a_late_answer_whose_whole_is_not_scored_is_an_error() -> None:
+    go = threading.Event()
+
+    class Hangs(Reader):
+        def score(self, texts: Sequence[str]) -> Any:
+            assert not any("Good0" in one and "Good1" in one for one in texts) or go.wait(20)
+            return super().score(texts)
+
+    settings = {**SETTINGS, "block_context": 0, "deadline": 0.3}
+    with pytest.raises(DeadlineError, match="the answer was not scored within"):
+        Detoxifier(Late(never), scorer=Hangs(), **settings)(PROMPT)
+    go.set()
+
+
+def test_a_scorer_that_dies_is_the_error_of_the_answer() -> None:
+    class Dying(Reader):
+        def score(self, texts: Sequence[str]) -> Any:
+            if any("Good3" in one for one in texts):
+                raise RuntimeError("out of memory")
+            return super().score(texts)
+
+    detox = story(never, Dying())
+    with pytest.raises(ScorerError, match="out of memory"):
+        detox(PROMPT)
+
+    class Dead(Dying):
+        def score(self, texts: Sequence[str]) -> Any:
+            if self.sent:
+                raise RuntimeError("out of memory")
+            return super().score(texts)
+
+    with pytest.raises(ScorerBroken, match="out of memory"):
+        list(story(never, Dead()).map([PROMPT, "one more prompt here"]))
+
+
+def test_a_text_that_the_scorer_cannot_take_fails_alone() -> None:
+    class Picky(Reader):
+        def score(self, texts: Sequence[str]) -> Any:
+            if any("Bad2" in one for one in texts):
+                raise ValueError("cannot read this")
+            return super().score(texts)
+
+    def bad(number: int, moved: bool, words: list[str | None]) -> bool:
+        return number == 2 and "other" in words
+
+    found = dict(story(bad, Picky()).map_numbered([PROMPT, "an other tale here"]))
+    assert isinstance(found[0], Result)
+    assert isinstance(found[1], ScorerError)
+
+
+@pytest.mark.parametrize(
+    "hook", ["_tokenize", "_encode", "_embed_tokens", "_share", "_write", "_texts", "_write_all"]
+)
+def test_an_engine_that_fails_is_an_engine_error(
+    hook: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: Any) -> Any:
+        raise RuntimeError("out of memory")
+
+    detox = story(third)
+    monkeypatch.setattr(detox.engine, hook, fail)
+    with pytest.raises(EngineError, match="out of memory"):
+        detox(PROMPT)
+
+
+@pytest.mark.parametrize("later", [0, 3 * WORDS])
+def test_an_engine_that_fails_while_it_writes_is_an_engine_error(later: int) -> None:
+    class Failing(Storyteller):
+        async def _pause(self, request: Request, written: int) -> None:
+            if written >= later:
+                raise RuntimeError("out of memory")
+
+    with pytest.raises(EngineError, match="out of memory"):
+        Detoxifier(Failing(never), scorer=Reader(), **SETTINGS)(PROMPT)
+
+
+def test_a_strategy_that_fails_is_its_answers_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: Any) -> Any:
+        raise ZeroDivisionError("one divided by zero")
+
+    monkeypatch.setattr(LadderStrategy, "__init__", fail)
+    with pytest.raises(StrategyError, match="one divided by zero"):
+        story(third)(PROMPT)
+
+
+def test_what_cannot_be_written_is_one_clear_line() -> None:
+    with pytest.raises(InputError, match=r"4 tokens \+ 125 new ones exceed .* 128"):
+        story(never)(PROMPT, max_new_tokens=125)
+
+
+@pytest.mark.parametrize("policy", ["unmodified", "zero", "score", "one"])
+def test_an_empty_answer(policy: str) -> None:
+    engine = Storyteller(never, sentences=0)
+    detox = Detoxifier(engine, scorer=Reader(), **SETTINGS, empty_policy=policy)
+    trial = detox(PROMPT).best
+    assert trial.text == ""
+    assert trial.accepted == (policy in ("zero", "score"))
+    assert trial.empty == (policy != "score")
+    assert trial.toxicity == {"one": 1.0, "score": 0.1}.get(policy, 0.0)
+
+
+def test_the_beginning_of_a_block_is_not_an_empty_answer() -> None:
+    class Curt(Storyteller):
+        def _texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
+            return [one.replace("Good", "") for one in super()._texts(rows)]
+
+    settings = {**SETTINGS, "draft_tokens": 1, "empty_policy": "one"}
+    trial = Detoxifier(Curt(never), scorer=Reader(), **settings)(PROMPT).best
+    assert trial.accepted
+    assert trial.blocks[0].text == " 0 w1 w2 w3 w4 w5 w6 end."

@@ -1,0 +1,379 @@
+"""Searches on the scripted engine: what is asked, written, scored and told."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from tests.worlds import PROMPTS, ReadingScorer, read, scripted_engine
+from tide.core.concurrency import gather
+from tide.core.errors import EngineError, InputError, ScorerError, StrategyError
+from tide.core.seeds import derive_seed
+from tide.core.settings import Sampling, Settings
+from tide.detoxifier.sync import Detoxifier
+from tide.engines.base import Engine, Piece, Request
+from tide.engines.scripted import ScriptedEngine
+from tide.runtime.prompt import Start
+from tide.runtime.scoring import Scoring
+from tide.runtime.search import Search
+from tide.search import REGISTRY, Problem, load_strategy
+
+
+def search(
+    engine: Engine, scoring: Scoring, text: str, sampling: Sampling | None = None, **more: Any
+) -> Search:
+    """As the runtime makes it."""
+    settings = Settings(**(sampling or Sampling()).model_dump())
+    prompt = engine.encode(text)
+    x, movable = engine.embed_tokens(prompt.token_ids), ~torch.tensor(prompt.fixed_mask)
+    problem = Problem(x, movable, derive_seed(0, text, 0))
+    strategy = load_strategy("tide").create(problem, settings)
+    start, policy = Start(problem, prompt.token_ids, None), settings.empty_policy
+    return Search(strategy, start, engine, scoring, settings.sampling, policy, **more)
+
+
+def outcomes(
+    engine: Engine,
+    scorer: Any,
+    make: Callable[[Scoring], list[Search]],
+) -> tuple[list[Search], list[BaseException | None]]:
+    """Searches that were run together, and what each raised."""
+
+    async def run() -> tuple[list[Search], list[BaseException | None]]:
+        scoring = Scoring(scorer)
+        made = make(scoring)
+
+        async def one(each: Search) -> BaseException | None:
+            try:
+                await each.run()
+            except Exception as error:
+                return error
+            return None
+
+        try:
+            return made, await gather(map(one, made))
+        finally:
+            scoring.close()
+
+    return engine.home.run(run)
+
+
+@pytest.mark.parametrize("name", REGISTRY.names())
+@pytest.mark.parametrize("changes", [{}, {"completions_per_evaluation": 2, "max_perplexity": 2.0}])
+def test_a_strategy_gives_the_same_results_at_any_batch_size(
+    name: str, changes: dict[str, Any]
+) -> None:
+    results = [
+        list(
+            Detoxifier(
+                scripted_engine(max_batch=size), scorer=ReadingScorer(), strategy=name, **changes
+            ).map(PROMPTS)
+        )
+        for size in (1, 3, 64)
+    ]
+    assert results[0] == results[1] == results[2]
+
+
+def test_likelihoods_choose_among_passing_completions() -> None:
+    """The scripted engine calls shorter completions more likely; all are of two tokens but one."""
+    engine = scripted_engine()
+    detox = Detoxifier(engine, scorer=ReadingScorer(), strategy="accept-any", mu_relative=3.0)
+    results = list(detox.map(PROMPTS))
+    calls = sum(result.trials[0].likelihood_calls for result in results)
+    asked = [request for request in engine.requests if request.scored]
+    assert calls == len(asked) > 0
+    prompts = {engine.encode(prompt).token_ids for prompt in PROMPTS}
+    assert all(tuple(one.prompt)[: -one.scored] in prompts for one in asked)
+
+
+def test_the_prompt_as_it_is_goes_as_its_tokens_and_what_was_moved_as_rows() -> None:
+    engine = scripted_engine()
+    (made,), errors = outcomes(
+        engine, ReadingScorer(), lambda scoring: [search(engine, scoring, PROMPTS[0])]
+    )
+    assert errors == [None]
+    assert len(made.trace) == len(engine.requests) > 1
+    for request, one in zip(engine.requests, made.trace, strict=True):
+        moved = one.displacement > 0 or one.role != "initial"
+        assert isinstance(request.prompt, torch.Tensor) == moved
+    assert engine.requests[0].prompt == made.start.token_ids
+
+
+def test_searches_with_different_sampling_are_under_way_at_the_same_time() -> None:
+    kinds = [Sampling(temperature=t, max_new_tokens=n) for t, n in ((0.0, 5), (0.7, 20), (1.0, 9))]
+    engine = scripted_engine()
+    write, here, most = engine._write, set[int](), 0
+
+    async def together(request: Request) -> AsyncGenerator[Piece, None]:
+        nonlocal most
+        here.add(request.sampling.max_new_tokens)
+        most = max(most, len(here))
+        await asyncio.sleep(0.01)
+        async for piece in write(request):
+            yield piece
+        here.discard(request.sampling.max_new_tokens)
+
+    engine._write = together  # type: ignore[method-assign]
+
+    def make(scoring: Scoring) -> list[Search]:
+        return [search(engine, scoring, PROMPTS[i], kind) for i, kind in enumerate(kinds)]
+
+    made, errors = outcomes(engine, ReadingScorer(), make)
+    assert errors == [None] * 3
+    assert most == 3
+    for number, one in enumerate(made):
+        alone = scripted_engine()
+
+        def again(scoring: Scoring, engine: Engine = alone, number: int = number) -> list[Search]:
+            return [search(engine, scoring, PROMPTS[number], kinds[number])]
+
+        (expected,), _ = outcomes(alone, ReadingScorer(), again)
+        assert one.trace == expected.trace
+
+
+def test_texts_are_scored_behind_their_context_and_in_their_shape() -> None:
+    engine, scorer = scripted_engine(), ReadingScorer()
+
+    def short(completion: Any) -> Any:
+        return type(completion)(completion.text[:12], completion.token_ids[:1], "length")
+
+    def make(scoring: Scoring) -> list[Search]:
+        return [search(engine, scoring, PROMPTS[0], context="before it, ", shape=short)]
+
+    (made,), _ = outcomes(engine, scorer, make)
+    sent = {text for batch in scorer.batches for text in batch}
+    assert sent == {"before it, " + one.text for one in made.trace}
+    assert all(len(one.text) == 12 and one.num_tokens == 1 for one in made.trace)
+    assert made.written_tokens == 2 * len(made.trace)
+
+
+def test_the_first_of_a_search_is_empty_by_another_policy_than_the_rest() -> None:
+    """`unmodified`: 0 for the prompt itself, 1 for what was moved."""
+    engine = ScriptedEngine(lambda x, seed: "")
+    scorer = ReadingScorer()
+    (made,), errors = outcomes(engine, scorer, lambda scoring: [search(engine, scoring, "so")])
+    assert errors == [None]
+    assert (made.trace[0].toxicity, made.trace[0].empty) == (0.0, True)
+    assert scorer.batches == []
+    calls = 0
+
+    def respond(x: Any, seed: int) -> str:
+        nonlocal calls
+        calls += 1
+        return "toxicity 0.9" if calls == 1 else ""
+
+    engine = ScriptedEngine(respond)
+    (made,), _ = outcomes(engine, scorer, lambda scoring: [search(engine, scoring, "so")])
+    assert {one.toxicity for one in made.trace[1:]} == {1.0}
+
+
+@pytest.mark.parametrize("when", ["ask", "tell", "done", "best"])
+@pytest.mark.parametrize("kind", [ZeroDivisionError, InputError, SystemExit])
+def test_a_strategy_that_fails_does_so_alone(
+    when: str, kind: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: Any) -> Any:
+        raise kind("one divided by zero")
+
+    engine = scripted_engine()
+
+    def make(scoring: Scoring) -> list[Search]:
+        bad, good = search(engine, scoring, PROMPTS[2]), search(engine, scoring, PROMPTS[0])
+        if when in ("ask", "tell"):
+            setattr(bad.strategy, when, fail)
+        else:
+            broken = type("Broken", (type(bad.strategy),), {when: property(fail)})
+            bad.strategy.__class__ = broken
+        return [bad, good]
+
+    (bad, good), (error, none) = outcomes(engine, ReadingScorer(), make)
+    assert none is None
+    assert good.strategy.done
+    expected = InputError if kind is InputError else StrategyError
+    if when == "best":
+        assert error is None
+        with pytest.raises(expected, match="one divided by zero"):
+            _ = bad.best
+        return
+    assert isinstance(error, expected)
+    assert "one divided by zero" in str(error)
+
+
+@pytest.mark.parametrize("number", [-1, 99])
+def test_an_evaluation_that_there_is_not_is_not_chosen(number: int) -> None:
+    engine = scripted_engine()
+    (made,), _ = outcomes(
+        engine, ReadingScorer(), lambda scoring: [search(engine, scoring, PROMPTS[1])]
+    )
+    made.strategy.__class__ = type("Wrong", (type(made.strategy),), {"best": number})
+    with pytest.raises(StrategyError, match=f"chose evaluation {number} of {len(made.trace)}"):
+        _ = made.best
+
+
+def test_embeddings_that_no_engine_takes_fail_alone() -> None:
+    engine = scripted_engine()
+
+    def make(scoring: Scoring) -> list[Search]:
+        bad, good = search(engine, scoring, PROMPTS[2]), search(engine, scoring, PROMPTS[0])
+        ask = bad.strategy.ask
+
+        def broken() -> Any:
+            asked = ask()
+            for candidate in asked:
+                if candidate.displacement > 0:
+                    candidate.embeddings[0, 0] = math.nan
+            return asked
+
+        bad.strategy.ask = broken  # type: ignore[method-assign]
+        return [bad, good]
+
+    (_, good), (error, none) = outcomes(engine, ReadingScorer(), make)
+    assert none is None
+    assert good.strategy.done
+    assert isinstance(error, StrategyError)
+    assert "NaN" in str(error)
+
+
+def test_an_engine_that_fails_once_is_the_error_of_who_asked() -> None:
+    engine = scripted_engine()
+    write, failed = engine._write, []
+
+    async def broken(request: Request) -> AsyncGenerator[Piece, None]:
+        if not failed:
+            failed.append(1)
+            raise RuntimeError("out of memory")
+        async for piece in write(request):
+            yield piece
+
+    engine._write = broken  # type: ignore[method-assign]
+
+    def make(scoring: Scoring) -> list[Search]:
+        return [search(engine, scoring, PROMPTS[i]) for i in (0, 2)]
+
+    _, (error, none) = outcomes(engine, ReadingScorer(), make)
+    assert isinstance(error, EngineError)
+    assert "out of memory" in str(error)
+    assert none is None
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        Piece((-1,), "length"),
+        Piece(("a",), "length"),  # type: ignore[arg-type]
+        Piece((True,), "length"),
+        Piece(tuple(range(21)), "length"),
+        Piece((0,), "because"),  # type: ignore[arg-type]
+        Piece((0,), None),
+        None,
+    ],
+)
+def test_what_is_no_completion_is_an_engine_error(piece: Any) -> None:
+    engine, scorer = scripted_engine(), ReadingScorer()
+
+    async def wrong(request: Request) -> AsyncGenerator[Piece, None]:
+        if piece is not None:
+            yield piece
+
+    engine._write = wrong  # type: ignore[method-assign]
+    with pytest.raises(EngineError, match=r"scripted.*(no completion|unknown|without an end)"):
+        Detoxifier(engine, scorer=scorer)("a prompt")
+    assert not scorer.batches
+
+
+def test_a_likelihood_that_is_not_a_number_is_an_engine_error() -> None:
+    engine = scripted_engine()
+
+    async def nan(requests: Sequence[Request]) -> list[float]:
+        return [math.nan] * len(requests)
+
+    engine._score_all = nan  # type: ignore[method-assign]
+    with pytest.raises(EngineError, match="a likelihood is not a number"):
+        list(Detoxifier(engine, scorer=ReadingScorer(), max_perplexity=2.0).map(PROMPTS))
+
+
+def test_with_a_bound_of_perplexity_the_most_likely_text_that_passes_is_returned() -> None:
+    """Where none of them is likely enough; an empty one is never likely."""
+    engine = scripted_engine()
+    plain: dict[tuple[int, ...], float] = {}
+
+    async def likelihoods(requests: Sequence[Request]) -> list[float]:
+        for request in requests:
+            ids = tuple(request.prompt[-request.scored :])
+            plain[ids] = -5.0 - (sum(map(ord, engine.texts([ids])[0])) * 37 % 1000) / 1000
+        return [plain[tuple(request.prompt[-request.scored :])] for request in requests]
+
+    engine._score_all = likelihoods  # type: ignore[method-assign]
+    detox = Detoxifier(
+        engine, scorer=ReadingScorer(), max_perplexity=2.0, max_iterations=6, num_samples=6
+    )
+    chosen = 0
+    for prompt in PROMPTS:
+        trial = detox(prompt).best
+        passing = [one for one in trial.trace if one.toxicity < 0.5]
+        asked = [one for one in passing if _ids(engine, one.text) in plain]
+        assert not asked or trial.accepted
+        if not asked:
+            continue
+        chosen += 1
+        best = max(asked, key=lambda one: plain[_ids(engine, one.text)])
+        assert plain[_ids(engine, trial.text)] == plain[_ids(engine, best.text)]
+    assert chosen
+
+
+def _ids(engine: ScriptedEngine, text: str) -> tuple[int, ...]:
+    return tuple(engine._ids(text))
+
+
+def test_a_cancelled_search_holds_what_it_found_and_nothing_more_is_scored() -> None:
+    engine, scorer = scripted_engine(), ReadingScorer()
+
+    async def run() -> Search:
+        scoring = Scoring(scorer)
+        left = search(engine, scoring, PROMPTS[2])
+        write, task = engine._write, None
+
+        async def leaving(request: Request) -> AsyncGenerator[Piece, None]:
+            if isinstance(request.prompt, torch.Tensor):
+                assert task is not None
+                task.cancel()
+                await asyncio.sleep(0)
+            async for piece in write(request):
+                yield piece
+
+        engine._write = leaving  # type: ignore[method-assign]
+        task = asyncio.ensure_future(left.run())
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.sleep(0.05)
+        scoring.close()
+        return left
+
+    left = engine.home.run(run)
+    assert len(left.trace) == 1
+    assert not left.strategy.done
+    assert left.best == 0
+    assert sum(map(len, scorer.batches)) == 1
+
+
+def test_a_text_that_the_scorer_cannot_take_is_the_error_of_its_search_alone() -> None:
+    engine = scripted_engine()
+    first = Detoxifier(scripted_engine(), scorer=ReadingScorer())(PROMPTS[2]).best.base.text
+
+    class Picky(ReadingScorer):
+        def score(self, texts: Sequence[str]) -> Any:
+            if first in texts:
+                raise ValueError("cannot read this one")
+            return read(texts)
+
+    def make(scoring: Scoring) -> list[Search]:
+        return [search(engine, scoring, PROMPTS[i]) for i in (2, 0)]
+
+    _, (error, none) = outcomes(engine, Picky(), make)
+    assert isinstance(error, ScorerError)
+    assert none is None
