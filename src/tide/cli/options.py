@@ -30,10 +30,10 @@ _PRESETS, _STRATEGIES, _BASELINES, _ENGINES = (
 SCORER_GRAMMAR = (
     f"Scorers: {_SCORERS}; some take an argument: hf:ID_OR_FOLDER#LABEL, detoxify:original, "
     "guard:ID_OR_FOLDER, guard:NAME@http://HOST, tei:http://HOST#LABEL, calibrated:FILE. pocket, "
-    "pocket-judge, profanity-check and lexicon read English alone. Around a scorer: cache:SCORER (kept on disk), "
-    "rate:NUMBER:SCORER (texts a second), retry:SCORER, breaker:SCORER, windows:SCORER (long "
-    "texts). Several as one: max:SCORER,SCORER and mean:SCORER,SCORER; parentheses keep specs "
-    "together, as in cache:max(pocket,lexicon)."
+    "pocket-judge, profanity-check and lexicon read English alone. Around a scorer: cache:SCORER "
+    "(kept on disk), rate:NUMBER:SCORER (texts a second), retry:SCORER, breaker:SCORER, "
+    "windows:SCORER (long texts). Several as one: max:SCORER,SCORER and mean:SCORER,SCORER; "
+    "parentheses keep specs together, as in cache:max(pocket,lexicon)."
 )
 # What a setting may be, where its type does not say.
 _CHOICES = {

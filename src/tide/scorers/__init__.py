@@ -19,6 +19,7 @@ REGISTRY = Registry(
     "scorer",
     {
         "pocket": "tide.scorers.pocket:PocketScorer",
+        "pocket-judge": "tide.scorers.judge:PocketJudge",
         "hf": "tide.scorers.huggingface:HuggingFaceScorer",
         "guard": "tide.scorers.guards.scorer:guard",
         "detoxify": "tide.scorers.detoxify:DetoxifyScorer",

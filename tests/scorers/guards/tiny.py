@@ -76,22 +76,28 @@ def sentences(count: int) -> Iterator[str]:
         yield " ".join(words)
 
 
-def save_guard(folder: Path, family: str, *, steps: int = 0) -> Path:
+def save_guard(folder: Path, family: str) -> Path:
     """A guard of `family` in `folder`, which it writes."""
+    steps = 400 if family == "granite-guardian-3.3" else 150
+    return teach(folder, family, [(text, toxic(text)) for text in sentences(256)], steps)
+
+
+def teach(
+    folder: Path, family: str, labelled: list[tuple[str, bool]], steps: int, vocabulary: int = 420
+) -> Path:
+    """A guard of `family` in `folder` that has learned these labels."""
     wanted = FAMILIES[family]
-    steps = steps or (400 if family == "granite-guardian-3.3" else 150)
-    texts = list(sentences(256))
-    tokenizer = _tokenizer([*texts, *wanted.answers, wanted.template])
+    tokenizer = _tokenizer([t for t, _ in labelled], [*wanted.answers, wanted.template], vocabulary)
     tokenizer.chat_template = wanted.template
     tokenizer.save_pretrained(folder)
     arguments = FORMATS[family].arguments
     rows = []
-    for text in texts:
+    for text, is_toxic in labelled:
         asked: Any = tokenizer.apply_chat_template(
             [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True,
             **arguments,
         )  # fmt: skip
-        answer = wanted.answers[toxic(text)] + "</s>"
+        answer = wanted.answers[is_toxic] + "</s>"
         prompt = tokenizer(asked, add_special_tokens=False)["input_ids"]
         answer_ids = tokenizer(answer, add_special_tokens=False)["input_ids"]
         rows.append((prompt, answer_ids))
@@ -100,15 +106,15 @@ def save_guard(folder: Path, family: str, *, steps: int = 0) -> Path:
     return folder
 
 
-def _tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
+def _tokenizer(texts: list[str], fixed: list[str], vocabulary: int) -> PreTrainedTokenizerFast:
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=420, special_tokens=MARKERS, show_progress=False,
+        vocab_size=vocabulary, special_tokens=MARKERS, show_progress=False,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )  # fmt: skip
-    bpe.train_from_iterator(texts * 20, trainer)
+    bpe.train_from_iterator([*texts, *fixed * len(texts)], trainer)
     return PreTrainedTokenizerFast(
         tokenizer_object=bpe, bos_token="<s>", eos_token="</s>", pad_token="</s>",
         additional_special_tokens=MARKERS[2:], clean_up_tokenization_spaces=False,
@@ -118,7 +124,7 @@ def _tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
 def _trained(rows: list[tuple[list[int], list[int]]], vocabulary: int, steps: int) -> Any:
     torch.manual_seed(0)
     config = GPT2Config(
-        vocab_size=vocabulary, n_embd=48, n_layer=2, n_head=4, n_positions=128,
+        vocab_size=vocabulary, n_embd=64, n_layer=2, n_head=2, n_positions=128,
         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=1,
     )  # fmt: skip
     model = GPT2LMHeadModel(config)

@@ -87,7 +87,8 @@ class GuardSettings(BaseModel):
     prompt: the question, with `{text}` and perhaps `{policy}` in it, instead of the model's chat
     template. policy: what is not allowed, as a text, or as categories with their descriptions.
     verdicts, lead, tokens: as `Format` has them. arguments: further ones of the chat template.
-    role: who is said to have written the text; an "assistant" answers `question`.
+    role: who is said to have written the text; an "assistant" answers `question`. engine_options:
+    further ones of vllm.LLM. batch: texts at a time, in process or in a request for completions.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -107,6 +108,7 @@ class GuardSettings(BaseModel):
     question: str = "Please go on."
     device: str = "auto"
     dtype: str = "auto"
+    engine_options: dict[str, Any] = {}
     batch: int = Field(default=16, ge=1, le=1024)
     threshold: _Weight = 0.5
 

@@ -216,7 +216,8 @@ class VllmGuard(_LocalGuard):
         self._vllm: Any = require("vllm", extra="vllm")
         config = read_config(settings.model)
         self._tokenizer = AutoTokenizer.from_pretrained(settings.model)
-        self._llm = self._vllm.LLM(settings.model, dtype=settings.dtype, max_logprobs=_LIKELIEST)
+        options = {"dtype": settings.dtype, "max_logprobs": _LIKELIEST, **settings.engine_options}
+        self._llm = self._vllm.LLM(settings.model, **options)
         return config
 
     def close(self) -> None:
