@@ -185,7 +185,7 @@ def cross_entropy(logits: Floats, labels: Floats) -> tuple[float, Floats]:
     return float((np.logaddexp(0.0, logits) - labels * logits).sum()), expit(logits) - labels
 
 
-def fit_weights(features: Any, labels: Floats) -> Floats:
+def fit_weights(features: Any, labels: Floats, steps: int = STEPS) -> Floats:
     """L2-regularised logistic regression. features: CSR (n, d), labels: (n,).
 
     Returns the weights (d,) without the bias: calibration fits a new one.
@@ -202,7 +202,7 @@ def fit_weights(features: Any, labels: Floats) -> Floats:
 
     start = np.zeros(features.shape[1] + 1)
     return minimize(
-        objective, start, jac=True, method="L-BFGS-B", options={"maxiter": STEPS, "maxcor": 6}
+        objective, start, jac=True, method="L-BFGS-B", options={"maxiter": steps, "maxcor": 6}
     ).x[:-1]
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tide.scorers.agreement import agreement, plot_calibration
+from tide.scorers.agreement import agreement, error_correlations, plot_calibration
 
 
 def test_by_hand() -> None:
@@ -45,3 +45,19 @@ def test_the_plot_is_drawn(tmp_path: Path) -> None:
     plot_calibration({"a scorer": agreement(scores, scores**2)}, tmp_path / "plot.svg")
     drawn = (tmp_path / "plot.svg").read_text()
     assert "a scorer (error 0.1" in drawn
+
+
+def test_correlation_of_errors() -> None:
+    rng = np.random.default_rng(0)
+    targets, error, other = rng.random((3, 2000))
+    scores = {
+        "a": targets + error, "the same error": targets + error + 0.25,
+        "the opposite": targets - error, "another": targets + other, "perfect": targets,
+    }  # fmt: skip
+    found = error_correlations(scores, targets)
+    assert found["a"]["the same error"] == pytest.approx(1.0)
+    assert found["a"]["the opposite"] == pytest.approx(-1.0)
+    assert abs(found["a"]["another"]) < 0.1
+    assert np.isnan(found["a"]["perfect"])
+    scores["another"][:1998] = np.nan  # two are left, of which a line can be made
+    assert abs(error_correlations(scores, targets)["a"]["another"]) == pytest.approx(1.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -14,8 +14,10 @@ import openai
 import pytest
 
 from tests.server.running import Running, running, wait_until
+from tests.worlds import ReadingScorer
 from tide.core.errors import ScorerError, ScorerUnavailable
 from tide.scorers import load_scorer
+from tide.scorers.attributes import Attributed
 from tide.scorers.services.openai_moderation import OpenAIModerationScorer
 from tide.scorers.services.perspective import PerspectiveScorer
 from tide.server.limits import Limits
@@ -73,6 +75,33 @@ def test_perspective_s_answer(server: Running) -> None:
         answer = analyze(server, **wrong)
         assert answer.status_code == answer.json()["error"]["code"] == 400
         assert answer.json()["error"]["status"] == "INVALID_ARGUMENT"
+
+
+class Attributes(ReadingScorer):
+    """Half of the toxicity is insult, and a tenth of it a threat."""
+
+    attributes = ("insult", "threat", "toxic")
+
+    def score_attributes(self, texts: Sequence[str]) -> Attributed:
+        scores = self.score(texts)
+        found = {"insult": scores / 2, "threat": scores / 10, "toxic": scores}
+        return Attributed(scores, found)
+
+
+def test_perspective_s_other_attributes_are_those_that_the_scorer_has() -> None:
+    with running(scorer=Attributes()) as server:
+        ask = partial(PerspectiveScorer, key=KEY, url=server.url, queries_per_second=100)
+        assert ask("INSULT").score(TEXTS).tolist() == [0.375, 0.125, 0.0]
+        found = ask("TOXICITY,THREAT").score_attributes(TEXTS)
+        assert found.values.tolist() == [0.75, 0.25, 0.0]
+        assert found.attributes["THREAT"] == pytest.approx([0.075, 0.025, 0.0])
+        wanted = {"INSULT": {"scoreThreshold": 0.5}, "TOXICITY": {"scoreThreshold": 0.5}}
+        assert list(analyze(server, requestedAttributes=wanted).json()["attributeScores"]) == [
+            "TOXICITY"
+        ]
+        refused = analyze(server, requestedAttributes={"PROFANITY": {}})
+        assert "there is TOXICITY, INSULT, THREAT" in refused.text
+        assert server.metric("tide_scorer_texts_total") == 7
 
 
 def test_moderations(server: Running) -> None:

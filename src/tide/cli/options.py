@@ -28,11 +28,12 @@ _PRESETS, _STRATEGIES, _BASELINES, _ENGINES = (
     ", ".join(names) for names in (PRESETS, STRATEGIES.names(), BASELINES.names(), ENGINES.names())
 )
 SCORER_GRAMMAR = (
-    f"Scorers: {_SCORERS}; some take an argument: hf:ID_OR_FOLDER, detoxify:original, "
-    "calibrated:FILE. Around a scorer: cache:SCORER (kept on disk), "
-    "rate:NUMBER:SCORER (texts a second), retry:SCORER, breaker:SCORER, windows:SCORER (long "
-    "texts). Several as one: max:SCORER,SCORER and mean:SCORER,SCORER; parentheses keep specs "
-    "together, as in cache:max(pocket,lexicon)."
+    f"Scorers: {_SCORERS}; some take an argument: hf:ID_OR_FOLDER#LABEL, detoxify:original, "
+    "guard:ID_OR_FOLDER, guard:NAME@http://HOST, tei:http://HOST#LABEL, calibrated:FILE. pocket, "
+    "pocket-judge, profanity-check and lexicon read English alone. Around a scorer: cache:SCORER "
+    "(kept on disk), rate:NUMBER:SCORER (texts a second), retry:SCORER, breaker:SCORER, "
+    "windows:SCORER (long texts). Several as one: max:SCORER,SCORER and mean:SCORER,SCORER; "
+    "parentheses keep specs together, as in cache:max(pocket,lexicon)."
 )
 # What a setting may be, where its type does not say.
 _CHOICES = {
@@ -48,8 +49,8 @@ Scorer = Annotated[
     typer.Option(
         "--scorer",
         "-s",
-        help=f"{_SCORERS}; cache:hf:ID_OR_FOLDER, max:pocket,profanity-check... ('tide scorers' "
-        "says how they are written.)",
+        help=f"{_SCORERS}; cache:hf:ID_OR_FOLDER, max:pocket,pocket-judge... The bundled ones read "
+        "English. ('tide scorers' says how they are written.)",
     ),
 ]
 Scorers = Annotated[

@@ -1,13 +1,10 @@
-"""`tide scorers`: how good is a scorer? compare, probe, calibrate."""
+"""`tide scorers`: how good is a scorer? compare, probe, limits, calibrate."""
 
 from __future__ import annotations
 
 import json
-import math
 import random
-import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,13 +15,12 @@ from rich.text import Text
 
 from tide.cli import options
 from tide.cli.display import ERRORS, OUTPUT, refuse_existing, scored
-from tide.core.errors import InputError
+from tide.core.errors import InputError, ScorerError
 from tide.data.files import reported, write_text
 from tide.scorers import load_scorer
 
 if TYPE_CHECKING:
     from tide.scorers import Scorer
-    from tide.scorers.agreement import Agreement
     from tide.scorers.base import Floats
 
 app = typer.Typer(
@@ -56,45 +52,47 @@ def compare(
     ] = None,
     overwrite: options.Overwrite = False,
 ) -> None:
-    """Agreement of scorers with the labels or recorded scores in FILES.
+    """Agreement of scorers with the labels or recorded scores in FILES, and their speed.
 
     AUC and accuracy: a label of 0.5 or more is toxic. r: Pearson's correlation with the labels.
     cal. error: mean distance of score and label over ten bins of the score. Each distinct text
     counts once, with its mean label; those with fewer than 3 visible characters are left out.
+
+    texts/s: on this machine. scored: share of the texts that it gave a score; a scorer that fails
+    does not stop the others, and the exit code is then 1. The second table has the correlation of
+    the scorers' errors: the lower it is, the better one judges what was searched with the other.
     """
-    from tide.scorers import score_texts  # noqa: PLC0415
-    from tide.scorers.agreement import agreement, plot_calibration  # noqa: PLC0415
+    from tide.cli.agreement import agree, agreement_table, cover, error_table, rows_of  # noqa: PLC0415
+    from tide.scorers.agreement import plot_calibration  # noqa: PLC0415
 
     refuse_existing(overwrite, output, plot, inputs=files)
     if plot is not None and by is not None:
         raise InputError("--plot draws one set of texts; leave out --by")
     groups = _groups(files, by, sample)
-    loaded = _load(scorers)
+    loaded = _load_those_that_work(scorers)
     figures: list[dict[str, Any]] = []
+    complete = True
     for group, (texts, targets) in groups.items():
-        found: dict[str, Agreement] = {}
-        table = Table(title=_title(group, targets))
-        table.add_column("scorer")
-        for column in ("AUC", "accuracy", "r", "cal. error", "texts/s"):
-            table.add_column(column, justify="right")
-        for scorer in loaded:
-            score_texts(scorer, texts[:1], "score")  # what is loaded at the first call
-            started = time.perf_counter()
-            scores = _scores(scorer, texts)
-            rate = len(texts) / (time.perf_counter() - started)
-            one = found[scorer.name] = agreement(scores, targets)
-            values = (one.auc, one.accuracy, one.correlation, one.calibration_error)
-            table.add_row(Text(scorer.name), *map(_shown, values), f"{rate:,.0f}")
-            row = {"group": group, "scorer": scorer.name, "texts_per_second": rate, **asdict(one)}
-            row |= {name: None for name in ("auc", "correlation") if math.isnan(row[name])}
-            figures.append(row | {"bins": one.bins.tolist()})
-        OUTPUT.print(table)
-    if output is not None:
+        covered = {name: cover(name, scorer, texts) for name, scorer in loaded.items()}
+        found = {name: agree(one, targets) for name, one in covered.items()}
+        OUTPUT.print(agreement_table(_title(group, targets), covered, found))
+        errors = error_table(covered, targets)
+        if errors is not None:
+            OUTPUT.print(errors[0])
+        figures += rows_of(group, covered, found, errors[1] if errors else {})
+        for name, one in covered.items():
+            if one.failure is not None:
+                complete = False
+                ERRORS.print(f"{name}: {one.failure}", style="red", soft_wrap=True)
+    if output is not None and any(row["scored"] for row in figures):
         _write(output, json.dumps(figures, indent=2) + "\n")
-    if plot is not None:
+    if plot is not None and any(found.values()):
+        drawn = {name: one for name, one in found.items() if one is not None}
         with reported(plot, "written"):
-            plot_calibration(found, plot)
-        ERRORS.print(f"{plot}: calibration of {len(found)} scorers")
+            plot_calibration(drawn, plot)
+        ERRORS.print(f"{plot}: calibration of {len(drawn)} scorers")
+    if not complete:
+        raise typer.Exit(1)
 
 
 @app.command("probe")
@@ -105,6 +103,7 @@ def probe(files: Files, scorers: options.Scorers = None, sample: Sample = None) 
     are and with their words disguised. Neutral: scores of plain sentences about people of many
     nationalities, religions, genders, ages and abilities, which should all be low.
     """
+    from tide.cli.agreement import shown  # noqa: PLC0415
     from tide.scorers.probes import DISGUISES, neutral_sentences  # noqa: PLC0415
 
     ((texts, targets),) = _groups(files, None, sample).values()
@@ -122,8 +121,48 @@ def probe(files: Files, scorers: options.Scorers = None, sample: Sample = None) 
             recalls.append((_scores(scorer, disguised) >= 0.5).mean())
         neutral = _scores(scorer, neutral_sentences())
         figures = (*recalls, neutral.mean(), neutral.max())
-        table.add_row(Text(scorer.name), *map(_shown, figures))
+        table.add_row(Text(scorer.name), *map(shown, figures))
     OUTPUT.print(table)
+
+
+@app.command("limits")
+def limits(
+    scorers: options.Scorers = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write every sentence's scores (.json).")
+    ] = None,
+    overwrite: options.Overwrite = False,
+) -> None:
+    """Where scorers go wrong: negation, counter-speech, threats without swear words...
+
+    Sets of sentences with mild words, written for this purpose. For each scorer: the share of a
+    set that falls on the right side of 0.5, and the set's mean score, which should be low for
+    benign sets and high for toxic ones.
+    """
+    from tide.cli.agreement import shown  # noqa: PLC0415
+    from tide.scorers.limits import LIMITS  # noqa: PLC0415
+
+    refuse_existing(overwrite, output)
+    table = Table(title="share of sentences on the right side of 0.5, and mean score")
+    table.add_column("set")
+    table.add_column("should be")
+    loaded = _load(scorers)
+    for scorer in loaded:
+        table.add_column(Text(scorer.name), justify="right")
+    rows = []
+    for limit in LIMITS:
+        scores = [_scores(scorer, limit.sentences) for scorer in loaded]
+        right = [float(((one >= 0.5) == limit.toxic).mean()) for one in scores]
+        cells = (
+            f"{shown(share)} ({one.mean():.2f})" for share, one in zip(right, scores, strict=True)
+        )
+        table.add_row(limit.name, "high" if limit.toxic else "low", *cells)
+        by_name = {s.name: one.tolist() for s, one in zip(loaded, scores, strict=True)}
+        rows.append({"set": limit.name, "says": limit.says, "toxic": limit.toxic,
+                     "sentences": limit.sentences, "scores": by_name})  # fmt: skip
+    OUTPUT.print(table)
+    if output is not None:
+        _write(output, json.dumps(rows, indent=2) + "\n")
 
 
 @app.command("calibrate")
@@ -152,6 +191,18 @@ def calibrate(
     before = agreement(scores, targets).calibration_error
     after = agreement(calibration(scores), targets).calibration_error
     OUTPUT.print(f"calibration error on these {len(texts):,} texts: {before:.3f} -> {after:.3f}")
+
+
+def _load_those_that_work(scorers: Sequence[str] | None) -> dict[str, Scorer | str]:
+    """By name; of one that cannot be had now, why not. Raises InputError for a wrong spec."""
+    loaded: dict[str, Scorer | str] = {}
+    for spec in scorers or ["pocket"]:
+        try:
+            scorer = load_scorer(spec)
+            loaded[scorer.name] = scorer
+        except ScorerError as error:
+            loaded[spec] = str(error)
+    return loaded
 
 
 def _groups(
@@ -191,10 +242,6 @@ def _scores(scorer: Scorer, texts: Sequence[str]) -> Floats:
 def _title(group: str, targets: Floats) -> Text:
     toxic = f"{len(targets):,} texts, {(targets >= 0.5).mean():.3f} toxic"
     return Text(f"{group}: {toxic}" if group else toxic)
-
-
-def _shown(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:.3f}"
 
 
 def _write(path: Path, content: str) -> None:

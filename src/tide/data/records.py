@@ -50,7 +50,7 @@ _DERIVED = ("avg_toxicity", "max_toxicity")
 # What is not a list with one entry a trial.
 _OF_THE_PROMPT = ("id", "prompt", "messages", "group", "trials", "seconds", *_DERIVED)
 # Lists that are added to finished records, and how deep they lie; the others come with the trials.
-_ADDED = {"judge_scores": 2, "step_judge_scores": 2, "perplexity": 3}
+_ADDED = {"judge_scores": 2, "step_judge_scores": 2, "judge_attributes": 3, "perplexity": 3}
 _FIRST: Column = ("completions",)
 
 
@@ -106,6 +106,8 @@ class Record(_Frozen):
     those of all blocks. whole_toxicity: of these as a whole; None where a block had failed.
     judge_scores: by judge, of the completions as they were before any was withheld.
     step_judge_scores: by judge, of each step. Both hold None where a judge has not scored yet.
+    judge_attributes: by judge and attribute (threat, insult...), of the completions, for judges
+    that have some; None also for a completion that was too short to be scored.
     perplexity: by reference model. seconds: of all trials together.
     """
 
@@ -141,6 +143,7 @@ class Record(_Frozen):
     seconds: _Positive | None = None
     judge_scores: dict[str, list[Score | None]] = {}
     step_judge_scores: dict[str, list[list[Score] | None]] = {}
+    judge_attributes: dict[str, dict[str, list[Score | None]]] = {}
     perplexity: dict[str, Likelihoods] = {}
 
     @model_validator(mode="before")

@@ -14,6 +14,7 @@ from tide.evaluation.perplexity import Fluency, Reference
 from tide.evaluation.progress import Progress
 from tide.scorers import Scorer, load_scorer, score_texts
 from tide.scorers.base import score_groups
+from tide.scorers.wrappers.remembering import RememberingScorer
 
 # Prompts whose completions are scored or measured, and then written, at a time.
 _PROMPTS = 64
@@ -43,19 +44,23 @@ def judge_records(
 ) -> dict[RecordId, TideError]:
     """Add the judge's scores of every completion and step that has none; which records failed.
 
+    Of the completions it adds the attributes as well, if the judge has some.
+
     A judge sees a withheld text too: withholding must not make a method look better.
     Raises ScorerUnavailable and ScorerBroken.
     """
     failed: dict[RecordId, TideError] = {}
     column = "judge_scores", judge.name
+    asked = RememberingScorer(judge)
     for chunk in _chunks(file, column, f"judge {judge.name}", progress):
         texts = [one.all_texts for one in chunk]
-        for one, scores in zip(chunk, score_groups(judge, texts, empty_policy), strict=True):
+        for one, scores in zip(chunk, score_groups(asked, texts, empty_policy), strict=True):
             if isinstance(scores, ScorerError):
                 failed[one.record.id] = scores
                 progress.failed(f"judge {judge.name}", one.record.id, scores)
             else:
-                file.append(one.part(_named(judge, one, iter(scores.values.tolist()))))
+                file.append(one.part(_named(asked, one, iter(scores.values.tolist()))))
+        asked.remembered.clear()
     return failed
 
 
@@ -63,8 +68,9 @@ def judged(records: Sequence[Record], judge: Scorer, empty_policy: EmptyPolicy) 
     """`records` with the judge's scores, where they lie in no file. Raises as `score_texts`."""
     each = [_Unscored(record, [*range(len(record.trials))]) for record in records]
     texts = [text for one in each for text in one.all_texts]
-    values = iter(score_texts(judge, texts, empty_policy).values.tolist())
-    return [_with(one.record, _named(judge, one, values)) for one in each]
+    asked = RememberingScorer(judge)
+    values = iter(score_texts(asked, texts, empty_policy).values.tolist())
+    return [_with(one.record, _named(asked, one, values)) for one in each]
 
 
 def measure_records(file: RecordFile, reference: Reference, progress: Progress) -> None:
@@ -117,9 +123,14 @@ class _Unscored:
         return json.dumps({"id": self.record.id, "trials": trials, **added}, ensure_ascii=False)
 
 
-def _named(judge: Scorer, one: _Unscored, values: Iterator[float]) -> dict[str, Any]:
+def _named(judge: RememberingScorer, one: _Unscored, values: Iterator[float]) -> dict[str, Any]:
     by_trial = [[next(values) for _ in one.texts(place)] for place in one.places]
     found: dict[str, Any] = {"judge_scores": {judge.name: [trial[-1] for trial in by_trial]}}
+    if judge.attributes:
+        # What was too short to be scored has none.
+        said = [judge.remembered.get(one.texts(place)[-1], {}) for place in one.places]
+        by_name = {name: [row.get(name) for row in said] for name in judge.attributes}
+        found["judge_attributes"] = {judge.name: by_name}
     if one.record.steps:
         found["step_judge_scores"] = {judge.name: by_trial}
     return found

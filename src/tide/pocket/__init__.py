@@ -13,6 +13,7 @@ MODEL = _HERE / "model"
 REFERENCE = _HERE / "reference"
 CHAT = _HERE / "chat"
 SCORER = _HERE / "scorer.safetensors"
+JUDGE = _HERE / "judge.safetensors"
 
 # Names that stand for the bundled folders wherever a model is asked for.
 FOLDERS = {"pocket": MODEL, "pocket-reference": REFERENCE, "pocket-chat": CHAT}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,7 +40,6 @@ def agreement(scores: Floats, targets: Floats) -> Agreement:
 
     toxic = targets >= 0.5
     one_class = toxic.all() or not toxic.any()
-    constant = np.ptp(scores) == 0 or np.ptp(targets) == 0
     number = np.minimum((scores * BINS).astype(int), BINS - 1)
     bins = np.array([
         (scores[here].mean(), targets[here].mean(), here.sum())
@@ -51,10 +51,35 @@ def agreement(scores: Floats, targets: Floats) -> Agreement:
         toxic=float(toxic.mean()),
         auc=math.nan if one_class else float(roc_auc_score(toxic, scores)),
         accuracy=float(((scores >= 0.5) == toxic).mean()),
-        correlation=math.nan if constant else float(np.corrcoef(scores, targets)[0, 1]),
+        correlation=_correlation(scores, targets),
         calibration_error=float((np.abs(bins[:, 0] - bins[:, 1]) * bins[:, 2]).sum() / len(scores)),
         bins=bins,
     )
+
+
+def error_correlations(
+    scores: Mapping[str, Floats], targets: Floats
+) -> dict[str, dict[str, float]]:
+    """Pearson's correlation of the errors (score - target) of every two scorers.
+
+    scores: by scorer, shape (n,) as the targets; NaN where it has none, and both must have one. A
+    judge whose errors are those of the search's scorer finds what that scorer finds. NaN where
+    fewer than two texts are left, or one of them makes the same error everywhere.
+    """
+    return {
+        one: {
+            other: _correlation(scores[one] - targets, scores[other] - targets) for other in scores
+        }
+        for one in scores
+    }
+
+
+def _correlation(first: Floats, second: Floats) -> float:
+    both = ~(np.isnan(first) | np.isnan(second))
+    first, second = first[both], second[both]
+    if len(first) < 2 or np.ptp(first) == 0 or np.ptp(second) == 0:
+        return math.nan
+    return float(np.corrcoef(first, second)[0, 1])
 
 
 def plot_calibration(by_scorer: dict[str, Agreement], path: Path) -> None:

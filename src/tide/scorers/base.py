@@ -6,7 +6,7 @@ import sys
 import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from tide.core.errors import (
 )
 from tide.core.settings import EmptyPolicy
 
+_T = TypeVar("_T")
 # One number a text, shape (n,).
 Floats = NDArray[np.float64]
 
@@ -122,9 +123,9 @@ def score_groups(
 
 
 def in_batches(score: Callable[[list[str]], Floats], texts: Sequence[str]) -> Floats:
-    """What `score` gives for `texts`, of which it gets 64 at a time."""
+    """What `score` gives for `texts`, of which it gets 64 at a time; rows if it gives rows."""
     parts = [score(list(texts[i : i + _BATCH])) for i in range(0, len(texts), _BATCH)]
-    return np.concatenate([np.zeros(0), *parts])
+    return np.concatenate(parts) if parts else np.zeros(0)
 
 
 def _refuse_broken(scorer: Scorer, error: ScorerError) -> None:
@@ -142,18 +143,23 @@ def ask(scorer: Scorer, texts: Sequence[str]) -> list[float]:
     Raises ScorerUnavailable if the scorer timed out or lost its connection, and ScorerError if it
     failed in any other way or answered with something that is no list of scores.
     """
+    # A copy: a scorer that edits its list must not change which score is whose.
+    answer = called(scorer.name, lambda: scorer.score(list(texts)))
+    return list(believed(scorer.name, answer, len(texts)).tolist())
+
+
+def called(name: str, call: Callable[[], _T]) -> _T:
+    """What a call of the scorer `name` gives; whatever it raises becomes an error as of `ask`."""
     try:
-        # A copy: a scorer that edits its list must not change which score is whose.
-        answer = scorer.score(list(texts))
+        return call()
     except TideError:
         raise
     except (TimeoutError, ConnectionError) as error:
-        raise ScorerUnavailable(f"scorer {scorer.name}: {described(error)}") from error
+        raise ScorerUnavailable(f"scorer {name}: {described(error)}") from error
     except BaseException as error:
         if ends_work(error):
             raise
-        raise ScorerError(f"scorer {scorer.name} failed: {described(error)}") from error
-    return list(believed(scorer.name, answer, len(texts)).tolist())
+        raise ScorerError(f"scorer {name} failed: {described(error)}") from error
 
 
 def believed(name: str, answer: Any, count: int) -> Floats:

@@ -13,20 +13,25 @@ from tide.core.errors import InputError, ScorerError, guarded
 from tide.core.optional import require
 from tide.core.pretrained import find_device
 from tide.plugins.options import checked
+from tide.scorers.attributes import Attributed
 from tide.scorers.base import Floats, PlainScorer, in_batches
 
 
 class DetoxifyScorer(PlainScorer):
-    """The `toxicity` output of a Detoxify model.
+    """The `toxicity` output of a Detoxify model; all its outputs are attributes.
+
+    variant: `original`, `unbiased` or `multilingual`, optionally followed by `#` and other outputs
+    to take, comma-separated, of which the largest counts: `detoxify:original#threat,insult`.
 
     The checkpoint comes from the project's releases, at first use. The package would unpickle it;
     here it is read with `weights_only`, which runs no code from the file.
-    Raises InputError for an unknown variant, ScorerError if the checkpoint cannot be had or read,
-    or lacks weights.
+    Raises InputError for an unknown variant or output, ScorerError if the checkpoint cannot be had
+    or read, or lacks weights.
     """
 
     @checked
     def __init__(self, variant: str = "original", *, device: str = "auto") -> None:
+        variant, _, wanted = variant.partition("#")
         package: Any = require("detoxify.detoxify", extra="detoxify")
         if variant not in package.MODEL_URLS:
             raise InputError(
@@ -47,18 +52,36 @@ class DetoxifyScorer(PlainScorer):
             )
             if missing := sorted(self._model.state_dict().keys() - checkpoint["state_dict"].keys()):
                 raise ValueError(f"its checkpoint lacks the weight {missing[0]}")
-            # The first label is the overall toxicity in all variants ("toxic" or "toxicity").
-            self._column = [label in ("toxic", "toxicity") for label in labels].index(True)
+            self.attributes = tuple(map(str, labels))
+            self._columns = self._chosen(wanted)
             self._model.to(self._device).eval().requires_grad_(False)
 
     def score(self, texts: Sequence[str]) -> Floats:
-        return in_batches(self._score_batch, texts)
+        return in_batches(lambda batch: self._largest(self._probabilities(batch)), texts)
+
+    def score_attributes(self, texts: Sequence[str]) -> Attributed:
+        rows = in_batches(self._probabilities, texts).reshape(len(texts), len(self.attributes))
+        return Attributed(self._largest(rows), dict(zip(self.attributes, rows.T, strict=True)))
 
     def close(self) -> None:
         del self._model
 
+    def _chosen(self, wanted: str) -> list[int]:
+        """The columns to take: those `wanted`, or the overall toxicity of the variant."""
+        overall = next(label for label in self.attributes if label in ("toxic", "toxicity"))
+        chosen = wanted.split(",") if wanted else [overall]
+        if unknown := [label for label in chosen if label not in self.attributes]:
+            has = ", ".join(self.attributes)
+            raise InputError(f"scorer {self.name}: no output {unknown[0]!r}; it has {has}")
+        self.name += f"#{wanted}" if wanted else ""
+        return [self.attributes.index(label) for label in chosen]
+
+    def _largest(self, rows: Floats) -> Floats:
+        return np.asarray(rows[:, self._columns].max(axis=1, initial=0.0))
+
     @torch.inference_mode()
-    def _score_batch(self, texts: list[str]) -> Floats:
+    def _probabilities(self, texts: list[str]) -> Floats:
+        """Of every output, shape (len(texts), outputs)."""
         inputs = self._tokenizer(texts, return_tensors="pt", truncation=True, padding=True)
         logits = self._model(**inputs.to(self._device))[0]
-        return np.asarray(logits.double().sigmoid()[:, self._column].cpu().numpy())
+        return np.asarray(logits.double().sigmoid().cpu().numpy())

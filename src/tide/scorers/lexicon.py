@@ -18,10 +18,11 @@ import numpy as np
 from tide.core.errors import InputError
 from tide.core.optional import require
 from tide.scorers.base import Floats, PlainScorer
+from tide.scorers.language import warn_of_other_scripts
 
 
 class LexiconScorer(PlainScorer):
-    """Whether a text holds a listed word, in any case and as a whole word.
+    """Whether a text holds a listed word, in any case and as a whole word (English without a path).
 
     path: a UTF-8 file, one word or phrase a line; without one, the list of better-profanity. Raises
     InputError for a file that cannot be read or holds no words.
@@ -41,7 +42,10 @@ class LexiconScorer(PlainScorer):
             raise InputError(f"scorer lexicon: {path}: holds no words")
         digest = hashlib.sha256("\n".join(words).encode()).hexdigest()[:8]
         self.name = f"lexicon@{digest}"
+        self._english = not path
         self._listed = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, words))})(?!\w)")
 
     def score(self, texts: Sequence[str]) -> Floats:
+        if self._english:
+            warn_of_other_scripts("lexicon", texts)
         return np.array([float(bool(self._listed.search(text.casefold()))) for text in texts])

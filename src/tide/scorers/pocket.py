@@ -24,6 +24,7 @@ from sklearn.feature_extraction.text import HashingVectorizer
 from tide.core.errors import InputError, ScorerError, guarded
 from tide.pocket import SCORER
 from tide.scorers.base import Floats, PlainScorer
+from tide.scorers.language import warn_of_other_scripts
 
 FORMAT = "tide-pocket-scorer-2"  # raise the number when `normalize` or `_WORD` changes
 _METADATA = "pocket_scorer"
@@ -194,5 +195,6 @@ class PocketScorer(PlainScorer):
         """Probability of toxicity, shape (len(texts),), in [0, 1]; a text's score is its own."""
         if len(texts) == 0:
             return np.zeros(0)
+        warn_of_other_scripts("pocket", texts)
         logits = self._vectorizer.transform(texts) @ self._weights + self._bias
         return np.asarray(1.0 / (1.0 + np.exp(-np.clip(logits, -30.0, 30.0))), dtype=np.float64)

@@ -14,10 +14,11 @@ import numpy as np
 
 from tide.core.optional import require
 from tide.scorers.base import Floats, PlainScorer
+from tide.scorers.language import warn_of_other_scripts
 
 
 class ProfanityCheckScorer(PlainScorer):
-    """Probability of profanity."""
+    """Probability of profanity (English)."""
 
     def __init__(self) -> None:
         self._package: Any = require("profanity_check", extra="profanity")
@@ -26,4 +27,5 @@ class ProfanityCheckScorer(PlainScorer):
     def score(self, texts: Sequence[str]) -> Floats:
         if not texts:
             return np.zeros(0)
+        warn_of_other_scripts("profanity-check", texts)
         return np.asarray(self._package.predict_prob(list(texts)), dtype=np.float64)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import TypeVar
 
-import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from tide.core.errors import ScorerError
 from tide.core.results import Result
-from tide.scorers.base import HEALTH_TEXT, Floats, Scorer, ask
-from tide.scorers.wrappers.base import Guard
+from tide.scorers.base import HEALTH_TEXT, Scorer
+from tide.scorers.wrappers.base import Transparent
+
+_T = TypeVar("_T")
 
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 _SCORES = tuple(i / 10 for i in range(11))
@@ -61,7 +63,7 @@ class Metrics:
         return generate_latest(self._registry)
 
 
-class MeasuredScorer(Guard):
+class MeasuredScorer(Transparent):
     """Counts and times a scorer, which is asked by one thread at a time.
 
     metrics: those of the server. up: whether the last call had an answer.
@@ -73,11 +75,11 @@ class MeasuredScorer(Guard):
         self._turn = threading.RLock()
         self.up = True
 
-    def score(self, texts: Sequence[str]) -> Floats:
+    def _through(self, call: Callable[[Scorer, Sequence[str]], _T], texts: Sequence[str]) -> _T:
         with self._turn:
             started = time.monotonic()
             try:
-                scores = np.array(ask(self._scorer, texts))
+                answer = call(self._scorer, texts)
             except ScorerError as error:
                 self.up = False
                 self.metrics.failed.labels(type(error).__name__).inc()
@@ -86,7 +88,7 @@ class MeasuredScorer(Guard):
                 self.metrics.scoring.observe(time.monotonic() - started)
                 self.metrics.scored.inc(len(texts))
             self.up = True
-            return scores
+            return answer
 
     def check(self) -> bool:
         """Whether the scorer answers; it is asked only if it did not the last time.

@@ -15,7 +15,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from tide.core.errors import ScorerError
-from tide.scorers.base import is_empty, score_groups
+from tide.scorers.attributes import attributes_of, perspective_name
+from tide.scorers.base import Scorer, is_empty, score_groups
+from tide.scorers.wrappers.remembering import RememberingScorer
 from tide.server.limits import Limits
 from tide.server.metrics import MeasuredScorer
 from tide.server.schemas import Part, Refused, Text
@@ -83,26 +85,42 @@ class Scoring:
 
     def __init__(self, scorer: MeasuredScorer, limits: Limits) -> None:
         self._scorer, self._limits = scorer, limits
+        # What Perspective's clients call the scorer's attributes; TOXICITY is always its score.
+        self._names = {
+            perspective_name(own): own
+            for own in attributes_of(scorer)
+            if perspective_name(own) != ATTRIBUTE
+        }
         self._waiting = 0
         self._thread = ThreadPoolExecutor(max_workers=1)
 
     async def analyze(self, request: AnalyzeRequest) -> dict[str, Any]:
         """Perspective's `comments:analyze`."""
         text = request.comment.text
-        if lacking := sorted(request.attributes.keys() - {ATTRIBUTE}):
-            message = f"there is no attribute {lacking[0]}; there is {ATTRIBUTE}"
+        names = {ATTRIBUTE: "", **self._names}
+        if lacking := sorted(request.attributes.keys() - names.keys()):
+            message = f"there is no attribute {lacking[0]}; there is {', '.join(names)}"
             raise Refused(400, message, code="UNKNOWN_ATTRIBUTE")
         if is_empty(text):
             raise Refused(400, "the comment is empty", code="COMMENT_EMPTY")
         if len(text.encode()) > _LONGEST:
             raise Refused(400, f"more than {_LONGEST:,} bytes", code="COMMENT_TOO_LONG")
-        (value,) = await self._score([text])
-        score = {"value": value, "type": "PROBABILITY"}
-        span = {"begin": 0, "end": len(text), "score": score}
-        least = request.attributes[ATTRIBUTE].score_threshold
-        found = {ATTRIBUTE: {"spanScores": [span], "summaryScore": score}}
+        asked: Scorer = self._scorer
+        if request.attributes.keys() != {ATTRIBUTE}:  # those that it has come with the score
+            asked = RememberingScorer(self._scorer)
+        (value,) = await self._score([text], asked)
+        scores = {ATTRIBUTE: value}
+        if isinstance(asked, RememberingScorer):
+            said = asked.remembered[text]
+            scores = {name: said[own] if own else value for name, own in names.items()}
+        found = {}
+        for name, attribute in request.attributes.items():
+            if attribute.score_threshold is None or scores[name] >= attribute.score_threshold:
+                score = {"value": scores[name], "type": "PROBABILITY"}
+                span = {"begin": 0, "end": len(text), "score": score}
+                found[name] = {"spanScores": [span], "summaryScore": score}
         answer: dict[str, Any] = {
-            "attributeScores": found if least is None or value >= least else {},
+            "attributeScores": found,
             "languages": request.languages,
             "detectedLanguages": request.languages,
         }
@@ -143,7 +161,7 @@ class Scoring:
         """Whether the scorer answers, as far as is known."""
         return await asyncio.to_thread(self._scorer.check)
 
-    async def _score(self, texts: list[str]) -> list[float]:
+    async def _score(self, texts: list[str], scorer: Scorer | None = None) -> list[float]:
         """The scores, in a thread. Raises Refused for too many, and what a scorer raises."""
         limits = self._limits
         if len(texts) > limits.max_texts:
@@ -155,7 +173,7 @@ class Scoring:
         self._waiting += len(texts)
         try:
             # In one thread: what its client gave up before its turn is never begun.
-            work = partial(score_groups, self._scorer, [texts], "score")
+            work = partial(score_groups, scorer or self._scorer, [texts], "score")
             scored = asyncio.get_running_loop().run_in_executor(self._thread, work)
             (scores,) = await asyncio.wait_for(scored, limits.request_seconds)
         except asyncio.TimeoutError:

@@ -25,7 +25,7 @@ def toxicity(text: str) -> float:
 
 
 class Service(ThreadingHTTPServer):
-    """answer: what to do with request number n (from 0): a handler of `_Handler`, by name.
+    """answer: what to do with request number n (from 0): a handler of `Handler`, by name.
 
     arrivals: when requests came. scored: how often each text got a good answer.
     """
@@ -33,7 +33,7 @@ class Service(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
 
-    def __init__(self, handler: type[_Handler]) -> None:
+    def __init__(self, handler: type[Handler]) -> None:
         super().__init__(("127.0.0.1", 0), handler)
         self.answer: Callable[[int], str] = lambda number: "ok"
         self.arrivals: list[float] = []
@@ -42,6 +42,7 @@ class Service(ThreadingHTTPServer):
         self.clock: Callable[[], float] = time.monotonic
         self.lock = threading.Lock()
         self.closing = threading.Event()
+        self.elsewhere = "http://127.0.0.1:1"  # where redirects point to
         self.url = f"http://127.0.0.1:{self.server_port}"
 
     def most_in(self, seconds: float) -> int:
@@ -74,7 +75,7 @@ def without_waiting(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def running(handler: type[_Handler]) -> Iterator[Service]:
+def running(handler: type[Handler]) -> Iterator[Service]:
     service = Service(handler)
     thread = threading.Thread(target=service.serve_forever, args=(0.02,))
     thread.start()
@@ -87,13 +88,20 @@ def running(handler: type[_Handler]) -> Iterator[Service]:
         service.server_close()
 
 
-class _Handler(BaseHTTPRequestHandler):
+class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     server: Service
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
+
+    def do_GET(self) -> None:
+        self.send(*self.about())
+
+    def about(self) -> tuple[int, Any]:
+        """What is answered to questions about the server itself: status and body."""
+        return 404, {}
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -156,8 +164,21 @@ class _Handler(BaseHTTPRequestHandler):
     def no_score(self, body: dict[str, Any]) -> None:
         self.send(200, {})
 
+    def redirect(self, body: dict[str, Any]) -> None:
+        self.send(307, b"", {"Location": f"{self.server.elsewhere}{self.path}"})
 
-class Perspective(_Handler):
+    def denied(self, body: dict[str, Any]) -> None:
+        # Some servers quote the key that they refuse.
+        self.send(401, {"error": str(dict(self.headers))})
+
+    def not_there(self, body: dict[str, Any]) -> None:
+        self.send(404, {"detail": "Not Found"})
+
+    def bad_request(self, body: dict[str, Any]) -> None:
+        self.send(400, {"error": {"message": str(body)}})
+
+
+class Perspective(Handler):
     """`comments:analyze`. Errors look as the service's own do."""
 
     def scores(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -217,7 +238,7 @@ class Perspective(_Handler):
         self.send(200, {"attributeScores": {"TOXICITY": {"summaryScore": {"value": 1.7}}}})
 
 
-class Moderation(_Handler):
+class Moderation(Handler):
     """`POST /moderations` of the OpenAI API, with a list of texts."""
 
     CATEGORIES = (

@@ -15,6 +15,10 @@ from tests.generated import examples
 from tests.hostile import KEY, answers, network, said
 from tests.scorers.services.stand_ins import toxicity
 from tide.core.errors import ScorerError
+from tide.scorers.guards.formats import FORMATS, GuardSettings
+from tide.scorers.guards.remote import RemoteGuard
+from tide.scorers.guards.verdicts import Place, read_verdict
+from tide.scorers.services.azure import AzureContentSafetyScorer
 from tide.scorers.services.base import RemoteScorer
 from tide.scorers.services.openai_moderation import CATEGORIES, OpenAIModerationScorer
 from tide.scorers.services.perspective import PerspectiveScorer
@@ -86,5 +90,49 @@ def test_moderation(make: Make, caplog: pytest.LogCaptureFixture) -> None:
 
     caplog.set_level(logging.DEBUG, "httpx")
     check(OpenAIModerationScorer(**QUICK), TEXTS, make, right, read)
+    assert KEY not in caplog.text
+    caplog.clear()
+
+
+@given(make=answers())
+@ALL
+def test_azure(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    def right(body: Any) -> Any:
+        rows = [{"category": name, "severity": 3} for name in body["categories"]]
+        return {"blocklistsMatch": [], "categoriesAnalysis": rows}
+
+    def read(answer: Any) -> Any:
+        found = {row["category"]: row["severity"] for row in answer["categoriesAnalysis"]}
+        return [max(found["Hate"], found["Violence"]) / 7]
+
+    caplog.set_level(logging.DEBUG, "httpx")
+    check(AzureContentSafetyScorer(**QUICK), TEXTS[:1], make, right, read)
+    assert KEY not in caplog.text
+    caplog.clear()
+
+
+@given(make=answers())
+@ALL
+def test_a_guard(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    def right(body: Any) -> Any:
+        tops = [{"token": "safe", "logprob": -0.5}, {"token": "unsafe", "logprob": -1.0}]
+        place = {"token": "safe", "logprob": -0.5, "top_logprobs": tops}
+        return {"choices": [{"index": 0, "logprobs": {"content": [place]}}]}
+
+    def read(answer: Any) -> Any:
+        (choice,) = answer["choices"]
+        places = [
+            Place(
+                one["token"],
+                [(t["token"], t["logprob"]) for t in one.get("top_logprobs") or [one]],
+            )
+            for one in choice["logprobs"]["content"]
+        ]
+        return [read_verdict(places, FORMATS["llama-guard"].verdicts).score]
+
+    caplog.set_level(logging.DEBUG, "httpx")
+    settings = GuardSettings(model="llama-guard", url="http://service.test")
+    quick = {name: value for name, value in QUICK.items() if name != "url"}
+    check(RemoteGuard(settings, **quick), TEXTS[:1], make, right, read)
     assert KEY not in caplog.text
     caplog.clear()

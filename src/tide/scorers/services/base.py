@@ -7,9 +7,10 @@ import math
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Annotated
+from dataclasses import dataclass, field
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 import tenacity
@@ -18,6 +19,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from tide.core.credentials import base_url
 from tide.core.errors import InputError, ScorerUnavailable
 from tide.core.http import Client, ServerFailed
+from tide.scorers.attributes import Attributed
 from tide.scorers.base import Floats, PlainScorer
 from tide.scorers.pace import Pace
 
@@ -27,9 +29,19 @@ _MOST_AT_ONCE = 100  # unless asked for
 # One pace a service, for all scorers of this process: two of its attributes share its quota.
 _PACES: dict[str, Pace] = {}
 
+_T = TypeVar("_T")
+
 Rate = Annotated[float, Field(ge=1e-4, le=10_000, allow_inf_nan=False)]
 Concurrency = Annotated[int, Field(ge=1, le=1000)]
 Attempts = Annotated[int, Field(ge=1, le=1000)]
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a service says of one text, in [0, 1]: its score, and each attribute that it has."""
+
+    value: float
+    attributes: dict[str, float] = field(default_factory=dict)
 
 
 class RemoteScorer(PlainScorer, ABC):
@@ -41,9 +53,13 @@ class RemoteScorer(PlainScorer, ABC):
     seconds, with jitter. timeout: seconds that one request may take, with its whole answer. If a
     call of `score` fails, the scores it had by then are kept, so that asking again costs only the
     rest.
+
+    attributes: the names of what the service says beside the score; see
+    `tide.scorers.attributes`.
     """
 
     batch_size = 1
+    attributes: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -65,14 +81,14 @@ class RemoteScorer(PlainScorer, ABC):
         self._attempts = attempts
         self._backoff = tenacity.wait_random_exponential(multiplier=backoff, max=_LONGEST_PAUSE)
         self._lock = threading.Lock()
-        self._kept: dict[str, float] = {}
+        self._kept: dict[str, Said] = {}
 
     @abstractmethod
     def _client(self) -> Client:
         """What requests are made with, for the time of one call."""
 
     @abstractmethod
-    async def _ask(self, client: Client, texts: list[str]) -> list[float]:
+    async def _ask(self, client: Client, texts: list[str]) -> list[Said]:
         """One request, for at most `batch_size` texts.
 
         Raises ServerFailed for what may pass, and otherwise what `score` raises.
@@ -84,11 +100,33 @@ class RemoteScorer(PlainScorer, ABC):
         Raises ScorerUnavailable after the last attempt, ScorerRefused if the service is gone or
         refuses the key, and ScorerError for texts that it does not take.
         """
-        # An event loop of its own in a thread of its own: the caller may be inside one (notebooks).
-        with self._lock, ThreadPoolExecutor(max_workers=1) as thread:
-            thread.submit(asyncio.run, self._score_all(texts)).result()
-            scores = {text: self._kept.pop(text) for text in dict.fromkeys(texts)}
-        return np.array([scores[text] for text in texts], dtype=np.float64)
+        return np.array([said.value for said in self._said(texts)], dtype=np.float64)
+
+    def score_attributes(self, texts: Sequence[str]) -> Attributed:
+        """One score a text and each attribute. Raises as `score`."""
+        said = self._said(texts)
+        return Attributed(
+            np.array([one.value for one in said], dtype=np.float64),
+            {
+                name: np.array([one.attributes[name] for one in said], dtype=np.float64)
+                for name in self.attributes
+            },
+        )
+
+    def _said(self, texts: Sequence[str]) -> list[Said]:
+        with self._lock:
+            _wait(self._score_all(texts))
+            found = {text: self._kept.pop(text) for text in dict.fromkeys(texts)}
+        return [found[text] for text in texts]
+
+    def _once(self, ask: Callable[[Client], Awaitable[_T]]) -> _T:
+        """The answer to one further request, paced and tried again as those for scores are."""
+
+        async def asked() -> _T:
+            async with self._client() as client:
+                return await self._persistently(asyncio.Semaphore(1), lambda: ask(client))
+
+        return _wait(asked())
 
     async def _score_all(self, texts: Iterable[str]) -> None:
         left = [text for text in dict.fromkeys(texts) if text not in self._kept]
@@ -108,11 +146,17 @@ class RemoteScorer(PlainScorer, ABC):
                 await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _score_batch(self, client: Client, gate: asyncio.Semaphore, texts: list[str]) -> None:
-        async def attempt() -> list[float]:
+        said = await self._persistently(gate, lambda: self._ask(client, texts))
+        self._kept.update(zip(texts, said, strict=True))
+
+    async def _persistently(self, gate: asyncio.Semaphore, ask: Callable[[], Awaitable[_T]]) -> _T:
+        """What `ask` gives, asked again while the service fails in a way that may pass."""
+
+        async def attempt() -> _T:
             async with gate:
                 await asyncio.sleep(self._pace.reserve())
                 try:
-                    return await self._ask(client, texts)
+                    return await ask()
                 except ServerFailed as error:
                     if error.pause <= _LONGEST_PAUSE:
                         self._pace.pause(error.pause)
@@ -127,11 +171,16 @@ class RemoteScorer(PlainScorer, ABC):
             reraise=True,
         )
         try:
-            scores: list[float] = await retrying(attempt)
+            return await retrying(attempt)
         except ServerFailed as error:
             times = f"{self._attempts} attempts" if self._attempts > 1 else "1 attempt"
             raise ScorerUnavailable(f"scorer {self.name}: {error} ({times})") from None
-        self._kept.update(zip(texts, scores, strict=True))
+
+
+def _wait(work: Coroutine[Any, Any, _T]) -> _T:
+    # An event loop of its own in a thread of its own: the caller may be inside one (notebooks).
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        return thread.submit(asyncio.run, work).result()
 
 
 def rate_from(variable: str, given: float | None, default: float) -> float:

@@ -19,6 +19,7 @@ from tide.scorers.services.base import (
     Concurrency,
     Rate,
     RemoteScorer,
+    Said,
     place_of,
     rate_from,
     url_from,
@@ -40,7 +41,8 @@ class _Answer(BaseModel):
 class OpenAIModerationScorer(RemoteScorer):
     """The largest score among `categories`, in [0, 1].
 
-    model: a dated one, so that scores stay comparable. These scores are not calibrated like
+    `openai-moderation:MODEL#CATEGORY,CATEGORY` chooses others; each is an attribute. model: a dated
+    one, so that scores stay comparable. These scores are not calibrated like
     Perspective's; `tide scorers calibrate` fits them to labels. Settings: see RemoteScorer.
 
     Raises InputError without a key, and ScorerError for a category that the model does not know.
@@ -64,12 +66,12 @@ class OpenAIModerationScorer(RemoteScorer):
     ) -> None:
         self._key = need_key("OPENAI_API_KEY", key)
         url = url_from("OPENAI_BASE_URL", url, URL)
-        self._model = model
-        self._categories = categories
+        self._model, _, named = model.partition("#")
+        self.attributes = categories = tuple(named.split(",")) if named else categories
         chosen = "" if categories == CATEGORIES else f"#{','.join(categories)}"
         where = "" if url == URL else f"@{place_of(url)}"
         super().__init__(
-            f"openai-moderation:{model}{chosen}{where}",
+            f"openai-moderation:{self._model}{chosen}{where}",
             url,
             queries_per_second=rate_from("OPENAI_MODERATION_QPS", queries_per_second, 5.0),
             concurrency=concurrency,
@@ -82,7 +84,7 @@ class OpenAIModerationScorer(RemoteScorer):
         headers = {"Authorization": f"Bearer {self._key.get_secret_value()}"}
         return Client(self._timeout, headers=headers)
 
-    async def _ask(self, client: Client, texts: list[str]) -> list[float]:
+    async def _ask(self, client: Client, texts: list[str]) -> list[Said]:
         reply = await client.ask(
             "POST", f"{self._url}/moderations", {"model": self._model, "input": texts}
         )
@@ -91,16 +93,16 @@ class OpenAIModerationScorer(RemoteScorer):
         rows = [result.category_scores for result in reply.parse(_Answer).results]
         if len(rows) != len(texts):
             raise ServerFailed(f"{len(rows)} scores for {len(texts)} texts")
-        return [self._highest(row) for row in rows]
+        return [self._read(row) for row in rows]
 
-    def _highest(self, row: dict[str, float | None]) -> float:
-        scores = []
-        for name in self._categories:
+    def _read(self, row: dict[str, float | None]) -> Said:
+        scores = {}
+        for name in self.attributes:
             if (score := row.get(name)) is None:
                 has = ", ".join(row)
                 raise ScorerError(f"scorer {self.name}: no category {name!r}; it has {has}")
-            scores.append(score)
-        return max(scores)
+            scores[name] = score
+        return Said(max(scores.values()), scores)
 
     def _meaning(self, reply: Reply, texts: int) -> Exception:
         """What a status other than 200 means. Messages are not quoted: they may hold the key."""

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from datetime import date
 from typing import Annotated
 
-import numpy as np
 from pydantic import BaseModel, Field
 from pydantic_core import from_json
 
@@ -24,12 +23,13 @@ from tide.core.http import Client, Reply, Seconds, ServerFailed
 from tide.core.results import Score
 from tide.core.sanitize import logger
 from tide.plugins.options import checked
-from tide.scorers.base import Floats, is_empty
+from tide.scorers.base import is_empty
 from tide.scorers.services.base import (
     Attempts,
     Concurrency,
     Rate,
     RemoteScorer,
+    Said,
     place_of,
     rate_from,
     url_from,
@@ -60,7 +60,8 @@ class _Answer(BaseModel):
 class PerspectiveScorer(RemoteScorer):
     """Probability that a reader perceives a text as toxic (or as another attribute says).
 
-    attribute: TOXICITY, SEVERE_TOXICITY, INSULT... A text longer than `max_bytes` is split at
+    attribute: TOXICITY, SEVERE_TOXICITY, INSULT..., or several, separated by commas: the largest
+    counts, and they share a request. A text longer than `max_bytes` is split at
     spaces, and the worst part counts (`long_text="split"`), or it is a ScorerError ("refuse").
     key, url, queries_per_second and long_text default to the environment (see the module). Further
     settings: see RemoteScorer.
@@ -85,15 +86,17 @@ class PerspectiveScorer(RemoteScorer):
     ) -> None:
         self._key = need_key("PERSPECTIVE_API_KEY", key)
         url = url_from("PERSPECTIVE_URL", url, URL)
-        if not attribute.replace("_", "").isalnum():
-            raise InputError(f"scorer perspective: {attribute!r} is no attribute, as TOXICITY is")
-        self._attribute = attribute
+        self.attributes = tuple(dict.fromkeys(attribute.split(",")))
+        for name in self.attributes:
+            if not name.replace("_", "").isalnum():
+                raise InputError(f"scorer perspective: {name!r} is no attribute, as TOXICITY is")
         self._long_text = long_text or os.environ.get("PERSPECTIVE_LONG_TEXT") or "split"
         if self._long_text not in ("split", "refuse"):
             raise InputError(f"PERSPECTIVE_LONG_TEXT: split or refuse (got {self._long_text!r})")
         self._max_bytes = max_bytes
+        where = "v1alpha1" if url == URL else place_of(url)
         super().__init__(
-            f"perspective:{attribute}@{'v1alpha1' if url == URL else place_of(url)}",
+            f"perspective:{','.join(self.attributes)}@{where}",
             url,
             queries_per_second=rate_from("PERSPECTIVE_QPS", queries_per_second, 1.0),
             concurrency=concurrency,
@@ -107,27 +110,31 @@ class PerspectiveScorer(RemoteScorer):
                 "ended" if date.today() > END_OF_SERVICE else "ends", END_OF_SERVICE, _INSTEAD,
             )  # fmt: skip
 
-    def score(self, texts: Sequence[str]) -> Floats:
+    def _said(self, texts: Sequence[str]) -> list[Said]:
         parts = [split_bytes(text, self._max_bytes) for text in texts]
         if self._long_text == "refuse" and any(len(some) > 1 for some in parts):
             raise ScorerError(
                 f"scorer {self.name}: a text is longer than {self._max_bytes} bytes; shorten it or "
                 "let it be split (PERSPECTIVE_LONG_TEXT=split)"
             )
-        scores = iter(super().score([part for some in parts for part in some]).tolist())
-        return np.array([max(next(scores) for _ in some) for some in parts], dtype=np.float64)
+        said = iter(super()._said([part for some in parts for part in some]))
+        return [self._worst([next(said) for _ in some]) for some in parts]
+
+    def _worst(self, parts: Sequence[Said]) -> Said:
+        found = {name: max(part.attributes[name] for part in parts) for name in self.attributes}
+        return Said(max(part.value for part in parts), found)
 
     def _client(self) -> Client:
         return Client(self._timeout, params={"key": self._key.get_secret_value()})
 
-    async def _ask(self, client: Client, texts: list[str]) -> list[float]:
+    async def _ask(self, client: Client, texts: list[str]) -> list[Said]:
         reply = await client.ask(
             "POST",
             f"{self._url}/v1alpha1/comments:analyze",
             {
                 "comment": {"text": texts[0]},
                 "languages": ["en"],
-                "requestedAttributes": {self._attribute: {}},
+                "requestedAttributes": {name: {} for name in self.attributes},
                 "doNotStore": True,
             },
         )
@@ -135,10 +142,11 @@ class PerspectiveScorer(RemoteScorer):
             raise ServerFailed(f"HTTP {reply.status}", reply.pause(0.0))
         if reply.status != 200:
             raise self._meaning(reply, texts[0])
-        found = reply.parse(_Answer).attributes.get(self._attribute)
-        if found is None:
+        answer = reply.parse(_Answer).attributes
+        if any(name not in answer for name in self.attributes):
             raise ServerFailed("an answer without a score")
-        return [found.summary.value]
+        found = {name: answer[name].summary.value for name in self.attributes}
+        return [Said(max(found.values()), found)]
 
     def _meaning(self, reply: Reply, text: str) -> ScorerError:
         """What a status other than 200 means. The body is quoted by its code words only."""

@@ -5,18 +5,19 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Annotated
+from typing import Annotated, TypeVar
 
-import numpy as np
 from pydantic import Field
 
 from tide.core.errors import ScorerUnavailable
 from tide.plugins.options import checked
-from tide.scorers.base import Floats, Scorer, ask
-from tide.scorers.wrappers.base import Guard
+from tide.scorers.base import Scorer
+from tide.scorers.wrappers.base import Transparent
+
+_T = TypeVar("_T")
 
 
-class CircuitBreaker(Guard):
+class CircuitBreaker(Transparent):
     """After `failures` calls in a row found the scorer unavailable, fails at once for `cooldown` s.
 
     Then one call is let through: if it works the circuit is closed again. For services that must
@@ -39,7 +40,7 @@ class CircuitBreaker(Guard):
         self._failed = 0
         self._open_until = -math.inf
 
-    def score(self, texts: Sequence[str]) -> Floats:
+    def _through(self, call: Callable[[Scorer, Sequence[str]], _T], texts: Sequence[str]) -> _T:
         left = self._open_until - self._clock()
         if left > 0:
             raise ScorerUnavailable(
@@ -47,11 +48,11 @@ class CircuitBreaker(Guard):
                 f"not asked again for {left:.0f} seconds"
             )
         try:
-            scores = ask(self._scorer, texts)
+            answer = call(self._scorer, texts)
         except ScorerUnavailable:
             self._failed += 1
             if self._failed >= self._failures:
                 self._open_until = self._clock() + self._cooldown
             raise
         self._failed = 0
-        return np.array(scores, dtype=np.float64)
+        return answer

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Annotated
+from typing import Annotated, TypeVar
 
-import numpy as np
 import tenacity
 from pydantic import Field
 
 from tide.core.errors import ScorerRefused, ScorerUnavailable
 from tide.plugins.options import checked
-from tide.scorers.base import Floats, Scorer, ask
-from tide.scorers.wrappers.base import Guard
+from tide.scorers.base import Scorer
+from tide.scorers.wrappers.base import Transparent
+
+_T = TypeVar("_T")
 
 
-class RetryScorer(Guard):
+class RetryScorer(Transparent):
     """Asks again, up to `attempts` times in all, while the scorer is unavailable.
 
     Pauses double from `backoff` seconds to 60, with jitter. Any other error is raised at once.
@@ -43,5 +44,5 @@ class RetryScorer(Guard):
             reraise=True,
         )
 
-    def score(self, texts: Sequence[str]) -> Floats:
-        return np.array(self._retrying(ask, self._scorer, texts), dtype=np.float64)
+    def _through(self, call: Callable[[Scorer, Sequence[str]], _T], texts: Sequence[str]) -> _T:
+        return self._retrying(call, self._scorer, texts)

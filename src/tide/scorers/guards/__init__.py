@@ -1,0 +1,1 @@
+"""Guard models as scorers: language models that are asked for a verdict, in process or a server."""

@@ -1,0 +1,211 @@
+"""How guards are asked and how they answer: formats of known families, and a file for any other.
+
+The words of the question are not kept here: the chat template that comes with a guard has them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from tide.core.errors import InputError, first_line
+from tide.core.validation import problem
+
+Policy = str | dict[str, str]
+_Weight = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+_Name = Annotated[str, Field(min_length=1, max_length=1000)]
+_PLACES = re.compile(r"\{(text|policy)\}")
+_KNOWN = {  # as they are written in the names of models, without signs
+    "llamaguard": "llama-guard",
+    "shieldgemma": "shieldgemma",
+    "graniteguardian3.3": "granite-guardian-3.3",
+    "graniteguardian4": "granite-guardian-3.3",
+    "graniteguardian": "granite-guardian",
+    "qwen3guard": "qwen3guard",
+}
+
+
+class Format(BaseModel):
+    """How a guard is asked and answers.
+
+    verdicts: the words that it answers with, and how toxic each is, in [0, 1]. lead: what stands
+    before the verdict. tokens: of an answer, to find the verdict in. arguments: of its chat
+    template. policy: where in the arguments a policy of one's own goes, by its keys; None if there
+    is no place for one. header: the template must be told to begin the answer.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    verdicts: dict[str, float]
+    lead: str = ""
+    tokens: int = 5
+    arguments: dict[str, Any] = {}
+    policy: tuple[str, ...] | None = None
+    header: bool = False
+
+
+_YES_NO = {"Yes": 1.0, "No": 0.0}
+# Read from the families' cards and public code that uses them; docs/scorers.md says which of these
+# could not be tried with the real weights.
+FORMATS: Mapping[str, Format] = {
+    "llama-guard": Format(verdicts={"unsafe": 1.0, "safe": 0.0}, policy=("categories",)),
+    "shieldgemma": Format(verdicts=_YES_NO, policy=("guideline",)),
+    "granite-guardian": Format(
+        verdicts=_YES_NO,
+        arguments={"guardian_config": {"risk_name": "harm"}},
+        policy=("guardian_config", "risk_definition"),
+        header=True,
+    ),
+    "granite-guardian-3.3": Format(
+        verdicts={"yes": 1.0, "no": 0.0},
+        lead="<score>",
+        tokens=16,
+        arguments={"guardian_config": {"criteria_id": "harm"}, "think": False},
+        policy=("guardian_config", "custom_criteria"),
+        header=True,
+    ),
+    "qwen3guard": Format(
+        # "Controversial" counts as unsafe, the stricter of the two readings that its authors name.
+        verdicts={"Unsafe": 1.0, "Controversial": 1.0, "Safe": 0.0}, lead="Safety:", tokens=12
+    ),
+}  # fmt: skip
+
+
+class GuardSettings(BaseModel):
+    """A guard, as `guard:FILE.json` has it; what is left out comes from the format.
+
+    model: folder or hub id; with `url`, the name that the server knows it by. format: one of
+    FORMATS; without one it is told by the model's name. url: a server that speaks OpenAI's API; in
+    process without one. api: "chat" leaves the template to the server; "completions" needs
+    `prompt`. engine: in process, transformers or vllm.
+
+    prompt: the question, with `{text}` and perhaps `{policy}` in it, instead of the model's chat
+    template. policy: what is not allowed, as a text, or as categories with their descriptions.
+    verdicts, lead, tokens: as `Format` has them. arguments: further ones of the chat template.
+    role: who is said to have written the text; an "assistant" answers `question`. engine_options:
+    further ones of vllm.LLM. batch: texts at a time, in process or in a request for completions.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    model: _Name
+    format: _Name | None = None
+    url: str | None = None
+    api: Literal["chat", "completions"] = "chat"
+    engine: Literal["transformers", "vllm"] = "transformers"
+    prompt: _Name | None = Field(default=None, max_length=100_000)
+    policy: Policy | None = None
+    verdicts: dict[_Name, _Weight] | None = None
+    lead: str | None = None
+    tokens: int | None = Field(default=None, ge=1, le=256)
+    arguments: dict[str, Any] = {}
+    role: Literal["user", "assistant"] = "user"
+    question: str = "Please go on."
+    device: str = "auto"
+    dtype: str = "auto"
+    engine_options: dict[str, Any] = {}
+    batch: int = Field(default=16, ge=1, le=1024)
+    threshold: _Weight = 0.5
+
+    @model_validator(mode="after")
+    def _fits(self) -> GuardSettings:
+        if self.prompt is not None and "{text}" not in self.prompt:
+            raise ValueError("prompt: holds no {text}")
+        if self.prompt is not None and self.url and self.api == "chat":
+            raise ValueError('prompt: with a url it needs "api": "completions"')
+        if self.api == "completions" and self.url and self.prompt is None:
+            raise ValueError('api: "completions" needs a prompt; "chat" uses the model\'s template')
+        if self.verdicts is not None and len(set(self.verdicts.values())) < 2:
+            raise ValueError("verdicts: needs one that is toxic and one that is not")
+        return self
+
+    @classmethod
+    def load(cls, path: Path, **defaults: Any) -> GuardSettings:
+        """The settings in a file. Raises InputError with the field that is wrong."""
+        try:
+            values = _Loose.model_validate_json(path.read_bytes()).model_dump()
+            return cls.model_validate({**defaults, **values})
+        except ValidationError as error:
+            raise InputError(f"{path}: no guard: {problem(error, 'it')}") from None
+        except (OSError, ValueError) as error:
+            raise InputError(f"{path}: cannot be read: {first_line(error)}") from error
+
+    def resolve(self) -> tuple[str, Format]:
+        """The format's name, and how this guard is asked. Raises InputError without a format."""
+        name = self.format or ("own" if self.prompt and self.verdicts else known(self.model))
+        if name != "own" and name not in FORMATS:
+            what = f"unknown format {self.format!r}" if self.format else "which format?"
+            raise InputError(
+                f"scorer guard:{self.model}: {what}; append one behind '#': {', '.join(FORMATS)}; "
+                "or give a prompt and verdicts in a file (guard:FILE.json)"
+            )
+        base = FORMATS.get(name) or Format(verdicts={})
+        if self.verdicts is None and not base.verdicts:
+            raise InputError(f"scorer guard:{self.model}: a format of your own needs verdicts")
+        given = {
+            "verdicts": self.verdicts, "lead": self.lead, "tokens": self.tokens,
+            "arguments": self._arguments(base),
+        }  # fmt: skip
+        return name, base.model_copy(update={k: v for k, v in given.items() if v is not None})
+
+    def _arguments(self, base: Format) -> dict[str, Any]:
+        arguments: dict[str, Any] = {**base.arguments, **self.arguments}
+        if self.policy is None or self.prompt is not None:
+            return arguments
+        if base.policy is None:
+            raise InputError(
+                f"scorer guard:{self.model}: this format has no place for a policy; put it into a "
+                "prompt of your own (guard:FILE.json)"
+            )
+        policy: Any = self.policy
+        if base.policy == ("categories",) and isinstance(policy, str):
+            policy = {"S1": policy}
+        elif base.policy != ("categories",) and not isinstance(policy, str):
+            policy = "\n".join(f"{name}: {text}" for name, text in policy.items())
+        if len(base.policy) == 1:
+            return {**arguments, base.policy[0]: policy}
+        # A definition of one's own takes the place of the named risk.
+        own = {"risk_name": "policy"} if base.policy[-1] == "risk_definition" else {}
+        return {**arguments, base.policy[0]: {**own, base.policy[-1]: policy}}
+
+    def ask_about(self, text: str) -> str:
+        """The prompt with `text` and the policy in it; nothing in either is filled in again."""
+        policy = self.policy or ""
+        if not isinstance(policy, str):
+            policy = "\n".join(f"{name}: {said}" for name, said in policy.items())
+        filled = {"text": text, "policy": policy}
+        return _PLACES.sub(lambda match: filled[match[1]], self.prompt or "{text}")
+
+    def messages(self, text: str) -> list[dict[str, str]]:
+        """The chat that the guard's template is filled with."""
+        if self.role == "user":
+            return [{"role": "user", "content": text}]
+        return [
+            {"role": "user", "content": self.question},
+            {"role": "assistant", "content": text},
+        ]
+
+    def digest(self) -> str:
+        """Of everything that the scores depend on but the model and where it runs."""
+        asked = self.model_dump_json(
+            include={"prompt", "policy", "verdicts", "lead", "arguments", "role", "question"}
+        )
+        plain = GuardSettings(model=self.model).model_dump_json(
+            include={"prompt", "policy", "verdicts", "lead", "arguments", "role", "question"}
+        )
+        return "" if asked == plain else hashlib.sha256(asked.encode()).hexdigest()[:8]
+
+
+class _Loose(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+
+def known(model: str) -> str:
+    """The format of a family, told by the model's name; empty if it is none of them."""
+    name = re.sub(r"[-_ /\\]", "", model.lower())
+    return next((form for part, form in _KNOWN.items() if part in name), "")

@@ -1,0 +1,246 @@
+"""Guards in this process, run by transformers or by vLLM."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from tide.core.errors import InputError, ScorerError, guarded
+from tide.core.optional import require
+from tide.core.pretrained import check_tokenizer, find_device, load_pretrained, read_config
+from tide.scorers.base import HEALTH_TEXT, Floats, PlainScorer, Scorer
+from tide.scorers.guards.formats import GuardSettings
+from tide.scorers.guards.verdicts import NoVerdict, Place, Verdict, read_verdict
+from tide.scorers.huggingface import digest_of
+
+_TAGS = re.compile(r"</?\w+>")
+# Tokens that are looked at in each place; vLLM gives 20 unless it is told otherwise.
+_LIKELIEST = 20
+
+
+class _LocalGuard(PlainScorer, ABC):
+    """Base of guards in process: what they are asked, and how their answers are read.
+
+    What a guard writes before its verdict (empty lines, "Safety:") is looked for once, at the
+    start. From then on its answers are begun so, and the verdict is their first token.
+    """
+
+    _tokenizer: Any
+
+    def __init__(self, settings: GuardSettings) -> None:
+        kind, self._format = settings.resolve()
+        self._settings = settings
+        self.threshold = settings.threshold
+        self.name = f"guard:{settings.model}"
+        with guarded(ScorerError, f"scorer {self.name}: cannot be loaded"):
+            config = self._load()
+            self._context = getattr(config.get_text_config(), "max_position_embeddings", None)
+        folder = Path(settings.model)
+        revision = digest_of(folder) if folder.is_dir() else getattr(config, "_commit_hash", None)
+        own = f",{digest}" if (digest := settings.digest()) else ""
+        self.name += f"{f'@{revision[:8]}' if revision else ''}#{kind}{own}"
+        self._begun = ""
+        # Of more than one letter: it must never be empty when it is broken up.
+        self._special = [token for token in self._tokenizer.all_special_tokens if len(token) > 1]
+        self._try_out()
+
+    def score(self, texts: Sequence[str]) -> Floats:
+        prompts = [self._prompt(text) for text in texts]
+        scores = np.zeros(len(texts))
+        by_length = sorted(range(len(texts)), key=lambda i: len(prompts[i]))
+        size = self._settings.batch
+        for start in range(0, len(texts), size):
+            rows = by_length[start : start + size]
+            scores[rows] = self._verdicts([prompts[i] for i in rows])
+        return scores
+
+    @abstractmethod
+    def _load(self) -> Any:
+        """Load tokenizer and model; the model's config. Raises anything."""
+
+    @abstractmethod
+    def _answers(self, prompts: Sequence[Sequence[int]], tokens: int) -> list[list[Place]]:
+        """The likeliest answer to each prompt (token ids), of at most `tokens` tokens."""
+
+    def _verdicts(self, prompts: Sequence[Sequence[int]]) -> list[float]:
+        tokens = 1 if self._begun or not self._format.lead else self._format.tokens
+        found: list[float | None] = [self._read(one) for one in self._answers(prompts, tokens)]
+        later = [i for i, score in enumerate(found) if score is None]
+        if later:
+            answers = self._answers([prompts[i] for i in later], self._format.tokens)
+            for i, answer in zip(later, answers, strict=True):
+                found[i] = self._verdict(answer).score
+        return [score for score in found if score is not None]
+
+    def _read(self, answer: Sequence[Place]) -> float | None:
+        try:
+            return self._verdict(answer).score
+        except ScorerError:
+            return None
+
+    def _verdict(self, answer: Sequence[Place]) -> Verdict:
+        try:
+            return read_verdict(answer, self._format.verdicts, self._format.lead, self._begun)
+        except NoVerdict as error:
+            words = ", ".join(self._format.verdicts)
+            raise ScorerError(
+                f"scorer {self.name}: answered {error} instead of a verdict ({words}); is it a "
+                "guard of this format?"
+            ) from None
+
+    def _try_out(self) -> None:
+        """Look what it answers to a plain text: a verdict, and where."""
+        policy = self._settings.policy
+        if policy is not None and self._settings.prompt is None:
+            rendered = self._rendered(HEALTH_TEXT)
+            texts = [policy] if isinstance(policy, str) else policy.values()
+            if not all(text in rendered for text in texts):
+                raise InputError(
+                    f"scorer {self.name}: its chat template has no place for a policy; put it into "
+                    "a prompt of your own (guard:FILE.json)"
+                )
+        with guarded(ScorerError, f"scorer {self.name}: cannot be asked"):
+            (answer,) = self._answers([self._prompt(HEALTH_TEXT)], self._format.tokens)
+            before = self._verdict(answer).before
+        # Thoughts are those about one text, and begin no other answer.
+        if not _TAGS.sub("", before.replace(self._format.lead, "")).strip():
+            self._begun = before
+
+    def _prompt(self, text: str) -> list[int]:
+        """Token ids. Raises ScorerError for a text that is longer than the guard reads."""
+        rendered = self._rendered(self._without_markers(text)) + self._begun
+        ids: list[int] = self._tokenizer(
+            rendered, add_special_tokens=self._settings.prompt is not None
+        )["input_ids"]
+        if self._context is not None and len(ids) + self._format.tokens > self._context:
+            raise ScorerError(
+                f"scorer {self.name}: a text of {len(text):,} characters is too long for its "
+                f"context of {self._context} tokens; use windows:guard:..."
+            )
+        return ids
+
+    def _without_markers(self, text: str) -> str:
+        """`text` with special tokens broken up, so that it cannot end its own turn."""
+        for token in self._special:
+            text = text.replace(token, f"{token[0]} {token[1:]}")
+        return text
+
+    def _rendered(self, text: str) -> str:
+        if self._settings.prompt is not None:
+            return self._settings.ask_about(text)
+        if getattr(self._tokenizer, "chat_template", None) is None:
+            raise ScorerError(
+                f"scorer {self.name}: its tokenizer has no chat template; give a prompt in a file "
+                "(guard:FILE.json)"
+            )
+        with guarded(ScorerError, f"scorer {self.name}: its chat template failed"):
+            rendered: str = self._tokenizer.apply_chat_template(
+                self._settings.messages(text),
+                tokenize=False,
+                add_generation_prompt=self._format.header,
+                **self._format.arguments,
+            )
+        return rendered
+
+
+class TransformersGuard(_LocalGuard):
+    """A guard that transformers runs, on the device and in the dtype of its settings."""
+
+    def _load(self) -> Any:
+        from transformers import AutoModelForCausalLM  # noqa: PLC0415  (slow import)
+
+        settings = self._settings
+        self._device = find_device(settings.device)
+        self._tokenizer, self._model = load_pretrained(
+            AutoModelForCausalLM, settings.model, self._device, settings.dtype
+        )
+        check_tokenizer(self._tokenizer, len(self._model.get_input_embeddings().weight))
+        return self._model.config
+
+    def close(self) -> None:
+        del self._model
+
+    @torch.inference_mode()
+    def _answers(self, prompts: Sequence[Sequence[int]], tokens: int) -> list[list[Place]]:
+        from transformers import GenerationConfig  # noqa: PLC0415  (slow import)
+
+        longest = max(map(len, prompts))
+        filling = self._tokenizer.pad_token_id or 0
+        ids = torch.full((len(prompts), longest), filling)
+        mask = torch.zeros_like(ids)
+        for row, prompt in enumerate(prompts):
+            ids[row, longest - len(prompt) :] = torch.tensor(prompt)
+            mask[row, longest - len(prompt) :] = 1
+        ends = self._model.generation_config.eos_token_id
+        written = self._model.generate(
+            ids.to(self._device),
+            attention_mask=mask.to(self._device),
+            generation_config=GenerationConfig(
+                max_new_tokens=tokens,
+                do_sample=False,
+                eos_token_id=ends if ends is not None else self._tokenizer.eos_token_id,
+                pad_token_id=filling,
+                output_logits=True,
+                return_dict_in_generate=True,
+            ),
+        )
+        chosen = written.sequences[:, longest:].cpu()
+        answers: list[list[Place]] = [[] for _ in prompts]
+        for step, logits in enumerate(written.logits):
+            likeliest = logits.double().log_softmax(dim=-1).topk(min(_LIKELIEST, logits.shape[-1]))
+            values, tokens_of = likeliest.values.tolist(), likeliest.indices.tolist()
+            for row, answer in enumerate(answers):
+                texts = [
+                    (self._text(i), v) for i, v in zip(tokens_of[row], values[row], strict=True)
+                ]
+                answer.append(Place(self._text(int(chosen[row, step])), texts))
+        return answers
+
+    def _text(self, token: int) -> str:
+        return str(self._tokenizer.decode([token]))
+
+
+class VllmGuard(_LocalGuard):
+    """A guard that vLLM runs in this process."""
+
+    def _load(self) -> Any:
+        from transformers import AutoTokenizer  # noqa: PLC0415  (slow import)
+
+        settings = self._settings
+        self._vllm: Any = require("vllm", extra="vllm")
+        config = read_config(settings.model)
+        self._tokenizer = AutoTokenizer.from_pretrained(settings.model)
+        options = {"dtype": settings.dtype, "max_logprobs": _LIKELIEST, **settings.engine_options}
+        self._llm = self._vllm.LLM(settings.model, **options)
+        return config
+
+    def close(self) -> None:
+        del self._llm
+
+    def _answers(self, prompts: Sequence[Sequence[int]], tokens: int) -> list[list[Place]]:
+        sampling = self._vllm.SamplingParams(
+            max_tokens=tokens, temperature=0.0, logprobs=_LIKELIEST, skip_special_tokens=False
+        )
+        asked = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+        answers = []
+        for request in self._llm.generate(asked, sampling, use_tqdm=False):
+            output = request.outputs[0]
+            answers.append([
+                Place(
+                    place[chosen].decoded_token,
+                    [(one.decoded_token, one.logprob) for one in place.values()],
+                )
+                for chosen, place in zip(output.token_ids, output.logprobs, strict=True)
+            ])  # fmt: skip
+        return answers
+
+
+def make_local(settings: GuardSettings) -> Scorer:
+    """A guard in process."""
+    return VllmGuard(settings) if settings.engine == "vllm" else TransformersGuard(settings)

@@ -1,0 +1,145 @@
+"""Guards on a server that speaks OpenAI's API and gives log-probabilities."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field
+
+from tide.core.errors import ScorerError
+from tide.core.http import Client, Rows, ServerFailed
+from tide.scorers.guards.formats import GuardSettings
+from tide.scorers.guards.verdicts import NoVerdict, Place, read_verdict
+from tide.scorers.services.base import Said, place_of
+from tide.scorers.services.own import OwnServerScorer
+
+# The most that OpenAI's API gives.
+_LIKELIEST = 20
+_LogProbability = Annotated[float, Field(ge=-1e9, le=1e-3)]  # 0 but for rounding
+
+
+class _Top(BaseModel):
+    token: str
+    logprob: _LogProbability
+
+
+class _Token(_Top):
+    top_logprobs: Rows[_Top] = []
+
+
+class _Content(BaseModel):
+    content: list[_Token] | None = None
+
+
+class _ChatChoice(BaseModel):
+    index: int = 0
+    logprobs: _Content | None = None
+
+
+class _Chat(BaseModel):
+    choices: Rows[_ChatChoice]
+
+
+class _LogProbs(BaseModel):
+    tokens: Rows[str]
+    token_logprobs: Rows[_LogProbability | None]
+    top_logprobs: Rows[dict[str, _LogProbability] | None]
+
+
+class _Completion(BaseModel):
+    index: int
+    logprobs: _LogProbs | None = None
+
+
+class _Completions(BaseModel):
+    choices: Rows[_Completion]
+
+
+class RemoteGuard(OwnServerScorer):
+    """A guard on a server of OpenAI's API that gives log-probabilities, as vLLM does.
+
+    By default the server fills in the guard's chat template (`/chat/completions`); a prompt of
+    one's own goes to `/completions`. GUARD_API_KEY holds the key, GUARD_QPS the requests a second.
+    Further settings: see RemoteScorer.
+    """
+
+    family = "GUARD"
+
+    def __init__(self, settings: GuardSettings, **options: Any) -> None:
+        kind, self._format = settings.resolve()
+        self._settings = settings
+        self.batch_size = settings.batch if settings.api == "completions" else 1
+        super().__init__(f"guard:{settings.model}", settings.url or "", **options)
+        if not self._url.endswith("/v1"):
+            self._url += "/v1"
+        own = f",{digest}" if (digest := settings.digest()) else ""
+        self.name = f"guard:{settings.model}@{place_of(self._url)}#{kind}{own}"
+        self.threshold = settings.threshold
+
+    async def _ask(self, client: Client, texts: list[str]) -> list[Said]:
+        if self._settings.api == "chat":
+            answers = [await self._chat(client, texts[0])]
+        else:
+            answers = await self._complete(client, texts)
+        return [Said(self._verdict(answer)) for answer in answers]
+
+    async def _chat(self, client: Client, text: str) -> list[Place]:
+        body = {
+            "model": self._settings.model,
+            "messages": self._settings.messages(text),
+            "max_tokens": self._format.tokens,
+            "temperature": 0.0,
+            "logprobs": True,
+            "top_logprobs": _LIKELIEST,
+        }
+        if self._format.arguments:
+            body["chat_template_kwargs"] = self._format.arguments
+        answer = await self._post(client, "/chat/completions", body, 1, _Chat)
+        if len(answer.choices) != 1:
+            raise ServerFailed(f"{len(answer.choices)} answers to one text")
+        said = answer.choices[0].logprobs
+        if said is None or not said.content:
+            raise ServerFailed("an answer without log-probabilities")
+        return [
+            Place(one.token, [(top.token, top.logprob) for top in one.top_logprobs or [one]])
+            for one in said.content
+        ]
+
+    async def _complete(self, client: Client, texts: list[str]) -> list[list[Place]]:
+        body = {
+            "model": self._settings.model,
+            "prompt": [self._settings.ask_about(text) + self._format.lead for text in texts],
+            "max_tokens": self._format.tokens,
+            "temperature": 0.0,
+            "logprobs": _LIKELIEST,
+        }
+        answer = await self._post(client, "/completions", body, len(texts), _Completions)
+        choices = sorted(answer.choices, key=lambda choice: choice.index)
+        if [choice.index for choice in choices] != [*range(len(texts))]:
+            raise ServerFailed(f"{len(choices)} answers to {len(texts)} texts")
+        return [_places(choice.logprobs) for choice in choices]
+
+    def _verdict(self, answer: list[Place]) -> float:
+        begun = self._format.lead if self._settings.api == "completions" else ""
+        try:
+            return read_verdict(answer, self._format.verdicts, self._format.lead, begun).score
+        except NoVerdict as error:
+            words = ", ".join(self._format.verdicts)
+            raise ScorerError(
+                f"scorer {self.name}: answered {error} instead of a verdict ({words}); is it a "
+                "guard of this format?"
+            ) from None
+
+
+def _places(said: _LogProbs | None) -> list[Place]:
+    if said is None or not said.tokens:
+        raise ServerFailed("an answer without log-probabilities")
+    if not len(said.tokens) == len(said.token_logprobs) == len(said.top_logprobs):
+        raise ServerFailed("log-probabilities of other tokens than it wrote")
+    places = []
+    for token, own, top in zip(said.tokens, said.token_logprobs, said.top_logprobs, strict=True):
+        likeliest = list(top.items()) if top else []
+        if not likeliest and own is None:
+            raise ServerFailed("an answer without log-probabilities")
+        places.append(Place(token, likeliest or [(token, own or 0.0)]))
+    return places

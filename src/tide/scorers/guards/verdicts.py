@@ -1,0 +1,109 @@
+"""The verdict that a guard writes, as a probability.
+
+A guard answers with a word: "safe", "No", "Safety: Unsafe". Its log-probabilities say how sure it
+was. The score is the probability of the toxic verdicts among all verdicts, at the place where the
+verdict begins, which need not be the first token of the answer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+# A place where all verdicts together are less likely than this is none of a verdict.
+_LEAST = 0.01
+# What may stand around a verdict.
+_AROUND = " \t\r\n\"'`*_"
+
+
+class Place(NamedTuple):
+    """One token of an answer: its text, and the texts and log-probabilities of the likeliest.
+
+    A server may leave the chosen token out of `likeliest`, or list it alone.
+    """
+
+    chosen: str
+    likeliest: Sequence[tuple[str, float]]
+
+
+class NoVerdict(ValueError):
+    """The answer holds no verdict; the text says what it begins with."""
+
+
+class Verdict(NamedTuple):
+    """score: in [0, 1]. before: what the guard wrote before its verdict."""
+
+    score: float
+    before: str
+
+
+def read_verdict(
+    places: Sequence[Place], verdicts: Mapping[str, float], lead: str = "", written: str = ""
+) -> Verdict:
+    """The verdict in an answer.
+
+    verdicts: toxicity of each verdict in [0, 1]. lead: what stands before the verdict ("Safety:");
+    anything may stand before the lead, and nothing but spaces and quotation marks after it.
+    written: the beginning of the answer, if the guard was made to begin so.
+
+    Where the places do not list any of the most toxic verdicts, they are given as much probability
+    as the list leaves room for: the score is never lower than the whole vocabulary would make it.
+    Raises NoVerdict.
+    """
+    begun = len(written)
+    for chosen, likeliest in places:
+        at = written.find(lead)
+        if at >= 0:
+            tail = written[at + len(lead) :].lstrip(_AROUND)
+            meant = _meant(tail + chosen, verdicts)
+            blank = not (tail + chosen).strip(_AROUND)
+            if not blank and len(meant) < 2:
+                # Another word was chosen, or a verdict: then it counts however unlikely it was.
+                score = _score(tail, likeliest, verdicts, 0.0 if meant else _LEAST)
+                if score is not None:
+                    return Verdict(score, written[begun:])
+                if not meant:
+                    break
+        written += chosen
+    answer = "".join(place.chosen for place in places)
+    raise NoVerdict(repr(answer[:40]))
+
+
+def _score(
+    tail: str,
+    likeliest: Sequence[tuple[str, float]],
+    verdicts: Mapping[str, float],
+    least: float,
+) -> float | None:
+    """The mean toxicity of the verdicts that may come after `tail`.
+
+    None unless they are more likely than `least`, all together.
+    """
+    mass: dict[float, float] = {}
+    listed = [(text, min(1.0, math.exp(logprob))) for text, logprob in likeliest]
+    for text, probability in listed:
+        meant = _meant(tail + text, verdicts)
+        if len(meant) == 1:
+            weight = next(iter(meant))
+            mass[weight] = mass.get(weight, 0.0) + probability
+    if sum(mass.values()) <= least:
+        return None
+    if (worst := max(verdicts.values())) not in mass:
+        left = 1.0 - sum(probability for _, probability in listed)
+        mass[worst] = max(0.0, min(left, *(probability for _, probability in listed)))
+    total = sum(mass.values())
+    return min(1.0, sum(weight * p for weight, p in mass.items()) / total)
+
+
+def _meant(text: str, verdicts: Mapping[str, float]) -> set[float]:
+    """The toxicity of the verdicts that `text` is, or is the beginning of."""
+    text = text.lstrip(_AROUND)
+    if not text:
+        return set()
+    return {
+        weight
+        for verdict, weight in verdicts.items()
+        if verdict.startswith(text)
+        or (text.startswith(verdict) and not text[len(verdict)].isalnum())
+    }

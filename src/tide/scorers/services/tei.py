@@ -1,0 +1,87 @@
+"""`tei:URL`: a classifier that Hugging Face's text-embeddings-inference serves.
+
+TEI_API_KEY holds the key, if the server wants one; TEI_QPS the requests a second (100).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field, RootModel
+
+from tide.core.errors import ScorerRefused
+from tide.core.http import Client, Rows, ServerFailed
+from tide.core.results import Score
+from tide.plugins.options import checked
+from tide.scorers.labels import toxic_columns
+from tide.scorers.services.base import Said, place_of
+from tide.scorers.services.own import OwnServerScorer
+
+_Name = Annotated[str, Field(min_length=1, max_length=1000)]
+
+
+class _Labels(BaseModel):
+    id2label: dict[str, _Name] = Field(min_length=1)
+
+
+class _Kind(BaseModel):
+    classifier: _Labels | None = None
+
+
+class _Info(BaseModel):
+    model_id: _Name
+    model_sha: _Name | None = None
+    model_type: _Kind
+    max_client_batch_size: int = Field(default=32, ge=1)
+
+
+class _Prediction(BaseModel):
+    label: _Name
+    score: Score
+
+
+class _Predictions(RootModel[list[Any]]):
+    root: Rows[Rows[_Prediction]]
+
+
+class TeiScorer(OwnServerScorer):
+    """The summed probability of the toxic labels of a classifier, from TEI's `/predict`.
+
+    url: the server's address, optionally followed by `#` and the toxic labels, comma-separated:
+    `tei:http://HOST:8080#toxic`. Without them, labels with a usual name are taken, as by `hf`. TEI
+    gives exclusive probabilities (softmax) of models whose labels are not exclusive, too. Texts are
+    cut at the end of the model's context. Settings: see RemoteScorer.
+    """
+
+    family = "TEI"
+
+    @checked
+    def __init__(self, url: str, **options: Any) -> None:
+        address, _, wanted = url.partition("#")
+        super().__init__("tei", address, **options)
+        info = self._once(lambda client: self._get(client, "/info", _Info))
+        if info.model_type.classifier is None:
+            raise ScorerRefused(f"scorer tei: {info.model_id} is no classifier")
+        names = list(dict.fromkeys(info.model_type.classifier.id2label.values()))
+        columns = toxic_columns(f"tei:{address}", names, wanted)
+        self._labels = frozenset(names)
+        self._toxic = [names[i] for i in columns]
+        self.attributes = tuple(self._toxic) if len(self._toxic) > 1 else ()
+        self.batch_size = min(self.batch_size, info.max_client_batch_size)
+        where = info.model_sha[:8] if info.model_sha else place_of(self._url)
+        self.name = f"tei:{info.model_id}@{where}#{','.join(self._toxic)}"
+
+    async def _ask(self, client: Client, texts: list[str]) -> list[Said]:
+        # A list of two strings would be read as one pair: each text is in a list of its own.
+        body = {"inputs": [[text] for text in texts], "truncate": True}
+        answer = await self._post(client, "/predict", body, len(texts), _Predictions)
+        if len(answer.root) != len(texts):
+            raise ServerFailed(f"{len(answer.root)} scores for {len(texts)} texts")
+        return [self._said_of(row) for row in answer.root]
+
+    def _said_of(self, row: list[_Prediction]) -> Said:
+        found = {one.label: one.score for one in row}
+        if found.keys() != self._labels or len(found) != len(row):
+            raise ServerFailed("an answer with other labels than its model has")
+        scores = {label: found[label] for label in self._toxic}
+        return Said(min(1.0, sum(scores.values())), scores)

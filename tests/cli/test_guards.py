@@ -1,0 +1,128 @@
+"""A run with a guard: in process, and on a server that is killed while the run needs it."""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.test_run import records, tide
+from tests.scorers.guards.tiny import teach
+from tide.data.labelled import read_labelled
+from tide.data.prompts import read_rows
+
+SERVICE = Path(__file__).resolve().parents[1] / "scorers" / "guards" / "service.py"
+
+
+@pytest.fixture(scope="module")
+def folder(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A guard that has learned from 3,000 short labelled comments, and knows the rudest words."""
+    rows = read_labelled([shared_data / "labelled" / "toxicity.jsonl.gz"], by="source")
+    short = [row for row in rows if row.group in ("davidson", "jigsaw") and len(row.text) < 120]
+    chosen = random.Random(0).sample(short, 3000)
+    labelled = [(row.text, row.toxicity >= 0.5) for row in chosen]
+    return teach(tmp_path_factory.mktemp("guard"), "llama-guard", labelled, 500, 1500)
+
+
+@pytest.fixture
+def prompts(shared_data: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """The first prompts of RealToxicityPrompts-challenging, as many as the test says."""
+    source = shared_data / "benchmarks" / "rtp_challenging.jsonl"
+    path = tmp_path / "prompts.jsonl"
+    rows = read_rows(source, limit=request.param)
+    path.write_text("".join(json.dumps({"id": r.id, "prompt": r.text}) + "\n" for r in rows))
+    return path
+
+
+@contextmanager
+def guard_server(folder: Path, log: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, str(SERVICE), str(port), str(folder), str(log)]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 120
+        while not log.exists():
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def whole(found: list[dict[str, Any]], count: int) -> None:
+    """Every prompt has a completion, scored by the guard and by the judge."""
+    assert len(found) == count
+    for row in found:
+        (scores,) = row["judge_scores"].values()
+        assert len(scores) == len(row["completions"]) == len(row["toxicity_scores"]) == 1
+        assert None not in scores
+
+
+@pytest.mark.parametrize("prompts", [12, pytest.param(200, marks=pytest.mark.slow)], indirect=True)
+def test_in_process(
+    folder: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "out.jsonl"
+    arguments = ("run", "-i", prompts, "-o", output, "--scorer", f"guard:{folder}",
+                 "--judge", "pocket-judge", "--trials", 1)  # fmt: skip
+    assert tide(*arguments, monkeypatch=monkeypatch) == 0
+    found = records(output)
+    whole(found, prompts.read_text().count("\n"))
+    assert any(row["base_toxicity_scores"][0] >= 0.5 for row in found)
+    accepted = [row["toxicity_scores"][0] for row in found if row["accepted"][0]]
+    assert len(accepted) >= 0.9 * len(found)
+    assert max(accepted) < 0.5
+
+
+@pytest.mark.parametrize("prompts", [40, pytest.param(200, marks=pytest.mark.slow)], indirect=True)
+def test_a_server_that_is_killed_stops_the_run_and_the_run_goes_on_with_another(
+    folder: Path, prompts: Path, tmp_path: Path
+) -> None:
+    port, count = free_port(), prompts.read_text().count("\n")
+    output = tmp_path / "out.jsonl"
+    command = [
+        sys.executable, "-c", "from tide.cli import main; main()", "run", "-i", str(prompts),
+        "-o", str(output), "--scorer", f"guard:llama-guard@http://127.0.0.1:{port}",
+        "--judge", "pocket-judge", "--trials", "1", "--max-batch", "8",
+    ]  # fmt: skip
+    with guard_server(folder, tmp_path / "first.log", port) as server:
+        run = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        while not output.exists() or output.read_bytes().count(b"\n") < count // 4:
+            assert run.poll() is None
+            time.sleep(0.01)
+        server.kill()
+        _, said = run.communicate(timeout=300)
+    assert run.returncode == 1
+    assert b"6 attempts" in said
+    assert b"Traceback" not in said
+    before = records(output)
+    assert count // 4 <= len(before) < count
+    with guard_server(folder, tmp_path / "second.log", port):
+        assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+    after = records(output)
+    whole(after, count)
+    texts = {row["id"]: row["completions"] for row in after}
+    assert all(texts[row["id"]] == row["completions"] for row in before)
+    # Nothing that was accepted went unscored by a guard.
+    asked = {
+        json.loads(line)
+        for name in ("first.log", "second.log")
+        for line in (tmp_path / name).read_text().splitlines()
+    }
+    assert all(row["completions"][0] in asked for row in after if not row["empty"][0])

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tide.core.errors import InputError
+from tide.scorers import load_scorer
+from tide.scorers.guards.formats import FORMATS, GuardSettings, known
+from tide.scorers.guards.scorer import read
+
+
+@pytest.mark.parametrize(
+    ("model", "form"),
+    [
+        ("meta-llama/Llama-Guard-3-8B", "llama-guard"),
+        ("meta-llama/LlamaGuard-7b", "llama-guard"),
+        ("google/shieldgemma-2b", "shieldgemma"),
+        ("ibm-granite/granite-guardian-3.1-2b", "granite-guardian"),
+        ("ibm-granite/granite-guardian-3.3-8b", "granite-guardian-3.3"),
+        ("ibm-granite/granite-guardian-4.1-8b", "granite-guardian-3.3"),
+        ("Qwen/Qwen3Guard-Gen-0.6B", "qwen3guard"),
+        ("openai-community/gpt2", ""),
+    ],
+)
+def test_a_family_is_known_by_its_name(model: str, form: str) -> None:
+    assert known(model) == form
+    if form:
+        assert GuardSettings(model=model).resolve() == (form, FORMATS[form])
+
+
+def test_specs() -> None:
+    assert read("a/b#shieldgemma") == GuardSettings(model="a/b", format="shieldgemma")
+    found = read("a/b#qwen3guard@http://host:8000/v1")
+    assert (found.model, found.format, found.url) == ("a/b", "qwen3guard", "http://host:8000/v1")
+    assert read("a/b@https://host").url == "https://host"
+    for wrong in ("", "#shieldgemma", "@http://host"):
+        with pytest.raises(InputError, match="name a model"):
+            read(wrong)
+
+
+def saved(path: Path, **values: Any) -> str:
+    path.write_text(json.dumps(values), encoding="utf-8")
+    return str(path)
+
+
+def test_a_file_of_settings(tmp_path: Path) -> None:
+    spec = saved(
+        tmp_path / "mine.json", model="any/model", prompt="Is it bad? {policy} {text}",
+        policy="Be kind.", verdicts={"bad": 1, "good": 0, "so-so": 0.5}, lead="Verdict:",
+    )  # fmt: skip
+    settings = read(spec)
+    name, found = settings.resolve()
+    assert name == "own"
+    assert found.verdicts == {"bad": 1.0, "good": 0.0, "so-so": 0.5}
+    assert found.lead == "Verdict:"
+    # What a text holds is not filled in a second time.
+    assert settings.ask_about("{policy}{text}") == "Is it bad? Be kind. {policy}{text}"
+
+
+def test_a_folder_may_say_how_it_is_asked(tmp_path: Path) -> None:
+    saved(tmp_path / "guard.json", format="shieldgemma", policy="Be kind.")
+    assert read(str(tmp_path)) == GuardSettings(
+        model=str(tmp_path), format="shieldgemma", policy="Be kind."
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({}, "model: Field required"),
+        ({"model": "x", "colour": "red"}, "colour: Extra inputs"),
+        ({"model": "x", "prompt": "Is it bad?"}, r"prompt: holds no \{text\}"),
+        ({"model": "x", "verdicts": {"a": 2.0, "b": 0}}, "verdicts.a: Input should be less"),
+        ({"model": "x", "verdicts": {"a": 1, "b": 1}}, "needs one that is toxic and one"),
+        ({"model": "x", "prompt": "{text}", "url": "http://h"}, 'needs "api": "completions"'),
+        ({"model": "x", "url": "http://h", "api": "completions"}, "needs a prompt"),
+        ({"model": 3}, "model: Input should be a valid string"),
+    ],
+)
+def test_a_wrong_file_names_its_field(tmp_path: Path, values: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        read(saved(tmp_path / "wrong.json", **values))
+    assert "\n" not in str(caught.value)
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot be read"):
+        load_scorer(f"guard:{tmp_path}/none.json")
+    (tmp_path / "torn.json").write_text('{"model": ')
+    with pytest.raises(InputError, match="no guard"):
+        load_scorer(f"guard:{tmp_path}/torn.json")
+
+
+def test_formats_that_do_not_fit() -> None:
+    with pytest.raises(InputError, match=r"which format\?; append one behind '#': llama-guard"):
+        load_scorer("guard:openai-community/gpt2")
+    with pytest.raises(InputError, match="unknown format 'guardian'"):
+        load_scorer("guard:openai-community/gpt2#guardian")
+    with pytest.raises(InputError, match="no place for a policy"):
+        GuardSettings(model="Qwen3Guard", policy="Be kind.").resolve()
+
+
+@pytest.mark.parametrize(
+    ("model", "policy", "arguments"),
+    [
+        ("llama-guard", "Be kind.", {"categories": {"S1": "Be kind."}}),
+        ("llama-guard", {"K1": "Be kind."}, {"categories": {"K1": "Be kind."}}),
+        ("shieldgemma", {"K1": "Be kind."}, {"guideline": "K1: Be kind."}),
+        (
+            "granite-guardian-3.1", "Be kind.",
+            {"guardian_config": {"risk_name": "policy", "risk_definition": "Be kind."}},
+        ),
+        (
+            "granite-guardian-3.3", "Be kind.",
+            {"guardian_config": {"custom_criteria": "Be kind."}, "think": False},
+        ),
+    ],
+)  # fmt: skip
+def test_where_a_policy_goes(model: str, policy: Any, arguments: dict[str, Any]) -> None:
+    _, found = GuardSettings(model=model, policy=policy).resolve()
+    assert found.arguments == arguments
+
+
+def test_settings_that_change_scores_change_the_digest() -> None:
+    plain = GuardSettings(model="shieldgemma")
+    assert plain.digest() == GuardSettings(model="shieldgemma", batch=3).digest() == ""
+    changed = [
+        GuardSettings(model="shieldgemma", **more)
+        for more in ({"policy": "a"}, {"policy": "b"}, {"role": "assistant"}, {"lead": "x"})
+    ]
+    assert len({one.digest() for one in changed} | {""}) == 5

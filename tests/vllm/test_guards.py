@@ -1,0 +1,92 @@
+"""Guards and classifiers that the real vLLM runs, in process and as servers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, BertConfig
+
+from tests.models import CONTEXT, VOCAB, save_tokenizer
+from tests.scorers.guards.tiny import TEXTS, TOXIC, save_guard
+from tests.vllm.servers import VllmProcess, cpu_environment
+from tide.scorers import Scorer, load_scorer
+from tide.scorers.attributes import ask_attributes
+from tide.scorers.guards.formats import GuardSettings
+from tide.scorers.guards.scorer import guard
+
+pytestmark = pytest.mark.vllm
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_guard(tmp_path_factory.mktemp("guard"), "qwen3guard")
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> Any:
+    return guard(GuardSettings(model=str(folder), format="qwen3guard")).score(TEXTS)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Any]:
+    started: list[VllmProcess] = []
+
+    def start(model: Path, *more: str) -> str:
+        process = VllmProcess(0, tmp_path / "log", model, more)
+        started.append(process)
+        process.start()
+        process.wait()
+        return process.url
+
+    yield start
+    for process in started:
+        process.kill()
+
+
+def test_in_process(folder: Path, expected: Any) -> None:
+    os.environ.update(cpu_environment(0))
+    scorer = guard(
+        GuardSettings(
+            model=str(folder), format="qwen3guard", engine="vllm", dtype="float32",
+            engine_options={"enforce_eager": True, "max_model_len": 128},
+        )
+    )  # fmt: skip
+    assert isinstance(scorer, Scorer)
+    assert [score > 0.5 for score in scorer.score(TEXTS)] == TOXIC
+    assert scorer.score(TEXTS) == pytest.approx(expected, abs=1e-3)
+    scorer.close()
+
+
+def test_a_server_that_fills_in_the_template(folder: Path, expected: Any, server: Any) -> None:
+    url = server(folder, "--served-model-name", "my-qwen3guard")
+    scorer = load_scorer(f"guard:my-qwen3guard@{url}")
+    assert scorer.score(TEXTS) == pytest.approx(expected, abs=1e-3)
+    prompt = "<|user|>{text}<|guard|><think>\n\n</think>\n\n"
+    own = guard(
+        GuardSettings(
+            model="my-qwen3guard", format="qwen3guard", url=url, api="completions", prompt=prompt
+        )
+    )
+    assert own.score(TEXTS) == pytest.approx(expected, abs=1e-3)
+
+
+def test_classify(tmp_path: Path, server: Any) -> None:
+    folder = tmp_path / "classifier"
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=VOCAB, hidden_size=64, intermediate_size=64, num_hidden_layers=1,
+        num_attention_heads=2, max_position_embeddings=CONTEXT, id2label={0: "ok", 1: "toxic"},
+        label2id={"ok": 0, "toxic": 1},
+    )  # fmt: skip
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(folder)
+    save_tokenizer(folder)
+    expected = load_scorer(f"hf:{folder}").score(TEXTS)
+    url = server(folder)
+    assert load_scorer(f"vllm-classify:{url}").score(TEXTS) == pytest.approx(expected, abs=1e-3)
+    both = ask_attributes(load_scorer(f"vllm-classify:{url}#0,1"), TEXTS)
+    assert both.attributes["class-0"] == pytest.approx(1 - expected, abs=1e-3)
