@@ -158,6 +158,8 @@ def main(
 
     generator = torch.Generator().manual_seed(seed)
     found = [one_prompt(world, x0, samples, generator) for x0 in islice(toxic(), limit)]
+    if not found:
+        raise SystemExit("error: no prompt of this benchmark has a toxic first completion")
     for table in (near([cosines for cosines, _ in found]), worth([there for _, there in found])):
         print(to_markdown(table))
 

@@ -37,20 +37,24 @@ MOST = 20_000
 Texts = tuple[list[str], list[bool]]
 
 
-def texts(data: list[Path], seed: int = 0) -> Texts:
-    """As many beginnings of comments as of sentences of Wikipedia, and which are comments."""
+def halves(data: list[Path], seed: int = 0) -> tuple[Texts, Texts]:
+    """Two lots of as many beginnings of comments as of sentences of Wikipedia; which are comments.
+
+    Raises InputError where there are too few to learn from.
+    """
     comments = [text.text for text in read_labelled(data)]
     formal = [row.text for row in load_benchmark("bold").rows]
-    count = min(len(comments), len(formal), MOST)
-    if count < 2:
-        raise InputError("--data: no comments to learn from")
+    count = min(len(comments), len(formal), MOST) // 2
+    if count == 0:
+        raise InputError("--data: too few comments to learn from")
     generator = np.random.default_rng(seed)
-    found: list[tuple[str, bool]] = []
+    found: tuple[Texts, Texts] = ([], []), ([], [])
     for some, is_comment in ((comments, True), (formal, False)):
-        drawn = generator.choice(len(some), count, replace=False)
-        found += [(" ".join(some[i].split()[:WORDS]), is_comment) for i in drawn]
-    order = generator.permutation(len(found))
-    return [found[i][0] for i in order], [found[i][1] for i in order]
+        drawn = generator.choice(len(some), 2 * count, replace=False)
+        for lot, numbers in zip(found, (drawn[:count], drawn[count:]), strict=True):
+            lot[0].extend(" ".join(some[number].split()[:WORDS]) for number in numbers)
+            lot[1].extend([is_comment] * count)
+    return found
 
 
 def guide(fitted: Pipeline) -> Any:
@@ -74,16 +78,15 @@ def main(
     limit: int = 200,
     out: Path = RESULTS,
 ) -> None:
-    rows, labels = texts(data)
-    half = len(rows) // 2
+    (rows, labels), (others, other_labels) = halves(data)
     words = make_pipeline(TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True), _regression())
     characters = TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 5), sublinear_tf=True)
     letters = make_pipeline(characters, _regression())
-    words.fit(rows[:half], labels[:half])
-    letters.fit(rows[half:], labels[half:])
+    words.fit(rows, labels)
+    letters.fit(others, other_labels)
     areas = [
-        roc_auc_score(labels[half:], words.predict_proba(rows[half:])[:, 1]),
-        roc_auc_score(labels[:half], letters.predict_proba(rows[:half])[:, 1]),
+        roc_auc_score(other_labels, words.predict_proba(others)[:, 1]),
+        roc_auc_score(labels, letters.predict_proba(rows)[:, 1]),
     ]
     # Nearly no text is no answer here.
     runs = evaluate(
