@@ -72,7 +72,7 @@ CLAIMS = "## Every table, figure and claim"
 # What makes a script short enough for a test.
 SMALL = {
     "gradient.py": ["--limit", "1", "--samples", "16"],
-    **dict.fromkeys(("differences.py", "misuse.py", "objective.py"), ["--limit", "2"]),
+    **{name: ["--limit", "2"] for name in ("differences.py", "misuse.py", "objective.py")},
 }
 
 
