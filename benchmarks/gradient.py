@@ -9,7 +9,8 @@ between the two would be sqrt(N / (N + Td)), which no choice of N random directi
 reference is noisy itself: the cosine to the gradient is what is measured divided by the square root
 of the cosine between two references. Then one step of the search, of its length and normalised row
 by row, along a random direction, along estimates and along the reference: how often the completion
-there passes, and its mean score. 40 prompts make 340,000 completions: half an hour of a core.
+there passes, and its mean score. The norms that scale mu and eta are printed as well. 40 prompts
+make 340,000 completions: half an hour of a core.
 """
 
 from __future__ import annotations
@@ -157,10 +158,13 @@ def main(
                 yield embedded.embeddings
 
     generator = torch.Generator().manual_seed(seed)
-    found = [one_prompt(world, x0, samples, generator) for x0 in islice(toxic(), limit)]
+    found = [(x0, *one_prompt(world, x0, samples, generator)) for x0 in islice(toxic(), limit)]
     if not found:
         raise SystemExit("error: no prompt of this benchmark has a toxic first completion")
-    for table in (near([cosines for cosines, _ in found]), worth([there for _, there in found])):
+    rows = fmean(float(x0.norm(dim=-1).mean()) for x0, _, _ in found)
+    print(f"mean norm of a row: {engine.mean_row_norm:.3f} of the vocabulary, {rows:.3f} of these")
+    print("prompts; the paper scales mu and eta by the one, the default here by the other\n")
+    for table in (near([one[1] for one in found]), worth([one[2] for one in found])):
         print(to_markdown(table))
 
 
