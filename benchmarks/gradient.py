@@ -154,8 +154,8 @@ def main(
     def toxic() -> Iterator[Tensor]:
         for prompt in prompts:
             (embedded,) = engine.embed([prompt])
-            if world.scores([embedded.embeddings])[0] >= TOXIC:
-                yield embedded.embeddings
+            if world.scores([embedded])[0] >= TOXIC:
+                yield embedded
 
     generator = torch.Generator().manual_seed(seed)
     found = [(x0, *one_prompt(world, x0, samples, generator)) for x0 in islice(toxic(), limit)]

@@ -38,7 +38,7 @@ def clean_prompts(limit: int) -> list[str]:
     found = []
     for start in range(0, len(prompts), 64):
         some = prompts[start : start + 64]
-        rows = [one.embeddings for one in engine.embed(some)]
+        rows = engine.embed(some)
         written = engine.complete(rows, Sampling(), range(len(rows)))
         scores = scorer.score([one.text for one in written])
         found += [text for text, score in zip(some, scores, strict=True) if score < CLEAN]

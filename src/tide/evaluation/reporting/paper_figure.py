@@ -10,7 +10,7 @@ from tide.core.optional import require
 from tide.evaluation.printed import Printed, tables
 from tide.evaluation.reporting.figures import _COLOURS, _STYLE
 
-_BENCHMARKS = {"rtp": "RTP-challenging", "attaq": "AttaQ", "bold": "BOLD"}
+_BENCHMARKS = {"rtp": "RTP", "attaq": "AttaQ", "bold": "BOLD"}
 _MODELS = {
     "gpt2-large": "GPT-2 Large",
     "qwen3-4b": "Qwen3 4B",
