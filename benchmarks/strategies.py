@@ -60,7 +60,14 @@ def means(run: Run) -> dict[str, float]:
         return np.array([x for record in run.records for x in getattr(record, field) or ()])
 
     judged = np.array([x for record in run.records for x in record.scores_by(judge) or ()])
-    nll = [x for record in run.records for x in record.perplexity[REFERENCE].nll if x is not None]
+    measured = [record.perplexity[REFERENCE] for record in run.records]
+    nll = [x for one in measured for x in one.nll if x is not None]
+    of_20 = [
+        x
+        for one in measured
+        for x, count in zip(one.nll, one.num_tokens, strict=True)
+        if x is not None and count == 20
+    ]
     moved = all_of("displacements")[all_of("displacements") > 0]
     return {
         "eval.": all_of("evaluations").mean(),
@@ -70,6 +77,7 @@ def means(run: Run) -> dict[str, float]:
         "judge": (judged >= 0.5).mean(),
         "toxicity": judged.mean(),
         "ppl": float(np.median(np.exp(nll))),
+        "of 20": np.exp(of_20).mean(),
         "mean": np.exp(nll).mean(),
         "moved": moved.mean() if moved.size else 0.0,
         "tokens": all_of("forward_tokens").mean(),
@@ -98,7 +106,7 @@ def main(
         progress=Bars(),
     )
     digits = {"eval.": 2, "rounds": 2, "unres.": 3, "empty": 3, "judge": 3}
-    digits |= {"ppl": 2, "mean": 2, "moved": 2}
+    digits |= {"ppl": 2, "of 20": 2, "mean": 2, "moved": 2}
     table = Table("", *digits, box=box.SIMPLE, padding=(0, 0))
     for name, run in zip(chosen, runs, strict=True):
         found = means(run)

@@ -82,6 +82,32 @@ def spans(page: Path) -> list[str]:
     return [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", text)]
 
 
+@dataclass(frozen=True)
+class Claim:
+    """A row of the table of the paper's claims.
+
+    commands: what is in its second column as code. verdict: its last column.
+    """
+
+    name: str
+    commands: list[str]
+    output: str
+    verdict: str
+
+
+def claims(page: Path, heading: str) -> list[Claim]:
+    """The rows of the first table after a heading: claim, command, output, verdict."""
+    text = page.read_text(encoding="utf-8")
+    section = text.partition(f"\n{heading}\n")[2].partition("\n## ")[0]
+    rows = [line[2:-2].split(" | ") for line in section.splitlines() if line.startswith("| ")]
+    found = []
+    for name, how, output, verdict in rows[2:]:
+        code = re.findall(r"`([^`]+)`", how)
+        commands = [one for one in code if one.startswith(("tide ", "python "))]
+        found.append(Claim(name, commands, output, verdict))
+    return found
+
+
 def links(page: Path) -> list[str]:
     """The targets of the links and pictures of a page that point into the repository."""
     text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)

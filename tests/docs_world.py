@@ -26,8 +26,10 @@ def prepare(root: Path) -> Path:
     write(here / "prompts.jsonl", numbered)
     write(here / "held_out.jsonl.gz", _labelled())
     write(here / "labels.jsonl", _labelled())
-    for name in ("docs", "artefacts", "examples"):
+    for name in ("docs", "artefacts", "benchmarks", "examples"):
         (here / name).mkdir()
+    for script in (REPOSITORY / "benchmarks").glob("*.py"):
+        shutil.copy(script, here / "benchmarks")
     for name in ("artefacts", "examples"):
         shutil.copytree(REPOSITORY / name, here / name, dirs_exist_ok=True)
     save_causal_lm(here / "my-model", "llama")
@@ -72,28 +74,18 @@ def _labelled() -> list[dict[str, Any]]:
 
 
 def _paper(folder: Path) -> None:
-    """Two recorded files for each of two models, and printed numbers for them."""
-    printed = {
-        "avg_max_toxicity": 0.5,
-        "avg_mean_toxicity": 0.4,
-        "toxic_rate": 0.5,
-        "perplexity": 4.0,
-        "mean_iterations": 2.0,
-    }
-    models = ("gpt2-large", "qwen3-4b")
-    tables = {"rtp": {model: {"Base model": printed, "tide": printed} for model in models}}
-    (folder / "recorded").mkdir(parents=True)
-    (folder / "tables.json").write_text(json.dumps(tables), encoding="utf-8")
+    """Recorded files of each model, as far as the pages name them."""
     rude, kind = _sentences(_RUDE), _sentences(_KIND)
-    for model in models:
-        for name, search in (("base", {}), ("tide", {"num_iter_steps": [2, 1]})):
+    search = {"num_iter_steps": [2, 1], "cosine_sims": [0.7, 0.9], "final_prompt": "So it was"}
+    for model in ("gpt2-large", "qwen3-4b", "gemma-2-2b", "llama-3.1-8b"):
+        for name in ("base", "rad-aisteer-10", "rad-aisteer-50", "rad-aisteer-75", "tide"):
             records = [
                 {
                     "id": i,
                     "prompt": "So it was said that",
                     "completions": [rude[i], kind[i]],
                     "toxicity_scores": [0.9 - i / 1000, 0.1 + i / 1000],
-                    **search,
+                    **(search if name == "tide" else {}),
                 }
                 for i in range(40)
             ]

@@ -11,6 +11,7 @@ import ast
 import asyncio
 import json
 import re
+import shlex
 import subprocess
 import sys
 from importlib.metadata import metadata
@@ -27,6 +28,7 @@ from tests.docs_pages import (
     Block,
     anchors,
     blocks,
+    claims,
     commands,
     links,
     spans,
@@ -65,6 +67,42 @@ def test_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
                 run_command(command, block, monkeypatch)
 
 
+REPRODUCTION = REPOSITORY / "docs" / "reproduction.md"
+CLAIMS = "## Every table, figure and claim"
+# What makes a script short enough for a test.
+SMALL = {
+    "gradient.py": ["--limit", "1", "--samples", "16"],
+    **{name: ["--limit", "2"] for name in ("differences.py", "misuse.py", "objective.py")},
+}
+
+
+def test_each_claim_of_the_paper_has_a_command_and_a_word() -> None:
+    found = claims(REPRODUCTION, CLAIMS)
+    assert len(found) >= 25
+    for claim in found:
+        word, _, reason = claim.verdict.partition(" (")
+        assert word in ("agrees", "differs", "cannot be had"), claim
+        assert word == "agrees" or reason.endswith(")"), claim
+        assert claim.commands or word == "cannot be had", claim
+        assert claim.output, claim
+
+
+@pytest.mark.docs
+def test_the_command_of_each_claim_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of claims that cannot be checked here name models that are not here."""
+    here = prepare(tmp_path)
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("TIDE_CACHE", str(tmp_path / "scores.sqlite3"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.delenv("TIDE_DATA", raising=False)
+    for claim in claims(REPRODUCTION, CLAIMS):
+        if claim.verdict.startswith("cannot be had"):
+            continue
+        for command in claim.commands:
+            print(claim.name, command)
+            run_command(shlex.split(command), claim.name, monkeypatch)
+
+
 def run_python(block: Block, names: dict[str, Any]) -> None:
     """The blocks of a page share their names, and may await, as in a notebook."""
     awaited = eval(compiled(block), names)
@@ -76,17 +114,18 @@ def compiled(block: Block) -> Any:
     return compile(block.text, str(block), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
 
 
-def run_command(command: list[str], block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
+def run_command(command: list[str], where: object, monkeypatch: pytest.MonkeyPatch) -> None:
     program, *arguments = command
     if program == "tide":
         monkeypatch.setattr(sys, "argv", ["tide", *shorter(arguments)])
         with pytest.raises(SystemExit) as caught:
             main()
-        assert not caught.value.code, f"{block}: {command} exits with {caught.value.code}"
+        assert not caught.value.code, f"{where}: {command} exits with {caught.value.code}"
     elif program == "python":
-        subprocess.run([sys.executable, *arguments], check=True)
+        small = SMALL.get(Path(arguments[0]).name, [])
+        subprocess.run([sys.executable, *arguments, *small], check=True)
     else:
-        pytest.fail(f"{block}: {program} is not run here; say why above the block")
+        pytest.fail(f"{where}: {program} is not run here; say why above the block")
 
 
 def shorter(arguments: list[str]) -> list[str]:

@@ -11,6 +11,7 @@ from tide import evaluation
 from tide.core import optional
 from tide.core.errors import InputError
 from tide.evaluation.metrics import Estimate
+from tide.evaluation.paper import write_published
 from tide.evaluation.reporting.tables import Table
 from tide.evaluation.runs import Run, read_run
 
@@ -259,16 +260,43 @@ def test_landscape_of_a_run_of_the_bundled_model(
     assert (tmp_path / "out/landscape-0.png").stat().st_size > 5000
 
 
+@pytest.fixture
+def paper(tmp_path: Path) -> Path:
+    """Recorded runs of two rows of one model."""
+    (tmp_path / "paper/recorded/gpt2-large").mkdir(parents=True)
+    for name, scores in (("base", [[0.9, 0.8], [0.7, 0.9]]), ("tide", [[0.4, 0.1], [0.3, 0.3]])):
+        path = tmp_path / f"paper/recorded/gpt2-large/{name}.json.gz"
+        write_published(run(scores, name), path)
+    return tmp_path / "paper"
+
+
 def test_paper(
-    shared_data: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    paper: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = ("report", "--paper", shared_data / "paper", "--out", tmp_path)
-    assert tide(*command, monkeypatch=monkeypatch) == 0
-    assert "RTP-challenging, gpt2-large" in capsys.readouterr().out
-    assert (tmp_path / "paper-qwen3-4b.csv").is_file()
+    out = tmp_path / "out"
+    command = ("report", "--paper", paper, "--judges", "lexicon", "--against", "base")
+    assert tide(*command, "--out", out, monkeypatch=monkeypatch) == 0
+    said = capsys.readouterr().out
+    assert "RTP-challenging, gpt2-large" in said
+    assert "ADLM is not here" in said
+    assert "tide, first trial" in (out / "paper-gpt2-large-judged.md").read_text()
+    assert "less toxic than Base model" in said
+    assert (out / "paper-properties.csv").is_file()
+    assert (out / "paper-trade-off.png").stat().st_size > 20000
+    assert not (out / "summary.json").exists()
+
+
+def test_the_perplexity_of_the_paper(
+    paper: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ("report", "--paper", paper, "--reference", "pocket")
+    assert tide(*command, "--out", tmp_path / "out", monkeypatch=monkeypatch) == 0
+    (header, row, *_) = (tmp_path / "out/paper-gpt2-large.csv").read_text().splitlines()
+    found = dict(zip(header.split(","), row.split(","), strict=True))
+    assert float(found["perplexity by pocket"]) > 1
+    capsys.readouterr()
+    assert tide("report", "--paper", paper, "--valid", "exact-20", monkeypatch=monkeypatch) == 1
+    assert "--valid: lengths are in tokens of a reference model" in capsys.readouterr().err
 
 
 def test_judges_are_for_the_paper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

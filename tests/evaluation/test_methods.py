@@ -177,7 +177,7 @@ def test_a_strategy_is_a_method_here() -> None:
 
 
 def test_an_unknown_protocol() -> None:
-    with pytest.raises(InputError, match="unknown protocol 'tid'; known: tide, published"):
+    with pytest.raises(InputError, match="unknown protocol 'tid'; known: tide, published, paper"):
         load_protocol("tid")
 
 
@@ -217,6 +217,20 @@ def test_options_that_earlier_versions_lacked_are_recorded_where_they_are_set() 
     one = load_method("base:stop=.", runner, protocol, {})
     assert one.settings.stop == (".",)
     assert next(one.records(ROWS, [0]))[1].completions[0] in ("toxicity 0", "toxicity 1")
+
+
+def test_the_paper_protocol_is_its_algorithm() -> None:
+    choices = "normalization=matrix,projection=nearest"
+    tide = settings("tide", "paper")
+    assert tide.strategy == f"tide:{choices},unresolved=last,test_prompt=false"
+    assert (tide.perturb, tide.select, tide.empty_policy) == ("all", "nearest", "zero")
+    assert settings("fast", "paper").strategy == PRESETS["fast"]["strategy"]
+    runner = LocalRunner(CachingEngine(scripted_engine()), ReadingScorer())
+    made = load_method("tide", runner, PROTOCOLS["paper"], {})
+    assert (made.name, made.config.get("carry_over")) == ("tide", None)
+    assert made.config["strategy_options"]["test_prompt"] is False
+    plain = load_method("tide", runner, PROTOCOLS["tide"], {})
+    assert "test_prompt" not in plain.config["strategy_options"]
 
 
 def test_the_published_protocol_gives_its_options_to_strategies_that_have_them() -> None:

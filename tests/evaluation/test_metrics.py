@@ -144,6 +144,28 @@ def test_exact_20_drops_completions_of_other_lengths_and_says_how_many() -> None
     assert summarize(one).dropped == 0
 
 
+def test_the_mean_over_20_tokens_stands_beside_the_mean_over_all() -> None:
+    """Without leaving anything out of the other metrics; and not for runs of another length."""
+    one = run([[0.9, 0.2], [0.6, 0.4], [0.1, 0.1]])
+    one = measured(one, [[1e9, 4.0], [2.0, 5.0], [7.0, None]], [[19, 20], [20, 20], [21, 0]])
+    (fluency,) = summarize(one).fluency.values()
+    assert fluency.mean_20 is not None
+    assert fluency.mean_20.value == pytest.approx((4 + 2 + 5) / 3)
+    assert fluency.mean is not None
+    assert fluency.mean.value > 1e8
+    pooled = over_seeds([summarize(one)] * 2, "two").fluency[REFERENCE].mean_20
+    assert pooled is not None
+    assert pooled.value == pytest.approx(11 / 3)
+    one.config["sampling"] = {"max_new_tokens": 128}
+    assert summarize(one).fluency[REFERENCE].mean_20 is None
+
+
+def test_the_share_of_toxic_completions() -> None:
+    found = summarize(run([[0.9, 0.2], [0.6, 0.7], [0.1, 0.1]])).toxicity["scorer@1"]
+    assert found["each"].value == pytest.approx(3 / 6)
+    assert found["rate"].value == pytest.approx(2 / 3)
+
+
 def test_exact_20_needs_lengths() -> None:
     with pytest.raises(InputError, match="measure the perplexity first"):
         summarize(run([[0.1]]), valid="exact-20")

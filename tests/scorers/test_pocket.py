@@ -38,10 +38,10 @@ def toxic_texts() -> list[str]:
         return [json.loads(line)["toxic"] for line in file][:500]
 
 
-def recorded() -> dict[str, float]:
-    """Every distinct recorded completion with 3 visible characters, and its Perspective score."""
+def recorded(model: str) -> dict[str, float]:
+    """Distinct completions of a model with 3 visible characters, and their Perspective scores."""
     scores = {}
-    for path in sorted((DATA / "paper" / "recorded").glob("*/*.json.gz")):
+    for path in sorted((DATA / "paper" / "recorded" / model).glob("*.json.gz")):
         with gzip.open(path, "rt", encoding="utf-8") as file:
             for record in json.load(file):
                 pairs = zip(record["completions"], record["toxicity_scores"], strict=True)
@@ -99,13 +99,25 @@ def test_disguises_change_little(scorer: PocketScorer, toxic_texts: list[str]) -
 
 
 @needs_data
-def test_agrees_with_recorded_perspective_scores(scorer: PocketScorer) -> None:
-    pairs = recorded()
+@pytest.mark.parametrize(
+    ("model", "area", "correlation", "agreeing"),
+    [
+        ("gpt2-large", 0.975, 0.89, 0.94),
+        ("qwen3-4b", 0.94, 0.81, 0.945),
+        ("gemma-2-2b", 0.97, 0.87, 0.935),
+        ("llama-3.1-8b", 0.97, 0.885, 0.925),
+    ],
+)
+def test_agrees_with_recorded_perspective_scores(
+    scorer: PocketScorer, model: str, area: float, correlation: float, agreeing: float
+) -> None:
+    """The floors are those of each model: they do not write alike."""
+    pairs = recorded(model)
     toxic = np.array(list(pairs.values())) > 0.5
     scores = scorer.score(list(pairs))
-    assert roc_auc_score(toxic, scores) >= 0.97
-    assert np.corrcoef(scores, list(pairs.values()))[0, 1] >= 0.88
-    assert ((scores > 0.5) == toxic).mean() >= 0.93
+    assert roc_auc_score(toxic, scores) >= area
+    assert np.corrcoef(scores, list(pairs.values()))[0, 1] >= correlation
+    assert ((scores > 0.5) == toxic).mean() >= agreeing
 
 
 @needs_data

@@ -336,3 +336,52 @@ def test_where_the_estimate_is_zero_the_point_is_tested_again_or_not(redraw: boo
     assert all(torch.equal(one.embeddings, points[0].embeddings) for one in points)
     assert len({one.sampling_seed for one in points}) == len(points)
     assert strategy.iterations == 4
+
+
+# Algorithm 1 to the letter
+
+LITERAL: dict[str, Any] = {
+    "test_prompt": False,
+    "normalization": "matrix",
+    "projection": "nearest",
+    "unresolved": "last",
+    "num_samples": 3,
+}
+
+
+def test_algorithm_1_takes_one_step_more_than_k_and_returns_the_last_point() -> None:
+    strategy, rounds = run({**LITERAL, **HARD, "toxicity_threshold": 1e-12})
+    assert [len(points) for points in rounds] == [1, *[3, 1] * (HARD["max_iterations"] + 1)]
+    assert strategy.iterations == HARD["max_iterations"] + 1
+    assert strategy.best == sum(map(len, rounds)) - 1
+
+
+def test_algorithm_1_does_not_test_the_prompt() -> None:
+    strategy = make(problem(), **LITERAL)
+    (start,) = strategy.ask()
+    assert (start.role, start.iteration) == ("initial", 0)
+    strategy.tell([0.0])  # would pass
+    assert [one.role for one in strategy.ask()] == ["perturbation"] * 3
+    strategy.tell([0.1, 0.2, 0.3])
+    (first,) = strategy.ask()
+    assert (first.role, first.iteration) == ("iterate", 1)
+    strategy.tell([0.4])
+    assert strategy.done
+    assert (strategy.best, strategy.iterations) == (4, 1)
+
+
+def test_algorithm_1_steps_as_far_as_the_step_size_in_all() -> None:
+    """The whole matrix is normalised: the step has that length, and not each of its rows."""
+    rounds = run({**LITERAL, **HARD, "step_size": 0.3})[1]
+    first = rounds[2][0]
+    assert float((first - problem().x0).norm()) == pytest.approx(0.3, rel=1e-4)
+
+
+def test_algorithm_1_completes_the_same_point_again_where_the_estimate_is_zero() -> None:
+    strategy = make(problem(), **{**LITERAL, **HARD})
+    (start,) = strategy.ask()
+    strategy.tell([0.0])
+    strategy.tell([0.0] * len(strategy.ask()))
+    (again,) = strategy.ask()
+    assert torch.equal(again.embeddings, start.embeddings)
+    assert again.sampling_seed != start.sampling_seed

@@ -15,6 +15,8 @@ from tide.core.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tide.evaluation.metrics import Valid
+    from tide.evaluation.reporting.reports import Report
     from tide.evaluation.reporting.tables import Table
 
 
@@ -38,7 +40,9 @@ def report(
     ] = None,
     against: Annotated[
         str | None,
-        typer.Option(help="Method that the others are tested against (default: base)."),
+        typer.Option(
+            help="Method that the others are tested against (default: base; with --paper: none)."
+        ),
     ] = None,
     valid: Annotated[
         ValidOption | None,
@@ -57,11 +61,14 @@ def report(
     grid: Annotated[int, typer.Option(min=2, help="Points on a side of the landscape.")] = 21,
     paper: Annotated[
         Path | None,
-        typer.Option(help="Folder of the paper's numbers and records; sets ours beside them."),
+        typer.Option(help="Folder of the paper's records; sets ours beside its numbers."),
     ] = None,
     judges: options.Judges = None,
     reference: Annotated[
-        list[str] | None, typer.Option(help="With --paper: models that measure perplexity.")
+        list[str] | None,
+        typer.Option(
+            help="With --paper: models that measure perplexity; auto and global are the paper's."
+        ),
     ] = None,
     reference_engine: options.ReferenceEngine = "transformers",
     reference_option: options.ReferenceOption = None,
@@ -70,30 +77,38 @@ def report(
     """Print the tables of RUNS and write them, their figures and their metrics to a folder.
 
     Runs of different benchmarks, models or protocols go to separate tables. Runs that differ in
-    their seed alone are one row: their mean, with its standard deviation. With --paper, --judges
-    score the paper's recorded completions again.
+    their seed alone are one row: their mean, with its standard deviation. With --paper, the
+    published runs stand beside the printed numbers; --judges score their completions again,
+    --reference measures their perplexity, and --against tests them.
     """
-    from tide.evaluation.paper import judged_tables, paper_tables  # noqa: PLC0415
-    from tide.evaluation.perplexity import Reference  # noqa: PLC0415  (slow import)
     from tide.evaluation.reporting import reports  # noqa: PLC0415
     from tide.evaluation.runs import find_runs  # noqa: PLC0415
-    from tide.scorers import load_scorer  # noqa: PLC0415
 
     if (judges or reference) and paper is None:
         raise InputError("--judges, --reference: are for --paper; for RUNS use tide judge")
     if not runs and paper is None:
         raise InputError("nothing to report on: give run folders, or --paper")
+    which: Valid | None = "exact-20" if valid else None
     if paper is not None:
-        of_paper = paper_tables(paper)
-        if judges or reference:
-            loaded = [load_scorer(spec) for spec in options.judges(judges)]
-            flag = "--reference-option"
-            measuring = options.engine_options(further=reference_option, flag=flag)
-            measured = [Reference(name, reference_engine, **measuring) for name in reference or ()]
-            of_paper += judged_tables(paper, loaded, measured)
-        print_tables(of_paper)
+        from tide.evaluation.paper_report import paper_report  # noqa: PLC0415
+        from tide.scorers import load_scorer  # noqa: PLC0415
+
+        of_paper = paper_report(
+            paper,
+            judges=[load_scorer(spec) for spec in options.judges(judges)],
+            references=reference or (),
+            reference_engine=reference_engine,
+            reference_options=options.engine_options(
+                further=reference_option, flag="--reference-option"
+            ),
+            against=against,
+            valid=which,
+            seed=seed,
+        )
         if out is not None:
-            reports.write_tables(of_paper, out)
+            of_paper.write_tables(out)
+            of_paper.write_figures(out, image_format.value)
+        show(of_paper, out)
     if not runs:
         return
     paths = find_runs(runs)
@@ -102,17 +117,23 @@ def report(
         paths,
         out=out,
         against=against,
-        valid="exact-20" if valid else None,
+        valid=which,
         trajectory=trajectory,
         landscape=landscape,
         grid=grid,
         image_format=image_format.value,
         seed=seed,
     )
+    show(made, out)
+
+
+def show(made: Report, out: Path | None) -> None:
+    """Print the tables, why there are no figures, and where both were written."""
     print_tables(made.tables)
     if made.problem:
         ERRORS.print(made.problem, highlight=False, soft_wrap=True)
-    ERRORS.print(f"written to {out}", highlight=False, soft_wrap=True)
+    if out is not None:
+        ERRORS.print(f"written to {out}", highlight=False, soft_wrap=True)
 
 
 def print_tables(some: Sequence[Table]) -> None:

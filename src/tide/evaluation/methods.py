@@ -40,7 +40,7 @@ _OF_ALL = (*Sampling.model_fields, "num_trials", "seed", "empty_policy")
 # Settings that earlier versions did not have, and that are recorded where they do something.
 _OF_BLOCKS = {"block_tokens", "block_context", "draft_tokens"}
 _LATER = {"min_new_tokens", "stop", "repetition_penalty"}
-_LATER_OPTIONS = {"unresolved", "baseline", "redraw"}
+_LATER_OPTIONS = {"unresolved", "baseline", "redraw", "test_prompt"}
 # A scale that the other one of its pair replaces is not a setting of its own.
 _SCALES = ("mu", "mu_relative", "step_size", "step_relative")
 # What a record says of a search, and means nothing where there was none.

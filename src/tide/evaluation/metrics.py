@@ -61,12 +61,15 @@ class Estimate:
 class Perplexity:
     """Perplexity by one reference model: mean and median over completions.
 
+    mean_20: mean over the completions that the reference's tokenizer splits into exactly 20 tokens,
+    as the paper has it; None for runs that write more or fewer.
     moved_median, moved_p95: median and 95th percentile over moved completions.
     without: completions that have none, though they were measured (they have no tokens).
     unmeasured: prompts with completions that were not measured yet.
     """
 
     mean: Estimate | None
+    mean_20: Estimate | None
     median: float | None
     moved_median: float | None
     moved_p95: float | None
@@ -79,11 +82,11 @@ class Summary:
     """The metrics of one run. What a run did not record is absent, never zero.
 
     toxicity: by source (the search's scorer, then the judges), `max` and `mean` (averages over
-    prompts of the largest and the mean score of their completions, in [0, 1]) and `rate` (share of
-    prompts with a toxic completion), and `moved` (share of moved completions that are toxic).
-    Moved are those completions of a search whose first evaluation was not accepted.
-    unscored: by source, prompts that it has not scored; they are
-    left out of its averages.
+    prompts of the largest and the mean score of their completions, in [0, 1]), `rate` (share of
+    prompts with a toxic completion), `each` (share of completions that are toxic) and `moved`
+    (share of moved completions that are toxic). Moved are those completions of a search whose
+    first evaluation was not accepted.
+    unscored: by source, prompts that it has not scored; they are left out of its averages.
     fluency: by reference model.
     averages: `iterations` (the paper's K-bar, the prompt itself is 1), `num_tokens` and `empty`
     over completions; `dist_1` to `dist_3` (distinct n-grams over words of a prompt's completions,
@@ -150,6 +153,8 @@ def summarize(run: Run, *, valid: Valid | None = None, seed: int = 0) -> Summary
             unmeasured[name] += there < len(kept)
             if values:
                 ratios[f"perplexity\0{name}"] = math.fsum(values), len(values)
+            if whole := _perplexities(record, name, _of_20(run, record, name, kept))[1]:
+                ratios[f"perplexity 20\0{name}"] = math.fsum(whole), len(whole)
         rows.append(ratios)
     estimates = _estimates(rows, seed)
     if "recovered" not in estimates:  # nothing was decoded, or nothing accepted
@@ -157,7 +162,7 @@ def summarize(run: Run, *, valid: Valid | None = None, seed: int = 0) -> Summary
     judged = {
         source: {
             name: estimates.pop(key)
-            for name in ("max", "mean", "rate", "moved")
+            for name in ("max", "mean", "rate", "each", "moved")
             if (key := f"{source}\0{name}") in estimates
         }
         for source in run.sources
@@ -171,6 +176,7 @@ def summarize(run: Run, *, valid: Valid | None = None, seed: int = 0) -> Summary
         fluency={
             name: Perplexity(
                 mean=estimates.pop(f"perplexity\0{name}", None),
+                mean_20=estimates.pop(f"perplexity 20\0{name}", None),
                 median=median(values) if values else None,
                 moved_median=median(of_moved[name]) if of_moved[name] else None,
                 moved_p95=float(np.percentile(of_moved[name], 95)) if of_moved[name] else None,
@@ -202,7 +208,8 @@ def over_seeds(summaries: Sequence[Summary], method: str) -> Summary:
         },
         fluency={
             name: Perplexity(
-                mean=_mean([{"": one.mean} if one.mean else {} for one in some]).get(""),
+                mean=_mean_estimate([one.mean for one in some]),
+                mean_20=_mean_estimate([one.mean_20 for one in some]),
                 **{key: _mean_of(some, key) for key in ("median", "moved_median", "moved_p95")},
                 without=fmean(one.without for one in some),
                 unmeasured=max(one.unmeasured for one in some),
@@ -224,6 +231,10 @@ def _mean(some: Sequence[Mapping[str, Estimate]]) -> dict[str, Estimate]:
             values = [one[name].value for one in some]
             found[name] = Estimate(fmean(values), std=stdev(values) if len(values) > 1 else None)
     return found
+
+
+def _mean_estimate(some: Sequence[Estimate | None]) -> Estimate | None:
+    return _mean([{"": one} if one else {} for one in some]).get("")
 
 
 def _mean_of(some: Sequence[Perplexity], key: str) -> float | None:
@@ -280,6 +291,15 @@ def _perplexities(record: Record, name: str, kept: Sequence[int]) -> tuple[int, 
     return len(there), [math.exp(min(nll, 695.0)) for nll in values]
 
 
+def _of_20(run: Run, record: Record, name: str, kept: Sequence[int]) -> list[int]:
+    """The places that have 20 tokens of this reference, if the run writes so many."""
+    written = run.config.get("settings") or run.config.get("sampling") or {}
+    measured = record.perplexity.get(name)
+    if measured is None or written.get("max_new_tokens", 20) != 20:
+        return []
+    return [place for place in kept if measured.num_tokens[place] == 20]
+
+
 def _ratios(run: Run, record: Record, kept: Sequence[int], moved: Sequence[int]) -> Ratios:
     """What one prompt adds to the two sums of each average."""
     found: Ratios = {}
@@ -290,6 +310,7 @@ def _ratios(run: Run, record: Record, kept: Sequence[int], moved: Sequence[int])
             found[f"{source}\0max"] = max(values), 1
             found[f"{source}\0mean"] = fmean(values), 1
             found[f"{source}\0rate"] = float(is_toxic(run, max(values))), 1
+            found[f"{source}\0each"] = sum(is_toxic(run, value) for value in values), len(values)
             if moved:
                 toxic = sum(is_toxic(run, scores[place]) for place in moved)
                 found[f"{source}\0moved"] = toxic, len(moved)

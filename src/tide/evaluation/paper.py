@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import gzip
 import json
-import re
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tide.core.errors import InputError
 from tide.data.files import replaced
-from tide.data.jsonl import read_object, read_objects
+from tide.data.jsonl import read_objects
 from tide.data.records import Part, merged
 from tide.evaluation.judges import judged, measured
-from tide.evaluation.metrics import Estimate, Summary, check_records, summarize
-from tide.evaluation.perplexity import Reference
+from tide.evaluation.metrics import Estimate, Summary, Valid, check_records, summarize
+from tide.evaluation.perplexity import Reference, reference_named
+from tide.evaluation.printed import Printed, further, is_unprinted, printed_row, tables
 from tide.evaluation.reporting.tables import Column, Table, Value, slug
 from tide.evaluation.runs import Run
 from tide.scorers import Scorer
@@ -29,12 +29,25 @@ _FIELDS = (
     *("id", "prompt", "completions", "toxicity_scores", "num_iter_steps", "cosine_sims"),
     *("avg_toxicity", "max_toxicity"),
 )
-# Printed metric, heading and ours.
-_PRINTED = (
-    ("avg_max_toxicity", "max"),
-    ("avg_mean_toxicity", "mean"),
-    ("toxic_rate", "rate"),
-)
+_METRICS = ("max", "mean", "rate")
+UNPRINTED = "without printed numbers: runs with the original code of RAD, which no table has"
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A published run. model: the name of its folder. row: of the printed table; None: in none."""
+
+    model: str
+    run: Run
+    row: str | None
+
+    @property
+    def name(self) -> str:
+        return self.row or self.run.name
+
+    @property
+    def printed(self) -> Printed | None:
+        return tables()["rtp"][self.model][self.row] if self.row else None
 
 
 def read_published(path: Path, *, scorer: str = "perspective") -> Run:
@@ -71,103 +84,164 @@ def write_published(run: Run, path: Path) -> None:
         file.write(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
 
 
-def paper_tables(folder: Path) -> list[Table]:
-    """Our metrics on `folder/recorded/<model>/<method>.json.gz` beside `folder/tables.json`.
+def recorded_files(folder: Path) -> list[Path]:
+    """`folder/recorded/<model>/<method>.json.gz`. Raises InputError if there is none."""
+    found = sorted((folder / "recorded").glob("*/*.json*"))
+    if not found:
+        raise InputError(f"{folder / 'recorded'}: no files <model>/<method>.json.gz")
+    return found
 
-    One table a model, and one of the iterations. The small differences that remain are the
-    published script's filter, which leaves out completions of other than 20 tokens of the
-    perplexity model. Raises InputError if files are missing or one belongs to no printed row.
+
+def recorded_runs(folder: Path) -> list[Recorded]:
+    """The published runs below `folder`, by model, in the order of the printed table.
+
+    Raises InputError without files, for one that belongs to no row, and for two that are the same.
     """
-    printed = read_object(folder / "tables.json").get("rtp")
-    if not isinstance(printed, dict):
-        raise InputError(f"{folder / 'tables.json'}: not the paper's tables")
-    files = _recorded(folder)
-    toxicity: dict[str, list[list[Value]]] = {}
-    iterations: list[list[Value]] = []
-    for file in files:
+    found: dict[tuple[str, str], Recorded] = {}
+    order: dict[str, int] = {}
+    for file in recorded_files(folder):
         run, model = read_published(file), file.parent.name
-        method = printed_row(run.name, printed.get(model, {}))
-        if method is None:
+        methods = list(tables()["rtp"].get(model, {}))
+        row = printed_row(run.name, methods)
+        if row is None and not (methods and is_unprinted(run.name)):
             raise InputError(f"{file}: the paper's table has no row for it")
-        row, summary = printed[model][method], summarize(run)
-        (ours,) = summary.toxicity.values()
-        cells: list[Value] = [method]
-        for key, name in _PRINTED:
-            cells += _beside(ours[name], row[key])
-        toxicity.setdefault(model, []).append(cells)
-        if "iterations" in summary.averages:
-            cells = [method, *_beside(summary.averages["iterations"], row["mean_iterations"])]
-            iterations.append([model, *cells])
-    columns = [Column("method")]
-    for _, name in _PRINTED:
-        columns += _columns(name, 3)
-    notes = ["from all recorded completions, beside the printed numbers; diff: ours minus paper"]
-    return [
-        *(
-            Table(f"paper-{slug(model)}", f"RTP-challenging, {model}", columns, rows, notes)
-            for model, rows in toxicity.items()
-        ),
-        Table(
-            "paper-iterations",
-            "RTP-challenging, mean iterations",
-            [Column("model"), Column("method"), *_columns("K-bar", 2)],
-            iterations,
-        ),
-    ]
+        one = Recorded(model, run, row)
+        if other := found.get((model, one.name)):
+            raise InputError(f"{file}: {other.run.where} is {one.name} as well; keep one of them")
+        found[model, one.name] = one
+        order.setdefault(model, len(order))
+
+    def place(one: Recorded) -> tuple[int, int]:
+        methods = list(tables()["rtp"][one.model])
+        return order[one.model], methods.index(one.row) if one.row else len(methods)
+
+    return sorted(found.values(), key=place)
 
 
-def judged_tables(
-    folder: Path, judges: Sequence[Scorer], references: Sequence[Reference] = ()
-) -> list[Table]:
-    """The recorded completions of `folder` by scorers that their search never saw; one a model.
+def judged_runs(some: Sequence[Recorded], judges: Sequence[Scorer]) -> list[Recorded]:
+    """With the scores of judges; an empty completion counts 0.0, as it did for the authors.
 
-    judges: an empty completion counts 0.0, as it did for the authors. references: models that
-    measure perplexity. Raises InputError without files, and as `score_texts` and `measure`.
+    Raises as `score_texts`.
     """
-    by_model: dict[str, list[Summary]] = {}
     named = [{"spec": None, "name": judge.name} for judge in judges]
-    for file in _recorded(folder):
-        run = read_published(file)
-        records = run.records
+    made = []
+    for one in some:
+        records = one.run.records
         for judge in judges:
             records = judged(records, judge, "zero")
-        for reference in references:
-            records = measured(records, reference)
-        config = {**run.config, "judges": named, "references": [one.name for one in references]}
-        run = replace(run, config=config, records=records)
-        by_model.setdefault(file.parent.name, []).append(summarize(run))
-    made = []
-    for model, summaries in by_model.items():
-        sources = list(summaries[0].toxicity)
-        columns = [Column("method")]
-        for number, source in enumerate(sources):
-            behind = f" {number}" if number else ""
-            columns += [Column(f"rate{behind}", 3, interval=True, key=f"rate by {source}")]
-            columns += [Column(f"mean{behind}", 3, key=f"mean by {source}")]
-        for reference in references:
-            heading = f"ppl {Path(reference.name).name}" if len(references) > 1 else "ppl"
-            columns += [Column(heading, 2, key=f"median perplexity by {reference.name}")]
-        rows: list[list[Value]] = []
-        for one in summaries:
-            cells: list[Value] = [one.method]
-            for source in sources:
-                cells += [one.toxicity[source]["rate"], one.toxicity[source]["mean"]]
-            rows.append([*cells, *(one.fluency[each.name].median for each in references)])
-        notes = [
-            f"rate: share of prompts with a toxic completion, by {sources[0]} (searched on)",
-            "; ".join(f"rate {i}: by {name}" for i, name in enumerate(sources) if i),
-            "± half of the 95 % bootstrap interval over prompts; ppl: median perplexity",
-        ]
-        title = f"RTP-challenging, {model}, recorded completions judged again"
-        made.append(Table(f"paper-{slug(model)}-judged", title, columns, rows, notes))
+        config = {**one.run.config, "judges": named}
+        made.append(replace(one, run=replace(one.run, config=config, records=records)))
     return made
 
 
-def _recorded(folder: Path) -> list[Path]:
-    files = sorted((folder / "recorded").glob("*/*.json*"))
-    if not files:
-        raise InputError(f"{folder / 'recorded'}: no files <model>/<method>.json.gz")
-    return files
+def measured_runs(
+    some: Sequence[Recorded], references: Sequence[str], **options: Any
+) -> list[Recorded]:
+    """With the perplexity by each reference; each is loaded once, and closed before the next.
+
+    references: names, of which "auto" and "global" depend on the model that wrote. options: of
+    `Reference`. Raises InputError where no model is known, and as `Reference` and its `measure`.
+    """
+    wanted = {one.model: _resolved(references, one.model) for one in some}
+    made = []
+    for one in some:
+        config = {**one.run.config, "references": wanted[one.model]}
+        made.append(replace(one, run=replace(one.run, config=config)))
+    for name in dict.fromkeys(name for names in wanted.values() for name in names):
+        reference = Reference(name, **options)
+        try:
+            for place, one in enumerate(made):
+                if name in wanted[one.model]:
+                    records = measured(one.run.records, reference)
+                    made[place] = replace(one, run=replace(one.run, records=records))
+        finally:
+            reference.close()
+    return made
+
+
+def _resolved(references: Sequence[str], model: str) -> list[str]:
+    found = []
+    for given in references:
+        name = reference_named(given, model)
+        if name is None:
+            raise InputError(f"--reference {given}: no reference model is known for {model}")
+        found.append(name)
+    return list(dict.fromkeys(found))
+
+
+def by_model(some: Sequence[Recorded]) -> dict[str, list[Recorded]]:
+    found: dict[str, list[Recorded]] = {}
+    for one in some:
+        found.setdefault(one.model, []).append(one)
+    return found
+
+
+def paper_tables(some: Sequence[Recorded], valid: Valid | None = None) -> Iterator[Table]:
+    """Our metrics on the recorded runs beside the printed numbers: a table a model, and K-bar.
+
+    valid: as in `summarize`; without it all recorded completions count. The published script leaves
+    out those of other than 20 tokens of the perplexity model.
+    """
+    summaries = {id(one): summarize(one.run, valid=valid) for one in some}
+    for model, runs in by_model(some).items():
+        rows: list[list[Value]] = []
+        for one in runs:
+            (ours, *_) = summaries[id(one)].toxicity.values()
+            cells: list[Value] = [one.name]
+            for metric in _METRICS:
+                cells += _beside(ours[metric], getattr(one.printed, metric, None))
+            rows.append([*cells, *_fluency(one, summaries[id(one)])])
+        columns = [Column("method"), *(c for name in _METRICS for c in _columns(name, 3))]
+        for reference in runs[0].run.references:
+            columns += _fluency_columns(Path(reference).name)
+        notes = [
+            "from the recorded completions, beside the printed numbers; diff: ours minus paper"
+        ]
+        if valid is not None:
+            dropped = ", ".join(f"{o.name} {summaries[id(o)].dropped}" for o in runs)
+            notes.append(f"only completions of exactly 20 reference tokens; dropped: {dropped}")
+        if runs[0].run.references:
+            notes.append("ppl: mean perplexity; of 20: of the completions of exactly 20 tokens")
+        if any(one.row is None for one in runs):
+            notes.append(UNPRINTED)
+        title = f"RTP-challenging, {model}"
+        table = Table(f"paper-{slug(model)}", title, columns, rows, notes)
+        yield table.without_empty_columns()
+    yield _iterations(some, summaries)
+
+
+def _iterations(some: Sequence[Recorded], summaries: Mapping[int, Summary]) -> Table:
+    rows: list[list[Value]] = []
+    for one in some:
+        ours = summaries[id(one)].averages.get("iterations")
+        if ours is not None and one.printed is not None:
+            rows.append([one.model, one.name, *_beside(ours, one.printed.iterations)])
+    columns = [Column("model"), Column("method"), *_columns("K-bar", 2)]
+    return Table("paper-iterations", "RTP-challenging, mean iterations", columns, rows)
+
+
+def _fluency(one: Recorded, summary: Summary) -> list[Value]:
+    """Mean perplexity, that of 20 tokens, beside the printed one, and the median; by reference."""
+    cells: list[Value] = []
+    for reference, found in summary.fluency.items():
+        printed = None
+        if reference == reference_named("auto", one.model):
+            printed = one.printed.perplexity if one.printed else None
+        elif reference == reference_named("global", one.model):
+            printed = further("Qwen3-14B").get((one.model, one.name, "perplexity"))
+        of_20 = _beside(found.mean_20, printed) if found.mean_20 else [None, printed, None]
+        cells += [found.mean, *of_20, found.median]
+    return cells
+
+
+def _fluency_columns(reference: str) -> list[Column]:
+    return [
+        Column("ppl", 2, key=f"perplexity by {reference}"),
+        Column("of 20", 2, key=f"perplexity by {reference} of 20 tokens"),
+        Column("paper", 2, key=f"perplexity by {reference} paper"),
+        Column("diff", 2, form="signed", key=f"perplexity by {reference} diff"),
+        Column("median", 2, key=f"perplexity by {reference} median"),
+    ]
 
 
 def _columns(heading: str, digits: int) -> list[Column]:
@@ -178,19 +252,5 @@ def _columns(heading: str, digits: int) -> list[Column]:
     ]
 
 
-def _beside(ours: Estimate, printed: float) -> list[Value]:
-    return [ours.value, printed, ours.value - printed]
-
-
-def printed_row(file_name: str, rows: dict[str, Any]) -> str | None:
-    """The row of a printed table that a recorded file belongs to; None if there is none.
-
-    `base` is "Base model", `toxificationreversal` "Toxification Reversal", and the number at the
-    end is beta: `rad-aisteer-75` is "RAD (beta=75)".
-    """
-    name, _, beta = file_name.lower().partition("-")
-    wanted = name + "".join(re.findall(r"\d+$", beta))
-    for row in rows:
-        if re.sub(r"[^a-z0-9]|beta|model", "", row.lower()) == wanted:
-            return row
-    return None
+def _beside(ours: Estimate, printed: float | None) -> list[Value]:
+    return [ours.value, printed, None if printed is None else ours.value - printed]

@@ -54,6 +54,20 @@ PROTOCOLS = {
             options={"unresolved": "iterate", "baseline": "fresh", "redraw": "true"},
             carry_over=True,
         ),
+        # the same, as its Algorithm 1 is printed
+        EvaluationProtocol(
+            "paper",
+            3,
+            {"max_new_tokens": 20, "temperature": 0.1, "top_p": 1.0},
+            False,
+            {"perturb": "all", "select": "nearest"},
+            options={
+                "test_prompt": "false",
+                "normalization": "matrix",
+                "projection": "nearest",
+                "unresolved": "last",
+            },
+        ),
         # its study of high temperature
         EvaluationProtocol(
             "tide-hot",

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from functools import cached_property
 from pathlib import Path
@@ -207,17 +207,32 @@ def carried(record: Record) -> Record:
     """
     scores = record.toxicity_scores
     best = [min(range(place + 1), key=scores.__getitem__) for place in range(len(scores))]
+    return record.model_copy(update=_returned(record, best))
 
-    def returned(column: Sequence[Any] | None) -> list[Any] | None:
-        return None if column is None else [column[place] for place in best]
 
-    update: dict[str, Any] = {name: returned(getattr(record, name)) for name in _RETURNED}
-    update["judge_scores"] = {name: returned(one) for name, one in record.judge_scores.items()}
+def first_trial(run: Run) -> Run:
+    """`run` as if it had made its first trial alone."""
+    records = []
+    for record in run.records:
+        steps = record.num_iter_steps
+        alone = {"trials": record.trials[:1], "num_iter_steps": steps[:1] if steps else None}
+        records.append(record.model_copy(update=_returned(record, [0]) | alone))
+    return replace(run, config={**run.config, "num_trials": 1}, records=records)
+
+
+def _returned(record: Record, places: Sequence[int]) -> dict[str, Any]:
+    """What is said of returned completions, of the trials at `places`."""
+
+    def of(column: Sequence[Any] | None) -> list[Any] | None:
+        return None if column is None else [column[place] for place in places]
+
+    update: dict[str, Any] = {name: of(getattr(record, name)) for name in _RETURNED}
+    update["judge_scores"] = {name: of(one) for name, one in record.judge_scores.items()}
     update["perplexity"] = {
-        name: Likelihoods(nll=returned(one.nll) or [], num_tokens=returned(one.num_tokens) or [])
+        name: Likelihoods(nll=of(one.nll) or [], num_tokens=of(one.num_tokens) or [])
         for name, one in record.perplexity.items()
     }
-    return record.model_copy(update=update)
+    return update
 
 
 def open_run(

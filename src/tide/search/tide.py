@@ -1,7 +1,9 @@
 """TIDE: zeroth-order descent on the toxicity of the model's own completion (Algorithm 1).
 
 The order of work differs from the published code: a point is tested before its perturbations are
-paid for, and no point is evaluated twice (design: "what the published loop wastes").
+paid for, and no point is evaluated twice (design: "what the published loop wastes"). It differs
+from the paper's text, too, where the prompt itself is never tested: `test_prompt=false`,
+`normalization=matrix`, `projection=nearest` and `unresolved=last` are Algorithm 1 to the letter.
 """
 
 from __future__ import annotations
@@ -60,6 +62,11 @@ class StepOptions(Options):
         description="What is returned if nothing passed: the least toxic completion there is, the "
         "least toxic of the path (published records), or its last one (published code).",
     )
+    test_prompt: bool = Field(
+        default=True,
+        description="Test the prompt itself, as iteration 1; otherwise take K + 1 steps, and test "
+        "each point after its step (the paper's Algorithm 1).",
+    )
 
 
 class TideOptions(StepOptions):
@@ -91,11 +98,23 @@ class _Walk(Strategy):
     _path: tuple[range, ...] = (range(1),)
 
     @property
+    def max_iterations(self) -> int:
+        return self.settings.max_iterations + (not self.options.test_prompt)
+
+    @property
     def best(self) -> int:
         if self._accepted is not None or self.options.unresolved == "best":
             return super().best
         path = self._path[-1:] if self.options.unresolved == "last" else self._path
         return min(chain(*path), key=self._scores.__getitem__)
+
+    def _begin(self) -> Steps:
+        if self.options.test_prompt:
+            yield from super()._begin()
+            return
+        self.iterations = 0
+        (start,) = yield from self.evaluate(self.x0[None], "initial")
+        yield from self.steps(start)
 
     def steps(self, start: Point) -> Steps:
         x, point, self._path = self.x0, start, (start.evaluations,)
@@ -137,7 +156,8 @@ class TideStrategy(_Walk):
     def descent_direction(self, x: Tensor, score: float) -> Part[Tensor | None]:
         """Evaluate the perturbations of `x` and estimate the gradient; None if it is zero.
 
-        With `redraw` it is zeros then: a step of no length, after which `x` is evaluated again.
+        With `redraw`, and without `test_prompt`, it is zeros then: a step of no length, after which
+        `x` is evaluated again.
         """
         if self.options.baseline == "fresh":
             (point,) = yield from self.evaluate(x[None], "iterate")
@@ -150,7 +170,8 @@ class TideStrategy(_Walk):
         yield from self.after_perturbations(perturbed)
         weights = self.weights([point.score for point in perturbed], score)
         if not weights.any():
-            return torch.zeros_like(x) if self.options.redraw else None
+            again = self.options.redraw or not self.options.test_prompt
+            return torch.zeros_like(x) if again else None
         # What the engine saw is rounded to its dtype; use the step it really took.
         taken = (self.cast(nearby) - self.cast(x)) / self.mu
         return estimate_gradient(taken, weights.float(), self.mu)

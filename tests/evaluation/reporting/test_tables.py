@@ -61,7 +61,8 @@ def test_a_row_a_method_and_a_table_a_source() -> None:
     by_scorer = tables.quality_table(summaries, "scorer@1", "t", "n")
     headings = [column.heading for column in by_scorer.columns]
     assert headings == [
-        *("method", "prompts", "avg max", "avg mean", "toxic rate", "perplexity", "K-bar"),
+        *("method", "prompts", "avg max", "avg mean", "toxic rate"),
+        *("perplexity", "of 20", "median", "K-bar"),
     ]
     base, tide = read_csv(tables.to_csv(by_scorer))
     assert float(base["avg max"]) == pytest.approx(0.5)
@@ -89,6 +90,7 @@ def test_a_column_a_reference() -> None:
     for make in (tables.quality_table, lambda s, *rest: tables.fluency_table(s, *rest[1:])):
         (row,) = read_csv(tables.to_csv(make([summarize(one)], JUDGE, "t", "n")))
         assert row[f"perplexity {REFERENCE}"] == row["perplexity a/b"] == "3.0"
+        assert row["perplexity a/b of 20 tokens"] == row["perplexity a/b median"] == "3.0"
 
 
 def test_seeds_and_what_is_missing_are_told() -> None:

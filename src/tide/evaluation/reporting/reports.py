@@ -78,8 +78,10 @@ class Report:
         return [summary for group in self.groups for summary in group.summaries]
 
     def write_tables(self, out: Path) -> None:
-        """Every table as Markdown, LaTeX and CSV, and all metrics as `summary.json`."""
+        """Every table as Markdown, LaTeX and CSV, and all metrics of runs as `summary.json`."""
         write_tables(self.tables, out)
+        if not self.groups:
+            return
         metrics = [{"group": g.title, **s.to_dict()} for g in self.groups for s in g.summaries]
         write_text(out / "summary.json", json.dumps(metrics, indent=2) + "\n")
 

@@ -6,7 +6,7 @@ import csv
 import io
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
@@ -83,18 +83,14 @@ def quality_table(summaries: Sequence[Summary], source: str, title: str, name: s
         Column("avg max", 3, interval=True),
         Column("avg mean", 3, interval=True),
         Column("toxic rate", 3, interval=True),
-        # With the intervals of several the table would not fit a terminal.
-        *(
-            Column(heading, 2, interval=len(references) == 1, key=key)
-            for heading, key in references.values()
-        ),
+        *_perplexity_columns(references),
         Column("K-bar", 2),
     ]
     rows: list[list[Value]] = []
     for one in summaries:
         judged = one.toxicity.get(source, {})
         toxicity = [judged.get(key) for key in ("max", "mean", "rate")]
-        fluency = [one.fluency[r].mean if r in one.fluency else None for r in references]
+        fluency = _perplexities(one, references)
         rows.append([one.method, *toxicity, *fluency, one.averages.get("iterations")])
     dropped = {one.method: one.dropped for one in summaries if one.valid is not None}
     counts = {one.prompts for one in summaries}
@@ -103,6 +99,8 @@ def quality_table(summaries: Sequence[Summary], source: str, title: str, name: s
         for row, one in zip(rows, summaries, strict=True):
             row.insert(1, one.prompts)
     notes = ["± half of the 95 % bootstrap interval over prompts", *_legend(references)]
+    if references:
+        notes.append(OF_20)
     if "@" in source:
         notes.append(f"{source}: a scorer, and behind @ its version")
     if any(e.std is not None for one in summaries for e in one.toxicity.get(source, {}).values()):
@@ -133,6 +131,34 @@ def _references(summaries: Sequence[Summary]) -> dict[str, tuple[str, str]]:
     heads = short if len(set(short)) == len(short) else [str(i + 1) for i in range(len(names))]
     columns = zip(names, heads, strict=True)
     return {name: (f"ppl {head}", f"perplexity {name}") for name, head in columns}
+
+
+# What the columns of a perplexity are.
+OF_20 = (
+    "perplexity: mean over all completions; of 20: over those of exactly 20 reference tokens, as "
+    "the paper has it; median: over all"
+)
+
+
+def _perplexity_columns(references: Mapping[str, tuple[str, str]]) -> list[Column]:
+    columns = []
+    for heading, key in references.values():
+        # With the intervals of several the table would not fit a terminal.
+        columns += [
+            Column(heading, 2, interval=len(references) == 1, key=key),
+            Column("of 20", 2, key=f"{key} of 20 tokens"),
+            Column("median", 2, key=f"{key} median"),
+        ]
+    return columns
+
+
+def _perplexities(one: Summary, references: Iterable[str]) -> list[Value]:
+    """The cells of `_perplexity_columns`."""
+    cells: list[Value] = []
+    for reference in references:
+        found = one.fluency.get(reference)
+        cells += [found.mean, found.mean_20, found.median] if found else [None] * 3
+    return cells
 
 
 def _legend(references: Mapping[str, tuple[str, str]]) -> list[str]:
@@ -171,6 +197,7 @@ def fluency_table(summaries: Sequence[Summary], title: str, name: str) -> Table:
     for heading, key in references.values():
         columns += [
             Column(heading.replace("perplexity", "ppl"), 2, key=key),
+            Column("of 20", 2, key=f"{key} of 20 tokens"),
             Column("median", 2, key=f"{key} median"),
             Column("no ppl", 1, key=f"without {key}"),
         ]
@@ -180,10 +207,11 @@ def fluency_table(summaries: Sequence[Summary], title: str, name: str) -> Table:
         row: list[Value] = [one.method]
         for reference in references:
             found = one.fluency.get(reference)
-            row += [found.mean, found.median, found.without] if found else [None] * 3
+            row += [*_perplexities(one, [reference]), found.without if found else None]
         rows.append([*row, *(one.averages.get(key) for key, _, _ in _TEXT)])
     notes = [
-        "ppl, median: perplexity of the completions; no ppl: completions that have none",
+        "ppl: mean perplexity; of 20: of the completions of exactly 20 reference tokens, as the "
+        "paper has it; no ppl: completions that have none",
         "dist-n: distinct n-grams over words; tokens: mean length; empty: a share",
         *_legend(references),
     ]

@@ -1,0 +1,173 @@
+"""What the authors' records say of their runs, beyond what `tide report --paper` prints.
+
+    python benchmarks/records.py data/paper/recorded
+
+Needs no model; a minute. docs/data.md says how to fill the folder. Four tables, a row a model: how
+the scores of TIDE run from trial to trial; what its iterations and cosines say; what its points say
+as tokens, and how many prompts are left for choosing settings; and the rule for empty completions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean, median
+from typing import Annotated, Any
+
+import typer
+
+from tide.core.errors import InputError, TideError
+from tide.data.jsonl import read_objects
+from tide.detoxifier.presets import PUBLISHED
+from tide.evaluation.reporting.tables import Column, Table, Value, to_markdown
+from tide.scorers.base import is_empty
+from tide.tuning.published import ABOVE
+
+Records = list[dict[str, Any]]
+TITLE = "The authors' records of TIDE"
+# Gemma's published step is for rows before they are multiplied by the root of their length.
+GEMMA_SCALE = 48.0
+
+
+def read(file: Path) -> Records:
+    return [row for _, row in read_objects(file)]
+
+
+def searches(folder: Path) -> dict[str, Records]:
+    """By model. Raises InputError if the folder holds no records of TIDE."""
+    found = {file.parent.name: read(file) for file in sorted(folder.glob("*/tide.json*"))}
+    if not found:
+        raise InputError(
+            f"{folder}: no files <model>/tide.json.gz (docs/data.md says how to get them)"
+        )
+    return found
+
+
+def carried(models: dict[str, Records]) -> Table:
+    """How the scores run from trial to trial, and what the maximum of three is."""
+    rows: list[list[Value]] = []
+    for model, records in models.items():
+        scores = [record["toxicity_scores"] for record in records]
+        texts = [record["completions"] for record in records]
+        trials = range(len(scores[0]))
+        rows.append(
+            [
+                *(model, len(records), fmean(max(some) for some in scores)),
+                *(fmean(some[trial] for some in scores) for trial in trials),
+                sum(any(b > a for a, b in pairwise(some)) for some in scores),
+                *(fmean(some[trial] == some[trial - 1] for some in texts) for trial in trials[1:]),
+            ]
+        )
+    trials = range(1, (len(rows[0]) - 3) // 2 + 1)
+    headings = ["avg max", *(f"trial {i}" for i in trials), "rises"]
+    headings += [f"{i} repeats {i - 1}" for i in trials[1:]]
+    columns = [Column("model"), Column("prompts"), *(Column(heading, 3) for heading in headings)]
+    notes = ["rises: prompts in which a trial scores higher than the one before"]
+    return Table("carried", f"{TITLE}: average toxicity by trial", columns, rows, notes)
+
+
+def searched(models: dict[str, Records]) -> Table:
+    """Iterations, cosines to the prompt, and the row norm that these mean."""
+    rows: list[list[Value]] = []
+    for model, records in models.items():
+        steps = [record["num_iter_steps"] for record in records]
+        cosines = [record["cosine_sims"] for record in records]
+        at_once = [
+            cosine
+            for some, one in zip(cosines, steps, strict=True)
+            for cosine, step in zip(some, one, strict=True)
+            if step == 1
+        ]
+        first = median(at_once)
+        rows.append(
+            [
+                *(model, fmean(map(fmean, steps)), fmean(some[0] for some in steps)),
+                *(len(at_once) / sum(map(len, steps)), first, min(map(min, cosines))),
+                fmean(record["toxicity_scores"][0] >= 0.5 for record in records),
+                row_norm(model, first),
+            ]
+        )
+    columns = [
+        *(Column("model"), Column("K-bar", 2), Column("trial 1", 2), Column("K = 1", 3)),
+        *(Column("cos at K = 1", 3), Column("least cos", 3), Column("unresolved", 3)),
+        Column("row norm", 2),
+    ]
+    notes = [
+        "K = 1: share of trials that ended at the prompt itself; cos: their median cosine, which "
+        "would be 1 if it were that of the point that was returned",
+        "unresolved: first trials that end at 0.5 or more",
+        "row norm: of a prompt's rows, if that cosine is after one step of the published length",
+    ]
+    return Table("searched", f"{TITLE}: iterations and cosines", columns, rows, notes)
+
+
+def row_norm(model: str, cosine: float) -> float | None:
+    """The norm r of a row for which cos(X1, X0) = r / sqrt(r^2 + eta^2)."""
+    if model not in PUBLISHED or not 0 < cosine < 1:
+        return None
+    step = PUBLISHED[model]["step_size"] / (GEMMA_SCALE if model.startswith("gemma") else 1.0)
+    return float(step * cosine / math.sqrt(1 - cosine**2))
+
+
+def decoded(models: dict[str, Records], folder: Path) -> Table:
+    """The nearest tokens of the last points, and what the model itself wrote."""
+    rows: list[list[Value]] = []
+    for model, records in models.items():
+        same = sum(record["final_prompt"].endswith(record["prompt"]) for record in records)
+        row: list[Value] = [model, len(records), same, len(records) - same]
+        base = next(folder.glob(f"{model}/base.json*"), None)
+        if base is not None:
+            own = read(base)
+            texts = [text for record in own for text in record["completions"]]
+            row += [sum(fmean(record["toxicity_scores"]) > ABOVE for record in own)]
+            row += [sum("Okay" in text or "the user" in text for text in texts)]
+        rows.append([*row, *([None] * (6 - len(row)))])
+    columns = [Column(name) for name in ("model", "prompts", "same tokens", "other")]
+    columns += [Column(f"above {ABOVE}"), Column("as assistant")]
+    notes = [
+        "same tokens: prompts whose recorded nearest tokens are the prompt, after a token that "
+        "begins a text",
+        f"above {ABOVE}: prompts whose completions by the model itself have so high a mean, on "
+        "which the paper chose its settings",
+        'as assistant: completions of the model itself that hold "Okay" or "the user"',
+    ]
+    return Table("decoded", f"{TITLE}: nearest tokens, and the model itself", columns, rows, notes)
+
+
+def emptiness(files: Sequence[Path]) -> Table:
+    """The published rule for empty completions and ours, on every recorded completion."""
+    rows: list[list[Value]] = []
+    for model in dict.fromkeys(file.parent.name for file in files):
+        texts = [
+            text
+            for file in files
+            if file.parent.name == model
+            for record in read(file)
+            for text in record["completions"]
+        ]
+        theirs = [len(text.strip()) < 3 for text in texts]
+        ours = list(map(is_empty, texts))
+        differ = sum(a != b for a, b in zip(theirs, ours, strict=True))
+        rows.append([model, len(texts), sum(theirs), sum(ours), differ])
+    rows.append(["all", *(sum(int(str(row[i])) for row in rows) for i in range(1, 5))])
+    columns = [Column(name) for name in ("model", "completions", "published", "ours", "differ")]
+    notes = [
+        "published: fewer than 3 characters without spaces around; ours: fewer than 3 visible ones"
+    ]
+    return Table("emptiness", "Recorded completions that count as empty", columns, rows, notes)
+
+
+def main(folder: Annotated[Path, typer.Argument(help="Holds <model>/<method>.json.gz.")]) -> None:
+    models = searches(folder)
+    files = sorted(folder.glob("*/*.json*"))
+    for table in (carried(models), searched(models), decoded(models, folder), emptiness(files)):
+        print(to_markdown(table))
+
+
+if __name__ == "__main__":
+    try:
+        typer.run(main)
+    except TideError as error:
+        raise SystemExit(f"error: {error}") from None
