@@ -22,8 +22,8 @@ class ScriptedEngine(Engine):
 
     respond: takes a float32 matrix (T, dim) and the sampling seed, returns the text. Words are
     tokens, with the spaces before them; each word has one fixed random embedding. What `respond`
-    returns is cut before a stop string; of its length it alone decides. requests: all that were
-    begun.
+    returns is cut before a stop string, and words that are never to be drawn are left out; of its
+    length it alone decides. requests: all that were begun.
     """
 
     honours: ClassVar = frozenset({"stop"})
@@ -81,7 +81,8 @@ class ScriptedEngine(Engine):
         x = self._embed_tokens(prompt) if isinstance(prompt, Sequence) else prompt
         text = self._respond(x, request.seed)
         end = request.sampling.stop_in(text)
-        yield Piece(tuple(self._ids(text[:end])), "length" if end is None else "stop")
+        ids = [one for one in self._ids(text[:end]) if one not in request.never]
+        yield Piece(tuple(ids), "length" if end is None else "stop")
 
     def _embed_tokens(self, token_ids: Sequence[int]) -> Tensor:
         return torch.stack([self._row(i) for i in token_ids])

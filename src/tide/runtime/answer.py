@@ -89,7 +89,10 @@ class Runtime:
             )
             return await answer.run()
         trial = await self._searched(prompt, settings, strategy, number, priority)
-        if on_text is not None and trial.text:
+        if on_text is not None and trial.empty:
+            # No scorer saw it: what is shown as it is accepted is not this.
+            return trial.model_copy(update={"accepted": False, "refused": True})
+        if on_text is not None and trial.accepted:
             on_text(trial.text)
         return trial
 

@@ -13,7 +13,7 @@ import anyio
 from tide.core.errors import DeadlineError
 from tide.core.results import Block, Evaluation, Trial
 from tide.core.seeds import derive_seed
-from tide.core.settings import EmptyPolicy, Sampling, Settings
+from tide.core.settings import Sampling, Settings
 from tide.engines.base import Completion, Engine, FinishReason, Prompt, Request
 from tide.runtime.blocks import last_end
 from tide.runtime.draft import Draft, Passage, Reader
@@ -22,7 +22,7 @@ from tide.runtime.prompt import start_of
 from tide.runtime.scoring import Scoring
 from tide.runtime.search import Search
 from tide.runtime.trial import made_trial, passes
-from tide.scorers.base import Scores, is_empty
+from tide.scorers.base import Scores, TextPolicy, is_blank, is_empty
 from tide.scorers.wrappers.windows import split_words
 from tide.search import LoadedStrategy
 
@@ -73,7 +73,8 @@ class LongAnswer:
         self._number, self._seed = number, derive_seed(settings.seed, prompt.text, number)
         self._priority = priority
         policy = settings.empty_policy
-        self._empty_policy: EmptyPolicy = "zero" if policy == "unmodified" else policy
+        # A block is given out, however short it is.
+        self._empty_policy: TextPolicy = "blank" if policy in ("unmodified", "zero") else policy
         # What was kept: its blocks, its tokens, the text that each adds, and how many of them stand
         # before each block.
         self._blocks: list[Block] = []
@@ -282,11 +283,12 @@ class LongAnswer:
             self._engine,
             self._scoring,
             sampling,
-            settings.empty_policy,
+            "unmodified" if self._empty_policy == "blank" else settings.empty_policy,
             priority=self._priority,
             context="".join(context),
             # Only at the end of what is wanted may a sentence be cut off.
             shape=partial(self._shaped, to_sentence=most < left),
+            first_empty="blank",
             first=first,
             memory=self._memory,
             never=self._never,
@@ -324,7 +326,7 @@ class LongAnswer:
         new = [text for text in dict.fromkeys(windows) if text not in self._scores]
         if new:
             # A window of marks alone says nothing of the others.
-            policy: EmptyPolicy = "zero" if len(windows) > 1 else self._empty_policy
+            policy: TextPolicy = "blank" if len(windows) > 1 else self._empty_policy
             scores = await self._scoring.send(new, policy)
             self._scores.update(zip(new, scores.values.tolist(), strict=True))
             self._scorer_calls += len(new)
@@ -383,7 +385,7 @@ class LongAnswer:
             role=moved[0].role if moved else "initial",
             text=text,
             toxicity=max(whole, *(one.toxicity for one in parts)),
-            empty=is_empty(text) and self._settings.empty_policy != "score",
+            empty=self._is_empty(text),
             cosine=min(one.cosine for one in parts),
             displacement=max(one.displacement for one in parts),
             num_tokens=sum(one.num_tokens for one in parts),
@@ -408,6 +410,12 @@ class LongAnswer:
         least = max(0, self._settings.min_new_tokens - len(self._ids))
         update = {"max_new_tokens": tokens, "min_new_tokens": min(least, tokens)}
         return self._settings.sampling.model_copy(update=update)
+
+    def _is_empty(self, text: str) -> bool:
+        """Whether the policy scored it, and not the scorer."""
+        if self._empty_policy == "blank":
+            return is_blank(text)
+        return is_empty(text) and self._empty_policy != "score"
 
     def _passes(self, score: float) -> bool:
         return passes(score, self._settings)

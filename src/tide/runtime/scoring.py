@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 
 from tide.core.errors import ScorerError, TideError, described
-from tide.core.settings import EmptyPolicy
-from tide.scorers.base import Scorer, Scores, is_empty, score_groups
+from tide.scorers.base import Scorer, Scores, TextPolicy, is_empty, score_groups
 
 _Found = list[Scores | TideError]
 
@@ -22,7 +21,7 @@ class Texts:
 
     texts: Sequence[str]
     before: Sequence[str]
-    policy: EmptyPolicy
+    policy: TextPolicy
 
 
 class Scoring:
@@ -40,7 +39,7 @@ class Scoring:
         self._thread: threading.Thread | None = None
 
     def send(
-        self, texts: Sequence[str], policy: EmptyPolicy, before: Sequence[str] = ()
+        self, texts: Sequence[str], policy: TextPolicy, before: Sequence[str] = ()
     ) -> asyncio.Future[Scores]:
         """Scores of `texts`, or the TideError that there is in their place."""
         future: asyncio.Future[Scores] = asyncio.get_running_loop().create_future()

@@ -18,7 +18,7 @@ from tide.runtime.blocks import begins_word
 from tide.runtime.memory import Memory
 from tide.runtime.prompt import Start
 from tide.runtime.scoring import Scoring
-from tide.scorers.base import Scores
+from tide.scorers.base import Scores, TextPolicy
 from tide.search.base import (
     BlameRequest,
     Candidate,
@@ -44,7 +44,8 @@ class Search:
 
     start: what its strategy began with. priority: the lowest is served first. context: text that
     stands before its completions, and is scored with them. shape: what becomes of a completion
-    before it is scored. first: what the prompt as it is was completed with, and its score, if that
+    before it is scored. first_empty: what an empty completion of the prompt as it is scores by the
+    policy "unmodified". first: what the prompt as it is was completed with, and its score, if that
     is known. memory: of what was read. never: tokens that are not drawn.
     trace and completions (token ids) grow with each round. written_tokens: of all completions,
     before they were shaped. held: tokens that were held back for the last continuation. nearest:
@@ -61,6 +62,7 @@ class Search:
     priority: int = 0
     context: str = ""
     shape: Callable[[Completion], Completion] | None = None
+    first_empty: TextPolicy = "zero"
     first: tuple[Completion, float] | None = None
     memory: Memory = field(default_factory=Memory)
     never: tuple[int, ...] = ()
@@ -249,11 +251,11 @@ class Search:
         self.likelihood_calls += len(asked.evaluations)
         return [values[number] for number in asked.evaluations]
 
-    def _policy(self) -> EmptyPolicy:
+    def _policy(self) -> TextPolicy:
         """What an empty completion of this round scores."""
         if self.empty_policy != "unmodified":
             return self.empty_policy
-        return "one" if self.trace else "zero"
+        return "one" if self.trace else self.first_empty
 
     def _record(
         self, places: Sequence[Place], written: Sequence[Completion], scores: Scores

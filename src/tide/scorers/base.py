@@ -6,7 +6,7 @@ import sys
 import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,9 @@ Floats = NDArray[np.float64]
 
 # The published code scores a completion with fewer visible characters than this as 0.
 _LEAST_VISIBLE = 3
+_TAGS = range(0xE0000, 0xE0080)
+# What a nearly empty text scores; "blank": 0.0 without a visible character, else its own score.
+TextPolicy = EmptyPolicy | Literal["blank"]
 _BATCH = 64
 # A scorer that has no score for this either is broken, whatever text it failed for at first.
 HEALTH_TEXT = "The weather is fine today."
@@ -81,17 +84,38 @@ class Scores:
 
 
 def is_empty(text: str) -> bool:
-    """Whether `text` has fewer than 3 visible characters (neither space nor control)."""
-    visible = (c for c in text if not c.isspace() and unicodedata.category(c)[0] != "C")
-    return sum(1 for _ in zip(visible, range(_LEAST_VISIBLE), strict=False)) < _LEAST_VISIBLE
+    """Whether `text` has so few visible characters that it says nothing: fewer than 3 of ASCII.
+
+    One of another script may be a whole word, and so it is never empty.
+    """
+    count = 0
+    for c in filter(_is_visible, text):
+        count += 1 if c.isascii() else _LEAST_VISIBLE
+        if count >= _LEAST_VISIBLE:
+            return False
+    return True
 
 
-def score_texts(scorer: Scorer, texts: Sequence[str], empty_policy: EmptyPolicy) -> Scores:
+def is_blank(text: str) -> bool:
+    """Whether `text` has no visible character at all."""
+    return not any(map(_is_visible, text))
+
+
+def _is_visible(c: str) -> bool:
+    """Whether a character shows, or may be read: tags do not show and are read by some models."""
+    if c.isspace():
+        return False
+    kind = unicodedata.category(c)
+    return kind != "Cc" and (kind != "Cf" or ord(c) in _TAGS)
+
+
+def score_texts(scorer: Scorer, texts: Sequence[str], empty_policy: TextPolicy) -> Scores:
     """Score every text, believing nothing that is not a score.
 
     Equal texts are sent once. Nearly empty texts are scored by `empty_policy`. Raises as `ask`.
     """
-    empty = np.array([is_empty(text) for text in texts], dtype=np.bool_)
+    without = is_blank if empty_policy == "blank" else is_empty
+    empty = np.array([without(text) for text in texts], dtype=np.bool_)
     values = np.full(len(texts), 1.0 if empty_policy == "one" else 0.0)
     sent = [i for i in range(len(texts)) if empty_policy == "score" or not empty[i]]
     distinct = list(dict.fromkeys(texts[i] for i in sent))
@@ -101,7 +125,7 @@ def score_texts(scorer: Scorer, texts: Sequence[str], empty_policy: EmptyPolicy)
 
 
 def score_groups(
-    scorer: Scorer, groups: Sequence[Sequence[str]], empty_policy: EmptyPolicy
+    scorer: Scorer, groups: Sequence[Sequence[str]], empty_policy: TextPolicy
 ) -> list[Scores | ScorerError]:
     """The scores of each group of texts, or why the scorer has none for that group.
 

@@ -9,6 +9,7 @@ from pydantic import Field
 from tide.core.errors import InputError
 from tide.core.settings import Settings
 from tide.plugins.options import Options
+from tide.plugins.specs import parse_spec
 from tide.search.base import (
     BlameRequest,
     Continuation,
@@ -63,14 +64,7 @@ class BacktrackStrategy(Strategy):
 
     @classmethod
     def check(cls, options: BacktrackOptions, settings: Settings) -> None:
-        if settings.completions_per_evaluation > 1:
-            raise InputError(
-                "completions_per_evaluation: backtrack repairs one completion at a time"
-            )
-        then = _loaded(options.then)
-        if then is not None:
-            if issubclass(then.strategy, BacktrackStrategy):
-                raise InputError("strategy backtrack: then: expected another strategy, or none")
+        if (then := _loaded(options.then)) is not None:
             then.check(settings)
 
     @property
@@ -123,7 +117,16 @@ class BacktrackStrategy(Strategy):
 
 
 def _loaded(spec: str) -> Any:
-    """The strategy of a spec; None for `none`."""
-    from tide.search import load_strategy  # noqa: PLC0415  (which knows this module)
+    """The strategy of a spec; None for `none`. Raises InputError for one not registered."""
+    from tide.search import REGISTRY, load_strategy  # noqa: PLC0415  (which knows this module)
 
-    return None if spec == "none" else load_strategy(spec)
+    if spec == "none":
+        return None
+    # No class of a file: a preset, which may be anybody's, would bring code.
+    name, _ = parse_spec(spec, "strategy backtrack: then")
+    others = [one for one in REGISTRY.names() if one != "backtrack"]
+    if name not in others:
+        raise InputError(
+            f"strategy backtrack: then: {name!r} is not none or one of {', '.join(others)}"
+        )
+    return load_strategy(spec)

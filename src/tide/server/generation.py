@@ -18,7 +18,6 @@ from typing import Any
 from tide.core.chat import Chat
 from tide.core.results import Result, Trial
 from tide.detoxifier.asynchronous import AsyncDetoxifier
-from tide.scorers.base import is_empty
 from tide.server.limits import Limits
 from tide.server.metrics import Metrics
 from tide.server.schemas import ChatRequest, CompletionRequest, Generation, Refused, Shape, event
@@ -171,17 +170,10 @@ class Serving:
         yield await self._detox(call.prompt, **call.settings)
 
     async def _in_pieces(self, call: Call) -> Items:
-        """A text as it is accepted. Of very little no scorer was asked; that waits for the end."""
-        held, begun = "", False
+        """A text as it is accepted."""
         async with self._detox.stream(call.prompt, **call.settings) as stream:
             async for text in stream:
-                held += text
-                begun = begun or not is_empty(held)
-                if begun:
-                    yield held
-                    held = ""
-            if held and stream.result.accepted:
-                yield held
+                yield text
             yield stream.result
 
     def _told(self, result: Result, call: Call, traces: bool) -> dict[str, Any]:

@@ -1,0 +1,233 @@
+"""Backtracking: what it asks for, what is held back, and what takes over."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+import torch
+
+from tide.core.errors import InputError
+from tide.core.settings import Settings
+from tide.detoxifier.presets import PRESETS
+from tide.detoxifier.sync import Detoxifier
+from tide.engines.local.engine import TransformersEngine
+from tide.search import Problem, load_strategy
+from tide.search.base import BlameRequest, Continuation
+from tide.search.settings import resolve_settings
+
+PROMPT = "My neighbour told me that the"
+LONG: Any = {"min_new_tokens": 20}
+
+
+@pytest.fixture(scope="module")
+def engine() -> TransformersEngine:
+    return TransformersEngine("pocket")
+
+
+def strategy(spec: str = "backtrack", **settings: Any) -> Any:
+    problem = Problem(
+        torch.randn(4, 8, generator=torch.manual_seed(3)), torch.ones(4, dtype=torch.bool), 7
+    )
+    return load_strategy(spec).create(problem, Settings(**settings))
+
+
+def first_words(engine: TransformersEngine, count: int) -> str:
+    """The beginning of what the model writes by itself."""
+    text = Detoxifier(engine, scorer=lambda texts: [0.0] * len(texts), temperature=0, **LONG)(
+        PROMPT
+    ).text
+    return " ".join(text.split()[:count])
+
+
+class Refusing:
+    """Scores texts that hold one of these words 0.9, and others 0.05."""
+
+    def __init__(self, *words: str) -> None:
+        self.words = {word.lower() for word in words}
+        self.seen: list[str] = []
+
+    def __call__(self, texts: list[str]) -> list[float]:
+        self.seen += texts
+        return [0.9 if self.words & set(text.lower().split()) else 0.05 for text in texts]
+
+
+def test_it_blames_a_word_and_goes_on_from_before_it() -> None:
+    search = strategy("backtrack:blame=0.5", toxicity_threshold=0.4)
+    (start,) = search.ask()
+    assert start.role == "initial"
+    search.tell([0.9])
+    assert search.ask() == BlameRequest(0, 0.2)
+    search.tell([6.0])
+    asked = search.ask()
+    assert isinstance(asked, Continuation)
+    assert (asked.evaluation, asked.kept, asked.held) == (0, 6, ((0, 6),))
+    search.tell([0.5])
+    assert search.ask() == BlameRequest(1, 0.2)
+    search.tell([2.0])
+    again = search.ask()
+    assert (again.evaluation, again.kept, again.held) == (1, 2, ((0, 6), (1, 2)))
+    assert again.sampling_seed != asked.sampling_seed
+    search.tell([0.3])
+    assert search.done
+    assert (search.best, search.iterations) == (2, 3)
+
+
+@pytest.mark.parametrize(("option", "kept", "held"), [("hold", 3, ()), ("back", 0, ((0, 3),))])
+def test_the_controls_leave_one_half_out(option: str, kept: int, held: tuple[Any, ...]) -> None:
+    search = strategy(f"backtrack:{option}=false")
+    search.ask()
+    search.tell([0.9])
+    search.ask()
+    search.tell([3.0])
+    asked = search.ask()
+    assert (asked.kept, asked.held) == (kept, held)
+
+
+def test_what_it_leaves_another_strategy_takes_over() -> None:
+    spec = "ladder:from=0.6,growth=1.3,samples_growth=1.5"
+    ladder = strategy(spec, num_samples=2)
+    search = strategy(f"backtrack:holds=2,then=({spec})", num_samples=2)
+    for one in (ladder, search):
+        one.ask()
+        one.tell([0.9])
+    for score in (0.8, 0.7):
+        search.ask()
+        search.tell([1.0])
+        search.ask()
+        search.tell([score])
+    theirs, ours = ladder.ask(), search.ask()
+    assert [x.role for x in ours] == ["perturbation", "perturbation"]
+    assert all(torch.equal(a.embeddings, b.embeddings) for a, b in zip(theirs, ours, strict=True))
+    ladder.tell([0.6, 0.1])
+    search.tell([0.6, 0.1])
+    assert ladder.done
+    assert search.done
+    # The prompt's own completion and two continuations stand before them.
+    assert (ladder.best, search.best) == (2, 4)
+
+
+def test_nothing_takes_over_where_prompts_cannot_move() -> None:
+    problem = Problem(torch.ones(3, 1), torch.ones(3, dtype=torch.bool), 7, can_move=False)
+    search = load_strategy("backtrack:holds=1").create(problem, Settings())
+    search.ask()
+    search.tell([0.9])
+    search.ask()
+    search.tell([0.0])
+    search.ask()
+    search.tell([0.8])
+    assert search.done
+    assert search.best == 1
+
+
+@pytest.mark.parametrize("then", ["mine.py:Mine", "module:Mine", "backtrack", "laddr"])
+def test_only_a_registered_search_takes_over(then: str) -> None:
+    with pytest.raises(InputError, match="then"):
+        resolve_settings({"strategy": f"backtrack:then=({then})"})
+
+
+def test_spellings(engine: TransformersEngine) -> None:
+    (ids,) = engine.tokenize([" weather"])
+    texts = {engine.texts([[i]])[0] for i in engine.spellings(ids[0])}
+    assert engine.texts([ids[:1]])[0] in texts
+    assert len({text.strip().casefold() for text in texts}) == 1
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_the_blamed_word_does_not_come_again(
+    engine: TransformersEngine, temperature: float
+) -> None:
+    words = first_words(engine, 4).split()
+    scorer = Refusing(words[2])
+    detox = Detoxifier(engine, scorer=scorer, strategy="backtrack", temperature=temperature, **LONG)
+    result = detox(PROMPT)
+    assert result.accepted
+    assert words[2].lower() not in result.text.lower().split()
+    if temperature == 0:
+        assert [one.role for one in result.trace[:2]] == ["initial", "continuation"]
+        assert result.text.split()[:1] == words[:1]
+        assert result.trace[1].kept_tokens > 0
+    assert result.text in scorer.seen
+    assert detox(PROMPT) == result
+
+
+def test_what_was_kept_is_not_read_again(engine: TransformersEngine) -> None:
+    words = first_words(engine, 6).split()
+    scorer = Refusing(words[4])
+    detox = Detoxifier(engine, scorer=scorer, strategy="backtrack:then=none", temperature=0, **LONG)
+    before = engine.forward_tokens
+    trial = detox(PROMPT).best
+    (prompt,) = engine.tokenize([PROMPT])
+    assert len(trial.trace) >= 2
+    assert trial.read_tokens == len(prompt) + len(trial.trace) - 1
+    assert trial.generated_tokens < sum(one.num_tokens for one in trial.trace)
+    # The model reads what it writes, but for the last token of each text.
+    assert engine.forward_tokens - before <= trial.read_tokens + trial.generated_tokens
+
+
+def test_results_do_not_depend_on_what_is_remembered(engine: TransformersEngine) -> None:
+    words = first_words(engine, 6).split()
+    forgetful = TransformersEngine("pocket", prefix_tokens=0)
+    found = [
+        Detoxifier(one, scorer=Refusing(*words[2:5]), strategy="backtrack", temperature=0.5)(PROMPT)
+        for one in (engine, forgetful)
+    ]
+    forgetful.close()
+    assert [one.text for one in found[0].trace] == [one.text for one in found[1].trace]
+
+
+def test_nothing_that_fails_is_given_out(engine: TransformersEngine) -> None:
+    detox = Detoxifier(
+        engine,
+        scorer=lambda texts: [0.9] * len(texts),
+        strategy="backtrack:holds=3,then=none",
+        on_unresolved="refuse",
+    )
+    result = detox(PROMPT)
+    assert (result.accepted, result.text) == (False, "")
+    assert len(result.trace) == 4
+    with detox.stream(PROMPT) as stream:
+        assert list(stream) == []
+
+
+def test_a_long_answer_is_repaired_in_place(engine: TransformersEngine) -> None:
+    settings: dict[str, Any] = {"max_new_tokens": 60, "block_tokens": 16, "min_new_tokens": 60}
+    plain = Detoxifier(engine, scorer=lambda texts: [0.0] * len(texts), **settings)(PROMPT)
+    words = plain.text.split()
+    word = next(one.lower() for one in words[12:] if one.isalpha() and len(one) > 3)
+    scorer = Refusing(word)
+    detox = Detoxifier(engine, scorer=scorer, strategy="backtrack", **settings)
+    result = detox(PROMPT)
+    assert result.accepted
+    assert word not in result.text.lower().split()
+    roles = [one.role for block in result.best.blocks for one in block.trace]
+    assert "continuation" in roles
+    assert result.text.split()[:8] == words[:8]  # what had passed stays
+    parts = []
+    with detox.stream(PROMPT) as stream:
+        parts = list(stream)
+    assert "".join(parts) == stream.result.text
+    assert all(any(part in text for text in scorer.seen) for part in parts)
+
+
+def test_many_at_once_equal_each_alone(engine: TransformersEngine) -> None:
+    words = first_words(engine, 6).split()
+    prompts = [PROMPT, "My neighbour told me that", "On the way home we saw", "It was late and"]
+
+    async def together() -> list[Any]:
+        from tide.detoxifier.asynchronous import AsyncDetoxifier
+
+        detox = AsyncDetoxifier(engine, scorer=Refusing(*words, "the", "to"), strategy="backtrack")
+        return list(await asyncio.gather(*(detox(prompt) for prompt in prompts * 3)))
+
+    detox = Detoxifier(engine, scorer=Refusing(*words, "the", "to"), strategy="backtrack")
+    alone = [detox(prompt) for prompt in prompts]
+    for found, expected in zip(asyncio.run(together()), alone * 3, strict=True):
+        assert [one.text for one in found.trace] == [one.text for one in expected.trace]
+
+
+def test_the_preset() -> None:
+    settings = resolve_settings(PRESETS["backtrack"])
+    assert settings.strategy.startswith("backtrack")
+    assert settings.max_perplexity is None
