@@ -51,8 +51,8 @@ def proxy(engine: ScriptedEngine, **changes: str) -> Any:
 
 
 def read(texts: Sequence[str]) -> list[float]:
-    """The toxicity that stands in each text; 0 for any other text."""
-    return [float(text.split()[1]) if text.startswith("toxicity") else 0.0 for text in texts]
+    """The toxicity that stands in each text; 0 for any other text, or the beginning of one."""
+    return [float(text.split()[1]) if text.startswith("toxicity ") else 0.0 for text in texts]
 
 
 class ReadingScorer:

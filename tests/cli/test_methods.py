@@ -64,14 +64,14 @@ def test_help_gives_the_choices(
     command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert tide(command, "--help", monkeypatch=monkeypatch) == 0
-    text = " ".join(capsys.readouterr().out.split())
+    text = "".join(capsys.readouterr().out.split())  # lines break at hyphens, too
     kinds = [STRATEGIES, ENGINES, *([BASELINES] if command == "eval" else [])]
     for registry in kinds:
-        assert ", ".join(registry.names()) in text
-    assert ", ".join(PRESETS) in text
-    assert "--judges,--judge" in text.replace(" ,", ",").replace(", ", ",")
-    assert ("[default: by --protocol]" in text) == (command == "eval")
-    assert ("[default: 0.1]" in text) == (command == "run")  # temperature
+        assert ",".join(registry.names()) in text
+    assert ",".join(PRESETS) in text
+    assert "--judges,--judge" in text
+    assert ("[default:by--protocol]" in text) == (command == "eval")
+    assert ("[default:0.1]" in text) == (command == "run")  # temperature
 
 
 def test_judges_are_read_by_the_grammar_of_scorers() -> None:

@@ -32,6 +32,8 @@ def calls_of_a_closed_engine(engine: Engine, x: Tensor) -> None:
         "embed_tokens": ([1],),
         "decode_nearest": (x,),
         "share": (x,),
+        "memory": (),
+        "spellings": (1,),
         "write": (Request(x),),
         "write_all": ([Request(x)],),
         "log_likelihoods": ([([1], [2])],),
@@ -41,7 +43,7 @@ def calls_of_a_closed_engine(engine: Engine, x: Tensor) -> None:
         "verify": (),
     }
     methods = {name for name, _ in inspect.getmembers(Engine, inspect.isfunction)}
-    own = {"close", "check", "check_sampling", "completions", "fewest"}
+    own = {"close", "check", "check_sampling", "completions", "fewest", "goes_on"}
     assert set(calls) == {name for name in methods if name[0] != "_"} - own
     for name, arguments in calls.items():
         with pytest.raises(EngineError, match="closed; make a new one"):

@@ -19,7 +19,8 @@ from tide.search.base import Point, Steps
 from tide.search.settings import resolve_settings
 from tide.search.tide import centred_ranks
 
-ALL = REGISTRY.names()
+# It asks for continuations, not for points: test_backtrack.py.
+ALL = [name for name in REGISTRY.names() if name != "backtrack"]
 
 
 def make(spec: str, seed: int = 0, **changes: Any) -> Strategy:

@@ -31,6 +31,7 @@ class HomeLoop:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._closed = False
+        self._waited_for: set[Future[Any]] = set()
         self._thread.start()
 
     @property
@@ -41,6 +42,8 @@ class HomeLoop:
     def start(self, call: Callable[..., Awaitable[_T]], *arguments: Any) -> Future[_T]:
         """Begin `await call(*arguments)` in the loop; cancelling the future cancels it there."""
         future: Future[_T] = Future()
+        self._waited_for.add(future)
+        future.add_done_callback(self._waited_for.discard)
         release_openmp_threads()
 
         def begin() -> None:
@@ -54,6 +57,7 @@ class HomeLoop:
         try:
             self._loop.call_soon_threadsafe(begin)
         except RuntimeError:
+            self._waited_for.discard(future)
             raise EngineError("the engine is closed; make a new one") from None
         return future
 
@@ -112,6 +116,10 @@ class HomeLoop:
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         finally:
             self._loop.close()
+            # What was begun while it closed never ran.
+            for future in list(self._waited_for):
+                with suppress(InvalidStateError):
+                    future.set_exception(EngineError("the engine was closed"))
 
 
 async def _finish(

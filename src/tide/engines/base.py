@@ -279,7 +279,8 @@ class Engine(ABC):
         with one of them at most, reads that one alone. What is written stays the same but for
         rounding.
         """
-        return self._memory()
+        with self._calling("memory"):
+            return self._memory()
 
     # Writing.
 
