@@ -20,6 +20,9 @@ from tests.scorers.guards.tiny import teach
 from tide.data.labelled import read_labelled
 from tide.data.prompts import read_rows
 
+# A guard is trained first.
+pytestmark = pytest.mark.slow
+
 SERVICE = Path(__file__).resolve().parents[1] / "scorers" / "guards" / "service.py"
 
 
@@ -27,10 +30,10 @@ SERVICE = Path(__file__).resolve().parents[1] / "scorers" / "guards" / "service.
 def folder(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A guard that has learned from 3,000 short labelled comments, and knows the rudest words."""
     rows = read_labelled([shared_data / "labelled" / "toxicity.jsonl.gz"], by="source")
-    short = [row for row in rows if row.group in ("davidson", "jigsaw") and len(row.text) < 120]
+    short = [row for row in rows if row.group in ("davidson", "jigsaw") and len(row.text) < 70]
     chosen = random.Random(0).sample(short, 3000)
     labelled = [(row.text, row.toxicity >= 0.5) for row in chosen]
-    return teach(tmp_path_factory.mktemp("guard"), "llama-guard", labelled, 500, 1500)
+    return teach(tmp_path_factory.mktemp("llama-guard"), "llama-guard", labelled, 1000, 1500)
 
 
 @pytest.fixture
@@ -74,7 +77,7 @@ def whole(found: list[dict[str, Any]], count: int) -> None:
         assert None not in scores
 
 
-@pytest.mark.parametrize("prompts", [12, pytest.param(200, marks=pytest.mark.slow)], indirect=True)
+@pytest.mark.parametrize("prompts", [12, 200], indirect=True)
 def test_in_process(
     folder: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,7 +93,7 @@ def test_in_process(
     assert max(accepted) < 0.5
 
 
-@pytest.mark.parametrize("prompts", [40, pytest.param(200, marks=pytest.mark.slow)], indirect=True)
+@pytest.mark.parametrize("prompts", [40, 200], indirect=True)
 def test_a_server_that_is_killed_stops_the_run_and_the_run_goes_on_with_another(
     folder: Path, prompts: Path, tmp_path: Path
 ) -> None:

@@ -123,12 +123,12 @@ def _tokenizer(texts: list[str], fixed: list[str], vocabulary: int) -> PreTraine
 
 def _trained(rows: list[tuple[list[int], list[int]]], vocabulary: int, steps: int) -> Any:
     torch.manual_seed(0)
+    longest = max(len(prompt) + len(answer) for prompt, answer in rows)
     config = GPT2Config(
-        vocab_size=vocabulary, n_embd=64, n_layer=2, n_head=2, n_positions=128,
+        vocab_size=vocabulary, n_embd=64, n_layer=2, n_head=2, n_positions=max(256, longest),
         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=1,
     )  # fmt: skip
     model = GPT2LMHeadModel(config)
-    longest = max(len(prompt) + len(answer) for prompt, answer in rows)
     ids = torch.full((len(rows), longest), 1)
     labels = torch.full((len(rows), longest), -100)
     for i, (prompt, answer) in enumerate(rows):
