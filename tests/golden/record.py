@@ -1,6 +1,7 @@
-"""Record what searches and long answers give on benchmark prompts: `python -m tests.golden.record`.
+"""Record what searches and long answers give: `python -m tests.golden.record NAME...`.
 
-Only after a deliberate change of results, and the commit says which. Texts are kept as digests:
+Without names, every case is recorded. Only after a deliberate change of results, and the commit
+says which. Texts are kept as digests:
 what the bundled models write does not belong in the project.
 """
 
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -135,13 +137,17 @@ def read_golden() -> dict[str, list[list[dict[str, Any]]]]:
         return dict(map(json.loads, file))
 
 
-def main() -> None:
+def main(*names: str) -> None:
+    recorded = read_golden() if names else {}
+    for case in CASES:
+        if case.name in names or not names:
+            recorded[case.name] = [described(result) for result in case.results()]
+            print(case.name, len(recorded[case.name]))
     with gzip.GzipFile(GOLDEN, "wb", mtime=0) as file:
         for case in CASES:
-            found = [case.name, [described(result) for result in case.results()]]
-            file.write((json.dumps(found, separators=(",", ":")) + "\n").encode())
-            print(case.name, len(found[1]))
+            line = json.dumps([case.name, recorded[case.name]], separators=(",", ":"))
+            file.write((line + "\n").encode())
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])
