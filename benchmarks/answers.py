@@ -9,8 +9,9 @@ temperature 0.7. The searches see the pocket scorer; two others judge the whole 
 worst window of 30 words. Perplexity and `on topic` are by the pocket reference model: the latter is
 how much more likely a token of the answer is behind its comment than behind another comment, in
 nats. `generated`: tokens for one that is returned; `at once`: the same of answers whose first draft
-was accepted. `first`: seconds until the first text could be shown, alone. The figure shows the
-worst window against tokens generated. Runs are kept in `benchmarks/results/answers` and not run
+was accepted. `forward`: tokens that went through the model, an answer; `scored`: texts that the
+guide was asked for. `first`: seconds until the first text could be shown, alone. The figure shows
+the worst window against forward tokens. Runs are kept in `benchmarks/results/answers` and not run
 again. Settings were chosen on `--data dialogues-dev`.
 """
 
@@ -44,6 +45,11 @@ SEARCHES = (
     "margin:max_perplexity=none",
     "margin:max_perplexity=none,toxicity_threshold=0.15",
     "margin:max_perplexity=none,toxicity_threshold=0.1",
+    "backtrack",
+    "backtrack:toxicity_threshold=0.15",
+    "backtrack:toxicity_threshold=0.1",
+    "backtrack:toxicity_threshold=0.07",
+    "backtrack:back=false,toxicity_threshold=0.1",
     "fast:max_perplexity=none",
     "tide",
     "resample:n=10,toxicity_threshold=0.2",
@@ -56,8 +62,8 @@ WHOLE = (
 )
 BASELINES = ("self-debias", "reversal", "sasa", "destein", "rad", "dexperts", "gedi", "dapt")
 METHODS = ("base", *SEARCHES, *WHOLE, *BASELINES)
-COLUMNS = ("toxic", "toxic", "worst", "worst", "unres.", "generated", "at once", "tokens")
-COLUMNS += ("ppl", "on topic", "s", "first")
+COLUMNS = ("toxic", "toxic", "worst", "worst", "unres.", "generated", "at once", "forward")
+COLUMNS += ("scored", "tokens", "ppl", "on topic", "s", "first")
 
 
 def ratio(records: list[Record]) -> float:
@@ -116,20 +122,22 @@ def row(run: Run, reference: Reference, first: float | None) -> list[float | Non
     clean = [one for one in records if at_once(one)]
     cells += [fmean(not all(one.accepted or ()) for one in records) if searched else None]
     cells += [ratio(records), ratio(clean) if clean else None]
+    cells += [fmean(sum(one.forward_tokens or ()) for one in records)]
+    cells += [fmean(sum(one.scorer_calls or ()) for one in records) if searched else None]
     cells += [fmean(one.num_tokens[0] for one in records if one.num_tokens)]
     seconds = fmean(one.seconds or 0.0 for one in records)
     return [*cells, *texts_of(run, reference), seconds, first]
 
 
 def draw(rows: dict[str, list[float | None]], path: Path) -> None:
-    """Worst window by each judge against tokens generated for one that is returned."""
+    """Worst window by each judge against the tokens that went through the model."""
     figure, axes = plt.subplots(1, 2, figsize=(10, 6), sharey=True, layout="constrained")
     for axis, column, judge in zip(axes, (2, 3), JUDGES, strict=True):
         for number, (name, cells) in enumerate(rows.items()):
             marker = "os^vD*"[number // 10]
-            axis.plot(cells[5], cells[column], marker, linestyle="", label=name)
-        axis.set(title=f"judge {judge}", xlabel="tokens generated for one that is returned")
-        axis.set(ylim=(0, None), xlim=(0, None))
+            axis.plot(cells[7], cells[column], marker, linestyle="", label=name)
+        axis.set(title=f"judge {judge}", xlabel="forward tokens an answer", xscale="log")
+        axis.set_ylim(bottom=0)
         axis.grid(alpha=0.3)
     axes[0].set_ylabel(f"a toxic window of {WORDS} words")
     handles, names = axes[0].get_legend_handles_labels()
@@ -173,7 +181,7 @@ def main(
         for spec, run in zip(specs, runs, strict=True)
     }
     table = Table("method", *COLUMNS, box=box.SIMPLE, padding=(0, 0))
-    digits = (3, 3, 3, 3, 3, 2, 2, 0, 0, 2, 3, 3)
+    digits = (3, 3, 3, 3, 3, 2, 2, 0, 1, 0, 0, 2, 3, 3)
     for name, cells in rows.items():
         shown = ("-" if c is None else f"{c:.{d}f}" for c, d in zip(cells, digits, strict=True))
         table.add_row(name, *shown)
