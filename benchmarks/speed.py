@@ -81,15 +81,19 @@ def seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def compare_ways(prompts: Sequence[str], repeats: int) -> dict[str, Any]:
-    """Prompts per second of (a) to (d), completions per second of (b) and (e)."""
-    engine, scorer = TransformersEngine(), load_scorer("pocket")
+def compare_ways(
+    engine: TransformersEngine, scorer: Any, prompts: Sequence[str], repeats: int, **fast: Any
+) -> dict[str, Any]:
+    """Prompts per second of (a) to (d), completions per second of (b) and (e).
+
+    fast: settings of (c) that differ from the preset's.
+    """
     clock = Clock()
     clock.watch(engine._worker, "_turn")
     settings = Settings(empty_policy="zero")  # as published
     detoxifiers = {
         "b tide": Detoxifier(engine, scorer=scorer, settings=settings),
-        "c fast": Detoxifier(engine, scorer=scorer, preset="fast", empty_policy="zero"),
+        "c fast": Detoxifier(engine, scorer=scorer, preset="fast", empty_policy="zero", **fast),
         "d resample": Detoxifier(
             engine, scorer=scorer, strategy="resample", preset="relative", empty_policy="zero"
         ),
@@ -143,16 +147,18 @@ def compare_ways(prompts: Sequence[str], repeats: int) -> dict[str, Any]:
     return {"ways": rows, "inside_steps": share, "completions_b_over_e": rate}
 
 
-def compare_decoding(prompts: Sequence[str], repeats: int) -> list[dict[str, float]]:
-    """Our decode loop against `generate(inputs_embeds=...)` of an untouched model, in float32.
+def compare_decoding(
+    engines: dict[str, TransformersEngine], folder: Path, prompts: Sequence[str], repeats: int
+) -> list[dict[str, float]]:
+    """Our decode loop against `generate(inputs_embeds=...)` of the untouched model of `folder`.
 
-    And ours in bfloat16 against that.
+    The engine "ours" has the dtype of that model; others are measured against it.
     """
-    engines = {"ours": TransformersEngine(), "bfloat16": TransformersEngine(dtype="bfloat16")}
+    stop_ids = {engine: engine._worker.stop_ids for engine in engines.values()}
+    for engine in stop_ids:  # all write all tokens, whatever they are
+        engine._worker.stop_ids = engine._worker.stop_ids[:0]
     device = engines["ours"].device
-    for engine in engines.values():  # all write all tokens, whatever they are
-        engine._worker.stop_ids = engine.stop_ids[:0]
-    model = AutoModelForCausalLM.from_pretrained(pocket.MODEL, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=engines["ours"].dtype)
     model.to(device).eval()
     embeddings = engines["ours"].embed(prompts)
 
@@ -172,7 +178,7 @@ def compare_decoding(prompts: Sequence[str], repeats: int) -> list[dict[str, flo
     for batch in BATCHES:
         some = [embeddings[i % len(embeddings)] for i in range(batch)]
         x, mask = left_pad(some)
-        works = {"generate": partial(generate, x.to(device), mask.to(device))}
+        works = {"generate": partial(generate, x.to(device, model.dtype), mask.to(device))}
         for name, engine in engines.items():
             works[name] = partial(engine.complete, some, Sampling(), range(batch))
         turns = [{name: seconds(work) for name, work in works.items()} for _ in range(repeats + 2)]
@@ -189,17 +195,21 @@ def compare_decoding(prompts: Sequence[str], repeats: int) -> list[dict[str, flo
         table.add_row(*cells)
         rows.append(row)
     console.print(table)
+    for engine, ids in stop_ids.items():
+        engine._worker.stop_ids = ids
     return rows
 
 
 def main(prompts: int = 64, repeats: int = 5, benchmark: str = "rtp", out: Path = OUT) -> None:
     rows = load_benchmark(benchmark, limit=max(prompts, *BATCHES)).rows
     texts = [row.text for row in rows]
+    engine = TransformersEngine()
+    engines = {"ours": engine, "bfloat16": TransformersEngine(dtype="bfloat16")}
     result = {
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
-        "decoding": compare_decoding(texts, 3 * repeats),
-        **compare_ways(texts[:prompts], repeats),
+        "decoding": compare_decoding(engines, pocket.MODEL, texts, 3 * repeats),
+        **compare_ways(engine, load_scorer("pocket"), texts[:prompts], repeats),
     }
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(result, indent=1) + "\n")
