@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ from tide.core.errors import CompletionError, EngineError, StrategyError, guarde
 from tide.core.results import Evaluation, Role
 from tide.core.settings import EmptyPolicy, Sampling
 from tide.engines.base import Completion, Engine, Request
+from tide.runtime.blame import blamed
 from tide.runtime.blocks import begins_word
 from tide.runtime.memory import Memory
 from tide.runtime.prompt import Start
@@ -173,20 +175,14 @@ class Search:
         """Before how many tokens the word stands with which the score first reaches one."""
         (texts,) = self.engine.token_texts([self._completion(asked.evaluation)])
         starts = [i for i, text in enumerate(texts) if i == 0 or begins_word(text)]
-        low, high = (
-            0,
-            len(starts),
-        )  # beginnings of so many words: one that is below, one that is not
-        while high - low > 1:
-            middle = (low + high) // 2
-            text = "".join(texts[: starts[middle]])
+        words = ["".join(texts[a:b]) for a, b in pairwise([*starts, len(texts)])]
+
+        async def score(text: str) -> float:
             scores = await self.scoring.send([text], "zero", [self.context])
             self.scorer_calls += not scores.empty[0]
-            if scores.values[0] < asked.score:
-                low = middle
-            else:
-                high = middle
-        return starts[low] if starts else 0
+            return float(scores.values[0])
+
+        return starts[await blamed(words, score, asked.score)] if starts else 0
 
     def _completion(self, number: int) -> tuple[int, ...]:
         if not 0 <= number < len(self.completions):
