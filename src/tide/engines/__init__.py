@@ -28,8 +28,8 @@ REGISTRY = Registry(
 def load_engine(name: str, model: str | Path, **options: Any) -> Engine:
     """The engine `name` with `model` in it.
 
-    Raises InputError for a name that is not known or an option that the engine does not take, and
-    what the engine's constructor raises.
+    Raises InputError for a name that is not known, for what makes no engine, and for an option that
+    the engine does not take; and what the engine's constructor raises.
     """
     create = REGISTRY.load(name)
     known = inspect.signature(create).parameters
@@ -37,7 +37,11 @@ def load_engine(name: str, model: str | Path, **options: Any) -> Engine:
     if not takes_any and (unknown := [option for option in options if option not in known]):
         has = f"it has: {', '.join(known)}"
         raise InputError(f"engine {name!r} has no option {unknown[0]!r}; {has}")
-    engine: Engine = create(model, **options)
+    from tide.engines.base import Engine  # noqa: PLC0415  (slow import)
+
+    engine = create(model, **options)
+    if not isinstance(engine, Engine):
+        raise InputError(f"engine {name!r}: makes a {type(engine).__name__}, not a tide.Engine")
     return engine
 
 

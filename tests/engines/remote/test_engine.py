@@ -537,3 +537,44 @@ def test_tokens_that_are_never_drawn_are_told_to_the_server(
     asyncio.run(engine.write_all(requests))
     sent = {json.dumps(r.get("logit_bias")): len(r["prompt"]) for r in servers[0].requests}
     assert sent == {"null": 1, '{"5": -100.0, "9": -100.0}': 2, '{"7": -100.0}': 1}
+
+
+async def _streamed(engine: Engine, request: Request) -> list[tuple[int, ...]]:
+    return [piece.token_ids async for piece in engine.write(request)]
+
+
+def test_a_stream_is_the_whole_completion(connect: Callable[..., RemoteEngine]) -> None:
+    engine = connect()
+    for prompt in (engine.tokenize(PROMPTS[:1])[0], engine.embed(PROMPTS[:1])[0]):
+        sampling = Sampling(temperature=1.0, max_new_tokens=7)
+        pieces = asyncio.run(_streamed(engine, Request(prompt, sampling, 3, piece_tokens=3)))
+        (whole,) = engine.complete([prompt], sampling, [3])
+        assert sum(pieces, ()) == whole.token_ids
+        assert len(pieces) == 3
+
+
+@pytest.mark.parametrize("says_done", [False, True])
+def test_a_stream_that_breaks_off_goes_on_at_another_server(
+    connect: Callable[..., RemoteEngine], servers: list[VllmServer], says_done: bool
+) -> None:
+    engine = connect()
+    request = Request(engine.embed(PROMPTS[1:2])[0], GREEDY, piece_tokens=2)
+    (whole,) = engine.complete([request.prompt], GREEDY, [0])
+    for server in servers:
+        server.most_events, server.says_done = 1, says_done
+    assert asyncio.run(_broken_once(engine, request, servers)) == whole.token_ids
+    bodies = [body for server in servers for body in server.requests if body.get("stream")]
+    asked = sorted(bodies, key=lambda body: -int(body["max_tokens"]))
+    assert [body["max_tokens"] for body in asked] == [6, 4]
+
+
+async def _broken_once(
+    engine: Engine, request: Request, servers: list[VllmServer]
+) -> tuple[int, ...]:
+    """What is streamed when whoever is asked first breaks off."""
+    ids: tuple[int, ...] = ()
+    async for piece in engine.write(request):
+        ids += piece.token_ids
+        for server in servers:
+            server.most_events = None
+    return ids

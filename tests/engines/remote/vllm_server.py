@@ -15,9 +15,11 @@ from typing import Any
 import torch
 
 from tide.core.settings import Sampling
+from tide.engines.base import Request
 from tide.engines.local.engine import TransformersEngine
 
 Answer = tuple[int, Any]
+_PAUSE = 0.03  # seconds between events
 
 
 class VllmServer:
@@ -25,7 +27,8 @@ class VllmServer:
 
     requests: the bodies of all completion requests. misbehave: called with each of them; what it
     returns, if anything, is the answer (status, JSON or bytes). scale: what embeddings are
-    multiplied by before the model gets them.
+    multiplied by before the model gets them. most_events: a stream breaks off after so many,
+    and says all the same that it is done if `says_done`.
     """
 
     def __init__(self, engine: TransformersEngine) -> None:
@@ -34,6 +37,8 @@ class VllmServer:
         self.keys: list[str | None] = []
         self.misbehave: Callable[[dict[str, Any]], Answer | None] = lambda body: None
         self.scale = 1.0
+        self.most_events: int | None = None
+        self.says_done = False
         self.version = "0.32.0"
         self.max_model_len = engine.context_length
         self._lock = threading.Lock()
@@ -55,7 +60,27 @@ class VllmServer:
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 server.keys.append(self.headers["Authorization"])
-                self._send(*server._complete(body))
+                status, answer = server._complete(body)
+                if body.get("stream") and isinstance(answer, dict) and "choices" in answer:
+                    self._stream(answer["choices"][0], body["stream_interval"])
+                else:
+                    self._send(status, answer)
+
+            def _stream(self, choice: dict[str, Any], size: int) -> None:
+                self.send_response(200)
+                self.send_header("Content-Type", "text/event-stream")
+                self.end_headers()
+                events = [{"choices": [part]} for part in _parts(choice, size)]
+                most = server.most_events
+                for event in events[:most]:
+                    self._event(json.dumps(event))
+                    time.sleep(_PAUSE)
+                if most is None or server.says_done:
+                    self._event("[DONE]")
+
+            def _event(self, data: str) -> None:
+                self.wfile.write(f"data: {data}\n\n".encode())
+                self.wfile.flush()
 
             def _send(self, status: int, answer: Any) -> None:
                 content = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
@@ -114,7 +139,9 @@ class VllmServer:
             min_new_tokens=body.get("min_tokens", 0),
         )
         stopping = Sampling(stop=body.get("stop", ()))
-        written = engine.complete(prompts, sampling, [body.get("seed") or 0] * len(prompts))
+        never = tuple(map(int, body.get("logit_bias") or ()))
+        requests = [Request(x, sampling, body.get("seed") or 0, never) for x in prompts]
+        written = engine.home.run(engine.write_all, requests)
         eos = int(engine.stop_ids[0])
         choices: list[dict[str, Any]] = []
         for i, completion in enumerate(written):
@@ -146,6 +173,17 @@ class VllmServer:
                 ]
             choices.append(choice)
         return choices[::-1]  # the order is said by the index alone
+
+
+def _parts(choice: dict[str, Any], size: int) -> list[dict[str, Any]]:
+    """The choice in events of so many tokens; the last says why it ends."""
+    ids = choice["token_ids"]
+    parts: list[dict[str, Any]] = [
+        {"index": 0, "text": "", "finish_reason": None, "token_ids": ids[start : start + size]}
+        for start in range(0, max(1, len(ids)), size)
+    ]
+    parts[-1] |= {key: choice[key] for key in ("text", "finish_reason", "stop_reason")}
+    return parts
 
 
 class _QuietServer(ThreadingHTTPServer):

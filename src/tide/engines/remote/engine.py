@@ -168,6 +168,7 @@ class RemoteEngine(EmbeddingEngine):
                     yield piece
                     if piece.finish_reason is not None:
                         return
+        raise ServerFailed("ended a stream and did not say why")
 
     def _rest(self, request: Request, given: Sequence[int]) -> Request:
         prompt, sampling = request.prompt, request.sampling
