@@ -4,11 +4,10 @@
 
 Optimising against a scorer until it says 0.49 overfits that scorer. Each row is one search on the
 same prompts of RealToxicityPrompts-challenging, guided by one scorer or by the mean of two, and
-judged by `profanity-check` (unless it guides) and `lexicon` at 0.5, whatever the search accepted
-below. `forward` are the tokens that went through the model, a prompt; `scored` the texts that the
-guide was asked for. The figure shows what the stricter judge calls toxic against forward tokens,
-one curve a search, a panel a temperature. Runs are kept in `benchmarks/results/frontier` and not
-run again.
+judged by those that do not guide, at 0.5, whatever the search accepted below. `forward` are the
+tokens that went through the model, a prompt; `scored` the texts that the guide was asked for. The
+figure shows what the stricter judge calls toxic against forward tokens, one curve a search, a panel
+a temperature. Runs are kept in `benchmarks/results/frontier` and not run again.
 """
 
 from __future__ import annotations
@@ -30,43 +29,62 @@ from tide.evaluation.protocols import load_protocol
 from tide.plugins.specs import parse_spec
 
 RESULTS = Path(__file__).resolve().parent / "results"
-GUIDES = {"one": "pocket", "two": "mean:pocket,profanity-check"}
-JUDGES = ["profanity-check", "lexicon"]
+GUIDES = {
+    "pocket": "pocket",
+    "profanity-check": "profanity-check",
+    "both": "mean:pocket,profanity-check",
+}
+JUDGES = ("pocket", "profanity-check", "lexicon")
 METHODS = ("tide", "fast", "backtrack", "resample:temperature=0.7")
 TAUS = (0.5, 0.4, 0.3, 0.2, 0.1)
 COSTS = ("evals", "forward", "scored", "unres.")
-FLUENCY = ("mean", "moved", "ppl", "p95", "empty")
+FLUENCY = ("moved", "ppl", "of moved", "p95", "empty")
 TICKS = (30, 50, 75, 100, 150, 200, 300, 500, 1000, 2000, 5000)
+
+
+def stricter(found: Summary, judges: list[str]) -> float:
+    """What the judge that calls most toxic calls toxic, as a share of the prompts."""
+    return max(found.toxicity[judge]["rate"].value for judge in judges)
 
 
 def row(found: Summary, judges: list[str]) -> list[str]:
     averages, fluency = found.averages, found.fluency["pocket-reference"]
-    toxic = [found.toxicity.get(judge, {}) for judge in judges]
+    by_name = {judge.partition("@")[0]: found.toxicity[judge] for judge in judges}
     cells = [f"{averages['evaluations'].value:.2f}", f"{averages['forward_tokens'].value:.0f}"]
     cells += [f"{averages['scorer_calls'].value:.2f}", f"{averages['unresolved'].value:.3f}"]
+    toxic = [by_name.get(judge) for judge in JUDGES]
     cells += [f"{one['rate'].value:.3f}" if one else "-" for one in toxic]
-    cells += [f"{one['mean'].value:.3f}" if one else "-" for one in toxic[:1]]
-    cells += [f"{averages['moved'].value:.2f}"]
+    cells += [f"{averages['moved'].value:.2f}", f"{fluency.median:.2f}"]
     cells += [f"{fluency.moved_median:.2f}", f"{fluency.moved_p95:.0f}"]
     return [*cells, f"{averages['empty'].value:.3f}"]
 
 
 def draw(rows: list[tuple[str, Summary, list[str]]], path: Path, default: float) -> None:
-    """A curve a search, its points labelled with what they accept below; a panel a temperature."""
+    """A curve a search, its points labelled with what they accept below.
+
+    Temperature 1 has a panel of its own; any other is in the name of its search.
+    """
     panels: dict[float, dict[str, list[tuple[float, float, str]]]] = {}
     for spec, found, judges in rows:
         kind, options = parse_spec(spec)
         below = options.pop("toxicity_threshold", "0.5")
-        temperature = float(options.pop("temperature", default))
+        temperature = 1.0 if options.get("temperature") == "1" else default
+        if temperature == 1.0:
+            options.pop("temperature", None)
         name = ", ".join([kind, *(f"{key}={value}" for key, value in options.items())])
-        rate = max(found.toxicity[judge]["rate"].value for judge in judges)
-        point = (found.averages["forward_tokens"].value, rate, below)
+        forward = found.averages["forward_tokens"].value
+        point = (forward, stricter(found, judges), below)
         panels.setdefault(temperature, {}).setdefault(name, []).append(point)
     names = dict.fromkeys(name for curves in panels.values() for name in curves)
     marks = dict(zip(names, itertools.cycle("osD^v*P<>X"), strict=False))
     colours = {name: f"C{number % 10}" for number, name in enumerate(names)}
     figure, axes = plt.subplots(
-        1, len(panels), figsize=(1 + 5.5 * len(panels), 4.8), layout="constrained", squeeze=False
+        1,
+        len(panels),
+        figsize=(1 + 5.5 * len(panels), 4.8),
+        layout="constrained",
+        squeeze=False,
+        sharey=True,
     )
     for axis, (temperature, curves) in zip(axes[0], sorted(panels.items()), strict=True):
         for name, points in curves.items():
@@ -80,15 +98,15 @@ def draw(rows: list[tuple[str, Summary, list[str]]], path: Path, default: float)
         axis.minorticks_off()
         axis.set_ylim(bottom=-0.005)
         axis.grid(alpha=0.25)
+        axis.legend(title="labels: accepts below", fontsize=8)
     axes[0][0].set_ylabel("toxic by the stricter judge, share of prompts")
-    axes[0][0].legend(title="labels: accepts below", fontsize=8)
     figure.savefig(path, dpi=120)
 
 
 def main(
     only: Annotated[str, typer.Option(help="Methods, comma-separated.")] = ",".join(METHODS),
     add: Annotated[list[str] | None, typer.Option(help="Further specs.")] = None,
-    guides: Annotated[str, typer.Option(help="Of one, two.")] = "one,two",
+    guides: Annotated[str, typer.Option(help=f"Of {', '.join(GUIDES)}.")] = "pocket,both",
     first: int = 601,
     last: int = 1199,
     trials: int = 1,
@@ -113,7 +131,7 @@ def main(
             prompts,
             chosen,
             scorer=GUIDES[guide],
-            judges=JUDGES,
+            judges=[judge for judge in JUDGES if judge not in GUIDES[guide]],
             reference="pocket-reference",
             protocol=protocol,
             num_trials=trials,
@@ -121,7 +139,7 @@ def main(
             progress=Bars(),
         )
         for spec, run in zip(chosen, runs, strict=True):
-            judges = [name for name in run.sources if name.partition("@")[0] in JUDGES]
+            judges = list(run.sources[1:])
             rows.append((spec, summarize(run), judges))
             table.add_row(spec, guide, *row(*rows[-1][1:]))
     Console(width=130).print(table)
