@@ -59,7 +59,7 @@ def test_labels_can_be_named(tmp_path: Path) -> None:
     assert scorer.score(TEXTS) == pytest.approx(expected.numpy(), abs=1e-5)
     with pytest.raises(InputError, match="no label 'D'; it has A, B, C"):
         HuggingFaceScorer(f"{folder}#D")
-    with pytest.raises(InputError, match="which labels mean toxic"):
+    with pytest.raises(InputError, match="which of its labels mean toxic"):
         HuggingFaceScorer(str(folder))
 
 

@@ -70,7 +70,7 @@ def test_by_name() -> None:
         ("max:pocket,,lexicon", "an empty place between commas"),
         ("max:(pocket,lexicon", "a parenthesis without its partner"),
         ("tests.nowhere:Mine", "tests.nowhere cannot be imported: No module named"),
-        ("tests.worlds:Nothing", "tests.worlds has no class 'Nothing'"),
+        ("tests.worlds:Nothing", "tests.worlds has no class or function 'Nothing'"),
         ("nowhere/mine.py:Mine", "nowhere/mine.py cannot be imported"),
         ("tests.scorers.test_load:Strict", "needs more: tests.scorers.test_load:Strict:ARGUMENT"),
         ("tests.scorers.test_load:Tuned:lvel=1", "no option 'lvel'; known: level, words"),
@@ -102,6 +102,21 @@ def test_a_class_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match=r"for the file write mine\.py:Mine"):
         load_scorer("mine:Mine")
+
+
+def test_a_function_in_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "def rude(texts):\n    return [float('boss' in text) for text in texts]\n"
+        "class Nothing:\n    name = 'nothing'\n"
+    )
+    scorer = load_scorer(f"max:{path}:rude,{path}:rude")
+    assert scorer.score(["the boss", "the town"]).tolist() == [1.0, 0.0]
+    assert load_scorer(f"{path}:rude").name == f"{path}:rude"
+    with pytest.raises(InputError, match="a function takes nothing behind a colon"):
+        load_scorer(f"{path}:rude:x")
+    with pytest.raises(InputError, match="Nothing has no threshold, score, close; a scorer is a"):
+        load_scorer(f"{path}:Nothing")
 
 
 def test_arguments_are_taken_as_they_are(tmp_path: Path) -> None:

@@ -68,6 +68,16 @@ def test_without_a_seed_answers_differ(client: openai.OpenAI) -> None:
         client.completions.create(model=MODEL, prompt="x").choices[0].tide["seed"] for _ in "ab"
     }
     assert len(seeds) == 2
+    assert max(seeds) < 1 << 53  # JavaScript rounds larger ones
+
+
+def test_a_seed_that_is_shown_can_be_sent_again(client: openai.OpenAI) -> None:
+    for seed in (-1, (1 << 63) - 1):
+        answer = client.completions.create(model=MODEL, prompt="x", seed=seed)
+        shown = answer.choices[0].tide["seed"]
+        assert 0 <= shown == int(float(shown)) < 1 << 53
+        again = client.completions.create(model=MODEL, prompt="x", seed=shown)
+        assert again.choices[0].text == answer.choices[0].text
 
 
 def test_a_stream_says_what_the_whole_says(client: openai.OpenAI) -> None:

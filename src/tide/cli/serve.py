@@ -66,7 +66,7 @@ def serve(
     ] = None,
     model: options.Model = "pocket",
     scorer: options.Scorer = "pocket",
-    preset: options.Preset = "margin",
+    preset: options.Preset = "backtrack",
     engine: options.EngineName = "transformers",
     base_url: options.BaseUrl = None,
     engine_option: options.EngineOption = None,

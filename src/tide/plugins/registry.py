@@ -94,7 +94,7 @@ def _imported(kind: str, target: str) -> Any:
             f"{kind} {target!r}: {place} cannot be imported: {first_line(error)}{hint}"
         ) from error
     if not callable(found := getattr(module, attribute, None)):
-        raise InputError(f"{kind} {target!r}: {place} has no class {attribute!r}")
+        raise InputError(f"{kind} {target!r}: {place} has no class or function {attribute!r}")
     return found
 
 

@@ -63,10 +63,10 @@ def load_scorer(scorer: str | Scorer | Callable[[list[str]], Any]) -> Scorer:
         WRAPPER:NUMBER:SCORER       rate:5:hf:ID, windows:50:pocket
         max:SCORER,SCORER...        max:pocket,cache:perspective  (and mean:)
 
-    NAME may be `module:Class` or `file.py:Class`. An argument is passed to the scorer's class as
-    its first one. Inside an ensemble a comma parts scorers, unless in parentheses:
-    `max:(hf:ID#x,y),pocket`. Raises InputError for a spec that cannot be read, and what the scorer
-    raises.
+    NAME may be `module:Class` or `file.py:Class`, or a function from a list of texts to a list of
+    scores: `file.py:function`. An argument is passed to the scorer's class as its first one. Inside
+    an ensemble a comma parts scorers, unless in parentheses: `max:(hf:ID#x,y),pocket`. Raises
+    InputError for a spec that cannot be read, and what the scorer raises.
     """
     from tide.scorers.base import CallableScorer, Scorer  # noqa: PLC0415  (numpy)
 
@@ -80,8 +80,14 @@ def load_scorer(scorer: str | Scorer | Callable[[list[str]], Any]) -> Scorer:
 
 
 def _create(spec: Spec) -> Scorer:
+    from tide.scorers.base import CallableScorer, Scorer  # noqa: PLC0415  (numpy)
+
     create, usage = REGISTRY.load(spec.name), AROUND.get(spec.name, "")
     several = "," in usage
+    if inspect.isroutine(create) and ":" in spec.name:
+        if spec.argument is not None:
+            raise InputError(f"scorer {str(spec)!r}: a function takes nothing behind a colon")
+        return CallableScorer(create, spec.name)
     arguments: list[Any] = [] if spec.argument is None else [spec.argument]
     if hasattr(create, "options_class"):
         _, values = parse_spec(str(spec), "scorer", REGISTRY.names())
@@ -97,7 +103,14 @@ def _create(spec: Spec) -> Scorer:
     if spec.inner:
         inner = [_create(member) for member in spec.inner]
         arguments[0] = inner if several else inner[0]
-    loaded: Scorer = create(*arguments)
+    loaded = create(*arguments)
+    if not isinstance(loaded, Scorer):
+        has = ("name", "threshold", "score", "close")
+        missing = ", ".join(name for name in has if not hasattr(loaded, name))
+        raise InputError(
+            f"scorer {str(spec)!r}: {type(loaded).__name__} has no {missing}; a scorer is a class "
+            "like tide.Scorer, or a function from a list of texts to a list of scores"
+        )
     return loaded
 
 

@@ -65,10 +65,11 @@ class PlainScorer:
 
 
 class CallableScorer(PlainScorer):
-    """Any function from a list of texts to a list of scores."""
+    """Any function from a list of texts to a list of scores; its name, unless one is given."""
 
-    def __init__(self, function: Callable[[list[str]], Any]) -> None:
-        self.name = f"callable:{getattr(function, '__qualname__', type(function).__name__)}"
+    def __init__(self, function: Callable[[list[str]], Any], name: str = "") -> None:
+        own = getattr(function, "__qualname__", type(function).__name__)
+        self.name = name or f"callable:{own}"
         self._function = function
 
     def score(self, texts: Sequence[str]) -> Floats:

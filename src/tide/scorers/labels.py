@@ -45,6 +45,6 @@ def toxic_columns(scorer: str, labels: Sequence[str], wanted: str) -> list[int]:
         )  # fmt: skip
         return [labels.index("LABEL_1")]
     raise InputError(
-        f"scorer {scorer}: which labels mean toxic? append some of them behind '#', as in "
-        f"{scorer}#{labels[0]}; it has {', '.join(labels)}"
+        f"scorer {scorer}: which of its labels mean toxic ({', '.join(labels)})? name them after "
+        f"'#', with commas: {scorer}#LABEL"
     )

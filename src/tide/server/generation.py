@@ -25,6 +25,8 @@ from tide.server.schemas import ChatRequest, CompletionRequest, Generation, Refu
 _KEEP_ALIVE = ": keep-alive\n\n"
 # Of the moving mean of the time that a completion takes, which says when to come again.
 _MEMORY = 0.9
+# Below this JavaScript's numbers are exact: a seed that a client shows can be sent again.
+_SEEDS = 1 << 53
 
 Items = AsyncGenerator[str | Result, None]
 
@@ -118,10 +120,10 @@ class Serving:
         if count > limits.max_choices:
             message = f"{count} completions; a request may ask for {limits.max_choices}"
             raise Refused(400, message, param="n")
-        first = secrets.randbits(62) if request.seed is None else request.seed
+        first = secrets.randbelow(_SEEDS) if request.seed is None else request.seed
         settings |= {"num_trials": 1, "on_unresolved": "refuse"}
         return [
-            Call(prompts[i // request.n], {**settings, "seed": (first + i) % (1 << 63)})
+            Call(prompts[i // request.n], {**settings, "seed": (first + i) % _SEEDS})
             for i in range(count)
         ]
 
