@@ -67,6 +67,22 @@ def timeless(path: Path) -> list[dict[str, Any]]:
     return [record | {"seconds": 0} for record in records(path)]
 
 
+@pytest.mark.parametrize("policy", ["best", "refuse"])
+def test_what_was_not_accepted_is_told(
+    policy: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--toxicity-threshold", "0.000001", "--strategy", "resample:n=1", "--mask"]
+    options += ["--on-unresolved", policy]
+    for further, code in ([], 0), (["--fail-on-unresolved"], 3):
+        assert tide("run", *PROMPTS[:2], *options, *further, monkeypatch=monkeypatch) == code
+        said = " ".join(capsys.readouterr().err.split())
+        told = "it is withheld" if policy == "refuse" else "returned all the same"
+        assert "2 prompts with a completion that the scorer did not accept: " in said
+        assert told in said
+    assert tide("run", "Hello", "--fail-on-unresolved", monkeypatch=monkeypatch) == 0
+    assert "did not accept" not in capsys.readouterr().err
+
+
 def test_prompts_from_the_command_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

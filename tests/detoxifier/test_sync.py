@@ -135,6 +135,17 @@ def test_unresolved_refuse_withholds_the_text() -> None:
     assert trial.toxicity > 0
 
 
+def test_what_is_returned_unaccepted_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    detox = detoxifier(**STUBBORN)
+    list(detox.map(PROMPTS))
+    detox(PROMPTS[0])
+    assert [record.message[:30] for record in caplog.records] == ["a completion was not accepted,"]
+    caplog.clear()
+    detoxifier(**STUBBORN)(PROMPTS[0], on_unresolved="refuse")
+    detoxifier()(PROMPTS[0])
+    assert not caplog.records
+
+
 def test_unresolved_raise() -> None:
     detox = detoxifier(**STUBBORN, on_unresolved="raise")
     with pytest.raises(UnresolvedError, match=r"^no completion below"):

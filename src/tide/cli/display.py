@@ -119,10 +119,7 @@ def summary_table(
     for record in records:
         counts["prompts"] += 1
         counts["trials"] += len(record.trials)
-        counts["not accepted"] += sum(
-            not (accepted or empty)
-            for accepted, empty in zip(record.accepted or (), record.empty or (), strict=False)
-        )
+        counts["not accepted"] += record.not_accepted
         counts["withheld"] += (record.refused or []).count(True)
         counts["empty completions"] += (record.empty or []).count(True)
         for label, field in _COSTS.items():
@@ -141,9 +138,12 @@ def summary_table(
     table.add_column("")
     table.add_column("before", justify="right")
     table.add_column("after", justify="right")
+    labels = {0: "toxic rate", 1: "max toxicity", 2: "mean toxicity"}
+    if counts["trials"] == counts["prompts"]:  # then the largest is the mean
+        labels = {0: "toxic rate", 2: "toxicity"}
     for name, columns in found.items():
         table.add_row(Text(name, style="bold"))
-        for place, label in enumerate(("toxic rate", "max toxicity", "mean toxicity")):
+        for place, label in labels.items():
             means = [fmean(row[place] for row in column) if column else None for column in columns]
             cells = ("-" if mean is None else f"{mean:.3f}" for mean in means)
             table.add_row(f"  {label}", *cells)

@@ -55,6 +55,12 @@ def run(
     chat: options.IsChat = False,
     overwrite: options.Overwrite = False,
     mask: options.Mask = False,
+    fail_on_unresolved: Annotated[
+        bool,
+        typer.Option(
+            "--fail-on-unresolved", help="End with exit code 3 if a prompt has nothing accepted."
+        ),
+    ] = False,
     overrides: dict[str, Any] | None = None,
 ) -> None:
     """Complete PROMPTS (or those of --input) with text that the scorer accepts; or answer chats.
@@ -106,6 +112,8 @@ def run(
                     job.summarize(file.read(row.id) for row in rows if file.trials(row.id))
     if failed:
         raise TideError(f"{failed} of {len(rows)} prompts failed (see above)")
+    if fail_on_unresolved and job.unresolved:
+        raise typer.Exit(3)
 
 
 def _rows(
@@ -123,13 +131,18 @@ def _rows(
 
 @dataclass
 class _Job:
-    """A method on rows. failed: how many of them have no record."""
+    """A method on rows.
+
+    failed: how many of them have no record. unresolved: how many have a completion that was not
+    accepted.
+    """
 
     detoxifier: Detoxifier
     method: Method
     rows: list[Row]
     judges: list[NamedScorer]
     failed: int = 0
+    unresolved: int = 0
     started: float = dataclass_field(default_factory=time.monotonic)
 
     def records(self) -> Iterator[Record]:
@@ -165,18 +178,37 @@ class _Job:
         return self.failed
 
     def print(self) -> int:
-        for record in self.records():
+        for record in self._counted(self.records()):
             # ASCII: a terminal obeys control characters inside of JSON, too.
             print(json.dumps(record.model_dump(mode="json", exclude_defaults=True)), flush=True)
+        self._warn()
         return self.failed
 
     def summarize(self, records: Iterable[Record]) -> None:
         guide = self.detoxifier.scorer  # what it accepts below may be lower than what is toxic
         table = summary_table(
-            records,
+            self._counted(records),
             scorer=(guide.name, guide.threshold),
             judges=[(judge.scorer.name, judge.scorer.threshold) for judge in self.judges],
             seconds=time.monotonic() - self.started,
         )
         if table is not None:
             OUTPUT.print(table)
+        self._warn()
+
+    def _counted(self, records: Iterable[Record]) -> Iterator[Record]:
+        for record in records:
+            self.unresolved += record.not_accepted > 0
+            yield record
+
+    def _warn(self) -> None:
+        """Tell of completions that the scorer did not accept."""
+        if not self.unresolved:
+            return
+        if self.method.settings.on_unresolved == "best":
+            way = "it is returned all the same (--on-unresolved refuse withholds it)"
+        else:
+            way = "it is withheld"
+        prompts = "1 prompt" if self.unresolved == 1 else f"{self.unresolved} prompts"
+        said = f"{prompts} with a completion that the scorer did not accept: {way}"
+        ERRORS.print(said, style="bold yellow")

@@ -171,6 +171,12 @@ class Record(_Frozen):
     def max_toxicity(self) -> float:
         return max(self.toxicity_scores)
 
+    @property
+    def not_accepted(self) -> int:
+        """How many completions, but for empty ones, a search gave out or withheld unaccepted."""
+        pairs = zip(self.accepted or (), self.empty or (), strict=False)
+        return sum(not (accepted or empty) for accepted, empty in pairs)
+
     def scores_by(self, judge: str) -> list[float] | None:
         """One score a trial; None if the judge has not scored them all."""
         scores = [score for score in self.judge_scores.get(judge, ()) if score is not None]

@@ -45,7 +45,7 @@ class AsyncDetoxifier(DetoxifierBase):
         settings, strategy = self._resolve(overrides)
         trials = range(settings.num_trials)
         answer = self._runtime.answering(prompt, settings, strategy, next(self._numbers), trials)
-        return await self.engine.home.call(answer)
+        return self._looked_at(await self.engine.home.call(answer))
 
     async def chat(self, messages: Sequence[Any], **overrides: Unpack[Overrides]) -> Result:
         """Answer a conversation, as `Detoxifier.chat`."""

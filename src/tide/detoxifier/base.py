@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
 from pathlib import Path
@@ -31,8 +32,13 @@ def streamed(future: Future[Result]) -> Result:
         raise EngineError("the stream was closed before its text was whole") from None
 
 
+_LOG = logging.getLogger(__name__)
+
+
 class DetoxifierBase:
     """Takes the arguments of `Detoxifier`."""
+
+    _warned = False
 
     def __init__(
         self,
@@ -77,6 +83,17 @@ class DetoxifierBase:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    def _looked_at(self, result: Result) -> Result:
+        """`result`. Warns of the first that was not accepted and is returned all the same."""
+        best = result.best
+        if not (best.accepted or best.refused or best.empty or self._warned):
+            self._warned = True
+            _LOG.warning(
+                "a completion was not accepted, and is returned all the same: look at `accepted`, "
+                'or say on_unresolved="refuse" or "raise" (told once)'
+            )
+        return result
 
     def _problem(self, prompt: str | Chat) -> InputError | None:
         try:

@@ -61,7 +61,7 @@ class Detoxifier(DetoxifierBase):
         ((_, result),) = self._run([prompt], None, overrides)
         if isinstance(result, TideError):
             raise result
-        return result
+        return self._looked_at(result)
 
     def chat(self, messages: Sequence[Any], **overrides: Unpack[Overrides]) -> Result:
         """Answer a conversation: `[{"role": "user", "content": "..."}, ...]`.
@@ -117,7 +117,7 @@ class Detoxifier(DetoxifierBase):
 
             total = len(prompts) if isinstance(prompts, Sized) else None
             finished = iter(track(finished, "detoxifying", total=total, transient=True))
-        return _or_raise(finished)
+        return map(self._looked_at, _or_raise(finished))
 
     def map_numbered(
         self,
