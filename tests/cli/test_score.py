@@ -42,7 +42,7 @@ def test_masking_hides_toxic_texts_only(
     assert tide(*arguments, monkeypatch=monkeypatch) == 0
     out = capsys.readouterr().out
     assert "Have a nice day" in out
-    assert "y** s***** i****" in out
+    assert "you s***** i****" in out
 
 
 @pytest.mark.parametrize("command", ["run", "score"])

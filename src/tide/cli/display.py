@@ -13,13 +13,13 @@ from rich.table import Table
 from rich.text import Text
 
 from tide.core.errors import InputError
-from tide.core.results import mask
 from tide.core.sanitize import visible
 from tide.data.files import refuse_inputs
 from tide.data.records import Record
 from tide.evaluation.progress import CleanConsole, bar_on
 
 if TYPE_CHECKING:
+    from tide.cli.masking import Masker
     from tide.scorers import Scorer
 
 _CHUNK = 256  # texts that are scored between two looks at a bar
@@ -28,16 +28,15 @@ OUTPUT = CleanConsole(markup=False, emoji=False)
 ERRORS = CleanConsole(stderr=True, markup=False, emoji=False)
 
 
-def masked_if(wanted: bool, text: str) -> str:
-    """`text` on one line, masked if that is wanted."""
-    return visible(" ".join((mask(text) if wanted else text).split())) or "(empty)"
+def on_one_line(text: str, masker: Masker | None) -> str:
+    """`text` on one line, masked where there is a masker."""
+    return visible(" ".join((masker(text) if masker else text).split())) or "(empty)"
 
 
-def shown(text: str, toxicity: float, threshold: float, masked: bool) -> Text:
-    """`text` behind its score, masked if it is toxic and that was asked for."""
-    toxic = toxicity >= threshold
-    body = masked_if(masked and toxic, text)
-    return Text.assemble((f"{toxicity:.2f} ", "red" if toxic else "green"), body)
+def shown(text: str, toxicity: float, threshold: float, masker: Masker | None) -> Text:
+    """`text` after its score."""
+    colour = "red" if toxicity >= threshold else "green"
+    return Text.assemble((f"{toxicity:.2f} ", colour), on_one_line(text, masker))
 
 
 def progress_bar() -> Progress:
@@ -68,7 +67,7 @@ def refuse_existing(
             raise InputError(f"{path}: exists; write to another file, or use --overwrite")
 
 
-def completions_table(records: Sequence[Record], threshold: float, masked: bool) -> Table:
+def completions_table(records: Sequence[Record], threshold: float, masker: Masker | None) -> Table:
     """Prompt, completion before, completion after: a row a trial. records: of searches."""
     table = Table(show_lines=True)
     for name, ratio in (("prompt", 2), ("before", 3), ("after", 3)):
@@ -85,7 +84,7 @@ def completions_table(records: Sequence[Record], threshold: float, masked: bool)
             strict=True,
         )
         for trial, (base, before, text, toxicity, refused, accepted, empty) in enumerate(trials):
-            after = shown(text, toxicity, threshold, masked)
+            after = shown(text, toxicity, threshold, masker)
             if refused:
                 after.append(" withheld", "yellow")
             elif not accepted and not empty:  # of an empty one it says so
@@ -96,7 +95,7 @@ def completions_table(records: Sequence[Record], threshold: float, masked: bool)
                 after.append(f"\nnearest tokens: {says}", "dim")
             asked = record.messages[-1].content if record.messages else record.prompt
             prompt = Text(visible(asked, kept="\n")) if trial == 0 else ""
-            table.add_row(prompt, shown(base, before, threshold, masked), after)
+            table.add_row(prompt, shown(base, before, threshold, masker), after)
     return table
 
 

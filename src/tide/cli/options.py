@@ -123,7 +123,10 @@ ReferenceOption = Annotated[
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Start the output file again.")]
 Mask = Annotated[
-    bool, typer.Option("--mask", help="Show toxic texts with all but first letters masked.")
+    bool,
+    typer.Option(
+        "--mask", help="Mask the words that carry the toxicity, but for their first letters."
+    ),
 ]
 Field = Annotated[str, typer.Option(help="Field or column that holds the text.")]
 IsChat = Annotated[

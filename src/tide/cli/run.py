@@ -13,6 +13,7 @@ import typer
 
 from tide.cli import options, stopping
 from tide.cli.display import ERRORS, OUTPUT, completions_table, summary_table
+from tide.cli.masking import Masker
 from tide.core.errors import InputError, TideError
 from tide.data.files import writing
 from tide.data.prompts import Row, read_rows
@@ -172,8 +173,9 @@ class _Job:
             records.extend(self.records())
         finally:
             if records:
-                toxic_from = self.detoxifier.scorer.threshold
-                OUTPUT.print(completions_table(records, toxic_from, mask))
+                scorer = self.detoxifier.scorer
+                masker = Masker(scorer) if mask else None
+                OUTPUT.print(completions_table(records, scorer.threshold, masker))
         self.summarize(records)
         return self.failed
 

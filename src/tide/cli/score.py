@@ -12,7 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from tide.cli import options
-from tide.cli.display import ERRORS, OUTPUT, masked_if, refuse_existing, scored
+from tide.cli.display import ERRORS, OUTPUT, on_one_line, refuse_existing, scored
+from tide.cli.masking import Masker
 from tide.core.errors import InputError
 from tide.data.files import replaced, writing
 from tide.data.prompts import Row, read_rows
@@ -58,10 +59,13 @@ def score(
             return
     table = Table()
     table.add_column("text", overflow="fold")
+    maskers = [Masker(scorer) for scorer in loaded] if mask else []
     for scorer in loaded:
         table.add_column(scorer.name, justify="right")
     for i, row in enumerate(rows):
-        worst = max(values[i] for values in columns.values())
-        body = masked_if(mask and worst >= loaded[0].threshold, row.text)
+        body = row.text
+        for masker in maskers:
+            body = masker(body)
+        body = on_one_line(body, None)
         table.add_row(Text(body), *(f"{values[i]:.3f}" for values in columns.values()))
     OUTPUT.print(table)

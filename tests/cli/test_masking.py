@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tide.cli.masking import Masker
+from tide.core.errors import ScorerUnavailable
+from tide.scorers.base import PlainScorer
+
+
+class Words(PlainScorer):
+    """Toxic are the words that hold "rude"; two of them and more are worse than one."""
+
+    name = "words"
+
+    def score(self, texts: Sequence[str]) -> list[float]:  # type: ignore[override]
+        return [min(1.0, 0.4 * text.lower().count("rude")) for text in texts]
+
+
+class Away(PlainScorer):
+    name = "away"
+
+    def score(self, texts: Sequence[str]) -> list[float]:  # type: ignore[override]
+        raise ScorerUnavailable("away")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a fine day, all in all", "a fine day, all in all"),
+        ("so RUDE a man,\n rude!", "so R*** a man,\n r***!"),
+        ('He said "rude-ly" and left', 'He said "r***-**" and left'),
+        ("", ""),
+    ],
+)
+def test_words_that_carry_it_are_masked(text: str, expected: str) -> None:
+    assert Masker(Words())(text) == expected
+
+
+def test_what_cannot_be_scored_is_masked_as_a_whole() -> None:
+    assert Masker(Away())("so rude a man") == "s* r*** a m**"
+
+
+@given(st.lists(st.sampled_from(["rude", "Rude,", "kind", "so", "day."]), max_size=30))
+def test_none_is_left(words: list[str]) -> None:
+    masked = Masker(Words())(" ".join(words))
+    assert "rude" not in masked.lower()
+    assert len(masked) == len(" ".join(words))
+    if sum("rude" in word.lower() for word in words) <= 11:
+        assert masked.count("kind") == words.count("kind")
