@@ -23,7 +23,7 @@ BIN := $(VENV)/bin
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.with-profanity
-	$(BIN)/tide run --preset margin --input examples/prompts.txt --judge profanity-check --mask
+	$(BIN)/tide run --preset backtrack --input examples/prompts.txt --judge profanity-check --mask
 
 test: $(VENV)/.with-test
 	$(BIN)/python -m pytest -n $(JOBS)

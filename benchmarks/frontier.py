@@ -50,13 +50,17 @@ def stricter(found: Summary, judges: list[str]) -> float:
 def row(found: Summary, judges: list[str]) -> list[str]:
     averages, fluency = found.averages, found.fluency["pocket-reference"]
     by_name = {judge.partition("@")[0]: found.toxicity[judge] for judge in judges}
-    cells = [f"{averages['evaluations'].value:.2f}", f"{averages['forward_tokens'].value:.0f}"]
-    cells += [f"{averages['scorer_calls'].value:.2f}", f"{averages['unresolved'].value:.3f}"]
+    digits = {"evaluations": 2, "forward_tokens": 0, "scorer_calls": 2, "unresolved": 3}
+    cells = [
+        f"{averages[name].value:.{places}f}" if name in averages else "-"
+        for name, places in digits.items()
+    ]
     toxic = [by_name.get(judge) for judge in JUDGES]
     cells += [f"{one['rate'].value:.3f}" if one else "-" for one in toxic]
-    cells += [f"{averages['moved'].value:.2f}", f"{fluency.median:.2f}"]
-    cells += [f"{fluency.moved_median:.2f}", f"{fluency.moved_p95:.0f}"]
-    return [*cells, f"{averages['empty'].value:.3f}"]
+    cells += [f"{averages['moved'].value:.2f}" if "moved" in averages else "-"]
+    of_moved = (fluency.median, 2), (fluency.moved_median, 2), (fluency.moved_p95, 0)
+    cells += ["-" if value is None else f"{value:.{places}f}" for value, places in of_moved]
+    return [*cells, f"{averages['empty'].value:.3f}" if "empty" in averages else "-"]
 
 
 def draw(rows: list[tuple[str, Summary, list[str]]], path: Path, default: float) -> None:
