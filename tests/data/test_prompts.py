@@ -70,7 +70,7 @@ def test_any_text_survives(tmp_path_factory: pytest.TempPathFactory, texts: list
         ("a.jsonl", '{"id": [1], "prompt": "one"}\n', "line 1: 'id' is neither"),
         ("a.jsonl", '{"id": 1, "prompt": "a"}\n{"id": 1, "prompt": "b"}\n', r"id 1 again \(line 1"),
         ("a.jsonl", "", "holds no prompts"),
-        ("a.csv", "text\none\n", "no column 'prompt'"),
+        ("a.csv", "text,b\none,1\n", "no column 'prompt'; name one with --field: text, b"),
         ("a.csv", "id,prompt\n1,one\n2,\n", "line 3: 'prompt' is empty"),
         ("a.txt", "\n \n", "holds no prompts"),
         ("a.parquet", "x", "unknown kind of file"),

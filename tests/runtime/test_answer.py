@@ -129,7 +129,8 @@ def test_a_scorer_that_fails_for_a_health_text_too_is_broken() -> None:
 def test_what_is_no_text_is_called_by_its_type(prompt: Any) -> None:
     detox = Detoxifier(scripted_engine(), scorer=ReadingScorer())
     (error,) = detox.check([prompt])
-    assert f"expected a text, got {type(prompt).__name__}" in str(error)
+    kind = type(prompt).__name__
+    assert f"expected a text, got {kind}; detox.chat answers messages" in str(error)
     with pytest.raises(InputError, match="prompt 1: expected a text"):
         list(detox.map([PROMPTS[0], prompt]))
 

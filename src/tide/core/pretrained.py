@@ -62,6 +62,11 @@ def read_config(
     folder = Path(source)
     if folder.exists():
         _check_files(folder)
+    elif cached_file(
+        source, "config.json", revision=revision, local_files_only=True,
+        _raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False,
+    ) is None:  # fmt: skip
+        _reach_hub()
     try:
         raw = _read_json(Path(cached_file(source, "config.json", revision=revision)))
     except OSError as error:
@@ -73,6 +78,19 @@ def read_config(
     return AutoConfig.from_pretrained(
         source, revision=revision, trust_remote_code=trust_remote_code
     )
+
+
+def _reach_hub() -> None:
+    """Raise ValueError without a network; the hub's own client tries for half a minute first."""
+    from huggingface_hub import constants, get_session  # noqa: PLC0415  (slow import)
+
+    if constants.is_offline_mode():
+        return
+    try:
+        get_session().head(constants.ENDPOINT, timeout=10)
+    except Exception as error:  # of whichever HTTP library the client uses
+        problem = "no such folder here, and the hub cannot be reached"
+        raise ValueError(f"{problem}: {first_line(error)}") from error
 
 
 def load_pretrained(

@@ -10,7 +10,7 @@ from typing import Any
 
 from tide.core.chat import Chat
 from tide.core.errors import InputError
-from tide.core.sanitize import half_character
+from tide.core.sanitize import half_character, shown
 from tide.data.files import as_text, read_lines
 from tide.data.jsonl import kind_of, read_objects
 
@@ -131,7 +131,8 @@ def _read_csv(path: Path, field: str) -> Iterator[tuple[str, dict[str, Any]]]:
     if len(set(header)) < len(header):
         raise InputError(f"{where}: the header has a column twice")
     if field not in header:
-        raise InputError(f"{where}: the header has no column {field!r}")
+        has = shown(", ".join(header))
+        raise InputError(f"{where}: no column {field!r}; name one with --field: {has}")
     for where, row in rows:
         if len(row) != len(header):
             raise InputError(f"{where}: has {len(row)} fields, the header has {len(header)}")

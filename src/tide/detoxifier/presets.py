@@ -5,6 +5,7 @@ A preset file is a JSON object: `{"tide_preset": 1, "settings": {"mu_relative": 
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 from collections.abc import Mapping
@@ -81,8 +82,11 @@ def preset_values(preset: str | Path, model: str) -> dict[str, Any]:
     if preset == "auto":
         preset = preset_for(model)
     if preset not in PRESETS:
-        known = ", ".join(PRESETS)
-        raise InputError(f"unknown preset {str(preset)!r}; known: auto, {known}, or a .json file")
+        names = ["auto", *PRESETS]
+        near = difflib.get_close_matches(str(preset), names, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        known = ", ".join(names)
+        raise InputError(f"unknown preset {str(preset)!r}; {hint}known: {known}, or a .json file")
     return PRESETS[str(preset)]
 
 

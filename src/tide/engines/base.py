@@ -235,7 +235,9 @@ class Engine(ABC):
         if isinstance(prompt, Chat):
             return self.render(prompt)
         if not isinstance(prompt, str):
-            raise InputError(f"expected a text, got {type(prompt).__name__}")
+            raise InputError(
+                f"expected a text, got {type(prompt).__name__}; detox.chat answers messages"
+            )
         if (place := half_character(prompt)) is not None:
             raise InputError(f"no text: half a character (a surrogate) at {place}")
         if not prompt.strip():

@@ -94,7 +94,7 @@ class EmbeddingEngine(Engine):
         if not self.tokenizer.chat_template:
             raise InputError(
                 f"messages: the model {self.name} has no chat template; give a text, or use a "
-                "model that was trained on chats"
+                "model that was trained on chats, such as the bundled pocket-chat"
             )
         if not self.tokenizer.is_fast:
             raise InputError(

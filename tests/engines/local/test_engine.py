@@ -346,16 +346,33 @@ def test_a_missing_folder_is_no_matter_of_the_hub(name: str) -> None:
 
 
 def test_a_name_that_is_neither_a_folder_nor_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    def cached_file(*_: object, **__: object) -> None:
-        raise OSError("not a valid model identifier\n and more")
+    def cached_file(*_: object, local_files_only: bool = False, **__: object) -> None:
+        if not local_files_only:
+            raise OSError("not a valid model identifier\n and more")
 
     monkeypatch.setattr("transformers.utils.cached_file", cached_file)
+    monkeypatch.setattr("huggingface_hub.constants.is_offline_mode", lambda: True)
     with pytest.raises(EngineError) as caught:
         TransformersEngine("missing/model")
     assert str(caught.value) == (
         "model missing/model: cannot be loaded: no such folder here, and not to be had from the "
         "hub: not a valid model identifier"
     )
+
+
+def test_without_a_network_the_hub_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    class Session:
+        def head(self, url: str, timeout: float) -> None:
+            asked.append(url)
+            raise ConnectionError("no route")
+
+    monkeypatch.setattr("huggingface_hub.constants.is_offline_mode", lambda: False)
+    monkeypatch.setattr("huggingface_hub.get_session", Session)
+    with pytest.raises(EngineError, match="the hub cannot be reached: no route"):
+        TransformersEngine("missing/model")
+    assert len(asked) == 1
 
 
 def test_context_is_the_models_own(tmp_path: Path) -> None:
