@@ -119,7 +119,9 @@ def test_code_in_a_file_is_not_run(path: Path, tmp_path: Path) -> None:
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such file"):
         preset_values(str(tmp_path / "none.json"), "any")
-    with pytest.raises(InputError, match=r"unknown preset 'nonsense'; known: auto, .* a \.json file"):
+    with pytest.raises(
+        InputError, match=r"unknown preset 'nonsense'; known: auto, .* a \.json file"
+    ):
         preset_values("nonsense", "any")
     with pytest.raises(InputError, match="unknown preset 'margn'; did you mean 'margin'"):
         preset_values("margn", "any")

@@ -73,7 +73,7 @@ def test_keys() -> None:
                 encoded = {k: v.encode("latin-1") for k, v in headers.items()}
                 answer = server.http.get(path, headers=encoded)
                 assert answer.status_code == 401, (headers, path)
-                assert answer.headers["www-authenticate"] == "Bearer"
+                assert answer.headers["www-authenticate"] == 'Bearer realm="tide"'
         assert server.http.get(f"/v1/models?key={KEYS[0]}").status_code == 401
         for path in ("/", "/health", "/ready"):
             assert server.http.get(path).status_code == 200

@@ -61,20 +61,37 @@ def test_perspective_s_answer(server: Running) -> None:
             }
         },
         "languages": ["en"],
-        "detectedLanguages": ["en"],
         "clientToken": "mine",
     }
     below = {"TOXICITY": {"scoreThreshold": 0.8}}
     assert analyze(server, requestedAttributes=below).json()["attributeScores"] == {}
     for wrong in (
         {"requestedAttributes": {}},
-        {"requestedAttributes": {"TOXICITY": {}, "INSULT": {}}},
+        {"requestedAttributes": {"INSULT": {}, "THREAT": {}}},
+        {"requestedAttributes": {"TOXICITY": {"scoreThreshold": "x"}}},
         {"comment": {"text": "x " * 20_000}},
         {"comment": None},
     ):
         answer = analyze(server, **wrong)
         assert answer.status_code == answer.json()["error"]["code"] == 400
         assert answer.json()["error"]["status"] == "INVALID_ARGUMENT"
+
+
+def test_a_threshold_that_is_no_number_hides_nothing(server: Running) -> None:
+    for number in ("NaN", "Infinity"):
+        content = (
+            '{"comment": {"text": "toxicity 0.75"}, '
+            f'"requestedAttributes": {{"TOXICITY": {{"scoreThreshold": {number}}}}}}}'
+        )
+        headers = {"content-type": "application/json"}
+        path = "/v1alpha1/comments:analyze"
+        assert server.http.post(path, content=content, headers=headers).status_code == 400
+
+
+def test_of_several_attributes_those_that_there_are_have_a_score(server: Running) -> None:
+    answer = analyze(server, requestedAttributes={"TOXICITY": {}, "INSULT": {}}).json()
+    assert list(answer["attributeScores"]) == ["TOXICITY"]
+    assert "detectedLanguages" not in answer
 
 
 class Attributes(ReadingScorer):
@@ -125,13 +142,37 @@ def test_moderations(server: Running) -> None:
     assert scorer.score(TEXTS).tolist() == [0.75, 0.25, 0.0]
 
 
+SCHEMA = {"type": "object", "properties": {"place": {"type": "string", "description": "where"}}}
+
+
+def message(kind: str, **part: str) -> dict[str, Any]:
+    return {"role": "user", "content": [{"type": kind, **part}]}
+
+
 @pytest.mark.parametrize(
     ("surfaces", "action"),
     [
         ({"texts": [TEXTS[1], TEXTS[2]]}, "NONE"),
         ({"texts": [TEXTS[1], TEXTS[0]]}, "BLOCKED"),
         ({"texts": []}, "NONE"),
-        ({}, "NONE"),
+        ({}, "BLOCKED"),
+        ({"texts": None, "structured_messages": []}, "BLOCKED"),
+        ({"structured_messages": [{"role": "user", "content": TEXTS[0]}]}, "BLOCKED"),
+        ({"structured_messages": [{"role": "user", "content": TEXTS[1]}]}, "NONE"),
+        ({"texts": [], "structured_messages": [message("input_audio", data="AAAA")]}, "BLOCKED"),
+        ({"texts": [], "structured_messages": [message("image_url", url="http://x")]}, "BLOCKED"),
+        ({"texts": [], "structured_messages": [message("text", text=TEXTS[0])]}, "BLOCKED"),
+        ({"texts": [], "structured_messages": [message("text", text=TEXTS[1])]}, "NONE"),
+        ({"texts": [], "structured_messages": [{"role": "user", "audio": {"id": 1}}]}, "BLOCKED"),
+        ({"tool_calls": [{"type": "custom", "custom": {"input": TEXTS[0]}}]}, "BLOCKED"),
+        ({"tool_calls": [{"type": "custom", "custom": {"input": TEXTS[1]}}]}, "NONE"),
+        ({"tool_calls": [{"function": {"name": TEXTS[0], "arguments": "{}"}}]}, "BLOCKED"),
+        ({"tool_calls": [{"type": "computer", "action": TEXTS[1]}]}, "BLOCKED"),
+        ({"texts": [], "tools": [{"type": "function", "function": {"name": TEXTS[0]}}]}, "BLOCKED"),
+        (
+            {"texts": [], "tools": [{"type": "function", "function": {"parameters": SCHEMA}}]},
+            "NONE",
+        ),
         ({"images": ["data:image/png;base64,AAAA"]}, "BLOCKED"),
         ({"tool_calls": [{"function": {"name": "f", "arguments": TEXTS[0]}}]}, "BLOCKED"),
         ({"tool_calls": [{"function": {"name": "f", "arguments": TEXTS[1]}}]}, "NONE"),

@@ -18,10 +18,11 @@ from tide.core.errors import InputError, TideError
 from tide.detoxifier.asynchronous import AsyncDetoxifier
 from tide.server.gate import FAILED, Gate
 from tide.server.generation import Serving
+from tide.server.guardrail import GuardrailRequest
 from tide.server.limits import Limits
 from tide.server.metrics import MeasuredScorer
 from tide.server.schemas import ChatRequest, CompletionRequest, Generation, Refused
-from tide.server.scoring import AnalyzeRequest, GuardrailRequest, ModerationRequest, Scoring
+from tide.server.scoring import AnalyzeRequest, ModerationRequest, Scoring
 
 if TYPE_CHECKING:
     from pydantic import SecretStr
@@ -74,6 +75,11 @@ def create_app(
     @app.post("/v1/chat/completions")
     async def chat(request: ChatRequest) -> Response:
         return await generate(request)
+
+    @app.post("/v1/responses")
+    async def responses() -> None:
+        message = "there are no responses here; use /v1/chat/completions or /v1/completions"
+        raise Refused(404, message, code="not_found")
 
     model = {"id": name, "object": "model", "created": 0, "owned_by": "tide"}
 

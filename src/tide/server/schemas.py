@@ -130,7 +130,7 @@ class Refused(Exception):
         """In the shape that clients of `path` know: OpenAI's, or Google's."""
         headers = {} if self.pause is None else {"retry-after": str(self.pause)}
         if self.status == 401:
-            headers["www-authenticate"] = "Bearer"
+            headers["www-authenticate"] = 'Bearer realm="tide"'
         if self.status in (408, 413):  # the rest of the request is not read
             headers["connection"] = "close"
         if not self.again:

@@ -1,7 +1,7 @@
 """The wires of services that score, from any scorer: Perspective's, OpenAI's and litellm's.
 
 What the scorer does not say is never made up: categories that it lacks are null, attributes that it
-lacks are refused, and what it cannot read is blocked.
+lacks have no score, and what it cannot read is blocked.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import secrets
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -18,6 +18,7 @@ from tide.core.errors import ScorerError
 from tide.scorers.attributes import attributes_of, perspective_name
 from tide.scorers.base import Scorer, is_empty, score_groups
 from tide.scorers.wrappers.remembering import RememberingScorer
+from tide.server.guardrail import GuardrailRequest, Unread
 from tide.server.limits import Limits
 from tide.server.metrics import MeasuredScorer
 from tide.server.schemas import Part, Refused, Text
@@ -46,13 +47,13 @@ class Comment(_Wire):
 
 
 class Attribute(_Wire):
-    score_threshold: float | None = Field(default=None, alias="scoreThreshold")
+    score_threshold: float | None = Field(default=None, alias="scoreThreshold", allow_inf_nan=False)
 
 
 class AnalyzeRequest(_Wire):
     comment: Comment
     attributes: dict[str, Attribute] = Field(alias="requestedAttributes", min_length=1)
-    languages: list[Text] = Field(default=["en"], min_length=1)
+    languages: list[Text] = []
     token: Text | None = Field(default=None, alias="clientToken")
     spans: bool = Field(default=False, alias="spanAnnotations")
 
@@ -63,21 +64,6 @@ def _listed(value: Any) -> Any:
 
 class ModerationRequest(_Wire):
     input: Annotated[list[Text | Part], BeforeValidator(_listed)] = Field(min_length=1)
-
-
-class _Function(_Wire):
-    arguments: Text | None = None
-
-
-class ToolCall(_Wire):
-    function: _Function = _Function()
-
-
-class GuardrailRequest(_Wire):
-    input_type: Literal["request", "response"]
-    texts: list[Text] | None = None
-    images: list[Any] | None = None
-    tool_calls: list[ToolCall] | None = None
 
 
 class Scoring:
@@ -98,15 +84,17 @@ class Scoring:
         """Perspective's `comments:analyze`."""
         text = request.comment.text
         names = {ATTRIBUTE: "", **self._names}
-        if lacking := sorted(request.attributes.keys() - names.keys()):
-            message = f"there is no attribute {lacking[0]}; there is {', '.join(names)}"
+        wanted = {name: one for name, one in request.attributes.items() if name in names}
+        if not wanted:
+            lacking = ", ".join(request.attributes)
+            message = f"there is no attribute {lacking}; there is {', '.join(names)}"
             raise Refused(400, message, code="UNKNOWN_ATTRIBUTE")
         if is_empty(text):
             raise Refused(400, "the comment is empty", code="COMMENT_EMPTY")
         if len(text.encode()) > _LONGEST:
             raise Refused(400, f"more than {_LONGEST:,} bytes", code="COMMENT_TOO_LONG")
         asked: Scorer = self._scorer
-        if request.attributes.keys() != {ATTRIBUTE}:  # those that it has come with the score
+        if wanted.keys() != {ATTRIBUTE}:  # those that it has come with the score
             asked = RememberingScorer(self._scorer)
         (value,) = await self._score([text], asked)
         scores = {ATTRIBUTE: value}
@@ -114,16 +102,13 @@ class Scoring:
             said = asked.remembered[text]
             scores = {name: said[own] if own else value for name, own in names.items()}
         found = {}
-        for name, attribute in request.attributes.items():
+        for name, attribute in wanted.items():
             if attribute.score_threshold is None or scores[name] >= attribute.score_threshold:
                 score = {"value": scores[name], "type": "PROBABILITY"}
                 span = {"begin": 0, "end": len(text), "score": score}
                 found[name] = {"spanScores": [span], "summaryScore": score}
-        answer: dict[str, Any] = {
-            "attributeScores": found,
-            "languages": request.languages,
-            "detectedLanguages": request.languages,
-        }
+        # The language is not looked at, so none is said to be detected.
+        answer: dict[str, Any] = {"attributeScores": found, "languages": request.languages}
         return answer if request.token is None else {**answer, "clientToken": request.token}
 
     async def moderate(self, request: ModerationRequest) -> dict[str, Any]:
@@ -148,10 +133,10 @@ class Scoring:
 
     async def guard(self, request: GuardrailRequest) -> dict[str, Any]:
         """Litellm's generic guardrail: `NONE`, or `BLOCKED` with a reason."""
-        if request.images:
-            return {"action": "BLOCKED", "blocked_reason": "images: this scorer reads texts"}
-        calls = [call.function.arguments for call in request.tool_calls or ()]
-        texts = [text for text in [*(request.texts or ()), *calls] if text]
+        try:
+            texts = request.said()
+        except Unread as error:
+            return {"action": "BLOCKED", "blocked_reason": str(error)}
         worst = max(await self._score(texts), default=0.0)
         if worst < self._scorer.threshold:
             return {"action": "NONE"}
