@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -115,9 +116,47 @@ def test_what_cannot_be_done_is_refused_by_name(server: Running, name: str, valu
     assert (error["param"] or "").startswith(name) or error["message"].startswith("empty")
 
 
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"stop": "a\ud800"}, "stop"),
+        ({"stop": ["a", "b\ud800"]}, "stop"),
+        ({"stop": 3}, "stop"),
+        ({"prompt": ["x", "b\ud800"]}, "prompt.1"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"min_tokens": 10**6}, "min_tokens"),
+        ({"tide": {"deadline": "x"}}, "tide.deadline"),
+    ],
+)
+def test_param_is_a_name_that_the_client_knows(
+    server: Running, body: dict[str, Any], param: str
+) -> None:
+    content = json.dumps({"prompt": "x", **body})
+    headers = {"content-type": "application/json"}
+    answer = server.http.post("/v1/completions", content=content, headers=headers)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["param"] == param
+    assert error["message"].startswith(param)
+
+
+def test_a_body_that_cannot_be_read_says_why(server: Running) -> None:
+    headers = {"content-type": "application/json"}
+    for content, type_, why in (
+        ("{", headers, "the body is no JSON: "),
+        ('{"prompt": "x"}', {"content-type": "text/plain"}, "content type is application/json"),
+        ("[1]", headers, "body"),
+    ):
+        answer = server.http.post("/v1/completions", content=content, headers=type_)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (400, None)
+        assert why in error["message"]
+
+
 def test_what_is_too_long_or_too_much_is_refused(server: Running) -> None:
     long = server.ask("x " * 129).json()["error"]
-    assert "context of 128" in long["message"]
+    assert "context of 128; shorten it or lower max_tokens" in long["message"]
+    assert long["code"] == "context_length_exceeded"
     assert server.ask(["x"] * 5).json()["error"]["param"] == "n"
 
 

@@ -162,14 +162,32 @@ async def _failed(request: Request, error: Exception) -> Response:
     """The answer to a request that failed, in the shape that its client knows."""
     path = request.url.path
     if isinstance(error, RequestValidationError):
-        first = error.errors()[0]
-        own = first.get("ctx", {}).get("param")  # of a check of ours, within what `loc` names
-        param = ".".join(map(str, [*first["loc"][1:], *([own] if own else [])])) or None
-        return Refused(400, f"{param or 'body'}: {first['msg']}", param=param).response(path)
+        return _invalid(error).response(path)
     if isinstance(error, HTTPException):
         return Refused(error.status_code, error.detail).response(path)
     request.scope[FAILED] = error
     return Refused.of(error).response(path)
+
+
+def _invalid(error: RequestValidationError) -> Refused:
+    """What is wrong with a request, by the names that its client knows."""
+    first = error.errors()[0]
+    if first["type"] == "json_invalid":
+        return Refused(400, f"the body is no JSON: {first.get('ctx', {}).get('error', '')}")
+    if isinstance(error.body, bytes | str):
+        return Refused(400, "the body is no JSON object; its content type is application/json")
+    names: list[Any] = []
+    within: Any = error.body
+    for name in first["loc"][1:]:  # names of types and checks stand there as well
+        if (isinstance(within, dict) and name in within) or (
+            isinstance(within, list) and isinstance(name, int) and name < len(within)
+        ):
+            names, within = [*names, name], within[name]
+        elif first["type"] == "missing":
+            names.append(name)
+    own = first.get("ctx", {}).get("param")  # of a check of ours, within what `loc` names
+    param = ".".join(map(str, [*names, *([own] if own else [])])) or None
+    return Refused(400, f"{param or 'body'}: {first['msg']}", param=param)
 
 
 def _state(good: bool) -> Response:

@@ -66,6 +66,8 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "top_logprobs": (0,),
     "use_beam_search": (False,),
 }
+# What clients call our settings.
+_NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 # They tell of the caller and change no answer.
 _ABOUT_THE_CALLER = (
     "metadata", "name", "parallel_tool_calls", "prompt_cache_key", "safety_identifier", "user",
@@ -111,9 +113,15 @@ class Refused(Exception):
         if isinstance(error, Refused):
             return error
         if isinstance(error, InputError):
-            name = str(error).partition(":")[0]
+            message = str(error)
+            for own, name in _NAMES.items():
+                message = message.replace(own, name)
+            name = message.partition(":")[0]
             return cls(
-                400, str(error), param=name if name.partition(".")[0].isidentifier() else None
+                400,
+                message,
+                param=name if name.partition(".")[0].isidentifier() else None,
+                code="context_length_exceeded" if "model's context of" in message else None,
             )
         for kind, (status, code, message, again) in _FAILURES.items():
             if isinstance(error, kind):
