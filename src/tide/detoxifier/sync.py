@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from concurrent.futures import Future
 from contextlib import closing
 from functools import partial
@@ -117,7 +117,7 @@ class Detoxifier(DetoxifierBase):
 
             total = len(prompts) if isinstance(prompts, Sized) else None
             finished = iter(track(finished, "detoxifying", total=total, transient=True))
-        return map(self._looked_at, _or_raise(finished))
+        return _or_raise(finished, self._looked_at)
 
     def map_numbered(
         self,
@@ -225,12 +225,14 @@ def _outcome(future: Future[Result]) -> _Outcome:
     raise error
 
 
-def _or_raise(finished: Iterator[tuple[int, _Outcome]]) -> Iterator[Result]:
+def _or_raise(
+    finished: Iterator[tuple[int, _Outcome]], looked_at: Callable[[Result], Result]
+) -> Iterator[Result]:
     for number, result in finished:
         if isinstance(result, TideError):
             result.args = (f"prompt {number}: {result}",)
             raise result
-        yield result
+        yield looked_at(result)
 
 
 def _in_order(finished: Iterator[tuple[int, _Outcome]]) -> Iterator[tuple[int, _Outcome]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -112,14 +112,22 @@ class EmbeddingEngine(Engine):
         self._tokenize([text])  # refuses what has no embedding
         ids, spans = self._read(text)
         pairs = zip(ids, spans, strict=True)
-        control = next((i for i, span in pairs if span >= 0 and i in self._special_ids), None)
+        self._refuse_control("a user says", (i for i, span in pairs if span >= 0))
+        # Where the template puts the words of others is not known; by themselves they are read so.
+        for message in chat.messages:
+            if message.role != "user":
+                ids = self.tokenizer(message.content, add_special_tokens=False)["input_ids"]
+                self._refuse_control(f"the {message.role} message says", ids)
+        return text
+
+    def _refuse_control(self, who: str, ids: Iterable[int]) -> None:
+        """Raise InputError for a special token, with which a message would begin another one."""
+        control = next((i for i in ids if i in self._special_ids), None)
         if control is not None:
             token = self.tokenizer.convert_ids_to_tokens(control)
             raise InputError(
-                f"messages: a user says {token!r}, a control token of the model {self.name}; "
-                "leave it out"
+                f"messages: {who} {token!r}, a control token of the model {self.name}; leave it out"
             )
-        return text
 
     def _read(self, text: Rendered) -> tuple[list[int], list[int]]:
         """The ids of a chat's text, and of which span each is."""
