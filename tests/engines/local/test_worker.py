@@ -244,7 +244,7 @@ def test_closing_ends_what_is_under_way(tmp_path: Any) -> None:
     began.wait(10)
     engine.close()
     for thread in threads:
-        thread.join(5)
+        thread.join(30)
         assert not thread.is_alive()
     assert all("closed" in text for text in errors)
 
