@@ -154,7 +154,8 @@ def emptiness(files: Sequence[Path]) -> Table:
     rows.append(["all", *(sum(int(str(row[i])) for row in rows) for i in range(1, 5))])
     columns = [Column(name) for name in ("model", "completions", "published", "ours", "differ")]
     notes = [
-        "published: fewer than 3 characters without spaces around; ours: fewer than 3 visible ones"
+        "published: fewer than 3 characters without spaces around; ours: fewer than 3 visible "
+        "ones of ASCII, and none of another script"
     ]
     return Table("emptiness", "Recorded completions that count as empty", columns, rows, notes)
 

@@ -143,7 +143,7 @@ class Trial(BaseModel):
 
     @property
     def empty(self) -> bool:
-        """Whether the returned completion has fewer than 3 visible characters, and no score."""
+        """Whether the returned completion has fewer than 3 visible characters of ASCII, and no score."""
         return self.returned.empty
 
     @property
