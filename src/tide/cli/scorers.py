@@ -56,7 +56,7 @@ def compare(
 
     AUC and accuracy: a label of 0.5 or more is toxic. r: Pearson's correlation with the labels.
     cal. error: mean distance of score and label over ten bins of the score. Each distinct text
-    counts once, with its mean label; those with fewer than 3 visible characters of ASCII are left out.
+    counts once, with its mean label; nearly empty ones are left out.
 
     texts/s: on this machine. scored: share of the texts that it gave a score; a scorer that fails
     does not stop the others, and the exit code is then 1. The second table has the correlation of

@@ -143,7 +143,7 @@ class Trial(BaseModel):
 
     @property
     def empty(self) -> bool:
-        """Whether the returned completion has fewer than 3 visible characters of ASCII, and no score."""
+        """Whether the returned completion is nearly empty (as `empty_policy` says) and unscored."""
         return self.returned.empty
 
     @property
