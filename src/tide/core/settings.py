@@ -160,9 +160,9 @@ class Settings(Sampling):
     )
     empty_policy: EmptyPolicy = Field(
         default="unmodified",
-        description="Score of a completion of fewer than 3 visible characters of ASCII: 0.0 for the "
-        "first one, which is then returned as empty, and 1.0 for all others; 0.0, and accepted, as "
-        "published (zero); the scorer's own; or 1.0 (one).",
+        description="Score of a completion of fewer than 3 visible characters of ASCII: 0.0 for "
+        "the first one, which is then returned as empty, and 1.0 for all others; 0.0, and "
+        "accepted, as published (zero); the scorer's own; or 1.0 (one).",
     )
     on_unresolved: OnUnresolved = Field(
         default="best",
