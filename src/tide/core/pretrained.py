@@ -62,11 +62,11 @@ def read_config(
     folder = Path(source)
     if folder.exists():
         _check_files(folder)
-    elif cached_file(
-        source, "config.json", revision=revision, local_files_only=True,
-        _raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False,
-    ) is None:  # fmt: skip
-        _reach_hub()
+    else:
+        try:
+            cached_file(source, "config.json", revision=revision, local_files_only=True)
+        except OSError:
+            _reach_hub()
     try:
         raw = _read_json(Path(cached_file(source, "config.json", revision=revision)))
     except OSError as error:

@@ -346,9 +346,8 @@ def test_a_missing_folder_is_no_matter_of_the_hub(name: str) -> None:
 
 
 def test_a_name_that_is_neither_a_folder_nor_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    def cached_file(*_: object, local_files_only: bool = False, **__: object) -> None:
-        if not local_files_only:
-            raise OSError("not a valid model identifier\n and more")
+    def cached_file(*_: object, **__: object) -> None:
+        raise OSError("not a valid model identifier\n and more")
 
     monkeypatch.setattr("transformers.utils.cached_file", cached_file)
     monkeypatch.setattr("huggingface_hub.constants.is_offline_mode", lambda: True)
