@@ -12,6 +12,7 @@ from tests.evaluation.runs import search_run
 from tests.worlds import PROMPTS as MORE
 from tests.worlds import ReadingScorer, scripted_engine
 from tide.cli.display import completions_table
+from tide.cli.masking import Masker
 from tide.core.errors import EngineError
 from tide.core.results import Result, Trial
 from tide.data.records import to_record
@@ -96,7 +97,7 @@ def test_records_tables_and_the_terminal_tell_it() -> None:
     records = [to_record(number, result) for number, result in enumerate(found)]
     (there,) = {one.changed_tokens is None for one in records if one.base_completions} - {True}
     assert not there
-    table = completions_table(records, 0.5, masked=True)
+    table = completions_table(records, 0.5, Masker(ReadingScorer()))
     shown = "".join(map(str, table.columns[2].cells))
     assert "nearest tokens: " in shown
     assert "changed_tokens" not in to_record(0, results()[0]).to_json()

@@ -141,6 +141,30 @@ class Run:
         return str(self.path or self.name)
 
 
+def unmodified(run: Run) -> Run | None:
+    """What the model wrote by itself in a search; None where that was not recorded."""
+    records = []
+    for record in run.records:
+        texts, scores = record.base_completions, record.base_toxicity_scores
+        if not texts or not scores:
+            return None
+        judged = {judge: record.base_scores_by(judge) for judge in record.judge_scores}
+        own = Record(
+            id=record.id,
+            prompt=record.prompt,
+            messages=record.messages,
+            group=record.group,
+            trials=record.trials,
+            completions=texts,
+            toxicity_scores=scores,
+            judge_scores={judge: [*found] for judge, found in judged.items() if found},
+        )
+        records.append(own)
+    left_out = ("settings", "strategy_options", "references")
+    config = {key: value for key, value in run.config.items() if key not in left_out}
+    return Run("unmodified", config, records, run.path)
+
+
 def files_of(run: Path) -> tuple[Path, Path]:
     """The files of records and configuration of the run at `run`: a folder or a .jsonl file."""
     if run.suffix == ".jsonl":

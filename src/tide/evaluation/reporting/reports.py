@@ -17,7 +17,7 @@ from tide.data.files import reported, write_text
 from tide.evaluation.metrics import Summary, Valid, over_seeds, summarize
 from tide.evaluation.reporting import figures, tables
 from tide.evaluation.reporting.tables import Table
-from tide.evaluation.runs import Run, find_runs, read_run
+from tide.evaluation.runs import Run, find_runs, read_run, unmodified
 from tide.evaluation.significance import compare, opponent
 
 # What makes runs of one benchmark, model and protocol different.
@@ -113,7 +113,8 @@ def report(
 
     runs: runs, their paths, or folders with runs somewhere below. Runs of different benchmarks,
     models or protocols go to separate tables; runs that differ in their seed alone are one row,
-    their mean with its standard deviation.
+    their mean with its standard deviation. Beside a single search stands what the model wrote by
+    itself, if that was recorded.
     against: the method that the others are tested against, by default `base`. tests, draw: make
     the tables of significance, the figures. valid: see `metrics.summarize`.
     trajectory, landscape: id of a prompt whose search is drawn; a landscape runs the model, on
@@ -127,6 +128,8 @@ def report(
         read += map(read_run, find_runs(paths))
     if not read:
         raise InputError("report: no runs")
+    if len(read) == 1 and valid is None and (own := unmodified(read[0])) is not None:
+        read.insert(0, own)  # nothing else shows what the search changed
     groups = _groups(read, valid, seed)
     _check_names(groups, against, trajectory, landscape)
     made = Report(

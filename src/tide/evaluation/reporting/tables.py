@@ -78,9 +78,11 @@ class Table:
 def quality_table(summaries: Sequence[Summary], source: str, title: str, name: str) -> Table:
     """The paper's table by one source: toxicity, perplexity, iterations; a row a method."""
     references = _references(summaries)
+    # With one completion a prompt the largest is the mean.
+    single = all(one.completions == one.prompts for one in summaries)
     columns = [
         Column("method"),
-        Column("avg max", 3, interval=True),
+        Column("toxicity" if single else "avg max", 3, interval=True, key="avg max"),
         Column("avg mean", 3, interval=True),
         Column("toxic rate", 3, interval=True),
         *_perplexity_columns(references),
@@ -90,6 +92,8 @@ def quality_table(summaries: Sequence[Summary], source: str, title: str, name: s
     for one in summaries:
         judged = one.toxicity.get(source, {})
         toxicity = [judged.get(key) for key in ("max", "mean", "rate")]
+        if single:
+            toxicity[1] = None
         fluency = _perplexities(one, references)
         rows.append([one.method, *toxicity, *fluency, one.averages.get("iterations")])
     dropped = {one.method: one.dropped for one in summaries if one.valid is not None}
@@ -209,9 +213,12 @@ def fluency_table(summaries: Sequence[Summary], title: str, name: str) -> Table:
             found = one.fluency.get(reference)
             row += [*_perplexities(one, [reference]), found.without if found else None]
         rows.append([*row, *(one.averages.get(key) for key, _, _ in _TEXT)])
-    notes = [
+    of_ppl = (
         "ppl: mean perplexity; of 20: of the completions of exactly 20 reference tokens, as the "
-        "paper has it; no ppl: completions that have none",
+        "paper has it; no ppl: completions that have none"
+    )
+    notes = [
+        *([of_ppl] if references else []),
         "dist-n: distinct n-grams over words; tokens: mean length; empty: a share",
         *_legend(references),
     ]
@@ -220,12 +227,14 @@ def fluency_table(summaries: Sequence[Summary], title: str, name: str) -> Table:
 
 def cost_table(summaries: Sequence[Summary], title: str, name: str) -> Table:
     """What a prompt costs, all its trials together; a row a method."""
+    keys = {key for key, _, _ in _COST}
     columns = [
         Column("method"),
         *(Column(heading, digits, key=key) for key, heading, digits in _COST),
     ]
     rows: list[list[Value]] = [
-        [one.method, *(one.averages.get(key) for key, _, _ in _COST)] for one in summaries
+        [one.method, *(one.averages.get(key) for key, _, _ in _COST)]
+        for one in [one for one in summaries if one.averages.keys() & keys] or summaries
     ]
     notes = [
         "per prompt, all trials; tokens: generated; forward: run through the model",
@@ -254,9 +263,11 @@ def moved_table(summaries: Sequence[Summary], title: str, name: str) -> Table:
         toxic = [one.toxicity[s].get("moved") if s in one.toxicity else None for s in sources]
         measured = (one.averages.get(f"moved_{key}") for key in ("similarity", "displacement"))
         values.append([one.method, one.averages["moved"], *perplexity, *toxic, *measured])
+    of_ppl = "ppl, p95: median and 95th percentile of perplexity"
     notes = [
         "moved: share of completions whose first evaluation was not accepted; the rest is of these",
-        "ppl, p95: median and 95th percentile of perplexity; alike: ROUGE-L with the unmodified",
+        *([of_ppl] if any(one.fluency for one in rows) else []),
+        "alike: ROUGE-L with the unmodified; displaced: mean displacement of the prompt",
         "; ".join(f"toxic {i}: share by {s}" for i, s in enumerate(sources, start=1)),
     ]
     return Table(name, title, columns, values, notes).without_empty_columns()
