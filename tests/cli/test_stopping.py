@@ -124,6 +124,27 @@ def test_what_python_drops_in_a_finalizer_is_raised_again(tmp_path: Path) -> Non
     assert (ended.returncode, ended.stderr.splitlines()) == (130, ["stopping...", "stopped"])
 
 
+HALF_BUILT = """
+    def __init__(self):
+        HalfBuilt()
+class HalfBuilt:
+    def __init__(self):
+        import signal
+        signal.raise_signal(signal.SIGINT)
+        self.ready = True
+    def __del__(self):
+        self.ready
+"""
+
+
+def test_what_a_signal_left_half_built_is_not_reported(tmp_path: Path) -> None:
+    """As the event loop, whose `__del__` reads what its `__init__` had not set yet."""
+    (tmp_path / "slow.py").write_text(SLOW + HALF_BUILT)
+    command = [*TIDE, "run", "A prompt", "-s", "slow.py:Slow"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr.splitlines()) == (130, ["stopping...", "stopped"])
+
+
 def test_what_is_no_error_of_ours_is_said_in_one_line(tmp_path: Path) -> None:
     code = (
         "import tide.cli, tide.cli.app as a\n"

@@ -36,6 +36,22 @@ def test_a_key_is_hidden_in_errors_and_log_lines_in_any_notation(
     assert caplog.messages == [r"***\x1b[2J"]
 
 
+@pytest.mark.parametrize(
+    "echo",
+    ["SK-OF-Another-Test/1", "sk-of-another-test/1", "sk-of-another-test%2f1", "OF-ANOTHER-TEST/1",
+     "Another-Test/1", "another-test%2F1"],
+)  # fmt: skip
+def test_a_key_is_hidden_in_another_case_and_without_its_prefix(echo: str) -> None:
+    """As a service may name one that it does not know."""
+    hide("sk-of-Another-Test/1")
+    assert str(InputError(f"no key {echo}; ask for one")) == "no key ***; ask for one"
+
+
+def test_the_end_of_a_short_key_does_not_blot_out_a_message() -> None:
+    hide("my-word")
+    assert str(InputError("a word, and my-word")) == "a word, and ***"
+
+
 def test_a_long_text_keeps_its_beginning_and_its_end() -> None:
     line = shown("a" * 5000 + " use b")
     assert line.startswith("aaa")

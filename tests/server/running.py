@@ -14,7 +14,7 @@ import uvicorn
 from pydantic import SecretStr
 
 from tests.worlds import ReadingScorer, scripted_engine
-from tide.cli.serve import _listening
+from tide.cli.serve import _config, _listening
 from tide.detoxifier.asynchronous import AsyncDetoxifier
 from tide.scorers import load_scorer
 from tide.server.app import create_app
@@ -66,8 +66,7 @@ def running(
 
 @contextmanager
 def listening(app: Any) -> Iterator[tuple[str, uvicorn.Server]]:
-    config = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=5)
-    server = uvicorn.Server(config)
+    server = uvicorn.Server(_config(app, drain=5))
     with _listening("127.0.0.1", 0) as listener:
         thread = threading.Thread(
             target=lambda: asyncio.run(server.serve(sockets=[listener])), daemon=True

@@ -139,8 +139,25 @@ class WordFilter(DecodingBaseline):
             )
         with guarded(InputError, "baseline word-filter: its artefact holds no words"):
             words, ids = self.artefact.tensors["words"], self.artefact.tensors["ids"]
-            rows = ids[words < self._options.words].tolist()
-        return by_beginning([token for token in row if token >= 0] for row in rows)
+            return by_beginning(self._rows(words, ids))
+
+    def _rows(self, words: Tensor, ids: Tensor) -> list[list[int]]:
+        """The ids of the words that are used. Raises ValueError for what `fit` never makes."""
+        if words.is_floating_point() or ids.is_floating_point():
+            raise ValueError("words and ids are whole numbers")
+        if ids.ndim != 2 or words.shape != ids.shape[:1] or not ids.numel():
+            shapes = f"{tuple(words.shape)} and {tuple(ids.shape)}"
+            raise ValueError(f"words and ids have the shapes {shapes}, not (n,) and (n, longest)")
+        rows = [
+            [token for token in row if token != -1]
+            for row in ids[words < self._options.words].tolist()
+        ]
+        if not all(rows):
+            raise ValueError("a word without a token")
+        known = range(len(self.engine.model.get_input_embeddings().weight))
+        if outside := [token for row in rows for token in row if token not in known]:
+            raise ValueError(f"the token {outside[0]} is not in the vocabulary")
+        return rows
 
     @staticmethod
     def fit(task: FitTask) -> Fitted:

@@ -118,18 +118,28 @@ def serve(
         ) as detox,
     ):
         name = served_model_name or model
-        config = uvicorn.Config(
-            create_app(detox, name, limits=bounds, keys=keys),
-            log_config=None,
-            access_log=False,  # ours has no addresses with keys in them
-            server_header=False,
-            ws="none",
-            timeout_graceful_shutdown=max(1, round(bounds.drain)),
-        )
+        config = _config(create_app(detox, name, limits=bounds, keys=keys), bounds.drain)
         where = f"http://{host}:{listener.getsockname()[1]}"
         logger("tide.server").info(json.dumps({"serving": where, "model": name}))
         with stopping.expected():  # the signal after which open requests were ended
             uvicorn.Server(config).run(sockets=[listener])
+
+
+def _config(app: Any, drain: float) -> Any:
+    """What uvicorn serves, and how. drain: seconds for open requests at the end."""
+    import uvicorn  # noqa: PLC0415  (slow imports)
+
+    from tide.server.connections import Patient  # noqa: PLC0415
+
+    return uvicorn.Config(
+        app,
+        http=Patient,
+        log_config=None,
+        access_log=False,  # ours has no addresses with keys in them
+        server_header=False,
+        ws="none",
+        timeout_graceful_shutdown=max(1, round(drain)),
+    )
 
 
 def _listening(host: str, port: int) -> socket.socket:

@@ -39,7 +39,7 @@ def listening() -> Iterator[None]:
         # Python drops what is raised in a `__del__` or a C callback: it is raised once more.
         if isinstance(unraisable.exc_value, Stopped):
             _later()
-        else:
+        elif _asked is None:
             others(unraisable)
 
     sys.unraisablehook = ignored
@@ -47,7 +47,8 @@ def listening() -> Iterator[None]:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        sys.unraisablehook = others
+        # What a signal left half-built may fail to close: no news to the user.
+        sys.unraisablehook = others if _asked is None else _silent
         for number, handler in before.items():
             signal.signal(number, handler)
         if _asked is not None:  # a library may have swallowed it, or made another exception of it
@@ -85,6 +86,10 @@ def _leave(_number: int, frame: FrameType | None) -> None:
         frame = frame.f_back
     if _asked is not None:
         raise _asked
+
+
+def _silent(_unraisable: sys.UnraisableHookArgs) -> None:
+    pass
 
 
 def _later() -> None:

@@ -9,25 +9,40 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import unicodedata
+from functools import cache
 from urllib.parse import quote
 
 # A message says its cause at the beginning and what to do at the end.
 _HEAD, _TAIL = 700, 300
 _SHORTEST = 4  # a key of fewer characters would blot out half of a message
+# A service may name a key without its prefix (`sk-`, `sk-proj-`): what stands after a separator of
+# its first characters is hidden as well, if it is no mere word.
+_PREFIX, _LEAST_REST = 16, 8
 _keys: set[str] = set()
 
 
 def hide(key: str) -> None:
-    """Replace `key` by stars in everything that is shown from now on."""
-    if len(key) >= _SHORTEST:
-        _keys.update((key, quote(key, safe=""), json.dumps(key)[1:-1]))
+    """Replace `key` by stars in everything that is shown from now on, in any case of letters."""
+    if len(key) < _SHORTEST:
+        return
+    ends = [one.end() for one in re.finditer("[-_.:]", key[:_PREFIX])]
+    for part in (key, *(key[end:] for end in ends if len(key) - end >= _LEAST_REST)):
+        _keys.update((part, quote(part, safe=""), json.dumps(part)[1:-1]))
+    _hidden.cache_clear()
+
+
+@cache
+def _hidden() -> re.Pattern[str]:
+    """Every key, the longest first."""
+    keys = sorted(_keys, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, keys)) or r"(?!)", re.IGNORECASE)
 
 
 def shown(text: str) -> str:
     """`text` on one line of at most 1,000 characters, with keys and control characters replaced."""
-    for key in sorted(_keys, key=len, reverse=True):
-        text = text.replace(key, "***")
+    text = _hidden().sub("***", text)
     if len(text) > _HEAD + _TAIL:
         text = f"{text[: _HEAD - 3]}...{text[-_TAIL:]}"
     return visible(" ".join(text.splitlines()))

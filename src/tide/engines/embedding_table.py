@@ -14,6 +14,7 @@ from tide.core.chat import Chat, Rendered, render
 from tide.core.errors import CompletionError, EngineError, InputError
 from tide.core.pretrained import check_tokenizer
 from tide.core.settings import Sampling
+from tide.core.templates import render_template
 from tide.engines.base import Completion, Engine, FinishReason, Piece, Prompt, Request
 
 # Each completion is decoded after this text, so that a tokenizer that marks word starts does not
@@ -102,11 +103,7 @@ class EmbeddingEngine(Engine):
             )
 
         def template(messages: list[dict[str, str]]) -> str:
-            return str(
-                self.tokenizer.apply_chat_template(
-                    messages, tokenize=False, add_generation_prompt=True
-                )
-            )
+            return render_template(self.tokenizer, messages, add_generation_prompt=True)
 
         text = render(chat, template, self.name)
         self._tokenize([text])  # refuses what has no embedding

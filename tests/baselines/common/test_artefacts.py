@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.baselines.conftest import World, make_world
 from tests.models import save_causal_lm
-from tide.baselines import load_baseline
+from tide.baselines import REGISTRY, load_baseline
 from tide.baselines.common.artefacts import fingerprint, load_artefact, save_artefact, vocabulary
 from tide.baselines.common.auxiliary import fit_width
 from tide.core.errors import EngineError, InputError
@@ -19,6 +19,7 @@ from tide.core.settings import Sampling
 from tide.engines.local.engine import TransformersEngine
 
 LEARNED = ("destein", "dexperts", "gedi", "rad", "sasa")
+ALL = sorted(name for name in REGISTRY.names() if getattr(REGISTRY.load(name), "learned", False))
 
 
 def test_a_fingerprint_is_the_models_own(gpt2: World) -> None:
@@ -89,6 +90,32 @@ def test_an_artefact_that_lacks_something_is_refused(
                 )
     save_file(whole, tmp_path / kind / "weights.safetensors")
     load_baseline(kind, gpt2.engine, artefacts=tmp_path).generate(["kind"], sampling, [0])
+
+
+def write_with(world: World, kind: str, artefacts: Path) -> None:
+    baseline = load_baseline(kind, world.engine, artefacts=artefacts)
+    baseline.config()
+    baseline.generate(["kind"], Sampling(max_new_tokens=2), [0])
+
+
+# Shapes that would fit anything, as one number does.
+SHAPES = {"three": (3,), "one": (1,), "a number": (), "one by one": (1, 1), "nothing": (0, 0)}
+
+
+@pytest.mark.parametrize("shape", list(SHAPES))
+@pytest.mark.parametrize("kind", ALL)
+def test_tensors_that_are_all_of_a_wrong_shape_are_refused(
+    gpt2: World, kind: str, shape: str, tmp_path: Path
+) -> None:
+    shutil.copytree(gpt2.artefacts / kind, tmp_path / kind)
+    wrong = {
+        name: torch.zeros(SHAPES[shape], dtype=tensor.dtype)
+        for name, tensor in tensors_of(tmp_path, kind).items()
+    }
+    save_file(wrong, tmp_path / kind / "weights.safetensors")
+    with pytest.raises(InputError, match=f"baseline {kind}: ") as caught:
+        write_with(gpt2, kind, tmp_path)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff", b"[" * 10**5, b"null", b"9" * 5_000])

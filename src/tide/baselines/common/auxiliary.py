@@ -62,7 +62,7 @@ def merge_updates(model: Any, tensors: Mapping[str, Tensor], strength: float = 1
 
     if any(name.endswith(".delta") for name in tensors):
         weights = tuned_weights(model)
-        _check(tensors, {f"{name}.delta" for name in weights})
+        _check(tensors, {f"{name}.delta": tuple(one.shape) for name, one in weights.items()})
         for name, weight in weights.items():
             weight.add_(tensors[f"{name}.delta"].to(weight.device, weight.dtype), alpha=strength)
         return model
@@ -72,18 +72,33 @@ def merge_updates(model: Any, tensors: Mapping[str, Tensor], strength: float = 1
         for name, module in model.named_modules()
         if isinstance(module, nn.Linear | Conv1D) and module is not output
     }
-    _check(tensors, {f"{name}.{part}" for name in layers for part in "AB"})
+    shapes: dict[str, tuple[int | None, ...]] = {}
+    for name, layer in layers.items():
+        rows, columns = layer.weight.shape
+        # transformers' Conv1D keeps its weight the other way round.
+        rows, columns = (columns, rows) if isinstance(layer, Conv1D) else (rows, columns)
+        shapes |= {f"{name}.A": (None, columns), f"{name}.B": (rows, None)}
+    _check(tensors, shapes)
     for name, layer in layers.items():
         a, b = (tensors[f"{name}.{part}"].to(layer.weight.device, torch.float32) for part in "AB")
         update = strength * (b @ a)
-        # transformers' Conv1D keeps its weight the other way round.
         layer.weight += (update.T if isinstance(layer, Conv1D) else update).to(layer.weight.dtype)
     return model
 
 
-def _check(tensors: Mapping[str, Tensor], names: set[str]) -> None:
-    if wrong := tensors.keys() ^ names:
+def _check(tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int | None, ...]]) -> None:
+    """Raise ValueError unless there are these tensors, of floats; None: a rank, at least 1."""
+    if wrong := tensors.keys() ^ shapes.keys():
         raise ValueError(f"{min(wrong)} is {'not for it' if min(wrong) in tensors else 'missing'}")
+    for name, shape in shapes.items():
+        found = tuple(tensors[name].shape)
+        fits = len(found) == len(shape) and all(
+            size > 0 if wanted is None else size == wanted
+            for size, wanted in zip(found, shape, strict=True)
+        )
+        if not fits or not tensors[name].is_floating_point():
+            wanted = str(shape).replace("None", "rank")
+            raise ValueError(f"{name} is {found} of {tensors[name].dtype}, not {wanted} of floats")
 
 
 def tuned_weights(model: Any) -> dict[str, nn.Parameter]:

@@ -14,6 +14,7 @@ import torch
 from tide.core.errors import InputError, ScorerError, guarded
 from tide.core.optional import require
 from tide.core.pretrained import check_tokenizer, find_device, load_pretrained, read_config
+from tide.core.templates import render_template
 from tide.scorers.base import HEALTH_TEXT, Floats, PlainScorer, Scorer
 from tide.scorers.guards.formats import GuardSettings
 from tide.scorers.guards.verdicts import NoVerdict, Place, Verdict, read_verdict
@@ -140,13 +141,12 @@ class _LocalGuard(PlainScorer, ABC):
                 "(guard:FILE.json)"
             )
         with guarded(ScorerError, f"scorer {self.name}: its chat template failed"):
-            rendered: str = self._tokenizer.apply_chat_template(
+            return render_template(
+                self._tokenizer,
                 self._settings.messages(text),
-                tokenize=False,
                 add_generation_prompt=self._format.header,
                 **self._format.arguments,
             )
-        return rendered
 
 
 class TransformersGuard(_LocalGuard):

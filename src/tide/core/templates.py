@@ -1,0 +1,186 @@
+"""Chat templates of others, rendered in a process of their own, which ends if it takes too much.
+
+A template is a program of whoever made the model's folder. Its sandbox keeps it from files, and
+not from computing: loops in loops, powers and repeated texts can take hours, and one such operation
+cannot be interrupted in this process. In one of its own, time and memory have limits.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import IO, Any
+
+from tide.core.errors import described
+
+# Of a text: a template of a published model takes milliseconds.
+_CPU_SECONDS = 5
+_SECONDS = 60.0  # by the clock, the start of the process as well
+_MEMORY = 1 << 30  # bytes, besides what the process has before it renders
+_LONGEST = 1 << 24  # characters
+
+# It reads what this process would: the path may have been changed since this one began.
+_CHILD = "import json, sys; sys.path[:] = json.loads(sys.argv[1])"
+_CHILD = f"{_CHILD}; from tide.core.templates import _serve; _serve()"
+
+
+def render_template(tokenizer: Any, messages: Sequence[Mapping[str, str]], **options: Any) -> str:
+    """`messages` as the chat template of `tokenizer` writes them, one of transformers.
+
+    options: further variables of the template, such as `add_generation_prompt`.
+    Raises ValueError for a template that fails, or that takes more than 5 s of a processor, 1 GiB
+    of memory or 16 million characters.
+    """
+    asked = {
+        "messages": list(messages),
+        "template": tokenizer.get_chat_template(),
+        "variables": {**tokenizer.special_tokens_map, **options},
+    }
+    answer = _process.ask(json.dumps(asked, default=str).encode() + b"\n")
+    if "error" in answer:
+        raise ValueError(answer["error"])
+    return str(answer["text"])
+
+
+class _Process:
+    """Begins when it is first asked, and anew after it was ended."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._popen: subprocess.Popen[bytes] | None = None
+        self._owner = 0  # a fork has the pipes of its parent, and must not use them
+
+    def ask(self, line: bytes) -> dict[str, Any]:
+        """The answer to one line. Raises ValueError if there is none within the limits."""
+        with self._lock:
+            popen = self._started()
+            assert popen.stdin is not None
+            assert popen.stdout is not None
+            late = threading.Event()
+
+            def end() -> None:
+                late.set()
+                popen.kill()
+
+            timer = threading.Timer(_SECONDS, end)
+            timer.daemon = True
+            timer.start()
+            whole = b""
+            try:
+                with suppress(OSError):  # it has ended, and there is no answer
+                    popen.stdin.write(line)
+                    popen.stdin.flush()
+                whole = popen.stdout.readline()
+            finally:
+                timer.cancel()
+                if not whole.endswith(b"\n"):
+                    self._end()
+        if not whole.endswith(b"\n"):
+            clock = f"{_SECONDS:g} s by the clock" if late.is_set() else "its limits"
+            raise ValueError(
+                f"it takes more than {clock} ({_CPU_SECONDS} s of a processor, "
+                f"{_MEMORY >> 30} GiB of memory), or ends the process that renders it"
+            )
+        found: dict[str, Any] = json.loads(whole)
+        return found
+
+    def close(self) -> None:
+        with self._lock:
+            self._end()
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        if self._owner != os.getpid():
+            self._popen, self._owner = None, os.getpid()
+        if self._popen is None or self._popen.poll() is not None:
+            self._end()
+            self._popen = subprocess.Popen(
+                [sys.executable, "-c", _CHILD, json.dumps(sys.path)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+            )
+        return self._popen
+
+    def _end(self) -> None:
+        popen, self._popen = self._popen, None
+        if popen is None or self._owner != os.getpid():
+            return
+        popen.kill()
+        popen.wait()
+        for pipe in (popen.stdin, popen.stdout):
+            if pipe is not None:
+                with suppress(OSError):  # what was not sent yet
+                    pipe.close()
+
+
+_process = _Process()
+atexit.register(_process.close)
+
+
+def _serve() -> None:
+    """In the process of its own: one line of JSON in, one out, until there are no more."""
+    import signal  # noqa: PLC0415  (of this process alone)
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is meant for the other one
+    requests, answers = sys.stdin.buffer, sys.stdout.buffer
+    sys.stdout = sys.stderr  # what a library prints is no answer
+    try:
+        # Before there is a limit of memory.
+        from transformers.utils.chat_template_utils import (  # noqa: PLC0415
+            render_jinja_template,
+        )
+    except Exception as error:
+        _answer(answers, {"error": described(error)})
+        return
+    memory = _memory_in_use()
+    for line in requests:
+        _limit(memory)
+        try:
+            asked = json.loads(line)
+            texts, _ = render_jinja_template(
+                [asked["messages"]], chat_template=asked["template"], **asked["variables"]
+            )
+            text = texts[0]
+            if len(text) > _LONGEST:
+                raise ValueError(f"it writes {len(text):,} characters; at most {_LONGEST:,}")
+            answer = {"text": text}
+        except Exception as error:
+            answer = {"error": described(error).removeprefix("ValueError: ")}
+        _answer(answers, answer)
+
+
+def _answer(answers: IO[bytes], answer: dict[str, Any]) -> None:
+    answers.write(json.dumps(answer).encode() + b"\n")
+    answers.flush()
+
+
+def _memory_in_use() -> int | None:
+    """Bytes of addresses; None where the system does not say."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return None
+
+
+def _limit(memory: int | None) -> None:
+    """Let this process end when it has computed for 5 s from now on, or cannot have more memory."""
+    try:
+        import resource  # noqa: PLC0415  (not on Windows, where the clock alone limits)
+    except ImportError:
+        return
+    used = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
+    limits = [(resource.RLIMIT_CPU, int(used) + 1 + _CPU_SECONDS)]
+    if memory is not None:
+        limits.append((resource.RLIMIT_AS, memory + _MEMORY))
+    for kind, most in limits:
+        hard = resource.getrlimit(kind)[1]
+        soft = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(kind, (soft, hard))

@@ -1,0 +1,72 @@
+"""A template is somebody's program: what it takes is bounded, and others are not harmed by it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.chats import GOOD, save_chat_model
+from tests.worlds import ReadingScorer
+from tide import Detoxifier
+from tide.core import templates
+from tide.core.chat import Chat
+from tide.core.errors import InputError
+from tide.engines.local.engine import TransformersEngine
+
+HOSTILE = {
+    "loops in loops": (
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}"
+        "{% endfor %}{% endfor %}{% endfor %}"
+    ),
+    "a power": "{{ 10 ** (10 ** 9) }}",
+    "a long text": "{{ 'a' * 10 ** 11 }}",
+    "a format": "{{ '%99999999999d' % 1 }}",
+    "doubling": (
+        "{% set n = namespace(s='a') %}{% for i in range(99) %}"
+        "{% set n.s = n.s ~ n.s %}{% endfor %}"
+    ),
+    "macros": "{% macro m(n) %}{{ m(n + 1) }}{{ m(n + 1) }}{% endmacro %}{{ m(0) }}",
+    "much to show": "{{ 'a' * 20000000 }}",
+}
+SAID = "{% for m in messages %}{{ m.content }}\n{% endfor %}"
+
+
+@pytest.mark.parametrize("name", list(HOSTILE))
+def test_a_template_that_computes_for_ever_is_refused(tmp_path: Path, name: str) -> None:
+    """For a chat alone: a text beside it is completed, and so is another model's chat after it."""
+    hostile = TransformersEngine(save_chat_model(tmp_path / "a", HOSTILE[name] + SAID))
+    good = TransformersEngine(save_chat_model(tmp_path / "b", GOOD["chatml"], bos=True))
+    began = time.monotonic()
+    with pytest.raises(
+        InputError, match=r"messages: the chat template of .* refuses them"
+    ) as caught:
+        hostile.render(Chat.said("hello"))
+    assert time.monotonic() - began < 25
+    assert "\n" not in str(caught.value)
+    detoxifier = Detoxifier(hostile, scorer=ReadingScorer(), max_new_tokens=2)
+    assert detoxifier("The weather").text
+    assert "hello" in good.render(Chat.said("hello"))
+
+
+def test_the_clock_ends_what_the_processor_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = templates._Process()
+    monkeypatch.setattr(templates, "_SECONDS", 1.0)
+    monkeypatch.setattr(templates, "_CHILD", "import time; time.sleep(99)")
+    with pytest.raises(ValueError, match="1 s by the clock"):
+        process.ask(b"{}\n")
+    assert process._popen is None
+
+
+def test_a_process_that_was_killed_is_begun_anew(tmp_path: Path) -> None:
+    engine = TransformersEngine(save_chat_model(tmp_path, GOOD["chatml"], bos=True))
+    text = engine.render(Chat.said("hello"))
+    popen = templates._process._popen
+    assert popen is not None
+    os.kill(popen.pid, signal.SIGKILL)
+    popen.wait()
+    assert engine.render(Chat.said("hello")) == text
+    assert templates._process._popen is not popen
