@@ -50,6 +50,7 @@ def test_methods_side_by_side(
     assert before == {name: (out / name / "records.jsonl").read_bytes() for name in runs}
 
 
+@pytest.mark.slow
 def test_killed_and_started_again(tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     texts = [f"{prompt} number {i}" for i in range(8) for prompt in PROMPTS]

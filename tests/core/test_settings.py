@@ -111,6 +111,7 @@ def test_keywords_are_the_settings() -> None:
     assert known == {name: hints[name] for name in Settings.model_fields}
 
 
+@pytest.mark.slow
 def test_a_type_checker_knows_the_keywords(tmp_path: Path) -> None:
     api = pytest.importorskip("mypy.api")
     code = tmp_path / "code.py"

@@ -63,6 +63,7 @@ def test_engine_scorer_and_strategy_run(tide, tmp_path: Path) -> None:  # type: 
     assert config["settings"]["strategy"] == "elsewhere-jumps:count=3"
 
 
+@pytest.mark.slow
 def test_a_baseline_is_fitted_and_evaluated(tide, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     tide("fit", "elsewhere-bias", "--data", "labelled.jsonl", "--out", "fitted")
     tide(

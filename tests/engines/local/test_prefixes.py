@@ -281,6 +281,7 @@ OPTIONS: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 def test_searches_share_and_find_the_same() -> None:
     prompts = [LONG, "Rain. " + LONG, "short", LONG]
     found, read = [], []

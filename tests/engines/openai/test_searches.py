@@ -31,8 +31,15 @@ def detoxifier(engine: OpenAIEngine, strategy: str, **settings: Any) -> Detoxifi
     return Detoxifier(engine, scorer=dull, strategy=strategy, **settings)
 
 
-@pytest.mark.parametrize("length", [20, 100])
-@pytest.mark.parametrize("strategy", ["resample", "backtrack"])
+@pytest.mark.parametrize(
+    ("strategy", "length"),
+    [
+        ("resample", 20),
+        pytest.param("resample", 100, marks=pytest.mark.slow),
+        ("backtrack", 20),
+        ("backtrack", 100),
+    ],
+)
 def test_repairs_by_text_alone(engine: OpenAIEngine, strategy: str, length: int) -> None:
     results = list(detoxifier(engine, strategy, max_new_tokens=length).map(PROMPTS))
     assert sum(result.trials[0].base.toxicity >= 0.5 for result in results) > 2
