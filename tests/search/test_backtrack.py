@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from tide.core.errors import InputError
 from tide.core.settings import Settings
 from tide.detoxifier.presets import PRESETS
 from tide.detoxifier.sync import Detoxifier
+from tide.engines import Request
 from tide.engines.local.engine import TransformersEngine
 from tide.search import Problem, load_strategy
 from tide.search.base import BlameRequest, Continuation
@@ -39,6 +41,10 @@ def first_words(engine: TransformersEngine, count: int) -> str:
         PROMPT
     ).text
     return " ".join(text.split()[:count])
+
+
+def refuse_all(texts: list[str]) -> list[float]:
+    return [0.9] * len(texts)
 
 
 class Refusing:
@@ -164,6 +170,45 @@ def test_what_was_kept_is_not_read_again(engine: TransformersEngine) -> None:
     assert trial.generated_tokens < sum(one.num_tokens for one in trial.trace)
     # The model reads what it writes, but for the last token of each text.
     assert engine.forward_tokens - before <= trial.read_tokens + trial.generated_tokens
+
+
+def test_rows_that_a_search_shares_are_counted_once(engine: TransformersEngine) -> None:
+    text = " ".join([PROMPT] * 8)
+    (prompt,) = engine.tokenize([text])
+    detox = Detoxifier(
+        engine,
+        scorer=refuse_all,
+        strategy="backtrack:holds=1,then=tide",
+        max_iterations=2,
+        perturb="last:2",
+        max_new_tokens=4,
+    )
+    before = engine.forward_tokens
+    trial = detox(text).best
+    moved = sum(one.role in ("perturbation", "iterate") for one in trial.trace)
+    assert moved > 5
+    assert trial.read_tokens <= 2 * len(prompt) + 2 * moved + 1
+    assert engine.forward_tokens - before <= trial.read_tokens + trial.generated_tokens
+
+
+@pytest.mark.parametrize("cool", [1.0, 0.5])
+def test_what_is_written_on_is_drawn_cooler(
+    engine: TransformersEngine, cool: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Request] = []
+    write_all = engine.write_all
+
+    async def recording(requests: Sequence[Request], **more: Any) -> Any:
+        asked.extend(requests)
+        return await write_all(requests, **more)
+
+    monkeypatch.setattr(engine, "write_all", recording)
+    strategy = f"backtrack:then=none,holds=2,cool={cool}"
+    detox = Detoxifier(
+        engine, scorer=refuse_all, strategy=strategy, temperature=0.8, max_new_tokens=12
+    )
+    detox(PROMPT)
+    assert [one.sampling.temperature for one in asked] == [0.8, 0.8 * cool, 0.8 * cool]
 
 
 def test_results_do_not_depend_on_what_is_remembered(engine: TransformersEngine) -> None:

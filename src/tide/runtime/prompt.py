@@ -60,12 +60,18 @@ def check_strategy(strategy: LoadedStrategy, engine: Engine) -> None:
 class Start:
     """Where a search starts: after a prompt and what was written of the answer.
 
-    token_ids: of both. prefix: stands for the rows before the first that moves; see `Engine.share`.
+    token_ids: of both. prefix: stands for the rows before the first that moves, if the engine
+    reads these once for all; see `Engine.share`.
     """
 
     problem: Problem
     token_ids: tuple[int, ...]
     prefix: object
+
+    def read_tokens(self, count: int, *, first: bool) -> int:
+        """Tokens that are read for `count` requests. first: whether none was read before."""
+        shared = 0 if self.prefix is None else int(self.problem.movable.int().argmax())
+        return count * (len(self.token_ids) - shared) + (shared if first else 0)
 
 
 def start_of(

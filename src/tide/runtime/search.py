@@ -76,6 +76,7 @@ class Search:
     held: tuple[int, ...] = ()
     nearest: tuple[tuple[int, ...], str] | None = None
     _last: Sequence[Candidate] = ()
+    _has_read: bool = False
 
     async def run(self) -> None:
         """Raises StrategyError, and what the engine and the scorer raise."""
@@ -131,8 +132,8 @@ class Search:
                     f"the search asked for what no engine takes: {error}"
                 ) from error
         written = await self.engine.write_all(requests)
-        for _ in requests:
-            self.memory.read_tokens += len(self.start.token_ids)
+        self.memory.read_tokens += self.start.read_tokens(len(requests), first=not self._has_read)
+        self._has_read = True
         if requests[-1].memory is not None:
             self.memory.wrote(self.start.token_ids + written[-1].token_ids)
         self.written_tokens += sum(len(one.token_ids) for one in written)
@@ -147,6 +148,7 @@ class Search:
         self.held = self._spellings(asked.held)
         sampling = self.sampling.model_copy(
             update={
+                "temperature": asked.cool * self.sampling.temperature,
                 "max_new_tokens": self.sampling.max_new_tokens - len(kept),
                 "min_new_tokens": self._least(asked.least, len(kept)),
             }

@@ -39,6 +39,12 @@ class BacktrackOptions(Options):
     least: int = Field(
         default=5, ge=0, le=1000, description="Tokens before which a repaired text does not end."
     )
+    cool: float = Field(
+        default=0.8,
+        gt=0,
+        le=1,
+        description="What is written on is drawn at this share of the temperature.",
+    )
     then: str = Field(
         default="ladder:from=0.6,growth=1.3,samples_growth=1.5",
         description="Strategy for what is left, in parentheses where it has options, or none. "
@@ -88,6 +94,7 @@ class BacktrackStrategy(Strategy):
                 options.least,
                 self.iterations,
                 self.sampling_seed("backtrack", number),
+                options.cool,
             )
             evaluation = len(self._scores) - 1
             if self.passes(score):

@@ -97,7 +97,8 @@ class Continuation:
     """Asks for a completion that begins with the first `kept` tokens of an earlier evaluation.
 
     The answer is its score. held: places in evaluations (number, token); what stands there, in any
-    spelling, is not drawn. least: tokens before which the whole completion does not end.
+    spelling, is not drawn. least: tokens before which the whole completion does not end. cool: the
+    share of the temperature at which it is drawn.
     """
 
     evaluation: int
@@ -106,6 +107,7 @@ class Continuation:
     least: int
     iteration: int
     sampling_seed: int
+    cool: float = 1.0
 
 
 Request = Sequence[Candidate] | LikelihoodRequest | BlameRequest | Continuation
