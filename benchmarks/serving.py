@@ -309,7 +309,7 @@ def main() -> None:
     )
     parser.add_argument("--model", default="pocket")
     parser.add_argument("--scorer", default="pocket")
-    parser.add_argument("--preset", default="margin")
+    parser.add_argument("--preset", default="backtrack")
     parser.add_argument("--dtype", default="float32", help="what vLLM computes in")
     parser.add_argument(
         "--servers",

@@ -64,6 +64,14 @@ def test_shape_type_and_range(scorer: PocketScorer) -> None:
     assert ((scores >= 0) & (scores <= 1)).all()
 
 
+@given(st.text(st.characters(exclude_categories=("Cs",))))
+def test_columns_are_those_of_the_vectorizer(text: str) -> None:
+    """That of scikit-learn, which training counts with; also where columns collide."""
+    for features in (Features(), Features(n_features=64), Features(char_min=1, word_max=3)):
+        expected = np.unique(features.vectorizer().transform([text]).indices)
+        np.testing.assert_array_equal(features.columns(text), expected)
+
+
 def test_no_texts_no_scores(scorer: PocketScorer) -> None:
     assert scorer.score([]).shape == (0,)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,7 @@ from typing import Any
 import numpy as np
 from safetensors import safe_open
 from sklearn.feature_extraction.text import HashingVectorizer
+from sklearn.utils import murmurhash3_32
 
 from tide.core.errors import InputError, ScorerError, guarded
 from tide.pocket import SCORER
@@ -136,6 +138,20 @@ class Features:
             raise ScorerError("these weights belong to other features than this version computes")
         return features
 
+    def columns(self, text: str) -> Any:
+        """Where `vectorizer` has no 0 for `text`: ascending, int64, shape (n,).
+
+        Its call takes a millisecond, whatever there is to count, and most words come again.
+        """
+        words = _WORD.findall(normalize(text))
+        found: set[int] = set()
+        for word in words:
+            found |= _word_columns(word, self.char_min, self.char_max, self.n_features)
+        for n in range(2, self.word_max + 1):
+            runs = map(" ".join, zip(*(words[i:] for i in range(n)), strict=False))
+            found.update(_column(run, self.n_features) for run in runs)
+        return np.array(sorted(found), dtype=np.int64)
+
     def _ngrams(self, text: str) -> list[str]:
         words = _WORD.findall(normalize(text))
         ngrams: list[str] = []
@@ -146,11 +162,9 @@ class Features:
         return ngrams
 
     def _fingerprint(self) -> str:
-        columns = self.vectorizer().transform([_PROBE]).indices
-        return _digest(np.sort(columns).astype("<i8").tobytes())
+        return _digest(self.columns(_PROBE).astype("<i8").tobytes())
 
 
-@lru_cache(maxsize=2**14)
 def _word_ngrams(word: str, shortest: int, longest: int) -> tuple[str, ...]:
     """The word itself, marked, and its character n-grams: most words of a text come again."""
     padded = f"<{word}>"
@@ -159,6 +173,17 @@ def _word_ngrams(word: str, shortest: int, longest: int) -> tuple[str, ...]:
         f"word {word}",
         *(padded[i : i + n] for n in lengths for i in range(len(padded) - n + 1)),
     )
+
+
+@lru_cache(maxsize=2**14)
+def _word_columns(word: str, shortest: int, longest: int, count: int) -> frozenset[int]:
+    return frozenset(_column(gram, count) for gram in _word_ngrams(word, shortest, longest))
+
+
+@lru_cache(maxsize=2**16)
+def _column(ngram: str, count: int) -> int:
+    """As sklearn's FeatureHasher has it."""
+    return abs(int(murmurhash3_32(ngram, seed=0))) % count
 
 
 def _digest(content: bytes) -> str:
@@ -188,7 +213,7 @@ class PocketScorer(PlainScorer):
         if not (np.isfinite(self._weights).all() and np.isfinite(bias).all()):
             raise ScorerError(f"pocket scorer: {path} holds values that are not finite")
         self._bias = float(bias[0])
-        self._vectorizer = features.vectorizer()
+        self._features = features
         self.name = f"pocket@{revision}"
 
     def score(self, texts: Sequence[str]) -> Floats:
@@ -196,5 +221,9 @@ class PocketScorer(PlainScorer):
         if len(texts) == 0:
             return np.zeros(0)
         warn_of_other_scripts("pocket", texts)
-        logits = self._vectorizer.transform(texts) @ self._weights + self._bias
+        logits = np.array([self._logit(text) for text in texts])
         return np.asarray(1.0 / (1.0 + np.exp(-np.clip(logits, -30.0, 30.0))), dtype=np.float64)
+
+    def _logit(self, text: str) -> float:
+        columns = self._features.columns(text)
+        return float(self._weights[columns].sum()) / math.sqrt(len(columns) or 1) + self._bias
