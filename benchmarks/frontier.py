@@ -71,7 +71,7 @@ def draw(rows: list[tuple[str, Summary, list[str]]], path: Path, default: float)
     panels: dict[float, dict[str, list[tuple[float, float, str]]]] = {}
     for spec, found, judges in rows:
         kind, options = parse_spec(spec)
-        below = options.pop("toxicity_threshold", "0.5")
+        below = options.pop("toxicity_threshold", "")  # without a label: the preset's own
         temperature = 1.0 if options.get("temperature") == "1" else default
         if temperature == 1.0:
             options.pop("temperature", None)
@@ -81,7 +81,7 @@ def draw(rows: list[tuple[str, Summary, list[str]]], path: Path, default: float)
         panels.setdefault(temperature, {}).setdefault(name, []).append(point)
     names = dict.fromkeys(name for curves in panels.values() for name in curves)
     marks = dict(zip(names, itertools.cycle("osD^v*P<>X"), strict=False))
-    colours = {name: f"C{number % 10}" for number, name in enumerate(names)}
+    colours = dict(zip(names, itertools.cycle(plt.get_cmap("tab20").colors), strict=False))
     figure, axes = plt.subplots(
         1,
         len(panels),
