@@ -66,6 +66,6 @@ def score(
         body = row.text
         for masker in maskers:
             body = masker(body)
-        body = on_one_line(body, None)
+        body = on_one_line(body) or "(empty)"
         table.add_row(Text(body), *(f"{values[i]:.3f}" for values in columns.values()))
     OUTPUT.print(table)
