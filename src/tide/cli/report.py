@@ -36,32 +36,54 @@ def report(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder to write to (default: 'report' beside the first run)."),
+        typer.Option(
+            help="Folder to write to (default: 'report' beside the first run).",
+            rich_help_panel="Output",
+        ),
     ] = None,
     against: Annotated[
         str | None,
         typer.Option(
-            help="Method that the others are tested against (default: base; with --paper: none)."
+            help="Method that the others are tested against (default: base; with --paper: none).",
+            rich_help_panel="Tables",
         ),
     ] = None,
     valid: Annotated[
         ValidOption | None,
-        typer.Option(help="Only completions of exactly 20 reference tokens, as published."),
+        typer.Option(
+            help="Only completions of exactly 20 reference tokens, as published.",
+            rich_help_panel="Tables",
+        ),
     ] = None,
     image_format: Annotated[
-        Format, typer.Option("--format", help="Kind of image file.")
+        Format, typer.Option("--format", help="Kind of image file.", rich_help_panel="Output")
     ] = Format.PNG,
     trajectory: Annotated[
-        str | None, typer.Option(metavar="ID", help="Draw the toxicity of one prompt's search.")
+        str | None,
+        typer.Option(
+            metavar="ID",
+            help="Draw the toxicity of one prompt's search.",
+            rich_help_panel="Figures",
+        ),
     ] = None,
     landscape: Annotated[
         str | None,
-        typer.Option(metavar="ID", help="Draw the toxicity around one prompt (runs the model)."),
+        typer.Option(
+            metavar="ID",
+            help="Draw the toxicity around one prompt (runs the model).",
+            rich_help_panel="Figures",
+        ),
     ] = None,
-    grid: Annotated[int, typer.Option(min=2, help="Points on a side of the landscape.")] = 21,
+    grid: Annotated[
+        int,
+        typer.Option(min=2, help="Points on a side of the landscape.", rich_help_panel="Figures"),
+    ] = 21,
     paper: Annotated[
         Path | None,
-        typer.Option(help="Folder of the paper's records; sets ours beside its numbers."),
+        typer.Option(
+            help="Folder of the paper's records; sets ours beside its numbers.",
+            rich_help_panel="The paper's records",
+        ),
     ] = None,
     judges: options.Judges = None,
     reference: Annotated[
@@ -72,7 +94,9 @@ def report(
     ] = None,
     reference_engine: options.ReferenceEngine = "transformers",
     reference_option: options.ReferenceOption = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the bootstrap.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Seed of the bootstrap.", rich_help_panel="Tables")
+    ] = 0,
 ) -> None:
     """Print the tables of RUNS and write them, their figures and their metrics to a folder.
 

@@ -53,6 +53,7 @@ def run(
             "--output",
             "-o",
             help="Append records to this .jsonl file, or to a run folder, after those in it.",
+            rich_help_panel="Output",
         ),
     ] = None,
     shape: Annotated[
@@ -62,6 +63,7 @@ def run(
             help="Without --output: table, text (completions alone, one a line), jsonl (prompt, "
             "text, toxicity, accepted) or records (all that is known). [default: table]",
             show_default=False,
+            rich_help_panel="Output",
         ),
     ] = None,
     model: options.Model = "pocket",
@@ -82,7 +84,9 @@ def run(
     fail_on_unresolved: Annotated[
         bool,
         typer.Option(
-            "--fail-on-unresolved", help="End with exit code 3 if a prompt has nothing accepted."
+            "--fail-on-unresolved",
+            help="End with exit code 3 if a prompt has nothing accepted.",
+            rich_help_panel="Output",
         ),
     ] = False,
     overrides: dict[str, Any] | None = None,
