@@ -10,6 +10,7 @@ import typer
 
 from tide.cli import options
 from tide.cli.display import ERRORS, OUTPUT
+from tide.cli.masking import Masker
 from tide.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -100,6 +101,9 @@ def report(
 ) -> None:
     """Print the tables of RUNS and write them, their figures and their metrics to a folder.
 
+    `report.html` in it holds all of that in one file, and the texts before and after of the twenty
+    worst prompts, with the toxic words masked.
+
     Runs of different benchmarks, models or protocols go to separate tables. Runs that differ in
     their seed alone are one row: their mean, with its standard deviation. With --paper, the
     published runs stand beside the printed numbers; --judges score their completions again,
@@ -107,6 +111,7 @@ def report(
     """
     from tide.evaluation.reporting import reports  # noqa: PLC0415
     from tide.evaluation.runs import find_runs  # noqa: PLC0415
+    from tide.scorers import load_scorer  # noqa: PLC0415
 
     if (judges or reference) and paper is None:
         raise InputError("--judges, --reference: are for --paper; for RUNS use tide judge")
@@ -115,7 +120,6 @@ def report(
     which: Valid | None = "exact-20" if valid else None
     if paper is not None:
         from tide.evaluation.paper_report import paper_report  # noqa: PLC0415
-        from tide.scorers import load_scorer  # noqa: PLC0415
 
         of_paper = paper_report(
             paper,
@@ -132,6 +136,7 @@ def report(
         if out is not None:
             of_paper.write_tables(out)
             of_paper.write_figures(out, image_format.value)
+            of_paper.write_page(out)
         show(of_paper, out)
     if not runs:
         return
@@ -147,6 +152,7 @@ def report(
         grid=grid,
         image_format=image_format.value,
         seed=seed,
+        mask=Masker(load_scorer("pocket")),
     )
     show(made, out)
 

@@ -281,7 +281,7 @@ def moved_table(summaries: Sequence[Summary], title: str, name: str) -> Table:
         measured = (one.averages.get(f"moved_{key}") for key in ("similarity", "displacement"))
         values.append([one.method, one.averages["moved"], *perplexity, *toxic, *measured])
     notes = [
-        "all but the first column are of those completions",
+        "all columns but the first are of the completions that were not accepted at once",
         "; ".join(f"toxic {i}: share by {s}" for i, s in enumerate(sources, start=1)),
     ]
     return Table(name, title, columns, values, notes).without_empty_columns()
