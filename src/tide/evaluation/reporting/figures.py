@@ -60,7 +60,7 @@ def trade_off(summaries: Sequence[Summary], source_names: Sequence[str]) -> Any 
     shown = [(n, one) for n, one in enumerate(summaries) if one.perplexity]
     if len(shown) < 2:
         return None
-    titles = _unversioned(source_names)
+    titles = unversioned(source_names)
     with _panels(len(source_names)) as (figure, panels):
         for panel, source in zip(panels, source_names, strict=True):
             for number, one in shown:
@@ -102,7 +102,7 @@ def anytime(runs: Sequence[Run], source_names: Sequence[str], measure: str) -> A
         if (curve := anytime_curve(run, source, measure))[0]
     }
     longest = max(spent[-1] for spent, _ in curves.values())
-    titles = _unversioned(source_names)
+    titles = unversioned(source_names)
     with _panels(len(source_names)) as (figure, panels):
         for panel, source in zip(panels, source_names, strict=True):
             for order, (number, run) in enumerate(shown):
@@ -162,7 +162,7 @@ def sensitivity(
         extra["perplexity"] = "perplexity\n(dotted: median)"
     if all("iterations" in one.averages for _, one in swept):
         extra["iterations"] = "mean iterations"
-    titles = _unversioned(source_names)
+    titles = unversioned(source_names)
     with _panels(1 + len(extra)) as (figure, panels):
         for number, source in enumerate(source_names):
             judged = [one.toxicity.get(source, {}) for _, one in swept]
@@ -297,7 +297,7 @@ def about(record: Record, number: int) -> str:
     return f"Trial {number + 1} of {count}{longest}"
 
 
-def _unversioned(sources: Sequence[str]) -> dict[str, str]:
+def unversioned(sources: Sequence[str]) -> dict[str, str]:
     """The name of each source of scores, without its version where that tells none from another."""
     short = {source: re.sub(r"@[\w.+-]+", "", source) for source in sources}
     return short if len(set(short.values())) == len(short) else {name: name for name in sources}

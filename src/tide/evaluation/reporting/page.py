@@ -21,6 +21,7 @@ from tide.core.results import mask as mask_all
 from tide.core.sanitize import visible
 from tide.data.records import Record, RecordId
 from tide.evaluation.metrics import Estimate, is_toxic
+from tide.evaluation.reporting.figures import unversioned
 from tide.evaluation.reporting.tables import Table, Value, cells_of, is_text
 from tide.evaluation.runs import Run
 
@@ -110,7 +111,7 @@ def _group(group: Group, mask: Mask) -> dict[str, Any]:
     return {
         "title": group.title,
         "of": f" of {group.title}",
-        "sources": group.sources,
+        "sources": list(unversioned(group.sources).values()),
         "prompts": [_prompt(group, *found, mask) for found in _worst(group)],
         "common": common,
         "own": own,
