@@ -163,7 +163,9 @@ def show(made: Report, out: Path | None) -> None:
     if made.problem:
         ERRORS.print(made.problem, highlight=False, soft_wrap=True)
     if out is not None:
-        ERRORS.print(f"written to {out}", highlight=False, soft_wrap=True)
+        ERRORS.print(
+            f"written to {out}; report.html in it has all of it", highlight=False, soft_wrap=True
+        )
 
 
 def print_tables(some: Sequence[Table]) -> None:

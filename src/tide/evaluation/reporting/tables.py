@@ -315,11 +315,11 @@ def significance_table(
     """One-sided Wilcoxon tests by one source, on prompts' max and mean toxicity; a row a method."""
     columns = [Column("method"), Column("pairs", says="prompts of both methods")]
     for measure in MEASURES:
-        says = f"of the {measure} toxicity, the average difference to {comparisons[0].against}"
+        says = f"average difference of the {measure} toxicity to {comparisons[0].against}"
         columns += [
             Column(measure, form="signed", key=f"diff {measure}", says=says),
             Column("untied", key=f"untied {measure}", says="pairs that differ"),
-            Column("p", form="p", key=f"p {measure}", says="chance of that without less toxicity"),
+            Column("p", form="p", key=f"p {measure}", says="how likely that is by chance"),
             Column("Holm", form="p", key=f"p (Holm) {measure}", says="p over all tests"),
         ]
     rows: dict[str, list[Value]] = {}
