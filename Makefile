@@ -15,6 +15,7 @@ VENV_VLLM ?= .venv-vllm
 VENV_CLIENTS ?= .venv-clients
 VENV_LLAMA ?= .venv-llama
 VENV_INSPECT ?= .venv-inspect
+TORCH ?= auto
 # Processes that share the tests; each takes about 1 GB.
 JOBS ?= 2
 BIN := $(VENV)/bin
@@ -56,11 +57,11 @@ check: $(VENV)/.with-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# On Linux without a GPU it takes PyTorch's build for the CPU; `make demo TORCH=cuda` does not.
 $(VENV)/.with-%: pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-		--constraint constraints.txt --editable '.[$*]'
-	touch $@
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@TORCH=$(TORCH) $(BIN)/python scripts/set_up.py '$*'
+	@touch $@
 
 # vLLM brings its own torch; the torchvision, torchaudio and torchcodec that come with it are for
 # another build of torch and break the import of transformers.

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -7,17 +8,47 @@ import pytest
 from tests.cli.test_run import tide
 from tests.core.test_pretrained import BROKEN
 from tests.models import save_causal_lm, save_classifier, save_mamba
+from tide.cli.doctor import _FRIENDLY
 from tide.scorers import REGISTRY, CallableScorer
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> str:
+    """The words of the table, without its lines."""
+    return " ".join(capsys.readouterr().out.replace("│", " ").split())
 
 
 def test_a_sound_installation(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert tide("doctor", monkeypatch=monkeypatch) == 0
-    out = " ".join(capsys.readouterr().out.split())
-    assert "ids and embeddings agree" in out
-    assert "embedding scale 1 " in out
-    assert "scores a friendly sentence" in out
+    out = said(capsys)
+    assert "writes the same from token ids and from their embeddings" in out
+    assert "scaled by 1 " in out
+    assert "it tells insults from friendly sentences" in out
+    assert f" torch {version('torch')} " in out
+
+
+def test_optional_parts_have_their_versions(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    needs = (
+        "numpy>=1",
+        "rich>=13; extra == 'looks'",
+        "nowhere-at-all; extra == 'looks'",
+        "nowhere-at-all; extra == 'absent'",
+        "pytest; extra == 'test'",
+    )
+    monkeypatch.setattr("tide.cli.doctor.requires", lambda _: needs)
+    assert tide("doctor", monkeypatch=monkeypatch) == 0
+    rows = {
+        cells[1].strip(): cells[2].strip()
+        for line in capsys.readouterr().out.splitlines()
+        if len(cells := line.split("│")) == 4
+    }
+    install = "no nowhere-at-all: pip install 'tide-detox[{}]'"
+    assert rows["looks"].startswith(f"rich {version('rich')}; no nowhere-at-all: pip install")
+    assert rows["absent"] == install.format("absent")
+    assert "test" not in rows
 
 
 def test_checks_the_given_model(
@@ -25,7 +56,7 @@ def test_checks_the_given_model(
 ) -> None:
     folder = save_causal_lm(tmp_path / "gemma", "gemma2", bos=True)
     assert tide("doctor", "--model", folder, monkeypatch=monkeypatch) == 0
-    assert "embedding scale 5.657 " in capsys.readouterr().out
+    assert "scaled by 5.657 " in said(capsys)
     folder = save_mamba(tmp_path / "mamba")
     assert tide("doctor", "--model", folder, monkeypatch=monkeypatch) == 1
     assert "failed" in capsys.readouterr().out
@@ -65,10 +96,28 @@ def test_names_are_no_markup(
     assert "scorer windows:pocket" in capsys.readouterr().out
 
 
-def test_a_scorer_with_its_labels_swapped_is_found(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("friendly", "insult", "code", "says"),
+    [
+        (0.9, 0.1, 1, "it is inverted, or has the wrong label"),
+        (0.3, 0.3, 1, "it does not tell them apart"),
+        (0.6, 0.9, 0, "warning: "),
+        (0.6, 0.9, 0, "hardly apart; is it the right label"),
+        (0.01, 0.3, 0, "insults are below what it calls toxic (0.5)"),
+        (0.4, 0.9, 0, "ok: it tells insults from friendly sentences"),
+    ],
+)
+def test_a_scorer_that_is_inverted_or_hardly_tells_them_apart_is_found(
+    friendly: float,
+    insult: float,
+    code: int,
+    says: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    swapped = CallableScorer(lambda texts: [0.9 if "Thank" in text else 0.1 for text in texts])
-    monkeypatch.setitem(REGISTRY._targets, "swapped", lambda: swapped)
-    assert tide("doctor", "--scorer", "swapped", monkeypatch=monkeypatch) == 1
-    assert "wrong labels" in " ".join(capsys.readouterr().out.split())
+    def scorer(texts: list[str]) -> list[float]:
+        return [friendly if text in _FRIENDLY else insult for text in texts]
+
+    monkeypatch.setitem(REGISTRY._targets, "odd", lambda: CallableScorer(scorer))
+    assert tide("doctor", "--scorer", "odd", monkeypatch=monkeypatch) == code
+    assert says in said(capsys)

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.text import Text
 
-from tide.cli.masking import Masker
+from tide.cli.masking import MARK, Marker, Masker
 from tide.core.errors import ScorerUnavailable
 from tide.scorers.base import PlainScorer
 
@@ -42,6 +43,27 @@ def test_words_that_carry_it_are_masked(text: str, expected: str) -> None:
 
 def test_what_cannot_be_scored_is_masked_as_a_whole() -> None:
     assert Masker(Away())("so rude a man") == "s* r*** a m**"
+
+
+def marked(text: Text) -> list[str]:
+    return [text.plain[span.start : span.end] for span in text.spans if span.style == MARK]
+
+
+def test_words_that_carry_it_are_marked() -> None:
+    text = Marker(Words())("so RUDE a man,\n\x1b[2J rude! Good day")
+    assert text.plain == "so RUDE a man, \\x1b[2J rude! Good day"
+    assert marked(text) == ["RUDE", "rude!"]
+    assert not marked(Marker(Words())("a fine day"))
+    assert Marker(Words())("").plain == ""
+
+
+def test_marking_ends_where_it_costs_too_much_or_fails() -> None:
+    assert Marker(Away())("so rude a man") == Text("so rude a man")
+    slow = Marker(Words(), seconds=0.0)
+    assert not marked(slow("so rude a man"))
+    once = Marker(Words(), seconds=1e-9)
+    assert marked(once("so rude a man"))
+    assert not marked(once("so rude a man"))
 
 
 @given(st.lists(st.sampled_from(["rude", "Rude,", "kind", "so", "day."]), max_size=30))

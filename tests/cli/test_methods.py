@@ -1,15 +1,18 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from torch import Tensor
+from typer.main import get_command
 
 from tests.cli.test_run import tide
 from tide.baselines import REGISTRY as BASELINES
 from tide.cli import options
+from tide.cli.app import app
 from tide.core.errors import InputError
 from tide.detoxifier.presets import PRESETS
 from tide.engines import REGISTRY as ENGINES
@@ -30,29 +33,113 @@ class Counting(TransformersEngine):
         return await super()._write_all(requests)
 
 
-def test_everything_is_listed_with_its_options(
+def test_everything_is_listed_and_nothing_cut(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for number, registry in enumerate(KINDS):
         monkeypatch.setitem(registry._targets, f"broken-{number}", "nowhere.at_all:Thing")
-    monkeypatch.setitem(SCORERS._targets, "mine", "tests.scorers.test_load:Tuned")
     assert tide("methods", monkeypatch=monkeypatch) == 0
     out = capsys.readouterr().out
     assert all(len(line.rstrip()) <= 80 for line in out.splitlines())
+    assert "…" not in out
     words = out.split()
     for name in (name for registry in (*KINDS, PRESETS) for name in _names(registry)):
         assert any(word.startswith(name) for word in words)
-    for line in (
-        "from=0.2 Smallest radius, times mu.",
-        "n=none Most completions; without it, max_iterations.",
-        "common_random_numbers=false Share",
-        "order=shift-warp (warp-shift or shift-warp)",
-        "level=0.25",
-        "trust_remote_code=false",
-        "fast strategy=ladder:from=0.6,growth=1.3,samples_growth=1.5",
-    ):
-        assert line in " ".join(words)
+    assert "Smallest radius" not in out  # options are those of one
     assert out.count("cannot be used: No module named 'nowhere'") == len(KINDS)
+
+
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        ("ladder", ["ladder (strategy", "from=0.2 Smallest radius, times mu."]),
+        ("ladder:from=0.6", ["written: --strategy ladder:from=0.2"]),
+        ("resample", ["n=none Most completions; without it, max_iterations."]),
+        ("tide", ["common_random_numbers=false Share"]),
+        ("reversal", ["tide eval --methods reversal:"]),
+        ("mine", ["level=0.25", "mine (scorer)"]),
+        ("transformers", ["trust_remote_code=false", "--engine transformers --engine-option "]),
+        ("backtrack", ["backtrack (strategy", "backtrack (preset)", "toxicity_threshold=0.2"]),
+        ("max", ["written: --scorer max:SCORER,SCORER"]),
+    ],
+)
+def test_one_is_told_with_its_options(
+    name: str,
+    lines: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setitem(SCORERS._targets, "mine", "tests.scorers.test_load:Tuned")
+    assert tide("methods", name, monkeypatch=monkeypatch) == 0
+    out = capsys.readouterr().out
+    assert all(len(line.rstrip()) <= 80 for line in out.splitlines())
+    for line in lines:
+        assert line in " ".join(out.split())
+
+
+def test_all_choices_of_options_are_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = ""
+    for name in STRATEGIES.names() + BASELINES.names():
+        assert tide("methods", name, monkeypatch=monkeypatch) == 0
+        told += capsys.readouterr().out
+    assert "order=shift-warp (warp-shift or shift-warp)" in " ".join(told.split())
+
+
+def test_an_unknown_name_has_a_neighbour(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert tide("methods", "lader", monkeypatch=monkeypatch) == 1
+    assert "unknown name 'lader'; did you mean 'ladder'?" in capsys.readouterr().err
+
+
+def _all_commands() -> list[list[str]]:
+    def below(command: Any, path: list[str]) -> list[list[str]]:
+        children = getattr(command, "commands", {})
+        return [path, *(p for name, one in children.items() for p in below(one, [*path, name]))]
+
+    return below(get_command(app), [])
+
+
+@pytest.mark.parametrize("path", _all_commands(), ids=" ".join)
+def test_help_is_whole_at_80_columns(
+    path: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert tide(*path, "--help", monkeypatch=monkeypatch) == 0
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    assert "…" not in out
+    said = " ".join(out.replace("...", "").split())
+    command: Any = get_command(app)
+    for name in path:
+        command = command.commands[name]
+    for child in getattr(command, "commands", {}).values():
+        first = (child.help or "").partition("\n\n")[0].partition(". ")[0].split()
+        assert " ".join(first).rstrip(".") in said.replace("- ", "-")
+    for parameter in command.params:
+        assert all(flag in out for flag in parameter.opts)
+
+
+def test_help_is_in_groups_and_symbols_stand_last(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert tide("run", "--help", monkeypatch=monkeypatch) == 0
+    out = capsys.readouterr().out
+    groups = re.findall(r"^(\w[\w ]+):$", out, re.MULTILINE)
+    assert groups == [
+        *("Arguments", "Input", "Model", "Scorer", "Sampling", "Search", "Long answers", "Output"),
+        "Options",
+    ]
+    said = " ".join(out.split())
+    for symbol in ("(tau)", "(K)", "(N)", "(mu)", "(eta)", "(M)", "(M')"):
+        assert f"{symbol}." in said
+    assert not re.search(r"(tau|K|N|M|M'|eta): ", said)
+    for command in ("eval", "tune", "sweep", "serve"):
+        assert tide(command, "--help", monkeypatch=monkeypatch) == 0
+        left = capsys.readouterr().out.partition("\nOptions:\n")[2]
+        assert [line.split()[0] for line in left.splitlines() if " --" in line] == ["--help"]
 
 
 def _names(kind: object) -> Sequence[str]:

@@ -42,10 +42,14 @@ def test_tables_figures_and_metrics(
     names += ["significance-scorer-1", "significance-judge-1"]
     expected = {f"{name}{suffix}" for name in names for suffix in (".md", ".tex", ".csv")}
     expected |= {"trade-off.png", "anytime-rate.png", "anytime-mean.png", "summary.json"}
+    expected |= {"report.html"}
     expected |= {"trajectory-2-tide.png", "trajectory-2-fast.png"}
     assert {path.name for path in (runs / "report").iterdir()} == expected
     methods = [one["method"] for one in json.loads((runs / "report/summary.json").read_text())]
     assert methods == ["base", "tide", "fast"]
+    page = (runs / "report/report.html").read_text(encoding="utf-8")
+    assert page.count("data:image/png;base64,") == 5
+    assert "The words that carry the toxicity are masked, by the bundled scorer." in page
     # A report is no run: it is not reported on the next time.
     assert tide("report", runs, monkeypatch=monkeypatch) == 0
 
@@ -193,6 +197,7 @@ def test_without_matplotlib_the_tables_are_there(
     assert "toy, pocket, 6 prompts, protocol tide" in shown.out
     assert (runs / "report/quality-judge-1.csv").is_file()
     assert (runs / "report/summary.json").is_file()
+    assert "pip install" in (runs / "report/report.html").read_text(encoding="utf-8")
 
 
 def test_a_report_in_python(runs: Path) -> None:
@@ -284,6 +289,7 @@ def test_paper(
     assert (out / "paper-properties.csv").is_file()
     assert (out / "paper-trade-off.png").stat().st_size > 20000
     assert not (out / "summary.json").exists()
+    assert "tide, first trial" in (out / "report.html").read_text(encoding="utf-8")
 
 
 def test_the_perplexity_of_the_paper(

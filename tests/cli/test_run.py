@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +18,7 @@ from tests.models import save_causal_lm, save_classifier
 from tide.cli import main
 from tide.engines import REGISTRY as ENGINES
 from tide.engines.local.engine import TransformersEngine
+from tide.evaluation.progress import CleanConsole
 from tide.scorers import REGISTRY, CallableScorer
 
 # Mild prompts that the pocket model likes to continue badly.
@@ -161,12 +164,76 @@ def test_a_finished_run_is_extended(
     assert all(len(record["judge_scores"]) == 3 for record in made[0])
 
 
-def test_output_to_the_screen_is_jsonl_in_order(
-    prompts_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_formats_are_printed_in_order(
+    prompts_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert tide("run", "-i", prompts_file, "-o", "-", monkeypatch=monkeypatch) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [json.loads(line)["prompt"] for line in lines] == PROMPTS
+    command = ("run", "-i", prompts_file, "--trials", 2, "--format")
+    printed = {}
+    for shape in ("records", "jsonl", "text"):
+        assert tide(*command, shape, monkeypatch=monkeypatch) == 0
+        printed[shape] = capsys.readouterr().out.splitlines()
+    whole = [json.loads(line) for line in printed["records"]]
+    assert [record["prompt"] for record in whole] == PROMPTS
+    short = [json.loads(line) for line in printed["jsonl"]]
+    columns = ("completions", "toxicity_scores", "accepted")
+    assert short == [
+        dict(zip(("prompt", "text", "toxicity", "accepted"), (r["prompt"], *one), strict=True))
+        for r in whole
+        for one in zip(*(r[column] for column in columns), strict=True)
+    ]
+    assert printed["text"] == [" ".join(one["text"].split()) for one in short]
+    assert tide(*command, "jsonl", "--mask", monkeypatch=monkeypatch) == 0
+    masked = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [one["toxicity"] for one in masked] == [one["toxicity"] for one in short]
+    for options, message in {
+        ("-o", "-"): "--format records prints",
+        ("-o", tmp_path / "a.jsonl", "--format", "text"): "--format: is of what is printed",
+        ("--format", "records", "--mask"): "--mask: ",
+    }.items():
+        assert tide("run", "hi", *options, monkeypatch=monkeypatch) == 1
+        assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "model", "following"),
+    [
+        ((), "", "Next: --judges pocket-judge "),
+        (("--judges", "lexicon"), "", "Next: --model FOLDER_OR_HUB_ID "),
+        (("--toxicity-threshold", "0.000001"), "", "Next: --preset backtrack "),
+        (
+            ("--preset", "backtrack", "--toxicity-threshold", "0.000001"),
+            "",
+            "Next: --max-iterations 30 ",
+        ),
+        (("--max-iterations", "1"), "llama", "Next: -o out.jsonl "),
+    ],
+)
+def test_on_a_terminal_of_80_columns(
+    options: tuple[str, ...],
+    model: str,
+    following: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It fits, says what it cost and what to try next, and marks the words of the scorer."""
+    written = io.StringIO()
+    terminal = CleanConsole(
+        file=written, force_terminal=True, color_system="standard", width=80, markup=False
+    )
+    monkeypatch.setattr("tide.cli.run.OUTPUT", terminal)
+    if model:
+        options = (*options, "--model", str(save_causal_lm(tmp_path / model, "llama", bos=True)))
+    assert tide("run", *PROMPTS, *options, monkeypatch=monkeypatch) == 0
+    out = written.getvalue()
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", out)
+    assert max(map(len, plain.splitlines())) <= 80
+    assert following in plain
+    for cost in ("tokens through the model", "texts scored", "rounds (calls of the model)"):
+        assert re.search(rf"{re.escape(cost)} +│ +│ +[0-9.]+ ", plain)
+    assert ("\x1b[1;4;31m" in out) == (not model)
 
 
 def test_the_same_command_again_changes_nothing(

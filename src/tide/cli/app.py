@@ -21,6 +21,7 @@ from tide.cli import (
     sweep,
     tune,
 )
+from tide.cli.help import Command
 
 app = typer.Typer(
     help="Test-time detoxification of language models by moving the prompt embeddings.",
@@ -28,17 +29,19 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.command("run")(run.run)
-app.command("eval")(evaluate.evaluate)
-app.command("judge")(judge.judge)
-app.command("score")(score.score)
-app.command("serve", context_settings={"auto_envvar_prefix": serve.PREFIX})(serve.serve)
-app.command("report")(report.report)
-app.command("tune")(tune.tune)
-app.command("sweep")(sweep.sweep)
-app.command("fit")(fit.fit)
-app.command("methods")(methods.methods)
-app.command("doctor")(doctor.doctor)
+app.command("run", cls=Command)(run.run)
+app.command("eval", cls=Command)(evaluate.evaluate)
+app.command("judge", cls=Command)(judge.judge)
+app.command("score", cls=Command)(score.score)
+app.command("serve", cls=Command, context_settings={"auto_envvar_prefix": serve.PREFIX})(
+    serve.serve
+)
+app.command("report", cls=Command)(report.report)
+app.command("tune", cls=Command)(tune.tune)
+app.command("sweep", cls=Command)(sweep.sweep)
+app.command("fit", cls=Command)(fit.fit)
+app.command("methods", cls=Command)(methods.methods)
+app.command("doctor", cls=Command)(doctor.doctor)
 app.add_typer(scorers.app, name="scorers")
 app.add_typer(data.app, name="data")
 

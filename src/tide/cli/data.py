@@ -9,6 +9,7 @@ import typer
 
 from tide.cli import options
 from tide.cli.display import ERRORS
+from tide.cli.help import Command
 from tide.data.hub import SOURCES
 from tide.data.hub import get as get_one
 
@@ -20,7 +21,7 @@ def _data() -> None:
     pass
 
 
-@app.command("get")
+@app.command("get", cls=Command)
 def get(
     names: Annotated[list[str], typer.Argument(help=f"One or several of {', '.join(SOURCES)}.")],
     out: Annotated[

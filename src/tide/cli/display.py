@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.progress import Progress
 from rich.table import Table
@@ -19,8 +19,10 @@ from tide.data.records import Record
 from tide.evaluation.progress import CleanConsole, bar_on
 
 if TYPE_CHECKING:
-    from tide.cli.masking import Masker
+    from tide.cli.masking import Marker, Masker
     from tide.scorers import Scorer
+
+    Words = Masker | Marker
 
 _CHUNK = 256  # texts that are scored between two looks at a bar
 # Names of scorers and texts of models are no markup: `windows:pocket` holds no emoji.
@@ -28,15 +30,18 @@ OUTPUT = CleanConsole(markup=False, emoji=False)
 ERRORS = CleanConsole(stderr=True, markup=False, emoji=False)
 
 
-def on_one_line(text: str, masker: Masker | None) -> str:
-    """`text` on one line, masked where there is a masker."""
-    return visible(" ".join((masker(text) if masker else text).split())) or "(empty)"
+def on_one_line(text: str) -> str:
+    """`text` without line breaks and control characters."""
+    return visible(" ".join(text.split()))
 
 
-def shown(text: str, toxicity: float, threshold: float, masker: Masker | None) -> Text:
-    """`text` after its score."""
+def shown(text: str, toxicity: float, threshold: float, words: Words | None) -> Text:
+    """`text` after its score; `words` masks or marks those that carry the toxicity."""
     colour = "red" if toxicity >= threshold else "green"
-    return Text.assemble((f"{toxicity:.2f} ", colour), on_one_line(text, masker))
+    body = words(text) if words else text
+    if isinstance(body, str):
+        body = Text(on_one_line(body))
+    return Text.assemble((f"{toxicity:.2f} ", colour), body or "(empty)")
 
 
 def progress_bar() -> Progress:
@@ -67,7 +72,7 @@ def refuse_existing(
             raise InputError(f"{path}: exists; write to another file, or use --overwrite")
 
 
-def completions_table(records: Sequence[Record], threshold: float, masker: Masker | None) -> Table:
+def completions_table(records: Sequence[Record], threshold: float, words: Words | None) -> Table:
     """Prompt, completion before, completion after: a row a trial. records: of searches."""
     table = Table(show_lines=True)
     for name, ratio in (("prompt", 2), ("before", 3), ("after", 3)):
@@ -84,7 +89,7 @@ def completions_table(records: Sequence[Record], threshold: float, masker: Maske
             strict=True,
         )
         for trial, (base, before, text, toxicity, refused, accepted, empty) in enumerate(trials):
-            after = shown(text, toxicity, threshold, masker)
+            after = shown(text, toxicity, threshold, words)
             if refused:
                 after.append(" withheld", "yellow")
             elif not accepted and not empty:  # of an empty one it says so
@@ -95,7 +100,7 @@ def completions_table(records: Sequence[Record], threshold: float, masker: Maske
                 after.append(f"\nnearest tokens: {says}", "dim")
             asked = record.messages[-1].content if record.messages else record.prompt
             prompt = Text(visible(asked, kept="\n")) if trial == 0 else ""
-            table.add_row(prompt, shown(base, before, threshold, masker), after)
+            table.add_row(prompt, shown(base, before, threshold, words), after)
     return table
 
 
@@ -147,19 +152,33 @@ def summary_table(
             cells = ("-" if mean is None else f"{mean:.3f}" for mean in means)
             table.add_row(f"  {label}", *cells)
     table.add_section()
-    table.add_row("prompts", "", str(counts["prompts"]))
-    table.add_row("trials per prompt", "", f"{counts['trials'] / counts['prompts']:g}")
-    for label in ("not accepted", "withheld", "empty completions"):
-        if counts[label] or label != "withheld":
-            table.add_row(label, "", str(counts[label]))
+    always = {"prompts": counts["prompts"], "not accepted": counts["not accepted"]}
+    rare = {label: counts[label] for label in ("withheld", "empty completions") if counts[label]}
+    if counts["trials"] > counts["prompts"]:
+        rare["completions"] = counts["trials"]
+    for label, count in {**always, **rare}.items():
+        table.add_row(label, "", str(count))
+    table.add_section()
+    table.add_row(Text("cost of a completion", style="bold"))
     for label in _COSTS:
-        table.add_row(label, "", f"{counts[label] / counts['trials']:.2f}")
+        table.add_row(f"  {label}", "", f"{counts[label] / counts['trials']:.1f}")
     table.add_row("seconds (this call)", "", f"{seconds:.1f}")
     return table
 
 
 _COSTS = {
-    "iterations per trial": "num_iter_steps",
-    "evaluations per trial": "evaluations",
-    "rounds per trial": "rounds",
+    "tokens through the model": "forward_tokens",
+    "completions written": "evaluations",
+    "texts scored": "scorer_calls",
+    "rounds (calls of the model)": "rounds",
 }
+
+
+def compact(record: Record) -> list[dict[str, Any]]:
+    """What most people want of a record, an object a trial: `prompt, text, toxicity, accepted`."""
+    asked = record.messages[-1].content if record.messages else record.prompt
+    entries = zip(record.completions, record.toxicity_scores, record.accepted or (), strict=True)
+    return [
+        {"prompt": asked, "text": text, "toxicity": toxicity, "accepted": accepted}
+        for text, toxicity, accepted in entries
+    ]

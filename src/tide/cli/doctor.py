@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import platform
+import re
 import time
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, requires, version
+from statistics import fmean
 from typing import Any
 
 import typer
+from packaging.requirements import Requirement
 from rich.table import Table
 from rich.text import Text
 
@@ -19,9 +22,18 @@ from tide.core.settings import Sampling
 from tide.engines import load_engine
 
 _PACKAGES = ("tide-detox", "torch", "transformers", "numpy", "scikit-learn", "pydantic")
-_OPTIONAL = ("alt-profanity-check", "better-profanity", "detoxify", "openai", "peft", "vllm")
+_FOR_DEVELOPERS = ("bench", "dev", "docs", "test")
 _PROMPT = "The weather today is"
-_TEXTS = ["Thank you, that was a lovely evening.", "You are a stupid and worthless person."]
+_FRIENDLY = (
+    "Thank you, that was a lovely evening.",
+    "I enjoyed reading your book.",
+    "The library opens at nine tomorrow.",
+)
+_INSULTS = (
+    "You are a stupid and worthless person.",
+    "Shut up, you pathetic idiot.",
+    "He is a disgusting liar and an idiot.",
+)
 
 
 def doctor(
@@ -35,8 +47,8 @@ def doctor(
 ) -> None:
     """Check versions, devices, the model and the scorer; exit code 1 if a check fails.
 
-    The model must write the same from token ids and from their embeddings; the scorer must tell an
-    insult from a friendly sentence.
+    The model must write the same from token ids and from their embeddings. The scorer must give
+    insults a higher score than friendly sentences; it is a warning if the two are hardly apart.
     """
     import torch  # noqa: PLC0415  (slow import)
 
@@ -44,12 +56,15 @@ def doctor(
         device=device, dtype=dtype, base_urls=base_url, further=engine_option
     )
     table = Table(show_header=False)
+    table.add_column(overflow="fold", max_width=28)
+    table.add_column(overflow="fold")
     table.add_row("python", platform.python_version())
-    for package in (*_PACKAGES, *_OPTIONAL):
-        try:
-            table.add_row(package, version(package))
-        except PackageNotFoundError:
-            table.add_row(package, Text("not installed (optional)", style="dim"))
+    for package in _PACKAGES:
+        table.add_row(package, _version(package) or Text("not installed", style="red"))
+    table.add_section()
+    table.add_row(Text("optional parts", style="bold"))
+    for extra, packages in _optional().items():
+        table.add_row(f"  {extra}", _installed(extra, packages))
     table.add_section()
     table.add_row("CPU", f"{torch.get_num_threads()} threads")
     if torch.cuda.is_available():
@@ -67,10 +82,42 @@ def doctor(
         raise typer.Exit(1)
 
 
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _optional() -> dict[str, list[str]]:
+    """The packages that each extra of this installation needs; not those for developers."""
+    found: dict[str, list[str]] = {}
+    for line in requires("tide-detox") or ():
+        requirement = Requirement(line)
+        name = re.search(r"extra == ['\"]([^'\"]+)", str(requirement.marker))
+        if name and name[1] not in _FOR_DEVELOPERS and requirement.name != "tide-detox":
+            found.setdefault(name[1], []).append(requirement.name)
+    return dict(sorted(found.items()))
+
+
+def _installed(extra: str, packages: list[str]) -> Text:
+    versions = {package: _version(package) for package in packages}
+    there = ", ".join(f"{name} {found}" for name, found in versions.items() if found)
+    if all(versions.values()):
+        return Text(there)
+    lacks = ", ".join(name for name, found in versions.items() if not found)
+    text = f"no {lacks}: pip install 'tide-detox[{extra}]'"
+    return Text(f"{there}; {text}" if there else text, style="dim")
+
+
 def _check(table: Table, name: str, check: Callable[[], str]) -> bool:
+    """Add a row that says what `check` found, in words; True if it failed."""
     try:
         with guarded(TideError, "cannot be used"):
-            table.add_row(Text(name), Text(f"ok: {check()}", style="green"))
+            found = check()
+            warned = found.startswith("warning: ")
+            said = Text(found if warned else f"ok: {found}", style="yellow" if warned else "green")
+            table.add_row(Text(name), said)
     except TideError as error:
         table.add_row(Text(name), Text(f"failed: {error}", style="red"))
         return True
@@ -87,11 +134,16 @@ def _try_model(name: str, engine: str, engine_options: dict[str, Any]) -> str:
         model.complete([prompt], Sampling(temperature=0.0), [0])
         seconds = time.perf_counter() - started
         if not model.has_embeddings:
-            return f"no embeddings; {model.abilities}; 20 tokens in {seconds:.2f} s"
+            return (
+                f"it completes a prompt: 20 tokens in {seconds:.2f} s; {model.abilities}. It takes "
+                "no prompt embeddings: --preset backtrack works, and searches over embeddings do "
+                "not"
+            )
+        dtype = str(model.dtype).removeprefix("torch.")
         return (
-            f"ids and embeddings agree; {model.dtype}, d = {model.dim}, context "
-            f"{model.context_length}; 20 tokens in {seconds:.2f} s\n"
-            f"embedding scale {model.embedding_scale:.4g}"
+            "it loads, and writes the same from token ids and from their embeddings: 20 tokens in "
+            f"{seconds:.2f} s\n{dtype}, context of {model.context_length} tokens, embeddings of "
+            f"{model.dim} numbers, scaled by {model.embedding_scale:.4g}"
         )
     finally:
         model.close()
@@ -101,9 +153,15 @@ def _try_scorer(name: str) -> str:
     from tide.scorers import load_scorer, score_texts  # noqa: PLC0415  (slow import)
 
     scorer = load_scorer(name)
-    kind, rude = score_texts(scorer, _TEXTS, "score").values
-    if not kind < rude:
-        raise TideError(
-            f"scores a friendly sentence {kind:.2f} and an insult {rude:.2f}: wrong labels?"
-        )
-    return f"{scorer.name} scores a friendly sentence {kind:.2f}, an insult {rude:.2f}"
+    scores = score_texts(scorer, [*_FRIENDLY, *_INSULTS], "score").values
+    kind, rude = fmean(scores[: len(_FRIENDLY)]), fmean(scores[len(_FRIENDLY) :])
+    says = f"{scorer.name} scores friendly sentences {kind:.2f} and insults {rude:.2f} on average"
+    if kind > rude:
+        raise TideError(f"{says}: it is inverted, or has the wrong label")
+    if kind == rude:
+        raise TideError(f"{says}: it does not tell them apart; wrong label, or another language?")
+    if kind > rude / 2:
+        return f"warning: {says}: hardly apart; is it the right label, and the right language?"
+    if rude < scorer.threshold:
+        return f"warning: {says}: insults are below what it calls toxic ({scorer.threshold:g})"
+    return f"it tells insults from friendly sentences: {says}"

@@ -25,7 +25,8 @@ Benchmark = Annotated[
 Protocol = Annotated[
     str,
     typer.Option(
-        help="tide, published, tide-hot, dexperts or rad: sampling, trials, what is toxic."
+        help="Sampling, trials, what counts as toxic: tide, published, tide-hot, dexperts or rad.",
+        rich_help_panel="Search",
     ),
 ]
 
@@ -40,14 +41,22 @@ def evaluate(
     protocol: Protocol = "tide",
     preset: options.Preset = "auto",
     artefacts: Annotated[
-        Path | None, typer.Option(help="Folder that `tide fit` wrote, for baselines that learn.")
+        Path | None,
+        typer.Option(
+            help="Folder that `tide fit` wrote, for baselines that learn.", rich_help_panel="Search"
+        ),
     ] = None,
     reference: options.Reference = None,
     reference_engine: options.ReferenceEngine = "transformers",
     reference_option: options.ReferenceOption = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="Folder of the run folders. Goes on with what is in it."),
+        typer.Option(
+            "--out",
+            "-o",
+            help="Folder of the run folders. Goes on with what is in it.",
+            rich_help_panel="Output",
+        ),
     ] = None,
     engine: options.EngineName = "transformers",
     base_url: options.BaseUrl = None,
@@ -57,10 +66,17 @@ def evaluate(
     max_batch: options.MaxBatch = None,
     cluster: Annotated[
         str | None,
-        typer.Option(help="Run on Ray: local, auto, or ray://HOST:PORT (tide-detox[ray])."),
+        typer.Option(
+            help="Run on Ray: local, auto, or ray://HOST:PORT (tide-detox[ray]).",
+            rich_help_panel="Model",
+        ),
     ] = None,
-    actors: Annotated[int, typer.Option(min=1, help="Processes on the cluster.")] = 1,
-    actor_gpus: Annotated[float, typer.Option(min=0, help="GPUs that each of them takes.")] = 0.0,
+    actors: Annotated[
+        int, typer.Option(min=1, help="Processes on the cluster.", rich_help_panel="Model")
+    ] = 1,
+    actor_gpus: Annotated[
+        float, typer.Option(min=0, help="GPUs that each of them takes.", rich_help_panel="Model")
+    ] = 0.0,
     limit: options.Limit = None,
     field: options.Field = "prompt",
     chat: options.IsChat = False,

@@ -20,18 +20,31 @@ def fit(
     data: Annotated[
         list[Path],
         typer.Option(
-            "--data", help="Labelled texts: .jsonl of text, toxicity or toxic, neutral. Repeat."
+            "--data",
+            help="Labelled texts: .jsonl of text, toxicity or toxic, neutral. Repeat.",
+            rich_help_panel="Input",
         ),
     ],
-    out: Annotated[Path, typer.Option("--out", help="Folder; each baseline gets one inside.")],
+    out: Annotated[
+        Path,
+        typer.Option(
+            "--out", help="Folder; each baseline gets one inside.", rich_help_panel="Output"
+        ),
+    ],
     model: options.Model = "pocket",
     auxiliary: Annotated[
         str | None,
-        typer.Option(help="Smaller model of the same vocabulary, for those that can use one."),
+        typer.Option(
+            help="Smaller model of the same vocabulary, for those that can use one.",
+            rich_help_panel="Model",
+        ),
     ] = None,
     scorer: Annotated[
         str,
-        typer.Option(help="Judge of what the model writes, for those that learn from that."),
+        typer.Option(
+            help="Judge of what the model writes, for those that learn from that.",
+            rich_help_panel="Scorer",
+        ),
     ] = "pocket",
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",

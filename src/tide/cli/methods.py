@@ -1,30 +1,58 @@
-"""`tide methods`: what there is to choose from, with its options."""
+"""`tide methods`: what there is to choose from, and the options of one."""
 
 from __future__ import annotations
 
+import difflib
 import inspect
-from collections.abc import Iterator
-from typing import Any, Literal, get_args, get_origin
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, get_args, get_origin
 
+import typer
 from rich.table import Table
 from rich.text import Text
 
 from tide.cli.display import OUTPUT
-from tide.core.errors import first_line
-from tide.detoxifier.presets import PRESETS, PUBLISHED
+from tide.core.errors import InputError, first_line
+from tide.detoxifier.presets import PRESETS
 from tide.plugins.options import write
 from tide.plugins.registry import Registry
 
 _WIDTH = 80
 # A name, what it is, and its options with their defaults and what each does.
 _Row = tuple[str, str, list[tuple[str, str]]]
+_ONE_OF = {
+    "strategies": "strategy, with the settings of `tide run --help` beside its options",
+    "presets": "preset",
+    "baselines": "baseline",
+    "scorers": "scorer",
+    "engines": "engine",
+}
+_OF_PRESETS = {
+    "fast": "The cheapest that moves the prompt.",
+    "margin": "`fast` with a threshold of 0.2, so that other scorers agree.",
+    "backtrack": "The cheapest repair, on any engine; `fast` takes over what it leaves.",
+    "relative": "The defaults, relative to the prompt's embeddings: for any model.",
+}
+# How one is chosen, with an option of it.
+_WRITTEN = {
+    "strategies": "--strategy {bare}:{option}",
+    "presets": "--preset {name}",
+    "baselines": "tide eval --methods {bare}:{option}",
+    "scorers": "--scorer {name}",
+    "engines": "--engine {name} --engine-option {option}",
+}
 
 
-def methods() -> None:
-    """List strategies, presets, baselines, scorers and engines with their options and defaults.
+def methods(
+    name: Annotated[
+        str | None, typer.Argument(help="One of them: what it is, and its options.")
+    ] = None,
+) -> None:
+    """List strategies, presets, baselines, scorers and engines; with a NAME, its options.
 
-    Options are written behind a name: ladder:from=0.6,growth=1.3. (Those of an engine:
-    --engine-option NAME=VALUE.) What other packages add is in the list.
+    What other packages add is in the list.
     """
     from tide.baselines import REGISTRY as BASELINES  # noqa: PLC0415
     from tide.engines import REGISTRY as ENGINES  # noqa: PLC0415
@@ -32,21 +60,43 @@ def methods() -> None:
     from tide.scorers import REGISTRY as SCORERS  # noqa: PLC0415
     from tide.search import REGISTRY as STRATEGIES  # noqa: PLC0415
 
-    _show("strategies, beside the settings of tide run --help", _described(STRATEGIES))
-    _show("presets", _presets())
-    _show("baselines", _described(BASELINES))
-    _show("scorers", ((AROUND.get(row[0], row[0]), *row[1:]) for row in _described(SCORERS)))
-    _show("engines", _described(ENGINES))
+    kinds: dict[str, Callable[[str | None], Iterator[_Row]]] = {
+        "strategies": lambda name: _described(STRATEGIES, name),
+        "presets": _presets,
+        "baselines": lambda name: _described(BASELINES, name),
+        "scorers": lambda name: _described(SCORERS, name, AROUND),
+        "engines": lambda name: _described(ENGINES, name),
+    }
+    if name is None:
+        for kind, rows in kinds.items():
+            _list(kind, rows(None))
+        OUTPUT.print("`tide methods NAME` says what the options of one are.")
+        return
+    wanted = name.partition(":")[0]
+    found = [(kind, row) for kind, rows in kinds.items() for row in rows(wanted)]
+    if not found:
+        known = {row[0].partition(":")[0] for rows in kinds.values() for row in rows(None)}
+        near = difflib.get_close_matches(wanted, known, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise InputError(f"unknown name {wanted!r}; {hint}`tide methods` lists all")
+    for kind, row in found:
+        _show(kind, row)
 
 
-def _described(registry: Registry) -> Iterator[_Row]:
+def _described(
+    registry: Registry, wanted: str | None, written: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[_Row]:
+    """Of all names, or of `wanted` alone. written: how a name with an argument is written."""
     for name in registry.names():
+        if wanted not in (None, name):
+            continue
+        shown = written.get(name, name)
         try:
             found = registry.load(name)
             first = inspect.cleandoc(found.__doc__ or "").partition("\n\n")[0]
-            yield name, " ".join(first.split()), list(_options(found, registry.kind))
+            yield shown, " ".join(first.split()), list(_options(found, registry.kind))
         except Exception as error:  # a package of somebody else's may be broken in any way
-            yield name, f"cannot be used: {first_line(error)}", []
+            yield shown, f"cannot be used: {first_line(error)}", []
 
 
 def _options(found: Any, kind: str) -> Iterator[tuple[str, str]]:
@@ -65,20 +115,42 @@ def _options(found: Any, kind: str) -> Iterator[tuple[str, str]]:
                 yield f"{parameter.name}={write(parameter.default)}", ""
 
 
-def _presets() -> Iterator[_Row]:
+def _presets(wanted: str | None) -> Iterator[_Row]:
     for name, values in PRESETS.items():
-        shown = {k: f"{v:g}" if isinstance(v, float) else v for k, v in values.items()}
-        written = ", ".join(f"{key}={value}" for key, value in shown.items())
-        yield name, f"{written or 'the defaults'}{' (published)' if name in PUBLISHED else ''}", []
+        if wanted in (None, name):
+            shown = {k: f"{v:g}" if isinstance(v, float) else v for k, v in values.items()}
+            options = [(f"{key}={value}", "") for key, value in shown.items()]
+            yield name, _OF_PRESETS.get(name, "Settings published for this model."), options
 
 
-def _show(title: str, rows: Iterator[_Row]) -> None:
-    table = Table(title=title, title_justify="left", box=None, show_header=False, width=_WIDTH)
-    table.add_column(max_width=30, overflow="fold")
-    table.add_column()
-    for name, description, options in rows:
-        table.add_row(Text(name, style="bold"), Text(description))
-        for option, says in options:
-            table.add_row(Text(f"  {option}"), Text(says, style="dim"))
+def _list(kind: str, rows: Iterable[_Row]) -> None:
+    """A line or two for each: the first sentence."""
+    table = _table(kind)
+    for name, description, _ in rows:
+        first = re.split(r"(?<=\.) ", description, maxsplit=1)[0].rstrip(".")
+        table.add_row(Text(name, style="bold"), Text(first))
     OUTPUT.print(table)
     OUTPUT.print()
+
+
+def _show(kind: str, row: _Row) -> None:
+    name, description, options = row
+    OUTPUT.print(Text.assemble((name, "bold"), f" ({_ONE_OF[kind]})"))
+    OUTPUT.print(Text(description))
+    if options:
+        table = _table("")
+        for option, says in options:
+            table.add_row(Text(option), Text(says))
+        OUTPUT.print(table)
+    given = next((option for option, _ in options), "NAME=VALUE")
+    bare = name.partition(":")[0]
+    OUTPUT.print(Text(f"written: {_WRITTEN[kind].format(name=name, bare=bare, option=given)}"))
+    OUTPUT.print()
+
+
+def _table(title: str) -> Table:
+    table = Table(title=title or None, title_justify="left", box=None, show_header=False)
+    table.width = _WIDTH
+    table.add_column(max_width=30, overflow="fold")
+    table.add_column(overflow="fold")
+    return table

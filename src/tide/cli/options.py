@@ -37,25 +37,42 @@ SCORER_GRAMMAR = (
 )
 # What a setting may be, where its type does not say.
 _CHOICES = {
-    "strategy": f": {_STRATEGIES}, as in ladder:from=0.6,growth=1.3 ('tide methods' "
-    "lists their options)."
+    "strategy": f": {_STRATEGIES}, as in ladder:from=0.6,growth=1.3 "
+    "('tide methods NAME' lists the options of one)."
+}
+_PANELS = {
+    **dict.fromkeys(("block_tokens", "block_context", "draft_tokens"), "Long answers"),
+    "on_unresolved": "Output",
 }
 
 Model = Annotated[
-    str, typer.Option("--model", "-m", help="Folder or hub id of a causal LM, or 'pocket'.")
+    str,
+    typer.Option(
+        "--model",
+        "-m",
+        help="Language model: a folder or hub id, or 'pocket' (bundled).",
+        rich_help_panel="Model",
+    ),
 ]
 Scorer = Annotated[
     str,
     typer.Option(
         "--scorer",
         "-s",
-        help=f"{_SCORERS}; cache:hf:ID_OR_FOLDER, max:pocket,pocket-judge... The bundled ones read "
-        "English. ('tide scorers' says how they are written.)",
+        help=f"What says how toxic a text is: {_SCORERS}; cache:hf:ID_OR_FOLDER, "
+        "max:pocket,pocket-judge... The bundled ones read English. ('tide scorers' says how they "
+        "are written.)",
+        rich_help_panel="Scorer",
     ),
 ]
 Scorers = Annotated[
     list[str] | None,
-    typer.Option("--scorer", "-s", help="A scorer; repeat for several. [default: pocket]"),
+    typer.Option(
+        "--scorer",
+        "-s",
+        help="A scorer; repeat for several. [default: pocket]",
+        rich_help_panel="Scorer",
+    ),
 ]
 Judges = Annotated[
     list[str] | None,
@@ -63,7 +80,9 @@ Judges = Annotated[
         "--judges",
         "--judge",
         "-j",
-        help="Scorers kept out of the search, comma-separated or repeated.",
+        help="Scorers that take no part in the search and score what came of it, comma-separated "
+        "or repeated.",
+        rich_help_panel="Scorer",
     ),
 ]
 Methods = Annotated[
@@ -71,23 +90,28 @@ Methods = Annotated[
     typer.Option(
         help="base (the model as it is), presets (or files of them), strategies and baselines, "
         "each with options of its own: base,fast,resample:temperature=1.0... There are "
-        f"{_PRESETS}; {_STRATEGIES}; {_BASELINES}. ('tide methods' lists their "
-        "options.)"
+        f"{_PRESETS}; {_STRATEGIES}; {_BASELINES}. ('tide methods NAME' lists the options of one.)",
+        rich_help_panel="Search",
     ),
 ]
 Preset = Annotated[
     str,
     typer.Option(
         help=f"Settings to begin with: auto (by the model's name), {_PRESETS}, or a file that "
-        "'tide tune' wrote."
+        "'tide tune' wrote.",
+        rich_help_panel="Search",
     ),
 ]
-EngineName = Annotated[str, typer.Option("--engine", help=f"What runs the model: {_ENGINES}.")]
+EngineName = Annotated[
+    str,
+    typer.Option("--engine", help=f"What runs the model: {_ENGINES}.", rich_help_panel="Model"),
+]
 BaseUrl = Annotated[
     list[str] | None,
     typer.Option(
         "--base-url",
         help="A server for --engine remote (vLLM) or openai (any); give several to share.",
+        rich_help_panel="Model",
     ),
 ]
 EngineOption = Annotated[
@@ -96,51 +120,86 @@ EngineOption = Annotated[
         "--engine-option",
         metavar="NAME=VALUE",
         help="Any further option of the engine, as tensor_parallel_size=2 for vllm.",
+        rich_help_panel="Model",
     ),
 ]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1...")]
-Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
+Device = Annotated[
+    str,
+    typer.Option(help="Where the model runs: auto, cpu, cuda, cuda:1...", rich_help_panel="Model"),
+]
+Dtype = Annotated[
+    str,
+    typer.Option(
+        help="Precision of the weights: auto, float32, bfloat16 or float16.",
+        rich_help_panel="Model",
+    ),
+]
 MaxBatch = Annotated[
-    int | None, typer.Option(min=1, help="Most sequences in one engine batch (default: by device).")
+    int | None,
+    typer.Option(
+        min=1,
+        help="Most sequences in one engine batch (default: by device).",
+        rich_help_panel="Model",
+    ),
 ]
 Reference = Annotated[
     list[str] | None,
     typer.Option(
         help="Model that measures perplexity; auto: of the model's family; global: Qwen3-14B, the "
-        "paper's for all; none. Repeat for a column each."
+        "paper's for all; none. Repeat for a column each.",
+        rich_help_panel="Perplexity",
     ),
 ]
 ReferenceEngine = Annotated[
     str,
-    typer.Option(help="What runs the reference models; vllm for one that needs several GPUs."),
+    typer.Option(
+        help="What runs the reference models; vllm for one that needs several GPUs.",
+        rich_help_panel="Perplexity",
+    ),
 ]
 ReferenceOption = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME=VALUE",
         help="An option of the reference engine, as tensor_parallel_size=4 for vllm.",
+        rich_help_panel="Perplexity",
     ),
 ]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Start the output file again.")]
+Overwrite = Annotated[
+    bool,
+    typer.Option("--overwrite", help="Start the output file again.", rich_help_panel="Output"),
+]
 Mask = Annotated[
     bool,
     typer.Option(
-        "--mask", help="Mask the words that carry the toxicity, but for their first letters."
+        "--mask",
+        help="Mask the words that carry the toxicity, but for their first letters.",
+        rich_help_panel="Output",
     ),
 ]
-Field = Annotated[str, typer.Option(help="Field or column that holds the text.")]
+Field = Annotated[
+    str, typer.Option(help="Field or column that holds the text.", rich_help_panel="Input")
+]
 IsChat = Annotated[
     bool,
     typer.Option(
         "--chat",
         help="Answer chats, by the model's chat template: 'messages' of each object of a .jsonl "
         "file; any other text is what a user says.",
+        rich_help_panel="Input",
     ),
 ]
-Limit = Annotated[int | None, typer.Option(min=1, help="Use the first so many rows only.")]
+Limit = Annotated[
+    int | None, typer.Option(min=1, help="Use the first N rows only.", rich_help_panel="Input")
+]
 InputFile = Annotated[
     Path | None,
-    typer.Option("--input", "-i", help="File of texts: .jsonl, .csv or .txt, plain or .gz."),
+    typer.Option(
+        "--input",
+        "-i",
+        help="File of texts: .jsonl, .csv or .txt, plain or .gz.",
+        rich_help_panel="Input",
+    ),
 ]
 
 
@@ -190,14 +249,14 @@ def judges(values: Iterable[str] | None) -> list[str]:
 def with_settings(
     command: Callable[..., None],
     settings: type[BaseModel] = Settings,
-    panel: str = "Method",
+    panel: str = "Search",
     by_protocol: Collection[str] = (),
     argument: str = "overrides",
 ) -> Callable[..., None]:
     """Add an option for every field of `settings`; `command` gets those given, as `argument`.
 
-    panel: heading of the options in the help, but for those of sampling. by_protocol: the fields
-    whose defaults the command's --protocol sets.
+    panel: heading of the options in the help, but for those of sampling and of blocks.
+    by_protocol: the fields whose defaults the command's --protocol sets.
     """
     defaults = settings().model_dump()
     signature = inspect.signature(command, eval_str=True)
@@ -211,7 +270,7 @@ def with_settings(
         default = "by --protocol" if name in by_protocol else defaults[name]
         shown = f" [default: {default}]" if default not in (None, (), False) else ""
         said = f"{field.description}".removesuffix(".") + _CHOICES.get(name, ".")
-        heading = "Sampling" if name in Sampling.model_fields else panel
+        heading = "Sampling" if name in Sampling.model_fields else _PANELS.get(name, panel)
         option = typer.Option(*flags, help=f"{said}{shown}", rich_help_panel=heading)
         kind: Any = Annotated[_plain(field.annotation) | None, option]
         parameters.append(

@@ -10,6 +10,7 @@ import typer
 
 from tide.cli import options
 from tide.cli.display import ERRORS, OUTPUT
+from tide.cli.masking import Masker
 from tide.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -36,32 +37,54 @@ def report(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder to write to (default: 'report' beside the first run)."),
+        typer.Option(
+            help="Folder to write to (default: 'report' beside the first run).",
+            rich_help_panel="Output",
+        ),
     ] = None,
     against: Annotated[
         str | None,
         typer.Option(
-            help="Method that the others are tested against (default: base; with --paper: none)."
+            help="Method that the others are tested against (default: base; with --paper: none).",
+            rich_help_panel="Tables",
         ),
     ] = None,
     valid: Annotated[
         ValidOption | None,
-        typer.Option(help="Only completions of exactly 20 reference tokens, as published."),
+        typer.Option(
+            help="Only completions of exactly 20 reference tokens, as published.",
+            rich_help_panel="Tables",
+        ),
     ] = None,
     image_format: Annotated[
-        Format, typer.Option("--format", help="Kind of image file.")
+        Format, typer.Option("--format", help="Kind of image file.", rich_help_panel="Output")
     ] = Format.PNG,
     trajectory: Annotated[
-        str | None, typer.Option(metavar="ID", help="Draw the toxicity of one prompt's search.")
+        str | None,
+        typer.Option(
+            metavar="ID",
+            help="Draw the toxicity of one prompt's search.",
+            rich_help_panel="Figures",
+        ),
     ] = None,
     landscape: Annotated[
         str | None,
-        typer.Option(metavar="ID", help="Draw the toxicity around one prompt (runs the model)."),
+        typer.Option(
+            metavar="ID",
+            help="Draw the toxicity around one prompt (runs the model).",
+            rich_help_panel="Figures",
+        ),
     ] = None,
-    grid: Annotated[int, typer.Option(min=2, help="Points on a side of the landscape.")] = 21,
+    grid: Annotated[
+        int,
+        typer.Option(min=2, help="Points on a side of the landscape.", rich_help_panel="Figures"),
+    ] = 21,
     paper: Annotated[
         Path | None,
-        typer.Option(help="Folder of the paper's records; sets ours beside its numbers."),
+        typer.Option(
+            help="Folder of the paper's records; sets ours beside its numbers.",
+            rich_help_panel="The paper's records",
+        ),
     ] = None,
     judges: options.Judges = None,
     reference: Annotated[
@@ -72,9 +95,14 @@ def report(
     ] = None,
     reference_engine: options.ReferenceEngine = "transformers",
     reference_option: options.ReferenceOption = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the bootstrap.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Seed of the bootstrap.", rich_help_panel="Tables")
+    ] = 0,
 ) -> None:
     """Print the tables of RUNS and write them, their figures and their metrics to a folder.
+
+    `report.html` in it holds all of that in one file, and the texts before and after of the twenty
+    worst prompts, with the toxic words masked.
 
     Runs of different benchmarks, models or protocols go to separate tables. Runs that differ in
     their seed alone are one row: their mean, with its standard deviation. With --paper, the
@@ -83,6 +111,7 @@ def report(
     """
     from tide.evaluation.reporting import reports  # noqa: PLC0415
     from tide.evaluation.runs import find_runs  # noqa: PLC0415
+    from tide.scorers import load_scorer  # noqa: PLC0415
 
     if (judges or reference) and paper is None:
         raise InputError("--judges, --reference: are for --paper; for RUNS use tide judge")
@@ -91,7 +120,6 @@ def report(
     which: Valid | None = "exact-20" if valid else None
     if paper is not None:
         from tide.evaluation.paper_report import paper_report  # noqa: PLC0415
-        from tide.scorers import load_scorer  # noqa: PLC0415
 
         of_paper = paper_report(
             paper,
@@ -108,6 +136,7 @@ def report(
         if out is not None:
             of_paper.write_tables(out)
             of_paper.write_figures(out, image_format.value)
+            of_paper.write_page(out)
         show(of_paper, out)
     if not runs:
         return
@@ -123,6 +152,7 @@ def report(
         grid=grid,
         image_format=image_format.value,
         seed=seed,
+        mask=Masker(load_scorer("pocket")),
     )
     show(made, out)
 
@@ -133,7 +163,9 @@ def show(made: Report, out: Path | None) -> None:
     if made.problem:
         ERRORS.print(made.problem, highlight=False, soft_wrap=True)
     if out is not None:
-        ERRORS.print(f"written to {out}", highlight=False, soft_wrap=True)
+        ERRORS.print(
+            f"written to {out}; report.html in it has all of it", highlight=False, soft_wrap=True
+        )
 
 
 def print_tables(some: Sequence[Table]) -> None:

@@ -6,14 +6,22 @@ import json
 import time
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tide.cli import options, stopping
-from tide.cli.display import ERRORS, OUTPUT, completions_table, summary_table
-from tide.cli.masking import Masker
+from tide.cli.display import (
+    ERRORS,
+    OUTPUT,
+    compact,
+    completions_table,
+    on_one_line,
+    summary_table,
+)
+from tide.cli.masking import Marker, Masker
 from tide.core.errors import InputError, TideError
 from tide.data.files import writing
 from tide.data.prompts import Row, read_rows
@@ -28,6 +36,13 @@ if TYPE_CHECKING:
     from tide.evaluation.methods import Method
 
 
+class Format(str, Enum):
+    TABLE = "table"
+    TEXT = "text"
+    JSONL = "jsonl"
+    RECORDS = "records"
+
+
 @options.with_settings
 def run(
     prompts: Annotated[list[str] | None, typer.Argument(help="Prompts to complete.")] = None,
@@ -37,8 +52,18 @@ def run(
         typer.Option(
             "--output",
             "-o",
-            help="Append records to this .jsonl file, or to a run folder; '-' prints them. "
-            "Goes on with what is there.",
+            help="Append records to this .jsonl file, or to a run folder, after those in it.",
+            rich_help_panel="Output",
+        ),
+    ] = None,
+    shape: Annotated[
+        Format | None,
+        typer.Option(
+            "--format",
+            help="Without --output: table, text (completions alone, one a line), jsonl (prompt, "
+            "text, toxicity, accepted) or records (all that is known). [default: table]",
+            show_default=False,
+            rich_help_panel="Output",
         ),
     ] = None,
     model: options.Model = "pocket",
@@ -59,7 +84,9 @@ def run(
     fail_on_unresolved: Annotated[
         bool,
         typer.Option(
-            "--fail-on-unresolved", help="End with exit code 3 if a prompt has nothing accepted."
+            "--fail-on-unresolved",
+            help="End with exit code 3 if a prompt has nothing accepted.",
+            rich_help_panel="Output",
         ),
     ] = False,
     overrides: dict[str, Any] | None = None,
@@ -68,8 +95,14 @@ def run(
 
     With --output, records are appended as prompts finish, and the same command goes on where a
     killed run stopped; with another judge, a larger --limit or more --trials, it adds what is
-    missing. `tide report` reads the file. Without it, the completions are shown.
+    missing. `tide report` reads the file. Without it, the completions are printed.
     """
+    if output is not None and shape is not None:
+        raise InputError("--format: is of what is printed; --output writes whole records")
+    if mask and (output is not None or shape is Format.RECORDS):
+        raise InputError("--mask: records hold the texts as they are; leave it out")
+    if str(output) == "-":
+        raise InputError("--output: '-' is no file; --format jsonl or --format records prints")
     rows = _rows(prompts, input_file, field, limit, chat)
     engine_options = options.engine_options(
         device=device, dtype=dtype, max_batch=max_batch, base_urls=base_url, further=engine_option
@@ -95,9 +128,10 @@ def run(
         for row, error in zip(rows, detoxifier.check([row.asked for row in rows]), strict=True):
             if error is not None:
                 raise InputError(f"id {row.id}: {error}")
-        job = _Job(detoxifier, method_of(detoxifier, preset), rows, loaded)
-        if output is None or str(output) == "-":
-            failed = job.show(mask) if output is None else job.print()
+        job = _Job(detoxifier, method_of(detoxifier, preset), model, rows, loaded)
+        if output is None:
+            is_table = shape in (None, Format.TABLE)
+            failed = job.show(mask) if is_table else job.print(shape, mask)
         else:
             guide = NamedScorer(scorer, detoxifier.scorer).config
             described = describe(model, engine, engine_options, detoxifier.engine.dtype)
@@ -140,6 +174,7 @@ class _Job:
 
     detoxifier: Detoxifier
     method: Method
+    model: str
     rows: list[Row]
     judges: list[NamedScorer]
     failed: int = 0
@@ -174,17 +209,42 @@ class _Job:
         finally:
             if records:
                 scorer = self.detoxifier.scorer
-                masker = Masker(scorer) if mask else None
-                OUTPUT.print(completions_table(records, scorer.threshold, masker))
+                words = Masker(scorer) if mask else Marker(scorer) if OUTPUT.is_terminal else None
+                OUTPUT.print(completions_table(records, scorer.threshold, words))
         self.summarize(records)
+        if OUTPUT.is_terminal:
+            OUTPUT.print(self._next(records))
         return self.failed
 
-    def print(self) -> int:
+    def print(self, shape: Format | None, mask: bool) -> int:
+        """Completions, a line each as they finish, in the order of the prompts."""
+        masker = Masker(self.detoxifier.scorer) if mask else None
         for record in self._counted(self.records()):
-            # ASCII: a terminal obeys control characters inside of JSON, too.
-            print(json.dumps(record.model_dump(mode="json", exclude_defaults=True)), flush=True)
+            whole = record.model_dump(mode="json", exclude_defaults=True)
+            for one in [whole] if shape is Format.RECORDS else compact(record):
+                if shape is not Format.RECORDS and masker:
+                    one["text"] = masker(one["text"])
+                # ASCII: a terminal obeys control characters inside of JSON, too.
+                is_text = shape is Format.TEXT
+                line = on_one_line(one["text"]) if is_text else json.dumps(one)
+                print(line, flush=True)
         self._warn()
         return self.failed
+
+    def _next(self, records: list[Record]) -> str:
+        """What to try after this."""
+        guide = self.detoxifier.scorer
+        if self.unresolved and self.method.settings.strategy.partition(":")[0] != "backtrack":
+            return "Next: --preset backtrack resolves most of what this search did not."
+        if self.unresolved:
+            return "Next: --max-iterations 30 searches longer for what was not accepted."
+        toxic = any(max(r.base_toxicity_scores or [0.0]) >= guide.threshold for r in records)
+        if toxic and not self.judges:
+            judge = "lexicon" if guide.name.startswith("pocket-judge") else "pocket-judge"
+            return f"Next: --judges {judge} asks a scorer that took no part in the search."
+        if self.model == "pocket":
+            return "Next: --model FOLDER_OR_HUB_ID takes a model of your own."
+        return "Next: -o out.jsonl keeps all that was tried; `tide report out.jsonl` shows it."
 
     def summarize(self, records: Iterable[Record]) -> None:
         guide = self.detoxifier.scorer  # what it accepts below may be lower than what is toxic

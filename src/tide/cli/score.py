@@ -23,7 +23,10 @@ def score(
     texts: Annotated[list[str] | None, typer.Argument(help="Texts to score.")] = None,
     input_file: options.InputFile = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write records to this .jsonl.")
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="Write records to this .jsonl.", rich_help_panel="Output"
+        ),
     ] = None,
     scorers: options.Scorers = None,
     field: options.Field = "text",
@@ -66,6 +69,6 @@ def score(
         body = row.text
         for masker in maskers:
             body = masker(body)
-        body = on_one_line(body, None)
+        body = on_one_line(body) or "(empty)"
         table.add_row(Text(body), *(f"{values[i]:.3f}" for values in columns.values()))
     OUTPUT.print(table)

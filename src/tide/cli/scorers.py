@@ -15,6 +15,7 @@ from rich.text import Text
 
 from tide.cli import options
 from tide.cli.display import ERRORS, OUTPUT, refuse_existing, scored
+from tide.cli.help import Command
 from tide.core.errors import InputError, ScorerError
 from tide.data.files import reported, write_text
 from tide.scorers import load_scorer
@@ -32,23 +33,31 @@ app = typer.Typer(
 
 Files = Annotated[list[Path], typer.Argument(help="Labelled texts or recorded scores.")]
 Sample = Annotated[
-    int | None, typer.Option(min=1, help="Take so many of the texts, at random (seed 0).")
+    int | None,
+    typer.Option(min=1, help="Take N of the texts, at random (seed 0).", rich_help_panel="Input"),
 ]
 
 
-@app.command("compare")
+@app.command("compare", cls=Command)
 def compare(
     files: Files,
     scorers: options.Scorers = None,
     by: Annotated[
-        str | None, typer.Option(help="A table for each value of this field, or each 'file'.")
+        str | None,
+        typer.Option(
+            help="A table for each value of this field, or each 'file'.", rich_help_panel="Output"
+        ),
     ] = None,
     sample: Sample = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write the figures to this .json.")
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="Write the figures to this .json.", rich_help_panel="Output"
+        ),
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option(help="Draw the calibration (.png, .svg or .pdf).")
+        Path | None,
+        typer.Option(help="Draw the calibration (.png, .svg or .pdf).", rich_help_panel="Output"),
     ] = None,
     overwrite: options.Overwrite = False,
 ) -> None:
@@ -95,7 +104,7 @@ def compare(
         raise typer.Exit(1)
 
 
-@app.command("probe")
+@app.command("probe", cls=Command)
 def probe(files: Files, scorers: options.Scorers = None, sample: Sample = None) -> None:
     """How a scorer takes disguised spelling and neutral sentences about people.
 
@@ -125,11 +134,17 @@ def probe(files: Files, scorers: options.Scorers = None, sample: Sample = None) 
     OUTPUT.print(table)
 
 
-@app.command("limits")
+@app.command("limits", cls=Command)
 def limits(
     scorers: options.Scorers = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write every sentence's scores (.json).")
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="Write every sentence's scores (.json).",
+            rich_help_panel="Output",
+        ),
     ] = None,
     overwrite: options.Overwrite = False,
 ) -> None:
@@ -165,10 +180,12 @@ def limits(
         _write(output, json.dumps(rows, indent=2) + "\n")
 
 
-@app.command("calibrate")
+@app.command("calibrate", cls=Command)
 def calibrate(
     files: Files,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The .json to write.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="The .json to write.", rich_help_panel="Output")
+    ],
     scorer: options.Scorer = "pocket",
     sample: Sample = None,
     overwrite: options.Overwrite = False,

@@ -51,10 +51,17 @@ def _read_settings(path: Path | None) -> None:
 @partial(options.with_settings, settings=Limits, panel="Limits", argument="limits")
 @options.with_settings
 def serve(
-    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65_535, help="0: any free one.")] = 8000,
+    host: Annotated[
+        str, typer.Option(help="Address to listen at.", rich_help_panel="Server")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65_535, help="0: any free one.", rich_help_panel="Server")
+    ] = 8000,
     served_model_name: Annotated[
-        str | None, typer.Option(help="What clients call the model. [default: --model]")
+        str | None,
+        typer.Option(
+            help="What clients call the model. [default: --model]", rich_help_panel="Server"
+        ),
     ] = None,
     settings: Annotated[
         Path | None,
@@ -62,6 +69,7 @@ def serve(
             callback=_read_settings,
             is_eager=True,
             help=f"File of lines {PREFIX}_NAME=VALUE, one for each option that it sets.",
+            rich_help_panel="Server",
         ),
     ] = None,
     model: options.Model = "pocket",

@@ -26,13 +26,17 @@ def sweep(
     ],
     benchmark: Benchmark = "rtp",
     method: Annotated[
-        str, typer.Option(help="A strategy, preset or other system, with options.")
+        str,
+        typer.Option(
+            help="A strategy, preset or other system, with options.", rich_help_panel="Search"
+        ),
     ] = "tide",
     values: Annotated[
         str | None,
         typer.Option(
             help="Comma-separated; of mu and step_size multiples of what the method has. "
-            "[default: those of the paper]"
+            "[default: those of the paper]",
+            rich_help_panel="Search",
         ),
     ] = None,
     model: options.Model = "pocket",
@@ -43,7 +47,12 @@ def sweep(
     reference: options.Reference = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="Folder of the run folders. Goes on with what is in it."),
+        typer.Option(
+            "--out",
+            "-o",
+            help="Folder of the run folders. Goes on with what is in it.",
+            rich_help_panel="Output",
+        ),
     ] = None,
     engine: options.EngineName = "transformers",
     base_url: options.BaseUrl = None,

@@ -22,14 +22,16 @@ def tune(
         str,
         typer.Option(
             help="paper: its grid of mu, N and eta. optuna: fewer evaluations, less toxicity by "
-            "judges and more likely text, all at once (tide-detox[tune])."
+            "judges and more likely text, all at once (tide-detox[tune]).",
+            rich_help_panel="Tuning",
         ),
     ] = "paper",
     start: Annotated[
         str | None,
         typer.Option(
             help="What is tuned: a strategy or preset, with options that are not. "
-            "[default: tide for paper, margin for optuna]"
+            "[default: tide for paper, margin for optuna]",
+            rich_help_panel="Tuning",
         ),
     ] = None,
     tune_on: Annotated[
@@ -37,6 +39,7 @@ def tune(
         typer.Option(
             metavar="PLACES",
             help="Prompts that settings are chosen on, as 1-600. [default: the first half]",
+            rich_help_panel="Tuning",
         ),
     ] = None,
     report_on: Annotated[
@@ -44,34 +47,51 @@ def tune(
         typer.Option(
             metavar="PLACES",
             help="Prompts that the result is reported on, as 601-. [default: all others]",
+            rich_help_panel="Tuning",
         ),
     ] = None,
     above: Annotated[
         float,
         typer.Option(
-            min=0, max=1, help="paper: only prompts whose completions have a larger mean toxicity."
+            min=0,
+            max=1,
+            help="paper: only prompts whose completions have a larger mean toxicity.",
+            rich_help_panel="Tuning",
         ),
     ] = ABOVE,
     grid_scale: Annotated[
         str,
         typer.Option(
             help="paper: what the grids of mu and eta are multiplied by. ratio: E_bar / sqrt(d) of "
-            "this model to that of GPT-2 Large; literal: E_bar / sqrt(d); or a number."
+            "this model to that of GPT-2 Large; literal: E_bar / sqrt(d); or a number.",
+            rich_help_panel="Tuning",
         ),
     ] = "ratio",
     tries: Annotated[
-        int, typer.Option(min=1, max=10_000, help="optuna: settings to try, in all.")
+        int,
+        typer.Option(
+            min=1, max=10_000, help="optuna: settings to try, in all.", rich_help_panel="Tuning"
+        ),
     ] = 60,
     model: options.Model = "pocket",
     scorer: options.Scorer = "pocket",
     judges: options.Judges = None,
     protocol: Protocol = "tide",
     reference: Annotated[
-        str, typer.Option(help="Model that measures perplexity; auto: by the model's name; none.")
+        str,
+        typer.Option(
+            help="Model that measures perplexity; auto: by the model's name; none.",
+            rich_help_panel="Perplexity",
+        ),
     ] = "auto",
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="Folder of all of it. Goes on with what is in it."),
+        typer.Option(
+            "--out",
+            "-o",
+            help="Folder of all of it. Goes on with what is in it.",
+            rich_help_panel="Output",
+        ),
     ] = None,
     engine: options.EngineName = "transformers",
     base_url: options.BaseUrl = None,

@@ -97,42 +97,50 @@ class Settings(Sampling):
     """
 
     strategy: str = Field(
-        default="tide", description="Search strategy, with its own options behind its name."
+        default="tide", description="Search strategy, with its own options after its name."
     )
     toxicity_threshold: float = Field(
         default=0.5,
         gt=0,
         lt=1,
-        description="tau: a completion that scores below is accepted. What "
-        "counts as toxic in tables is the scorer's own threshold, mostly 0.5.",
+        description="Accept a completion that scores below this. What counts as toxic in tables "
+        "is the scorer's own threshold, mostly 0.5 (tau).",
     )
     max_iterations: int = Field(
-        default=10, ge=1, le=10_000, description="K: most iterations; the prompt itself is 1."
+        default=10,
+        ge=1,
+        le=10_000,
+        description="Most iterations; the prompt itself is the first (K).",
     )
     num_samples: int = Field(
-        default=8, ge=1, le=4096, description="N: perturbations in one gradient estimate."
+        default=8, ge=1, le=4096, description="Perturbations in one gradient estimate (N)."
     )
     mu: _Positive | None = Field(
         default=None,
-        description="Perturbation scale, in the units of what the first block receives.",
+        description="Perturbation scale, in units of the input embeddings (mu).",
     )
     mu_relative: _Positive | None = Field(
-        default=None, description="Perturbation scale: mu * sqrt(d) / row norm."
+        default=None,
+        description="Perturbation scale, relative to the prompt: mu * sqrt(d) / row norm.",
     )
     step_size: _Positive | None = Field(
         default=None,
-        description="eta: length of a step, in the units of what the first block receives.",
+        description="Length of a step, in units of the input embeddings (eta).",
     )
     step_relative: _Positive | None = Field(
-        default=None, description="Length of a step: eta / row norm."
+        default=None, description="Length of a step, relative to the prompt: eta / row norm."
     )
     perturb: str = Field(
         default="content",
-        description="Rows that are moved: content (all but special tokens; of a chat, the user's "
-        "last message), last:K (the last K of these), user (all messages of users), or all.",
+        description="Which prompt tokens' embeddings to perturb: content (all but special tokens; "
+        "of a chat, the user's last message), last:K (the last K of these), user (all messages of "
+        "users), or all.",
     )
     completions_per_evaluation: int = Field(
-        default=1, ge=1, le=1024, description="M': a point's score is their mean."
+        default=1,
+        ge=1,
+        le=1024,
+        description="Completions of one point; their mean is its score (M').",
     )
     select: Literal["likelihood", "nearest", "lowest"] = Field(
         default="likelihood",
@@ -153,7 +161,10 @@ class Settings(Sampling):
         description="Growth of max_perplexity with each iteration after the second.",
     )
     num_trials: int = Field(
-        default=1, ge=1, le=10_000, description="M: independent runs (completions) per prompt."
+        default=1,
+        ge=1,
+        le=10_000,
+        description="Completions per prompt, each of a search of its own (M).",
     )
     seed: int = Field(
         default=0, ge=0, lt=1 << 63, description="Seed; with the prompt and trial it fixes a run."

@@ -12,7 +12,7 @@ from tests.evaluation.runs import JUDGE, changed, measured, run, search_run
 from tide.data.records import Step
 from tide.evaluation.metrics import summarize
 from tide.evaluation.protocols import load_protocol
-from tide.evaluation.reporting import figures
+from tide.evaluation.reporting import figures, tables
 from tide.evaluation.reporting.landscape import Landscape
 
 SOURCES = ["scorer@1", JUDGE]
@@ -36,6 +36,44 @@ def test_trade_off_has_a_panel_a_source_and_a_point_a_method() -> None:
     assert panels[0].get_legend_handles_labels()[1] == ["tide", "fast"]
     colours = [container.lines[0].get_color() for container in panels[0].containers]
     assert colours == list(figures._COLOURS[1:3])  # as in the other figures
+
+
+def test_points_at_zero_are_whole_and_those_under_others_are_rings_around_them() -> None:
+    clean = measured(run([[0.0, 0.0]] * 6), [[1.5, 1.4]] * 6)
+    twin = search_run("tide")
+    runs = [clean, twin, replace(twin, name="fast"), replace(twin, name="third")]
+    for panel in drawn(figures.trade_off([summarize(one) for one in runs], SOURCES)):
+        zero, *three = (container.lines[0] for container in panel.containers)
+        ((_, height),) = zero.get_xydata()
+        assert height == 0.0
+        (_, y), (_, bottom) = panel.transData.transform([(2, 0)])[0], panel.bbox.min
+        assert y - bottom > zero.get_markersize() / 2 * panel.figure.dpi / 72  # not clipped
+        sizes = [line.get_markersize() for line in three]
+        assert sizes[0] > sizes[1] + 3 > sizes[2] + 6
+        assert [line.get_markerfacecolor() == "none" for line in three] == [True, True, False]
+        assert zero.get_markerfacecolor() != "none"
+
+
+def test_equal_curves_are_seen_within_each_other() -> None:
+    twin = search_run("tide")
+    runs = [twin, replace(twin, name="fast")]
+    for panel in drawn(figures.anytime(runs, SOURCES, "rate")):
+        below, above = panel.get_lines()
+        assert below.get_linewidth() > above.get_linewidth() + 1
+        assert below.get_markersize() > above.get_markersize() + 2
+        assert panel.get_ylim()[0] < 0
+
+
+def test_a_method_that_falls_silent_is_told() -> None:
+    quiet = measured(run([[0.0], [0.0], [0.1]], "quiet"), [[2.0], [2.0], [2.0]])
+    changed(quiet, 0, completions=[""])
+    summaries = [summarize(quiet), summarize(search_run("tide"))]
+    figure = figures.trade_off(summaries, SOURCES)
+    drawn(figure)
+    assert "Empty completions: 33% of quiet. " in caption(figure)
+    legend = tables.quality_table(summaries, JUDGE, "t", "n").legend
+    assert any("Empty completions: 33% of quiet. " in note for note in legend)
+    assert not caption(figures.trade_off([summaries[1]] * 2, SOURCES))
 
 
 def test_no_trade_off_without_perplexities() -> None:

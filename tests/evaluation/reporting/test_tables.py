@@ -71,6 +71,30 @@ def test_a_row_a_method_and_a_table_a_source() -> None:
     assert by_judge.rows[0][2] == summaries[0].toxicity[JUDGE]["max"]
 
 
+def test_every_column_is_explained_where_it_stands() -> None:
+    searched = search_run("tide")
+    for number, some in enumerate(searched.records):
+        changed(searched, number, base_completions=list(some.completions))
+    runs = [run([[0.2, 0.9]] * 6), searched]
+    summaries = [summarize(one) for one in runs]
+    made = [
+        tables.quality_table(summaries, JUDGE, "t", "n"),
+        tables.fluency_table(summaries, "t", "n"),
+        tables.moved_table(summaries, "t", "n"),
+        tables.cost_table(summaries, "t", "n"),
+        tables.significance_table(compare(runs), JUDGE, "t", "n"),
+    ]
+    for table in made:
+        assert len(table.columns) > 3
+        for column in table.columns[1:]:
+            assert f"{column.heading}: " in "; ".join(table.legend), column
+        assert all(note in tables.to_html(table).replace("&#x27;", "'") for note in table.legend)
+    quality = tables.to_markdown(made[0])
+    assert "K-bar: mean iterations of a search, where the prompt itself is the first" in quality
+    without = tables.quality_table(summaries[:1], JUDGE, "t", "n")
+    assert "K-bar" not in tables.to_markdown(without)
+
+
 def test_columns_that_no_run_recorded_are_left_out() -> None:
     table = tables.cost_table([summarize(run([[0.1]]))], "t", "n")
     assert [column.heading for column in table.columns] == ["method"]
@@ -113,7 +137,7 @@ def test_significance_of_one_source() -> None:
     assert (row["method"], row["pairs"], row["untied max"]) == ("tide", "2", "2")
     assert row["p (Holm) mean"]
     assert float(row["diff max"]) == pytest.approx(-0.65)
-    assert "all 4 tests" in table.notes[2]
+    assert "all 4 tests" in table.notes[1]
 
 
 def test_all_tables_fit_a_terminal() -> None:

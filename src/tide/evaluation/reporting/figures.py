@@ -21,6 +21,7 @@ import numpy as np
 from tide.core.optional import require
 from tide.data.records import Record
 from tide.evaluation.metrics import Estimate, Summary, is_toxic
+from tide.evaluation.reporting.tables import silent
 from tide.evaluation.runs import Run
 from tide.plugins.specs import parse_spec
 
@@ -44,6 +45,7 @@ _STYLE = {
 _WIDTH, _PANEL = 3.5, 2.1  # inches: half a page
 # The longest label with which a legend has so many columns; a longer one is broken.
 _COLUMNS = ((14, 3), (26, 2), (56, 1), (math.inf, 1))
+_NEAR = 4.0  # points between markers that hide each other
 _LARGEST = 1e6  # perplexity that is drawn
 _FEW_DECADES = 300.0
 _MEASURES = {"max": "avg max toxicity", "mean": "avg mean toxicity", "rate": "toxic rate"}
@@ -58,7 +60,7 @@ def trade_off(summaries: Sequence[Summary], source_names: Sequence[str]) -> Any 
     shown = [(n, one) for n, one in enumerate(summaries) if one.perplexity]
     if len(shown) < 2:
         return None
-    titles = _unversioned(source_names)
+    titles = unversioned(source_names)
     with _panels(len(source_names)) as (figure, panels):
         for panel, source in zip(panels, source_names, strict=True):
             for number, one in shown:
@@ -70,12 +72,14 @@ def trade_off(summaries: Sequence[Summary], source_names: Sequence[str]) -> Any 
                 panel.errorbar(x.value, y.value, **bars, **style, label=one.method)
             panel.set_title(f"by {titles[source]}")
             panel.set_ylabel(_MEASURES["max"])
-            panel.set_ylim(bottom=0)
+            from_zero(panel)
         values = [_perplexity(one).value for _, one in shown]
         if _spread(values) > 4:
             _logarithmic(panels[-1].xaxis, 10)
         panels[-1].set_xlabel("mean perplexity (lower left is best)")
-        _legend(figure, panels)
+        for panel in panels:
+            _nest(panel)
+        _legend(figure, panels, "\n".join(silent([one for _, one in shown])))
     return figure
 
 
@@ -98,18 +102,21 @@ def anytime(runs: Sequence[Run], source_names: Sequence[str], measure: str) -> A
         if (curve := anytime_curve(run, source, measure))[0]
     }
     longest = max(spent[-1] for spent, _ in curves.values())
-    titles = _unversioned(source_names)
+    titles = unversioned(source_names)
     with _panels(len(source_names)) as (figure, panels):
         for panel, source in zip(panels, source_names, strict=True):
-            for number, run in shown:
+            for order, (number, run) in enumerate(shown):
                 if (number, source) in curves:
                     x, y = curves[number, source]
                     x, y = [*x, longest], [*y, y[-1]]
-                    style = {**_line(number), "markevery": _every(x)}
+                    # Those that are drawn first are wider, so that none hides another.
+                    wider = (len(shown) - 1 - order) / max(1, len(shown) - 1)
+                    size = {"lw": 1.2 + 1.4 * wider, "ms": 4.5 + 2.5 * wider}
+                    style = {**_line(number), **size, "markevery": _every(x)}
                     panel.step(x, y, where="post", label=run.name, **style)
             panel.set_title(f"by {titles[source]}")
             panel.set_ylabel(_MEASURES[measure])
-            panel.set_ylim(bottom=0)
+            from_zero(panel)
         _logarithmic(panels[-1].xaxis, 2)
         panels[-1].set_xlabel("evaluations spent on a completion")
         _legend(figure, panels)
@@ -155,7 +162,7 @@ def sensitivity(
         extra["perplexity"] = "perplexity\n(dotted: median)"
     if all("iterations" in one.averages for _, one in swept):
         extra["iterations"] = "mean iterations"
-    titles = _unversioned(source_names)
+    titles = unversioned(source_names)
     with _panels(1 + len(extra)) as (figure, panels):
         for number, source in enumerate(source_names):
             judged = [one.toxicity.get(source, {}) for _, one in swept]
@@ -179,7 +186,7 @@ def sensitivity(
         slant = 45 if len(values) > 6 else 0
         panels[-1].set_xticks(values, [f"{value:g}" for value in values], rotation=slant)
         panels[-1].set_xticks([], minor=True)
-        panels[0].set_ylim(bottom=0)
+        from_zero(panels[0])
         panels[-1].set_xlabel(setting.replace("_", " "))
         _legend(figure, panels)
     return figure
@@ -290,7 +297,7 @@ def about(record: Record, number: int) -> str:
     return f"Trial {number + 1} of {count}{longest}"
 
 
-def _unversioned(sources: Sequence[str]) -> dict[str, str]:
+def unversioned(sources: Sequence[str]) -> dict[str, str]:
     """The name of each source of scores, without its version where that tells none from another."""
     short = {source: re.sub(r"@[\w.+-]+", "", source) for source in sources}
     return short if len(set(short.values())) == len(short) else {name: name for name in sources}
@@ -344,6 +351,24 @@ def _line(number: int) -> dict[str, str]:
         "marker": _MARKERS[number % len(_MARKERS)],
         "ls": _LINES[number // len(_COLOURS) % len(_LINES)],
     }
+
+
+def from_zero(panel: Any) -> None:
+    """Let the vertical axis begin at 0, with room for a marker there."""
+    top = panel.get_ylim()[1]
+    panel.set_ylim(-0.04 * top, top)
+
+
+def _nest(panel: Any) -> None:
+    """Draw the points that lie under others as larger rings, so that all of them are seen."""
+    lines = [container.lines[0] for container in panel.containers]
+    places = [panel.transData.transform(line.get_xydata()[0]) for line in lines]
+    near = _NEAR * panel.figure.dpi / 72
+    for number, line in enumerate(lines):
+        above = sum(math.dist(places[number], other) < near for other in places[number + 1 :])
+        if above:
+            size = line.get_markersize() + 4.5 * above
+            line.set(markersize=size, markerfacecolor="none", markeredgewidth=1.2)
 
 
 def _every(x: Sequence[int]) -> list[int]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from tide.core.optional import require
 from tide.evaluation.printed import Printed, tables
-from tide.evaluation.reporting.figures import _COLOURS, _STYLE
+from tide.evaluation.reporting.figures import _COLOURS, _STYLE, from_zero
 
 _BENCHMARKS = {"rtp": "RTP", "attaq": "AttaQ", "bold": "BOLD"}
 _MODELS = {
@@ -96,7 +96,7 @@ def _panel(panel: Any, methods: Mapping[str, Printed], hollow: Mapping[str, floa
     panel.xaxis.set_major_locator(ticker.LogLocator(10, subs=(1, 2, 5)))
     panel.xaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
     panel.xaxis.set_minor_formatter(ticker.NullFormatter())
-    panel.set_ylim(bottom=0)
+    from_zero(panel)
 
 
 def _strengths(system: str, methods: Mapping[str, Printed]) -> Sequence[str]:

@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -91,6 +91,12 @@ class Report:
             with reported(path, "written"):
                 figure.savefig(path, dpi=200)
 
+    def write_page(self, out: Path, mask: Callable[[str], str] | None = None) -> None:
+        """All of it as `report.html`, which needs no other file; `mask` as in `page.page`."""
+        from tide.evaluation.reporting.page import page  # noqa: PLC0415  (slow import)
+
+        write_text(out / "report.html", page(self, mask))
+
     def _repr_html_(self) -> str:
         return "".join(map(tables.to_html, self.tables))
 
@@ -108,6 +114,7 @@ def report(
     grid: int = 21,
     image_format: str = "png",
     seed: int = 0,
+    mask: Callable[[str], str] | None = None,
 ) -> Report:
     """Tables, metrics and figures of `runs`, which are also written to the folder `out`, if given.
 
@@ -118,7 +125,8 @@ def report(
     against: the method that the others are tested against, by default `base`. tests, draw: make
     the tables of significance, the figures. valid: see `metrics.summarize`.
     trajectory, landscape: id of a prompt whose search is drawn; a landscape runs the model, on
-    `grid` x `grid` points. seed: of the bootstrap.
+    `grid` x `grid` points. seed: of the bootstrap. mask: masks the toxic words of a text that is
+    shown in `report.html`; without it, toxic completions are masked as a whole.
 
     Raises InputError for what cannot be used, before anything is written.
     """
@@ -137,19 +145,19 @@ def report(
     )
     if out is not None:
         made.write_tables(Path(out))
-    if not draw:
-        return made
-    drawn: dict[str, Any] = {}
-    try:
-        for group in groups:
-            drawn |= _figures(group, trajectory)
-            if landscape is not None:
-                drawn |= _landscape(group, landscape, grid)
-    except MissingDependencyError as error:
-        return replace(made, problem=f"no figures: {error}")
-    made = replace(made, figures=drawn)
+    if draw:
+        try:
+            drawn: dict[str, Any] = {}
+            for group in groups:
+                drawn |= _figures(group, trajectory)
+                if landscape is not None:
+                    drawn |= _landscape(group, landscape, grid)
+            made = replace(made, figures=drawn)
+        except MissingDependencyError as error:
+            made = replace(made, problem=f"no figures: {error}")
     if out is not None:
         made.write_figures(Path(out), image_format)
+        made.write_page(Path(out), mask)
     return made
 
 

@@ -23,23 +23,23 @@ from tide.evaluation.significance import MEASURES, Comparison
 Value = str | int | float | Estimate | None
 
 _OF_A_NUMBER = 20  # characters of a terminal, at most, with an interval and what lies between
-# Name in the summary, heading, digits.
+# Name in the summary, heading, digits, what it is.
 _TEXT = (
-    ("dist_1", "dist-1", 3),
-    ("dist_2", "dist-2", 3),
-    ("dist_3", "dist-3", 3),
-    ("num_tokens", "tokens", 1),
-    ("empty", "empty", 3),
+    ("dist_1", "dist-1", 3, "distinct words of a prompt's completions, per word"),
+    ("dist_2", "dist-2", 3, "distinct pairs of words, per word"),
+    ("dist_3", "dist-3", 3, "distinct triples, per word"),
+    ("num_tokens", "tokens", 1, "mean length"),
+    ("empty", "empty", 3, "share of completions that say nothing"),
 )
 _COST = (
-    ("evaluations", "evals", 2),
-    ("rounds", "rounds", 2),
-    ("generated_tokens", "tokens", 0),
-    ("forward_tokens", "forward", 0),
-    ("scorer_calls", "scored", 2),
-    ("seconds", "seconds", 3),
-    ("unresolved", "unres.", 3),
-    ("refused", "refused", 3),
+    ("evaluations", "evals", 2, "completions written"),
+    ("rounds", "rounds", 2, "calls of the model, one after the other"),
+    ("generated_tokens", "tokens", 0, "tokens written"),
+    ("forward_tokens", "forward", 0, "tokens run through the model"),
+    ("scorer_calls", "scored", 2, "texts scored"),
+    ("seconds", "seconds", 3, "while other prompts share the machine"),
+    ("unresolved", "unres.", 3, "share of prompts with a completion that was not accepted"),
+    ("refused", "refused", 3, "share of prompts with one that was withheld"),
 )
 
 
@@ -48,7 +48,7 @@ class Column:
     """digits: of its numbers. interval: show the half-width of the interval behind the value.
 
     form: `signed` shows a plus as well, `p` is for small probabilities. key: its name in CSV, where
-    a heading stands more than once.
+    a heading stands more than once. says: what it is, told below the table.
     """
 
     heading: str
@@ -56,6 +56,7 @@ class Column:
     interval: bool = False
     form: Literal["fixed", "signed", "p"] = "fixed"
     key: str = ""
+    says: str = ""
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,12 @@ class Table:
     columns: Sequence[Column]
     rows: Sequence[Sequence[Value]]
     notes: Sequence[str] = field(default=())
+
+    @property
+    def legend(self) -> list[str]:
+        """What the columns are, and the notes."""
+        says = dict.fromkeys(f"{one.heading}: {one.says}" for one in self.columns if one.says)
+        return ["; ".join(says), *self.notes] if says else list(self.notes)
 
     def without_empty_columns(self) -> Table:
         kept = [i for i in range(len(self.columns)) if any(row[i] is not None for row in self.rows)]
@@ -82,11 +89,21 @@ def quality_table(summaries: Sequence[Summary], source: str, title: str, name: s
     single = all(one.completions == one.prompts for one in summaries)
     columns = [
         Column("method"),
-        Column("toxicity" if single else "avg max", 3, interval=True, key="avg max"),
-        Column("avg mean", 3, interval=True),
-        Column("toxic rate", 3, interval=True),
+        Column(
+            "toxicity" if single else "avg max",
+            3,
+            interval=True,
+            key="avg max",
+            says="average score of the completions"
+            if single
+            else "average of each prompt's highest score",
+        ),
+        Column("avg mean", 3, interval=True, says="average of each prompt's mean score"),
+        Column("toxic rate", 3, interval=True, says="share of prompts with a toxic completion"),
         *_perplexity_columns(references),
-        Column("K-bar", 2),
+        Column(
+            "K-bar", 2, says="mean iterations of a search, where the prompt itself is the first"
+        ),
     ]
     rows: list[list[Value]] = []
     for one in summaries:
@@ -103,10 +120,9 @@ def quality_table(summaries: Sequence[Summary], source: str, title: str, name: s
         for row, one in zip(rows, summaries, strict=True):
             row.insert(1, one.prompts)
     notes = ["± half of the 95 % bootstrap interval over prompts", *_legend(references)]
-    if references:
-        notes.append(OF_20)
+    notes += silent(summaries)
     if "@" in source:
-        notes.append(f"{source}: a scorer, and behind @ its version")
+        notes.append(f"{source}: a scorer, and after @ its version")
     if any(e.std is not None for one in summaries for e in one.toxicity.get(source, {}).values()):
         notes.append("rows of several seeds: their mean ± standard deviation")
     notes += [
@@ -137,11 +153,9 @@ def _references(summaries: Sequence[Summary]) -> dict[str, tuple[str, str]]:
     return {name: (f"ppl {head}", f"perplexity {name}") for name, head in columns}
 
 
-# What the columns of a perplexity are.
-OF_20 = (
-    "perplexity: mean over all completions; of 20: over those of exactly 20 reference tokens, as "
-    "the paper has it; median: over all"
-)
+_OF_ALL = "mean perplexity of all completions, less is more likely text"
+_OF_20 = "mean over those of exactly 20 reference tokens, as the paper has it"
+_SILENT = 0.05  # share of empty completions from which a table and a figure tell it
 
 
 def _perplexity_columns(references: Mapping[str, tuple[str, str]]) -> list[Column]:
@@ -149,11 +163,25 @@ def _perplexity_columns(references: Mapping[str, tuple[str, str]]) -> list[Colum
     for heading, key in references.values():
         # With the intervals of several the table would not fit a terminal.
         columns += [
-            Column(heading, 2, interval=len(references) == 1, key=key),
-            Column("of 20", 2, key=f"{key} of 20 tokens"),
-            Column("median", 2, key=f"{key} median"),
+            Column(heading, 2, interval=len(references) == 1, key=key, says=_OF_ALL),
+            Column("of 20", 2, key=f"{key} of 20 tokens", says=_OF_20),
+            Column("median", 2, key=f"{key} median", says="median perplexity"),
         ]
     return columns
+
+
+def silent(summaries: Sequence[Summary]) -> list[str]:
+    """A note on the methods that leave many completions empty."""
+    shares = {
+        one.method: one.averages["empty"].value for one in summaries if "empty" in one.averages
+    }
+    each = [f"{share:.0%} of {method}" for method, share in shares.items() if share >= _SILENT]
+    if not each:
+        return []
+    return [
+        f"Empty completions: {', '.join(each)}. They mostly count as not toxic and have no "
+        "perplexity, which flatters a method that falls silent"
+    ]
 
 
 def _perplexities(one: Summary, references: Iterable[str]) -> list[Value]:
@@ -200,46 +228,35 @@ def fluency_table(summaries: Sequence[Summary], title: str, name: str) -> Table:
     references = _references(summaries)
     for heading, key in references.values():
         columns += [
-            Column(heading.replace("perplexity", "ppl"), 2, key=key),
-            Column("of 20", 2, key=f"{key} of 20 tokens"),
-            Column("median", 2, key=f"{key} median"),
-            Column("no ppl", 1, key=f"without {key}"),
+            Column(heading.replace("perplexity", "ppl"), 2, key=key, says=_OF_ALL),
+            Column("of 20", 2, key=f"{key} of 20 tokens", says=_OF_20),
+            Column("median", 2, key=f"{key} median", says="median perplexity"),
+            Column("no ppl", 1, key=f"without {key}", says="completions that have none"),
         ]
-    columns += [Column(heading, digits) for _, heading, digits in _TEXT]
+    columns += [Column(heading, digits, says=says) for _, heading, digits, says in _TEXT]
     rows: list[list[Value]] = []
     for one in summaries:
         row: list[Value] = [one.method]
         for reference in references:
             found = one.fluency.get(reference)
             row += [*_perplexities(one, [reference]), found.without if found else None]
-        rows.append([*row, *(one.averages.get(key) for key, _, _ in _TEXT)])
-    of_ppl = (
-        "ppl: mean perplexity; of 20: of the completions of exactly 20 reference tokens, as the "
-        "paper has it; no ppl: completions that have none"
-    )
-    notes = [
-        *([of_ppl] if references else []),
-        "dist-n: distinct n-grams over words; tokens: mean length; empty: a share",
-        *_legend(references),
-    ]
+        rows.append([*row, *(one.averages.get(key) for key, *_ in _TEXT)])
+    notes = [*_legend(references), *silent(summaries)]
     return Table(name, title, columns, rows, notes).without_empty_columns()
 
 
 def cost_table(summaries: Sequence[Summary], title: str, name: str) -> Table:
     """What a prompt costs, all its trials together; a row a method."""
-    keys = {key for key, _, _ in _COST}
+    keys = {key for key, *_ in _COST}
     columns = [
         Column("method"),
-        *(Column(heading, digits, key=key) for key, heading, digits in _COST),
+        *(Column(heading, digits, key=key, says=says) for key, heading, digits, says in _COST),
     ]
     rows: list[list[Value]] = [
-        [one.method, *(one.averages.get(key) for key, _, _ in _COST)]
+        [one.method, *(one.averages.get(key) for key, *_ in _COST)]
         for one in [one for one in summaries if one.averages.keys() & keys] or summaries
     ]
-    notes = [
-        "per prompt, all trials; tokens: generated; forward: run through the model",
-        "scored: texts sent; unres(olved), refused: share of prompts with such a trial",
-    ]
+    notes = ["averages per prompt, over all trials together"]
     return Table(name, title, columns, rows, notes).without_empty_columns()
 
 
@@ -249,12 +266,12 @@ def moved_table(summaries: Sequence[Summary], title: str, name: str) -> Table:
     sources = list(dict.fromkeys(source for one in rows for source in one.toxicity))
     columns = [
         Column("method"),
-        Column("moved", 3, key="share moved"),
-        Column("ppl", 2, key="median perplexity"),
-        Column("p95", 1, key="95th percentile of perplexity"),
+        Column("moved", 3, key="share moved", says="share not accepted at once"),
+        Column("ppl", 2, key="median perplexity", says="median perplexity"),
+        Column("p95", 1, key="95th percentile of perplexity", says="its 95th percentile"),
         *(Column(f"toxic {i}", 3, key=f"toxic by {s}") for i, s in enumerate(sources, start=1)),
-        Column("alike", 3, key="ROUGE-L"),
-        Column("displaced", 2, key="displacement"),
+        Column("alike", 3, key="ROUGE-L", says="ROUGE-L with the unmodified completion"),
+        Column("displaced", 2, key="displacement", says="mean displacement of the prompt"),
     ]
     values: list[list[Value]] = []
     for one in rows:
@@ -263,11 +280,8 @@ def moved_table(summaries: Sequence[Summary], title: str, name: str) -> Table:
         toxic = [one.toxicity[s].get("moved") if s in one.toxicity else None for s in sources]
         measured = (one.averages.get(f"moved_{key}") for key in ("similarity", "displacement"))
         values.append([one.method, one.averages["moved"], *perplexity, *toxic, *measured])
-    of_ppl = "ppl, p95: median and 95th percentile of perplexity"
     notes = [
-        "moved: share of completions whose first evaluation was not accepted; the rest is of these",
-        *([of_ppl] if any(one.fluency for one in rows) else []),
-        "alike: ROUGE-L with the unmodified; displaced: mean displacement of the prompt",
+        "all columns but the first are of the completions that were not accepted at once",
         "; ".join(f"toxic {i}: share by {s}" for i, s in enumerate(sources, start=1)),
     ]
     return Table(name, title, columns, values, notes).without_empty_columns()
@@ -277,19 +291,17 @@ def decoding_table(summaries: Sequence[Summary], title: str, name: str) -> Table
     """Whether the nearest tokens of accepted points are the prompt, by displacement."""
     columns = [
         Column("method"),
-        Column("decoded", 3),
-        Column("recovered", 3, interval=True),
+        Column("decoded", 3, says="share from an accepted point other than the prompt"),
+        Column(
+            "recovered", 3, interval=True, says="of these, whose nearest tokens are the prompt's"
+        ),
         *(Column(_range(*ends), 3, key=key) for key, ends in RECOVERED.items()),
     ]
     keys = ["decoded", "recovered", *RECOVERED]
     rows: list[list[Value]] = [
         [one.method, *map(one.averages.get, keys)] for one in summaries if "decoded" in one.averages
     ]
-    notes = [
-        "decoded: share of completions that come from an accepted point other than the prompt",
-        "recovered: of these, where the nearest token of each row is the prompt's; also by how far "
-        "the point is, |X - X0| / |X0|",
-    ]
+    notes = ["to 1, to 1.5...: the same by how far the point is, |X - X0| / |X0|"]
     return Table(name, title, columns, rows, notes).without_empty_columns()
 
 
@@ -301,13 +313,14 @@ def significance_table(
     comparisons: Sequence[Comparison], source: str, title: str, name: str
 ) -> Table:
     """One-sided Wilcoxon tests by one source, on prompts' max and mean toxicity; a row a method."""
-    columns = [Column("method"), Column("pairs")]
+    columns = [Column("method"), Column("pairs", says="prompts of both methods")]
     for measure in MEASURES:
+        says = f"average difference of the {measure} toxicity to {comparisons[0].against}"
         columns += [
-            Column(measure, form="signed", key=f"diff {measure}"),
-            Column("untied", key=f"untied {measure}"),
-            Column("p", form="p", key=f"p {measure}"),
-            Column("Holm", form="p", key=f"p (Holm) {measure}"),
+            Column(measure, form="signed", key=f"diff {measure}", says=says),
+            Column("untied", key=f"untied {measure}", says="pairs that differ"),
+            Column("p", form="p", key=f"p {measure}", says="how likely that is by chance"),
+            Column("Holm", form="p", key=f"p (Holm) {measure}", says="p over all tests"),
         ]
     rows: dict[str, list[Value]] = {}
     for measure in MEASURES:
@@ -316,30 +329,29 @@ def significance_table(
                 row = rows.setdefault(one.method, [one.method, one.pairs])
                 row += [one.difference, one.unequal, one.p_value, one.p_holm]
     notes = [
-        f"max, mean: average of the paired differences to {comparisons[0].against}",
-        "p: the method is less toxic (Wilcoxon signed-rank over untied pairs, one-sided)",
-        f"Holm: p over all {len(comparisons)} tests of this group, by all sources",
+        "the tests are Wilcoxon signed-rank over untied pairs, one-sided",
+        f"Holm is over all {len(comparisons)} tests of this group, by all sources",
     ]
     return Table(name, title, columns, list(rows.values()), notes)
 
 
 def to_markdown(table: Table) -> str:
     headings = [column.heading for column in table.columns]
-    marks = ["---" if _is_text(table, i) else "---:" for i in range(len(headings))]
-    lines = [_pipes([_markdown(cell) for cell in cells]) for cells in (headings, *_cells(table))]
+    marks = ["---" if is_text(table, i) else "---:" for i in range(len(headings))]
+    lines = [_pipes([_markdown(cell) for cell in cells]) for cells in (headings, *cells_of(table))]
     lines.insert(1, _pipes(marks))
-    notes = "".join(f"\n{note}.\n" for note in table.notes)
+    notes = "".join(f"\n{note}.\n" for note in table.legend)
     return f"**{_markdown(table.title)}**\n\n" + "\n".join(lines) + "\n" + notes
 
 
 def to_latex(table: Table) -> str:
     """A `table` environment; needs the package booktabs."""
-    layout = "".join("l" if _is_text(table, i) else "r" for i in range(len(table.columns)))
+    layout = "".join("l" if is_text(table, i) else "r" for i in range(len(table.columns)))
     headings = [column.heading for column in table.columns]
     head, *body = (
-        "  " + " & ".join(map(_latex, cells)) + r" \\" for cells in (headings, *_cells(table))
+        "  " + " & ".join(map(_latex, cells)) + r" \\" for cells in (headings, *cells_of(table))
     )
-    caption = "; ".join([table.title, *table.notes])
+    caption = "; ".join([table.title, *table.legend])
     return "\n".join(
         [
             r"\begin{table}",
@@ -385,9 +397,9 @@ def to_csv(table: Table) -> str:
 def to_html(table: Table) -> str:
     """For a notebook."""
     head = "".join(f"<th>{escape(column.heading)}</th>" for column in table.columns)
-    rows = ("".join(f"<td>{escape(cell)}</td>" for cell in cells) for cells in _cells(table))
+    rows = ("".join(f"<td>{escape(cell)}</td>" for cell in cells) for cells in cells_of(table))
     body = "".join(f"<tr>{row}</tr>" for row in rows)
-    notes = "<br>".join(map(escape, table.notes))
+    notes = "<br>".join(map(escape, table.legend))
     return (
         f"<table><caption>{escape(table.title)}</caption><thead><tr>{head}</tr></thead>"
         f"<tbody>{body}</tbody></table><p>{notes}</p>"
@@ -408,7 +420,7 @@ def to_rich(table: Table, width: int = 80) -> Group:
             columns.append(number)
             parts[-1:] = [wider]
     parts[0].title = table.title
-    return Group(*parts, Text("\n".join(table.notes), style="italic"), "")
+    return Group(*parts, Text("\n".join(table.legend), style="italic"), "")
 
 
 def _rich(table: Table, columns: Sequence[int], width: int) -> RichTable:
@@ -418,13 +430,13 @@ def _rich(table: Table, columns: Sequence[int], width: int) -> RichTable:
         box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False, title_justify="left"
     )
     for number in columns:
-        if _is_text(table, number):
+        if is_text(table, number):
             longest = max((len(str(row[number])) for row in table.rows), default=0)
             fits: dict[str, Any] = {"no_wrap": True} if longest <= room else {"max_width": room}
             shown.add_column(table.columns[number].heading, overflow="fold", **fits)
         else:
             shown.add_column(table.columns[number].heading, justify="right", no_wrap=True)
-    for cells in _cells(table):
+    for cells in cells_of(table):
         shown.add_row(*(cells[number] for number in columns))
     return shown
 
@@ -441,14 +453,14 @@ def slug(text: str) -> str:
     return re.sub(r"[^\w.=-]+", "-", text).strip("-.") or "unnamed"
 
 
-def _cells(table: Table) -> list[list[str]]:
+def cells_of(table: Table) -> list[list[str]]:
     return [
-        [_shown(value, column) for value, column in zip(row, table.columns, strict=True)]
+        [shown(value, column) for value, column in zip(row, table.columns, strict=True)]
         for row in table.rows
     ]
 
 
-def _shown(value: Value, column: Column) -> str:
+def shown(value: Value, column: Column) -> str:
     if value is None:
         return "-"
     if isinstance(value, str | int):
@@ -470,7 +482,7 @@ def _number(value: float, column: Column) -> str:
     return f"{value:{sign}.{column.digits}f}"
 
 
-def _is_text(table: Table, number: int) -> bool:
+def is_text(table: Table, number: int) -> bool:
     return all(isinstance(row[number], str) for row in table.rows)
 
 

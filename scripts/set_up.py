@@ -1,0 +1,82 @@
+"""Install this checkout into the environment whose Python runs this, as the Makefile does.
+
+    python scripts/set_up.py test        # with an extra, or several: test,docs
+
+On Linux PyTorch from PyPI brings 2.7 GB of CUDA. Where no GPU is found, its build for the CPU is
+installed before, from PyTorch's own index or from wherever your pip is configured to look. If none
+is found there, everything comes as pip is configured. TORCH=cuda in the environment leaves PyTorch
+to pip, TORCH=cpu insists on the other. A PyTorch that is installed already is kept.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+INDEX = "https://download.pytorch.org/whl/cpu"
+# An index that cannot be reached must not hold up an installation that does not need it.
+_SHORT = ("--retries", "1", "--timeout", "10")
+_GPUS = ("nvidia[0-9]*", "kfd", "dxg")  # NVIDIA's, AMD's, and any below Windows
+
+
+def gpu(devices: Path = Path("/dev")) -> bool:
+    """Whether this machine has a GPU that PyTorch may use."""
+    return any(True for name in _GPUS for _ in devices.glob(name))
+
+
+def wants_cpu(asked: str, platform: str, has_gpu: bool) -> bool:
+    """Whether to install the build for the CPU. asked: auto, cpu or cuda (TORCH)."""
+    if asked not in ("auto", "cpu", "cuda"):
+        raise SystemExit(f"TORCH: expected auto, cpu or cuda (got {asked!r})")
+    # Elsewhere what PyPI has is for the CPU already.
+    return platform == "linux" and (asked == "cpu" or (asked == "auto" and not has_gpu))
+
+
+def pinned(constraints: str) -> str:
+    """The version of torch in the text of constraints.txt."""
+    found = re.search(r"^torch==([\w.]+)", constraints, re.MULTILINE)
+    if found is None:
+        raise SystemExit("constraints.txt: has no line torch==VERSION")
+    return found[1]
+
+
+def installed() -> bool:
+    try:
+        return bool(version("torch"))
+    except PackageNotFoundError:
+        return False
+
+
+def pip(*arguments: str, quietly: bool = False) -> bool:
+    """Run `pip install`; whether it succeeded. quietly: also without its errors."""
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    done = subprocess.run([*command, *arguments], check=False, cwd=ROOT, capture_output=quietly)
+    return done.returncode == 0
+
+
+def main() -> None:
+    extras = sys.argv[1] if len(sys.argv) > 1 else ""
+    package = f".[{extras}]" if extras else "."
+    asked = os.environ.get("TORCH") or "auto"
+    if not installed() and wants_cpu(asked, sys.platform, gpu()):
+        why = "" if asked == "cpu" else " (no GPU is here; TORCH=cuda takes CUDA's)"
+        print(f"installing {package} with PyTorch for the CPU{why}: some minutes", flush=True)
+        torch = f"torch=={pinned((ROOT / 'constraints.txt').read_text('utf-8'))}+cpu"
+        found = pip(*_SHORT, "--no-deps", "--extra-index-url", INDEX, torch, quietly=True)
+        if not found and asked == "cpu":
+            raise SystemExit(f"TORCH=cpu: {torch} is neither at {INDEX} nor where pip looks")
+        if not found:
+            print(f"{torch} is not to be had; PyTorch comes from where pip looks", flush=True)
+    else:
+        print(f"installing {package}: some minutes", flush=True)
+    if not pip("--constraint", "constraints.txt", "--editable", package):
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

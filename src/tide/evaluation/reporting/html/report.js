@@ -1,0 +1,22 @@
+"use strict";
+// A click on a heading sorts by that column, a second one the other way round; "-" stays last.
+for (const table of document.querySelectorAll("table.sorts")) {
+  const heads = [...table.tHead.rows[0].cells];
+  heads.forEach((head, number) => {
+    head.querySelector("button").addEventListener("click", () => {
+      const way = head.getAttribute("aria-sort") === "ascending" ? "descending" : "ascending";
+      heads.forEach((other) => other.removeAttribute("aria-sort"));
+      head.setAttribute("aria-sort", way);
+      const sign = way === "ascending" ? 1 : -1;
+      const value = (row) => row.cells[number].dataset.value;
+      const compared = (one, other) => {
+        const [a, b] = [value(one), value(other)];
+        if (a === "" || b === "") return (a === "") - (b === "");
+        const difference = Number(a) - Number(b);
+        return sign * (Number.isNaN(difference) ? a.localeCompare(b) : difference);
+      };
+      const body = table.tBodies[0];
+      body.append(...[...body.rows].sort(compared));
+    });
+  });
+}

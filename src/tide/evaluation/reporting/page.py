@@ -1,0 +1,226 @@
+"""A report as one HTML file that needs nothing else: tables that sort, figures, texts, settings.
+
+Records and configurations are files of others. Every text of them is escaped by the template, and a
+policy in the page's head lets it load nothing and run no script but its own.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from tide.core.results import mask as mask_all
+from tide.core.sanitize import visible
+from tide.data.records import Record, RecordId
+from tide.evaluation.metrics import Estimate, is_toxic
+from tide.evaluation.reporting.figures import unversioned
+from tide.evaluation.reporting.tables import Table, Value, cells_of, is_text
+from tide.evaluation.runs import Run
+
+if TYPE_CHECKING:
+    from tide.evaluation.reporting.reports import Group, Report
+
+_PARTS = Path(__file__).with_name("html")
+_WORST = 20  # prompts whose texts are shown
+_BEFORE = "the model as it is"
+_OWN = ("base", "unmodified")  # runs of the unmodified model
+_DPI = 150
+Mask = Callable[[str], str]
+Scores = dict[str, float | None]
+
+
+def page(report: Report, mask: Mask | None = None) -> str:
+    """The whole report.
+
+    mask: what makes a text fit to be shown, and leaves a text without toxic words as it is. A
+    toxic completion that it leaves as it is, and every one without a `mask`, is masked as a whole.
+    """
+    style, script = ((_PARTS / f"report.{kind}").read_text("utf-8") for kind in ("css", "js"))
+    template = Environment(
+        autoescape=True,
+        finalize=_visible,
+        loader=FileSystemLoader(_PARTS),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+    ).get_template("report.html.jinja")
+    concealed = "The words that carry the toxicity are masked, by the bundled scorer."
+    return template.render(
+        policy=(
+            "default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:; "
+            f"style-src {_hash(style)}; script-src {_hash(script)}"
+        ),
+        style=Markup(style),
+        script=Markup(script),
+        titles=[group.title for group in report.groups] or ["The published runs"],
+        tables=[_table(table) for table in report.tables],
+        figures=[{"name": name, "data": _png(one)} for name, one in report.figures.items()],
+        problem=report.problem,
+        groups=[_group(group, mask or (lambda text: text)) for group in report.groups],
+        concealed=concealed if mask else "Toxic completions are masked.",
+    )
+
+
+def _visible(value: Any) -> Any:
+    """Control characters as escapes, so that no text is read in another order than it is stored."""
+    is_foreign = isinstance(value, str) and not isinstance(value, Markup)
+    return visible(value, kept="\n") if is_foreign else value
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _png(figure: Any) -> str:
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=_DPI)
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def _table(table: Table) -> dict[str, Any]:
+    kinds = ["text" if is_text(table, number) else "" for number in range(len(table.columns))]
+    columns = [
+        {"heading": column.heading, "says": column.says, "kind": kind}
+        for column, kind in zip(table.columns, kinds, strict=True)
+    ]
+    rows = [
+        [
+            {"shown": shown, "value": _sorted_by(value), "kind": kind}
+            for shown, value, kind in zip(cells, row, kinds, strict=True)
+        ]
+        for cells, row in zip(cells_of(table), table.rows, strict=True)
+    ]
+    return {"title": table.title, "columns": columns, "rows": rows, "notes": table.legend}
+
+
+def _sorted_by(value: Value) -> str:
+    if value is None:
+        return ""
+    return str(value.value if isinstance(value, Estimate) else value)
+
+
+def _group(group: Group, mask: Mask) -> dict[str, Any]:
+    common, own = _settings(group.runs)
+    return {
+        "title": group.title,
+        "of": f" of {group.title}",
+        "sources": list(unversioned(group.sources).values()),
+        "prompts": [_prompt(group, *found, mask) for found in _worst(group)],
+        "common": common,
+        "own": own,
+    }
+
+
+def _worst(group: Group) -> list[tuple[RecordId, list[tuple[str, Run, Record]]]]:
+    """The ids whose unmodified completions score highest, each with a record a method.
+
+    Where nothing was recorded of the unmodified model, those whose completions score highest.
+    """
+    found: dict[RecordId, list[tuple[str, Run, Record]]] = {}
+    for entry in group.entries:
+        run = entry.runs[0]  # of several seeds, the first
+        for record in run.records:
+            found.setdefault(record.id, []).append((run.name, run, record))
+
+    def before(rows: Sequence[tuple[str, Run, Record]]) -> tuple[float, float]:
+        own = [record.base_toxicity_scores or [0.0] for _, _, record in rows]
+        own += [record.toxicity_scores for name, _, record in rows if name in _OWN]
+        return max(map(max, own)), max(record.max_toxicity for _, _, record in rows)
+
+    return sorted(found.items(), key=lambda item: before(item[1]), reverse=True)[:_WORST]
+
+
+def _prompt(
+    group: Group, row_id: RecordId, rows: list[tuple[str, Run, Record]], mask: Mask
+) -> dict[str, Any]:
+    record = rows[0][2]
+    asked = record.messages[-1].content if record.messages else record.prompt
+    shown = [*_before(rows, group.sources, mask)]
+    for name, run, one in rows:
+        if name in _OWN and shown:
+            continue
+        place = max(range(len(one.trials)), key=one.toxicity_scores.__getitem__)
+        scores: Scores = {run.scorer: one.toxicity_scores[place]}
+        scores |= {judge: given[place] for judge, given in one.judge_scores.items()}
+        text = _masked(one.completions[place], run, scores, mask)
+        if one.refused and one.refused[place]:
+            text = "(withheld)"
+        elif one.accepted and not one.accepted[place] and text != _EMPTY:
+            text += " (not accepted)"
+        shown.append(_row(name, run, scores, text, group.sources))
+    return {"text": f"{mask(asked)} (id {row_id})", "id": row_id, "rows": shown}
+
+
+def _before(
+    rows: Sequence[tuple[str, Run, Record]], sources: Sequence[str], mask: Mask
+) -> Iterator[dict[str, Any]]:
+    """The most toxic completion of the unmodified prompt that a search recorded, if one did."""
+    for _, run, one in rows:
+        if one.base_completions and one.base_toxicity_scores:
+            own = one.base_toxicity_scores
+            place = max(range(len(own)), key=own.__getitem__)
+            scores: Scores = {run.scorer: own[place]}
+            for judge in one.step_judge_scores:
+                judged = one.base_scores_by(judge)
+                scores[judge] = judged[place] if judged else None
+            text = _masked(one.base_completions[place], run, scores, mask)
+            yield _row(_BEFORE, run, scores, text, sources)
+            return
+
+
+_EMPTY = "(empty)"
+
+
+def _masked(text: str, run: Run, scores: Scores, mask: Mask) -> str:
+    text = " ".join(text.split())
+    if not text:
+        return _EMPTY
+    masked = mask(text)
+    is_bad = any(score is not None and is_toxic(run, score) for score in scores.values())
+    return mask_all(text) if is_bad and masked == text else masked
+
+
+def _row(
+    method: str, run: Run, scores: Scores, text: str, sources: Sequence[str]
+) -> dict[str, Any]:
+    found = [scores.get(source) for source in sources]
+    cells = [
+        {"shown": "-", "kind": ""}
+        if score is None
+        else {"shown": f"{score:.2f}", "kind": "toxic" if is_toxic(run, score) else "fine"}
+        for score in found
+    ]
+    return {"method": method, "scores": cells, "text": text}
+
+
+Pairs = list[tuple[str, str]]
+
+
+def _settings(runs: Sequence[Run]) -> tuple[Pairs, list[tuple[str, Pairs]]]:
+    """What all configurations share, and what each has of its own; with the place of each run."""
+    flat = [dict(_flat({"run": run.where, **run.config})) for run in runs]
+    common = [
+        (key, value) for key, value in flat[0].items() if all(one.get(key) == value for one in flat)
+    ]
+    shared = {key for key, _ in common}
+    own = [
+        (run.name, [(key, value) for key, value in one.items() if key not in shared])
+        for run, one in zip(runs, flat, strict=True)
+    ]
+    return common, own
+
+
+def _flat(values: dict[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{above}{key}.")
+        else:
+            is_said = isinstance(value, str)
+            yield f"{above}{key}", value if is_said else json.dumps(value, ensure_ascii=False)

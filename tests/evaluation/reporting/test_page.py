@@ -1,0 +1,239 @@
+"""The page of a report: whole, escaped, and in a real Chromium, if there is one."""
+
+from __future__ import annotations
+
+import base64
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from markupsafe import escape
+
+from tests.evaluation.runs import JUDGE, changed, run, search_run
+from tide import evaluation
+from tide.data.records import Record
+from tide.evaluation.reporting.page import page
+from tide.evaluation.runs import Run
+
+CHROMIUM = shutil.which("chromium")
+HOSTILE = (
+    "</script></style><script>window.broken = 1</script><img src=x onerror='window.broken=1'>\"'"
+)
+
+
+def with_bases(one: Run, scores: list[float]) -> Run:
+    """`one` with what the model wrote by itself: a text of its number, with these scores."""
+    for number, record in enumerate(one.records):
+        trials = len(record.trials)
+        changed(
+            one,
+            number,
+            base_completions=[f"a rude text {number}"] * trials,
+            base_toxicity_scores=[scores[number]] * trials,
+        )
+    return one
+
+
+def made(*runs: Run, mask: Any = None, **more: Any) -> str:
+    return page(evaluation.report(runs, **{"draw": False, **more}), mask)
+
+
+def rows_of(text: str, prompt: str) -> dict[str, list[str]]:
+    """The cells below a prompt, by method."""
+    (part,) = re.findall(rf"<h3>\d+\. {prompt} .*?</table>", text, re.DOTALL)
+    rows = re.findall(r'<tr><th scope="row" class="text">(.*?)</th>(.*?)</tr>', part)
+    return {name: re.findall(r"<td[^>]*>(.*?)</td>", cells) for name, cells in rows}
+
+
+def test_it_holds_tables_figures_texts_settings_and_versions() -> None:
+    base = run([[0.9, 0.2]] * 6, versions={"torch": "9.8.7"})
+    search = search_run("tide", num_samples=5, versions={"torch": "9.8.7"})
+    text = made(base, search, draw=True)
+    report = evaluation.report([base, search])
+    assert all(str(escape(table.title)) in text for table in report.tables)
+    assert text.count("data:image/png;base64,") == len(report.figures) > 1
+    data = re.findall(r"data:image/png;base64,([^\"]+)", text)
+    assert all(base64.b64decode(one).startswith(b"\x89PNG") for one in data)
+    assert "<dt>versions.torch</dt><dd>9.8.7</dd>" in text
+    assert "<dt>settings.num_samples</dt><dd>5</dd>" in text
+    assert text.count("<dt>versions.torch</dt>") == 1  # the same for both
+    assert 'data-value="0.9"' in text
+    assert not re.search(r"(src|href)=\"(?!data:|#)", text)
+
+
+def test_the_worst_twenty_prompts_before_and_after() -> None:
+    scores = [number / 40 for number in range(30)]
+    search = with_bases(search_run("tide", prompts=30), scores)
+    text = made(search, mask=lambda text: text.replace("rude", "r***"))
+    shown = re.findall(r"<h3>\d+\. prompt (\d+) \(id", text)
+    assert [int(one) for one in shown] == list(range(29, 9, -1))
+    rows = rows_of(text, "prompt 29")
+    assert list(rows) == ["the model as it is", "tide"]
+    judged = search.records[29].base_scores_by(JUDGE) or []
+    assert rows["the model as it is"] == ["0.72", f"{judged[0]:.2f}", "a r*** text 29"]
+    record = search.records[29]
+    place = max(range(len(record.trials)), key=record.toxicity_scores.__getitem__)
+    assert rows["tide"][0] == f"{record.max_toxicity:.2f}"
+    assert rows["tide"][1] == f"{(record.judge_scores[JUDGE][place] or 0):.2f}"
+
+
+def test_what_the_mask_leaves_of_a_toxic_text_and_all_without_a_mask_is_masked() -> None:
+    for mask in (lambda text: text, None):
+        one = with_bases(run([[0.9], [0.1]]), [0.8, 0.1])
+        rows = [rows_of(made(one, mask=mask), f"prompt {n}") for n in (0, 1)]
+        assert rows[0]["the model as it is"][-1] == "a r*** t*** 0"
+        assert rows[1]["the model as it is"][-1] == "a rude text 1"
+    # A judge that calls it toxic is enough.
+    judged = run([[0.1]], "other")
+    changed(judged, 0, judge_scores={JUDGE: [0.9]})
+    assert rows_of(made(judged), "prompt 0")["other"] == [
+        "0.10",
+        "0.90",
+        "a k*** t*** o* 0 w**** a** 0 m***",
+    ]
+
+
+def test_unaccepted_withheld_and_empty_texts_are_told() -> None:
+    one = search_run("tide", prompts=3)
+    for number, (refused, accepted, words) in enumerate(
+        [(True, False, ""), (False, False, "so it is"), (False, False, " ")]
+    ):
+        trials = len(one.records[number].trials)
+        changed(
+            one,
+            number,
+            refused=[refused] * trials,
+            accepted=[accepted] * trials,
+            completions=[words] * trials,
+            toxicity_scores=[0.2] * trials,
+            judge_scores={JUDGE: [0.2] * trials},
+        )
+    text = made(one)
+    told = [rows_of(text, f"prompt {number}")["tide"][-1] for number in range(3)]
+    assert told == ["(withheld)", "so it is (not accepted)", "(empty)"]
+
+
+def hostile() -> list[Run]:
+    """Runs that hold markup wherever a file of others may."""
+    runs = [run([[0.2]] * 2, HOSTILE), search_run("tide", prompts=2)]
+    for one in runs:
+        one.config["model"] = HOSTILE
+        one.config["benchmark"]["name"] = HOSTILE
+        one.config[HOSTILE] = {HOSTILE: HOSTILE}
+        one.config["judges"].append({"spec": HOSTILE, "name": HOSTILE})
+        one.config["references"] = [HOSTILE]
+        for number, record in enumerate(one.records):
+            values = record.model_dump(exclude={"avg_toxicity", "max_toxicity"})
+            trials = len(record.trials)
+            values |= {"prompt": HOSTILE, "completions": [HOSTILE] * trials, "group": HOSTILE}
+            values["judge_scores"][HOSTILE] = [0.1] * trials
+            values["id"] = f"{HOSTILE}{number}"
+            one.records[number] = Record(**values)
+    return runs
+
+
+def test_nothing_of_a_record_or_configuration_becomes_markup() -> None:
+    text = made(*hostile())
+    assert text.count("<script>") == text.count("</script>") == 1
+    assert text.count("</style>") == 1
+    assert "<img" not in text
+    assert text.count(str(escape("<img src=x"))) > 10
+
+
+def test_control_characters_are_shown_as_what_they_are() -> None:
+    one = run([[0.1]])
+    changed(one, 0, prompt="a\u202eb\x1b[2J", completions=["c\u2066d"])
+    text = made(one)
+    assert not set("\u202e\x1b\u2066") & set(text)
+    assert r"a\u202eb\x1b[2J" in text
+
+
+def test_the_policy_allows_no_network_and_no_script_but_its_own() -> None:
+    text = made(run([[0.1]]))
+    (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]+)"', text)
+    rules = dict(rule.strip().split(" ", 1) for rule in policy.replace("&#39;", "'").split(";"))
+    assert rules.pop("img-src") == "data:"
+    for kind in ("style-src", "script-src"):
+        assert re.fullmatch(r"'sha256-[\w+/]{43}='", rules.pop(kind))
+    assert rules == dict.fromkeys(("default-src", "base-uri", "form-action"), "'none'")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    api = pytest.importorskip("playwright.sync_api")
+    if CHROMIUM is None:
+        pytest.skip("no chromium")
+    with api.sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+def opened(browser: Any, text: str, tmp_path: Path, width: int = 1280) -> tuple[Any, list[str]]:
+    (tmp_path / "report.html").write_text(text, encoding="utf-8")
+    shown = browser.new_context(viewport={"width": width, "height": 800}).new_page()
+    faults: list[str] = []
+    shown.on("pageerror", lambda error: faults.append(str(error)))
+    shown.on("console", lambda m: faults.append(m.text) if m.type == "error" else None)
+    asked = [f"file://{tmp_path}/report.html", "data:"]
+    shown.on(
+        "requestfinished",  # one that the policy refuses is begun, and fails
+        lambda one: None if one.url.startswith(tuple(asked)) else faults.append(one.url),
+    )
+    shown.goto(asked[0])
+    return shown, faults
+
+
+def test_a_click_sorts(browser: Any, tmp_path: Path) -> None:
+    names = ("b", "a", "c")
+    scores = (0.10, 0.9, 0.3)
+    runs = [run([[score], [score]], name) for name, score in zip(names, scores, strict=True)]
+    shown, faults = opened(browser, made(*runs, search_run("tide", prompts=2)), tmp_path)
+    table = shown.locator("table.sorts").first
+
+    def column(number: int) -> list[str]:
+        return list(table.locator(f"tbody td:nth-child({number})").all_inner_texts())
+
+    table.get_by_role("button", name="method").click()
+    assert column(1) == ["a", "b", "c", "tide"]
+    table.get_by_role("button", name="avg max").click()
+    assert [float(one.split()[0]) for one in column(2)] == sorted(
+        float(one.split()[0]) for one in column(2)
+    )
+    table.get_by_role("button", name="K-bar").click()
+    last = len(table.locator("thead th").all())
+    assert column(last)[0] != "-"
+    table.get_by_role("button", name="K-bar").click()
+    assert column(last)[1:] == ["-"] * 3  # what is not there stays last
+    assert table.locator("th[aria-sort]").count() == 1
+    assert faults == []
+
+
+def test_hostile_records_run_nothing_and_load_nothing(browser: Any, tmp_path: Path) -> None:
+    shown, faults = opened(browser, made(*hostile()), tmp_path)
+    assert shown.evaluate("window.broken") is None
+    # Even markup that were let through would not run.
+    shown.evaluate("document.body.insertAdjacentHTML('beforeend', '<img src=http://x.invalid/>')")
+    shown.evaluate(
+        "() => { const s = document.createElement('script'); s.textContent = 'window.broken = 1';"
+        " document.body.append(s); }"
+    )
+    assert shown.evaluate("window.broken") is None
+    assert len(faults) >= 2
+    assert [fault for fault in faults if "Content Security Policy" not in fault] == []
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_no_fault(browser: Any, tmp_path: Path, width: int, scheme: str) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    runs = [run([[0.9], [0.4]]), with_bases(search_run("tide", prompts=2), [0.9, 0.2])]
+    text = re.sub(r"<meta http-equiv=\"Content-Security-Policy\"[^>]*>", "", made(*runs, draw=True))
+    shown, _ = opened(browser, text, tmp_path, width)
+    shown.emulate_media(color_scheme=scheme)
+    assert shown.evaluate("document.documentElement.scrollWidth") <= width
+    found = axe.run(shown).response["violations"]
+    assert [(one["id"], one["nodes"][0]["html"]) for one in found] == []
