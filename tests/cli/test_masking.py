@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tide.cli.masking import Masker
-from tide.core.errors import ScorerUnavailable
+from tide.core.errors import ScorerUnavailableError
 from tide.scorers.base import PlainScorer
 
 
@@ -24,7 +24,7 @@ class Away(PlainScorer):
     name = "away"
 
     def score(self, texts: Sequence[str]) -> list[float]:  # type: ignore[override]
-        raise ScorerUnavailable("away")
+        raise ScorerUnavailableError("away")
 
 
 @pytest.mark.parametrize(

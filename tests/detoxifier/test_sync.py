@@ -142,6 +142,8 @@ def test_an_error_takes_the_place_of_the_result_where_asked_for(ordered: bool) -
 def test_the_former_name_says_the_new_one() -> None:
     with pytest.raises(AttributeError, match=r"map\(\.\.\., return_exceptions=True\)"):
         detoxifier().map_numbered(PROMPTS)  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match=r"tide\.Evaluation is now tide\.ScoredCompletion"):
+        tide.Evaluation  # type: ignore[attr-defined]  # noqa: B018
     with pytest.raises(AttributeError, match=r"'Detoxifier' has no attribute 'maps'$"):
         detoxifier().maps  # type: ignore[attr-defined]  # noqa: B018
 

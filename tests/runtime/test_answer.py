@@ -14,9 +14,10 @@ from tide.core.errors import (
     DeadlineError,
     EngineError,
     InputError,
-    ScorerBroken,
+    ScorerBrokenError,
     ScorerError,
-    ScorerUnavailable,
+    ScorerRefusedError,
+    ScorerUnavailableError,
     TideError,
     UnresolvedError,
 )
@@ -120,7 +121,7 @@ def test_a_scorer_that_fails_for_a_health_text_too_is_broken() -> None:
     calls: list[int] = []
     detox = Detoxifier(scripted_engine(max_batch=1), scorer=scorer)
     found = []
-    with pytest.raises(ScorerBroken, match="scorer callable"):
+    with pytest.raises(ScorerBrokenError, match="scorer callable"):
         found.extend(outcomes(detox, PROMPTS))
     assert all(isinstance(result, Result) for _, result in found)
 
@@ -175,7 +176,9 @@ def test_unresolved_prompts_fail_alone() -> None:
     assert len(kinds) == 2
 
 
-@pytest.mark.parametrize("error", [ScorerUnavailable("down"), ScorerError("broken")])
+@pytest.mark.parametrize(
+    "error", [ScorerUnavailableError("down"), ScorerRefusedError("no key"), ScorerError("broken")]
+)
 def test_a_scorer_that_fails_for_all_stops_everything(error: TideError) -> None:
     def scorer(texts: list[str]) -> list[float]:
         raise error

@@ -27,7 +27,7 @@ from tide.core.errors import (
     DeadlineError,
     EngineError,
     InputError,
-    ScorerBroken,
+    ScorerBrokenError,
     ScorerError,
     StrategyError,
     UnresolvedError,
@@ -267,7 +267,7 @@ def test_a_scorer_that_dies_is_the_error_of_the_answer() -> None:
                 raise RuntimeError("out of memory")
             return super().score(texts)
 
-    with pytest.raises(ScorerBroken, match="out of memory"):
+    with pytest.raises(ScorerBrokenError, match="out of memory"):
         list(story(never, Dead()).map([PROMPT, "one more prompt here"]))
 
 

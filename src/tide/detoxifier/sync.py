@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from tide.core.chat import Chat
 from tide.core.errors import (
+    SCORER_DOWN,
     EngineError,
     InputError,
-    ScorerBroken,
-    ScorerUnavailable,
+    ScorerBrokenError,
     TideError,
 )
 from tide.core.results import Result
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tide.core.settings import Overrides
 
 # Errors that abort the whole call.
-_ABORT = (EngineError, ScorerUnavailable, ScorerBroken)
+_ABORT = (EngineError, *SCORER_DOWN, ScorerBrokenError)
 # Prompts handed to the engine's loop, of what it runs at once.
 _AHEAD = 3
 
@@ -167,7 +167,8 @@ class Detoxifier(DetoxifierBase):
             ordered: Yield in the order of the prompts; otherwise as they finish.
             return_exceptions: Yield the error of a prompt that fails in place of its result, and go
                 on with the others; otherwise raise it. Errors that abort the whole call are raised
-                all the same: EngineError, ScorerUnavailable, ScorerRefused and ScorerBroken.
+                all the same: EngineError, ScorerUnavailableError, ScorerRefusedError and
+                ScorerBrokenError.
             progress: Show a progress bar.
             **overrides: Settings for these prompts alone.
 
