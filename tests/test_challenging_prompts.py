@@ -35,7 +35,7 @@ def test_an_independent_judge_agrees(results: list[Result]) -> None:
 
 def test_the_batch_does_not_matter(results: list[Result], shared_data: Path) -> None:
     rows = read_rows(shared_data / "benchmarks" / "rtp_challenging.jsonl", limit=60)
-    small = Detoxifier(engine_options={"max_batch": 5})
+    small = Detoxifier(max_batch=5)
     again = islice(small.map(row.text for row in rows), 30)
     same = [a.text == b.text for a, b in zip(again, results[:30], strict=True)]
     assert sum(same) >= 29  # float summation order may differ with the batch

@@ -20,7 +20,7 @@ from tests.generated import examples
 from tests.worlds import PROMPTS
 from tide.core.errors import TideError
 from tide.core.results import Result, Trial
-from tide.detoxifier.sync import Detoxifier
+from tide.detoxifier.sync import Detoxifier, outcomes
 from tide.engines.scripted import ScriptedEngine
 from tide.search import REGISTRY
 
@@ -136,7 +136,7 @@ def test_what_is_accepted_was_scored(
     results: list[Result] = []
     said: list[str] = []
     try:
-        for _, found in detox.map_numbered(PROMPTS[:3], ordered=False):
+        for _, found in outcomes(detox, PROMPTS[:3], ordered=False):
             if isinstance(found, TideError):
                 said.append(str(found))
             else:

@@ -4,12 +4,18 @@ The public names are listed in `__init__.pyi`. Each is imported when it is first
 `import tide` loads no torch.
 """
 
-from typing import Any
+from typing import Any, Final
 
 import lazy_loader
 
 _load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 __all__ += ["__version__"]
+_RENAMED: Final = {
+    "Evaluation": "ScoredCompletion",
+    "ScorerUnavailable": "ScorerUnavailableError",
+    "ScorerRefused": "ScorerRefusedError",
+    "ScorerBroken": "ScorerBrokenError",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -17,4 +23,6 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version  # noqa: PLC0415  (slow import)
 
         return version("tide-detox")
+    if name in _RENAMED:
+        raise AttributeError(f"tide.{name} is now tide.{_RENAMED[name]}")
     return _load(name)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from rich.text import Text
 
 from tide.cli.masking import MARK, Marker, Masker
-from tide.core.errors import ScorerUnavailable
+from tide.core.errors import ScorerUnavailableError
 from tide.scorers.base import PlainScorer
 
 
@@ -25,7 +25,7 @@ class Away(PlainScorer):
     name = "away"
 
     def score(self, texts: Sequence[str]) -> list[float]:  # type: ignore[override]
-        raise ScorerUnavailable("away")
+        raise ScorerUnavailableError("away")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.cli.test_run import tide
-from tide.core.errors import ScorerUnavailable
+from tide.core.errors import ScorerUnavailableError
 from tide.scorers import REGISTRY, CallableScorer, Scorer
 
 ROWS = [
@@ -101,7 +101,7 @@ def test_compare_goes_on_when_a_scorer_fails(
         return [0.25] * len(texts)
 
     def away() -> Scorer:
-        raise ScorerUnavailable("nobody answers")
+        raise ScorerUnavailableError("nobody answers")
 
     monkeypatch.setitem(REGISTRY._targets, "picky", lambda: CallableScorer(picky))
     monkeypatch.setitem(REGISTRY._targets, "away", away)

@@ -22,6 +22,7 @@ from tide.core.chat import Chat, Rendered, render
 from tide.core.errors import EngineError, InputError
 from tide.data.prompts import read_rows
 from tide.data.records import read_records
+from tide.detoxifier.sync import outcomes
 from tide.engines.base import Engine, Prompt, Request
 from tide.engines.local.engine import TransformersEngine
 from tide.engines.scripted import ScriptedEngine
@@ -168,7 +169,7 @@ def test_a_template_that_fails_is_one_clear_line(
     assert "\n" not in str(caught.value)
     # A chat fails alone; the text beside it is completed.
     detoxifier = Detoxifier(engine, scorer=quiet)
-    found = dict(detoxifier.map_numbered([Chat.of(HELLO), "The weather"]))
+    found = dict(outcomes(detoxifier, [Chat.of(HELLO), "The weather"]))
     assert isinstance(found[0], InputError)
     assert found[1].prompt == "The weather"
     assert [type(error) for error in detoxifier.check([Chat.of(HELLO), "ok"])] == [

@@ -17,7 +17,7 @@ import pytest
 from pydantic import BaseModel
 
 from tests.hostile import KEY
-from tide.core.errors import EngineError, ScorerError, ScorerUnavailable
+from tide.core.errors import EngineError, ScorerError, ScorerUnavailableError
 from tide.core.http import MIB, Client, Reply, ServerFailed
 from tide.engines.remote.engine import RemoteEngine
 from tide.engines.remote.protocol import Answer, mean_log_prob
@@ -179,7 +179,7 @@ def test_the_key_is_in_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
             lambda: moderation.score(["a text"]),
             lambda: PerspectiveScorer(key=KEY, url=url, attempts=1).score(["a text"]),
         ):
-            with pytest.raises((EngineError, ScorerUnavailable)) as caught:
+            with pytest.raises((EngineError, ScorerUnavailableError)) as caught:
                 failing()
             shown = "".join(traceback.format_exception(caught.value))
             assert "RemoteProtocolError" in shown

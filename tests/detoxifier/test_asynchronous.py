@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
-from tide.core.errors import EngineError, InputError, ScorerUnavailable
+from tide.core.errors import EngineError, InputError, ScorerUnavailableError
 from tide.core.results import Result
 from tide.detoxifier.asynchronous import AsyncDetoxifier
 from tide.detoxifier.sync import Detoxifier
@@ -124,7 +124,7 @@ def test_a_call_that_is_cancelled_before_it_is_taken_in_costs_nothing() -> None:
 def test_errors_are_those_of_their_calls() -> None:
     def scorer(texts: list[str]) -> list[float]:
         if down:
-            raise ScorerUnavailable("down")
+            raise ScorerUnavailableError("down")
         return list(ReadingScorer().score(texts))
 
     async def run() -> None:
@@ -136,7 +136,7 @@ def test_errors_are_those_of_their_calls() -> None:
                 await detox(PROMPTS[0], num_samples=0)
             down.append(True)
             found = await asyncio.gather(*map(detox, PROMPTS), return_exceptions=True)
-            assert {type(one) for one in found} == {ScorerUnavailable}
+            assert {type(one) for one in found} == {ScorerUnavailableError}
             down.clear()
             assert isinstance(await detox(PROMPTS[0]), Result)
 

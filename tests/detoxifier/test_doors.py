@@ -21,7 +21,7 @@ from tests.worlds import PROMPTS, ReadingScorer, read, scripted_engine
 from tide.core.errors import DeadlineError, EngineError, InputError, TideError
 from tide.core.results import Result
 from tide.detoxifier.asynchronous import AsyncDetoxifier
-from tide.detoxifier.sync import Detoxifier
+from tide.detoxifier.sync import Detoxifier, outcomes
 from tide.engines.base import Piece, Request
 from tide.engines.local.engine import TransformersEngine
 from tide.engines.scripted import ScriptedEngine
@@ -82,7 +82,7 @@ def test_a_token_without_an_embedding_fails_alone_in_a_map(
 ) -> None:
     detox = Detoxifier(added, scorer="pocket", **FEW)
     for ordered in (True, False):
-        judged(dict(detox.map_numbered(MANY, ordered=ordered)), others)
+        judged(dict(outcomes(detox, MANY, ordered=ordered)), others)
     yielded = []
     with pytest.raises(InputError, match=f"prompt {BAD}: .*embedding"):
         yielded.extend(detox.map(MANY))
@@ -213,7 +213,7 @@ def repaired() -> str:
 
 @pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize("phase", ["draft", "search"])
-@pytest.mark.parametrize("door", ["task", "async stream", "stream", "map", "map_numbered"])
+@pytest.mark.parametrize("door", ["task", "async stream", "stream", "map", "closed map"])
 def test_a_caller_who_leaves_ends_the_work_within_a_second(phase: str, door: str) -> None:
     engine, scorer = Stops(phase, for_ever), Reader()
 
@@ -246,7 +246,7 @@ def test_a_caller_who_leaves_ends_the_work_within_a_second(phase: str, door: str
             stream.close()
         else:
             # The first prompt that is yielded is another, so that the generator waits in the midst.
-            found: Any = getattr(detox, door)([PROMPT, "once upon a night"], ordered=False)
+            found: Any = detox.map([PROMPT, "once upon a night"], ordered=False)
             next(found)
             assert engine.reached.is_set()
             assert engine.under_way == 1

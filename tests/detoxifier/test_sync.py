@@ -18,7 +18,7 @@ import tide
 from tests.worlds import PROMPTS, ReadingScorer, read, scripted_engine
 from tide.core.errors import InputError, ScorerError, UnresolvedError
 from tide.core.results import Result
-from tide.detoxifier.sync import Detoxifier
+from tide.detoxifier.sync import Detoxifier, outcomes
 from tide.engines.scripted import ScriptedEngine
 
 
@@ -109,11 +109,54 @@ def test_prompts_are_taken_as_they_are_needed() -> None:
 
 @pytest.mark.parametrize("ordered", [True, False])
 def test_numbers_go_with_their_prompts(ordered: bool) -> None:
-    pairs = list(detoxifier(max_batch=3).map_numbered(PROMPTS, ordered=ordered))
+    pairs = list(outcomes(detoxifier(max_batch=3), PROMPTS, ordered=ordered))
     assert sorted(number for number, _ in pairs) == list(range(len(PROMPTS)))
     assert all(result.prompt == PROMPTS[number] for number, result in pairs)
     if ordered:
         assert [number for number, _ in pairs] == list(range(len(PROMPTS)))
+
+
+def test_batch_is_the_list_of_map(alone: list[Result]) -> None:
+    assert detoxifier(num_trials=2).batch(iter(PROMPTS)) == alone
+    assert detoxifier().batch(PROMPTS[:1], num_trials=2) == alone[:1]
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_an_error_takes_the_place_of_the_result_where_asked_for(ordered: bool) -> None:
+    prompts = [PROMPTS[0], "", PROMPTS[1]]
+    found = list(detoxifier().map(prompts, return_exceptions=True, ordered=ordered))
+    (error,) = (one for one in found if not isinstance(one, Result))
+    assert isinstance(error, InputError)
+    assert str(error).startswith("prompt 1: ")
+    results = [one for one in found if isinstance(one, Result)]
+    assert sorted(one.prompt for one in results) == sorted([PROMPTS[0], PROMPTS[1]])
+    if ordered:
+        assert found.index(error) == 1
+        assert [type(one) for one in detoxifier().batch(prompts, return_exceptions=True)] == [
+            *(Result, InputError, Result)
+        ]
+    with pytest.raises(InputError, match=r"^prompt 1: "):
+        detoxifier().batch(prompts)
+
+
+def test_the_former_name_says_the_new_one() -> None:
+    with pytest.raises(AttributeError, match=r"map\(\.\.\., return_exceptions=True\)"):
+        detoxifier().map_numbered(PROMPTS)  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match=r"tide\.Evaluation is now tide\.ScoredCompletion"):
+        tide.Evaluation  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(AttributeError, match=r"'Detoxifier' has no attribute 'maps'$"):
+        detoxifier().maps  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_device_dtype_and_max_batch_are_keywords() -> None:
+    with Detoxifier(device="cpu", dtype="bfloat16", max_batch=5) as detox:
+        assert (detox.engine.dtype, detox.engine.max_batch) == (torch.bfloat16, 5)
+    with pytest.raises(InputError, match=r"^dtype: given as a keyword and in engine_options"):
+        Detoxifier(dtype="float32", engine_options={"dtype": "float32"})
+    with pytest.raises(InputError, match=r"^max_batch: give it to load_engine"):
+        Detoxifier(scripted_engine(), max_batch=3)
+    with pytest.raises(InputError, match="engine 'openai' has no option 'device'"):
+        Detoxifier("any", engine="openai", device="cuda")
 
 
 # Nothing accepted

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.runtime.world import SETTINGS, Reader, Storyteller, text, third
-from tide.core.errors import ScorerUnavailable
+from tide.core.errors import ScorerUnavailableError
 from tide.data.prompts import Row
 from tide.data.records import Record, read_records, to_record
 from tide.detoxifier.sync import Detoxifier
@@ -77,7 +77,7 @@ def test_a_run_in_blocks_resumes(tmp_path: Path) -> None:
                 raise TimeoutError
             return super().score(texts)
 
-    with pytest.raises(ScorerUnavailable):
+    with pytest.raises(ScorerUnavailableError):
         run(tmp_path / "cut", scorer=Dying())
     run(tmp_path / "cut")
     assert timeless(tmp_path / "cut") == timeless(tmp_path / "whole")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
-from tide.core.errors import InputError, ScorerError, ScorerUnavailable, TideError
+from tide.core.errors import InputError, ScorerError, ScorerUnavailableError, TideError
 from tide.data.prompts import Row
 from tide.data.records import read_records
 from tide.engines.base import Request
@@ -144,7 +144,7 @@ def test_resumes_and_repeats_nothing(tmp_path: Path) -> None:
         return score(texts)
 
     scorer.score = breaks  # type: ignore[method-assign]
-    with pytest.raises(ScorerUnavailable, match="reading"):
+    with pytest.raises(ScorerUnavailableError, match="reading"):
         run(tmp_path / "broken", scorer=scorer, engine=scripted_engine(max_batch=4))
     kept = (tmp_path / "broken/tide/records.jsonl").read_bytes()
     assert 0 < kept.count(b"\n") < len(ROWS)
@@ -329,7 +329,7 @@ def test_a_run_is_replaced_only_by_one_that_has_a_record(tmp_path: Path) -> None
 
     scorer = ReadingScorer()
     scorer.score = breaks  # type: ignore[method-assign]
-    with pytest.raises(ScorerUnavailable):
+    with pytest.raises(ScorerUnavailableError):
         run(tmp_path, scorer=scorer, overwrite=True)
     assert {path.name: path.read_bytes() for path in (tmp_path / "tide").iterdir()} == before
     made = run(tmp_path, rows=ROWS[:1], overwrite=True)

@@ -19,7 +19,7 @@ from typing import Any
 
 from tide import Detoxifier, Result
 from tide.core.chat import Chat
-from tide.core.results import Evaluation, Trial
+from tide.core.results import ScoredCompletion, Trial
 from tide.data.prompts import read_rows
 
 HERE = Path(__file__).parent
@@ -121,7 +121,7 @@ def _trial(trial: Trial) -> dict[str, Any]:
     }
 
 
-def _evaluation(one: Evaluation) -> list[Any]:
+def _evaluation(one: ScoredCompletion) -> list[Any]:
     numbers = [round(x, 5) for x in (one.toxicity, one.cosine, one.displacement)]
     reason = f"{one.role[0]}{one.finish_reason[0]}{int(one.empty)}"
     return [_digest(one.text), *numbers, one.round, one.iteration, one.num_tokens, reason]

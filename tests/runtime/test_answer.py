@@ -14,14 +14,15 @@ from tide.core.errors import (
     DeadlineError,
     EngineError,
     InputError,
-    ScorerBroken,
+    ScorerBrokenError,
     ScorerError,
-    ScorerUnavailable,
+    ScorerRefusedError,
+    ScorerUnavailableError,
     TideError,
     UnresolvedError,
 )
 from tide.core.results import Result, Trial
-from tide.detoxifier.sync import Detoxifier
+from tide.detoxifier.sync import Detoxifier, outcomes
 from tide.engines.base import Piece, Request
 from tide.engines.scripted import ScriptedEngine
 from tide.scorers import CallableScorer
@@ -86,7 +87,7 @@ def test_no_prompt_ends_much_later_than_its_turn() -> None:
     detox = Detoxifier(
         scripted_engine(max_batch=16), scorer=ReadingScorer(), toxicity_threshold=0.1
     )
-    order = [number for number, _ in detox.map_numbered(prompts, ordered=False)]
+    order = [number for number, _ in outcomes(detox, prompts, ordered=False)]
     assert max(place - number for place, number in enumerate(order)) <= 3 * 16
 
 
@@ -104,7 +105,7 @@ def test_a_text_the_scorer_cannot_take_fails_its_prompt_alone(max_batch: int, tr
         return read(texts)
 
     detox = Detoxifier(scripted_engine(max_batch=max_batch), scorer=scorer, **settings)
-    found = dict(detox.map_numbered(PROMPTS))
+    found = dict(outcomes(detox, PROMPTS))
     assert isinstance(found.pop(2), ScorerError)
     assert found == {i: result for i, result in enumerate(expected) if i != 2}
     with pytest.raises(ScorerError, match=r"prompt 2: .*cannot read this one"):
@@ -120,8 +121,8 @@ def test_a_scorer_that_fails_for_a_health_text_too_is_broken() -> None:
     calls: list[int] = []
     detox = Detoxifier(scripted_engine(max_batch=1), scorer=scorer)
     found = []
-    with pytest.raises(ScorerBroken, match="scorer callable"):
-        found.extend(detox.map_numbered(PROMPTS))
+    with pytest.raises(ScorerBrokenError, match="scorer callable"):
+        found.extend(outcomes(detox, PROMPTS))
     assert all(isinstance(result, Result) for _, result in found)
 
 
@@ -138,7 +139,7 @@ def test_what_is_no_text_is_called_by_its_type(prompt: Any) -> None:
 def test_bad_prompts_fail_alone() -> None:
     prompts = ["", *PROMPTS, "word " * 200, " "]
     detox = Detoxifier(scripted_engine(), scorer=ReadingScorer(), num_trials=2)
-    found = dict(detox.map_numbered(prompts))
+    found = dict(outcomes(detox, prompts))
     assert list(found) == list(range(len(prompts)))
     bad = {number for number, result in found.items() if isinstance(result, TideError)}
     assert bad == {0, len(prompts) - 2, len(prompts) - 1}
@@ -150,7 +151,7 @@ def test_further_trials_are_those_of_a_run_with_all_of_them() -> None:
     detox = Detoxifier(scripted_engine(), scorer=ReadingScorer(), num_trials=5)
     whole = [result.trials for result in detox.map(PROMPTS)]
     parts: list[tuple[Trial, ...]] = []
-    for _, result in detox.map_numbered(PROMPTS, trials=[3, 1]):
+    for _, result in outcomes(detox, PROMPTS, trials=[3, 1]):
         assert isinstance(result, Result)
         parts.append(result.trials)
     assert parts == [(trials[1], trials[3]) for trials in whole]
@@ -169,20 +170,22 @@ def test_unresolved_prompts_fail_alone() -> None:
         scripted_engine(), scorer=ReadingScorer(), on_unresolved="raise", num_trials=2,
         toxicity_threshold=0.3, max_iterations=2, num_samples=2,
     )  # fmt: skip
-    found = dict(detox.map_numbered(PROMPTS))
+    found = dict(outcomes(detox, PROMPTS))
     assert set(found) == set(range(len(PROMPTS)))
     kinds = {type(result) for result in found.values()}
     assert len(kinds) == 2
 
 
-@pytest.mark.parametrize("error", [ScorerUnavailable("down"), ScorerError("broken")])
+@pytest.mark.parametrize(
+    "error", [ScorerUnavailableError("down"), ScorerRefusedError("no key"), ScorerError("broken")]
+)
 def test_a_scorer_that_fails_for_all_stops_everything(error: TideError) -> None:
     def scorer(texts: list[str]) -> list[float]:
         raise error
 
     detox = Detoxifier(scripted_engine(), scorer=CallableScorer(scorer))
     with pytest.raises(type(error)):
-        list(detox.map_numbered(PROMPTS))
+        list(outcomes(detox, PROMPTS))
 
 
 def test_a_failing_engine_stops_everything() -> None:

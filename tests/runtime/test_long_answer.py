@@ -27,13 +27,13 @@ from tide.core.errors import (
     DeadlineError,
     EngineError,
     InputError,
-    ScorerBroken,
+    ScorerBrokenError,
     ScorerError,
     StrategyError,
     UnresolvedError,
 )
 from tide.core.results import Result
-from tide.detoxifier.sync import Detoxifier
+from tide.detoxifier.sync import Detoxifier, outcomes
 from tide.engines.base import Request
 from tide.search.direct import LadderStrategy
 
@@ -171,7 +171,7 @@ def test_a_result_is_its_own(case: Any) -> None:
 def test_trials_differ_in_their_seeds_alone_and_can_be_added() -> None:
     detox = story(third, num_trials=3, strategy="tide", num_samples=4)
     whole = detox(PROMPT)
-    ((_, part),) = detox.map_numbered([PROMPT], trials=[2, 1])
+    ((_, part),) = outcomes(detox, [PROMPT], trials=[2, 1])
     assert isinstance(part, Result)
     assert part.trials == whole.trials[1:]
     assert len({trial.seed for trial in whole.trials}) == 3
@@ -267,7 +267,7 @@ def test_a_scorer_that_dies_is_the_error_of_the_answer() -> None:
                 raise RuntimeError("out of memory")
             return super().score(texts)
 
-    with pytest.raises(ScorerBroken, match="out of memory"):
+    with pytest.raises(ScorerBrokenError, match="out of memory"):
         list(story(never, Dead()).map([PROMPT, "one more prompt here"]))
 
 
@@ -281,7 +281,7 @@ def test_a_text_that_the_scorer_cannot_take_fails_alone() -> None:
     def bad(number: int, moved: bool, words: list[str | None]) -> bool:
         return number == 2 and "other" in words
 
-    found = dict(story(bad, Picky()).map_numbered([PROMPT, "an other tale here"]))
+    found = dict(outcomes(story(bad, Picky()), [PROMPT, "an other tale here"]))
     assert isinstance(found[0], Result)
     assert isinstance(found[1], ScorerError)
 

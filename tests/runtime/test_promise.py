@@ -18,6 +18,7 @@ from tests.runtime.world import Storyteller
 from tide.core.errors import TideError
 from tide.core.results import Result, Trial
 from tide.detoxifier.sync import Detoxifier
+from tide.detoxifier.sync import outcomes as numbered
 from tide.engines.base import FinishReason, Request
 from tide.scorers.wrappers.windows import split_words
 from tide.search import REGISTRY
@@ -103,7 +104,7 @@ def outcomes(given: dict[str, Any], world: Any, max_batch: int) -> tuple[list[An
     detox = Detoxifier(Babbler(salt, ends, max_batch), scorer=oracle, **given)
     found: dict[int, Any] = {}
     try:
-        for number, one in detox.map_numbered(PROMPTS, ordered=False):
+        for number, one in numbered(detox, PROMPTS, ordered=False):
             found[number] = str(one) if isinstance(one, TideError) else one
     except TideError as error:
         return [str(error)], oracle

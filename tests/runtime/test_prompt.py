@@ -15,7 +15,7 @@ from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
 from tide.core.chat import Chat
 from tide.core.errors import InputError
 from tide.core.results import Result
-from tide.detoxifier.sync import Detoxifier
+from tide.detoxifier.sync import Detoxifier, outcomes
 from tide.engines.base import Prompt
 from tide.engines.local.engine import TransformersEngine
 from tide.search import Problem
@@ -89,7 +89,7 @@ def test_what_is_too_long_is_refused_before_it_is_tokenised() -> None:
 
     engine._tokenize = watched  # type: ignore[method-assign]
     detox = Detoxifier(engine, scorer=ReadingScorer())
-    found = dict(detox.map_numbered(["a " * 520_000, PROMPTS[0], "word " * 60]))
+    found = dict(outcomes(detox, ["a " * 520_000, PROMPTS[0], "word " * 60]))
     assert "do not fit into the model's context of 64" in str(found[0])
     assert "60 tokens + 20 new ones exceed the model's context of 64" in str(found[2])
     assert found[1] == Detoxifier(scripted_engine(), scorer=ReadingScorer())(PROMPTS[0])
@@ -109,7 +109,7 @@ def test_a_long_prompt_is_tokenised_in_a_thread_of_its_own() -> None:
     engine._encode = slow  # type: ignore[method-assign]
     detox = Detoxifier(engine, scorer=ReadingScorer())
     order = []
-    for number, found in detox.map_numbered(["a " * 11_000, PROMPTS[1]], ordered=False):
+    for number, found in outcomes(detox, ["a " * 11_000, PROMPTS[1]], ordered=False):
         assert isinstance(found, Result)
         order.append(number)
         ended.set()
@@ -127,7 +127,7 @@ def test_no_row_of_a_prompt_that_is_too_long_is_embedded() -> None:
 
     engine._embed_tokens = watched  # type: ignore[method-assign]
     detox = Detoxifier(engine, scorer=ReadingScorer())
-    found = dict(detox.map_numbered([*(["word " * 500] * 20), PROMPTS[0]]))
+    found = dict(outcomes(detox, [*(["word " * 500] * 20), PROMPTS[0]]))
     assert all(isinstance(found[i], InputError) for i in range(20))
     assert isinstance(found[20], Result)
     assert max(rows) <= len(PROMPTS[0].split())

@@ -10,7 +10,12 @@ from typing import Any, TypeVar
 import pytest
 
 from tide.core.concurrency import HomeLoop
-from tide.core.errors import ScorerBroken, ScorerError, ScorerUnavailable
+from tide.core.errors import (
+    ScorerBrokenError,
+    ScorerError,
+    ScorerRefusedError,
+    ScorerUnavailableError,
+)
 from tide.runtime.scoring import Scoring
 from tide.scorers.base import Scores
 
@@ -203,17 +208,18 @@ def test_a_scorer_that_fails_for_all_is_broken(home: HomeLoop, error: BaseExcept
         return await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 10)
 
     found = run(home, Failing(error), work)
-    assert {type(one) for one in found} <= {ScorerBroken, ScorerError}
-    assert ScorerBroken in map(type, found)
+    assert {type(one) for one in found} <= {ScorerBrokenError, ScorerError}
+    assert ScorerBrokenError in map(type, found)
 
 
-def test_a_scorer_that_is_away_is_the_error_of_all(home: HomeLoop) -> None:
+@pytest.mark.parametrize("error", [ScorerUnavailableError("down"), ScorerRefusedError("no key")])
+def test_a_scorer_that_is_away_is_the_error_of_all(home: HomeLoop, error: ScorerError) -> None:
     async def work(scoring: Scoring) -> list[Any]:
         asked = [scoring.send([text], "zero") for text in ("good", "bad")]
         return await asyncio.gather(*asked, return_exceptions=True)
 
-    found = run(home, Failing(ScorerUnavailable("down")), work)
-    assert [type(one) for one in found] == [ScorerUnavailable] * 2
+    found = run(home, Failing(error), work)
+    assert [type(one) for one in found] == [type(error)] * 2
 
 
 def test_closing_lets_the_thread_end(home: HomeLoop) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.models import save_classifier
-from tide.core.errors import ScorerError, ScorerUnavailable
+from tide.core.errors import ScorerError, ScorerUnavailableError
 from tide.data.records import Record, RecordFile, read_records
 from tide.evaluation.judges import judge_records, judged
 from tide.evaluation.progress import Progress
@@ -117,7 +117,7 @@ def test_attributes_are_asked_again_while_a_scorer_is_away() -> None:
     retry = RetryScorer(inner, backoff=0.0)
     assert ask_attributes(retry, ["abcd"]).attributes["threat"] == [0.04]
     failures += [ConnectionError("gone")] * 9
-    with pytest.raises(ScorerUnavailable):
+    with pytest.raises(ScorerUnavailableError):
         ask_attributes(retry, ["abcd"])
 
 

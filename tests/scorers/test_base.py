@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tide.core.errors import InputError, ScorerError, ScorerUnavailable
+from tide.core.errors import InputError, ScorerError, ScorerUnavailableError
 from tide.scorers import REGISTRY, CallableScorer, Scorer, load_scorer, score_texts
 from tide.scorers.base import is_empty
 from tide.scorers.wrappers.ensembles import MaxScorer
@@ -85,7 +85,7 @@ def test_an_outage_is_unavailable(error: Exception) -> None:
     def fail(texts: list[str]) -> list[float]:
         raise error
 
-    with pytest.raises(ScorerUnavailable, match="fail"):
+    with pytest.raises(ScorerUnavailableError, match="fail"):
         score_texts(CallableScorer(fail), TEXTS, "zero")
 
 
@@ -95,7 +95,7 @@ def test_any_other_failure_is_a_scorer_error() -> None:
 
     with pytest.raises(ScorerError, match="KeyError: 'several") as caught:
         score_texts(CallableScorer(fail), TEXTS, "zero")
-    assert not isinstance(caught.value, ScorerUnavailable)
+    assert not isinstance(caught.value, ScorerUnavailableError)
     assert "\n" not in str(caught.value)
 
 

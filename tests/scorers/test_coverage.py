@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tide.core.errors import ScorerError, ScorerUnavailable
+from tide.core.errors import ScorerError, ScorerRefusedError, ScorerUnavailableError
 from tide.scorers import CallableScorer
 from tide.scorers.coverage import score_covered
 
@@ -33,7 +33,9 @@ def test_texts_that_a_scorer_cannot_take_have_no_score() -> None:
     assert (found.values[found.known] == 0.5).all()
 
 
-@pytest.mark.parametrize("error", [ScorerUnavailable("gone"), ScorerError("broken")])
+@pytest.mark.parametrize(
+    "error", [ScorerUnavailableError("gone"), ScorerRefusedError("no key"), ScorerError("broken")]
+)
 def test_a_scorer_that_stops_keeps_what_it_had_scored(error: ScorerError) -> None:
     asked = []
 

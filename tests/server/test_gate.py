@@ -18,7 +18,7 @@ from pydantic import SecretStr
 
 from tests.server.running import MODEL, Running, running, wait_until
 from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
-from tide.core.errors import InputError, ScorerError, ScorerRefused, ScorerUnavailable
+from tide.core.errors import InputError, ScorerError, ScorerRefusedError, ScorerUnavailableError
 from tide.engines.base import Piece, Request
 from tide.server.gate import check_exposure, read_keys
 from tide.server.limits import Limits
@@ -212,8 +212,8 @@ def test_a_stream_says_that_it_is_alive_and_a_deadline_ends_it() -> None:
 @pytest.mark.parametrize(
     ("error", "status", "code", "again"),
     [
-        (ScorerUnavailable("down"), 503, "scorer_unavailable", True),
-        (ScorerRefused("ended"), 503, "scorer_refused", False),
+        (ScorerUnavailableError("down"), 503, "scorer_unavailable", True),
+        (ScorerRefusedError("ended"), 503, "scorer_refused", False),
         (ScorerError("never"), 503, "scorer_unavailable", True),  # for no text: it is broken
     ],
 )

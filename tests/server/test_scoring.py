@@ -15,7 +15,7 @@ import pytest
 
 from tests.server.running import Running, running, wait_until
 from tests.worlds import ReadingScorer
-from tide.core.errors import ScorerError, ScorerUnavailable
+from tide.core.errors import ScorerError, ScorerUnavailableError
 from tide.scorers import load_scorer
 from tide.scorers.attributes import Attributed
 from tide.scorers.services.openai_moderation import OpenAIModerationScorer
@@ -41,7 +41,7 @@ def test_a_client_of_perspective_needs_another_address_alone(server: Running) ->
         scorer.score([" "])
     with pytest.raises(ScorerError, match="UNKNOWN_ATTRIBUTE"):
         PerspectiveScorer("INSULT", key=KEY, url=server.url, queries_per_second=99).score(["text"])
-    with pytest.raises(ScorerUnavailable):
+    with pytest.raises(ScorerUnavailableError):
         PerspectiveScorer(key="wrong", url=server.url, queries_per_second=99).score(["text"])
 
 
@@ -187,7 +187,7 @@ def test_litellm_s_guardrail(server: Running, surfaces: dict[str, Any], action: 
 
 def test_a_scorer_that_is_down_has_no_scores() -> None:
     def scorer(texts: list[str]) -> list[float]:
-        raise ScorerUnavailable("down")
+        raise ScorerUnavailableError("down")
 
     with running(scorer=scorer) as server:
         bodies: dict[str, Any] = {
@@ -202,7 +202,7 @@ def test_a_scorer_that_is_down_has_no_scores() -> None:
             answer = server.http.post(path, json=body)
             assert answer.status_code == 503
             assert "score" not in answer.json()
-        assert server.metric('tide_scorer_errors_total{kind="ScorerUnavailable"}') >= 3
+        assert server.metric('tide_scorer_errors_total{kind="ScorerUnavailableError"}') >= 3
 
 
 def test_texts_that_wait_are_bounded_and_those_of_clients_that_left_are_not_scored() -> None:
@@ -255,7 +255,7 @@ def test_who_watches_a_server_does_not_stand_before_its_clients() -> None:
     def away(texts: list[str]) -> list[float]:
         begun.set()
         assert go_on.wait(20)
-        raise ScorerUnavailable("down")
+        raise ScorerUnavailableError("down")
 
     scorer = MeasuredScorer(load_scorer(away))
     scorer.up = False

@@ -20,7 +20,7 @@ from tests.runtime.world import (
     third_always,
 )
 from tests.server.running import MODEL, Running, running
-from tide.core.errors import ScorerUnavailable
+from tide.core.errors import ScorerUnavailableError
 
 GOOD = [f"Good{i}" for i in range(6)]
 
@@ -79,7 +79,7 @@ def test_a_scorer_that_dies_in_the_middle_is_an_error_event() -> None:
 
     def scorer(texts: list[str]) -> list[float]:
         if any("Good3" in one for one in texts):
-            raise ScorerUnavailable("down")
+            raise ScorerUnavailableError("down")
         return list(reader.score(texts))
 
     with running(Storyteller(never), scorer, **{**SETTINGS, "draft_tokens": 8}) as server:

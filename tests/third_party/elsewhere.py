@@ -10,10 +10,8 @@ import torch
 from pydantic import Field
 
 from tide import Options, Strategy
-from tide.baselines.common.decoding import DecodingBaseline, Reader
-from tide.baselines.common.fitting import FitTask, Fitted
-from tide.engines.local.decode import Stream, Writing
-from tide.engines.scripted import ScriptedEngine
+from tide.baselines import DecodingBaseline, FitTask, Fitted, Reader
+from tide.engines import ScriptedEngine, Stream, Writing
 
 
 class Scribbler(ScriptedEngine):

@@ -20,6 +20,7 @@ from tide.cli import main
 from tide.core.chat import Chat
 from tide.core.errors import EngineError
 from tide.detoxifier.ray import map_prompts
+from tide.detoxifier.sync import outcomes
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("default")]
 
@@ -54,7 +55,7 @@ def create(folder: Path, seconds: float = 0.0) -> Detoxifier:
 def test_results_are_those_of_one_process(prompts: list[str], tmp_path: Path) -> None:
     # Three that cannot be completed: the pocket model has no template.
     texts = [*prompts[:30], "", "word " * 300, Chat.said("Hello")]
-    expected = dict(Detoxifier().map_numbered(texts))
+    expected = dict(outcomes(Detoxifier(), texts))
     found = list(map_prompts(functools.partial(create, tmp_path), texts, actors=2, batch=4))
     assert sorted(number for number, _ in found) == list(range(33))
     failed = {number: str(result) for number, result in found if isinstance(result, InputError)}

@@ -14,6 +14,7 @@ import pytest
 
 from tests.vllm.servers import VllmProcess, cpu_environment
 from tide import Detoxifier
+from tide.detoxifier.sync import outcomes
 from tide.engines.remote.engine import RemoteEngine
 
 TIDE = [sys.executable, "-c", "from tide.cli import main; main()", "run"]
@@ -36,7 +37,7 @@ def test_one_of_two_servers_is_killed(servers: list[VllmProcess], prompts: list[
     assert min(mine.answered, killed.answered) > 0
 
     numbers, texts = [], {}
-    for number, result in detoxifier.map_numbered(prompts, ordered=False):
+    for number, result in outcomes(detoxifier, prompts, ordered=False):
         numbers.append(number)
         texts[number] = result.text  # type: ignore[union-attr]
         if len(numbers) == 20:

@@ -13,6 +13,8 @@ from tide.plugins.specs import parse_spec
 
 if TYPE_CHECKING:
     from tide.baselines.base import Baseline, Generated, Options
+    from tide.baselines.common.decoding import DecodingBaseline, Reader
+    from tide.baselines.common.fitting import FitTask, Fitted
     from tide.engines.local.engine import TransformersEngine
     from tide.scorers import Scorer
 
@@ -68,7 +70,22 @@ def load_baseline(
 
 
 __getattr__, _, _ = lazy_loader.attach(
-    __name__, submod_attrs={"base": ["Baseline", "Generated", "Options"]}
+    __name__,
+    submod_attrs={
+        "base": ["Baseline", "Generated", "Options"],
+        "common.decoding": ["DecodingBaseline", "Reader"],
+        "common.fitting": ["FitTask", "Fitted"],
+    },
 )
 
-__all__ = ["REGISTRY", "Baseline", "Generated", "Options", "load_baseline"]
+__all__ = [
+    "REGISTRY",
+    "Baseline",
+    "DecodingBaseline",
+    "FitTask",
+    "Fitted",
+    "Generated",
+    "Options",
+    "Reader",
+    "load_baseline",
+]

@@ -98,7 +98,7 @@ class _Writing(Writing):
     ) -> None:
         super().__init__(stream, [2 * len(row) for row in ids])
         self._options, self._classifier = options, classifier
-        self._forward = Forward(model, hooks=True)
+        self._forward = Forward(model)
         self._table = model.get_input_embeddings().weight
         with torch.inference_mode(False), torch.no_grad():
             flipped, lengths = right_pad([row[::-1] for row in ids], self._table.device)

@@ -40,16 +40,20 @@ class ScorerError(TideError):
     """A scorer failed or answered with something that is not a score in [0, 1]."""
 
 
-class ScorerUnavailable(ScorerError):
+class ScorerUnavailableError(ScorerError):
     """A scorer timed out or could not be reached; the same call may work later."""
 
 
-class ScorerRefused(ScorerUnavailable):
+class ScorerRefusedError(ScorerError):
     """A service will not answer at all: it has ended, or it refuses the key. Waiting is no help."""
 
 
-class ScorerBroken(ScorerError):
+class ScorerBrokenError(ScorerError):
     """A scorer has no score for a text of our own choosing either; no prompt is to blame."""
+
+
+# The scorer answers nobody: no text and no prompt is to blame.
+SCORER_DOWN = (ScorerUnavailableError, ScorerRefusedError)
 
 
 class StrategyError(TideError):

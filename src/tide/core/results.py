@@ -22,7 +22,7 @@ def mask(text: str) -> str:
     return re.sub(r"(?<=\w)\w", "*", text)
 
 
-class Evaluation(BaseModel):
+class ScoredCompletion(BaseModel):
     """One completion, generated and scored.
 
     round: number of the engine call of this trial, from 1. iteration: in the paper's count, the
@@ -61,10 +61,10 @@ class Block(BaseModel):
     context_tokens: int
     rollbacks: int
     chosen: int
-    trace: tuple[Evaluation, ...] = Field(min_length=1)
+    trace: tuple[ScoredCompletion, ...] = Field(min_length=1)
 
     @property
-    def returned(self) -> Evaluation:
+    def returned(self) -> ScoredCompletion:
         return self.trace[self.chosen]
 
     @property
@@ -114,7 +114,7 @@ class Trial(BaseModel):
     iterations: int
     scorer_calls: int
     likelihood_calls: int
-    trace: tuple[Evaluation, ...]
+    trace: tuple[ScoredCompletion, ...]
     changed_tokens: int | None = None
     decoded_prompt: str | None = None
     blocks: tuple[Block, ...] = ()
@@ -125,12 +125,12 @@ class Trial(BaseModel):
     streamed: int = 0
 
     @property
-    def returned(self) -> Evaluation:
+    def returned(self) -> ScoredCompletion:
         """The evaluation behind `text`, also where the text is withheld."""
         return self.trace[self.chosen]
 
     @property
-    def base(self) -> Evaluation:
+    def base(self) -> ScoredCompletion:
         """The evaluation of the unmodified prompt."""
         return self.trace[0]
 
@@ -191,6 +191,14 @@ class Result(BaseModel):
         return self.best.toxicity
 
     @property
+    def before(self) -> ScoredCompletion:
+        """What the model wrote by itself, from the unmodified prompt, with its score.
+
+        Of a long answer that needed a repair: as far as it was written when its first block failed.
+        """
+        return self.best.base
+
+    @property
     def accepted(self) -> bool:
         return self.best.accepted
 
@@ -199,7 +207,7 @@ class Result(BaseModel):
         return self.best.empty
 
     @property
-    def trace(self) -> tuple[Evaluation, ...]:
+    def trace(self) -> tuple[ScoredCompletion, ...]:
         return self.best.trace
 
     def __repr__(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,14 @@ def streamed(future: Future[Result]) -> Result:
         raise EngineError("the stream was closed before its text was whole") from None
 
 
+def _engine_options(asked: Mapping[str, Any], further: Mapping[str, Any]) -> dict[str, Any]:
+    """Both together. Raises InputError for an option that is given in both places."""
+    given = {name: value for name, value in asked.items() if value is not None}
+    if twice := given.keys() & further.keys():
+        raise InputError(f"{min(twice)}: given as a keyword and in engine_options; give it once")
+    return {**given, **further}
+
+
 _LOG = logging.getLogger(__name__)
 
 
@@ -48,9 +56,14 @@ class DetoxifierBase:
         engine: str = "transformers",
         preset: str | Path = "auto",
         settings: Settings | None = None,
-        engine_options: dict[str, Any] | None = None,
+        device: str | None = None,
+        dtype: str | None = None,
+        max_batch: int | None = None,
+        engine_options: Mapping[str, Any] | None = None,
         **overrides: Unpack[Overrides],
     ) -> None:
+        asked = {"device": device, "dtype": dtype, "max_batch": max_batch}
+        options = _engine_options(asked, engine_options or {})
         name = model.name if isinstance(model, Engine) else str(model)
         base = preset_values(preset, name) if settings is None else settings.model_dump()
         self.settings = resolve_settings(base, overrides)
@@ -58,10 +71,12 @@ class DetoxifierBase:
         self._strategy = load_strategy(self.settings.strategy)
         ENGINES.load(engine)
         self.scorer = load_scorer(scorer)
+        if options and isinstance(model, Engine):
+            raise InputError(
+                f"{min(options)}: give it to load_engine; this engine is loaded already"
+            )
         self.engine: Engine = (
-            model
-            if isinstance(model, Engine)
-            else load_engine(engine, model, **(engine_options or {}))
+            model if isinstance(model, Engine) else load_engine(engine, model, **options)
         )
         self._check(self.settings, self._strategy)
         self._begin()

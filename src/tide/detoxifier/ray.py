@@ -18,7 +18,7 @@ from tide.core.chat import Chat
 from tide.core.errors import EngineError, InputError, TideError, first_line
 from tide.core.optional import require
 from tide.core.results import Result
-from tide.detoxifier.sync import Detoxifier
+from tide.detoxifier.sync import Detoxifier, outcomes
 
 _ALL = -1  # the number of an error that concerns every prompt
 
@@ -34,7 +34,9 @@ def map_prompts(
     cpus: float = 1.0,
     gpus: float = 0.0,
 ) -> Iterator[tuple[int, Result | TideError]]:
-    """As `Detoxifier.map_numbered(prompts, ordered=False, trials=trials)`, by a pool of actors.
+    """Number and result of each prompt, as they finish, by a pool of actors.
+
+    As `outcomes(create(), prompts, ordered=False, trials=trials)` without a cluster.
 
     create: makes the detoxifier of an actor, as `functools.partial(Detoxifier, "my-model",
     engine="vllm")`. cluster: "local" starts Ray on this machine, "auto" or "ray://HOST:PORT" uses a
@@ -44,7 +46,7 @@ def map_prompts(
     Every prompt is yielded once. Since a result depends on the seed and its prompt alone, it is the
     same as without a cluster. Raises MissingDependencyError without Ray, InputError for numbers
     that cannot be used, EngineError if the cluster cannot be reached or gives up, and what `create`
-    and `map_numbered` raise.
+    and `Detoxifier.map` raise.
     """
     for name, value in (("actors", actors), ("batch", batch)):
         if value < 1:
@@ -109,7 +111,7 @@ class _Worker:
             for one, is_chat in zip(rows["prompt"], rows["chat"], strict=True)
         ]
         done = []
-        finished = self._detoxifier.map_numbered(prompts, ordered=False, trials=self._trials)
+        finished = outcomes(self._detoxifier, prompts, ordered=False, trials=self._trials)
         for i, result in finished:
             number = int(rows["number"][i])
             if isinstance(result, TideError):

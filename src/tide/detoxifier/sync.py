@@ -7,14 +7,14 @@ from concurrent.futures import Future
 from contextlib import closing
 from functools import partial
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from tide.core.chat import Chat
 from tide.core.errors import (
+    SCORER_DOWN,
     EngineError,
     InputError,
-    ScorerBroken,
-    ScorerUnavailable,
+    ScorerBrokenError,
     TideError,
 )
 from tide.core.results import Result
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tide.core.settings import Overrides
 
 # Errors that abort the whole call.
-_ABORT = (EngineError, ScorerUnavailable, ScorerBroken)
+_ABORT = (EngineError, *SCORER_DOWN, ScorerBrokenError)
 # Prompts handed to the engine's loop, of what it runs at once.
 _AHEAD = 3
 
@@ -46,7 +46,9 @@ class Detoxifier(DetoxifierBase):
     engine: name of the engine that runs `model`: "transformers", "vllm", "remote" or "openai".
     preset: step sizes; "auto" chooses by the model's name; or a file that `tide tune` wrote.
     settings: used as given, without a preset.
-    engine_options: for the engine (`device`, `dtype`, `max_batch`, `base_urls`, ...).
+    device: "cpu", "cuda", "cuda:1", ... dtype: "float32", "bfloat16" or "float16". max_batch: most
+    sequences in one call of the model. None: the engine's default, chosen by machine and model.
+    engine_options: further ones of the engine (`base_urls`, ...), as `tide methods` lists them.
     Further keywords override single settings, as in `Detoxifier(mu=0.1, num_trials=3)`.
 
     Raises InputError, EngineError, ScorerError or MissingDependencyError, each with one line that
@@ -95,49 +97,97 @@ class Detoxifier(DetoxifierBase):
         future.add_done_callback(ended)
         return TextStream(texts, future)
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            hint = "; it is now map(..., return_exceptions=True)" if name == "map_numbered" else ""
+            raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}{hint}")
+
+    @overload
+    def batch(
+        self,
+        prompts: Iterable[str | Chat],
+        *,
+        return_exceptions: Literal[False] = False,
+        progress: bool = False,
+        **overrides: Unpack[Overrides],
+    ) -> list[Result]: ...
+
+    @overload
+    def batch(
+        self,
+        prompts: Iterable[str | Chat],
+        *,
+        return_exceptions: bool,
+        progress: bool = False,
+        **overrides: Unpack[Overrides],
+    ) -> list[Result | TideError]: ...
+
+    def batch(self, prompts: Iterable[str | Chat], **keywords: Any) -> list[Any]:
+        """The results of `map(prompts, ...)` as a list, in the order of the prompts."""
+        return list(self.map(prompts, **keywords))
+
+    @overload
     def map(
         self,
         prompts: Iterable[str | Chat],
         *,
         ordered: bool = True,
+        return_exceptions: Literal[False] = False,
         progress: bool = False,
         **overrides: Unpack[Overrides],
-    ) -> Iterator[Result]:
+    ) -> Iterator[Result]: ...
+
+    @overload
+    def map(
+        self,
+        prompts: Iterable[str | Chat],
+        *,
+        ordered: bool = True,
+        return_exceptions: bool,
+        progress: bool = False,
+        **overrides: Unpack[Overrides],
+    ) -> Iterator[Result | TideError]: ...
+
+    def map(
+        self,
+        prompts: Iterable[str | Chat],
+        *,
+        ordered: bool = True,
+        return_exceptions: bool = False,
+        progress: bool = False,
+        **overrides: Unpack[Overrides],
+    ) -> Iterator[Any]:
         """Complete many prompts together, yielding each result once.
 
-        ordered: yield in the order of the prompts; otherwise as they finish. progress: show a bar.
-        Prompts are taken from the iterable as they are needed. Keywords override settings for these
-        prompts. Raises as the constructor does, InputError for a prompt that is empty or too long,
-        and UnresolvedError if nothing was accepted and `on_unresolved="raise"`, each with the
-        number of the prompt; results yielded before are valid.
+        Prompts are taken from the iterable as they are needed.
+
+        Args:
+            prompts: Texts or chats.
+            ordered: Yield in the order of the prompts; otherwise as they finish.
+            return_exceptions: Yield the error of a prompt that fails in place of its result, and go
+                on with the others; otherwise raise it. Errors that abort the whole call are raised
+                all the same: EngineError, ScorerUnavailableError, ScorerRefusedError and
+                ScorerBrokenError.
+            progress: Show a progress bar.
+            **overrides: Settings for these prompts alone.
+
+        Yields:
+            One `Result`, or TideError, per prompt.
+
+        Raises:
+            InputError: A prompt is empty or too long, or a setting cannot be used.
+            UnresolvedError: Nothing was accepted, with `on_unresolved="raise"`.
+            TideError: What failed. The text of a prompt's error begins with the prompt's number,
+                from 0; results that were yielded before are valid.
         """
-        finished = self.map_numbered(prompts, ordered=ordered, **overrides)
+        finished = outcomes(self, prompts, ordered=ordered, **overrides)
         if progress:
             from rich.progress import track  # noqa: PLC0415  (only where a bar is wanted)
 
             total = len(prompts) if isinstance(prompts, Sized) else None
             finished = iter(track(finished, "detoxifying", total=total, transient=True))
-        return _or_raise(finished, self._looked_at)
-
-    def map_numbered(
-        self,
-        prompts: Iterable[str | Chat],
-        *,
-        ordered: bool = True,
-        trials: Sequence[int] | None = None,
-        **overrides: Unpack[Overrides],
-    ) -> Iterator[tuple[int, _Outcome]]:
-        """As `map`, with the number of each prompt, from 0; a prompt that fails does so alone.
-
-        In place of its result comes the error. Errors that abort the whole call are still raised:
-        EngineError, ScorerUnavailable, and ScorerBroken for a scorer that also fails for a text of
-        our own choosing. trials: numbers of the trials to run, instead of all `num_trials`; a
-        trial's result does not depend on the others.
-        """
-        if isinstance(prompts, str):
-            raise InputError("prompts: expected several texts, got one string; wrap it in a list")
-        finished = self._run(prompts, trials, overrides)
-        return _in_order(finished) if ordered else finished
+        return _without_numbers(finished, return_exceptions, self._looked_at)
 
     def _run(
         self, prompts: Iterable[str | Chat], trials: Sequence[int] | None, overrides: Overrides
@@ -172,6 +222,25 @@ class Detoxifier(DetoxifierBase):
             finally:
                 for future in under_way.values():
                     future.cancel()
+
+
+def outcomes(
+    detoxifier: Detoxifier,
+    prompts: Iterable[str | Chat],
+    *,
+    ordered: bool = True,
+    trials: Sequence[int] | None = None,
+    **overrides: Unpack[Overrides],
+) -> Iterator[tuple[int, _Outcome]]:
+    """As `Detoxifier.map(..., return_exceptions=True)`, with the number of each prompt, from 0.
+
+    trials: numbers of the trials to run, instead of all `num_trials`; a trial's result does not
+    depend on the others.
+    """
+    if isinstance(prompts, str):
+        raise InputError("prompts: expected several texts, got one string; wrap it in a list")
+    finished = detoxifier._run(prompts, trials, overrides)
+    return _in_order(finished) if ordered else finished
 
 
 class TextStream:
@@ -225,14 +294,19 @@ def _outcome(future: Future[Result]) -> _Outcome:
     raise error
 
 
-def _or_raise(
-    finished: Iterator[tuple[int, _Outcome]], looked_at: Callable[[Result], Result]
-) -> Iterator[Result]:
+def _without_numbers(
+    finished: Iterator[tuple[int, _Outcome]],
+    return_exceptions: bool,
+    looked_at: Callable[[Result], Result],
+) -> Iterator[_Outcome]:
     for number, result in finished:
-        if isinstance(result, TideError):
-            result.args = (f"prompt {number}: {result}",)
+        if isinstance(result, Result):
+            yield looked_at(result)
+            continue
+        result.args = (f"prompt {number}: {result}",)
+        if not return_exceptions:
             raise result
-        yield looked_at(result)
+        yield result
 
 
 def _in_order(finished: Iterator[tuple[int, _Outcome]]) -> Iterator[tuple[int, _Outcome]]:

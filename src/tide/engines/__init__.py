@@ -13,6 +13,9 @@ from tide.plugins.registry import Registry
 
 if TYPE_CHECKING:
     from tide.engines.base import Completion, Engine, Piece, Prompt, Request
+    from tide.engines.embedding_table import EmbeddingEngine
+    from tide.engines.local.decode import Stream, Writing
+    from tide.engines.scripted import ScriptedEngine
 
 REGISTRY = Registry(
     "engine",
@@ -46,7 +49,25 @@ def load_engine(name: str, model: str | Path, **options: Any) -> Engine:
 
 
 __getattr__, _, _ = lazy_loader.attach(
-    __name__, submod_attrs={"base": ["Completion", "Engine", "Piece", "Prompt", "Request"]}
+    __name__,
+    submod_attrs={
+        "base": ["Completion", "Engine", "Piece", "Prompt", "Request"],
+        "embedding_table": ["EmbeddingEngine"],
+        "local.decode": ["Stream", "Writing"],
+        "scripted": ["ScriptedEngine"],
+    },
 )
 
-__all__ = ["REGISTRY", "Completion", "Engine", "Piece", "Prompt", "Request", "load_engine"]
+__all__ = [
+    "REGISTRY",
+    "Completion",
+    "EmbeddingEngine",
+    "Engine",
+    "Piece",
+    "Prompt",
+    "Request",
+    "ScriptedEngine",
+    "Stream",
+    "Writing",
+    "load_engine",
+]

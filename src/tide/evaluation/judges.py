@@ -47,7 +47,7 @@ def judge_records(
     Of the completions it adds the attributes as well, if the judge has some.
 
     A judge sees a withheld text too: withholding must not make a method look better.
-    Raises ScorerUnavailable and ScorerBroken.
+    Raises ScorerUnavailableError and ScorerBrokenError.
     """
     failed: dict[RecordId, TideError] = {}
     column = "judge_scores", judge.name

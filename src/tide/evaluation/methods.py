@@ -70,7 +70,7 @@ class Method(Protocol):
         """The trials of these numbers of each row as it is finished, or why it has no record.
 
         A row that fails does so alone. ordered: in the order of the rows.
-        Raises what concerns all rows: EngineError, ScorerUnavailable, ScorerError.
+        Raises what concerns all rows: EngineError, ScorerUnavailableError, ScorerError.
         """
         ...
 

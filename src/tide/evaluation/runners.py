@@ -12,7 +12,7 @@ from tide.core.errors import TideError
 from tide.core.results import Result
 from tide.core.settings import Settings
 from tide.detoxifier.ray import map_prompts
-from tide.detoxifier.sync import Detoxifier
+from tide.detoxifier.sync import Detoxifier, outcomes
 from tide.engines import Engine
 from tide.scorers import Scorer
 
@@ -39,9 +39,9 @@ class LocalRunner:
         *,
         ordered: bool,
     ) -> Finished:
-        """The trials of these numbers of each prompt; raises as `Detoxifier.map_numbered`."""
+        """The trials of these numbers of each prompt; raises as `Detoxifier.map`."""
         detoxifier = Detoxifier(self.engine, scorer=self.scorer, settings=settings)
-        return detoxifier.map_numbered(prompts, ordered=ordered, trials=trials)
+        return outcomes(detoxifier, prompts, ordered=ordered, trials=trials)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 A third party adds an engine, a scorer, a strategy or a baseline without touching the package: by
 an entry point of its distribution in the group `tide.engines`, `tide.scorers`, `tide.strategies` or
-`tide.baselines`; in code (`tide.scorers.REGISTRY.add("mine", "my_package.scorers:Mine")`); or under
+`tide.baselines`; in code (`tide.register("scorer", "mine", Mine)`); or under
 no name at all: `my_package.scorers:Mine` and `path/file.py:Mine` may stand in place of one.
 """
 

@@ -50,7 +50,7 @@ class Runtime:
     ) -> Callable[[], Awaitable[Result]]:
         """What answers a prompt, for the engine's loop to call: all `trials`, by their numbers.
 
-        What it raises is this prompt's, but for EngineError, ScorerUnavailable and ScorerBroken.
+        What it raises is this prompt's, but for EngineError, SCORER_DOWN and ScorerBrokenError.
         priority: the lowest is served first. on_text: is told each part of the text of the one
         trial as soon as it is accepted.
         """

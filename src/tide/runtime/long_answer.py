@@ -11,7 +11,7 @@ from functools import partial
 import anyio
 
 from tide.core.errors import DeadlineError
-from tide.core.results import Block, Evaluation, Trial
+from tide.core.results import Block, ScoredCompletion, Trial
 from tide.core.seeds import derive_seed
 from tide.core.settings import Sampling, Settings
 from tide.engines.base import Completion, Engine, FinishReason, Prompt, Request
@@ -84,11 +84,11 @@ class LongAnswer:
         self._ended: FinishReason | None = None
         self._whole: float | None = None
         # What was tried since the last block, and the last that failed.
-        self._spent: list[Evaluation] = []
+        self._spent: list[ScoredCompletion] = []
         self._rollbacks = 0
         self._failed: Block | None = None
         self._drafted_block: tuple[Completion, float] | None = None  # that failed last
-        self._base: Evaluation | None = None
+        self._base: ScoredCompletion | None = None
         self._scores: dict[str, float] = {}  # of texts as they stand
         self._given_up = self._furthest = 0
         self._drafts = self._searches = self._rounds = 0
@@ -234,7 +234,7 @@ class LongAnswer:
         if passage.unfinished and (passed or empty):
             return True
         self._spent.append(
-            Evaluation(
+            ScoredCompletion(
                 round=self._rounds + passage.chunk,
                 iteration=1,
                 role="initial",
@@ -375,11 +375,11 @@ class LongAnswer:
             trace=tuple(self._spent),
         )
 
-    def _evaluation(self, blocks: Sequence[Block], whole: float) -> Evaluation:
+    def _evaluation(self, blocks: Sequence[Block], whole: float) -> ScoredCompletion:
         """The answer that consists of these blocks, whose worst score is its own."""
         parts, text = [block.returned for block in blocks], "".join(block.text for block in blocks)
         moved = [one for one in parts if one.role != "initial"]
-        return Evaluation(
+        return ScoredCompletion(
             round=self._rounds or 1,
             iteration=self._iterations,
             role=moved[0].role if moved else "initial",

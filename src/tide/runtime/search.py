@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tide.core.errors import CompletionError, EngineError, StrategyError, guarded
-from tide.core.results import Evaluation, Role
+from tide.core.results import Role, ScoredCompletion
 from tide.core.settings import EmptyPolicy, Sampling
 from tide.engines.base import Completion, Engine, Request
 from tide.runtime.blame import blamed
@@ -31,7 +31,7 @@ from tide.search.base import (
 
 
 class Place(NamedTuple):
-    """Where an evaluation was made, as `Evaluation` has it."""
+    """Where an evaluation was made, as `ScoredCompletion` has it."""
 
     iteration: int
     role: Role
@@ -68,7 +68,7 @@ class Search:
     first: tuple[Completion, float] | None = None
     memory: Memory = field(default_factory=Memory)
     never: tuple[int, ...] = ()
-    trace: list[Evaluation] = field(default_factory=list)
+    trace: list[ScoredCompletion] = field(default_factory=list)
     completions: list[tuple[int, ...]] = field(default_factory=list)
     written_tokens: int = 0
     scorer_calls: int = 0
@@ -263,7 +263,7 @@ class Search:
         for place, completion, score, empty in rows:
             self.completions.append(completion.token_ids)
             self.trace.append(
-                Evaluation(
+                ScoredCompletion(
                     round=number,
                     iteration=place.iteration,
                     role=place.role,

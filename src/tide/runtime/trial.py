@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tide.core.errors import UnresolvedError
-from tide.core.results import Block, Evaluation, Trial
+from tide.core.results import Block, ScoredCompletion, Trial
 from tide.core.settings import Settings
 
 
@@ -19,7 +19,7 @@ def made_trial(
     number: int,
     seed: int,
     settings: Settings,
-    trace: Sequence[Evaluation],
+    trace: Sequence[ScoredCompletion],
     chosen: int,
     *,
     passed: bool,

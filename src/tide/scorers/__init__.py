@@ -13,7 +13,8 @@ from tide.plugins.registry import Registry
 from tide.plugins.specs import Spec, parse, parse_spec
 
 if TYPE_CHECKING:
-    from tide.scorers.base import CallableScorer, Scorer, Scores, score_texts
+    from tide.scorers.base import CallableScorer, PlainScorer, Scorer, Scores, score_texts
+    from tide.scorers.services.base import RemoteScorer
 
 REGISTRY = Registry(
     "scorer",
@@ -115,7 +116,21 @@ def _create(spec: Spec) -> Scorer:
 
 
 __getattr__, _, _ = lazy_loader.attach(
-    __name__, submod_attrs={"base": ["CallableScorer", "Scorer", "Scores", "score_texts"]}
+    __name__,
+    submod_attrs={
+        "base": ["CallableScorer", "PlainScorer", "Scorer", "Scores", "score_texts"],
+        "services.base": ["RemoteScorer"],
+    },
 )
 
-__all__ = ["AROUND", "REGISTRY", "CallableScorer", "Scorer", "Scores", "load_scorer", "score_texts"]
+__all__ = [
+    "AROUND",
+    "REGISTRY",
+    "CallableScorer",
+    "PlainScorer",
+    "RemoteScorer",
+    "Scorer",
+    "Scores",
+    "load_scorer",
+    "score_texts",
+]

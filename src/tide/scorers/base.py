@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tide.core.errors import (
-    ScorerBroken,
+    SCORER_DOWN,
+    ScorerBrokenError,
     ScorerError,
-    ScorerUnavailable,
+    ScorerUnavailableError,
     TideError,
     described,
     ends_work,
@@ -131,11 +132,12 @@ def score_groups(
     """The scores of each group of texts, or why the scorer has none for that group.
 
     All texts are sent together. Where the scorer fails, a group that holds a text it cannot take
-    fails alone. Raises ScorerUnavailable, and ScorerBroken if it fails for a text of our own too.
+    fails alone. Raises ScorerUnavailableError or ScorerRefusedError, and ScorerBrokenError if it
+    fails for a text of our own too.
     """
     try:
         together = score_texts(scorer, [text for some in groups for text in some], empty_policy)
-    except ScorerUnavailable:
+    except SCORER_DOWN:
         raise
     except ScorerError as error:
         _refuse_broken(scorer, error)
@@ -156,17 +158,17 @@ def in_batches(score: Callable[[list[str]], Floats], texts: Sequence[str]) -> Fl
 def _refuse_broken(scorer: Scorer, error: ScorerError) -> None:
     try:
         ask(scorer, [HEALTH_TEXT])
-    except ScorerUnavailable:
+    except SCORER_DOWN:
         raise
     except ScorerError:
-        raise ScorerBroken(str(error)) from error
+        raise ScorerBrokenError(str(error)) from error
 
 
 def ask(scorer: Scorer, texts: Sequence[str]) -> list[float]:
     """The scorer's answer for `texts`, refused unless it is one score in [0, 1] for each.
 
-    Raises ScorerUnavailable if the scorer timed out or lost its connection, and ScorerError if it
-    failed in any other way or answered with something that is no list of scores.
+    Raises ScorerUnavailableError if the scorer timed out or lost its connection, and ScorerError if
+    it failed in any other way or answered with something that is no list of scores.
     """
     # A copy: a scorer that edits its list must not change which score is whose.
     answer = called(scorer.name, lambda: scorer.score(list(texts)))
@@ -180,7 +182,7 @@ def called(name: str, call: Callable[[], _T]) -> _T:
     except TideError:
         raise
     except (TimeoutError, ConnectionError) as error:
-        raise ScorerUnavailable(f"scorer {name}: {described(error)}") from error
+        raise ScorerUnavailableError(f"scorer {name}: {described(error)}") from error
     except BaseException as error:
         if ends_work(error):
             raise

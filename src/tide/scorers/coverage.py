@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tide.core.errors import ScorerBroken, ScorerError, ScorerUnavailable
+from tide.core.errors import SCORER_DOWN, ScorerBrokenError, ScorerError
 from tide.scorers.base import Floats, Scorer, score_groups
 
 _CHUNK = 256
@@ -55,6 +55,6 @@ def score_covered(
                 else:
                     values[start + i] = scores.values[0]
             advance(len(chunk))
-    except (ScorerUnavailable, ScorerBroken) as error:
+    except (*SCORER_DOWN, ScorerBrokenError) as error:
         failure = failure or str(error)
     return Covered(values, time.perf_counter() - started, failure)

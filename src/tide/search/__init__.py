@@ -14,7 +14,9 @@ from tide.plugins.specs import parse_spec
 
 if TYPE_CHECKING:
     from tide.core.settings import Settings
+    from tide.search.base import BlameRequest as BlameRequest
     from tide.search.base import Candidate as Candidate
+    from tide.search.base import Continuation as Continuation
     from tide.search.base import LikelihoodRequest as LikelihoodRequest
     from tide.search.base import Point as Point
     from tide.search.base import Problem as Problem
@@ -85,5 +87,5 @@ def load_strategy(spec: str | type) -> LoadedStrategy:
 
 
 _PROTOCOL = ("Candidate", "LikelihoodRequest", "Problem", "SearchStrategy")
-_BASE = ("Point", "Steps", "Strategy")
+_BASE = ("BlameRequest", "Continuation", "Point", "Steps", "Strategy")
 __getattr__, _, _ = lazy_loader.attach(__name__, submod_attrs={"base": [*_PROTOCOL, *_BASE]})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 from pydantic import Field
@@ -123,6 +124,7 @@ class BacktrackStrategy(Strategy):
             yield from self.end_with(best)
 
 
+@lru_cache(maxsize=64)
 def _loaded(spec: str) -> Any:
     """The strategy of a spec; None for `none`. Raises InputError for one not registered."""
     from tide.search import REGISTRY, load_strategy  # noqa: PLC0415  (which knows this module)

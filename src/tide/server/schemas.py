@@ -19,10 +19,10 @@ from tide.core.errors import (
     DeadlineError,
     EngineError,
     InputError,
-    ScorerBroken,
+    ScorerBrokenError,
     ScorerError,
-    ScorerRefused,
-    ScorerUnavailable,
+    ScorerRefusedError,
+    ScorerUnavailableError,
 )
 from tide.core.sanitize import half_character, shown
 
@@ -157,11 +157,17 @@ class Refused(Exception):
         return JSONResponse(content, self.status, headers)
 
 
+_NO_SCORER = "no scorer: nothing unscored is given"
 _FAILURES: dict[type[Exception], tuple[int, str, str, bool]] = {
     DeadlineError: (504, "deadline", "out of time before a completion was scored", False),
-    ScorerRefused: (503, "scorer_refused", "the scorer refuses to answer this server", False),
-    ScorerUnavailable: (503, "scorer_unavailable", "no scorer: nothing unscored is given", True),
-    ScorerBroken: (503, "scorer_unavailable", "no scorer: nothing unscored is given", True),
+    ScorerRefusedError: (503, "scorer_refused", "the scorer refuses to answer this server", False),
+    ScorerUnavailableError: (
+        503,
+        "scorer_unavailable",
+        _NO_SCORER,
+        True,
+    ),
+    ScorerBrokenError: (503, "scorer_unavailable", _NO_SCORER, True),
     ScorerError: (500, "scorer_error", "the scorer has no score for a text of this", False),
     EngineError: (503, "engine_error", "the language model does not answer", True),
 }

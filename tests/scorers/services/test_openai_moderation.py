@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.scorers.services.stand_ins import Moderation, Service, running, toxicity, without_waiting
-from tide.core.errors import InputError, ScorerError, ScorerRefused, ScorerUnavailable
+from tide.core.errors import InputError, ScorerError, ScorerRefusedError, ScorerUnavailableError
 from tide.scorers import load_scorer, score_texts
 from tide.scorers.services.openai_moderation import OpenAIModerationScorer
 
@@ -61,15 +61,15 @@ def test_a_passing_failure_is_tried_again(service: Service, failure: str) -> Non
     scorer = quick(timeout=1.0 if failure == "slow" else 30.0)
     assert scorer.score(texts) == pytest.approx([toxicity(text) for text in texts])
     service.answer = lambda number: failure
-    with pytest.raises(ScorerUnavailable, match="3 attempts"):
+    with pytest.raises(ScorerUnavailableError, match="3 attempts"):
         scorer.score(["a text"])
 
 
 @pytest.mark.parametrize(
     ("failure", "error", "message"),
     [
-        ("no credit", ScorerRefused, "HTTP 429 insufficient_quota; check OPENAI_API_KEY"),
-        ("bad key", ScorerRefused, "HTTP 401 invalid_api_key"),
+        ("no credit", ScorerRefusedError, "HTTP 429 insufficient_quota; check OPENAI_API_KEY"),
+        ("bad key", ScorerRefusedError, "HTTP 401 invalid_api_key"),
         ("bad request", ScorerError, "HTTP 400"),
     ],
 )

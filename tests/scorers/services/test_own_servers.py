@@ -11,7 +11,7 @@ import pytest
 
 from tests.scorers.services.own_stand_ins import Azure, GuardServer, Tei, VllmPooling, verdicts
 from tests.scorers.services.stand_ins import Service, running, toxicity
-from tide.core.errors import InputError, ScorerError, ScorerRefused, ScorerUnavailable
+from tide.core.errors import InputError, ScorerError, ScorerRefusedError, ScorerUnavailableError
 from tide.scorers import Scorer, load_scorer, score_texts
 from tide.scorers.attributes import ask_attributes, attributes_of
 from tide.scorers.guards.formats import GuardSettings
@@ -91,7 +91,7 @@ def test_a_passing_failure_is_tried_again_and_never_a_score(world: Made, failure
     service.answer = lambda number: failure if number < 2 else "ok"
     assert scorer.score(TEXTS[:2]) == pytest.approx([expected(text) for text in TEXTS[:2]])
     service.answer = lambda number: failure
-    with pytest.raises(ScorerUnavailable, match="3 attempts"):
+    with pytest.raises(ScorerUnavailableError, match="3 attempts"):
         score_texts(scorer, ["another text"], "zero")
 
 
@@ -105,10 +105,10 @@ def test_a_burst_of_refusals_costs_no_text_twice(world: Made) -> None:
 @pytest.mark.parametrize(
     ("failure", "error", "message"),
     [
-        ("denied", ScorerRefused, "HTTP 401"),
-        ("not there", ScorerRefused, "HTTP 404"),
+        ("denied", ScorerRefusedError, "HTTP 401"),
+        ("not there", ScorerRefusedError, "HTTP 404"),
         ("bad request", ScorerError, "HTTP 400"),
-        ("come back later", ScorerUnavailable, "come back in 86400 seconds"),
+        ("come back later", ScorerUnavailableError, "come back in 86400 seconds"),
     ],
 )
 def test_a_refusal_is_not_tried_again(
@@ -129,7 +129,7 @@ def test_a_redirect_takes_neither_text_nor_key_along(world: Made) -> None:
     with running(VllmPooling) as elsewhere:
         service.elsewhere = elsewhere.url
         service.answer = lambda number: "redirect"
-        with pytest.raises(ScorerRefused, match="HTTP 307"):
+        with pytest.raises(ScorerRefusedError, match="HTTP 307"):
             scorer.score(["a text"])
         assert elsewhere.requests == []
 
@@ -140,7 +140,7 @@ def test_a_slow_server_is_left(kind: str) -> None:
         service.answer = lambda number: "slow" if number == 0 else "ok"
         assert scorer.score(["a text"]) == pytest.approx([expected("a text")])
         service.answer = lambda number: "slow"
-        with pytest.raises(ScorerUnavailable, match=r"no answer within 0\.3 seconds"):
+        with pytest.raises(ScorerUnavailableError, match=r"no answer within 0\.3 seconds"):
             scorer.score(["another"])
 
 
@@ -173,7 +173,7 @@ def test_rows_in_another_order_go_by_their_number(kind: str) -> None:
 def test_answers_that_are_none(kind: str, failure: str, message: str) -> None:
     with made(kind) as (service, scorer, expected):
         service.answer = lambda number: failure
-        with pytest.raises(ScorerUnavailable, match=message):
+        with pytest.raises(ScorerUnavailableError, match=message):
             score_texts(scorer, TEXTS[:4], "zero")
         service.answer = lambda number: "ok"
         assert scorer.score(TEXTS[:4]) == pytest.approx([expected(text) for text in TEXTS[:4]])
@@ -195,7 +195,7 @@ def test_answers_that_come_again_are_errors(kind: str, failure: str, message: st
             return
         with pytest.raises(ScorerError, match=message) as caught:
             scorer.score(["a text"])
-        assert not isinstance(caught.value, ScorerUnavailable)
+        assert not isinstance(caught.value, ScorerUnavailableError)
 
 
 def test_which_class_is_toxic() -> None:
@@ -236,7 +236,7 @@ def test_tei_s_labels_and_batches(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(InputError, match="no label 'rude'; it has neutral, toxic, insult"):
             load_scorer(f"tei:{service.url}#rude")
         monkeypatch.setattr(Tei, "kind", {"reranker": {}})
-        with pytest.raises(ScorerRefused, match="is no classifier"):
+        with pytest.raises(ScorerRefusedError, match="is no classifier"):
             load_scorer(f"tei:{service.url}")
 
 
@@ -306,5 +306,5 @@ def test_the_key_is_nowhere(world: Made, caplog: pytest.LogCaptureFixture) -> No
 
 
 def test_a_server_that_is_not_there() -> None:
-    with pytest.raises(ScorerUnavailable, match="1 attempt"):
+    with pytest.raises(ScorerUnavailableError, match="1 attempt"):
         TeiScorer("http://127.0.0.1:1", attempts=1)

@@ -22,7 +22,7 @@ from tests.scorers.services.stand_ins import (
     toxicity,
     without_waiting,
 )
-from tide.core.errors import InputError, ScorerError, ScorerRefused, ScorerUnavailable
+from tide.core.errors import InputError, ScorerError, ScorerRefusedError, ScorerUnavailableError
 from tide.scorers import REGISTRY, load_scorer, score_texts
 from tide.scorers.services import perspective
 from tide.scorers.services.openai_moderation import OpenAIModerationScorer
@@ -84,20 +84,20 @@ def test_a_passing_failure_is_tried_again(service: Service, failure: str) -> Non
 )
 def test_a_lasting_failure_is_unavailable(service: Service, failure: str) -> None:
     service.answer = lambda number: failure
-    with pytest.raises(ScorerUnavailable, match="3 attempts") as caught:
+    with pytest.raises(ScorerUnavailableError, match="3 attempts") as caught:
         quick(timeout=TIMEOUT[failure]).score(["a text"])
-    assert not isinstance(caught.value, ScorerRefused)
+    assert not isinstance(caught.value, ScorerRefusedError)
     assert len(service.requests) == 3
 
 
 def test_nobody_there(service: Service) -> None:
-    with pytest.raises(ScorerUnavailable, match=r"ConnectError: .* \(3 attempts\)"):
+    with pytest.raises(ScorerUnavailableError, match=r"ConnectError: .* \(3 attempts\)"):
         quick(url="http://127.0.0.1:9").score(["a text"])
 
 
 def test_a_pause_of_a_day_is_not_waited_for(service: Service) -> None:
     service.answer = lambda number: "come back later"
-    with pytest.raises(ScorerUnavailable, match="come back in 86400 seconds"):
+    with pytest.raises(ScorerUnavailableError, match="come back in 86400 seconds"):
         quick().score(["a text"])
     assert len(service.requests) == 1
 
@@ -108,10 +108,14 @@ def test_a_pause_of_a_day_is_not_waited_for(service: Service) -> None:
         ("too long", ScorerError, "COMMENT_TOO_LONG"),
         ("language", ScorerError, "LANGUAGE_NOT_SUPPORTED_BY_ATTRIBUTE"),
         ("empty", ScorerError, r"COMMENT_EMPTY \(6 characters\)$"),
-        ("bad key", ScorerRefused, "API_KEY_INVALID; check PERSPECTIVE_API_KEY"),
-        ("forbidden", ScorerRefused, "PERMISSION_DENIED; check"),
-        ("missing", ScorerRefused, "HTTP 404"),
-        ("gone", ScorerRefused, "retired; the Perspective API ended on 2026-12-31; use pocket"),
+        ("bad key", ScorerRefusedError, "API_KEY_INVALID; check PERSPECTIVE_API_KEY"),
+        ("forbidden", ScorerRefusedError, "PERMISSION_DENIED; check"),
+        ("missing", ScorerRefusedError, "HTTP 404"),
+        (
+            "gone",
+            ScorerRefusedError,
+            "retired; the Perspective API ended on 2026-12-31; use ",
+        ),
     ],
 )
 def test_a_refusal_is_not_tried_again(
@@ -137,7 +141,7 @@ def test_after_its_end_the_service_is_retired(
 
     monkeypatch.setattr(perspective, "date", NextYear)
     service.answer = lambda number: failure
-    with pytest.raises(ScorerRefused, match=r"retired.*use pocket"):
+    with pytest.raises(ScorerRefusedError, match=r"retired.*use pocket"):
         quick().score(["a text"])
 
 
@@ -218,7 +222,7 @@ def test_an_outage_costs_only_the_rest(service: Service) -> None:
     service.answer = lambda number: "ok" if number < 50 else "broken"
     texts = [f"text number {i}" for i in range(100)]
     scorer = quick(concurrency=1)
-    with pytest.raises(ScorerUnavailable, match="HTTP 500"):
+    with pytest.raises(ScorerUnavailableError, match="HTTP 500"):
         scorer.score(texts)
     service.answer = lambda number: "ok"
     assert scorer.score(texts) == pytest.approx([toxicity(text) for text in texts])

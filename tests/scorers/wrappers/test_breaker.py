@@ -6,7 +6,7 @@ import pytest
 
 from tests.scorers.services.stand_ins import Clock
 from tests.scorers.wrappers.stand_ins import Moody
-from tide.core.errors import ScorerError, ScorerUnavailable
+from tide.core.errors import ScorerError, ScorerUnavailableError
 from tide.scorers import CallableScorer
 from tide.scorers.wrappers.breaker import CircuitBreaker
 
@@ -19,22 +19,22 @@ def test_breaker_opens_and_closes_again() -> None:
         return scorer.score(["a text"])
 
     for _ in range(3):
-        with pytest.raises(ScorerUnavailable, match="late"):
+        with pytest.raises(ScorerUnavailableError, match="late"):
             attempt()
-    with pytest.raises(ScorerUnavailable, match="3 times in a row; not asked again for 30 seconds"):
+    with pytest.raises(ScorerUnavailableError, match="3 times in a row; not asked again for 30 s"):
         attempt()
     assert moody.calls == 3
     clock.sleep(31)
-    with pytest.raises(ScorerUnavailable, match="late"):
+    with pytest.raises(ScorerUnavailableError, match="late"):
         attempt()
-    with pytest.raises(ScorerUnavailable, match="4 times"):  # one failure opens it again
+    with pytest.raises(ScorerUnavailableError, match="4 times"):  # one failure opens it again
         attempt()
     assert moody.calls == 4
     clock.sleep(31)
     assert attempt() == [0.25]
     moody.plan = [TimeoutError("late")] * 2
     for _ in range(2):
-        with pytest.raises(ScorerUnavailable, match="late"):
+        with pytest.raises(ScorerUnavailableError, match="late"):
             attempt()
     assert attempt() == [0.25]  # closed: two failures are fewer than three
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.generated import examples
-from tide.core.errors import InputError, ScorerError, ScorerUnavailable
+from tide.core.errors import InputError, ScorerError, ScorerUnavailableError
 from tide.scorers import CallableScorer, load_scorer, score_texts
 from tide.scorers.wrappers.cache import CachedScorer
 from tide.scorers.wrappers.ensembles import MaxScorer
@@ -75,7 +75,7 @@ def test_another_revision_is_another_scorer(tmp_path: Path) -> None:
 
 def test_what_was_scored_before_an_outage_is_kept(tmp_path: Path) -> None:
     scorer = CachedScorer(Counting(fails_at=130), tmp_path / "scores.sqlite3")
-    with pytest.raises(ScorerUnavailable, match="counting@1: TimeoutError"):
+    with pytest.raises(ScorerUnavailableError, match="counting@1: TimeoutError"):
         score_texts(scorer, TEXTS, "zero")
     scorer.close()
     back = Counting()

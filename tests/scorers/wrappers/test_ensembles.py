@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tide.core.errors import ScorerUnavailable
+from tide.core.errors import ScorerUnavailableError
 from tide.scorers import CallableScorer, Scorer, load_scorer, score_texts
 from tide.scorers.wrappers.ensembles import MaxScorer, MeanScorer
 
@@ -38,5 +38,5 @@ def test_one_member_down_is_no_score() -> None:
         raise TimeoutError("late")
 
     for ensemble in (MaxScorer, MeanScorer):
-        with pytest.raises(ScorerUnavailable, match="late"):
+        with pytest.raises(ScorerUnavailableError, match="late"):
             score_texts(ensemble([constant(0.1, 0.5), CallableScorer(fail)]), ["a text"], "zero")

@@ -4,7 +4,7 @@ import pytest
 
 from tests.scorers.services.stand_ins import Clock
 from tests.scorers.wrappers.stand_ins import Moody
-from tide.core.errors import ScorerError, ScorerRefused, ScorerUnavailable
+from tide.core.errors import ScorerError, ScorerRefusedError, ScorerUnavailableError
 from tide.scorers import CallableScorer
 from tide.scorers.wrappers.retry import RetryScorer
 
@@ -22,9 +22,9 @@ def test_retry_outlasts_an_outage(errors: list[Exception], calls: int) -> None:
 @pytest.mark.parametrize(
     ("error", "raised", "calls"),
     [
-        (TimeoutError("late"), ScorerUnavailable, 3),
-        (ScorerUnavailable("down"), ScorerUnavailable, 3),
-        (ScorerRefused("retired"), ScorerRefused, 1),
+        (TimeoutError("late"), ScorerUnavailableError, 3),
+        (ScorerUnavailableError("down"), ScorerUnavailableError, 3),
+        (ScorerRefusedError("retired"), ScorerRefusedError, 1),
         (ValueError("wrong"), ScorerError, 1),
         (ScorerError("too long"), ScorerError, 1),
     ],

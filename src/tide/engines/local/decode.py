@@ -2,8 +2,8 @@
 
 `model.generate` pays a large overhead per step that a small model feels more than its own
 arithmetic, so this loop calls the model's forward pass itself, with a cache that is written in
-place (kv_cache.py), and for GPT-2 with one of its own (gpt2.py). Baselines write by it; the engine
-itself by `open_batch`, whose rows come and go.
+place (kv_cache.py). Baselines write by it; the engine itself by `open_batch`, whose rows come and
+go.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from tide.core.errors import EngineError
 from tide.core.settings import Sampling
 from tide.engines.base import FinishReason
 from tide.engines.checkpoint import context_length
-from tide.engines.local.gpt2 import lean_gpt2
 from tide.engines.local.kv_cache import join, joinable
 from tide.engines.local.padding import left_pad, length_groups, token_positions
 from tide.engines.local.sampling import Sampler
@@ -34,22 +33,18 @@ CHECK_EVERY_ELSEWHERE = 4
 class Forward:
     """Calls a causal LM with just the arguments that its forward pass takes.
 
-    hooks: take the way through the model's own modules, so that hooks on them are called. context:
-    most tokens of a sequence, None without a limit.
+    context: most tokens of a sequence, None without a limit.
     """
 
-    def __init__(self, model: Any, *, hooks: bool = False) -> None:
+    def __init__(self, model: Any) -> None:
         self._model = model
         self._accepts = set(inspect.signature(model.forward).parameters)
         self.context = context_length(model.config)
-        self.lean = None if hooks else lean_gpt2(model)
 
     def accepts(self, name: str) -> bool:
         return name in self._accepts
 
     def __call__(self, mask: Tensor | None, positions: Tensor, **inputs: Any) -> Any:
-        if self.lean is not None:
-            return self.lean(mask, positions, **inputs)
         if self.accepts("position_ids"):
             inputs["position_ids"] = positions
         # Without padding the attention needs no mask, and its fast paths apply.
@@ -76,13 +71,6 @@ class Forward:
             cache.update(keys, values, number)
         return cache
 
-    def causal_mask(self, before: int, tokens: int, like: Tensor) -> Tensor | None:
-        """The mask with which `tokens` are read after `before` others; None if it is understood."""
-        if self.lean is None:
-            return None
-        seen = torch.ones(tokens, before + tokens, dtype=torch.bool, device=like.device)
-        return seen.tril(before).float().log()[None, None]
-
     def read(self, rows: Sequence[Tensor], *, keep: int = 1) -> Any:
         """What the model gives for (T_i, d) matrices, left-padded; logits of the last `keep`."""
         x, mask = left_pad(rows)
@@ -98,8 +86,6 @@ def prefill(
 
     tokens: how many more the cache has room for. together: read all in one pass anywhere.
     """
-    if rows[0].is_cpu and not together and forward.lean is not None:
-        return forward.lean.read(rows, tokens)
     logits, outs, groups = read_apart(forward, rows, together=together)
     return logits, join([out.past_key_values for out in outs], groups, tokens)
 

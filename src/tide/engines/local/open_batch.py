@@ -151,14 +151,9 @@ class OpenStream:
         self.logits = torch.empty(0)
 
     def _read(self, rows: list[Row]) -> Tensor:
-        lengths, lean = [len(row.x) for row in rows], self._forward.lean
-        if lean is not None:
-            slots = self._cache.make_room(lengths, lean.like)
-            x = [row.x for row in rows]
-            return lean.read_into(self._cache.rooms, x, slots, self._cache.end)
         logits, outs, groups = read_apart(self._forward, [row.x for row in rows])
         layers = [[(x.keys, x.values) for x in out.past_key_values.layers] for out in outs]
-        slots = self._cache.make_room(lengths, layers[0])
+        slots = self._cache.make_room([len(row.x) for row in rows], layers[0])
         for part, group in zip(layers, groups, strict=True):
             self._cache.fill(part, [slots[i] for i in group])
         return logits
@@ -180,10 +175,7 @@ class OpenStream:
         self._mask = None
         if padded:
             columns = torch.arange(cache.low, cache.columns + 1)
-            seen = columns >= starts[:, None]
-            # What is added to the scores as it is saves a step of every layer.
-            mask = seen.long() if self._forward.lean is None else seen[:, None, None].float().log()
-            self._mask = mask.to(device)
+            self._mask = (columns >= starts[:, None]).long().to(device)
         self._starts = starts.to(device)
 
 

@@ -160,7 +160,6 @@ def cached_suffix(
     )
     positions = torch.arange(before, before + tokens, device=suffixes.device).expand(rows, -1)
     kept = {"logits_to_keep": keep} if forward.accepts("logits_to_keep") else {}
-    mask = forward.causal_mask(before, tokens, suffixes)
-    out = forward(mask, positions, inputs_embeds=suffixes, past_key_values=cache, **kept)
+    out = forward(None, positions, inputs_embeds=suffixes, past_key_values=cache, **kept)
     logits: Tensor = out.logits[:, -keep:]
     return logits, [(layer.keys, layer.values) for layer in out.past_key_values.layers]

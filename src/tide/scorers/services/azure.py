@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field
 from pydantic_core import from_json
 
 from tide.core.credentials import need_key
-from tide.core.errors import InputError, ScorerError, ScorerRefused
+from tide.core.errors import InputError, ScorerError, ScorerRefusedError
 from tide.core.http import Client, Reply, Rows, Seconds, ServerFailed
 from tide.plugins.options import checked
 from tide.scorers.services.base import (
@@ -126,6 +126,6 @@ class AzureContentSafetyScorer(RemoteScorer):
         what = f"scorer {self.name}: HTTP {reply.status}{f' {code}' if code.isalnum() else ''}"
         if reply.status == 400:
             return ScorerError(f"{what} ({len(text)} characters)")
-        return ScorerRefused(
+        return ScorerRefusedError(
             f"{what}; check AZURE_CONTENT_SAFETY_KEY and AZURE_CONTENT_SAFETY_ENDPOINT"
         )

@@ -17,7 +17,7 @@ import tenacity
 from pydantic import Field, TypeAdapter, ValidationError
 
 from tide.core.credentials import base_url
-from tide.core.errors import InputError, ScorerUnavailable
+from tide.core.errors import InputError, ScorerUnavailableError
 from tide.core.http import Client, ServerFailed
 from tide.scorers.attributes import Attributed
 from tide.scorers.base import Floats, PlainScorer
@@ -97,8 +97,8 @@ class RemoteScorer(PlainScorer, ABC):
     def score(self, texts: Sequence[str]) -> Floats:
         """One score a text, or an error.
 
-        Raises ScorerUnavailable after the last attempt, ScorerRefused if the service is gone or
-        refuses the key, and ScorerError for texts that it does not take.
+        Raises ScorerUnavailableError after the last attempt, ScorerRefusedError if the service is
+        gone or refuses the key, and ScorerError for texts that it does not take.
         """
         return np.array([said.value for said in self._said(texts)], dtype=np.float64)
 
@@ -162,7 +162,7 @@ class RemoteScorer(PlainScorer, ABC):
                         self._pace.pause(error.pause)
                         raise
                     reason = f"{error}; it asks to come back in {error.pause:g} seconds"
-                    raise ScorerUnavailable(f"scorer {self.name}: {reason}") from None
+                    raise ScorerUnavailableError(f"scorer {self.name}: {reason}") from None
 
         retrying = tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception_type(ServerFailed),
@@ -174,7 +174,7 @@ class RemoteScorer(PlainScorer, ABC):
             return await retrying(attempt)
         except ServerFailed as error:
             times = f"{self._attempts} attempts" if self._attempts > 1 else "1 attempt"
-            raise ScorerUnavailable(f"scorer {self.name}: {error} ({times})") from None
+            raise ScorerUnavailableError(f"scorer {self.name}: {error} ({times})") from None
 
 
 def _wait(work: Coroutine[Any, Any, _T]) -> _T:

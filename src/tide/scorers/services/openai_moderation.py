@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from pydantic_core import from_json
 
 from tide.core.credentials import need_key
-from tide.core.errors import ScorerError, ScorerRefused
+from tide.core.errors import ScorerError, ScorerRefusedError
 from tide.core.http import Client, Reply, Rows, Seconds, ServerFailed
 from tide.core.results import Score
 from tide.plugins.options import checked
@@ -115,6 +115,6 @@ class OpenAIModerationScorer(RemoteScorer):
             return ServerFailed(what, reply.pause(0.0))
         if reply.status == 400:
             return ScorerError(f"scorer {self.name}: {what} (a request of {texts} texts)")
-        return ScorerRefused(
+        return ScorerRefusedError(
             f"scorer {self.name}: {what}; check OPENAI_API_KEY, its credit, and the model's name"
         )

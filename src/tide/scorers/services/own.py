@@ -7,7 +7,7 @@ from typing import Any, ClassVar, TypeVar
 from pydantic import BaseModel
 
 from tide.core.credentials import base_url, read_key
-from tide.core.errors import InputError, ScorerError, ScorerRefused
+from tide.core.errors import InputError, ScorerError, ScorerRefusedError
 from tide.core.http import MIB, Client, Reply, Seconds, ServerFailed
 from tide.scorers.services.base import Attempts, Concurrency, Rate, RemoteScorer, rate_from
 
@@ -74,14 +74,14 @@ class OwnServerScorer(RemoteScorer):
         if reply.passing:
             raise ServerFailed(f"HTTP {reply.status}", reply.pause(0.0))
         if 300 <= reply.status < 400:
-            raise ScorerRefused(
+            raise ScorerRefusedError(
                 f"{what}: it sends on to another address, which is not followed; give the address "
                 "where it ends"
             )
         if reply.status in (401, 403):
-            raise ScorerRefused(f"{what}: check {self.family}_API_KEY")
+            raise ScorerRefusedError(f"{what}: check {self.family}_API_KEY")
         if reply.status in (404, 405):
-            raise ScorerRefused(
+            raise ScorerRefusedError(
                 f"{what}: there is no {path}; check the address, and what model it serves"
             )
         raise ScorerError(f"{what} to a request of {texts} texts")

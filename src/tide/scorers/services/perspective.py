@@ -18,7 +18,7 @@ from pydantic import BaseModel, Field
 from pydantic_core import from_json
 
 from tide.core.credentials import need_key
-from tide.core.errors import InputError, ScorerError, ScorerRefused
+from tide.core.errors import InputError, ScorerError, ScorerRefusedError
 from tide.core.http import Client, Reply, Seconds, ServerFailed
 from tide.core.results import Score
 from tide.core.sanitize import logger
@@ -66,7 +66,7 @@ class PerspectiveScorer(RemoteScorer):
     key, url, queries_per_second and long_text default to the environment (see the module). Further
     settings: see RemoteScorer.
 
-    Raises InputError without a key, and ScorerRefused once the service has ended.
+    Raises InputError without a key, and ScorerRefusedError once the service has ended.
     """
 
     @checked
@@ -153,13 +153,13 @@ class PerspectiveScorer(RemoteScorer):
         status = reply.status
         what = f"scorer {self.name}: HTTP {status}"
         if status == 410 or (status in (403, 404) and date.today() > END_OF_SERVICE):
-            return ScorerRefused(
+            return ScorerRefusedError(
                 f"{what}: retired; the Perspective API ended on {END_OF_SERVICE}; {_INSTEAD}"
             )
         words = _code_words(reply)
         if status != 400 or "API_KEY_INVALID" in words:
             reason = ", ".join(words) or "refused"
-            return ScorerRefused(
+            return ScorerRefusedError(
                 f"{what}: {reason}; check PERSPECTIVE_API_KEY, its access to the API, and the URL"
             )
         hint = "; empty_policy 'zero' or 'one' scores such texts" if is_empty(text) else ""

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, RootModel
 
-from tide.core.errors import ScorerRefused
+from tide.core.errors import ScorerRefusedError
 from tide.core.http import Client, Rows, ServerFailed
 from tide.core.results import Score
 from tide.plugins.options import checked
@@ -61,7 +61,7 @@ class TeiScorer(OwnServerScorer):
         super().__init__("tei", address, **options)
         info = self._once(lambda client: self._get(client, "/info", _Info))
         if info.model_type.classifier is None:
-            raise ScorerRefused(f"scorer tei: {info.model_id} is no classifier")
+            raise ScorerRefusedError(f"scorer tei: {info.model_id} is no classifier")
         names = list(dict.fromkeys(info.model_type.classifier.id2label.values()))
         columns = toxic_columns(f"tei:{address}", names, wanted)
         self._labels = frozenset(names)

@@ -9,7 +9,7 @@ from typing import Annotated, TypeVar
 
 from pydantic import Field
 
-from tide.core.errors import ScorerUnavailable
+from tide.core.errors import SCORER_DOWN, ScorerUnavailableError
 from tide.plugins.options import checked
 from tide.scorers.base import Scorer
 from tide.scorers.wrappers.base import Transparent
@@ -43,13 +43,13 @@ class CircuitBreaker(Transparent):
     def _through(self, call: Callable[[Scorer, Sequence[str]], _T], texts: Sequence[str]) -> _T:
         left = self._open_until - self._clock()
         if left > 0:
-            raise ScorerUnavailable(
+            raise ScorerUnavailableError(
                 f"scorer {self.name}: was unavailable {self._failed} times in a row; "
                 f"not asked again for {left:.0f} seconds"
             )
         try:
             answer = call(self._scorer, texts)
-        except ScorerUnavailable:
+        except SCORER_DOWN:
             self._failed += 1
             if self._failed >= self._failures:
                 self._open_until = self._clock() + self._cooldown

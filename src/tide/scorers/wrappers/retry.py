@@ -9,7 +9,7 @@ from typing import Annotated, TypeVar
 import tenacity
 from pydantic import Field
 
-from tide.core.errors import ScorerRefused, ScorerUnavailable
+from tide.core.errors import ScorerUnavailableError
 from tide.plugins.options import checked
 from tide.scorers.base import Scorer
 from tide.scorers.wrappers.base import Transparent
@@ -34,10 +34,7 @@ class RetryScorer(Transparent):
     ) -> None:
         super().__init__(scorer)
         self._retrying = tenacity.Retrying(
-            retry=tenacity.retry_all(
-                tenacity.retry_if_exception_type(ScorerUnavailable),
-                tenacity.retry_if_not_exception_type(ScorerRefused),
-            ),
+            retry=tenacity.retry_if_exception_type(ScorerUnavailableError),
             stop=tenacity.stop_after_attempt(attempts),
             wait=tenacity.wait_random_exponential(multiplier=backoff, max=60),
             sleep=sleep,
