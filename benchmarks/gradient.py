@@ -209,7 +209,9 @@ def finished(path: Path, config: dict[str, Any]) -> list[Prompt]:
     rows = [row for _, row in read_objects(path, drop_cut=True)] if path.exists() else []
     for row in rows:
         if row.get("config") != config:
-            raise InputError(f"{path}: made with {row.get('config')}, not {config}; use another")
+            raise InputError(
+                f"{path}: made with {row.get('config')}, not {config}; name another --out"
+            )
     if rows:  # without a line that a kill has cut off
         write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
     return rows
