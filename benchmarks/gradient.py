@@ -1,6 +1,6 @@
 """How near the estimated gradient is to a reference, and what a step along it is worth.
 
-    python benchmarks/gradient.py [--limit 40] [--samples 4096] [--temperature 0.1]
+    python benchmarks/gradient.py [--limit 40] [--samples 4096] [--out runs/gradient.jsonl]
 
 Of each of the first prompts whose first completion scores 0.5 or more: the estimate of the search
 from N perturbations (`tide.search.tide.estimate_gradient`, with the default mu), and a reference
@@ -9,17 +9,21 @@ between the two would be sqrt(N / (N + Td)), which no choice of N random directi
 reference is noisy itself: the cosine to the gradient is what is measured divided by the square root
 of the cosine between two references. Then one step of the search, of its length and normalised row
 by row, along a random direction, along estimates and along the reference: how often the completion
-there passes, and its mean score. The norms that scale mu and eta are printed as well. 40 prompts
-make 340,000 completions: half an hour of a core.
+there passes, and its mean score. The norms that scale mu and eta are printed as well.
+
+Each prompt that is finished is appended to `--out`, and the next call resumes there; a prompt's
+random numbers depend on `--seed` and its place in the benchmark alone. 40 prompts make 350,000
+completions: about three quarters of an hour of a core.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from statistics import fmean, median
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -27,10 +31,14 @@ import typer
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tide import load_engine, load_scorer
+from tide import InputError, load_engine, load_scorer
+from tide.core.seeds import derive_seed
 from tide.core.settings import SCALES, Sampling
+from tide.data.files import write_text
+from tide.data.jsonl import read_objects
 from tide.engines import Engine
 from tide.evaluation import load_benchmark
+from tide.evaluation.metrics import Estimate
 from tide.evaluation.reporting.tables import Column, Table, to_markdown
 from tide.scorers import Scorer, score_texts
 from tide.search import geometry
@@ -43,15 +51,20 @@ REPEATS, DRAWS = 64, 8
 # The defaults of the search, relative to the norm of the prompt's rows.
 MU, STEP = (value for value in SCALES.values())
 
+OUT = Path("runs/gradient.jsonl")
+# Resamples of the prompts for an interval.
+RESAMPLES = 2000
+
 Scores = NDArray[np.float64]
+Prompt = Mapping[str, Any]  # a line of `--out`
 
 
 class World:
-    """The toxicity of what the model writes after embeddings."""
+    """The toxicity of what the model writes after embeddings; seeds are counted from `seed`."""
 
-    def __init__(self, engine: Engine, scorer: Scorer, sampling: Sampling) -> None:
+    def __init__(self, engine: Engine, scorer: Scorer, sampling: Sampling, seed: int) -> None:
         self._engine, self._scorer, self._sampling = engine, scorer, sampling
-        self._seeds = 0
+        self._seeds = seed
 
     def scores(self, points: Sequence[Tensor]) -> Scores:
         """Each with sampling noise of its own; an empty completion scores 0, as in the paper."""
@@ -73,17 +86,20 @@ def reference(noise: Tensor, scores: Scores, mu: float) -> Tensor:
 
 def one_prompt(
     world: World, x0: Tensor, samples: int, generator: torch.Generator
-) -> tuple[dict[str, list[float]], dict[str, Scores]]:
-    """Cosines to the reference by N (and `itself`, `size`: Td), and scores after a step."""
+) -> dict[str, Any]:
+    """What is known of one prompt: `size` (Td), `row_norm`, `itself`: cosine of two references.
+
+    cosines: of the estimates from each N to the reference. scores: after a step along each.
+    """
     row_norm = float(x0.norm(dim=-1).mean())
     mu, step = MU * row_norm / math.sqrt(x0.shape[1]), STEP * row_norm
     noise = torch.randn(2 * samples, *x0.shape, generator=generator)
     scores = world.around(x0, noise, mu)
     first = reference(noise[:samples], scores[:samples], mu)
     second = reference(noise[samples:], scores[samples:], mu)
-    cosines: dict[str, list[float]] = {"size": [x0.numel()]}
-    cosines["itself"] = [geometry.cosine(first, second)]
-    there = {"random": world.scores(steps(x0, list(torch.randn(DRAWS, *x0.shape)), step))}
+    cosines: dict[str, list[float]] = {}
+    anywhere = list(torch.randn(DRAWS, *x0.shape, generator=generator))
+    there = {"random": world.scores(steps(x0, anywhere, step)).tolist()}
     for count in COUNTS:
         starts = range(samples, 2 * samples - count + 1, count)
         centres = world.scores([x0] * min(len(starts), REPEATS))
@@ -95,49 +111,136 @@ def one_prompt(
                 estimates.append(estimate_gradient(noise[some], differences, mu))
         cosines[str(count)] = [geometry.cosine(one, first) for one in estimates]
         if count in (1, 8, 64) and estimates:
-            there[str(count)] = world.scores(steps(x0, estimates[:DRAWS], step))
-    there[str(samples)] = world.scores(steps(x0, [first] * DRAWS, step))
-    return cosines, there
+            there[str(count)] = world.scores(steps(x0, estimates[:DRAWS], step)).tolist()
+    there[str(samples)] = world.scores(steps(x0, [first] * DRAWS, step)).tolist()
+    return {
+        "size": x0.numel(),
+        "row_norm": row_norm,
+        "itself": geometry.cosine(first, second),
+        "cosines": cosines,
+        "scores": there,
+    }
 
 
 def steps(x0: Tensor, directions: Sequence[Tensor], step: float) -> list[Tensor]:
     return [x0 - step * geometry.normalize(direction, "token") for direction in directions]
 
 
-def near(cosines: Sequence[dict[str, list[float]]]) -> Table:
+def estimated(
+    found: Sequence[Prompt], value: Callable[[Sequence[Prompt]], float | None]
+) -> Estimate | None:
+    """`value` of all prompts, with its 95 % bootstrap interval over them; None if it has none."""
+    whole = value(found)
+    if whole is None or len(found) < 2:
+        return None if whole is None else Estimate(whole)
+    drawn = np.random.default_rng(0).integers(len(found), size=(RESAMPLES, len(found)))
+    again = [value([found[i] for i in row]) for row in drawn.tolist()]
+    # A resample whose references do not agree at all says nothing of the gradient.
+    low, high = np.percentile([-math.inf if one is None else one for one in again], [2.5, 97.5])
+    return Estimate(whole, float(low), float(high)) if math.isfinite(low) else Estimate(whole)
+
+
+def corrected(found: Sequence[Prompt], count: str) -> float | None:
+    """The cosine to the gradient: without the noise of the reference."""
+    itself = fmean(one["itself"] for one in found)
+    return fmean(one["mean"][count] for one in found) / math.sqrt(itself) if itself > 0 else None
+
+
+def near(found: Sequence[Prompt]) -> Table:
     """Means over prompts of the means over estimates."""
-    itself = fmean(one["itself"][0] for one in cosines)
     rows = []
     for count in map(str, COUNTS):
-        some = [(fmean(one[count]), one["size"][0]) for one in cosines if one.get(count)]
+        some = [
+            {**one, "mean": {count: fmean(one["cosines"][count])}}
+            for one in found
+            if one["cosines"][count]
+        ]
         if not some:
             continue
-        measured, n = fmean(cosine for cosine, _ in some), int(count)
-        corrected = measured / math.sqrt(itself) if itself > 0 else None
-        best = fmean(math.sqrt(n / (n + size)) for _, size in some)
-        bound = fmean(math.sqrt(n / size) for _, size in some)
-        share = corrected / best if corrected is not None else None
-        rows.append([n, measured, corrected, best, bound, share])
-    columns = [Column("N"), Column("cosine", 4), Column("to the gradient", 4)]
+        n, each = int(count), [one["mean"][count] for one in some]
+        best = fmean(math.sqrt(n / (n + one["size"])) for one in some)
+        bound = fmean(math.sqrt(n / one["size"]) for one in some)
+        towards = estimated(some, lambda drawn, count=count: corrected(drawn, count))
+        share = towards.value / best if towards is not None else None
+        measured = estimated(some, lambda drawn, c=count: fmean(one["mean"][c] for one in drawn))
+        rows.append([n, measured, min(each), max(each), towards, best, bound, share])
+    columns = [Column("N"), Column("cosine", 4, interval=True), Column("lowest", 4)]
+    columns += [Column("highest", 4), Column("to the gradient", 4, interval=True)]
     columns += [Column("sqrt(N/(N+Td))", 4), Column("sqrt(N/Td)", 4), Column("share", 2)]
-    sizes = median(one["size"][0] for one in cosines)
+    sizes = median(one["size"] for one in found)
+    itself = [one["itself"] for one in found]
     notes = [
-        f"{len(cosines)} prompts, Td {sizes:.0f} (median); cosine: of the estimate from N to the "
-        f"reference; of one reference to another: {itself:.3f}",
+        f"{len(found)} prompts, Td {sizes:.0f} (median); cosine: of the estimate from N to the "
+        f"reference, lowest and highest of a prompt; of one reference to another: "
+        f"{fmean(itself):.3f} ({min(itself):.3f} to {max(itself):.3f})",
         "to the gradient: corrected for the noise of the reference; share: of sqrt(N/(N+Td))",
+        "± half of the 95 % bootstrap interval over prompts",
     ]
     return Table("near", "The estimate and a reference gradient", columns, rows, notes)
 
 
-def worth(found: Sequence[dict[str, Scores]]) -> Table:
-    """What is written after one step."""
+def passing(scores: Sequence[float]) -> float:
+    return fmean(score < TOXIC for score in scores)
+
+
+def worth(found: Sequence[Prompt]) -> Table:
+    """What is written after one step; more: passes beyond a random direction's, same prompts."""
     rows = []
-    for name in dict.fromkeys(name for one in found for name in one):
-        scores = [one[name] for one in found if name in one]
-        passed = fmean(float((some < TOXIC).mean()) for some in scores)
-        rows.append([name, passed, fmean(float(some.mean()) for some in scores)])
-    columns = [Column("direction"), Column("passes", 3), Column("mean score", 3)]
+    for name in dict.fromkeys(name for one in found for name in one["scores"]):
+        pairs = [
+            {"to": one["scores"][name], "random": one["scores"]["random"]}
+            for one in found
+            if name in one["scores"]
+        ]
+        passed = estimated(pairs, lambda drawn: fmean(passing(one["to"]) for one in drawn))
+        score = estimated(pairs, lambda drawn: fmean(fmean(one["to"]) for one in drawn))
+        more = estimated(
+            pairs,
+            lambda drawn: fmean(passing(one["to"]) - passing(one["random"]) for one in drawn),
+        )
+        rows.append([name, passed, None if name == "random" else more, score])
+    columns = [Column("direction"), Column("passes", 3, interval=True)]
+    columns += [Column("more", 3, interval=True), Column("mean score", 3, interval=True)]
     return Table("worth", "One step along estimates from so many", columns, rows)
+
+
+def finished(path: Path, config: dict[str, Any]) -> list[Prompt]:
+    """The prompts of an earlier call. Raises InputError if it had another configuration."""
+    rows = [row for _, row in read_objects(path, drop_cut=True)] if path.exists() else []
+    for row in rows:
+        if row.get("config") != config:
+            raise InputError(
+                f"{path}: made with {row.get('config')}, not {config}; name another --out"
+            )
+    if rows:  # without a line that a kill has cut off
+        write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
+    return rows
+
+
+def measured(
+    world: Callable[[int], World],
+    embedded: Iterator[tuple[int, Tensor]],
+    config: dict[str, Any],
+    path: Path,
+    limit: int,
+) -> list[Prompt]:
+    """The first `limit` prompts with a toxic first completion; new ones are appended to `path`."""
+    found = finished(path, config)[:limit]
+    known = {row["prompt"] for row in found}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        for number, x0 in embedded:
+            if len(found) == limit:
+                break
+            there = world(number)
+            if number in known or there.scores([x0])[0] < TOXIC:
+                continue
+            generator = torch.Generator().manual_seed(derive_seed(config["seed"], number, "noise"))
+            one = one_prompt(there, x0, config["samples"], generator)
+            found.append({"config": config, "prompt": number, **one})
+            file.write(json.dumps(found[-1]) + "\n")
+            file.flush()
+    return found
 
 
 def main(
@@ -145,26 +248,27 @@ def main(
     samples: Annotated[int, typer.Option(help="Perturbations of a reference.")] = 4096,
     temperature: float = 0.1,
     seed: int = 0,
+    out: Annotated[Path, typer.Option(help="Prompts that are finished; resumes.")] = OUT,
 ) -> None:
     engine, scorer = load_engine("transformers", "pocket"), load_scorer("pocket")
-    world = World(engine, scorer, Sampling(temperature=temperature))
     prompts = [row.text for row in load_benchmark("rtp").rows]
-    torch.manual_seed(seed)
+    config = {"samples": samples, "temperature": temperature, "seed": seed}
 
-    def toxic() -> Iterator[Tensor]:
-        for prompt in prompts:
-            (embedded,) = engine.embed([prompt])
-            if world.scores([embedded])[0] >= TOXIC:
-                yield embedded
+    def world(number: int) -> World:
+        start = derive_seed(seed, number, "completions") >> 1  # room to count
+        return World(engine, scorer, Sampling(temperature=temperature), start)
 
-    generator = torch.Generator().manual_seed(seed)
-    found = [(x0, *one_prompt(world, x0, samples, generator)) for x0 in islice(toxic(), limit)]
+    embedded = ((number, engine.embed([prompt])[0]) for number, prompt in enumerate(prompts, 1))
+    try:
+        found = measured(world, embedded, config, out, limit)
+    except InputError as error:
+        raise SystemExit(f"error: {error}") from None
     if not found:
         raise SystemExit("error: no prompt of this benchmark has a toxic first completion")
-    rows = fmean(float(x0.norm(dim=-1).mean()) for x0, _, _ in found)
+    rows = fmean(one["row_norm"] for one in found)
     print(f"mean norm of a row: {engine.mean_row_norm:.3f} of the vocabulary, {rows:.3f} of these")
     print("prompts; the paper scales mu and eta by the one, the default here by the other\n")
-    for table in (near([one[1] for one in found]), worth([one[2] for one in found])):
+    for table in (near(found), worth(found)):
         print(to_markdown(table))
 
 

@@ -87,20 +87,32 @@ def test_each_claim_of_the_paper_has_a_command_and_a_word() -> None:
         assert claim.output, claim
 
 
+# In the place of what is not here: models of the hub, and a scorer with its weights.
+STAND_INS = {
+    "openai-community/gpt2-large": "my-model",
+    "google/gemma-2-2b": "my-model",
+    "auto": "my-model",
+    "global": "my-model",
+    "detoxify:original": "lexicon",
+}
+
+
 @pytest.mark.docs
 def test_the_command_of_each_claim_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of claims that cannot be checked here name models that are not here."""
+    """With stand-ins for what is not here; what one row fits, later ones use."""
     here = prepare(tmp_path)
     monkeypatch.chdir(here)
     monkeypatch.setenv("TIDE_CACHE", str(tmp_path / "scores.sqlite3"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.delenv("TIDE_DATA", raising=False)
     for claim in claims(REPRODUCTION, CLAIMS):
-        if claim.verdict.startswith("cannot be had"):
-            continue
         for command in claim.commands:
             print(claim.name, command)
-            run_command(shlex.split(command), claim.name, monkeypatch)
+            words = shlex.split(command)
+            if claim.verdict.startswith("cannot be had"):
+                words = [STAND_INS.get(word, word) for word in words]
+                assert words != shlex.split(command), f"{claim.name}: nothing is missing for it"
+            run_command(words, claim.name, monkeypatch)
 
 
 def run_python(block: Block, names: dict[str, Any]) -> None:

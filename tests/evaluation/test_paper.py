@@ -283,6 +283,15 @@ def test_computed_perplexity_stands_beside_the_printed(tmp_path: Path, standing:
     assert standing
 
 
+def test_a_row_without_a_completion_of_20_tokens(tmp_path: Path, standing: list[str]) -> None:
+    write(tmp_path, "gpt2-large", "base.json", [[0.9]])
+    some = measured_runs(recorded_runs(tmp_path), ["auto"])
+    (row,) = next(iter(paper_tables(some, "exact-20"))).rows
+    # The method and the printed numbers are left.
+    assert row == ["Base model", 0.591, 0.495, 0.639, 4.13]
+    assert standing
+
+
 def test_a_model_without_a_reference_of_its_own(tmp_path: Path, standing: list[str]) -> None:
     one = Recorded("m", run([[0.1]]), None)
     with pytest.raises(InputError, match="--reference auto: no reference model is known for m"):

@@ -189,7 +189,7 @@ def paper_tables(some: Sequence[Recorded], valid: Valid | None = None) -> Iterat
             (ours, *_) = summaries[id(one)].toxicity.values()
             cells: list[Value] = [one.name]
             for metric in _METRICS:
-                cells += _beside(ours[metric], getattr(one.printed, metric, None))
+                cells += _beside(ours.get(metric), getattr(one.printed, metric, None))
             rows.append([*cells, *_fluency(one, summaries[id(one)])])
         columns = [Column("method"), *(c for name in _METRICS for c in _columns(name, 3))]
         for reference in runs[0].run.references:
@@ -229,8 +229,7 @@ def _fluency(one: Recorded, summary: Summary) -> list[Value]:
             printed = one.printed.perplexity if one.printed else None
         elif reference == reference_named("global", one.model):
             printed = further("Qwen3-14B").get((one.model, one.name, "perplexity"))
-        of_20 = _beside(found.mean_20, printed) if found.mean_20 else [None, printed, None]
-        cells += [found.mean, *of_20, found.median]
+        cells += [found.mean, *_beside(found.mean_20, printed), found.median]
     return cells
 
 
@@ -252,5 +251,8 @@ def _columns(heading: str, digits: int) -> list[Column]:
     ]
 
 
-def _beside(ours: Estimate, printed: float | None) -> list[Value]:
+def _beside(ours: Estimate | None, printed: float | None) -> list[Value]:
+    """Ours, None where `valid` left no completion; the printed number; their difference."""
+    if ours is None:
+        return [None, printed, None]
     return [ours.value, printed, None if printed is None else ours.value - printed]

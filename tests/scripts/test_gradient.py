@@ -1,0 +1,95 @@
+"""The measurement of the estimate resumes, and says what its prompts say."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "gradient.py"
+CONFIG = {"samples": 16, "temperature": 0.1, "seed": 0}
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("gradient", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def prompt(itself: float, cosine: float, passing: float) -> dict[str, Any]:
+    scores = {"random": [0.9, 0.1], "8": [0.1] * int(8 * passing) + [0.9] * int(8 - 8 * passing)}
+    cosines = {str(count): [cosine, cosine] if count == 8 else [] for count in (1, 8)}
+    return {"itself": itself, "size": 792, "cosines": cosines, "scores": scores}
+
+
+def test_the_cosine_is_corrected_for_the_noise_of_the_reference(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(script, "COUNTS", (1, 8))
+    table = script.near([prompt(0.04, 0.01, 1), prompt(0.04, 0.03, 1)])
+    (row,) = table.rows  # no estimate of one perturbation differed from zero
+    n, measured, lowest, highest, towards, best, bound, share = row
+    assert (n, lowest, highest) == (8, 0.01, 0.03)
+    assert measured.value == pytest.approx(0.02)
+    assert (measured.low, measured.high) == (pytest.approx(0.01), pytest.approx(0.03))
+    assert towards.value == pytest.approx(0.02 / 0.2)
+    assert best == pytest.approx(0.1)
+    assert bound == pytest.approx((8 / 792) ** 0.5)
+    assert share == pytest.approx(1.0)
+
+
+def test_a_reference_that_is_noise_alone_gives_no_cosine_to_the_gradient(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(script, "COUNTS", (8,))
+    (row,) = script.near([prompt(-0.01, 0.01, 1)]).rows
+    assert row[4] is None
+    assert row[7] is None
+
+
+def test_a_step_is_compared_with_a_random_one_on_the_same_prompts(script: ModuleType) -> None:
+    table = script.worth([prompt(0.04, 0.01, 1), prompt(0.04, 0.01, 0.5)])
+    rows = {row[0]: row for row in table.rows}
+    assert rows["random"][1].value == 0.5
+    assert rows["8"][1].value == 0.75
+    assert rows["8"][2].value == 0.25
+    assert (rows["8"][2].low, rows["8"][2].high) == (0.0, 0.5)
+
+
+@pytest.fixture
+def run(
+    script: ModuleType, shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Any:
+    monkeypatch.setenv("TIDE_DATA", str(shared_data / "benchmarks"))
+    monkeypatch.setattr(script, "COUNTS", (1, 8))
+
+    def run(name: str, limit: int, samples: int = 16) -> Path:
+        script.main(limit=limit, samples=samples, temperature=0.1, seed=0, out=tmp_path / name)
+        return tmp_path / name
+
+    return run
+
+
+def test_it_resumes_where_it_was_killed(run: Any) -> None:
+    whole = run("whole.jsonl", 2).read_text()
+    first, second = whole.splitlines(keepends=True)
+    assert json.loads(first)["config"] == CONFIG
+    parts = run("parts.jsonl", 1)
+    assert parts.read_text() == first
+    parts.write_text(first + second[:40])  # killed while it wrote
+    assert run("parts.jsonl", 2).read_text() == whole
+
+
+def test_another_configuration_is_refused(run: Any) -> None:
+    before = run("some.jsonl", 1).read_text()
+    with pytest.raises(SystemExit, match=r"error: .*some\.jsonl: made with .*'samples': 16"):
+        run("some.jsonl", 1, samples=32)
+    assert run("some.jsonl", 1).read_text() == before
