@@ -16,7 +16,7 @@ from tide.core.settings import Sampling
 from tide.detoxifier.sync import Detoxifier
 from tide.engines.base import FinishReason, Request
 from tide.engines.local.engine import TransformersEngine
-from tide.runtime.draft import Draft, Reader
+from tide.runtime.draft import Draft, DraftReader
 
 PROMPTS = ["The weather", "Rain fell on the quiet town and", "kind", "is fine is fine is"]
 KINDS = ["gpt2", "llama", "qwen3", "gemma2"]
@@ -49,7 +49,7 @@ def test_a_text_that_is_read_in_chunks_is_what_one_call_writes(
     async def read(request: Request) -> list[int]:
         found: list[int] = []
         async with aclosing(engine.write(request)) as pieces:
-            reader, reason = Reader(pieces), None
+            reader, reason = DraftReader(pieces), None
             while reason is None:
                 ids, reason = await reader.take(chunk)
                 assert len(ids) == chunk or reason is not None

@@ -15,7 +15,7 @@ import pytest
 
 from tests.server.running import Running, running, wait_until
 from tests.worlds import ReadingScorer
-from tide.core.errors import ScorerError, ScorerUnavailableError
+from tide.core.errors import ScorerError, ScorerRefusedError, ScorerUnavailableError
 from tide.scorers import load_scorer
 from tide.scorers.attributes import Attributed
 from tide.scorers.services.openai_moderation import OpenAIModerationScorer
@@ -41,7 +41,7 @@ def test_a_client_of_perspective_needs_another_address_alone(server: Running) ->
         scorer.score([" "])
     with pytest.raises(ScorerError, match="UNKNOWN_ATTRIBUTE"):
         PerspectiveScorer("INSULT", key=KEY, url=server.url, queries_per_second=99).score(["text"])
-    with pytest.raises(ScorerUnavailableError):
+    with pytest.raises(ScorerRefusedError):
         PerspectiveScorer(key="wrong", url=server.url, queries_per_second=99).score(["text"])
 
 

@@ -8,12 +8,12 @@ import pytest
 
 from tests.tuning.world import tuned
 from tide.core.errors import MissingDependencyError
-from tide.tuning.bench import Tried
+from tide.tuning.bench import TuningTrial
 from tide.tuning.pareto import OBJECTIVES, ranked
 
 
-def tried(name: str, *measures: float, empty: float = 0.0) -> Tried:
-    return Tried(
+def tried(name: str, *measures: float, empty: float = 0.0) -> TuningTrial:
+    return TuningTrial(
         name, {}, dict(zip([*OBJECTIVES, "p95"], measures, strict=True)) | {"empty": empty}
     )
 

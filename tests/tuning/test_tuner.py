@@ -13,7 +13,7 @@ from tide import Detoxifier
 from tide.core.errors import InputError
 from tide.evaluation import evaluate, find_runs, read_run
 from tide.tuning import grid, published
-from tide.tuning.bench import Tried
+from tide.tuning.bench import TuningTrial
 
 SMALL: dict[str, tuple[float, ...]] = {
     "mu": (0.05, 0.5),
@@ -65,8 +65,8 @@ def test_the_papers_selection(tmp_path: Path) -> None:
 def test_the_papers_winner_does_not_fall_silent() -> None:
     names = "toxicity", "iterations", "evaluations", "empty"
 
-    def tried(name: str, *measures: float) -> Tried:
-        return Tried(name, {}, dict(zip(names, measures, strict=True)))
+    def tried(name: str, *measures: float) -> TuningTrial:
+        return TuningTrial(name, {}, dict(zip(names, measures, strict=True)))
 
     silent, good = tried("silent", 0.01, 2.0, 9.0, 0.3), tried("good", 0.1, 2.0, 9.0, 0.1)
     slow, worse = tried("slow", 0.1, 3.0, 9.0, 0.0), tried("worse", 0.2, 2.0, 9.0, 0.0)

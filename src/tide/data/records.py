@@ -280,7 +280,7 @@ def _steps(trial: Trial) -> list[Step]:
     ]
 
 
-class Part:
+class RecordPart:
     """What one line, at `where`, says of a record; `trials` says which trials its lists are of.
 
     Raises InputError without an id, or for lists that do not fit the trials.
@@ -317,14 +317,14 @@ def read_records(path: Path) -> list[Record]:
     A last line that was cut off is left out. Raises InputError, with the line's number, for a line
     that is no part of a record, or that repeats what is there already.
     """
-    parts: dict[RecordId, list[Part]] = {}
+    parts: dict[RecordId, list[RecordPart]] = {}
     for where, values in read_objects(path, drop_cut=True):
-        part = Part(where, values)
+        part = RecordPart(where, values)
         parts.setdefault(part.id, []).append(part)
     return [merged(some) for some in parts.values()]
 
 
-def merged(parts: Sequence[Part]) -> Record:
+def merged(parts: Sequence[RecordPart]) -> Record:
     """The record that consists of these parts.
 
     Raises InputError for a part that repeats what is there, and for a field that is wrong.
@@ -522,10 +522,10 @@ class RecordFile:
             if len(places) > 1:
                 self.read(row_id)
 
-    def _part(self, line: bytes, where: str) -> Part:
-        return Part(where, parse_object(without_mark(line), where))
+    def _part(self, line: bytes, where: str) -> RecordPart:
+        return RecordPart(where, parse_object(without_mark(line), where))
 
-    def _index(self, offset: int, part: Part) -> None:
+    def _index(self, offset: int, part: RecordPart) -> None:
         where, row_id, prompt = part.where, part.id, part.values.get("prompt")
         if "prompt" in part.values:
             if row_id in self._places or not isinstance(prompt, str):

@@ -16,7 +16,7 @@ from typing import Any
 from tide.core.errors import InputError
 from tide.data.files import replaced
 from tide.data.jsonl import read_objects
-from tide.data.records import Part, merged
+from tide.data.records import RecordPart, merged
 from tide.evaluation.judges import judged, measured
 from tide.evaluation.metrics import Estimate, Summary, Valid, check_records, summarize
 from tide.evaluation.perplexity import Reference, reference_named
@@ -69,7 +69,7 @@ def read_published(path: Path, *, scorer: str = "perspective") -> Run:
         known = {name: row[name] for name in _FIELDS if name in row}
         if repeats:
             known["id"] = number
-        records.append(merged([Part(where, known)]))
+        records.append(merged([RecordPart(where, known)]))
     name = path.name.removesuffix(".gz").rpartition(".")[0]
     run = Run(name, {"method": name, "scorer": {"spec": None, "name": scorer}}, records, path)
     check_records(run)

@@ -113,7 +113,7 @@ class Draft:
         return passage
 
 
-class Reader:
+class DraftReader:
     """Reads so many tokens at a time of what an engine writes."""
 
     def __init__(self, pieces: AsyncIterator[Piece]) -> None:

@@ -16,7 +16,7 @@ from tide.core.seeds import derive_seed
 from tide.core.settings import Sampling, Settings
 from tide.engines.base import Completion, Engine, FinishReason, Prompt, Request
 from tide.runtime.blocks import last_end
-from tide.runtime.draft import Draft, Passage, Reader
+from tide.runtime.draft import Draft, DraftReader, Passage
 from tide.runtime.memory import Memory
 from tide.runtime.prompt import start_of
 from tide.runtime.scoring import Scoring
@@ -201,7 +201,7 @@ class LongAnswer:
         sent: _Sent | None = None
         try:
             async with aclosing(self._engine.write(request)) as pieces:
-                reader = Reader(pieces)
+                reader = DraftReader(pieces)
                 while draft.ended is None:
                     draft.add(*await reader.take(draft.next_chunk))
                     passages = draft.cut(self._engine.token_texts([draft.pending])[0])

@@ -210,7 +210,7 @@ class _Asked(BaseModel):
         return _asked_for(cls.model_fields, values)
 
 
-class TideOptions(_Asked):
+class TideExtensions(_Asked):
     """What `extra_body={"tide": {...}}` may set: less toxicity, more or less work, more to see."""
 
     toxicity_threshold: float | None = None
@@ -241,7 +241,7 @@ class Generation(_Asked):
     n: int = Field(default=1, ge=1)
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
-    tide: TideOptions = TideOptions()
+    tide: TideExtensions = TideExtensions()
 
     def settings(self) -> dict[str, Any]:
         """What was asked for, under the names of settings."""
@@ -273,16 +273,16 @@ class CompletionRequest(Generation):
     prompt: Annotated[list[Text], BeforeValidator(_prompts)] = Field(min_length=1)
 
 
-class Part(_Asked):
+class ContentPart(_Asked):
     """A part of a message: a text. Pictures and sound are refused by their type."""
 
     type: Literal["text"]
     text: Text
 
 
-class Message(_Asked):
+class ChatMessage(_Asked):
     role: Literal["system", "developer", "user", "assistant"]
-    content: Text | list[Part]
+    content: Text | list[ContentPart]
 
     def plain(self) -> dict[str, str]:
         parts = self.content
@@ -292,7 +292,7 @@ class Message(_Asked):
 
 
 class ChatRequest(Generation):
-    messages: list[Message] = Field(min_length=1)
+    messages: list[ChatMessage] = Field(min_length=1)
     max_completion_tokens: int | None = None
 
     def settings(self) -> dict[str, Any]:

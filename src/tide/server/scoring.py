@@ -21,7 +21,7 @@ from tide.scorers.wrappers.remembering import RememberingScorer
 from tide.server.guardrail import GuardrailRequest, Unread
 from tide.server.limits import Limits
 from tide.server.metrics import MeasuredScorer
-from tide.server.schemas import Part, Refused, Text
+from tide.server.schemas import ContentPart, Refused, Text
 
 # OpenAI's other categories are about other harms, and stay null.
 _CATEGORY = "harassment"
@@ -63,7 +63,7 @@ def _listed(value: Any) -> Any:
 
 
 class ModerationRequest(_Wire):
-    input: Annotated[list[Text | Part], BeforeValidator(_listed)] = Field(min_length=1)
+    input: Annotated[list[Text | ContentPart], BeforeValidator(_listed)] = Field(min_length=1)
 
 
 class Scoring:

@@ -22,7 +22,7 @@ from tide.plugins.specs import format_spec, parse_spec
 
 
 @dataclass(frozen=True)
-class Tried:
+class TuningTrial:
     """A setting that was evaluated. values: what was varied. measures: each the better the lower.
 
     method: its spec, as `evaluate` takes it.

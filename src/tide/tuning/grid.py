@@ -11,7 +11,7 @@ from statistics import fmean
 from tide.core.errors import InputError
 from tide.evaluation import Benchmark
 from tide.evaluation.metrics import summarize
-from tide.tuning.bench import Bench, Tried, with_values
+from tide.tuning.bench import Bench, TuningTrial, with_values
 from tide.tuning.published import GRID, GRID_SCALE
 
 # Fewer prompts decide nothing; the paper had about 100.
@@ -22,7 +22,7 @@ _SILENT = 0.1
 _GIVEN = {"mu": {"mu", "mu_relative"}, "step_size": {"step_size", "step_relative"}}
 
 
-def by_grid(bench: Bench, prompts: Benchmark, above: float, scale: str) -> list[Tried]:
+def by_grid(bench: Bench, prompts: Benchmark, above: float, scale: str) -> list[TuningTrial]:
     """Every combination of the grid, the winner first.
 
     The prompts are those of `prompts` whose completions by the model alone, under the protocol,
@@ -59,11 +59,11 @@ def by_grid(bench: Bench, prompts: Benchmark, above: float, scale: str) -> list[
             "evaluations": found.averages["evaluations"].value,
             "empty": found.averages["empty"].value,
         }
-        tried.append(Tried(method, values, measures))
+        tried.append(TuningTrial(method, values, measures))
     return ranked(tried)
 
 
-def ranked(tried: Sequence[Tried]) -> list[Tried]:
+def ranked(tried: Sequence[TuningTrial]) -> list[TuningTrial]:
     """The settings in the order that `by_grid` says."""
     return sorted(tried, key=lambda one: (one.measures["empty"] > _SILENT, *one.measures.values()))
 

@@ -17,7 +17,7 @@ from tide.evaluation.metrics import Summary, summarize
 from tide.plugins.options import write
 from tide.plugins.specs import parse_spec
 from tide.search import load_strategy
-from tide.tuning.bench import Bench, Tried, with_values
+from tide.tuning.bench import Bench, TuningTrial, with_values
 
 # What Optuna minimises; the winner must not lose in `p95` and `empty` either.
 OBJECTIVES = ("evaluations", "judged", "perplexity")
@@ -62,7 +62,7 @@ _RANDOM = 10  # tries before the sampler has anything to learn from
 
 def by_frontier(
     bench: Bench, prompts: Benchmark, tries: int, seed: int, journal: Path
-) -> list[Tried]:
+) -> list[TuningTrial]:
     """So many settings, the winner first, then the frontier, then the others.
 
     The first one is `bench.usual`. The winner is no worse than that in any measure; of those that
@@ -76,11 +76,11 @@ def by_frontier(
     space, begun = _space(optuna, bench)
     with _quiet(), guarded(InputError, f"{journal}: cannot be used"):
         study = _study(optuna, journal)
-    tried: list[Tried] = []
+    tried: list[TuningTrial] = []
     for number in range(tries):
         there = next((t for t in study.trials if t.user_attrs.get("number") == number), None)
         if there is not None:
-            tried.append(Tried(*(there.user_attrs[name] for name in _KEPT)))
+            tried.append(TuningTrial(*(there.user_attrs[name] for name in _KEPT)))
             continue
         known = number < len(begun)
         values = (
@@ -90,7 +90,7 @@ def by_frontier(
         )
         method = with_values(bench.usual, values) if tried else bench.usual
         (run,) = bench.runs(prompts, [method], "tries", counted=(number + 1, tries), num_trials=1)
-        one = Tried(method, values, _measures(summarize(run), run.scorer))
+        one = TuningTrial(method, values, _measures(summarize(run), run.scorer))
         tried.append(one)
         kept = {**{name: getattr(one, name) for name in _KEPT}, "number": number}
         objectives = [one.measures[name] for name in OBJECTIVES]
@@ -103,17 +103,17 @@ def by_frontier(
     return ranked(tried, 0.5 / len(prompts.rows))
 
 
-def ranked(tried: Sequence[Tried], least: float) -> list[Tried]:
+def ranked(tried: Sequence[TuningTrial], least: float) -> list[TuningTrial]:
     """Each setting once, in the order that `by_frontier` says; what was begun with stands first.
 
     least: is added to each measure, so that zeros have ratios.
     """
     usual, once = tried[0].measures, list({one.method: one for one in tried}.values())
 
-    def gain(one: Tried) -> float:
+    def gain(one: TuningTrial) -> float:
         return sum(math.log((usual[k] + least) / (v + least)) for k, v in one.measures.items())
 
-    def beats(one: Tried, other: Tried) -> bool:
+    def beats(one: TuningTrial, other: TuningTrial) -> bool:
         pairs = [(one.measures[name], other.measures[name]) for name in OBJECTIVES]
         return all(a <= b for a, b in pairs) and any(a < b for a, b in pairs)
 

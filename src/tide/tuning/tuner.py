@@ -27,7 +27,7 @@ from tide.evaluation.progress import Progress
 from tide.evaluation.reporting.reports import write_tables
 from tide.evaluation.reporting.tables import Column, Table, slug
 from tide.plugins.specs import parse_spec
-from tide.tuning.bench import Bench, Tried
+from tide.tuning.bench import Bench, TuningTrial
 from tide.tuning.grid import by_grid
 from tide.tuning.pareto import by_frontier, figures
 from tide.tuning.published import ABOVE
@@ -48,7 +48,7 @@ class Tuned:
 
     preset: Path
     settings: Settings
-    tried: list[Tried]
+    tried: list[TuningTrial]
     changed: bool
     report: Report
     problem: str | None = None

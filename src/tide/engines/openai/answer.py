@@ -21,7 +21,7 @@ class Held(Exception):
     """The server writes a word that is held back."""
 
 
-class Answer:
+class StreamedAnswer:
     """What is written for one request, by one server or by several after each other.
 
     words: what was written, and given out, but for a chat that the server cannot go on with: that

@@ -24,7 +24,7 @@ from tide.core.sanitize import logger
 from tide.core.settings import Sampling, Settings
 from tide.engines.base import Engine, MaxBatch, Piece, Prompt, Request
 from tide.engines.openai.abilities import Abilities, look_at
-from tide.engines.openai.answer import Answer, Held
+from tide.engines.openai.answer import Held, StreamedAnswer
 from tide.engines.openai.held import HeldWords, ask_tokenizer
 from tide.engines.openai.stream import streamed
 from tide.engines.openai.words import (
@@ -138,7 +138,7 @@ class OpenAIEngine(Engine):
         if request.scored:
             raise InputError(f"engine {type(self).__name__}: tells no likelihoods")
         pieces: asyncio.Queue[Piece | None] = asyncio.Queue()
-        answer = Answer(request, pieces.put_nowait)
+        answer = StreamedAnswer(request, pieces.put_nowait)
 
         async def run() -> None:
             try:
@@ -164,7 +164,7 @@ class OpenAIEngine(Engine):
                 f"{self.pool.reasons()}"
             ) from None
 
-    async def _ask(self, endpoint: Endpoint, answer: Answer) -> None:
+    async def _ask(self, endpoint: Endpoint, answer: StreamedAnswer) -> None:
         """Let a server write on until the answer has its end. Another may take over from there."""
         abilities = self._abilities[endpoint.url]
         while answer.reason is None:
@@ -178,7 +178,7 @@ class OpenAIEngine(Engine):
             except Held:
                 answer.draw_again(len(answer.words) > before)
 
-    async def _read(self, endpoint: Endpoint, answer: Answer, body: dict[str, Any]) -> None:
+    async def _read(self, endpoint: Endpoint, answer: StreamedAnswer, body: dict[str, Any]) -> None:
         words = Words(answer.left)
         async with aclosing(streamed(self.pool, endpoint, body)) as parts:
             async for text, reason in parts:

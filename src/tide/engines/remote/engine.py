@@ -36,8 +36,8 @@ from tide.engines.remote.protocol import (
     NEUTRAL,
     NEVER,
     OLDEST,
-    Answer,
     Choice,
+    CompletionResponse,
     Event,
     ServedModel,
     ServedModels,
@@ -289,7 +289,9 @@ class RemoteEngine(EmbeddingEngine):
         # Some hundred bytes for each token that is written or read, and a few for each embedding.
         tokens = count * body["max_tokens"] + sum(map(len, body.get("prompt", ())))
         limit = MIB + 1024 * tokens + sum(map(len, body.get("prompt_embeds", ()))) // 64
-        answer = await self.pool.request(endpoint, "/v1/completions", Answer, full, limit=limit)
+        answer = await self.pool.request(
+            endpoint, "/v1/completions", CompletionResponse, full, limit=limit
+        )
         choices = sorted(answer.choices, key=lambda choice: choice.index)
         if [choice.index for choice in choices] != list(range(count)):
             raise ServerFailed(f"answered {len(choices)} completions to {count} prompts")

@@ -56,11 +56,11 @@ class Choice(BaseModel):
     prompt_logprobs: list[Any] | None = None
 
 
-class Answer(BaseModel):
+class CompletionResponse(BaseModel):
     choices: Rows[Choice]
 
 
-class Part(BaseModel):
+class EventChoice(BaseModel):
     """What the server wrote next of a completion that it streams."""
 
     index: Literal[0]
@@ -71,7 +71,7 @@ class Part(BaseModel):
 
 
 class Event(BaseModel):
-    choices: Annotated[list[Part], Field(max_length=1)]
+    choices: Annotated[list[EventChoice], Field(max_length=1)]
 
 
 class ServerVersion(BaseModel):
