@@ -76,13 +76,13 @@ def test_what_asks_for_nothing_is_let_be(server: Running) -> None:
         ("logprobs", True),
         ("echo", True),
         ("best_of", 2),
-        ("presence_penalty", 0.5),
         ("logit_bias", {"50256": -100}),
         ("prompt_logprobs", 1),
         ("prompt_embeds", "AAAA"),
         ("guided_json", {}),
         ("ignore_eos", True),
-        ("no_such_parameter", 1),
+        ("response_format", {"type": "json_object"}),
+        ("tide", {"no_such": 1}),
         ("temperature", -1),
         ("temperature", "1"),
         ("temperature", True),
@@ -114,6 +114,32 @@ def test_what_cannot_be_done_is_refused_by_name(server: Running, name: str, valu
     assert error["type"] == "invalid_request_error"
     # An empty text is told of without a name: it may be one of several.
     assert (error["param"] or "").startswith(name) or error["message"].startswith("empty")
+
+
+IGNORED = {"presence_penalty": 0.5, "reasoning_effort": "low", "no such\r\nX: \u00e9": [1]}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_is_not_known_is_ignored_and_named(server: Running, stream: bool) -> None:
+    plain = server.ask(seed=1, stream=stream)
+    assert "x-tide-ignored" not in plain.headers
+    answer = server.ask(seed=1, stream=stream, **IGNORED)
+    assert answer.status_code == 200
+    named = answer.headers["x-tide-ignored"]
+    assert named.startswith("presence_penalty, reasoning_effort, no such")
+    assert "\n" not in named
+    if not stream:
+        assert answer.json()["choices"][0]["text"] == plain.json()["choices"][0]["text"]
+    many = {f"name{number}" * 30: 1 for number in range(999)}
+    assert len(server.ask(stream=stream, **many).headers["x-tide-ignored"]) < 4000
+
+
+def test_a_strict_server_refuses_what_it_does_not_know() -> None:
+    with running(limits=Limits(strict=True)) as server:
+        refused = server.ask(presence_penalty=0.5)
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"] == "presence_penalty"
+        assert server.ask(presence_penalty=0, user="somebody").status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ class Destein(DecodingBaseline):
         return self._heads.hooked(self._steer, outputs=True)
 
     def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
-        reader = Reader(self.engine.model, hooks=True)
+        reader = Reader(self.engine.model)
         return Writing(reader.read(ids, tokens), [len(row) for row in ids])
 
     def _steer(self, layer: int, added: Tensor) -> Tensor:

@@ -141,7 +141,7 @@ class Reversal(DecodingBaseline):
 
     @cached_property
     def reader(self) -> Reader:
-        return Reader(self.engine.model, hooks=True)
+        return Reader(self.engine.model)
 
     @cached_property
     def _negative_end(self) -> dict[int, Tensor]:

@@ -89,7 +89,7 @@ class Sasa(DecodingBaseline):
         return self._last_hidden.noted()
 
     def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
-        reader = Reader(self.engine.model, hooks=True)
+        reader = Reader(self.engine.model)
         stream = reader.read(ids, tokens, forks=True)
         options, classifier = self._options, self._classifier
 

@@ -49,7 +49,7 @@ class Unidetox(Dapt):
         }
         figures = {f"{k} perplexity before": perplexity(task.model, v) for k, v in measured.items()}
         toxic = merge_updates(copy.deepcopy(task.model), write_like(task, toxic=True).tensors)
-        distilled = _distilled(task, Reader(toxic, hooks=True))
+        distilled = _distilled(task, Reader(toxic))
         tuning = fine_tune(task, distilled, "distilled text")
         figures |= {f"{k} perplexity": perplexity(tuning.model, v) for k, v in measured.items()}
         gained = {
@@ -68,7 +68,7 @@ def _distilled(task: FitTask, amateur: Reader) -> list[list[int]]:
     )
     longest = min(settings.max_tokens, context_length(task.model.config) or 2**31)
     sampling = Sampling(temperature=1.0, top_k=_TOP_K, max_new_tokens=longest - 1)
-    reader, options = Reader(task.model, hooks=True), ContrastiveOptions()
+    reader, options = Reader(task.model), ContrastiveOptions()
 
     def start(ids: list[list[int]]) -> Writing:
         return MixedWriting(

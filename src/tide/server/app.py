@@ -61,12 +61,13 @@ def create_app(
         app.add_exception_handler(kind, _failed)
 
     async def generate(request: Generation) -> Response:
+        warned = {"x-tide-ignored": request.ignored} if request.ignored else {}
         if request.stream:
             events = serving.stream(request)
-            return EventStream(await anext(events), events)
+            return EventStream(await anext(events), events, warned)
         answer = await serving.whole(request)
         told = {f"x-tide-{key.replace('_', '-')}": _written(v) for key, v in answer["tide"].items()}
-        return JSONResponse(answer, headers=told | _NO_STORE)
+        return JSONResponse(answer, headers=told | warned | _NO_STORE)
 
     @app.post("/v1/completions")
     async def completions(request: CompletionRequest) -> Response:
@@ -137,8 +138,10 @@ class EventStream(Response):
     status_code = 200
     background = None
 
-    def __init__(self, first: str, others: AsyncGenerator[str, None]) -> None:
-        self.init_headers({**_NO_STORE, "x-accel-buffering": "no"})
+    def __init__(
+        self, first: str, others: AsyncGenerator[str, None], headers: dict[str, str]
+    ) -> None:
+        self.init_headers({**_NO_STORE, "x-accel-buffering": "no", **headers})
         self._first, self._others = first, others
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -101,6 +101,9 @@ class Serving:
         """
         self.check_model(request.model)
         settings, limits = request.settings(), self.limits
+        if limits.strict and request.ignored:
+            message = f"{request.ignored}: not among the parameters of this server"
+            raise Refused(400, message, param=request.ignored.partition(",")[0])
         if settings.get("max_new_tokens", 0) > limits.max_tokens:
             raise Refused(400, f"more than {limits.max_tokens} tokens", param="max_tokens")
         highest = self._detox.settings.toxicity_threshold

@@ -47,3 +47,7 @@ class Limits(BaseModel):
         default=False,
         description="Let clients see what was not accepted, as the playground does.",
     )
+    strict: bool = Field(
+        default=False,
+        description="Refuse parameters that are not known. Without it, they are ignored and named.",
+    )

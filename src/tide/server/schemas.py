@@ -1,7 +1,8 @@
 """The wire: what requests may say, and what answers and errors look like.
 
-A `null` is as good as nothing. A parameter that is not known is refused, unless its value asks for
-nothing (`presence_penalty: 0`), and so is one that would expose or bypass what was not scored.
+A `null` is as good as nothing, and so is a value that asks for nothing (`echo: false`). A parameter
+that would expose or bypass what was not scored, or promises what is not kept, is refused. One that
+is not known is ignored, and the answer's header `x-tide-ignored` names it.
 """
 
 from __future__ import annotations
@@ -9,9 +10,18 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 from starlette.responses import JSONResponse
 
@@ -26,6 +36,10 @@ from tide.core.errors import (
 )
 from tide.core.sanitize import half_character, shown
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_PLAIN = "answers are plain text here"
 _UNSCORED = "would show or take in what no scorer has seen"
 _REASONS = {
     "logprobs": _UNSCORED,
@@ -35,6 +49,19 @@ _REASONS = {
     "tools": "tool calls are not scored",
     "functions": "tool calls are not scored",
     "prompt_embeds": "embeddings are not taken from clients",
+    **dict.fromkeys(
+        (
+            "response_format",
+            "guided_json",
+            "guided_regex",
+            "guided_choice",
+            "guided_grammar",
+            "structured_outputs",
+            "modalities",
+            "audio",
+        ),
+        _PLAIN,
+    ),
 }
 # What asks for nothing, as clients send it.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -66,6 +93,11 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "top_logprobs": (0,),
     "use_beam_search": (False,),
 }
+# They are known, too, and an answer without them is still one to the question.
+_IGNORED = (
+    "frequency_penalty", "length_penalty", "min_p", "presence_penalty", "service_tier", "store",
+)  # fmt: skip
+_MOST_IGNORED, _LONGEST_NAME = 32, 64
 # What clients call our settings.
 _NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 # They tell of the caller and change no answer.
@@ -184,21 +216,23 @@ Text = Annotated[str, AfterValidator(_whole)]
 
 
 def _asked_for(fields: Iterable[str], values: Any) -> Any:
-    """`values` without what asks for nothing. Raises for what is neither known nor neutral."""
+    """`values` without what asks for nothing."""
     if not isinstance(values, dict):
         return values
-    asked = {}
-    for name, value in values.items():
-        if value is None or (name not in fields and name in _ABOUT_THE_CALLER):
-            continue
-        if name in fields:
-            asked[name] = value
-        elif not any(type(value) is type(no) and value == no for no in _NEUTRAL.get(name, ())):
-            reason = _REASONS.get(name, "is not a parameter of this server")
-            raise PydanticCustomError(
-                "unsupported", "{reason}", {"param": shown(name), "reason": reason}
-            )
-    return asked
+    return {
+        name: value
+        for name, value in values.items()
+        if value is not None
+        and (name in fields or (name not in _ABOUT_THE_CALLER and not _is_neutral(name, value)))
+    }
+
+
+def _is_neutral(name: str, value: Any) -> bool:
+    return any(type(value) is type(no) and value == no for no in _NEUTRAL.get(name, ()))
+
+
+def _may_be_ignored(name: str) -> bool:
+    return name in _IGNORED or name not in {*_NEUTRAL, *_REASONS}
 
 
 class _Asked(BaseModel):
@@ -207,7 +241,14 @@ class _Asked(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _plainly(cls, values: Any) -> Any:
-        return _asked_for(cls.model_fields, values)
+        asked = _asked_for(cls.model_fields, values)
+        for name in asked if isinstance(asked, dict) else ():
+            if name not in cls.model_fields:
+                reason = _REASONS.get(name, "is not a parameter of this server")
+                raise PydanticCustomError(
+                    "unsupported", "{reason}", {"param": shown(name), "reason": reason}
+                )
+        return asked
 
 
 class TideExtensions(_Asked):
@@ -242,6 +283,26 @@ class Generation(_Asked):
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     tide: TideExtensions = TideExtensions()
+    _ignored: tuple[str, ...] = PrivateAttr(())
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _without_what_is_ignored(cls, values: Any, read: ModelWrapValidatorHandler[Self]) -> Self:
+        asked, ignored = _asked_for(cls.model_fields, values), []
+        if isinstance(asked, dict):
+            ignored = [
+                name for name in asked if name not in cls.model_fields and _may_be_ignored(name)
+            ]
+            asked = {name: value for name, value in asked.items() if name not in ignored}
+        request = read(asked)
+        request._ignored = tuple(ignored)
+        return request
+
+    @property
+    def ignored(self) -> str:
+        """Parameters that change nothing here, as a header names them."""
+        names = [shown(name).encode("ascii", "backslashreplace").decode() for name in self._ignored]
+        return ", ".join(name[:_LONGEST_NAME] for name in names[:_MOST_IGNORED])
 
     def settings(self) -> dict[str, Any]:
         """What was asked for, under the names of settings."""

@@ -38,12 +38,9 @@ _LOG = logger(__name__)
 
 
 class Reader:
-    """A causal LM as something that reads token ids.
+    """A causal LM as something that reads token ids."""
 
-    hooks: the caller needs hooks on the model's modules to be called, which they are in any case.
-    """
-
-    def __init__(self, model: Any, *, hooks: bool = False) -> None:
+    def __init__(self, model: Any) -> None:
         self._forward = Forward(model)
         self._table = model.get_input_embeddings()
 

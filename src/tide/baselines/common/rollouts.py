@@ -90,7 +90,7 @@ def roll_out(
 
     front: as `Reader.read` has it. seed: of the draws. Raises what the scorer raises.
     """
-    reader = Reader(task.model, hooks=True)
+    reader = Reader(task.model)
 
     def start(ids: list[list[int]]) -> Writing:
         return Writing(reader.read(ids, SAMPLING.max_new_tokens, front=front))
