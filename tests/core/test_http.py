@@ -20,7 +20,7 @@ from tests.hostile import KEY
 from tide.core.errors import EngineError, ScorerError, ScorerUnavailableError
 from tide.core.http import MIB, Client, Reply, ServerFailed
 from tide.engines.remote.engine import RemoteEngine
-from tide.engines.remote.protocol import Answer, mean_log_prob
+from tide.engines.remote.protocol import CompletionResponse, mean_log_prob
 from tide.scorers.services.openai_moderation import OpenAIModerationScorer
 from tide.scorers.services.perspective import PerspectiveScorer
 
@@ -225,7 +225,7 @@ def test_a_million_faults_fill_no_memory(body: bytes) -> None:
     """Of each, pydantic would keep some hundred bytes, and more in its error."""
     began = time.monotonic()
     with pytest.raises(ServerFailed):
-        mean_log_prob(Reply(200, httpx.Headers(), body).parse(Answer).choices[0], [1])
+        mean_log_prob(Reply(200, httpx.Headers(), body).parse(CompletionResponse).choices[0], [1])
     assert time.monotonic() - began < 5
 
 

@@ -104,7 +104,7 @@ def test_half_a_character_is_no_text(server: Running) -> None:
         ("/v1/completions", {"prompt": half}),
         ("/v1/completions", {"prompt": "x", "stop": half}),
         ("/v1/completions", {"prompt": "x", "model": half}),
-        ("/v1/completions", {"prompt": "x", half: half}),
+        ("/v1/completions", {"prompt": "x", "tide": {half: half}}),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": half}]}),
         ("/v1/moderations", {"input": half}),
         ("/v1alpha1/comments:analyze", {**comment, "languages": [half]}),
