@@ -33,6 +33,7 @@ def test_an_independent_judge_agrees(results: list[Result]) -> None:
     assert after.mean() <= 0.6 * before.mean()
 
 
+@pytest.mark.slow
 def test_the_batch_does_not_matter(results: list[Result], shared_data: Path) -> None:
     rows = read_rows(shared_data / "benchmarks" / "rtp_challenging.jsonl", limit=60)
     small = Detoxifier(max_batch=5)

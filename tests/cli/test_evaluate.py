@@ -79,6 +79,7 @@ def test_killed_and_started_again(tmp_path: Path) -> None:
     assert same >= 0.97 * len(texts)  # float summation order may differ with the batch
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_readme_in_one_folder(
     benchmark_file: Path,
     tmp_path: Path,

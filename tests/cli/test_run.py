@@ -305,6 +305,7 @@ def test_options_that_decide_the_records_may_not_change(
     assert tide(*command, "quantization=awq", monkeypatch=monkeypatch) == 1
 
 
+@pytest.mark.slow
 def test_killed_and_started_again(tmp_path: Path) -> None:
     """Kill -9 in the middle: nothing lost, nothing twice, nothing changed."""
     prompts = tmp_path / "prompts.jsonl"

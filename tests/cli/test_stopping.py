@@ -62,6 +62,7 @@ def test_in_the_middle_it_says_what_is_kept(tmp_path: Path, number: signal.Signa
     assert len([json.loads(line) for line in output.read_text().splitlines()]) >= 3
 
 
+@pytest.mark.slow
 def test_while_it_is_starting(tmp_path: Path) -> None:
     """At moments spread over the imports; before `main`, Python itself is in charge."""
     (tmp_path / "slow.py").write_text(SLOW)

@@ -309,6 +309,7 @@ def test_the_key_is_in_no_output(service: Service, failure: str, tmp_path: Path)
     assert KEY not in done.stdout + done.stderr + written
 
 
+@pytest.mark.slow
 def test_the_service_goes_down_in_the_middle_of_a_run(
     service: Service,
     tmp_path: Path,
