@@ -6,6 +6,7 @@ from .core.errors import DeadlineError as DeadlineError
 from .core.errors import EngineError as EngineError
 from .core.errors import InputError as InputError
 from .core.errors import MissingDependencyError as MissingDependencyError
+from .core.errors import PromptRefusedError as PromptRefusedError
 from .core.errors import ScorerBrokenError as ScorerBrokenError
 from .core.errors import ScorerError as ScorerError
 from .core.errors import ScorerRefusedError as ScorerRefusedError

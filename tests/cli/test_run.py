@@ -86,6 +86,22 @@ def test_what_was_not_accepted_is_told(
     assert "did not accept" not in capsys.readouterr().err
 
 
+def test_refused_prompts_are_counted_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def rude(texts):\n    return [0.95 if 'rude' in text else 0.0 for text in texts]\n"
+    )
+    command = ["run", "a rude prompt", *PROMPTS[:1], "-s", f"{tmp_path}/mine.py:rude"]
+    command += ["--refuse-prompt-above", "0.9"]
+    for output in ([], ["-o", str(tmp_path / "out.jsonl")]):
+        assert tide(*command, *output, monkeypatch=monkeypatch) == 1
+        said = " ".join(capsys.readouterr().err.split())
+        assert "the prompt scores 0.95, above refuse_prompt_above=0.9" in said
+        assert "1 of 2 prompts failed (see above), 1 of them refused for their own score" in said
+    assert len(records(tmp_path / "out.jsonl")) == 1
+
+
 def test_prompts_from_the_command_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

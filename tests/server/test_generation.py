@@ -203,3 +203,13 @@ def test_traces_are_for_those_who_may_see_them(server: Running) -> None:
         assert len(tide["trace"]) == tide["evaluations"]
         assert tide["trace"][0]["role"] == "initial"
         assert "trace" not in open_server.ask().json()["choices"][0]["tide"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_toxic_prompt_is_refused_where_that_is_asked(stream: bool) -> None:
+    with running(refuse_prompt_above=0.9) as server:
+        refused = server.ask("toxicity 0.95 of its own", stream=stream)
+        assert refused.status_code == 400
+        assert refused.json()["error"]["code"] == "content_filter"
+        assert server.metric('tide_completions_total{outcome="prompt_refused"}') == 1
+        assert server.ask(stream=stream).status_code == 200

@@ -22,7 +22,7 @@ from tide.cli.display import (
     summary_table,
 )
 from tide.cli.masking import Marker, Masker
-from tide.core.errors import InputError, TideError
+from tide.core.errors import InputError, PromptRefusedError, TideError
 from tide.data.files import writing
 from tide.data.prompts import Row, read_rows
 from tide.data.records import Record, RecordFile
@@ -142,11 +142,13 @@ def run(
                 stopping.keeps(
                     f"finished records are in {output}; the same command goes on with them"
                 )
-                failed = len(run_method(job.method, output, shared))
+                errors = run_method(job.method, output, shared)
+                failed, job.refused = len(errors), _refused(errors.values())
                 with RecordFile(files_of(output)[0]) as file:
                     job.summarize(file.read(row.id) for row in rows if file.trials(row.id))
     if failed:
-        raise TideError(f"{failed} of {len(rows)} prompts failed (see above)")
+        refused = f", {job.refused} of them refused for their own score" if job.refused else ""
+        raise TideError(f"{failed} of {len(rows)} prompts failed (see above){refused}")
     if fail_on_unresolved and job.unresolved:
         raise typer.Exit(3)
 
@@ -168,8 +170,8 @@ def _rows(
 class _Job:
     """A method on rows.
 
-    failed: how many of them have no record. unresolved: how many have a completion that was not
-    accepted.
+    failed: how many of them have no record. refused: how many of these for their own score.
+    unresolved: how many have a completion that was not accepted.
     """
 
     detoxifier: Detoxifier
@@ -178,6 +180,7 @@ class _Job:
     rows: list[Row]
     judges: list[NamedScorer]
     failed: int = 0
+    refused: int = 0
     unresolved: int = 0
     started: float = dataclass_field(default_factory=time.monotonic)
 
@@ -192,6 +195,7 @@ class _Job:
                 bars.advance()
                 if isinstance(found, TideError):
                     self.failed += 1
+                    self.refused += _refused([found])
                     bars.failed(self.method.name, row.id, found)
                     continue
                 record = found
@@ -274,3 +278,8 @@ class _Job:
         prompts = "1 prompt" if self.unresolved == 1 else f"{self.unresolved} prompts"
         said = f"{prompts} with a completion that the scorer did not accept: {way}"
         ERRORS.print(said, style="bold yellow")
+
+
+def _refused(errors: Iterable[TideError]) -> int:
+    """How many prompts were refused for their own score."""
+    return sum(isinstance(error, PromptRefusedError) for error in errors)

@@ -68,6 +68,10 @@ class UnresolvedError(TideError):
     """No completion was accepted and `on_unresolved="raise"` was asked for."""
 
 
+class PromptRefusedError(TideError):
+    """The prompt itself scores above `refuse_prompt_above`; nothing was generated for it."""
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an error's text, or its type if it has none: fit to end a message with."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

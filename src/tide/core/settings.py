@@ -179,6 +179,13 @@ class Settings(Sampling):
         default="best",
         description="When nothing was accepted: the lowest-scoring text, none, or an error.",
     )
+    refuse_prompt_above: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description="Generate nothing for a prompt that itself scores above this; of a chat, for "
+        "its last message.",
+    )
     deadline: _Positive | None = Field(
         default=None, description="Longest time of one trial of a prompt, in seconds."
     )
@@ -263,6 +270,7 @@ class Overrides(TypedDict, total=False):
     seed: int
     empty_policy: EmptyPolicy
     on_unresolved: OnUnresolved
+    refuse_prompt_above: float | None
     deadline: float | None
     decode: bool
     block_tokens: int

@@ -9,7 +9,7 @@ import anyio
 
 from tide.core.chat import Chat
 from tide.core.concurrency import gather
-from tide.core.errors import DeadlineError
+from tide.core.errors import DeadlineError, PromptRefusedError
 from tide.core.results import Result, Trial
 from tide.core.seeds import derive_seed
 from tide.core.settings import Settings
@@ -59,6 +59,8 @@ class Runtime:
             async with self._room:
                 text = self.engine.text_of(prompt)
                 read = await read_prompt(self.engine, text, settings)
+                if settings.refuse_prompt_above is not None:
+                    await self._check_prompt(prompt, settings.refuse_prompt_above)
                 made = await gather(
                     self._trial(read, settings, strategy, number, priority, on_text)
                     for number in trials
@@ -66,6 +68,17 @@ class Runtime:
             return Result(prompt=str(text), trials=tuple(made))
 
         return answer
+
+    async def _check_prompt(self, prompt: str | Chat, limit: float) -> None:
+        """Raise PromptRefusedError for one that scores above `limit`."""
+        said = prompt.messages[-1].content if isinstance(prompt, Chat) else prompt
+        scores = await self.scoring.send([said], "score")
+        score = float(scores.values[0])
+        if score > limit:
+            raise PromptRefusedError(
+                f"the prompt scores {score:.2f}, above refuse_prompt_above={limit:g}; "
+                "nothing was generated"
+            )
 
     async def _trial(
         self,

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tide.core.chat import Chat
+from tide.core.errors import PromptRefusedError
 from tide.core.results import Result, Trial
 from tide.detoxifier.asynchronous import AsyncDetoxifier
 from tide.server.limits import Limits
@@ -157,6 +158,8 @@ class Serving:
                 except asyncio.TimeoutError:
                     yield 0, None
                     continue
+                if isinstance(item, PromptRefusedError):
+                    self._metrics.outcomes.labels("prompt_refused").inc()
                 if isinstance(item, Exception):
                     raise item
                 if isinstance(item, Result):

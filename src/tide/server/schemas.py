@@ -29,6 +29,7 @@ from tide.core.errors import (
     DeadlineError,
     EngineError,
     InputError,
+    PromptRefusedError,
     ScorerBrokenError,
     ScorerError,
     ScorerRefusedError,
@@ -155,6 +156,8 @@ class Refused(Exception):
                 param=name if name.partition(".")[0].isidentifier() else None,
                 code="context_length_exceeded" if "model's context of" in message else None,
             )
+        if isinstance(error, PromptRefusedError):
+            return cls(400, "the prompt is refused: a scorer finds it toxic", code="content_filter")
         for kind, (status, code, message, again) in _FAILURES.items():
             if isinstance(error, kind):
                 # A scorer or an engine that is away is looked for again after seconds.
