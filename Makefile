@@ -6,6 +6,7 @@
 # make test-clients  set up .venv-clients with other people's clients, then run them against the server
 # make test-vllm  set up .venv-vllm with vLLM for the CPU and Ray, then run the tests that need them
 # make test-llama-cpp  set up .venv-llama with llama.cpp's server, which is built, then run the tests that need it
+# make mutate  the same as test, then change the gates at random and see that their tests notice (hours)
 # make check   set up with the developers' extras, then lint, format check, strict types and the order of the rooms
 # make clean   remove what the other verbs made
 
@@ -20,7 +21,7 @@ TORCH ?= auto
 JOBS ?= 2
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-attacks test-docs site test-clients test-vllm test-llama-cpp check clean
+.PHONY: demo test test-attacks test-docs site test-clients test-vllm test-llama-cpp mutate check clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.with-profanity
@@ -50,6 +51,9 @@ test-vllm: $(VENV_VLLM)/.ready
 
 test-llama-cpp: $(VENV)/.with-test $(VENV_LLAMA)/.ready
 	LLAMA_PYTHON=$(abspath $(VENV_LLAMA))/bin/python $(BIN)/python -m pytest -m llama_cpp tests/llama_cpp
+
+mutate: $(VENV)/.with-test
+	$(BIN)/python scripts/mutate.py
 
 check: $(VENV)/.with-dev
 	$(BIN)/ruff check .

@@ -1,0 +1,211 @@
+"""Would the tests notice? Changes one thing at a time in the gates, and runs the tests beside it.
+
+    python scripts/mutate.py [--count 150] [--seed 0] [--only src/tide/runtime/trial.py]
+
+A mutant is a copy of the checkout with one comparison, condition, `raise` or answer changed. It
+survives if the tests that mirror its file pass all the same: then a test is missing, or the
+change makes no difference, which `scripts/mutants.json` explains. Ends with 1 if one survives that
+is not explained there. A mutant takes about as long as its tests, some seconds to a minute.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import track
+
+ROOT = Path(__file__).resolve().parents[1]
+EXPLAINED = ROOT / "scripts" / "mutants.json"
+# What decides whether a text leaves, a score is believed, a record is kept or a figure is right,
+# and the tests that mirror it.
+GATES = {
+    "src/tide/runtime/answer.py": ["tests/runtime"],
+    "src/tide/runtime/blame.py": ["tests/search/test_backtrack.py"],
+    "src/tide/runtime/blocks.py": ["tests/runtime"],
+    "src/tide/runtime/draft.py": ["tests/runtime"],
+    "src/tide/runtime/long_answer.py": ["tests/runtime"],
+    "src/tide/runtime/scoring.py": ["tests/runtime"],
+    "src/tide/runtime/search.py": ["tests/runtime", "tests/search/test_backtrack.py"],
+    "src/tide/runtime/trial.py": ["tests/runtime"],
+    "src/tide/scorers/base.py": ["tests/scorers/test_base.py", "tests/runtime"],
+    "src/tide/data/jsonl.py": ["tests/data"],
+    "src/tide/data/records.py": ["tests/data", "tests/evaluation/test_metrics.py"],
+    "src/tide/evaluation/metrics.py": ["tests/evaluation/test_metrics.py"],
+    "src/tide/evaluation/significance.py": ["tests/evaluation/test_significance.py"],
+    "src/tide/server/connections.py": ["tests/server/test_connections.py"],
+    "src/tide/server/gate.py": ["tests/server/test_gate.py", "tests/server/test_malformed.py"],
+    "src/tide/server/generation.py": [
+        "tests/server/test_generation.py", "tests/server/test_streams.py",
+        "tests/server/test_schemas.py",
+    ],
+    "src/tide/core/sanitize.py": ["tests/core/test_sanitize.py"],
+    "src/tide/core/validation.py": ["tests/core", "tests/data"],
+}  # fmt: skip
+_COMPARISONS = {
+    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
+}  # fmt: skip
+# Of the time that the tests take as they are: later, a mutant hangs, which is noticed.
+_PATIENCE, _LEAST = 4, 60.0
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """file: which one. line: of the change, as it was. change: what was done. source: the whole."""
+
+    file: str
+    number: int
+    line: str
+    change: str
+    source: str
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return self.file, self.line, self.change
+
+
+def mutants(file: str, source: str) -> Iterator[Mutant]:
+    """Every change of one thing in `source`."""
+    tree, lines = ast.parse(source), source.splitlines()
+    for place, node in enumerate(ast.walk(tree)):
+        for which, change in enumerate(_changes(node)):
+            other = copy.deepcopy(tree)
+            twin = next(one for number, one in enumerate(ast.walk(other)) if number == place)
+            if isinstance(twin, ast.Raise):
+                other = _WithoutRaise(twin).visit(other)
+            else:
+                _change(twin, which)
+            text = ast.unparse(ast.fix_missing_locations(other))
+            number = getattr(node, "lineno", 1)
+            yield Mutant(file, number, lines[number - 1].strip(), change, text)
+
+
+def _changes(node: ast.AST) -> list[str]:
+    """What can be changed at a node, in words; `_change` does it by the place in this list."""
+    found: list[str] = []
+    if isinstance(node, ast.Compare):
+        kinds = [(type(one), _COMPARISONS[type(one)]) for one in node.ops]
+        found = [f"{a.__name__} {i} becomes {b.__name__}" for i, (a, b) in enumerate(kinds)]
+    elif isinstance(node, ast.BoolOp):
+        found = ["and becomes or" if isinstance(node.op, ast.And) else "or becomes and"]
+    elif isinstance(node, ast.If | ast.IfExp) and not _is_for_types(node.test):
+        found = ["the condition is turned round"]
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        found = ["not is dropped"]
+    elif isinstance(node, ast.Raise):
+        found = ["nothing is raised"]
+    elif isinstance(node, ast.Return) and isinstance(node.value, ast.Constant):
+        found = ["the other answer"] if isinstance(node.value.value, bool) else []
+    return found
+
+
+def _change(node: ast.AST, which: int) -> None:
+    if isinstance(node, ast.Compare):
+        node.ops[which] = _COMPARISONS[type(node.ops[which])]()
+    elif isinstance(node, ast.BoolOp):
+        node.op = ast.Or() if isinstance(node.op, ast.And) else ast.And()
+    elif isinstance(node, ast.If | ast.IfExp):
+        node.test = ast.UnaryOp(ast.Not(), node.test)
+    elif isinstance(node, ast.UnaryOp):
+        node.op = ast.UAdd()  # of a bool: 0 or 1, as true as it was
+    elif isinstance(node, ast.Return):
+        assert isinstance(node.value, ast.Constant)
+        node.value = ast.Constant(not node.value.value)
+
+
+class _WithoutRaise(ast.NodeTransformer):
+    """Puts `pass` where one `raise` stands."""
+
+    def __init__(self, one: ast.Raise) -> None:
+        self._one = one
+
+    def visit_Raise(self, node: ast.Raise) -> ast.stmt:
+        return ast.Pass() if node is self._one else node
+
+
+def _is_for_types(test: ast.expr) -> bool:
+    return isinstance(test, ast.Name) and test.id == "TYPE_CHECKING"
+
+
+def passes(checkout: Path, tests: list[str], seconds: float | None) -> bool:
+    """Whether these tests pass, in time."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
+    environment = {**os.environ, "PYTHONPATH": str(checkout / "src"), "OMP_NUM_THREADS": "1"}
+    try:
+        done = subprocess.run(
+            command, cwd=checkout, env=environment, capture_output=True, check=False,
+            timeout=seconds,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return False
+    return done.returncode == 0
+
+
+def main(
+    count: Annotated[int, typer.Option(help="Most mutants, drawn at random.")] = 150,
+    seed: int = 0,
+    only: Annotated[list[str] | None, typer.Option(help="Files; all gates by default.")] = None,
+) -> None:
+    console = Console()
+    chosen = only or list(GATES)
+    if unknown := set(chosen) - set(GATES):
+        raise SystemExit(f"--only: {min(unknown)} is none of {', '.join(GATES)}")
+    drawn = [one for file in chosen for one in mutants(file, (ROOT / file).read_text("utf-8"))]
+    total = len(drawn)
+    random.Random(seed).shuffle(drawn)
+    drawn = sorted(drawn[:count], key=lambda one: (one.file, one.number))
+    explained = {
+        (one["file"], one["line"], one["change"])
+        for one in json.loads(EXPLAINED.read_text("utf-8"))
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        checkout = Path(folder) / ROOT.name
+        tracked = subprocess.run(
+            ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout
+        for name in filter(None, tracked.split("\0")):
+            (checkout / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / name, checkout / name)
+        shared = ROOT.parent / "shared"
+        if shared.is_dir():
+            (checkout.parent / "shared").symlink_to(shared)
+        patience: dict[str, float] = {}
+        for file in track(dict.fromkeys(one.file for one in drawn), "the tests as they are"):
+            began = time.monotonic()
+            if not passes(checkout, GATES[file], None):
+                raise SystemExit(f"{file}: its tests fail without any change")
+            patience[file] = max(_LEAST, _PATIENCE * (time.monotonic() - began))
+        survivors = []
+        for one in track(drawn, f"{len(drawn)} of {total} mutants"):
+            place = checkout / one.file
+            source = place.read_text("utf-8")
+            place.write_text(one.source, "utf-8")
+            if passes(checkout, GATES[one.file], patience[one.file]):
+                survivors.append(one)
+                console.print(f"survived: {one.file}:{one.number}: {one.change}: {one.line}")
+            place.write_text(source, "utf-8")
+    new = [one for one in survivors if one.key not in explained]
+    console.print(
+        f"{len(drawn) - len(survivors)} of {len(drawn)} mutants were noticed; of the others "
+        f"{len(survivors) - len(new)} are explained in {EXPLAINED.name}"
+    )
+    raise SystemExit(1 if new else 0)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,75 @@
+"""The promise at the server's doors: what a client is shown, a scorer has passed as it stands."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.generated import examples
+from tests.runtime.test_promise import PROMPTS, Babbler, Oracle, overrides, worlds
+from tide.detoxifier.asynchronous import AsyncDetoxifier
+from tide.scorers import load_scorer
+from tide.scorers.wrappers.windows import split_words
+from tide.server.app import create_app
+from tide.server.limits import Limits
+from tide.server.metrics import MeasuredScorer
+
+pytestmark = pytest.mark.attack
+
+
+async def answered(
+    settings: dict[str, Any], world: Any, oracle: Oracle, path: str, body: dict[str, Any]
+) -> httpx.Response:
+    salt, ends, _, _ = world
+    scorer = MeasuredScorer(load_scorer(oracle))
+    async with AsyncDetoxifier(Babbler(salt, ends, 16), scorer=scorer, **settings) as detox:
+        app = create_app(detox, "babbler", limits=Limits(max_tokens=300))
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            return await client.post(path, json=body)
+
+
+def pieces_of(answer: httpx.Response, stream: bool) -> list[str]:
+    """The texts that a client is shown, one after the other."""
+    if not stream:
+        choices = answer.json().get("choices", [])
+        return [one["text"] if "text" in one else one["message"]["content"] for one in choices]
+    lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
+    events = [json.loads(line) for line in lines if line[:1] == "{"]
+    shown = [one for event in events for one in event.get("choices", [])]
+    texts = [one["text"] if "text" in one else one["delta"].get("content", "") for one in shown]
+    return [text for text in texts if text]
+
+
+def scarce(text: str) -> bool:
+    """Of fewer than 3 visible characters, which is shown only as a whole that nobody scores."""
+    return len("".join(text.split())) < 3
+
+
+@examples(40, 2000)
+@given(overrides, worlds, st.booleans(), st.booleans())
+def test_what_a_client_is_shown_was_scored(
+    given: dict[str, Any], world: Any, stream: bool, chat: bool
+) -> None:
+    oracle = Oracle(*world[2:])
+    said = {"messages": [{"role": "user", "content": PROMPTS[0]}]} if chat else {}
+    path = "/v1/chat/completions" if chat else "/v1/completions"
+    body = {"stream": stream, "seed": 3, **(said or {"prompt": PROMPTS[0]})}
+    answer = asyncio.run(answered(given, world, oracle, path, body))
+    assert answer.status_code in (200, 500, 503), answer.text
+    threshold, text = given["toxicity_threshold"], ""
+    for piece in pieces_of(answer, stream):
+        if stream:
+            before = text.split()[max(0, len(text.split()) - given["block_context"]) :]
+            sent = "".join(f" {word}" for word in before) + piece
+            assert scarce("".join(before) + piece) or oracle.said[sent] < threshold
+        text += piece
+    if not stream and not scarce(text):
+        for window in split_words(text, 100):
+            assert oracle.said[window] < threshold
