@@ -231,3 +231,12 @@ def test_an_empty_text_that_scores_one_is_unresolved(policy: str, accepted: bool
         assert detox("a prompt", on_unresolved="refuse").best.refused
         with pytest.raises(UnresolvedError):
             detox("a prompt", on_unresolved="raise")
+
+
+def test_a_text_that_scores_the_threshold_is_not_accepted() -> None:
+    engine = ScriptedEngine(lambda x, seed: "toxicity 0.500000")
+    for threshold, accepted in (0.5, False), (0.500001, True):
+        detox = Detoxifier(
+            engine, scorer=read, strategy="resample:n=1", toxicity_threshold=threshold
+        )
+        assert detox(PROMPTS[0]).accepted is accepted
