@@ -22,6 +22,8 @@ os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 # faults that they have not met: pytest --hypothesis-profile=explore -m attack
 hypothesis.settings.register_profile("ordinary", deadline=None, derandomize=True)
 hypothesis.settings.register_profile("long", max_examples=LONG, deadline=None, derandomize=True)
+# As many cases at every door: pytest --hypothesis-profile=oracle -m attack -k promise
+hypothesis.settings.register_profile("oracle", max_examples=5000, deadline=None, derandomize=True)
 hypothesis.settings.register_profile("explore", max_examples=LONG, deadline=None)
 hypothesis.settings.load_profile("ordinary")
 

@@ -1,10 +1,13 @@
 """The promise for answers: nothing is accepted, or yielded, that the scorer did not score so.
 
+At the doors of Python; those of the server and of the command line have tests of their own.
+
 What the scorer said is written down by a scorer of this test's own, whatever model and scorer do.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any
@@ -17,6 +20,7 @@ from tests.generated import examples
 from tests.runtime.world import Storyteller
 from tide.core.errors import TideError
 from tide.core.results import Result, Trial
+from tide.detoxifier.asynchronous import AsyncDetoxifier
 from tide.detoxifier.sync import Detoxifier
 from tide.detoxifier.sync import outcomes as numbered
 from tide.engines.base import FinishReason, Request
@@ -148,19 +152,62 @@ def test_what_is_yielded_was_accepted(given: dict[str, Any], world: Any) -> None
     salt, ends, power, fails = world
     oracle = Oracle(power, fails)
     detox = Detoxifier(Babbler(salt, ends, 16), scorer=oracle, **given)
-    text, words = "", 0
+    seen = Seen(oracle, given)
     stream = detox.stream(PROMPTS[0])
     try:
         for one in stream:
-            before = text.split()[max(0, words - given["block_context"]) :]
-            score = oracle.said.get("".join(f" {word}" for word in before) + one)
-            scarcely = len("".join([*before, *one.split()])) < 3
-            assert scarcely or (score is not None and score < given["toxicity_threshold"])
-            text, words = text + one, words + len(one.split())
+            seen.next(one)
     except TideError:
         return  # what was yielded before was checked
-    assert stream.result.text == text
-    check(stream.result.best, oracle, given)
+    seen.end(stream.result)
+
+
+class Seen:
+    """What a reader of a stream has seen so far; each further piece is checked."""
+
+    def __init__(self, oracle: Oracle, given: dict[str, Any]) -> None:
+        self._oracle, self._given, self._text, self._words = oracle, given, "", 0
+
+    def next(self, one: str) -> None:
+        before = self._text.split()[max(0, self._words - self._given["block_context"]) :]
+        score = self._oracle.said.get("".join(f" {word}" for word in before) + one)
+        scarcely = len("".join([*before, *one.split()])) < 3
+        assert scarcely or (score is not None and score < self._given["toxicity_threshold"])
+        self._text, self._words = self._text + one, self._words + len(one.split())
+
+    def end(self, result: Result) -> None:
+        assert result.text == self._text
+        check(result.best, self._oracle, self._given)
+
+
+@examples(30, 2000)
+@given(overrides, worlds, st.lists(st.sampled_from(["call", "chat", "stream"]), min_size=1))
+def test_it_holds_with_asyncio(given: dict[str, Any], world: Any, doors: list[str]) -> None:
+    """Calls, chats and streams at once, which share the scorer's calls."""
+    salt, ends, power, fails = world
+    oracle = Oracle(power, fails)
+
+    async def one(detox: AsyncDetoxifier, door: str, number: int) -> None:
+        prompt = PROMPTS[number % len(PROMPTS)]
+        if door == "chat":
+            said = [{"role": "user", "content": prompt}]
+            check((await detox.chat(said)).best, oracle, given)
+        elif door == "call":
+            check((await detox(prompt)).best, oracle, given)
+        else:
+            seen, stream = Seen(oracle, given), detox.stream(prompt)
+            async for piece in stream:
+                seen.next(piece)
+            seen.end(stream.result)
+
+    async def run() -> list[Any]:
+        async with AsyncDetoxifier(Babbler(salt, ends, 16), scorer=oracle, **given) as detox:
+            calls = (one(detox, door, number) for number, door in enumerate(doors[:6]))
+            return await asyncio.gather(*calls, return_exceptions=True)
+
+    for error in asyncio.run(run()):
+        if error is not None and not isinstance(error, TideError):
+            raise error
 
 
 def check(trial: Trial, oracle: Oracle, given: dict[str, Any]) -> None:
