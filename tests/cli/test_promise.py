@@ -38,10 +38,14 @@ def names() -> Iterator[None]:
 
 def tide(*arguments: object) -> tuple[int, str, str]:
     """The exit code of the command line, and what it printed."""
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as caught:
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
         patch.setattr(sys, "argv", ["tide", *map(str, arguments)])
-        out, err = io.StringIO(), io.StringIO()
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        with pytest.raises(SystemExit) as caught:
             main()
     return int(caught.value.code or 0), out.getvalue(), err.getvalue()
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
-from tide.core.errors import EngineError, InputError, ScorerUnavailableError
+from tide.core.errors import CompletionError, EngineError, InputError, ScorerUnavailableError
 from tide.core.results import Result
 from tide.detoxifier.asynchronous import AsyncDetoxifier
 from tide.detoxifier.sync import Detoxifier
@@ -178,7 +178,8 @@ def test_whatever_the_engine_raises_reaches_every_call_and_ends_with_it(
                 patched.setattr(engine, hook, broken)
                 calls = asyncio.gather(*map(detox, PROMPTS), return_exceptions=True)
                 found = await asyncio.wait_for(calls, 10)
-            assert [type(one) for one in found] == [EngineError] * len(PROMPTS)
+            error = CompletionError if hook in ("_tokenize", "_encode") else EngineError
+            assert [type(one) for one in found] == [error] * len(PROMPTS)
             assert all(len(str(one).splitlines()) == 1 for one in found)
             expected = Detoxifier(scripted_engine(), scorer=ReadingScorer())(PROMPTS[0])
             assert await asyncio.wait_for(detox(PROMPTS[0]), 10) == expected

@@ -24,12 +24,14 @@ from tests.runtime.world import (
     third_unless_second_moved,
 )
 from tide.core.errors import (
+    CompletionError,
     DeadlineError,
     EngineError,
     InputError,
     ScorerBrokenError,
     ScorerError,
     StrategyError,
+    TideError,
     UnresolvedError,
 )
 from tide.core.results import Result
@@ -287,17 +289,21 @@ def test_a_text_that_the_scorer_cannot_take_fails_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    "hook", ["_tokenize", "_encode", "_embed_tokens", "_share", "_write", "_texts", "_write_all"]
+    ("hook", "kind"),
+    [
+        *((hook, EngineError) for hook in ("_embed_tokens", "_share", "_write", "_write_all")),
+        *((hook, CompletionError) for hook in ("_tokenize", "_encode", "_texts")),
+    ],
 )
-def test_an_engine_that_fails_is_an_engine_error(
-    hook: str, monkeypatch: pytest.MonkeyPatch
+def test_what_fails_of_an_engine_is_its_error_or_that_of_the_text(
+    hook: str, kind: type[TideError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*arguments: Any) -> Any:
         raise RuntimeError("out of memory")
 
     detox = story(third)
     monkeypatch.setattr(detox.engine, hook, fail)
-    with pytest.raises(EngineError, match="out of memory"):
+    with pytest.raises(kind, match="out of memory"):
         detox(PROMPT)
 
 

@@ -21,7 +21,7 @@ from pydantic import Field
 
 from tide.core.chat import Chat, Rendered
 from tide.core.concurrency import HomeLoop, gather
-from tide.core.errors import CompletionError, EngineError, InputError, guarded
+from tide.core.errors import CompletionError, EngineError, InputError, TideError, guarded
 from tide.core.sanitize import half_character
 from tide.core.settings import Sampling
 from tide.engines.token_texts import TokenTexts
@@ -198,19 +198,20 @@ class Engine(ABC):
     def tokenize(self, prompts: Sequence[str]) -> list[list[int]]:
         """Token ids with the special tokens the model expects around a prompt.
 
-        Raises InputError for a prompt with a token that the model has no embedding for.
+        Raises InputError for a prompt with a token that the model has no embedding for, and
+        CompletionError where the tokenizer fails.
         """
-        with self._calling("tokenize"):
+        with self._calling("tokenize", CompletionError):
             return self._tokenize(prompts)
 
     def encode(self, text: str) -> Prompt:
         """One prompt with its tokens, and which of them a search may move. Raises as `tokenize`."""
-        with self._calling("encode"):
+        with self._calling("encode", CompletionError):
             return self._encode(text)
 
     def texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
         """What each row of completion ids adds to the prompt's text, without special tokens."""
-        with self._calling("texts"):
+        with self._calling("texts", CompletionError):
             return self._texts(rows)
 
     def token_texts(self, rows: Sequence[Sequence[int]]) -> list[list[str]]:
@@ -227,7 +228,7 @@ class Engine(ABC):
 
         Raises InputError without a template, and for a chat that it refuses.
         """
-        with self._calling("render"):
+        with self._calling("render", CompletionError):
             return self._render(chat)
 
     def text_of(self, prompt: str | Chat) -> str:
@@ -382,7 +383,7 @@ class Engine(ABC):
         A text is cut before its first stop string; the ids are then the fewest whose text holds
         what is left.
         """
-        texts = self._texts([ids for ids, _ in written])
+        texts = self.texts([ids for ids, _ in written])
         found = []
         for text, (ids, reason), own in zip(texts, written, samplings, strict=True):
             completion = Completion(text, tuple(ids), reason)
@@ -393,7 +394,7 @@ class Engine(ABC):
     def fewest(self, ids: Sequence[int], enough: Callable[[str], bool]) -> int:
         """How many of the first `ids` it takes until their text is `enough`, as that of all is."""
         return bisect_left(
-            range(len(ids)), True, key=lambda count: enough(self._texts([ids[:count]])[0])
+            range(len(ids)), True, key=lambda count: enough(self.texts([ids[:count]])[0])
         )
 
     # What holds for all of them.
@@ -495,11 +496,13 @@ class Engine(ABC):
         return {one: tuple(ids) for ids in alike.values() for one in ids}
 
     @contextmanager
-    def _calling(self, doing: str, *, awaits: bool = False) -> Iterator[None]:
-        """What the libraries below raise becomes an EngineError."""
+    def _calling(
+        self, doing: str, kind: type[TideError] = EngineError, *, awaits: bool = False
+    ) -> Iterator[None]:
+        """What the libraries below raise becomes a `kind`: of a text alone, or of the engine."""
         if self._closed:
             raise EngineError(f"engine with {self.name}: closed; make a new one")
-        with guarded(EngineError, lambda: f"model {self.name}: {doing} failed", awaits=awaits):
+        with guarded(kind, lambda: f"model {self.name}: {doing} failed", awaits=awaits):
             yield
 
     async def _whole(self, request: Request) -> tuple[list[int], FinishReason]:

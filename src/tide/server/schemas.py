@@ -26,6 +26,7 @@ from pydantic_core import PydanticCustomError
 from starlette.responses import JSONResponse
 
 from tide.core.errors import (
+    CompletionError,
     DeadlineError,
     EngineError,
     InputError,
@@ -204,6 +205,7 @@ _FAILURES: dict[type[Exception], tuple[int, str, str, bool]] = {
     ),
     ScorerBrokenError: (503, "scorer_unavailable", _NO_SCORER, True),
     ScorerError: (500, "scorer_error", "the scorer has no score for a text of this", False),
+    CompletionError: (500, "completion_error", "the model cannot complete this prompt", False),
     EngineError: (503, "engine_error", "the language model does not answer", True),
 }
 

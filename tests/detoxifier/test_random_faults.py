@@ -1,0 +1,199 @@
+"""Whatever is raised, wherever: no hang, no object that is dead but open, no other prompt harmed.
+
+Under the profile "long" more than five hundred draws raise. The tests of doors try each kind at a
+few places.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.generated import examples
+from tests.runtime.world import SETTINGS, Reader, Storyteller, third
+from tide.core.errors import TideError
+from tide.core.results import Result
+from tide.detoxifier.asynchronous import AsyncDetoxifier
+from tide.detoxifier.sync import Detoxifier, outcomes
+from tide.engines.base import Piece, Request
+
+pytestmark = pytest.mark.attack
+
+
+class Panic(BaseException):
+    """As pyo3 raises for a panic in Rust."""
+
+
+def coded() -> UnicodeDecodeError:
+    return UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
+
+
+KINDS: list[Callable[[], BaseException]] = [
+    *(ValueError, TypeError, KeyError, RuntimeError, OSError, MemoryError, RecursionError),
+    *(TimeoutError, StopIteration, StopAsyncIteration, AssertionError, ZeroDivisionError, coded),
+    *(torch.OutOfMemoryError, ConnectionResetError, EOFError, NotImplementedError),
+    *(KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError, Panic),
+]
+PLACES = ["_tokenize", "_encode", "_texts", "_embed_tokens", "_render", "_vocabulary", "_share"]
+PLACES += ["_memory", "_decode_nearest", "scorer", "write", "piece"]
+OF_A_TEXT = {"_tokenize", "_encode", "_texts", "_render"}
+PROMPTS = [f"once upon a {word}" for word in ("time", "day", "night", "hill", "house")]
+CHAT = [{"role": "user", "content": "once"}]  # its role and the next one's are words, too
+STRATEGIES = ["backtrack", "tide:select=nearest", "ladder", "resample", "tide,max_perplexity"]
+
+
+class Faulty(Storyteller):
+    """A story whose third sentence is to be repaired. Call number `when` of `place` raises."""
+
+    mended = False
+
+    def __init__(self, place: str, when: int, kind: Callable[[], BaseException]) -> None:
+        super().__init__(third)
+        self._place, self._left, self._kind = place, when, kind
+        for name in PLACES:
+            if name not in ("scorer", "write", "piece"):
+                setattr(self, name, self._guarded(name, getattr(self, name)))
+
+    def reached(self, place: str) -> None:
+        if place == self._place and not self.mended:
+            self._left -= 1
+            if self._left == -1:
+                raise self._kind()
+
+    def _guarded(self, place: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            self.reached(place)
+            return plain(*arguments)
+
+        return call
+
+    async def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
+        self.reached("write")
+        async for piece in super()._write(request):
+            self.reached("piece")
+            yield piece
+
+
+class FaultyReader(Reader):
+    def __init__(self, engine: Faulty) -> None:
+        super().__init__()
+        self._engine = engine
+
+    def score(self, texts: Any) -> Any:
+        self._engine.reached("scorer")
+        return super().score(texts)
+
+
+def settings_of(strategy: str) -> dict[str, Any]:
+    name, _, option = strategy.partition(",")
+    more: dict[str, Any] = {"max_perplexity": 1000.0} if option else {}
+    name, _, option = name.partition(":")
+    if option:
+        more["select"] = option.partition("=")[2]
+    return {**SETTINGS, "strategy": name, "on_unresolved": "refuse", **more}
+
+
+def text_of(result: Result) -> str:
+    """What was written, withheld or not: a stream gives out what passed before."""
+    return result.best.returned.text
+
+
+_ALONE: dict[str, list[str]] = {}
+
+
+def alone(strategy: str) -> list[str]:
+    """What each prompt, and the chat, becomes where nothing fails."""
+    if strategy not in _ALONE:
+        with Detoxifier(Storyteller(third), scorer=Reader(), **settings_of(strategy)) as detox:
+            _ALONE[strategy] = [
+                *(text_of(detox(one)) for one in PROMPTS),
+                text_of(detox.chat(CHAT)),
+            ]
+    return _ALONE[strategy]
+
+
+@examples(30, 1000)
+@given(
+    st.sampled_from(PLACES),
+    st.integers(0, 12),
+    st.sampled_from(KINDS),
+    st.sampled_from(STRATEGIES),
+    st.sampled_from(["async", "map", "call"]),
+)
+def test_whatever_is_raised_ends_its_prompt_and_no_other(
+    place: str, when: int, kind: Callable[[], BaseException], strategy: str, door: str
+) -> None:
+    expected, engine = alone(strategy), Faulty(place, when, kind)
+    settings, scorer = settings_of(strategy), FaultyReader(engine)
+    if door == "async":
+        check(asyncio.run(at_once(engine, scorer, settings)), expected, place)
+        return
+    with Detoxifier(engine, scorer=scorer, **settings) as detox:
+        if door == "map":
+            found = mapped(detox, place)
+            found.append(caught(lambda: detox.chat(CHAT)))
+        else:
+            found = [caught(lambda one=one: detox(one)) for one in PROMPTS]
+            found.append(caught(lambda: detox.chat(CHAT)))
+        check(found, expected, place)
+        engine.mended = True
+        assert [text_of(one) for one in detox.map(PROMPTS)] == expected[:-1]
+
+
+def mapped(detox: Detoxifier, place: str) -> list[Any]:
+    """What a map yields; where the model or the scorer itself fails, it ends with that error."""
+    found: dict[int, Any] = {}
+    try:
+        for number, one in outcomes(detox, PROMPTS, ordered=False):
+            found[number] = one
+    except TideError as error:
+        assert place not in OF_A_TEXT
+        return [found.get(number, error) for number in range(len(PROMPTS))]
+    return [found[number] for number in range(len(PROMPTS))]
+
+
+async def at_once(engine: Faulty, scorer: FaultyReader, settings: dict[str, Any]) -> list[Any]:
+    """Calls and a chat at the same time, of which the second and the fourth are streams."""
+
+    async def streamed(prompt: str) -> Result:
+        stream = detox.stream(prompt)
+        assert "".join([one async for one in stream]) == stream.result.text
+        return stream.result
+
+    async with AsyncDetoxifier(engine, scorer=scorer, **settings) as detox:
+        calls = [streamed(one) if number % 2 else detox(one) for number, one in enumerate(PROMPTS)]
+        every = asyncio.gather(*calls, detox.chat(CHAT), return_exceptions=True)
+        found = await asyncio.wait_for(every, 30)
+        engine.mended = True
+        again = await asyncio.wait_for(asyncio.gather(*map(detox, PROMPTS)), 30)
+        assert [text_of(one) for one in again] == alone_of(settings)
+    return found
+
+
+def alone_of(settings: dict[str, Any]) -> list[str]:
+    strategy = next(one for one in STRATEGIES if settings_of(one) == settings)
+    return alone(strategy)[:-1]
+
+
+def caught(call: Callable[[], Result]) -> Any:
+    try:
+        return call()
+    except TideError as error:
+        return error
+
+
+def check(found: list[Any], expected: list[str], place: str) -> None:
+    """What ended well is as alone. One error is one prompt's, but for one that all share."""
+    assert len(found) == len(expected)
+    errors = [one for one in found if not isinstance(one, Result)]
+    assert all(isinstance(one, TideError) for one in errors), errors
+    assert all(len(str(one).splitlines()) == 1 for one in errors)
+    assert len(set(map(id, errors))) <= 1 or place == "scorer", errors
+    for one, text in zip(found, expected, strict=True):
+        assert not isinstance(one, Result) or text_of(one) == text
