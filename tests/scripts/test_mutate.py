@@ -42,7 +42,7 @@ def test_every_change_is_one_change() -> None:
 
 @pytest.mark.parametrize("file", mutate.GATES)
 def test_gates_and_their_tests_are_there(file: str) -> None:
-    assert list(mutate.mutants(file, (mutate.ROOT / file).read_text("utf-8")))
+    assert any(mutate.mutants(file, (mutate.ROOT / file).read_text("utf-8")))
     assert all((mutate.ROOT / test).exists() for test in mutate.GATES[file])
 
 

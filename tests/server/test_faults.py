@@ -174,6 +174,7 @@ def is_ready_again(url: str) -> bool:
     return ready(url)
 
 
+@pytest.mark.slow
 def test_the_scorer_is_killed(world: World) -> None:
     with world.tide() as server:
         answers = world.meanwhile(server.url, world.scorer.kill)
@@ -218,6 +219,7 @@ def test_engines_are_killed(world: World) -> None:
         assert all(one.whole for one in world.undisturbed(server.url))
 
 
+@pytest.mark.slow
 def test_the_server_is_killed(world: World) -> None:
     body: dict[str, Any] = {"model": "pocket", "prompt": PROMPTS[0], "max_tokens": TOKENS}
     with (

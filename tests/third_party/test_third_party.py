@@ -38,6 +38,7 @@ def tide(site: Path, tmp_path: Path) -> object:
     return run
 
 
+@pytest.mark.slow
 def test_what_is_installed_is_listed(tide) -> None:  # type: ignore[no-untyped-def]
     listed = tide("methods")
     assert all(name in listed for name in NAMES)
