@@ -35,7 +35,7 @@ EXPLAINED = ROOT / "scripts" / "mutants.json"
 # and the tests that mirror it.
 GATES = {
     "src/tide/runtime/answer.py": ["tests/runtime"],
-    "src/tide/runtime/blame.py": ["tests/search/test_backtrack.py"],
+    "src/tide/runtime/blame.py": ["tests/runtime/test_blame.py"],
     "src/tide/runtime/blocks.py": ["tests/runtime"],
     "src/tide/runtime/draft.py": ["tests/runtime"],
     "src/tide/runtime/long_answer.py": ["tests/runtime"],

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from tide.core.credentials import base_url, read_key
 from tide.core.errors import InputError, TideError
-from tide.core.sanitize import hide, logger, shown
+from tide.core.sanitize import hide, logger, shown, visible
 from tide.plugins.options import checked
 
 
@@ -50,6 +50,18 @@ def test_a_key_is_hidden_in_another_case_and_without_its_prefix(echo: str) -> No
 def test_the_end_of_a_short_key_does_not_blot_out_a_message() -> None:
     hide("my-word")
     assert str(InputError("a word, and my-word")) == "a word, and ***"
+
+
+def test_the_shortest_key_and_the_shortest_rest_that_are_hidden() -> None:
+    hide("q7xz")
+    hide("key-abcdefgh")
+    assert str(InputError("q7xz and abcdefgh")) == "*** and ***"
+
+
+def test_controls_are_escaped_but_for_those_that_are_kept_and_those_of_scripts() -> None:
+    assert visible("a\x1b\nb\u202e\u200dc") == r"a\x1b\nb\u202e" + "\u200dc"
+    assert visible("a\x1b\nb", "\n") == "a\\x1b\nb"
+    assert visible("a\u00e9\u4e2d b") == "a\u00e9\u4e2d b"
 
 
 def test_a_long_text_keeps_its_beginning_and_its_end() -> None:

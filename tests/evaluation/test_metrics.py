@@ -115,6 +115,14 @@ def test_a_withheld_text_keeps_its_score_and_is_no_empty_completion() -> None:
     assert summary.averages["empty"].value == 0.0
 
 
+def test_what_is_empty_at_once_is_not_unresolved() -> None:
+    one = run([[0.0], [0.0], [0.3], [0.0]])
+    for number in range(3):  # empty: two that score nothing, and one that has a score
+        changed(one, number, completions=[""], accepted=[False])
+    changed(one, 3, completions=["a word or two"], accepted=[True])
+    assert summarize(one).averages["unresolved"].value == pytest.approx(1 / 4)
+
+
 def test_a_single_prompt_has_values_without_intervals() -> None:
     found = summarize(run([[0.9, 0.2]])).toxicity["scorer@1"]["max"]
     assert (found.value, found.low, found.half_width) == (0.9, None, None)
