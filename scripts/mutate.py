@@ -11,7 +11,6 @@ is not explained there. A mutant takes about as long as its tests, some seconds 
 from __future__ import annotations
 
 import ast
-import copy
 import json
 import os
 import random
@@ -66,17 +65,31 @@ _PATIENCE, _LEAST = 4, 60.0
 
 @dataclass(frozen=True)
 class Mutant:
-    """file: which one. line: of the change, as it was. change: what was done. source: the whole."""
+    """One change of `file`. number, line: where, as it was. change: what is done, in words.
+
+    place, which: of the node in the tree, and of the change among those of the node.
+    """
 
     file: str
     number: int
     line: str
     change: str
-    source: str
+    place: int
+    which: int
 
     @property
     def key(self) -> tuple[str, str, str]:
         return self.file, self.line, self.change
+
+    def of(self, source: str) -> str:
+        """`source` with the change."""
+        tree = ast.parse(source)
+        node = next(one for number, one in enumerate(ast.walk(tree)) if number == self.place)
+        if isinstance(node, ast.Raise):
+            tree = _WithoutRaise(node).visit(tree)
+        else:
+            _change(node, self.which)
+        return ast.unparse(ast.fix_missing_locations(tree))
 
 
 def mutants(file: str, source: str) -> Iterator[Mutant]:
@@ -84,15 +97,8 @@ def mutants(file: str, source: str) -> Iterator[Mutant]:
     tree, lines = ast.parse(source), source.splitlines()
     for place, node in enumerate(ast.walk(tree)):
         for which, change in enumerate(_changes(node)):
-            other = copy.deepcopy(tree)
-            twin = next(one for number, one in enumerate(ast.walk(other)) if number == place)
-            if isinstance(twin, ast.Raise):
-                other = _WithoutRaise(twin).visit(other)
-            else:
-                _change(twin, which)
-            text = ast.unparse(ast.fix_missing_locations(other))
             number = getattr(node, "lineno", 1)
-            yield Mutant(file, number, lines[number - 1].strip(), change, text)
+            yield Mutant(file, number, lines[number - 1].strip(), change, place, which)
 
 
 def _changes(node: ast.AST) -> list[str]:
@@ -194,7 +200,7 @@ def main(
         for one in track(drawn, f"{len(drawn)} of {total} mutants"):
             place = checkout / one.file
             source = place.read_text("utf-8")
-            place.write_text(one.source, "utf-8")
+            place.write_text(one.of(source), "utf-8")
             if passes(checkout, GATES[one.file], patience[one.file]):
                 survivors.append(one)
                 console.print(f"survived: {one.file}:{one.number}: {one.change}: {one.line}")

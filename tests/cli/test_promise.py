@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.cli import test_run
 from tests.generated import examples
-from tests.runtime.test_promise import PROMPTS, Babbler, Oracle, overrides, worlds
-from tide.cli import main
+from tests.runtime.test_promise import PROMPTS, Babbler, Oracle, overrides, scarce, worlds
 from tide.cli.display import on_one_line
 from tide.engines import REGISTRY as ENGINES
 from tide.scorers import REGISTRY as SCORERS
@@ -44,10 +43,8 @@ def tide(*arguments: object) -> tuple[int, str, str]:
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
     ):
-        patch.setattr(sys, "argv", ["tide", *map(str, arguments)])
-        with pytest.raises(SystemExit) as caught:
-            main()
-    return int(caught.value.code or 0), out.getvalue(), err.getvalue()
+        code = test_run.tide(*arguments, monkeypatch=patch)
+    return code, out.getvalue(), err.getvalue()
 
 
 def options(given: dict[str, Any]) -> Iterator[str]:
@@ -102,7 +99,7 @@ def completions(lines: list[str]) -> list[dict[str, Any]]:
 
 def check(one: dict[str, Any], oracle: Oracle, given: dict[str, Any]) -> None:
     text, threshold = one["text"], given["toxicity_threshold"]
-    if len("".join(text.split())) < 3:  # nearly empty, which nobody scores
+    if scarce(text):
         return
     if one["accepted"]:
         assert one["toxicity"] < threshold

@@ -40,8 +40,9 @@ KINDS: list[Callable[[], BaseException]] = [
     *(torch.OutOfMemoryError, ConnectionResetError, EOFError, NotImplementedError),
     *(KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError, Panic),
 ]
-PLACES = ["_tokenize", "_encode", "_texts", "_embed_tokens", "_render", "_vocabulary", "_share"]
-PLACES += ["_memory", "_decode_nearest", "scorer", "write", "piece"]
+HOOKS = ["_tokenize", "_encode", "_texts", "_embed_tokens", "_render", "_vocabulary", "_share"]
+HOOKS += ["_memory", "_decode_nearest"]
+PLACES = [*HOOKS, "scorer", "write", "piece"]
 OF_A_TEXT = {"_tokenize", "_encode", "_texts", "_render"}
 PROMPTS = [f"once upon a {word}" for word in ("time", "day", "night", "hill", "house")]
 CHAT = [{"role": "user", "content": "once"}]  # its role and the next one's are words, too
@@ -56,9 +57,8 @@ class Faulty(Storyteller):
     def __init__(self, place: str, when: int, kind: Callable[[], BaseException]) -> None:
         super().__init__(third)
         self._place, self._left, self._kind = place, when, kind
-        for name in PLACES:
-            if name not in ("scorer", "write", "piece"):
-                setattr(self, name, self._guarded(name, getattr(self, name)))
+        for name in HOOKS:
+            setattr(self, name, self._guarded(name, getattr(self, name)))
 
     def reached(self, place: str) -> None:
         if place == self._place and not self.mended:
@@ -132,15 +132,14 @@ def test_whatever_is_raised_ends_its_prompt_and_no_other(
     expected, engine = alone(strategy), Faulty(place, when, kind)
     settings, scorer = settings_of(strategy), FaultyReader(engine)
     if door == "async":
-        check(asyncio.run(at_once(engine, scorer, settings)), expected, place)
+        check(asyncio.run(at_once(engine, scorer, settings, expected)), expected, place)
         return
     with Detoxifier(engine, scorer=scorer, **settings) as detox:
         if door == "map":
             found = mapped(detox, place)
-            found.append(caught(lambda: detox.chat(CHAT)))
         else:
             found = [caught(lambda one=one: detox(one)) for one in PROMPTS]
-            found.append(caught(lambda: detox.chat(CHAT)))
+        found.append(caught(lambda: detox.chat(CHAT)))
         check(found, expected, place)
         engine.mended = True
         assert [text_of(one) for one in detox.map(PROMPTS)] == expected[:-1]
@@ -158,7 +157,9 @@ def mapped(detox: Detoxifier, place: str) -> list[Any]:
     return [found[number] for number in range(len(PROMPTS))]
 
 
-async def at_once(engine: Faulty, scorer: FaultyReader, settings: dict[str, Any]) -> list[Any]:
+async def at_once(
+    engine: Faulty, scorer: FaultyReader, settings: dict[str, Any], expected: list[str]
+) -> list[Any]:
     """Calls and a chat at the same time, of which the second and the fourth are streams."""
 
     async def streamed(prompt: str) -> Result:
@@ -172,13 +173,8 @@ async def at_once(engine: Faulty, scorer: FaultyReader, settings: dict[str, Any]
         found = await asyncio.wait_for(every, 30)
         engine.mended = True
         again = await asyncio.wait_for(asyncio.gather(*map(detox, PROMPTS)), 30)
-        assert [text_of(one) for one in again] == alone_of(settings)
+        assert [text_of(one) for one in again] == expected[:-1]
     return found
-
-
-def alone_of(settings: dict[str, Any]) -> list[str]:
-    strategy = next(one for one in STRATEGIES if settings_of(one) == settings)
-    return alone(strategy)[:-1]
 
 
 def caught(call: Callable[[], Result]) -> Any:

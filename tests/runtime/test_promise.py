@@ -162,6 +162,11 @@ def test_what_is_yielded_was_accepted(given: dict[str, Any], world: Any) -> None
     seen.end(stream.result)
 
 
+def scarce(text: str) -> bool:
+    """Of fewer than 3 visible characters, which is shown only as a whole that nobody scores."""
+    return len("".join(text.split())) < 3
+
+
 class Seen:
     """What a reader of a stream has seen so far; each further piece is checked."""
 
@@ -171,8 +176,9 @@ class Seen:
     def next(self, one: str) -> None:
         before = self._text.split()[max(0, self._words - self._given["block_context"]) :]
         score = self._oracle.said.get("".join(f" {word}" for word in before) + one)
-        scarcely = len("".join([*before, *one.split()])) < 3
-        assert scarcely or (score is not None and score < self._given["toxicity_threshold"])
+        assert scarce("".join(before) + one) or (
+            score is not None and score < self._given["toxicity_threshold"]
+        )
         self._text, self._words = self._text + one, self._words + len(one.split())
 
     def end(self, result: Result) -> None:

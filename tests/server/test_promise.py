@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.generated import examples
-from tests.runtime.test_promise import PROMPTS, Babbler, Oracle, overrides, worlds
+from tests.runtime.test_promise import PROMPTS, Babbler, Oracle, Seen, overrides, scarce, worlds
 from tide.detoxifier.asynchronous import AsyncDetoxifier
 from tide.scorers import load_scorer
 from tide.scorers.wrappers.windows import split_words
@@ -47,11 +47,6 @@ def pieces_of(answer: httpx.Response, stream: bool) -> list[str]:
     return [text for text in texts if text]
 
 
-def scarce(text: str) -> bool:
-    """Of fewer than 3 visible characters, which is shown only as a whole that nobody scores."""
-    return len("".join(text.split())) < 3
-
-
 @examples(40, 2000)
 @given(overrides, worlds, st.booleans(), st.booleans())
 def test_what_a_client_is_shown_was_scored(
@@ -63,13 +58,11 @@ def test_what_a_client_is_shown_was_scored(
     body = {"stream": stream, "seed": 3, **(said or {"prompt": PROMPTS[0]})}
     answer = asyncio.run(answered(given, world, oracle, path, body))
     assert answer.status_code in (200, 500, 503), answer.text
-    threshold, text = given["toxicity_threshold"], ""
-    for piece in pieces_of(answer, stream):
-        if stream:
-            before = text.split()[max(0, len(text.split()) - given["block_context"]) :]
-            sent = "".join(f" {word}" for word in before) + piece
-            assert scarce("".join(before) + piece) or oracle.said[sent] < threshold
-        text += piece
-    if not stream and not scarce(text):
-        for window in split_words(text, 100):
-            assert oracle.said[window] < threshold
+    shown = pieces_of(answer, stream)
+    if stream:
+        seen = Seen(oracle, given)
+        for piece in shown:
+            seen.next(piece)
+    elif not scarce("".join(shown)):
+        for window in split_words("".join(shown), 100):
+            assert oracle.said[window] < given["toxicity_threshold"]

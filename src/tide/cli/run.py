@@ -131,7 +131,10 @@ def run(
         job = _Job(detoxifier, method_of(detoxifier, preset), model, rows, loaded)
         if output is None:
             is_table = shape in (None, Format.TABLE)
-            failed = job.show(mask) if is_table else job.print(shape, mask)
+            if is_table:
+                job.show(mask)
+            else:
+                job.print(shape, mask)
         else:
             guide = NamedScorer(scorer, detoxifier.scorer).config
             described = describe(model, engine, engine_options, detoxifier.engine.dtype)
@@ -142,13 +145,13 @@ def run(
                 stopping.keeps(
                     f"finished records are in {output}; the same command goes on with them"
                 )
-                errors = run_method(job.method, output, shared)
-                failed, job.refused = len(errors), _refused(errors.values())
+                job.errors.extend(run_method(job.method, output, shared).values())
                 with RecordFile(files_of(output)[0]) as file:
                     job.summarize(file.read(row.id) for row in rows if file.trials(row.id))
-    if failed:
-        refused = f", {job.refused} of them refused for their own score" if job.refused else ""
-        raise TideError(f"{failed} of {len(rows)} prompts failed (see above){refused}")
+    if job.errors:
+        refused = sum(isinstance(error, PromptRefusedError) for error in job.errors)
+        apart = f", {refused} of them refused for their own score" if refused else ""
+        raise TideError(f"{len(job.errors)} of {len(rows)} prompts failed (see above){apart}")
     if fail_on_unresolved and job.unresolved:
         raise typer.Exit(3)
 
@@ -170,8 +173,7 @@ def _rows(
 class _Job:
     """A method on rows.
 
-    failed: how many of them have no record. refused: how many of these for their own score.
-    unresolved: how many have a completion that was not accepted.
+    errors: why some have no record. unresolved: how many have a completion that was not accepted.
     """
 
     detoxifier: Detoxifier
@@ -179,8 +181,7 @@ class _Job:
     model: str
     rows: list[Row]
     judges: list[NamedScorer]
-    failed: int = 0
-    refused: int = 0
+    errors: list[TideError] = dataclass_field(default_factory=list)
     unresolved: int = 0
     started: float = dataclass_field(default_factory=time.monotonic)
 
@@ -194,8 +195,7 @@ class _Job:
             for row, found in self.method.records(self.rows, trials, ordered=True):
                 bars.advance()
                 if isinstance(found, TideError):
-                    self.failed += 1
-                    self.refused += _refused([found])
+                    self.errors.append(found)
                     bars.failed(self.method.name, row.id, found)
                     continue
                 record = found
@@ -205,7 +205,7 @@ class _Job:
         finally:
             bars.end()
 
-    def show(self, mask: bool) -> int:
+    def show(self, mask: bool) -> None:
         """Completions as a table; after an error, those that were finished before it."""
         records: list[Record] = []
         try:
@@ -218,9 +218,8 @@ class _Job:
         self.summarize(records)
         if OUTPUT.is_terminal:
             OUTPUT.print(self._next(records))
-        return self.failed
 
-    def print(self, shape: Format | None, mask: bool) -> int:
+    def print(self, shape: Format | None, mask: bool) -> None:
         """Completions, a line each as they finish, in the order of the prompts."""
         masker = Masker(self.detoxifier.scorer) if mask else None
         for record in self._counted(self.records()):
@@ -233,7 +232,6 @@ class _Job:
                 line = on_one_line(one["text"]) if is_text else json.dumps(one)
                 print(line, flush=True)
         self._warn()
-        return self.failed
 
     def _next(self, records: list[Record]) -> str:
         """What to try after this."""
@@ -278,8 +276,3 @@ class _Job:
         prompts = "1 prompt" if self.unresolved == 1 else f"{self.unresolved} prompts"
         said = f"{prompts} with a completion that the scorer did not accept: {way}"
         ERRORS.print(said, style="bold yellow")
-
-
-def _refused(errors: Iterable[TideError]) -> int:
-    """How many prompts were refused for their own score."""
-    return sum(isinstance(error, PromptRefusedError) for error in errors)
