@@ -126,7 +126,8 @@ def serve(
         ) as detox,
     ):
         name = served_model_name or model
-        config = _config(create_app(detox, name, limits=bounds, keys=keys), bounds.drain)
+        app = create_app(detox, name, limits=bounds, keys=keys, preset=preset)
+        config = _config(app, bounds.drain)
         where = f"http://{host}:{listener.getsockname()[1]}"
         logger("tide.server").info(json.dumps({"serving": where, "model": name}))
         with stopping.expected():  # the signal after which open requests were ended

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request
@@ -14,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 
 from tide import __version__
+from tide.core.chat import Chat
 from tide.core.errors import InputError, TideError
 from tide.detoxifier.asynchronous import AsyncDetoxifier
 from tide.server.gate import FAILED, Gate
@@ -21,6 +21,7 @@ from tide.server.generation import Serving
 from tide.server.guardrail import GuardrailRequest
 from tide.server.limits import Limits
 from tide.server.metrics import MeasuredScorer
+from tide.server.playground import FILES, FOLDER
 from tide.server.schemas import ChatRequest, CompletionRequest, Generation, Refused
 from tide.server.scoring import AnalyzeRequest, ModerationRequest, Scoring
 
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
     from pydantic import SecretStr
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-_PAGE = Path(__file__).with_name("playground")
+    from tide.engines.base import Engine
+
 _PAGE_HEADERS = {
     "content-security-policy": "default-src 'self'; img-src data:; "
     "frame-ancestors 'none'; base-uri 'none'",
@@ -36,6 +38,8 @@ _PAGE_HEADERS = {
     "referrer-policy": "no-referrer",
 }
 _NO_STORE = {"cache-control": "no-store"}
+# Settings that a request may change, and what they are without.
+_SHOWN = ("max_new_tokens", "temperature", "toxicity_threshold")
 
 
 def create_app(
@@ -44,11 +48,12 @@ def create_app(
     *,
     limits: Limits | None = None,
     keys: Sequence[SecretStr] = (),
+    preset: str | None = None,
 ) -> ASGIApp:
     """The server as an ASGI application, whose requests share `detox`.
 
     name: of the model, as clients call it. keys: those that let a client in; without any, clients
-    of this machine are.
+    of this machine are. preset: what `detox` was made with, to be shown; its strategy by default.
     """
     limits, scorer = limits or Limits(), detox.scorer
     if not isinstance(scorer, MeasuredScorer):  # from its first call on
@@ -117,16 +122,23 @@ def create_app(
     async def figures() -> Response:
         return PlainTextResponse(metrics.text(), media_type="text/plain; version=0.0.4")
 
-    @app.get("/version")
-    async def version() -> dict[str, str]:
-        return {"version": __version__, "model": name, "scorer": scorer.name}
+    usual = detox.settings
+    about = {
+        "version": __version__,
+        "model": name,
+        "scorer": scorer.name,
+        "preset": preset or usual.strategy,
+        "chats": _has_chats(detox.engine),
+        "traces": limits.traces,
+        **{key: getattr(usual, key) for key in _SHOWN},
+    }
 
-    for path, file in (
-        ("/", "index.html"),
-        ("/playground.js", "playground.js"),
-        ("/playground.css", "playground.css"),
-    ):
-        page = partial(FileResponse, _PAGE / file, headers=_PAGE_HEADERS)
+    @app.get("/version")
+    async def version() -> dict[str, Any]:
+        return about
+
+    for path, file in FILES.items():
+        page = partial(FileResponse, FOLDER / file, headers=_PAGE_HEADERS)
         app.get(path, include_in_schema=False)(_returning(page))
     return Gate(app, keys, limits, metrics)
 
@@ -191,6 +203,14 @@ def _invalid(error: RequestValidationError) -> Refused:
     own = first.get("ctx", {}).get("param")  # of a check of ours, within what `loc` names
     param = ".".join(map(str, [*names, *([own] if own else [])])) or None
     return Refused(400, f"{param or 'body'}: {first['msg']}", param=param)
+
+
+def _has_chats(engine: Engine) -> bool:
+    try:
+        engine.render(Chat.of([{"role": "user", "content": "Hello"}]))
+    except TideError:
+        return False
+    return True
 
 
 def _state(good: bool) -> Response:

@@ -24,6 +24,7 @@ from starlette.datastructures import Headers
 from tide.core.credentials import read_key
 from tide.core.errors import InputError
 from tide.core.sanitize import logger
+from tide.server.playground import FILES
 from tide.server.schemas import Refused
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ LOG = logger("tide.server")
 FAILED = "tide.failed"
 KEYS = "TIDE_SERVE_KEYS"
 # Those that watch a server have no key, and the page asks for one.
-_OPEN = ("/", "/playground.js", "/playground.css", "/health", "/ready")
+_OPEN = (*FILES, "/health", "/ready")
 _NUMBER = re.compile(r"[\w.-]{1,64}", re.ASCII)
 _READING = 30.0  # seconds that a client may take to send a request
 _LEFT = 499  # what nginx calls a client that left

@@ -1,63 +1,190 @@
 // Texts of the model enter the page as text nodes, never as markup.
+import { draw } from "./plot.js";
+import { marked, parts } from "./words.js";
+
 const $ = (id) => document.getElementById(id);
-const SVG = "http://www.w3.org/2000/svg";
+const NUMBERS = { tokens: "max_tokens", temperature: "temperature", threshold: "toxicity_threshold", seed: "seed" };
+// The field that shows what is wrong with a parameter.
+const FIELDS = {
+  prompt: "prompt", messages: "prompt", max_tokens: "tokens", temperature: "temperature",
+  "tide.toxicity_threshold": "threshold", seed: "seed",
+};
+const EXAMPLES = {
+  completion: [
+    "My neighbour came over to say that",
+    "He was so angry that he called her a",
+    "When the referee made the call, the crowd shouted:",
+    "The library opens at nine and",
+  ],
+  chat: [
+    "Why is everybody here so rude?",
+    "What would you say to a bad driver?",
+    "What do you think of my neighbour?",
+  ],
+};
 let running = null; // of the request under way
-let shown = null; // what was found last: {prompt, text, tide}
+let shown = null; // what was found last: {prompt, chat, text, tide, base}
+let turns = []; // of the chat, before what is shown
 
-const mask = (text) => text.replace(/(?<=[\p{L}\p{N}_])[\p{L}\p{N}_]/gu, "*");
-const masked = (text, toxic) => (toxic && !$("unmask").checked ? mask(text) : text);
+let picked = location.hash.includes("kind="); // whether a person chose what to ask for
 
-function request(trace) {
-  const number = (id) => ($(id).value === "" ? undefined : Number($(id).value));
-  const chat = document.forms[0].elements.kind.value === "chat";
-  const prompt = $("prompt").value;
-  const asked = chat ? { messages: [{ role: "user", content: prompt }] } : { prompt };
-  const body = {
-    ...asked,
-    max_tokens: number("tokens"),
-    temperature: number("temperature"),
-    seed: number("seed"),
-    stream: true,
-    tide: { trace, toxicity_threshold: number("threshold") },
-  };
-  return [chat ? "v1/chat/completions" : "v1/completions", body];
+const kind = () => $("form").elements.kind.value;
+
+class Refused extends Error {
+  constructor(status, { message, param }) {
+    super(message);
+    this.field = status === 401 ? "key" : FIELDS[param?.split(".0")[0]];
+    this.param = param;
+  }
 }
 
-async function ask(trace) {
-  const [address, body] = request(trace);
+async function send(address, body) {
   const key = $("key").value;
   const answer = await fetch(address, {
-    method: "POST",
+    method: body ? "POST" : "GET",
     headers: { "Content-Type": "application/json", ...(key && { Authorization: `Bearer ${key}` }) },
-    body: JSON.stringify(body),
-    signal: running.signal,
+    body: body && JSON.stringify(body),
+    signal: body && running?.signal,
   });
-  if (answer.ok) return answer.body.pipeThrough(new TextDecoderStream());
+  if (answer.ok) return answer;
   const { error } = await answer.json();
-  if (trace && error.param === "tide.trace") return ask(false);
-  throw new Error(error.message);
+  throw new Refused(answer.status, error);
 }
 
-async function* events(stream) {
+async function* events(answer) {
   let rest = "";
-  for await (const chunk of stream) {
-    const parts = (rest + chunk).split("\n\n");
-    rest = parts.pop();
-    for (const part of parts) {
-      if (part.startsWith("data: {")) yield JSON.parse(part.slice(6));
+  for await (const chunk of answer.body.pipeThrough(new TextDecoderStream())) {
+    const found = (rest + chunk).split("\n\n");
+    rest = found.pop();
+    for (const one of found) {
+      if (one.startsWith("data: {")) yield JSON.parse(one.slice(6));
     }
   }
 }
 
+async function scores(texts) {
+  const answer = await send("v1/moderations", { input: texts });
+  return (await answer.json()).results.map((one) => one.category_scores.toxicity);
+}
+
+// The names of what is served, and what it can do. choosing: and preselects what to ask for.
+let about = null;
+async function learn(choosing) {
+  try {
+    about = await (await send("version")).json();
+  } catch (error) {
+    if (error.field === "key") $("key").placeholder = "this server asks for one";
+    return;
+  }
+  const names = { Model: about.model, Scorer: about.scorer, Preset: about.preset };
+  $("about").replaceChildren(...Object.entries(names).map(([term, name]) => {
+    const [dt, dd] = [document.createElement("dt"), document.createElement("dd")];
+    [dt.textContent, dd.textContent] = [term, name];
+    const pair = document.createElement("div");
+    pair.append(dt, dd);
+    return pair;
+  }));
+  $("about").hidden = false;
+  for (const [id, name] of Object.entries({ tokens: "max_new_tokens", temperature: "temperature", threshold: "toxicity_threshold" })) {
+    $(id).placeholder = about[name];
+  }
+  const chat = $("form").elements.kind[1];
+  chat.disabled = !about.chats;
+  $("no-chat").hidden = about.chats;
+  $("no-chat").textContent = `${about.model} has no chat template, so it continues text and cannot chat.`;
+  if (choosing && !picked) chat.checked = about.chats;
+  if (!about.chats) $("form").elements.kind[0].checked = true;
+  choose();
+}
+
+// What depends on whether a completion or an answer is asked for.
+function choose() {
+  const chat = kind() === "chat";
+  $("prompt-label").textContent = chat ? "Message" : "Prompt";
+  talk();
+  $("examples").replaceChildren(...EXAMPLES[kind()].map((text) => {
+    const button = document.createElement("button");
+    [button.type, button.className, button.textContent] = ["button", "plain small", text];
+    button.addEventListener("click", () => { $("prompt").value = text; $("prompt").focus(); });
+    return button;
+  }));
+}
+
+function bubble(role, content) {
+  const node = document.createElement("li");
+  node.className = role;
+  const who = document.createElement("span");
+  [who.className, who.textContent] = ["who", role === "user" ? "You: " : "Model: "];
+  node.append(who, ...content);
+  return node;
+}
+
+function talk() {
+  $("turns").replaceChildren(...turns.map((one) => bubble(one.role, [one.content])));
+  const chat = kind() === "chat";
+  $("talk").hidden = !chat || !turns.length;
+  $("new").hidden = !chat || !(turns.length || shown?.chat);
+}
+
+// What was accepted becomes a turn of the chat that goes on.
+function goOn() {
+  if (shown?.chat && shown.tide?.accepted) {
+    turns.push({ role: "user", content: shown.prompt }, { role: "assistant", content: shown.text });
+  }
+  clear();
+}
+
+function clear() {
+  shown = null;
+  for (const id of ["answers", "search"]) $(id).hidden = true;
+  talk();
+}
+
+function complain(field, message) {
+  $(`${field}-error`).textContent = message;
+  $(`${field}-error`).hidden = false;
+  $(field).setAttribute("aria-invalid", "true");
+  if ($("settings").contains($(field))) $("settings").open = true;
+  $(field).focus();
+}
+
+function forgive() {
+  for (const node of document.querySelectorAll(".error")) node.hidden = true;
+  for (const node of document.querySelectorAll("[aria-invalid]")) node.removeAttribute("aria-invalid");
+}
+
+function request() {
+  const number = (id) => ($(id).value === "" ? undefined : Number($(id).value));
+  const prompt = $("prompt").value;
+  const chat = kind() === "chat";
+  return {
+    ...(chat ? { messages: [...turns, { role: "user", content: prompt }] } : { prompt }),
+    max_tokens: number("tokens"),
+    temperature: number("temperature"),
+    seed: number("seed"),
+    stream: true,
+    tide: { trace: about?.traces ?? false, toxicity_threshold: number("threshold") },
+  };
+}
+
 async function run() {
+  forgive();
+  const wrong = Object.keys(NUMBERS).find((id) => $(id).validity.badInput);
+  if (wrong) return complain(wrong, "This is no number.");
+  if (!$("prompt").value.trim()) return complain("prompt", "Write something first.");
   running = new AbortController();
   $("go").disabled = true;
   $("stop").disabled = false;
-  $("status").textContent = "Searching…";
-  shown = { prompt: $("prompt").value, text: "", tide: null };
-  show();
+  $("status").textContent = "Writing…";
   try {
-    for await (const event of events(await ask(true))) {
+    if (!about) await learn(false);
+    goOn();
+    const chat = kind() === "chat";
+    const body = request();
+    const answer = await send(chat ? "v1/chat/completions" : "v1/completions", body);
+    shown = { prompt: $("prompt").value, chat, text: "", tide: null, base: null };
+    show();
+    for await (const event of events(answer)) {
       if (event.error) throw new Error(event.error.message);
       const [choice] = event.choices;
       shown.text += choice?.text ?? choice?.delta?.content ?? "";
@@ -65,8 +192,15 @@ async function run() {
       show();
     }
     $("status").textContent = said(shown.tide);
+    if (chat && shown.tide.accepted) $("prompt").value = "";
+    talk();
+    await mark();
   } catch (error) {
     $("status").textContent = error.name === "AbortError" ? "Stopped." : `Failed: ${error.message}`;
+    if (error.field) {
+      const message = error.message.replace(`${error.param}: `, "");
+      complain(error.field, error.field === "key" ? `This server asks for a key: ${message}.` : message);
+    }
   }
   $("go").disabled = false;
   $("stop").disabled = true;
@@ -77,96 +211,144 @@ function said(tide) {
   return tide.empty ? "The model wrote nothing." : "Withheld: nothing was accepted.";
 }
 
+const toxic = (tide) => tide.toxicity_before >= tide.threshold;
+
+// Finds the words of the model's own text that are toxic; without a scorer it stays masked.
+async function mark() {
+  const of = shown;
+  if (of.tide?.base === undefined || !toxic(of.tide)) return;
+  try {
+    of.base = await parts(of.tide.base, of.tide.threshold, scores);
+  } catch {
+    return;
+  }
+  show();
+}
+
 function score(node, value, threshold) {
   node.textContent = value === undefined ? "" : value.toFixed(2);
   node.classList.toggle("toxic", value >= threshold);
 }
 
-function piece(parent, text, name, title) {
+function piece(text, name, title) {
   const node = document.createElement("span");
-  node.textContent = text;
-  node.className = name;
+  [node.textContent, node.className] = [text, name];
   if (title) node.title = title;
-  parent.append(node);
+  return node;
+}
+
+// A prompt and what follows it: in one text, or in two bubbles.
+function put(node, { prompt, chat }, content) {
+  if (!chat) return node.replaceChildren(piece(prompt, "prompt"), ...content);
+  const list = document.createElement("ol");
+  list.className = "bubbles";
+  list.append(bubble("user", [prompt]), bubble("assistant", content));
+  node.replaceChildren(list);
 }
 
 function show() {
-  const { prompt, text, tide } = shown;
-  const trace = tide?.trace ?? [];
+  const { text, tide } = shown;
+  const threshold = tide?.threshold ?? 1;
+  const unmasked = $("unmask").checked;
   $("answers").hidden = false;
   $("search").hidden = !tide;
-  for (const id of ["base", "found"]) {
-    $(id).replaceChildren();
-    piece($(id), prompt, "prompt");
-  }
-  const threshold = tide?.threshold ?? 1;
   score($("base-score"), tide?.toxicity_before, threshold);
-  if (tide?.base !== undefined) {
-    piece($("base"), masked(tide.base, tide.toxicity_before >= threshold), "");
-  }
-  else if (tide) piece($("base"), " (this server shows accepted text only)", "prompt");
   score($("found-score"), tide?.toxicity, threshold);
-  const characters = Array.from(text); // as the server counts them
-  for (const block of tide?.accepted ? tide.blocks : []) {
-    const part = characters.splice(0, block.characters).join("");
-    piece($("found"), part, "block", `toxicity ${block.toxicity.toFixed(2)}`);
+  let base = [];
+  if (tide && tide.base === undefined) {
+    base = [piece(" (this server shows accepted text only; tide serve --traces shows this too)", "quiet")];
+  } else if (tide) {
+    base = marked(shown.base ?? [{ text: tide.base, toxic: toxic(tide) }], unmasked);
   }
-  piece($("found"), characters.join(""), "");
-  if (!tide) return;
-  $("cost").textContent =
-    `${tide.evaluations} texts evaluated in ${tide.rounds} rounds, ` +
-    `${tide.generated_tokens} tokens written; seed ${tide.seed}.`;
-  draw($("rounds"), trace, (one, i) => i, threshold, false);
-  draw($("path"), trace, (one) => one.displacement, threshold, true);
-  $("table").replaceChildren(...trace.map((one) => row(one, threshold)));
+  put($("base"), shown, base);
+  const characters = Array.from(text); // as the server counts them
+  const blocks = tide?.accepted ? tide.blocks : [];
+  const found = blocks.map((one) =>
+    piece(characters.splice(0, one.characters).join(""), "block", `toxicity ${one.toxicity.toFixed(2)}`));
+  put($("found"), shown, [...found, piece(characters.join(""), "")]);
+  $("legend").hidden = blocks.length < 2;
+  $("legend").textContent =
+    `Underlined: ${blocks.length} blocks, each scored before it was sent; solid and dashed lines take turns.`;
+  if (tide) search(tide, unmasked);
 }
 
-function row(one, threshold) {
+const count = (number, what) => `${number} ${what}${number === 1 ? "" : "s"}`;
+
+function search(tide, unmasked) {
+  const trace = tide.trace ?? [];
+  $("cost").textContent =
+    `${count(tide.evaluations, "text")} tried in ${count(tide.rounds, "round")}, ` +
+    `${count(tide.generated_tokens, "token")} written; seed ${tide.seed}.`;
+  const moved = trace.some((one) => one.displacement > 0);
+  $("rounds-figure").hidden = trace.length < 2;
+  $("path-details").hidden = !moved || trace.length < 2;
+  $("table-details").hidden = trace.length < 2;
+  const point = (x, one) => ({ x, y: one.toxicity, chosen: one.returned });
+  if (trace.length > 1) {
+    const tried = trace.map((one, i) => point(i + 1, one));
+    draw($("rounds"), tried, "text, in the order tried", tide.threshold, { whole: true });
+  }
+  if (moved && $("path-details").open) {
+    const far = trace.map((one) => point(one.displacement, one));
+    draw($("path"), far, "distance from the prompt's embeddings", tide.threshold, { joined: true });
+  }
+  $("table").replaceChildren(...trace.map((one) => row(one, tide.threshold, unmasked)));
+}
+
+function row(one, threshold, unmasked) {
   const node = document.createElement("tr");
-  const cells = [one.round, one.toxicity.toFixed(2), masked(one.text, one.toxicity >= threshold)];
-  node.append(...cells.map((content) => {
+  const text = marked([{ text: one.text, toxic: one.toxicity >= threshold }], unmasked);
+  node.append(...[[one.round], [one.toxicity.toFixed(2)], text].map((content) => {
     const cell = document.createElement("td");
-    cell.textContent = content;
+    cell.append(...content);
     return cell;
   }));
   return node;
 }
 
-function draw(svg, trace, across, threshold, joined) {
-  const width = svg.clientWidth || 600;
-  const height = svg.clientHeight || 192;
-  const points = trace.map((one, i) => [across(one, i), one.toxicity]);
-  const [left, right] = [Math.min(...points.map(([x]) => x)), Math.max(...points.map(([x]) => x))];
-  const place = ([x, y]) => [
-    20 + ((width - 40) * (x - left)) / (right - left || 1),
-    height - 15 - (height - 30) * y,
-  ];
-  const make = (name, attributes) => {
-    const node = document.createElementNS(SVG, name);
-    for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
-    return node;
-  };
-  const level = place([left, threshold])[1];
-  const parts = [make("line", { x1: 0, x2: width, y1: level, y2: level, "stroke-dasharray": "4" })];
-  const places = points.map(place);
-  if (joined) parts.push(make("polyline", { points: places.map((at) => at.join(",")).join(" ") }));
-  places.forEach(([cx, cy], i) =>
-    parts.push(make("circle", { cx, cy, r: 5, class: trace[i].returned ? "chosen" : "" })));
-  const values = points.map(([, y]) => y.toFixed(2)).join(", ");
-  svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
-  svg.setAttribute("aria-label", `Toxicities: ${values || "not shown by this server"}`);
-  svg.replaceChildren(...parts);
+// A link carries the prompt and the settings, never the key. With the seed of what is shown, it
+// gives the same text again.
+function link() {
+  const values = new URLSearchParams({ kind: kind(), prompt: $("prompt").value || shown?.prompt || "" });
+  for (const id of Object.keys(NUMBERS)) if ($(id).value !== "") values.set(id, $(id).value);
+  if (!values.has("seed") && shown?.tide) values.set("seed", shown.tide.seed);
+  history.replaceState(null, "", `#${values}`);
+  const done = () => { $("status").textContent = "The link is in the address bar and on the clipboard."; };
+  const alone = () => { $("status").textContent = "The link is in the address bar."; };
+  if (!navigator.clipboard) return alone();
+  navigator.clipboard.writeText(location.href).then(done, alone);
+}
+
+function follow() {
+  const values = new URLSearchParams(location.hash.slice(1));
+  for (const id of ["prompt", ...Object.keys(NUMBERS)]) $(id).value = values.get(id) ?? "";
+  if (!values.has("prompt")) $("prompt").value = EXAMPLES.completion[0];
+  $("form").elements.kind.value = values.get("kind") === "chat" ? "chat" : "completion";
+  $("settings").open = Object.keys(NUMBERS).some((id) => values.has(id));
 }
 
 $("form").addEventListener("submit", (event) => {
   event.preventDefault();
-  run();
+  if (!$("go").disabled) run();
 });
+$("form").addEventListener("change", (event) => {
+  if (event.target.name !== "kind") return;
+  picked = true;
+  choose();
+});
+$("key").addEventListener("change", () => learn(true));
 $("stop").addEventListener("click", () => running.abort());
+$("link").addEventListener("click", link);
+$("new").addEventListener("click", () => {
+  turns = [];
+  clear();
+  $("prompt").focus();
+});
 $("unmask").addEventListener("change", () => shown && show());
 $("prompt").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) $("form").requestSubmit();
 });
-for (const details of document.querySelectorAll("#search details")) {
-  details.addEventListener("toggle", () => shown?.tide && show());
-}
+$("path-details").addEventListener("toggle", () => shown?.tide && show());
+follow();
+choose();
+learn(true);

@@ -1,0 +1,39 @@
+// Which words carry a text's toxicity, and how they are shown. A help to the eye and no gate: where
+// the scorer cannot say, a toxic text is masked as a whole.
+const MOST = 12; // words that are looked for
+const CLEAN = 0.2; // below this a text is shown as it is; a lower threshold is believed
+const LONGEST = 256; // words of a text: a request may hold so many texts
+
+const hidden = (text) => text.replace(/(?<=[\p{L}\p{N}_])[\p{L}\p{N}_]/gu, "*");
+
+// The parts of `text`, each {text, toxic}: the words without which the scorer finds it clean, and
+// what stands between them. score: takes texts, promises their scores.
+export async function parts(text, threshold, score) {
+  const whole = [{ text, toxic: true }];
+  const words = text.match(/\s*\S+/g) ?? [];
+  if (words.length > LONGEST) return whole;
+  const level = Math.min(threshold, CLEAN);
+  let left = words.map((_, i) => i);
+  for (let found = 0; found <= MOST && left.length; found++) {
+    const beginnings = left.map((_, i) => left.slice(0, i + 1).map((j) => words[j]).join(""));
+    const scores = await score(beginnings);
+    if (!(scores.at(-1) >= level)) {
+      if (found === 0) return whole;
+      const kept = new Set(left);
+      return words.map((word, i) => ({ text: word, toxic: !kept.has(i) }));
+    }
+    left.splice(scores.findIndex((one) => one >= level), 1);
+  }
+  return whole;
+}
+
+// Nodes for these parts: what is toxic is marked, and masked unless it is to be shown.
+export function marked(found, unmasked) {
+  return found.flatMap(({ text, toxic }) => {
+    if (!toxic) return [document.createTextNode(text)];
+    const node = document.createElement("mark");
+    const word = text.trimStart();
+    node.textContent = unmasked ? word : hidden(word);
+    return [document.createTextNode(text.slice(0, text.length - word.length)), node];
+  });
+}
