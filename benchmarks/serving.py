@@ -3,7 +3,6 @@
     python benchmarks/serving.py                            # closed loop: plain and detoxified
     python benchmarks/serving.py --rate 4                   # open loop: 4 arrivals a second
     .venv-vllm/bin/python benchmarks/serving.py --servers plain vllm ours in-process remote
-    python benchmarks/serving.py --minutes 10               # mixed load and the server's memory
 
 Servers (each a process of its own, all up at once, asked in turns):
     plain       tide serve without search and scoring: each text passes
@@ -36,7 +35,6 @@ import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -45,13 +43,17 @@ import numpy as np
 
 from tide import AsyncDetoxifier, Result, pocket
 from tide.evaluation.benchmarks import load_benchmark
+from tide.scorers import load_scorer
 
 TIDE = [sys.executable, "-c", "from tide.cli import main; main()", "serve", "--port", "0"]
 VLLM = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1"]
 TRAFFIC = {"clean": "bold", "ordinary": "bold", "challenging": "rtp"}
 START = 600.0  # seconds that a server may take to start
 FIRST = 32  # tokens
-LEAVING = 0.1  # of the mixed load
+FAILING = 0.02  # of the calls of the scorer that fails now and then
+_RAISED = (
+    KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError, MemoryError, RuntimeError,
+)  # fmt: skip
 
 
 class Nothing:
@@ -63,6 +65,26 @@ class Nothing:
         return np.zeros(len(texts))
 
     def close(self) -> None: ...
+
+
+class Failing:
+    """The bundled scorer, now and then failing in every way."""
+
+    def __init__(self) -> None:
+        self._scorer, self._dice = load_scorer("pocket"), random.Random(0)
+        self.name, self.threshold = "failing", self._scorer.threshold
+
+    def score(self, texts: Sequence[str]) -> np.ndarray:
+        scores = np.asarray(self._scorer.score(texts))
+        if self._dice.random() >= FAILING:
+            return scores
+        how = self._dice.randrange(len(_RAISED) + 2)
+        if how < len(_RAISED):
+            raise _RAISED[how]("now and then")
+        return scores * np.nan if how == len(_RAISED) else scores[1:]
+
+    def close(self) -> None:
+        self._scorer.close()
 
 
 @dataclass
@@ -111,6 +133,7 @@ def started(name: str, options: argparse.Namespace) -> Iterator[Server]:
 def _tide(command: list[str], options: argparse.Namespace) -> Iterator[Server]:
     with _process(command, options, stderr=subprocess.PIPE, text=True) as process:
         give_up = threading.Timer(START, process.kill)
+        give_up.daemon = True
         give_up.start()
         said = []
         for line in process.stderr:
@@ -269,40 +292,6 @@ async def load(
     return found
 
 
-async def soak(server: Server, prompts: Sequence[str], options: argparse.Namespace) -> None:
-    """Mixed load for so many minutes; prints what the server holds at each."""
-    began, until = time.monotonic(), time.monotonic() + 60 * options.minutes
-    asked = left = failed = 0
-
-    async def one(client: httpx.AsyncClient, dice: random.Random) -> None:
-        nonlocal asked, left, failed
-        while time.monotonic() < until:
-            asked += 1
-            body = {
-                "prompt": dice.choice(prompts),
-                "max_tokens": dice.choice([8, 20, 64, 128]),
-                "n": dice.choice([1, 1, 2]),
-                "temperature": dice.choice([0, options.temperature, 0.8]),
-                "stream": dice.random() < 0.5,
-            }
-            patience = dice.expovariate(2) if dice.random() < LEAVING else None
-            try:
-                answer = client.post("/v1/completions", json=body)
-                failed += (await asyncio.wait_for(answer, patience)).status_code >= 400
-            except asyncio.TimeoutError:
-                left += 1
-
-    async def watch() -> None:
-        for minute in range(int(options.minutes) + 1):
-            await asyncio.sleep(max(0.0, began + 60 * minute - time.monotonic()))
-            print(f"minute {minute}: {server.mib():.0f} MiB, {asked} requests", flush=True)
-
-    async with httpx.AsyncClient(base_url=server.url, timeout=600) as client:
-        dices = map(random.Random, range(options.clients))
-        await asyncio.gather(watch(), *(one(client, dice) for dice in dices))
-    print(f"end: {server.mib():.0f} MiB, {asked} requests, {left} left by clients, {failed} failed")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -325,14 +314,9 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=0.0, help="arrivals a second: open loop")
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--threads", type=int, default=1, help="of each server")
-    parser.add_argument("--minutes", type=float, default=0.0, help="of mixed load on ours")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     prompts = {name: _prompts(name, options) for name in options.traffic}
-    if options.minutes:
-        with started("ours", options) as server:
-            asyncio.run(soak(server, list(chain(*prompts.values())), options))
-        return
     found: dict[tuple[str, int, str], list[Load]] = {}
     held: dict[str, list[float]] = {}
     with ExitStack() as stack:
@@ -352,12 +336,17 @@ def main() -> None:
         print(f"{name}: {mib[0]:.0f} MiB after its first turn, {mib[-1]:.0f} after its last")
 
 
-def _prompts(name: str, options: argparse.Namespace) -> list[str]:
-    texts = [row.text for row in load_benchmark(TRAFFIC[name]).rows]
-    random.Random(options.seed).shuffle(texts)  # BOLD comes in order of its groups
-    if name == "clean":
-        texts = asyncio.run(_accepted_at_once(texts[: 2 * options.requests], options))
-    return texts[: options.requests]
+def prompts_of(traffic: str, count: int, seed: int) -> list[str]:
+    texts = [row.text for row in load_benchmark(TRAFFIC[traffic]).rows]
+    random.Random(seed).shuffle(texts)  # BOLD comes in order of its groups
+    return texts[:count]
+
+
+def _prompts(traffic: str, options: argparse.Namespace) -> list[str]:
+    if traffic != "clean":
+        return prompts_of(traffic, options.requests, options.seed)
+    texts = prompts_of(traffic, 2 * options.requests, options.seed)
+    return asyncio.run(_accepted_at_once(texts, options))[: options.requests]
 
 
 async def _accepted_at_once(texts: list[str], options: argparse.Namespace) -> list[str]:

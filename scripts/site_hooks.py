@@ -19,10 +19,12 @@ from typing import Any
 import nbclient
 import nbformat
 import typer
+from markdown.extensions.toc import unique
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from pydantic import BaseModel
+from pymdownx.slugs import slugify
 
 from tide.cli.app import app
 from tide.core.settings import Settings
@@ -58,8 +60,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for path in sorted(DOCS.glob("notebooks/*.ipynb")):
         for place, content in _pages_of(path).items():
             files.append(File.generated(config, place, content=content))
-    style = REPOSITORY / "scripts" / "site.css"
-    files.append(File.generated(config, style.name, abs_src_path=str(style)))
+    for name, place in (("site.css", "site.css"), ("site_worker.js", "iframe-worker.js")):
+        path = REPOSITORY / "scripts" / name
+        files.append(File.generated(config, place, abs_src_path=str(path)))
     return files
 
 
@@ -76,7 +79,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
     markdown = _LINK.sub(turned, markdown)
     if _SETTINGS in markdown:
-        markdown = markdown.replace(_SETTINGS, "\n".join(_every_setting()))
+        listed = list(_every_setting())
+        lines = [*_index(listed), "\n<div class='settings' markdown>\n", *listed, "\n</div>"]
+        markdown = markdown.replace(_SETTINGS, "\n".join(lines))
     return markdown
 
 
@@ -133,6 +138,19 @@ def _pages_of(path: Path) -> dict[str, str | bytes]:
                 parts.append(f"```text\n{data['text/plain'].rstrip()}\n```")
     parts.append(f'<a href="{path.name}" download>This page as a notebook</a>')
     return {**made, _place(path): "\n\n".join(parts)}
+
+
+def _index(lines: list[str]) -> Iterator[str]:
+    """Links to the sections of these, and to what each holds."""
+    used: set[str] = set()
+    yield "<div class='index' markdown>"
+    for line in lines:
+        level, _, title = line.strip().partition("\n")[0].partition(" ")
+        if level not in ("##", "###"):
+            continue
+        place = unique(slugify(case="lower")(title.replace("`", ""), "-"), used)
+        yield f"\n**[{title}](#{place})**\n" if level == "##" else f"- [{title}](#{place})"
+    yield "\n</div>"
 
 
 def _every_setting() -> Iterator[str]:

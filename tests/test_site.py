@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -87,6 +88,42 @@ def test_no_page_loads_anything_from_elsewhere(pages: dict[Path, Page], site: Pa
         assert not foreign, f"{path.relative_to(site)}: {foreign}"
     for style in site.rglob("*.css"):
         assert not re.search(r"url\(.?https?:|@import", style.read_text(encoding="utf-8"))
+
+
+@pytest.mark.docs
+def test_it_is_searched_where_it_is_read_from_a_file(site: Path) -> None:
+    playwright_api = pytest.importorskip("playwright.sync_api")
+    if (chromium := shutil.which("chromium")) is None:
+        pytest.skip("no chromium")
+    with playwright_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page()
+        page.goto((site / "index.html").as_uri())
+        page.click(".md-search__input")
+        page.keyboard.type("embeddings")
+        found = page.locator(".md-search-result__meta")
+        playwright_api.expect(found).to_contain_text("matching documents")
+        browser.close()
+
+
+@pytest.mark.docs
+def test_signatures_have_a_line_for_each_parameter(site: Path) -> None:
+    api = re.sub(r"<[^>]+>", "", (site / "api.html").read_text(encoding="utf-8"))
+    assert "\n    scorer: str" in api
+
+
+@pytest.mark.docs
+def test_no_page_is_wider_than_a_phone(site: Path) -> None:
+    playwright_api = pytest.importorskip("playwright.sync_api")
+    if (chromium := shutil.which("chromium")) is None:
+        pytest.skip("no chromium")
+    with playwright_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 390, "height": 844})
+        for path in sorted(site.glob("*.html")):
+            page.goto(path.as_uri())
+            assert page.evaluate("document.documentElement.scrollWidth") <= 390, path.name
+        browser.close()
 
 
 @pytest.mark.docs
