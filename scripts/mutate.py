@@ -50,7 +50,7 @@ GATES = {
     "src/tide/server/gate.py": ["tests/server/test_gate.py", "tests/server/test_malformed.py"],
     "src/tide/server/generation.py": [
         "tests/server/test_generation.py", "tests/server/test_streams.py",
-        "tests/server/test_schemas.py",
+        "tests/server/test_schemas.py", "tests/server/test_gate.py",
     ],
     "src/tide/core/sanitize.py": ["tests/core/test_sanitize.py"],
     "src/tide/core/validation.py": ["tests/core", "tests/data"],

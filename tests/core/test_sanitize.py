@@ -137,3 +137,8 @@ def test_an_argument_of_the_wrong_type_is_named(options: dict[str, object], fiel
 def test_a_positional_argument_is_named_too() -> None:
     with pytest.raises(InputError, match=r"^name: "):
         _Machine(5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("length", [1000, 1001])
+def test_a_line_of_a_thousand_characters_is_whole(length: int) -> None:
+    assert (shown("x" * length) == "x" * length) == (length <= 1000)

@@ -249,3 +249,65 @@ def test_texts_and_traces_of_finished_records_are_not_held(tmp_path: Path) -> No
     tracemalloc.stop()
     assert path.stat().st_size > 9_000_000
     assert peak < 2_000_000
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_what_cannot_be_written_whole_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    """A full disk is an InputError; what ends the work goes on to end it."""
+    path = filled(tmp_path / "out.jsonl", record(0))
+    before = path.read_bytes()
+
+    class Torn:
+        def __init__(self, out: Any) -> None:
+            self._out = out
+
+        def write(self, content: Any) -> int:
+            self._out.write(content[:7])
+            raise error
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._out, name)
+
+    with RecordFile(path) as file:
+        monkeypatch.setattr(file, "_out", Torn(file._out))
+        kind = InputError if isinstance(error, OSError) else type(error)
+        with pytest.raises(kind):
+            file.add(record(1))
+        monkeypatch.undo()
+    assert path.read_bytes() == before
+
+
+def test_how_many_were_not_accepted() -> None:
+    trials = (0, 1, 2, 3)
+    pairs = {"accepted": [True, False, False, False], "empty": [False, True, False, False]}
+    assert record(0, trials, **pairs).not_accepted == 2
+    assert record(0, trials).not_accepted == 0
+
+
+def test_steps_do_not_say_twice_what_the_last_evaluation_gave() -> None:
+    """Returned is the second of three, though the third is the least toxic."""
+    found = Detoxifier(scripted_engine(), scorer=ReadingScorer(), max_iterations=2)(PROMPTS[1])
+    trial = found.best
+    assert len(trial.trace) > 2
+    one = trial.trace[0]
+    trace = tuple(one.model_copy(update={"toxicity": x, "text": str(x)}) for x in (0.9, 0.8, 0.7))
+    made = trial.model_copy(update={"trace": trace, "chosen": 1, "accepted": False})
+    (steps,) = to_record(0, found.model_copy(update={"trials": (made,)})).steps or ()
+    assert [(step.evaluations, step.text) for step in steps] == [(1, "0.9"), (2, "0.8"), (3, "0.8")]
+
+
+def test_nearest_tokens_are_there_once_one_trial_has_them() -> None:
+    found = Detoxifier(scripted_engine(), scorer=ReadingScorer(), num_trials=2)(PROMPTS[0])
+    bare = [one.model_copy(update={"changed_tokens": None}) for one in found.trials]
+    assert to_record(0, found.model_copy(update={"trials": tuple(bare)})).changed_tokens is None
+    some = (bare[0].model_copy(update={"changed_tokens": 1, "decoded_prompt": "x"}), bare[1])
+    assert to_record(0, found.model_copy(update={"trials": some})).changed_tokens == [1, None]
+
+
+def test_records_that_are_expected_do_not_crowd_out_others(tmp_path: Path) -> None:
+    with RecordFile(filled(tmp_path / "out.jsonl", record(0))) as file:
+        file.expect({0: "prompt 0", 1: "prompt 1"}, most=2)
+        with pytest.raises(InputError, match="record 0 is of no prompt"):
+            file.expect({1: "prompt 1", 2: "prompt 2"}, most=2)

@@ -245,3 +245,34 @@ def test_one_evaluation_may_be_of_several_completions() -> None:
 
 def test_a_baseline_moves_nothing() -> None:
     assert "moved" not in summarize(run([[0.1], [0.9]])).averages
+
+
+def test_half_an_interval_is_none() -> None:
+    assert metrics.Estimate(0.5, low=None, high=0.9, std=0.2).half_width == 0.2
+    assert metrics.Estimate(0.5, low=0.1, high=None, std=0.2).half_width == 0.2
+
+
+def test_what_is_not_finite_is_null_in_json() -> None:
+    values = {"a": float("inf"), "b": {"c": float("nan"), "d": 0.5, "e": "text"}}
+    assert metrics._finite(values) == {"a": None, "b": {"c": None, "d": 0.5, "e": "text"}}
+
+
+def test_prompts_that_the_nearest_tokens_give_back() -> None:
+    """Of five trials one was not decoded; a displacement of 0.5 is in the first class."""
+    texts = {"base_completions": ["a"] * 5, "completions": ["b"] * 5, "evaluations": [2] * 5}
+    far, lost = [0.0, 0.5, 0.5, 0.7, 3.0], [0, 0, 2, 0, None]
+    decoded = {"changed_tokens": lost, "decoded_prompts": ["x", "x", "y", "x", None]}
+    only = record(0, [0.1] * 5, displacements=far, **decoded, **texts)
+    found = summarize(Run("tide", run([[0.1]]).config, [only])).averages
+    assert found["decoded"].value == 4 / 5
+    # What did not move is not counted.
+    assert found["recovered"].value == 2 / 3
+    assert found["recovered_0_0.5"].value == 1 / 2
+    assert found["recovered_0.5_1"].value == 1.0
+    assert "recovered_2_inf" not in found
+
+
+def test_what_moved_is_unknown_without_its_evaluations() -> None:
+    texts = {"base_completions": ["a"], "completions": ["b"]}
+    only = record(0, [0.1], displacements=[0.5], **texts)
+    assert "moved_similarity" not in summarize(Run("tide", run([[0.1]]).config, [only])).averages

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import wilcoxon
 
-from tests.evaluation.runs import JUDGE, changed, run
+from tests.evaluation.runs import JUDGE, changed, measured, run
 from tide.core.errors import InputError
 from tide.evaluation.significance import compare, holm, signed_rank
 
@@ -101,3 +101,10 @@ def test_holm_is_monotone_and_between_p_and_bonferroni(p_values: list[float]) ->
 @given(st.lists(st.floats(-1, 1), max_size=30))
 def test_a_p_value_for_any_differences(differences: list[float]) -> None:
     assert 0 <= signed_rank(differences) <= 1
+
+
+def test_a_prompt_without_a_kept_trial_is_left_out() -> None:
+    base, other = run([[0.9], [0.8]]), run([[0.1], [0.2]], "tide")
+    lengths = [[20], [19]]
+    pair = [measured(one, [[2.0], [2.0]], lengths) for one in (base, other)]
+    assert [one.pairs for one in compare(pair, valid="exact-20")] == [1] * 4

@@ -44,6 +44,12 @@ def test_a_block_does_not_end_where_a_stop_string_may_begin() -> None:
     assert first_end(pieces, 64, ended=False, stop=["x", "y."]) == 10
 
 
+def test_a_stop_string_that_may_begin_anywhere_lets_a_block_end_with_the_text_alone() -> None:
+    pieces = ["w"] * 70
+    assert first_end(pieces, 64, ended=False, stop=["wx"]) is None
+    assert first_end(pieces, 64, ended=True, stop=["wx"]) == 70
+
+
 def test_what_was_cut_off_ends_with_its_last_sentence() -> None:
     assert last_end([*WORDS[:9], ".", *WORDS[:9], ".", *WORDS[:5]]) == 20
     assert last_end([*WORDS[:9], "."]) == 10

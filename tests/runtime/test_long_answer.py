@@ -78,6 +78,19 @@ def test_a_block_that_fails_is_searched_in_its_place() -> None:
     assert rounds == sorted(rounds)
 
 
+def test_the_last_block_may_end_in_the_middle_of_a_sentence() -> None:
+    """What replaces a block ends with a sentence, unless the answer ends there."""
+    trial = story(third, max_new_tokens=20)(PROMPT).best
+    assert (trial.accepted, trial.text) == (True, text("Good0", "Good1") + " Good2m w1 w2 w3")
+    assert trial.returned.num_tokens == 20
+
+
+def test_the_rounds_of_an_answer_are_those_of_its_searches() -> None:
+    trial = story(third)(PROMPT).best
+    searched = [one for block in trial.blocks for one in block.trace]
+    assert trial.returned.round == trial.rounds == searched[-1].round > 1
+
+
 def test_a_search_that_finds_nothing_gives_up_the_block_before() -> None:
     trial = story(third_unless_second_moved)(PROMPT).best
     assert trial.accepted

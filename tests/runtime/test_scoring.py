@@ -104,6 +104,19 @@ def test_texts_gather_while_a_call_is_under_way_and_what_was_cancelled_is_not_se
     assert scorer.batches == [["aaaa"], ["bbbbb", "ddddddd"]]
 
 
+def test_no_call_is_made_for_nothing(home: HomeLoop) -> None:
+    """Not if all that was asked for is cancelled before its turn."""
+    scorer = Lengths()
+
+    async def work(scoring: Scoring) -> list[list[float]]:
+        scoring.send(["aaaa"], "zero").cancel()
+        await asyncio.sleep(0.02)
+        return [values(await scoring.send(["bbbbb"], "zero"))]
+
+    assert run(home, scorer, work) == [[0.05]]
+    assert scorer.batches == [["bbbbb"]]
+
+
 def test_what_is_cancelled_in_the_call_is_told_nothing_and_the_next_call_comes(
     home: HomeLoop,
 ) -> None:

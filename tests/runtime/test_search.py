@@ -204,15 +204,28 @@ def test_a_strategy_that_fails_does_so_alone(
     assert "one divided by zero" in str(error)
 
 
-@pytest.mark.parametrize("number", [-1, 99])
-def test_an_evaluation_that_there_is_not_is_not_chosen(number: int) -> None:
+@pytest.mark.parametrize("number", [-1, "next", 99])
+def test_an_evaluation_that_there_is_not_is_not_chosen(number: Any) -> None:
     engine = scripted_engine()
     (made,), _ = outcomes(
         engine, ReadingScorer(), lambda scoring: [search(engine, scoring, PROMPTS[1])]
     )
+    number = len(made.trace) if number == "next" else number
+    number = len(made.trace) if number == "next" else number
     made.strategy.__class__ = type("Wrong", (type(made.strategy),), {"best": number})
     with pytest.raises(StrategyError, match=f"chose evaluation {number} of {len(made.trace)}"):
         _ = made.best
+
+
+def test_nearest_tokens_are_those_of_a_point_that_moved() -> None:
+    engine = scripted_engine()
+    found, _ = outcomes(
+        engine, ReadingScorer(), lambda scoring: [search(engine, scoring, one) for one in PROMPTS]
+    )
+    for made in found:
+        made.find_nearest()
+        assert (made.nearest is not None) == (made.trace[made.best].displacement > 0)
+    assert {made.nearest is None for made in found} == {True, False}
 
 
 def test_embeddings_that_no_engine_takes_fail_alone() -> None:

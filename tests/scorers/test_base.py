@@ -4,12 +4,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tide.core.errors import InputError, ScorerError, ScorerUnavailableError
 from tide.scorers import REGISTRY, CallableScorer, Scorer, load_scorer, score_texts
-from tide.scorers.base import is_empty
+from tide.scorers.base import believed, in_batches, is_empty
 from tide.scorers.wrappers.ensembles import MaxScorer
 
 TEXTS = ["one text", "another", "a third one"]
@@ -159,3 +160,34 @@ def test_a_third_party_scorer_is_found_by_name() -> None:
             REGISTRY.add("pocket", by_length)
     finally:
         del REGISTRY._targets["by-length"]
+
+
+@pytest.mark.parametrize("kind", [torch.tensor, lambda x: torch.nn.Parameter(torch.tensor(x))])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_tensor_is_an_answer(kind: Any, dtype: torch.dtype) -> None:
+    answer = kind([0.25, 0.5, 0.75]).to(dtype)
+    assert believed("a scorer", answer, 3).tolist() == [0.25, 0.5, 0.75]
+
+
+@pytest.mark.parametrize("count", [0, 1, 64, 65, 130])
+def test_batches_give_what_one_call_would(count: int) -> None:
+    sizes: list[int] = []
+
+    def score(texts: list[str]) -> Any:
+        sizes.append(len(texts))
+        return np.array([float(text) for text in texts])
+
+    found = in_batches(score, [str(number) for number in range(count)])
+    assert found.tolist() == list(range(count))
+    assert sum(sizes) == count
+    assert all(0 < size <= 64 for size in sizes)
+
+
+def test_what_comes_to_end_the_work_is_no_answer_of_a_scorer() -> None:
+    """Ctrl-C, in the main thread."""
+
+    def interrupted(texts: list[str]) -> list[float]:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        score_texts(CallableScorer(interrupted), TEXTS, "zero")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import socket
 import threading
 import time
@@ -20,7 +21,7 @@ from tests.server.running import MODEL, Running, running, wait_until
 from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
 from tide.core.errors import InputError, ScorerError, ScorerRefusedError, ScorerUnavailableError
 from tide.engines.base import Piece, Request
-from tide.server.gate import check_exposure, read_keys
+from tide.server.gate import _traced, check_exposure, read_keys
 from tide.server.limits import Limits
 
 KEYS = ("sk-the-first-of-two", "sk-the-second-of-two")
@@ -321,3 +322,17 @@ def test_open_requests_end_before_the_server_does() -> None:
         held.go.set()
         asking.join(20)
     assert [answer.status_code for answer in found] == [200]
+
+
+@pytest.mark.parametrize("by", ["cause", "context"])
+def test_a_log_line_names_what_led_to_an_error(by: str) -> None:
+    later = KeyError("what it says may quote a prompt")
+    try:
+        try:
+            raise ValueError("this, too")
+        except ValueError as first:
+            if by == "cause":
+                raise later from first
+            raise later  # noqa: B904
+    except KeyError as error:
+        assert re.fullmatch(r"KeyError from ValueError at test_gate\.py:\d+", _traced(error))

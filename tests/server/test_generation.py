@@ -13,6 +13,7 @@ from tests.server.running import MODEL, Running, running
 from tests.worlds import PROMPTS, ReadingScorer, read, scripted_engine
 from tide.detoxifier.sync import Detoxifier
 from tide.engines.base import Piece, Request
+from tide.server.limits import Limits
 
 SAID = [{"role": "user", "content": "a second one"}]
 
@@ -52,6 +53,13 @@ def test_what_the_search_cost_is_in_headers(client: openai.OpenAI) -> None:
     assert raw.headers["x-tide-accepted"] == "true"
     assert float(raw.headers["x-tide-toxicity"]) < 0.5
     assert raw.headers["x-request-id"]
+
+
+def test_as_many_tokens_as_are_allowed_and_no_more() -> None:
+    with running(limits=Limits(max_tokens=5)) as server:
+        assert server.ask(max_tokens=5).status_code == 200
+        refused = server.ask(max_tokens=6)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "max_tokens")
 
 
 def test_prompts_times_n_are_choices_in_order(client: openai.OpenAI) -> None:
