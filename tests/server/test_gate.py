@@ -326,12 +326,15 @@ def test_open_requests_end_before_the_server_does() -> None:
 
 @pytest.mark.parametrize("by", ["cause", "context"])
 def test_a_log_line_names_what_led_to_an_error(by: str) -> None:
-    later = KeyError("what it says may quote a prompt")
-    with pytest.raises(KeyError) as caught:
+    def fail() -> None:
+        later = KeyError("what it says may quote a prompt")
         try:
             raise ValueError("this, too")
         except ValueError as first:
             if by == "cause":
                 raise later from first
             raise later  # noqa: B904
+
+    with pytest.raises(KeyError) as caught:
+        fail()
     assert re.fullmatch(r"KeyError from ValueError at test_gate\.py:\d+", _traced(caught.value))
