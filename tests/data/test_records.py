@@ -280,9 +280,9 @@ def test_what_cannot_be_written_whole_leaves_nothing(
 
 
 def test_how_many_were_not_accepted() -> None:
-    trials = (0, 1, 2, 3)
-    pairs = {"accepted": [True, False, False, False], "empty": [False, True, False, False]}
-    assert record(0, trials, **pairs).not_accepted == 2
+    trials = (0, 1, 2, 3, 4)
+    pairs = {"accepted": [True, *[False] * 4], "empty": [False, True, *[False] * 3]}
+    assert record(0, trials, **pairs).not_accepted == 3
     assert record(0, trials).not_accepted == 0
 
 
