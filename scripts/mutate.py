@@ -37,7 +37,7 @@ GATES = {
     "src/tide/runtime/blame.py": ["tests/runtime/test_blame.py"],
     "src/tide/runtime/blocks.py": ["tests/runtime"],
     "src/tide/runtime/draft.py": ["tests/runtime"],
-    "src/tide/runtime/long_answer.py": ["tests/runtime"],
+    "src/tide/runtime/long_answer.py": ["tests/runtime", "tests/search/test_backtrack.py"],
     "src/tide/runtime/scoring.py": ["tests/runtime"],
     "src/tide/runtime/search.py": ["tests/runtime", "tests/search/test_backtrack.py"],
     "src/tide/runtime/trial.py": ["tests/runtime"],

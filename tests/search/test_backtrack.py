@@ -256,6 +256,30 @@ def test_a_long_answer_is_repaired_in_place(engine: TransformersEngine) -> None:
     assert all(any(part in text for text in scorer.seen) for part in parts)
 
 
+def test_a_word_that_was_held_back_stays_away_for_the_rest_of_an_answer(
+    engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings: dict[str, Any] = {"max_new_tokens": 80, "block_tokens": 16, "min_new_tokens": 80}
+    settings["strategy"] = "backtrack"
+
+    def word_of(refused: list[str], after: int) -> str:
+        text = Detoxifier(engine, scorer=Refusing(*refused), **settings)(PROMPT).text.lower()
+        words = [one for one in text.split()[after:] if one.isalpha() and len(one) > 3]
+        return next(one for one in words if one not in refused)
+
+    early = word_of([], 4)
+    words = [early, word_of([early], 30)]
+    asked: list[Request] = []
+    write = engine._write
+    monkeypatch.setattr(engine, "_write", lambda one: (asked.append(one), write(one))[1])
+    result = Detoxifier(engine, scorer=Refusing(*words), **settings)(PROMPT)
+    assert result.accepted
+    held = [set(one.never) for one in asked if one.never]
+    assert len(held[-1]) > len(held[0])
+    assert all(held[0] <= one for one in held)
+    assert all(one.never for one in asked[asked.index(next(x for x in asked if x.never)) :])
+
+
 def test_many_at_once_equal_each_alone(engine: TransformersEngine) -> None:
     words = first_words(engine, 6).split()
     prompts = [PROMPT, "My neighbour told me that", "On the way home we saw", "It was late and"]
