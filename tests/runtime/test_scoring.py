@@ -93,7 +93,10 @@ def test_texts_gather_while_a_call_is_under_way_and_what_was_cancelled_is_not_se
         first = scoring.send(["aaaa"], "zero")
         while not scorer.batches:
             await asyncio.sleep(0.005)
-        later = [scoring.send([word], "zero") for word in ("bbbbb", "cccccc", "ddddddd")]
+        later = []
+        for word in ("bbbbb", "cccccc", "ddddddd"):
+            later.append(scoring.send([word], "zero"))
+            await asyncio.sleep(0.01)
         later[1].cancel()
         await asyncio.sleep(0.02)
         assert scorer.batches == [["aaaa"]]
