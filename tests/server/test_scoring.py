@@ -266,3 +266,13 @@ def test_who_watches_a_server_does_not_stand_before_its_clients() -> None:
         assert not first.done()
         go_on.set()
         assert not first.result(20)
+
+
+def test_the_discovery_document_names_the_address_that_was_asked() -> None:
+    with running(keys=("sk-discovery",)) as server:
+        assert server.http.get("/$discovery/rest").status_code == 401
+        found = server.http.get("/$discovery/rest", params={"key": "sk-discovery"}).json()
+    assert found["rootUrl"] == f"{server.url}/"
+    method = found["resources"]["comments"]["methods"]["analyze"]
+    assert method["path"] == "v1alpha1/comments:analyze"
+    assert {method[name]["$ref"] for name in ("request", "response")} == found["schemas"].keys()

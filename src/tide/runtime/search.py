@@ -111,7 +111,7 @@ class Search:
     def find_nearest(self) -> None:
         """Look for the nearest tokens of the point that was chosen."""
         place = self.best - (len(self.trace) - len(self._last))
-        if 0 <= place < len(self._last) and self._last[place].displacement > 0:
+        if place >= 0 and self._last[place].displacement > 0:
             ids = self.engine.decode_nearest(self._last[place].embeddings)
             self.nearest = tuple(ids), self.engine.texts([ids])[0]
 

@@ -23,7 +23,7 @@ from tide.server.limits import Limits
 from tide.server.metrics import MeasuredScorer
 from tide.server.playground import FILES, FOLDER
 from tide.server.schemas import ChatRequest, CompletionRequest, Generation, Refused
-from tide.server.scoring import AnalyzeRequest, ModerationRequest, Scoring
+from tide.server.scoring import AnalyzeRequest, ModerationRequest, Scoring, discovery
 
 if TYPE_CHECKING:
     from pydantic import SecretStr
@@ -105,6 +105,10 @@ def create_app(
     @app.post("/v1alpha1/comments:analyze")
     async def analyze(request: AnalyzeRequest) -> dict[str, Any]:
         return await scoring.analyze(request)
+
+    @app.get("/$discovery/rest")
+    async def describe(request: Request) -> dict[str, Any]:
+        return discovery(str(request.base_url))
 
     @app.post("/beta/litellm_basic_guardrail_api")
     async def guardrail(request: GuardrailRequest) -> dict[str, Any]:

@@ -38,6 +38,7 @@ LOG = logger("tide.server")
 # Where in a scope those behind leave the error that they have answered.
 FAILED = "tide.failed"
 KEYS = "TIDE_SERVE_KEYS"
+_KEY_IN_ADDRESS = ("/v1alpha1/", "/$discovery/")  # where Google's clients put it
 # Those that watch a server have no key, and the page asks for one.
 _OPEN = (*FILES, "/health", "/ready")
 _NUMBER = re.compile(r"[\w.-]{1,64}", re.ASCII)
@@ -131,7 +132,7 @@ class Gate:
         scheme, _, key = headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer":
             key = headers.get("x-api-key") or headers.get("x-goog-api-key") or ""
-        if not key and scope["path"].startswith("/v1alpha1/"):
+        if not key and scope["path"].startswith(_KEY_IN_ADDRESS):
             key = parse_qs(scope["query_string"].decode("latin-1")).get("key", [""])[0]
         given = _digest(key.strip())
         # All of them, so that the time says nothing of which was nearly right.

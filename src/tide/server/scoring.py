@@ -66,6 +66,30 @@ class ModerationRequest(_Wire):
     input: Annotated[list[Text | ContentPart], BeforeValidator(_listed)] = Field(min_length=1)
 
 
+def discovery(url: str) -> dict[str, Any]:
+    """What Google's clients read of a service at `url`, as they need it to call `analyze`."""
+    names = ("AnalyzeCommentRequest", "AnalyzeCommentResponse")
+    analyze = {
+        "id": "commentanalyzer.comments.analyze",
+        "path": "v1alpha1/comments:analyze",
+        "httpMethod": "POST",
+        "parameters": {},
+        "request": {"$ref": names[0]},
+        "response": {"$ref": names[1]},
+    }
+    return {
+        "kind": "discovery#restDescription",
+        "id": "commentanalyzer:v1alpha1",
+        "name": "commentanalyzer",
+        "version": "v1alpha1",
+        "protocol": "rest",
+        "rootUrl": url,
+        "servicePath": "",
+        "schemas": {name: {"id": name, "type": "object"} for name in names},
+        "resources": {"comments": {"methods": {"analyze": analyze}}},
+    }
+
+
 class Scoring:
     """Scores for many clients at once."""
 
