@@ -113,3 +113,17 @@ def test_the_files_for_operators_name_settings_that_exist() -> None:
     options = {one.name.upper() for one in get_command(app).commands["serve"].params}
     assert named - options == {"NAME", "KEYS"}
     assert len(named) > 4
+
+
+def test_on_a_terminal_it_says_which_address_to_open() -> None:
+    terminal, inside = os.openpty()
+    server = subprocess.Popen(TIDE, stderr=inside)
+    os.close(inside)
+    try:
+        with open(terminal, encoding="utf-8") as said:
+            assert any(
+                re.match(r"Open http://127\.0\.0\.1:\d+/ in a browser", line) for line in said
+            )
+    finally:
+        server.kill()
+        server.wait()

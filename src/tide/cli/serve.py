@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -17,6 +18,7 @@ import typer
 from pydantic import ValidationError
 
 from tide.cli import options, stopping
+from tide.cli.display import ERRORS
 from tide.core.errors import InputError, first_line
 from tide.core.optional import require
 from tide.core.sanitize import logger
@@ -130,6 +132,8 @@ def serve(
         config = _config(app, bounds.drain)
         where = f"http://{host}:{listener.getsockname()[1]}"
         logger("tide.server").info(json.dumps({"serving": where, "model": name}))
+        if sys.stderr.isatty():
+            ERRORS.print(f"Open {where}/ in a browser. Ctrl-C ends the server.")
         with stopping.expected():  # the signal after which open requests were ended
             uvicorn.Server(config).run(sockets=[listener])
 

@@ -1,0 +1,65 @@
+"""The README as a stranger would follow it: a fresh clone, a new environment, every block in order.
+
+    python scripts/try_readme.py [--keep FOLDER]
+
+Runs what README.md tells to type, in a clone of what is committed here: first the installation for
+a CPU, then each block of shell and of Python. It leaves out what the page itself says is not run
+(the server, and CUDA's installation). Ends with 1, and with the block that failed. Takes some
+minutes and 1.3 GB, most of it for the installation.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from tests.docs_pages import Block, blocks  # noqa: E402
+
+INSTALLATION = "download.pytorch.org/whl/cpu"
+
+
+def followed(readme: Path) -> list[Block]:
+    """The blocks to run: the installation for a CPU, and all that have no reason against it."""
+    found = [one for one in blocks(readme) if not one.reason or INSTALLATION in one.text]
+    install = next(one for one in found if INSTALLATION in one.text)
+    return [install, *(one for one in found if one is not install)]
+
+
+def main(
+    keep: Annotated[Path | None, typer.Option(help="Clone to here, and leave it there.")] = None,
+) -> None:
+    console = Console()
+    with tempfile.TemporaryDirectory() as folder:
+        clone = keep or Path(folder) / "tide"
+        subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
+        subprocess.run([sys.executable, "-m", "venv", str(clone / ".venv")], check=True)
+        path = f"{clone / '.venv/bin'}:{os.environ['PATH']}"
+        own = {name: value for name, value in os.environ.items() if not name.startswith("TIDE_")}
+        for block in followed(clone / "README.md"):
+            program = ["bash", "-euc"] if block.language == "sh" else ["python", "-c"]
+            console.rule(f"README.md, line {block.line}")
+            console.print(block.text, markup=False, highlight=False)
+            started = time.monotonic()
+            # Its environment's `python` and `tide`, as if it had been activated.
+            done = subprocess.run(
+                ["env", f"PATH={path}", *program, block.text], cwd=clone, env=own, check=False
+            )
+            seconds = time.monotonic() - started
+            if done.returncode:
+                raise SystemExit(f"README.md, line {block.line}: exits with {done.returncode}")
+            console.print(f"({seconds:.0f} s)")
+
+
+if __name__ == "__main__":
+    typer.run(main)
