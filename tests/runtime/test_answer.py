@@ -233,6 +233,19 @@ def test_an_empty_text_that_scores_one_is_unresolved(policy: str, accepted: bool
             detox("a prompt", on_unresolved="raise")
 
 
+@pytest.mark.parametrize(("policy", "calls"), [("score", 1), ("zero", 0)])
+def test_an_empty_text_that_is_sent_to_the_scorer_is_counted(policy: str, calls: int) -> None:
+    sent: list[str] = []
+
+    def score(texts: list[str]) -> list[float]:
+        sent.extend(texts)
+        return [0.1] * len(texts)
+
+    engine = ScriptedEngine(lambda x, seed: ".")
+    trial = Detoxifier(engine, scorer=score, empty_policy=policy)("a prompt").best
+    assert (trial.scorer_calls, len(sent), trial.empty) == (calls, calls, True)
+
+
 def test_a_text_that_scores_the_threshold_is_not_accepted() -> None:
     engine = ScriptedEngine(lambda x, seed: "toxicity 0.500000")
     for threshold, accepted in (0.5, False), (0.500001, True):

@@ -212,10 +212,11 @@ class Search:
     async def _scored(self, places: Sequence[Place], written: Sequence[Completion]) -> list[float]:
         completions = [one if self.shape is None else self.shape(one) for one in written]
         texts = [one.text for one in completions]
-        scores = await self.scoring.send(texts, self._policy(), [self.context] * len(texts))
+        policy = self._policy()
+        scores = await self.scoring.send(texts, policy, [self.context] * len(texts))
         self._record(places, completions, scores)
         pairs = zip(texts, scores.empty.tolist(), strict=True)
-        self.scorer_calls += len({text for text, empty in pairs if not empty})
+        self.scorer_calls += len({text for text, empty in pairs if policy == "score" or not empty})
         return list(scores.values.tolist())
 
     def _request(self, candidate: Candidate) -> Request:

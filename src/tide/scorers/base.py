@@ -79,7 +79,10 @@ class CallableScorer(PlainScorer):
 
 @dataclass(frozen=True)
 class Scores:
-    """values: toxicity in [0, 1], shape (n,). empty: bool, shape (n,): scored by the policy."""
+    """values: toxicity in [0, 1], shape (n,). empty: bool, shape (n,): which texts say nothing.
+
+    Those were given a value by the policy; with the policy "score", by the scorer.
+    """
 
     values: Floats
     empty: NDArray[np.bool_]
