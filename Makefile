@@ -34,7 +34,7 @@ test-attacks: $(VENV)/.with-test
 	$(BIN)/python -m pytest --hypothesis-profile=long -m 'attack or slow' -n $(JOBS)
 
 test-docs: $(VENV)/.with-test $(VENV)/.with-docs
-	$(BIN)/python -m pytest -m docs tests/test_docs.py tests/test_site.py
+	$(BIN)/python -m pytest -m docs tests/test_docs.py tests/test_site.py -n $(JOBS) --dist loadgroup
 
 site: $(VENV)/.with-docs
 	$(BIN)/mkdocs build --strict
