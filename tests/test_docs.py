@@ -98,7 +98,6 @@ STAND_INS = {
 
 
 @pytest.mark.docs
-@pytest.mark.xdist_group("claims")  # the longest: begins at once, beside the others
 def test_the_command_of_each_claim_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With stand-ins for what is not here; what one row fits, later ones use."""
     here = prepare(tmp_path)
