@@ -51,14 +51,17 @@ def load_baseline(
     artefacts: Path | None = None,
     scorer: Scorer | None = None,
 ) -> Baseline:
-    """The baseline that `spec` (`NAME[:key=value,...]`, e.g. `rad:beta=50`) describes.
+    """Load a baseline.
 
-    engine: the model that writes. artefacts: folder written by `tide fit`, for those that learn
-    something. scorer: for those that choose by one.
+    Args:
+        spec: `NAME[:key=value,...]`, for example `rad:beta=50`.
+        engine: Runs the model that writes.
+        artefacts: The folder that `tide fit` wrote, for baselines that learn.
+        scorer: For baselines that choose by a scorer.
 
-    A class in the registry has `options_class` and is created with the engine, its options,
-    `artefacts` and `scorer`. Raises InputError for a spec or artefact that cannot be used, and
-    EngineError for a model whose layers it does not know.
+    Raises:
+        InputError: The spec or an artefact cannot be used.
+        EngineError: The layers of the model are not supported.
     """
     name, settings = parse_spec(spec, "baseline")
     create = REGISTRY.load(name)

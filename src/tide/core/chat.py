@@ -42,9 +42,9 @@ class Message(BaseModel):
 
 
 class Chat(BaseModel):
-    """A conversation that a model is to go on with: the last message is a user's.
+    """A conversation whose last message is from the user. Usable wherever a prompt is.
 
-    Stands where a prompt may stand. Hashable, and equal to any other of the same messages.
+    Hashable; equal to any chat with the same messages.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)

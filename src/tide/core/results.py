@@ -25,11 +25,15 @@ def mask(text: str) -> str:
 class ScoredCompletion(BaseModel):
     """One completion, generated and scored.
 
-    round: number of the engine call of this trial, from 1. iteration: in the paper's count, the
-    prompt itself is 1. role: "initial" (the prompt), "iterate" (a point of the path),
-    "perturbation" (a sample around one), "continuation" (of the first `kept_tokens` tokens of an
-    earlier one). cosine and displacement (|X - X0| / |X0|) are those of the very embeddings that
-    were completed. empty: scored by `empty_policy`, not by the scorer.
+    Attributes:
+        round: Number of the engine call in this trial, from 1.
+        iteration: As the paper counts: the prompt itself is 1.
+        role: "initial" (the prompt), "iterate" (a point of the path), "perturbation" (a sample
+            around one) or "continuation" (of the first `kept_tokens` tokens of an earlier
+            completion).
+        cosine: Between the embeddings that were completed and the prompt's, as one vector each.
+        displacement: |X - X0| / |X0| of the same embeddings.
+        empty: Whether the text is nearly empty, and so scored by `empty_policy`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -48,12 +52,15 @@ class ScoredCompletion(BaseModel):
 
 
 class Block(BaseModel):
-    """A part of an answer that was accepted, or the last one, for which nothing was.
+    """One part of a long answer.
 
-    trace: everything that was tried for it: what the model had drafted, the searches, and blocks
-    that were rolled back. chosen: number, in `trace`, of the evaluation that is in the answer.
-    toxicity is that of the text behind `context_tokens` tokens of the answer. rollbacks: how many
-    blocks were given up for it.
+    Attributes:
+        context_tokens: Tokens of the answer before this block; `toxicity` is that of the text after
+            them.
+        rollbacks: How many blocks were given up for it.
+        chosen: Index in `trace` of the evaluation that is in the answer.
+        trace: Everything that was tried for it: the model's draft, searches, and blocks that were
+            rolled back.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

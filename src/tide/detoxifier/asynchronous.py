@@ -27,9 +27,9 @@ class AsyncDetoxifier(DetoxifierBase):
         async with AsyncDetoxifier("my-model", scorer="detoxify:original") as detox:
             results = await asyncio.gather(*(detox(prompt) for prompt in prompts))
 
-    Takes what `Detoxifier` takes. A result is the same as that of a call alone. Calls may come from
-    several event loops and have settings of their own. The work is done in the engine's own thread,
-    so that a step of the model keeps no other coroutine of the caller waiting.
+    It takes the arguments of `Detoxifier`. Each result is the same as if its call were alone. Calls
+    may come from several event loops, each with its own settings. The model runs in a thread of its
+    own, so the caller's event loop stays free.
     """
 
     def _begin(self) -> None:
@@ -37,10 +37,20 @@ class AsyncDetoxifier(DetoxifierBase):
         self._numbers = count()
 
     async def __call__(self, prompt: str | Chat, **overrides: Unpack[Overrides]) -> Result:
-        """Complete one prompt, or answer a chat; keywords override settings for this call alone.
+        """Complete one prompt, or answer a chat.
 
-        Cancelling the call frees its place at the next step, and nothing of it is scored
-        afterwards. Raises what `Detoxifier` raises.
+        Cancelling the call frees its place at the model's next step, and nothing of it is scored
+        afterwards.
+
+        Args:
+            prompt: A text, or a `Chat`.
+            **overrides: Settings for this call alone.
+
+        Returns:
+            The completion with its score, and everything that was tried.
+
+        Raises:
+            TideError: As `Detoxifier.map` raises.
         """
         settings, strategy = self._resolve(overrides)
         trials = range(settings.num_trials)
@@ -52,7 +62,7 @@ class AsyncDetoxifier(DetoxifierBase):
         return await self(Chat.of(messages), **overrides)
 
     def stream(self, prompt: str | Chat, **overrides: Unpack[Overrides]) -> AsyncTextStream:
-        """As `Detoxifier.stream`. Leaving it (`aclose`, or cancelling who waits) ends its work."""
+        """As `Detoxifier.stream`. Closing the stream, or cancelling its reader, ends the work."""
         settings, strategy = self._resolve(self._for_stream(overrides))
         texts: Mailbox[str] = Mailbox()
         answer = self._runtime.answering(

@@ -41,24 +41,38 @@ class Detoxifier(DetoxifierBase):
         result = detox("So, I'm starting to think she's full of")
         result.text, result.toxicity, result.accepted, result.trace
 
-    model: folder, hub id, "pocket" (bundled), or an Engine.
-    scorer: spec, Scorer, or a function from texts to scores in [0, 1].
-    engine: name of the engine that runs `model`: "transformers", "vllm", "remote" or "openai".
-    preset: step sizes; "auto" chooses by the model's name; or a file that `tide tune` wrote.
-    settings: used as given, without a preset.
-    device: "cpu", "cuda", "cuda:1", ... dtype: "float32", "bfloat16" or "float16". max_batch: most
-    sequences in one call of the model. None: the engine's default, chosen by machine and model.
-    engine_options: further ones of the engine (`base_urls`, ...), as `tide methods` lists them.
-    Further keywords override single settings, as in `Detoxifier(mu=0.1, num_trials=3)`.
+    Args:
+        model: A folder, a hub id, a bundled model ("pocket", "pocket-chat"), or an `Engine`.
+        scorer: A spec, a `Scorer`, or a function from a list of texts to scores in [0, 1].
+        engine: What runs `model`: "transformers", "vllm", "remote" or "openai".
+        preset: Settings to start from: a name, a file that `tide tune` wrote, or "auto", which
+            chooses step sizes by the model's name.
+        settings: Used as given, without a preset.
+        device: "cpu", "cuda", "cuda:1", ... By default a GPU if there is one.
+        dtype: "float32", "bfloat16" or "float16". By default chosen by the device and the model.
+        max_batch: Most sequences in one call of the model. By default chosen by the engine.
+        engine_options: Further options of the engine (`base_urls`, ...); `tide methods` lists them.
+        **overrides: Single settings, as in `Detoxifier(mu=0.1, num_trials=3)`.
 
-    Raises InputError, EngineError, ScorerError or MissingDependencyError, each with one line that
-    says what to change.
+    Raises:
+        InputError: A name, setting or model cannot be used.
+        EngineError: The model cannot be loaded.
+        ScorerError: The scorer cannot be loaded.
+        MissingDependencyError: An optional package is missing; the text says what to install.
     """
 
     def __call__(self, prompt: str | Chat, **overrides: Unpack[Overrides]) -> Result:
         """Complete a prompt or answer a chat. The result does not depend on other prompts.
 
-        Keywords override settings for this call alone. Raises as `map` does.
+        Args:
+            prompt: A text, or a `Chat`.
+            **overrides: Settings for this call alone.
+
+        Returns:
+            The completion with its score, and everything that was tried.
+
+        Raises:
+            TideError: As `map` raises.
         """
         ((_, result),) = self._run([prompt], None, overrides)
         if isinstance(result, TideError):
@@ -66,10 +80,19 @@ class Detoxifier(DetoxifierBase):
         return self._looked_at(result)
 
     def chat(self, messages: Sequence[Any], **overrides: Unpack[Overrides]) -> Result:
-        """Answer a conversation: `[{"role": "user", "content": "..."}, ...]`.
+        """Answer a conversation.
 
-        Roles are system, user and assistant, and the last message is a user's. Raises InputError,
-        as for a model without a chat template, and what a call raises.
+        Args:
+            messages: `[{"role": "user", "content": "..."}, ...]`. Roles are "system", "user" and
+                "assistant"; the last message is from the user.
+            **overrides: Settings for this call alone.
+
+        Returns:
+            The answer with its score, and everything that was tried.
+
+        Raises:
+            InputError: The messages are malformed, or the model has no chat template.
+            TideError: As `map` raises.
         """
         return self(Chat.of(messages), **overrides)
 
@@ -82,8 +105,15 @@ class Detoxifier(DetoxifierBase):
             stream.result
 
         What was given out is never taken back, and nothing is given out that was not accepted:
-        `on_unresolved="best"` is "refuse" here. Iterating raises what a call raises, after what was
-        accepted before.
+        `on_unresolved="best"` is treated as "refuse" here.
+
+        Args:
+            prompt: A text, or a `Chat`.
+            **overrides: Settings for this call alone.
+
+        Returns:
+            An iterator over the parts of the text. It raises what a call raises, after the parts
+            that were accepted before.
         """
         settings, strategy = self._resolve(self._for_stream(overrides))
         runtime, texts = Runtime(self.engine, self.scorer), SimpleQueue[str | None]()

@@ -29,10 +29,16 @@ REGISTRY = Registry(
 
 
 def load_engine(name: str, model: str | Path, **options: Any) -> Engine:
-    """The engine `name` with `model` in it.
+    """Load a model into an engine.
 
-    Raises InputError for a name that is not known, for what makes no engine, and for an option that
-    the engine does not take; and what the engine's constructor raises.
+    Args:
+        name: "transformers", "vllm", "remote", "openai", or a registered name.
+        model: As for `Detoxifier`.
+        **options: Options of the engine; `tide methods NAME` lists them.
+
+    Raises:
+        InputError: The name or an option is unknown, or the class is no engine.
+        EngineError: The model cannot be loaded.
     """
     create = REGISTRY.load(name)
     known = inspect.signature(create).parameters

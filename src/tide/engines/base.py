@@ -108,10 +108,14 @@ class Piece:
 class Engine(ABC):
     """One causal language model.
 
-    name: the model, for records. dim: d. dtype: what it computes in. context_length: most tokens of
-    prompt and completion together, None if unlimited. max_batch: sequences run at once.
-    embedding_scale: `embed`'s rows divided by those of the model's table. honours: names of the
-    options of sampling, among those that not every engine has, that this one obeys.
+    Attributes:
+        name: The model, for records.
+        dim: Width d of its input embeddings.
+        dtype: What it computes in.
+        context_length: Most tokens of prompt and completion together; None if unlimited.
+        max_batch: Sequences run at once.
+        embedding_scale: Rows of `embed` divided by those of the model's embedding table.
+        honours: Names of the sampling options that only some engines have and that this one obeys.
     """
 
     name: str

@@ -78,24 +78,45 @@ def evaluate(
     progress: Progress | None = None,
     **overrides: Any,
 ) -> list[Run]:
-    """Run `methods` on `benchmark`, each into a folder of its own in `out`, and read the runs.
+    """Run methods on a benchmark, each into its own folder, and read the runs.
 
         runs = evaluate("rtp", "base,tide,fast", judges="profanity-check", limit=100)
         report(runs)
 
-    benchmark: a name, a file, or prompts. methods: specs, or one text with commas between them.
-    judges: scorers kept out of the search. preset: what strategies begin with. reference: models
-    that measure perplexity; "auto": that of the model's family, "global": the paper's one for all,
-    "none". reference_engine, reference_options: what runs them, as "vllm" with
-    `tensor_parallel_size`; in this process, the model is closed before. artefacts: what `tide fit`
-    learned, for baselines.
-    out: by default `runs/BENCHMARK-MODEL`. What is there is kept, and what is missing is added.
-    chat: let the model answer the prompts, or the `messages` of a .jsonl file, by its template.
-    cluster: "local", "auto" or "ray://HOST:PORT" runs the searches on Ray, in `actors` processes.
-    overrides: settings for all methods, as `temperature=0.7`, `seed=1`, `num_trials=5`.
+    A prompt that fails is listed in `failed` of its run.
 
-    A prompt that cannot be completed is in `failed` of its run. Raises InputError for what cannot
-    be used, or a run in `out` that was made otherwise, and what concerns all prompts.
+    Args:
+        benchmark: A name, a file, or prompts.
+        methods: Specs, or one text with commas between them.
+        model: As for `Detoxifier`.
+        scorer: What the search optimises against.
+        judges: Scorers kept out of the search.
+        protocol: How a prompt is sampled and counted; `tide methods` lists the protocols.
+        preset: What search strategies start from.
+        reference: Models that measure perplexity. "auto": the one of the model's family; "global":
+            the paper's one for all; "none".
+        reference_engine: What runs them. In this process, the model is closed first.
+        reference_options: Options of that engine (`tensor_parallel_size`, ...).
+        artefacts: The folder that `tide fit` wrote, for baselines that learn.
+        out: By default `runs/BENCHMARK-MODEL`. Finished records are kept, missing ones are added.
+        engine: What runs `model`.
+        engine_options: Options of that engine.
+        cluster: "local", "auto" or "ray://HOST:PORT" runs the searches on Ray.
+        actors: Processes on the cluster.
+        actor_gpus: GPUs of each.
+        field: Where a benchmark file has its prompts.
+        limit: First N prompts only.
+        chat: Let the model answer the prompts, or the `messages` of a .jsonl file, by its template.
+        overwrite: Start again instead of resuming.
+        progress: Called with what is being done, how much is done, and how much there is.
+        **overrides: Settings for all methods (`temperature=0.7`, `seed=1`, `num_trials=5`).
+
+    Returns:
+        One run per method.
+
+    Raises:
+        InputError: An argument cannot be used, or `out` holds a run with other settings.
+        TideError: The model or the scorer failed for all prompts.
     """
     rules, prompts = load_protocol(protocol), open_benchmark(benchmark, field, limit, chat)
     specs = split_specs(methods, "--methods") if isinstance(methods, str) else list(methods)
@@ -146,9 +167,22 @@ def judge(
     reference_options: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> list[Run]:
-    """Add judges and perplexity to the finished runs at and below `runs`; nothing is generated.
+    """Add judges and perplexity to finished runs; nothing is generated.
 
-    reference_options: of `reference_engine`, as `device` and `max_batch`. Raises as `evaluate`.
+    Args:
+        runs: Folders with runs somewhere below.
+        judges: Scorers to add.
+        reference: Models that measure perplexity, as for `evaluate`.
+        reference_engine: What runs them.
+        reference_options: Options of that engine (`device`, `max_batch`, ...).
+        progress: As for `evaluate`.
+
+    Returns:
+        The runs with the new scores.
+
+    Raises:
+        InputError: An argument or a run cannot be used.
+        TideError: A judge or a reference model failed.
     """
     paths = find_runs([Path(run) for run in _listed(runs)])
     progress = progress or Progress()

@@ -55,7 +55,7 @@ AROUND = {
 
 
 def load_scorer(scorer: str | Scorer | Callable[[list[str]], Any]) -> Scorer:
-    """A scorer from its spec, itself, or a function.
+    """Load a scorer.
 
         NAME                        pocket
         NAME:ARGUMENT               hf:ID, detoxify:original, calibrated:FILE
@@ -64,10 +64,16 @@ def load_scorer(scorer: str | Scorer | Callable[[list[str]], Any]) -> Scorer:
         WRAPPER:NUMBER:SCORER       rate:5:hf:ID, windows:50:pocket
         max:SCORER,SCORER...        max:pocket,cache:perspective  (and mean:)
 
-    NAME may be `module:Class` or `file.py:Class`, or a function from a list of texts to a list of
-    scores: `file.py:function`. An argument is passed to the scorer's class as its first one. Inside
-    an ensemble a comma parts scorers, unless in parentheses: `max:(hf:ID#x,y),pocket`. Raises
-    InputError for a spec that cannot be read, and what the scorer raises.
+    NAME may also be `module:Class`, `file.py:Class`, or `file.py:function`, a function from a list
+    of texts to a list of scores. In `max` and `mean` a comma separates scorers unless it is in
+    parentheses: `max:(hf:ID#x,y),pocket`.
+
+    Args:
+        scorer: A spec as above, a `Scorer` (returned as it is), or a function.
+
+    Raises:
+        InputError: The spec cannot be read.
+        ScorerError: The scorer cannot be loaded.
     """
     from tide.scorers.base import CallableScorer, Scorer  # noqa: PLC0415  (numpy)
 

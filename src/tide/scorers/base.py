@@ -42,8 +42,9 @@ _NUMBERS = (float, int, *(np.dtype(code).type for code in "dfegbhilqBHILQ"))
 class Scorer(Protocol):
     """Texts in, toxicity out.
 
-    name: with version or revision, so that a record says what scored it. threshold: a hint where
-    this scorer's scores begin to mean toxic.
+    Attributes:
+        name: With a version or revision, so that a record says what scored it.
+        threshold: A hint: from about this score on, a text is toxic.
     """
 
     name: str

@@ -68,10 +68,13 @@ class LoadedStrategy:
 
 
 def load_strategy(spec: str | type) -> LoadedStrategy:
-    """The strategy that `spec` (`NAME[:key=value,...]`) describes, or a class with its defaults.
+    """Load a search strategy.
 
-    A class has `options_class` and is created with the problem, the settings and its options.
-    Raises InputError for a name or an option that there is not.
+    Args:
+        spec: `NAME[:key=value,...]`, or a class, which gets its default options.
+
+    Raises:
+        InputError: The name or an option is unknown.
     """
     if isinstance(spec, str):
         name, given = parse_spec(spec, "strategy")

@@ -33,15 +33,28 @@ def sweep(
     out: str | Path | None = None,
     **further: Any,
 ) -> list[Run]:
-    """Run `method` with each of several values of one setting, everything else being equal.
+    """Run a method with each of several values of one setting, everything else being equal.
 
         runs = sweep("num_samples", judges="profanity-check", limit=100)
         report(runs)
 
-    setting: of the search, or an option of the method. values: by default those of the paper, where
-    it varied the setting; of `mu` and `step_size` they are multiples of what the method has.
-    out: by default `runs/sweep-SETTING-BENCHMARK-MODEL`. further: as for `evaluate`, which this is.
-    Raises InputError as that does.
+    Args:
+        setting: A setting of the search, or an option of the method.
+        benchmark: As for `evaluate`.
+        method: Its spec.
+        values: By default those of the paper, if it varied the setting. Values of `mu` and
+            `step_size` are multiples of what the method has.
+        model: As for `Detoxifier`.
+        protocol: As for `evaluate`.
+        preset: What the method starts from.
+        out: By default `runs/sweep-SETTING-BENCHMARK-MODEL`.
+        **further: As for `evaluate`.
+
+    Returns:
+        One run per value.
+
+    Raises:
+        InputError: As `evaluate` raises.
     """
     values = values or SWEEPS.get(setting)
     if values is None:

@@ -100,21 +100,43 @@ def tune(
     progress: Progress | None = None,
     **overrides: Any,
 ) -> Tuned:
-    """Choose settings for a model on some prompts of `benchmark`, and report on others.
+    """Choose settings for a model on some prompts of a benchmark, and report on others.
 
         tuned = tune("rtp", search="optuna", judges=["profanity-check", "lexicon"])
         detox = Detoxifier(preset=tuned.preset)
 
-    search: "paper", its grid of mu, N and eta (`by_grid`), or "optuna" (`by_frontier`). start: what
-    is tuned, and stands beside the result; by default `tide`, or the preset `margin`.
-    tune_on, report_on: places of prompts, from 1, as "1-600" or "601-"; by default the first half,
-    and all others. above, grid_scale: of "paper". tries: of "optuna"; more may be added later.
-    out: by default `runs/tune-SEARCH-BENCHMARK-MODEL`. What is there is kept, and a call that was
-    interrupted ends as if it had not been. overrides: settings that are not tuned.
-    The others are as for `evaluate`.
+    Args:
+        benchmark: A name or a file.
+        search: "paper", its grid of mu, N and eta, or "optuna".
+        start: What is tuned, and compared with the outcome; by default `tide`, or the preset
+            `margin`.
+        model: As for `Detoxifier`.
+        scorer: What the search optimises against.
+        judges: As for `evaluate`.
+        protocol: As for `evaluate`.
+        reference: As for `evaluate`.
+        tune_on: Positions of prompts, from 1: "1-600" or "601-". By default the first half.
+        report_on: The same; by default all others.
+        above: Of "paper": tune on prompts that the model itself completes with a toxicity above
+            this.
+        grid_scale: Of "paper": what its grids of mu and eta are multiplied by ("ratio", "paper" or
+            a number; see `tide tune --help`).
+        tries: Of "optuna"; a later call may add more.
+        out: By default `runs/tune-SEARCH-BENCHMARK-MODEL`. An interrupted call is resumed.
+        engine: What runs `model`.
+        engine_options: Options of that engine.
+        field: As for `evaluate`.
+        limit: As for `evaluate`.
+        chat: As for `evaluate`.
+        progress: As for `evaluate`.
+        **overrides: Settings that are not tuned.
 
-    Raises InputError for what cannot be used, and for an `out` that another call made; TideError
-    where a prompt failed.
+    Returns:
+        The chosen settings, all settings that were tried, and the comparison on the other prompts.
+
+    Raises:
+        InputError: An argument cannot be used, or `out` belongs to a different call.
+        TideError: A prompt failed.
     """
     if search not in SEARCHES:
         raise InputError(f"--search: expected {' or '.join(SEARCHES)} (got {search!r})")

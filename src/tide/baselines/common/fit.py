@@ -37,19 +37,28 @@ def fit(
     progress: Progress = lambda what, done, total: None,
     **settings: Any,
 ) -> dict[str, dict[str, float]]:
-    """Fit `baseline` for `model`, or with "all" every baseline that learns something.
+    """Fit a baseline for a model.
 
-    data: a file or several of labelled texts (see `read_labelled`); a tenth is held out. out: a
-    folder, in which each baseline gets one of its own name. auxiliary: a smaller model of the same
-    vocabulary, for the baselines that can be fitted on one. scorer: judges what the model writes,
-    for the baselines that learn from that. overwrite: fit anew what is there;
-    otherwise "all" keeps what an equal call has finished. progress: called with what is being done,
-    how much of it is done and how much there is. settings: those of `FitSettings`.
+    Args:
+        baseline: Its name, or "all" for every baseline that learns something.
+        data: Files of labelled texts (`read_labelled` says which formats). A tenth is held out.
+        out: A folder, in which each baseline gets a folder of its own.
+        model: The model that is to be detoxified.
+        auxiliary: A smaller model of the same vocabulary, for baselines that can be fitted on one.
+        scorer: Scores what the model writes, for baselines that learn from that.
+        device: As for `Detoxifier`.
+        dtype: As for `Detoxifier`.
+        overwrite: Fit again. Otherwise "all" keeps what an identical call has finished.
+        progress: Called with what is being done, how much is done, and how much there is.
+        **settings: Those of `FitSettings`.
 
-    Returns the held-out figures of each baseline; a warning is logged of one that they show to be
-    too weak for a fair comparison. Raises InputError for a baseline that learns
-    nothing, a setting, file or folder that cannot be used, and EngineError for a model that cannot
-    be loaded.
+    Returns:
+        The held-out figures of each baseline. A warning is logged for one that is fitted too weakly
+        for a fair comparison.
+
+    Raises:
+        InputError: The baseline learns nothing, or a setting, file or folder cannot be used.
+        EngineError: The model cannot be loaded.
     """
     learning = _that_learn(REGISTRY.names() if baseline == "all" else [baseline])
     if not learning:

@@ -116,19 +116,32 @@ def report(
     seed: int = 0,
     mask: Callable[[str], str] | None = None,
 ) -> Report:
-    """Tables, metrics and figures of `runs`, which are also written to the folder `out`, if given.
+    """Tables, metrics and figures of runs.
 
-    runs: runs, their paths, or folders with runs somewhere below. Runs of different benchmarks,
-    models or protocols go to separate tables; runs that differ in their seed alone are one row,
-    their mean with its standard deviation. Beside a single search stands what the model wrote by
-    itself, if that was recorded.
-    against: the method that the others are tested against, by default `base`. tests, draw: make
-    the tables of significance, the figures. valid: see `metrics.summarize`.
-    trajectory, landscape: id of a prompt whose search is drawn; a landscape runs the model, on
-    `grid` x `grid` points. seed: of the bootstrap. mask: masks the toxic words of a text that is
-    shown in `report.html`; without it, toxic completions are masked as a whole.
+    Runs of different benchmarks, models or protocols go to separate tables. Runs that differ in
+    their seed alone share a row: their mean and its standard deviation. A single search is shown
+    beside what the model wrote by itself, if that was recorded.
 
-    Raises InputError for what cannot be used, before anything is written.
+    Args:
+        runs: Runs, their paths, or folders with runs somewhere below.
+        out: A folder to write everything to, with a page `report.html`.
+        against: The method that the others are tested against; by default `base`.
+        valid: Which completions count; see `metrics.summarize`.
+        tests: Compute tests of significance.
+        draw: Draw the figures.
+        trajectory: Id of a prompt whose search is drawn.
+        landscape: Id of a prompt whose landscape is drawn, which runs the model.
+        grid: Points of the landscape along each axis.
+        image_format: "png", "svg" or "pdf".
+        seed: Of the bootstrap.
+        mask: Masks the toxic words of a text in `report.html`. Without it toxic completions are
+            masked as a whole.
+
+    Returns:
+        The tables and figures.
+
+    Raises:
+        InputError: A run or argument cannot be used; nothing was written.
     """
     given = [runs] if isinstance(runs, Run | str | Path) else list(runs)
     read = [run for run in given if isinstance(run, Run)]
