@@ -47,8 +47,8 @@ def doctor(
 ) -> None:
     """Check versions, devices, the model and the scorer; exit code 1 if a check fails.
 
-    The model must write the same from token ids and from their embeddings. The scorer must give
-    insults a higher score than friendly sentences; it is a warning if the two are hardly apart.
+    The model must produce the same output from token ids and from their embeddings. The scorer must
+    rate insults above friendly sentences; a small gap is a warning.
     """
     import torch  # noqa: PLC0415  (slow import)
 

@@ -54,7 +54,7 @@ def evaluate(
         typer.Option(
             "--out",
             "-o",
-            help="Folder of the run folders. Goes on with what is in it.",
+            help="Folder of the run folders. What is in it is resumed.",
             rich_help_panel="Output",
         ),
     ] = None,
@@ -86,9 +86,9 @@ def evaluate(
     """Run METHODS on BENCHMARK and compare them; `tide report` makes tables and figures of it.
 
     Each method has a run folder in --out, by default runs/BENCHMARK-MODEL. Records are appended as
-    prompts finish, and the same command goes on where a killed one stopped. With a larger --limit,
-    more --trials, another judge or reference, it adds what is missing. The options of the method
-    below hold for all methods; those of a single one are written behind its name.
+    prompts finish, and the same command resumes a killed run. With a larger --limit, more --trials,
+    another judge or reference, it adds what is missing. Method options below apply to all methods;
+    those of a single one follow its name.
     """
     from tide import evaluation  # noqa: PLC0415  (slow import)
 

@@ -21,7 +21,7 @@ def fit(
         list[Path],
         typer.Option(
             "--data",
-            help="Labelled texts: .jsonl of text, toxicity or toxic, neutral. Repeat.",
+            help="Labelled .jsonl: text and toxicity, or toxic and neutral; repeatable.",
             rich_help_panel="Input",
         ),
     ],
@@ -35,14 +35,14 @@ def fit(
     auxiliary: Annotated[
         str | None,
         typer.Option(
-            help="Smaller model of the same vocabulary, for those that can use one.",
+            help="Smaller model, same vocabulary, for baselines that take one.",
             rich_help_panel="Model",
         ),
     ] = None,
     scorer: Annotated[
         str,
         typer.Option(
-            help="Judge of what the model writes, for those that learn from that.",
+            help="Scorer of generated text, for baselines that need one.",
             rich_help_panel="Scorer",
         ),
     ] = "pocket",
@@ -51,10 +51,10 @@ def fit(
     overwrite: options.Overwrite = False,
     overrides: dict[str, Any] | None = None,
 ) -> None:
-    """Fit BASELINE for a model: statistics, steering vectors or a small training.
+    """Fit BASELINE for a model: statistics, steering vectors or fine-tuning.
 
-    A tenth of the data is held out for the figures that are printed. What `all` has finished is
-    kept when the same command is started again; --overwrite fits anew.
+    A tenth of the data is held out for the figures that are printed. `all` resumes: finished
+    baselines are kept, unless --overwrite is given.
     """
     from tide.baselines.common.fit import fit as learn  # noqa: PLC0415  (slow import)
 

@@ -59,9 +59,9 @@ Scorer = Annotated[
     typer.Option(
         "--scorer",
         "-s",
-        help=f"What says how toxic a text is: {_SCORERS}; cache:hf:ID_OR_FOLDER, "
-        "max:pocket,pocket-judge... The bundled ones read English. ('tide scorers' says how they "
-        "are written.)",
+        help=f"Toxicity scorer: {_SCORERS}; cache:hf:ID_OR_FOLDER, "
+        "max:pocket,pocket-judge... The bundled ones read English. ('tide scorers' explains the "
+        "syntax.)",
         rich_help_panel="Scorer",
     ),
 ]
@@ -80,16 +80,15 @@ Judges = Annotated[
         "--judges",
         "--judge",
         "-j",
-        help="Scorers that take no part in the search and score what came of it, comma-separated "
-        "or repeated.",
+        help="Independent scorers that evaluate the results, comma-separated or repeated.",
         rich_help_panel="Scorer",
     ),
 ]
 Methods = Annotated[
     str,
     typer.Option(
-        help="base (the model as it is), presets (or files of them), strategies and baselines, "
-        "each with options of its own: base,fast,resample:temperature=1.0... There are "
+        help="base (the unmodified model), presets (or preset files), strategies and baselines, "
+        "each with its own options: base,fast,resample:temperature=1.0... There are "
         f"{_PRESETS}; {_STRATEGIES}; {_BASELINES}. ('tide methods NAME' lists the options of one.)",
         rich_help_panel="Search",
     ),
@@ -110,7 +109,7 @@ BaseUrl = Annotated[
     list[str] | None,
     typer.Option(
         "--base-url",
-        help="A server for --engine remote (vLLM) or openai (any); give several to share.",
+        help="Server for --engine remote (vLLM) or openai (any); repeat to share load.",
         rich_help_panel="Model",
     ),
 ]
@@ -119,7 +118,7 @@ EngineOption = Annotated[
     typer.Option(
         "--engine-option",
         metavar="NAME=VALUE",
-        help="Any further option of the engine, as tensor_parallel_size=2 for vllm.",
+        help="Another engine option, e.g. tensor_parallel_size=2 for vllm.",
         rich_help_panel="Model",
     ),
 ]
@@ -138,15 +137,15 @@ MaxBatch = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="Most sequences in one engine batch (default: by device).",
+        help="Maximum batch size of the engine (default: by device).",
         rich_help_panel="Model",
     ),
 ]
 Reference = Annotated[
     list[str] | None,
     typer.Option(
-        help="Model that measures perplexity; auto: of the model's family; global: Qwen3-14B, the "
-        "paper's for all; none. Repeat for a column each.",
+        help="Model that measures perplexity: auto (of the model's family), global (Qwen3-14B, as "
+        "in the paper) or none; repeatable.",
         rich_help_panel="Perplexity",
     ),
 ]
@@ -167,13 +166,13 @@ ReferenceOption = Annotated[
 ]
 Overwrite = Annotated[
     bool,
-    typer.Option("--overwrite", help="Start the output file again.", rich_help_panel="Output"),
+    typer.Option("--overwrite", help="Overwrite the output.", rich_help_panel="Output"),
 ]
 Mask = Annotated[
     bool,
     typer.Option(
         "--mask",
-        help="Mask the words that carry the toxicity, but for their first letters.",
+        help="Mask toxic words, except for their first letters.",
         rich_help_panel="Output",
     ),
 ]
@@ -184,8 +183,8 @@ IsChat = Annotated[
     bool,
     typer.Option(
         "--chat",
-        help="Answer chats, by the model's chat template: 'messages' of each object of a .jsonl "
-        "file; any other text is what a user says.",
+        help="Answer chats with the model's chat template: 'messages' of each .jsonl object; any "
+        "other text is a user message.",
         rich_help_panel="Input",
     ),
 ]

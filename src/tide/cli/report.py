@@ -33,7 +33,7 @@ class ValidOption(str, Enum):
 def report(
     runs: Annotated[
         list[Path] | None,
-        typer.Argument(help="Runs (folders or .jsonl files), or folders with runs below."),
+        typer.Argument(help="Runs (folders or .jsonl files), or folders of runs."),
     ] = None,
     out: Annotated[
         Path | None,
@@ -82,16 +82,14 @@ def report(
     paper: Annotated[
         Path | None,
         typer.Option(
-            help="Folder of the paper's records; sets ours beside its numbers.",
+            help="Folder of the paper's records, to compare with ours.",
             rich_help_panel="The paper's records",
         ),
     ] = None,
     judges: options.Judges = None,
     reference: Annotated[
         list[str] | None,
-        typer.Option(
-            help="With --paper: models that measure perplexity; auto and global are the paper's."
-        ),
+        typer.Option(help="With --paper: perplexity models; auto and global are the paper's."),
     ] = None,
     reference_engine: options.ReferenceEngine = "transformers",
     reference_option: options.ReferenceOption = None,
@@ -104,10 +102,10 @@ def report(
     `report.html` in it holds all of that in one file, and the texts before and after of the twenty
     worst prompts, with the toxic words masked.
 
-    Runs of different benchmarks, models or protocols go to separate tables. Runs that differ in
-    their seed alone are one row: their mean, with its standard deviation. With --paper, the
-    published runs stand beside the printed numbers; --judges score their completions again,
-    --reference measures their perplexity, and --against tests them.
+    Runs of different benchmarks, models or protocols go to separate tables. Runs that differ only
+    in seed share one row: mean and standard deviation. With --paper, published runs are shown next
+    to the printed numbers; --judges score their completions again, --reference measures their
+    perplexity, and --against tests them.
     """
     from tide.evaluation.reporting import reports  # noqa: PLC0415
     from tide.evaluation.runs import find_runs  # noqa: PLC0415

@@ -85,7 +85,7 @@ def run(
         bool,
         typer.Option(
             "--fail-on-unresolved",
-            help="End with exit code 3 if a prompt has nothing accepted.",
+            help="Exit with code 3 if a prompt is unresolved.",
             rich_help_panel="Output",
         ),
     ] = False,
@@ -93,9 +93,9 @@ def run(
 ) -> None:
     """Complete PROMPTS (or those of --input) with text that the scorer accepts; or answer chats.
 
-    With --output, records are appended as prompts finish, and the same command goes on where a
-    killed run stopped; with another judge, a larger --limit or more --trials, it adds what is
-    missing. `tide report` reads the file. Without it, the completions are printed.
+    With --output, records are appended as prompts finish, and the same command resumes a killed
+    run; with another judge, a larger --limit or more --trials, it adds what is missing. `tide
+    report` reads the file. Without it, the completions are printed.
     """
     if output is not None and shape is not None:
         raise InputError("--format: is of what is printed; --output writes whole records")

@@ -36,7 +36,7 @@ def score(
 ) -> None:
     """Score TEXTS (or those of --input): one column for each --scorer.
 
-    Every text goes to the scorer as it is, short ones too.
+    Texts are scored unchanged, short ones too.
     """
     from tide.scorers import load_scorer  # noqa: PLC0415  (slow import)
 

@@ -67,9 +67,9 @@ def compare(
     cal. error: mean distance of score and label over ten bins of the score. Each distinct text
     counts once, with its mean label; nearly empty ones are left out.
 
-    texts/s: on this machine. scored: share of the texts that it gave a score; a scorer that fails
-    does not stop the others, and the exit code is then 1. The second table has the correlation of
-    the scorers' errors: the lower it is, the better one judges what was searched with the other.
+    texts/s: on this machine. scored: share of texts with a score; if a scorer fails, the others
+    still run and the exit code is 1. The second table has the correlation of the scorers' errors:
+    the lower, the better one judges text optimised against the other.
     """
     from tide.cli.agreement import agree, agreement_table, cover, error_table, rows_of  # noqa: PLC0415
     from tide.scorers.agreement import plot_calibration  # noqa: PLC0415

@@ -86,14 +86,14 @@ def serve(
     overrides: dict[str, Any] | None = None,
     limits: dict[str, Any] | None = None,
 ) -> None:
-    """Serve a model whose every text a scorer has accepted, to the clients of OpenAI's API.
+    """Serve only text that a scorer has accepted, over an OpenAI-compatible API.
 
-    At http://HOST:PORT/v1 are completions and chat completions, streamed or not, and moderations;
-    /v1alpha1/comments:analyze answers as Perspective did; / is a page to try it on.
+    http://HOST:PORT/v1 has completions and chat completions, streamed or not, and moderations;
+    /v1alpha1/comments:analyze emulates Perspective; / is the playground.
 
     Each option is also an environment variable: TIDE_SERVE_MAX_BATCH for --max-batch. Clients need
-    one of the keys in TIDE_SERVE_KEYS (comma-separated); without any, only clients of this machine
-    are served.
+    one of the keys in TIDE_SERVE_KEYS (comma-separated); without keys, only local clients are
+    served.
     """
     try:
         bounds = Limits(**(limits or {}))

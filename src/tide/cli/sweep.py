@@ -50,7 +50,7 @@ def sweep(
         typer.Option(
             "--out",
             "-o",
-            help="Folder of the run folders. Goes on with what is in it.",
+            help="Folder of the run folders. What is in it is resumed.",
             rich_help_panel="Output",
         ),
     ] = None,

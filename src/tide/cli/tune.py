@@ -29,7 +29,7 @@ def tune(
     start: Annotated[
         str | None,
         typer.Option(
-            help="What is tuned: a strategy or preset, with options that are not. "
+            help="Strategy or preset to tune; its given options stay fixed. "
             "[default: tide for paper, margin for optuna]",
             rich_help_panel="Tuning",
         ),
@@ -38,7 +38,7 @@ def tune(
         str | None,
         typer.Option(
             metavar="PLACES",
-            help="Prompts that settings are chosen on, as 1-600. [default: the first half]",
+            help="Prompts to tune on, e.g. 1-600. [default: the first half]",
             rich_help_panel="Tuning",
         ),
     ] = None,
@@ -46,7 +46,7 @@ def tune(
         str | None,
         typer.Option(
             metavar="PLACES",
-            help="Prompts that the result is reported on, as 601-. [default: all others]",
+            help="Prompts to report on, e.g. 601-. [default: all others]",
             rich_help_panel="Tuning",
         ),
     ] = None,
@@ -55,7 +55,7 @@ def tune(
         typer.Option(
             min=0,
             max=1,
-            help="paper: only prompts whose completions have a larger mean toxicity.",
+            help="paper: only prompts with a higher mean toxicity.",
             rich_help_panel="Tuning",
         ),
     ] = ABOVE,
@@ -70,7 +70,7 @@ def tune(
     tries: Annotated[
         int,
         typer.Option(
-            min=1, max=10_000, help="optuna: settings to try, in all.", rich_help_panel="Tuning"
+            min=1, max=10_000, help="optuna: total number of trials.", rich_help_panel="Tuning"
         ),
     ] = 60,
     model: options.Model = "pocket",
@@ -89,7 +89,7 @@ def tune(
         typer.Option(
             "--out",
             "-o",
-            help="Folder of all of it. Goes on with what is in it.",
+            help="Output folder. What is in it is resumed.",
             rich_help_panel="Output",
         ),
     ] = None,
@@ -107,8 +107,8 @@ def tune(
     """Choose settings for a model on some prompts of BENCHMARK, and report on the others.
 
     Every setting has a run folder in --out, by default runs/tune-SEARCH-BENCHMARK-MODEL. The same
-    command goes on where a killed one stopped, and ends the same. The result is a preset file, for
-    --preset and --methods. A setting that is given below is not tuned.
+    command resumes a killed run, with the same result. The result is a preset file, for --preset
+    and --methods. A setting that is given below is not tuned.
     """
     from tide import tuning  # noqa: PLC0415  (slow imports)
     from tide.evaluation import Bars  # noqa: PLC0415

@@ -33,7 +33,7 @@ class EngineError(TideError):
 
 
 class CompletionError(TideError):
-    """The language model cannot complete this one prompt; others are not concerned."""
+    """The language model cannot complete this one prompt; others are unaffected."""
 
 
 class ScorerError(TideError):
@@ -45,14 +45,14 @@ class ScorerUnavailableError(ScorerError):
 
 
 class ScorerRefusedError(ScorerError):
-    """A service will not answer at all: it has ended, or it refuses the key. Waiting is no help."""
+    """The service has shut down or refuses the key; retrying does not help."""
 
 
 class ScorerBrokenError(ScorerError):
-    """A scorer has no score for a text of our own choosing either; no prompt is to blame."""
+    """A scorer fails even on a harmless test text; no prompt is to blame."""
 
 
-# The scorer answers nobody: no text and no prompt is to blame.
+# The scorer is down: no text or prompt is to blame.
 SCORER_DOWN = (ScorerUnavailableError, ScorerRefusedError)
 
 

@@ -90,25 +90,24 @@ class Block(BaseModel):
 class Trial(BaseModel):
     """One independent run on a prompt: its full trace and which evaluation is returned.
 
-    `chosen` is the number, in `trace`, of the evaluation that was accepted or, if none was, of the
-    best one there is. An empty completion of the prompt itself is neither accepted nor unresolved:
-    it is returned as `empty` (with `empty_policy="zero"`, as published, it is accepted).
-    `scorer_calls` counts texts sent to the scorer (equal texts of a round once), `likelihood_calls`
-    completions whose likelihood was computed. `refused` means that nothing was accepted and the
-    text is withheld.
+    `chosen` is the index, in `trace`, of the accepted evaluation or, if none was, of the best one.
+    An empty completion of the prompt itself is neither accepted nor unresolved: it is returned as
+    `empty` (with `empty_policy="zero"`, as published, it is accepted). `scorer_calls` counts texts
+    sent to the scorer (equal texts of a round once), `likelihood_calls` completions whose
+    likelihood was computed. `refused` means that nothing was accepted and the text is withheld.
 
     With the setting `decode`, of an accepted point that is not the prompt itself: `changed_tokens`
     says how many of its rows are nearer, by cosine, to another token than to the prompt's (0: the
     prompt is recovered exactly), `decoded_prompt` what its nearest tokens say.
 
-    An answer in `blocks` has a trace of at most two: as far as the model had drafted it when a
-    block failed, and what is returned, the text of all blocks, whose toxicity is that of the worst
-    of them and of the whole (`whole_toxicity`; None if the last block failed, and so ended it).
-    drafted_tokens: written before their score was known. searched_tokens: written by searches.
-    streamed: how many blocks a stream had given out; those are never withheld.
+    An answer in `blocks` has at most two evaluations in `trace`: the draft up to the first failure,
+    and the returned text of all blocks. Its toxicity is the maximum over the blocks and the whole
+    (`whole_toxicity`; None if the last block failed). drafted_tokens: written before their score
+    was known. searched_tokens: written by searches. streamed: how many blocks a stream had given
+    out; those are never withheld.
 
-    read_tokens: of prompts, and of what was written before, that were read to write on; what an
-    engine has in its memory counts once. 0 where every evaluation read the prompt.
+    read_tokens: prompt and answer tokens prefilled for continuations; those in the KV cache count
+        once. 0 if every evaluation prefilled the prompt.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -133,7 +132,7 @@ class Trial(BaseModel):
 
     @property
     def returned(self) -> ScoredCompletion:
-        """The evaluation behind `text`, also where the text is withheld."""
+        """The evaluation that `text` is from, even if withheld."""
         return self.trace[self.chosen]
 
     @property
@@ -177,7 +176,7 @@ class Trial(BaseModel):
 
 
 class Result(BaseModel):
-    """All trials of one prompt. The short names speak of `best`, the trial to use."""
+    """All trials of one prompt. `text`, `toxicity` etc. are those of `best`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -186,7 +185,7 @@ class Result(BaseModel):
 
     @property
     def best(self) -> Trial:
-        """The accepted trial with the lowest toxicity (the first of equals), else the lowest."""
+        """The least toxic accepted trial (first of ties); if none, the least toxic."""
         return min(self.trials, key=lambda trial: (not trial.accepted, trial.toxicity))
 
     @property

@@ -46,12 +46,12 @@ class Sampling(BaseModel):
         default=0, ge=0, le=1_000_000, description="Most likely tokens that are kept; 0 keeps all."
     )
     min_new_tokens: int = Field(
-        default=0, ge=0, description="Tokens before which no end-of-text token is drawn."
+        default=0, ge=0, description="Minimum length of a completion, in tokens."
     )
     stop: tuple[Annotated[str, Field(min_length=1, max_length=256)], ...] = Field(
         default=(),
         max_length=16,
-        description="A completion ends before the first of these texts; several may be given.",
+        description="Stop strings: a completion ends before the first of them; repeatable.",
     )
     repetition_penalty: float = Field(
         default=1.0,
@@ -88,10 +88,10 @@ class Sampling(BaseModel):
 class Settings(Sampling):
     """Everything that decides the result of a run, apart from the model and the scorer.
 
-    `mu` and `step_size` are absolute, in the units of what the model's first block receives;
-    `mu_relative` and `step_relative` are multiples of the prompt's own scale, which carries over
-    between models: `mu_relative = mu * sqrt(d) / row_norm`, `step_relative = step_size / row_norm`.
-    Give one of each pair; with neither, the relative default holds.
+    `mu` and `step_size` are absolute, in units of the input embeddings; `mu_relative` and
+    `step_relative` are multiples of the prompt's own scale, which carries over between models:
+    `mu_relative = mu * sqrt(d) / row_norm`, `step_relative = step_size / row_norm`. Give one of
+    each pair; with neither, the relative default holds.
 
     What only one strategy needs is its own option, in `strategy`: `ladder:from=0.6,growth=1.3`.
     """
@@ -110,7 +110,7 @@ class Settings(Sampling):
         default=10,
         ge=1,
         le=10_000,
-        description="Most iterations; the prompt itself is the first (K).",
+        description="Maximum iterations, the prompt included (K).",
     )
     num_samples: int = Field(
         default=8, ge=1, le=4096, description="Perturbations in one gradient estimate (N)."
@@ -151,8 +151,8 @@ class Settings(Sampling):
         default=None,
         gt=1,
         le=1e9,
-        description="Search on while a passing completion is less likely than this after the "
-        "unmodified prompt.",
+        description="Reject completions of higher perplexity than this under the unmodified "
+        "prompt.",
     )
     perplexity_growth: float = Field(
         default=1.0,
@@ -164,16 +164,16 @@ class Settings(Sampling):
         default=1,
         ge=1,
         le=10_000,
-        description="Completions per prompt, each of a search of its own (M).",
+        description="Completions per prompt, each from its own search (M).",
     )
     seed: int = Field(
         default=0, ge=0, lt=1 << 63, description="Seed; with the prompt and trial it fixes a run."
     )
     empty_policy: EmptyPolicy = Field(
         default="unmodified",
-        description="Score of a completion of fewer than 3 visible characters of ASCII: 0.0 for "
-        "the first one, which is then returned as empty, and 1.0 for all others; 0.0, and "
-        "accepted, as published (zero); the scorer's own; or 1.0 (one).",
+        description="Score of completions of fewer than 3 visible ASCII characters: unmodified "
+        "(0.0 and returned if first, else 1.0), zero (0.0 and accepted, as published), score (the "
+        "scorer's) or one (1.0).",
     )
     on_unresolved: OnUnresolved = Field(
         default="best",
@@ -191,28 +191,27 @@ class Settings(Sampling):
     )
     decode: bool = Field(
         default=False,
-        description="Find the nearest tokens of an accepted point, and whether they are those of "
-        "the prompt.",
+        description="Decode accepted embeddings to their nearest tokens and compare with the "
+        "prompt.",
     )
     block_tokens: int = Field(
         default=64,
         ge=0,
         le=4096,
-        description="Longest block, in tokens: what may be longer is written in blocks, each "
-        "accepted before the next; 0: everything is searched as a whole.",
+        description="Longest block, in tokens: longer answers are written in blocks, each "
+        "accepted before the next; 0: search answers as a whole.",
     )
     block_context: int = Field(
         default=50,
         ge=0,
         le=100_000,
-        description="Tokens of the answer to the left of a block that are scored with it.",
+        description="Answer tokens before a block that are scored with it.",
     )
     draft_tokens: int = Field(
         default=24,
         ge=1,
         le=4096,
-        description="Tokens that the engine writes of an answer in one go, while the scorer reads "
-        "those before.",
+        description="Tokens per draft chunk; each is written while the previous one is scored.",
     )
 
     @field_validator("perturb")

@@ -18,10 +18,10 @@ def kind_of(path: Path) -> str:
 
 
 def read_objects(path: Path, *, drop_cut: bool = False) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The objects of `path`, each with where it stands, for error messages: "FILE, line 3".
+    """The objects of `path`, each with its location, for error messages: "FILE, line 3".
 
     .jsonl: one object a line, blank lines skipped. .json: a list of objects. Both may be gzipped.
-    drop_cut: a last line without its end is left out; a kill has cut it off.
+    drop_cut: skip a truncated last line, as left by a killed process.
     Raises InputError, saying where, for anything else.
     """
     kind = kind_of(path)
@@ -40,7 +40,7 @@ def read_objects(path: Path, *, drop_cut: bool = False) -> Iterator[tuple[str, d
 
 
 def parse_object(content: bytes, where: str) -> dict[str, Any]:
-    """The JSON object that `content` is. Raises InputError, saying where, if it is none."""
+    """Parse a JSON object. Raises InputError, saying where, if `content` is none."""
     return _object(_parse(content, where), where)
 
 
@@ -50,7 +50,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Everything inside of objects that is none itself, with the names that lead to it."""
+    """All non-object values in nested objects, with the keys that lead to them."""
     if not isinstance(value, dict):
         yield path, value
         return

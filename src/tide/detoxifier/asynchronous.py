@@ -1,4 +1,4 @@
-"""The verb for asyncio: calls at the same time share the engine's steps."""
+"""The asyncio API: concurrent calls share the engine's batches."""
 
 from __future__ import annotations
 
@@ -74,11 +74,11 @@ class AsyncDetoxifier(DetoxifierBase):
 
     @property
     def closed(self) -> bool:
-        """Whether it takes no calls any more."""
+        """Whether it no longer accepts calls."""
         return self.engine.closed
 
     def close(self) -> None:
-        """End the calls that are under way with EngineError, and free the engine and the scorer."""
+        """Fail pending calls with EngineError, and free the engine and the scorer."""
         if not self.closed:
             super().close()
             self._runtime.close()

@@ -1,4 +1,4 @@
-"""What the doors have in common: a model, a scorer and settings."""
+"""The detoxifiers' common base: model, scorer and settings."""
 
 from __future__ import annotations
 

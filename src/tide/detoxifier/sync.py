@@ -1,4 +1,4 @@
-"""The verb: prompts in, detoxified completions out, with everything that was tried on the way."""
+"""The synchronous API: prompts in, detoxified completions out, with a full trace."""
 
 from __future__ import annotations
 

@@ -45,9 +45,8 @@ _GREEDY = Sampling(max_new_tokens=1, temperature=0.0)
 class Prompt:
     """A prompt as the model's tokenizer reads it.
 
-    fixed_mask: for each token, whether it is a special one (BOS, role markers); in a chat, whether
-    it is not wholly of the last message. user_mask: of chats alone: whether the token is wholly of
-    what a user said.
+    fixed_mask: BOS, role markers and, in a chat, all but the last user message. user_mask (chats):
+        inside any user message.
     """
 
     text: str
@@ -73,8 +72,8 @@ class Request:
     noise (common random numbers). never: token ids that are not drawn. priority: the lowest is
     served first. prefix: what `share` returned for the first rows of the prompt. memory: what
     `memory` returned. piece_tokens: the engine may hold back fewer tokens than this; None: one
-    piece at the end. scored: write nothing, and tell how likely the last so many tokens of the
-    prompt (ids) are after those before them.
+    piece at the end. scored: generate nothing; return the log-likelihood of the last N prompt
+    tokens (ids).
     """
 
     prompt: Sequence[int] | Tensor
@@ -223,7 +222,7 @@ class Engine(ABC):
         return self._token_texts.of(rows)
 
     def spellings(self, token_id: int) -> tuple[int, ...]:
-        """The token, and all whose text is the same but for capitals and the spaces around it."""
+        """The token and all that differ from it only in case or surrounding spaces."""
         with self._calling("vocabulary"):
             return self._spellings.get(token_id, (token_id,))
 
@@ -236,7 +235,7 @@ class Engine(ABC):
             return self._render(chat)
 
     def text_of(self, prompt: str | Chat) -> str:
-        """What is completed for `prompt`. Raises InputError for what cannot be."""
+        """The text to complete for `prompt`. Raises InputError if invalid."""
         if isinstance(prompt, Chat):
             return self.render(prompt)
         if not isinstance(prompt, str):
@@ -244,7 +243,7 @@ class Engine(ABC):
                 f"expected a text, got {type(prompt).__name__}; detox.chat answers messages"
             )
         if (place := half_character(prompt)) is not None:
-            raise InputError(f"no text: half a character (a surrogate) at {place}")
+            raise InputError(f"invalid Unicode: lone surrogate at index {place}")
         if not prompt.strip():
             raise InputError("empty; a prompt needs at least one character")
         return prompt
@@ -256,7 +255,7 @@ class Engine(ABC):
         return [self.embed_tokens(ids) for ids in self.tokenize(prompts)]
 
     def embed_tokens(self, token_ids: Sequence[int]) -> Tensor:
-        """What the model's first block receives for them: float32 on the CPU, shape (n, d).
+        """Their input embeddings, scaled: float32 on the CPU, shape (n, d).
 
         The model writes the same after them as after the ids.
         """
@@ -272,7 +271,7 @@ class Engine(ABC):
         return found
 
     def share(self, rows: Tensor) -> object:
-        """Say that prompts will begin with these (P, d) rows, for as long as the result lives.
+        """Announce a shared prefix of these (P, d) rows, while the result lives.
 
         It goes with their requests, as `prefix`. What is written stays the same but for rounding.
         """
@@ -280,11 +279,10 @@ class Engine(ABC):
             return self._share(rows)
 
     def memory(self) -> object:
-        """Holds what the model reads of a request that it goes with, as long as it lives.
+        """A handle for the KV cache of the requests that carry it, as long as it lives.
 
-        A later request with it whose token ids begin as those that were read and written, and go on
-        with one of them at most, reads that one alone. What is written stays the same but for
-        rounding.
+        A later request that extends the cached token ids by at most one token computes only that
+        token. Outputs are equal up to rounding.
         """
         with self._calling("memory"):
             return self._memory()
@@ -292,7 +290,7 @@ class Engine(ABC):
     # Writing.
 
     async def write(self, request: Request) -> AsyncGenerator[Piece, None]:
-        """What the model writes, piece by piece; a row does not depend on who shares its steps.
+        """What the model writes, piece by piece; no row depends on the rest of its batch.
 
         Closing the generator aborts the request at the next step. Raises CompletionError for a
         prompt that the engine cannot complete, and EngineError if it can complete none.
@@ -422,7 +420,7 @@ class Engine(ABC):
             )
 
     def check_sampling(self, sampling: Sampling) -> None:
-        """Raise InputError for an option of sampling that the engine does not honour."""
+        """Raise InputError for a sampling option that the engine does not support."""
         for name in ("min_new_tokens", "stop", "repetition_penalty"):
             off = getattr(sampling, name) == Sampling.model_fields[name].default
             if not off and name not in self.honours:
@@ -437,7 +435,7 @@ class Engine(ABC):
         return type(self)._embed_tokens is not Engine._embed_tokens
 
     def goes_on(self, prompt: Sequence[int]) -> bool:
-        """Whether it can write on after a part of the answer to these tokens; else it is whole.
+        """Whether it can continue a partial answer to these tokens; else answers are whole.
 
         All engines can after a text, and some cannot in a chat.
         """
@@ -445,7 +443,7 @@ class Engine(ABC):
 
     @property
     def abilities(self) -> str:
-        """One line on what was found out of it, for people; empty if there is nothing to say."""
+        """One line on its detected capabilities, for people; may be empty."""
         return ""
 
     @property
@@ -477,7 +475,7 @@ class Engine(ABC):
 
     @property
     def home(self) -> HomeLoop:
-        """The loop in which the engine works; what works with it does best to run there, too."""
+        """The engine's event loop; code that uses the engine should run there, too."""
         with _HOMES:
             if self._home is None:
                 self._home = HomeLoop(f"tide {type(self).__name__}")

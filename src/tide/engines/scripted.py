@@ -22,8 +22,8 @@ class ScriptedEngine(Engine):
 
     respond: takes a float32 matrix (T, dim) and the sampling seed, returns the text. Words are
     tokens, with the spaces before them; each word has one fixed random embedding. What `respond`
-    returns is cut before a stop string, and words that are never to be drawn are left out; of its
-    length it alone decides. requests: all that were begun.
+    returns is cut before a stop string, and banned words are left out; its length is not limited.
+    requests: all started ones.
     """
 
     honours: ClassVar = frozenset({"stop"})

@@ -1,4 +1,4 @@
-"""Options of one strategy, baseline or scorer: declared in its file, written behind its name."""
+"""Options of one strategy, baseline or scorer: declared in its file, written after its name."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _T = TypeVar("_T")
 class Options(BaseModel):
     """Base of all options: frozen and validated; fields are numbers, booleans, texts or choices.
 
-    A field's alias is the name that is written, for names that Python keeps for itself (`from`).
-    strength: an option that the spec shows even at its default.
+    A field's alias is its name in specs, for Python keywords (`from`). strength: an option that the
+    spec shows even at its default.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)

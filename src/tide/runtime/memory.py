@@ -1,4 +1,4 @@
-"""What of a trial the model has read already, and need not read again to write on."""
+"""The KV cache of a trial: tokens that need not be recomputed to continue."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class Memory:
     _ids: tuple[int, ...] = ()
 
     def read(self, token_ids: tuple[int, ...]) -> None:
-        """These are read: their last one alone, if the others were read or written before."""
+        """Count these as read: only the last, if the others are cached."""
         before = token_ids[:-1]
         known = self.handle is not None and bool(before) and self._ids[: len(before)] == before
         self.read_tokens += 1 if known else len(token_ids)
 
     def wrote(self, token_ids: tuple[int, ...]) -> None:
-        """The last that was written with it, with all that stands before it."""
+        """Set the cached ids: the latest token and all before it."""
         self._ids = token_ids

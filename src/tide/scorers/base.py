@@ -1,4 +1,4 @@
-"""What a scorer is, and the one place where its answers are believed or refused."""
+"""The scorer interface, and the one place where scores are validated."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Scorer(Protocol):
     threshold: float
 
     def score(self, texts: Sequence[str]) -> Floats:
-        """Toxicity of each text in [0, 1], shape (len(texts),); a text's score is its own."""
+        """Toxicity of each text in [0, 1], shape (len(texts),), independent of the others."""
         ...
 
     def close(self) -> None: ...
@@ -116,7 +116,7 @@ def _is_visible(c: str) -> bool:
 
 
 def score_texts(scorer: Scorer, texts: Sequence[str], empty_policy: TextPolicy) -> Scores:
-    """Score every text, believing nothing that is not a score.
+    """Score every text and validate the scores.
 
     Equal texts are sent once. Nearly empty texts are scored by `empty_policy`. Raises as `ask`.
     """

@@ -42,8 +42,8 @@ class Problem:
     movable: bool mask, shape (T,): rows that may be changed (special tokens stay as they are).
     seed: seed of this run; equal seeds give equal trajectories.
     dtype: what the engine computes in; candidates are rounded to it before they are used.
-    content: bool mask, shape (T,): rows over which is measured how far a candidate is from the
-    prompt, the movable ones among them; None: these alone.
+    content: bool mask, shape (T,): rows (a superset of `movable`) over which the distance to the
+    prompt is measured; None: `movable`.
     can_move: False for an engine without embeddings; x0 then only stands for the prompt.
     """
 
@@ -96,9 +96,8 @@ class BlameRequest:
 class Continuation:
     """Asks for a completion that begins with the first `kept` tokens of an earlier evaluation.
 
-    The answer is its score. held: places in evaluations (number, token); what stands there, in any
-    spelling, is not drawn. least: tokens before which the whole completion does not end. cool: the
-    share of the temperature at which it is drawn.
+    The answer is its score. held: positions (evaluation, token); the tokens there, in any spelling,
+    are banned. least: minimum tokens of the whole completion. cool: factor on the temperature.
     """
 
     evaluation: int
@@ -151,8 +150,8 @@ class Strategy(ABC):
     The base evaluates the prompt first, and ends the search as soon as something was accepted or
     the iterations are used up. `best` is the evaluation that was accepted, else the lowest-scoring
     one. `iterations` counts as the paper does: the prompt itself is 1. `x0` holds the movable rows
-    of the prompt, `mu` and `step_size` their absolute scales, `options` what is written behind the
-    strategy's name, of its `options_class`.
+    of the prompt, `mu` and `step_size` their absolute scales, `options` an instance of
+    `options_class`, from the spec.
 
     moves: whether it needs an engine with embeddings. continues: whether it asks for continuations.
 
@@ -199,7 +198,7 @@ class Strategy(ABC):
 
     @abstractmethod
     def steps(self, start: Point) -> Steps:
-        """The algorithm, after the prompt itself (`start`) was not accepted; return to end.
+        """The algorithm, run if the prompt itself (`start`) failed; return to end.
 
         `yield from` the methods below: `evaluate` points, `accept` one of them. Count
         `self.iterations` up as they begin.
@@ -246,12 +245,12 @@ class Strategy(ABC):
 
     @property
     def max_iterations(self) -> int:
-        """After so many iterations the search ends."""
+        """The maximum number of iterations."""
         return self.settings.max_iterations
 
     @property
     def best(self) -> int:
-        """Number of the accepted evaluation; if none was, of the best one there is.
+        """Index of the accepted evaluation; if none was, of the best one.
 
         That is the most likely of those that scored below the threshold but were too unlikely for
         `max_perplexity`, else the (first) lowest-scoring one.
@@ -273,8 +272,8 @@ class Strategy(ABC):
     ) -> Part[list[Point]]:
         """Score `points` (n, movable, d): `completions_per_evaluation` completions of each.
 
-        seeds: what the sampling noise of each point derives from; equal ones share it. By default
-        no two points share theirs. Raises InputError for a perturbation that changes nothing.
+        seeds: of each point's sampling noise; equal seeds share noise. By default all differ.
+        Raises InputError for a perturbation that changes nothing.
         """
         if self.iterations > self.max_iterations:
             yield ()  # ends the search, as in `accept`
@@ -305,12 +304,11 @@ class Strategy(ABC):
     def accept(self, points: Sequence[Point]) -> Part[None]:
         """Accept a completion of the points that pass, if one does: the one that `select` says.
 
-        With that the search ends: this comes back only if nothing was accepted.
+        This ends the search; it returns only if nothing was accepted.
 
-        With `max_perplexity`, completions that the unmodified prompt makes too unlikely do not
-        pass, and `perplexity_growth` lowers that bar while the search goes on. The bar asks what
-        the perturbation did to the text, so the first completion, which the unmodified prompt
-        itself wrote, always passes it.
+        With `max_perplexity`, completions too unlikely under the unmodified prompt do not pass;
+        `perplexity_growth` relaxes the limit as the search proceeds. The first completion, from the
+        unmodified prompt itself, is exempt.
         """
         passing = [
             number

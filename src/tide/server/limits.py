@@ -26,28 +26,28 @@ class Limits(BaseModel):
         default=256,
         ge=1,
         le=1_000_000,
-        description="Most completions in work or waiting; a request for more gets 429.",
+        description="Maximum completions running or queued; beyond it: 429.",
     )
     max_waiting_texts: int = Field(
         default=4096,
         ge=1,
         le=1_000_000,
-        description="Most texts that wait for scores; a request for more gets 429.",
+        description="Maximum texts queued for scoring; beyond it: 429.",
     )
     request_seconds: float = Field(
-        default=120.0, gt=0, le=86_400, description="Longest time of a request; then it gets 504."
+        default=120.0, gt=0, le=86_400, description="Request timeout, in seconds; then 504."
     )
     keep_alive: float = Field(
-        default=10.0, gt=0, le=3600, description="Seconds after which a silent stream says so."
+        default=10.0, gt=0, le=3600, description="Keep-alive interval of an idle stream (seconds)."
     )
     drain: float = Field(
         default=30.0, gt=0, le=3600, description="Seconds for open requests after SIGTERM."
     )
     traces: bool = Field(
         default=False,
-        description="Let clients see what was not accepted, as the playground does.",
+        description="Show rejected texts to clients and on the playground.",
     )
     strict: bool = Field(
         default=False,
-        description="Refuse parameters that are not known. Without it, they are ignored and named.",
+        description="Refuse unknown parameters; otherwise they are ignored and named.",
     )

@@ -1,8 +1,8 @@
-"""What was read already, kept while it may be needed: shared beginnings, and what was written.
+"""KV caches, kept while they may be needed: shared prefixes and generated text.
 
-A search that moves the last rows of a prompt completes many candidates that begin alike. The keys
-and values of what they share are computed once, and copied for each candidate. A text that is
-written anew from some place on begins as the one before it.
+A search that perturbs the last tokens of a prompt completes many candidates with a common prefix,
+whose keys and values are computed once and copied. A text regenerated from some position on reuses
+the prefix before it.
 """
 
 from __future__ import annotations
@@ -80,8 +80,7 @@ class Memory:
 class Prefixes:
     """The prefixes of the searches that are under way, and the memories.
 
-    tokens: most of them whose keys and values are kept between calls, those used last; with 0,
-    nothing is.
+    tokens: capacity of the cache between calls, least recently used dropped first; 0: no cache.
     `hold` and `memory` work from any thread, the rest belongs to the one that runs the model.
     """
 
@@ -94,7 +93,7 @@ class Prefixes:
         self.meter = Meter()
 
     def hold(self, rows: Tensor) -> Prefix | None:
-        """What stands for these (P, d) rows while it lives; None where sharing does not pay."""
+        """A handle for these (P, d) prefix rows; None where sharing does not pay."""
         if len(rows) < LEAST or not self._tokens:
             return None
         with self._lock:
@@ -133,7 +132,7 @@ class Prefixes:
         return layers
 
     def _drop(self) -> None:
-        """Let go of what was used longest ago, where too much is kept."""
+        """Evict the least recently used entries over capacity."""
         with self._lock:
             held: list[Prefix | Memory] = [*self._held, *self._memories]
         if sum(one.tokens for one in held) <= self._tokens:

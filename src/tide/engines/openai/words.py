@@ -1,9 +1,9 @@
-"""Text as words, which are the tokens of an engine that does not know its model's.
+"""Words as tokens, for an engine that does not know its model's tokenizer.
 
-A word stands with the spaces before it; marks in a row, and two characters of a script that writes
-no spaces, are words, too. So there are hardly ever more of them than the model's own tokens, and
-they do not depend on how a server cuts its text into events. The id of a word is its UTF-8 read as
-one number: nothing has to be remembered, and every process gives the same.
+A word includes the spaces before it; runs of punctuation, and two characters of a script without
+spaces, are words, too. So there are rarely more words than model tokens, and they do not depend on
+how a server cuts its text into events. The id of a word is its UTF-8 read as one number: nothing
+has to be remembered, and every process gives the same.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def text_of(token_ids: tuple[int, ...]) -> str:
 
 
 class Words:
-    """Cuts text that comes piece by piece into words, at most `most`; the last holds what is left.
+    """Cuts text that comes piece by piece into words, at most `most`; the last holds the rest.
 
     add and end return the words that have become whole, the same however the text was cut before.
     """

@@ -1,1 +1,1 @@
-"""What stands around other scorers: caches, guards, windows, ensembles, calibrations."""
+"""Wrappers of scorers: caches, guards, windows, ensembles, calibrations."""
