@@ -133,7 +133,7 @@ def serve(
         where = f"http://{host}:{listener.getsockname()[1]}"
         logger("tide.server").info(json.dumps({"serving": where, "model": name}))
         if sys.stderr.isatty():
-            ERRORS.print(f"Open {where}/ in a browser. Ctrl-C ends the server.")
+            ERRORS.print(f"Open {where}/ in a browser. Ctrl-C ends it.", highlight=False)
         with stopping.expected():  # the signal after which open requests were ended
             uvicorn.Server(config).run(sockets=[listener])
 
