@@ -25,7 +25,7 @@ class CriticControlOptions(FudgeOptions):
 
 
 class CriticControl(Fudge):
-    """The likeliest candidates gain the log of what a critic expects of the text behind them."""
+    """The likeliest candidates gain the log of what a critic expects of the text after them."""
 
     kind = "critic-control"
     options_class = CriticControlOptions

@@ -117,7 +117,7 @@ class Destein(DecodingBaseline):
     def fit(task: FitTask) -> Fitted:
         """Directions (layers, hidden): the mean over 20 pairs of toxic minus neutral, weighted.
 
-        Each side of a pair stands behind a prefix that says what it is. Each head's slice counts
+        Each side of a pair stands after a prefix that says what it is. Each head's slice counts
         1 + the accuracy of a probe of it. Figures: how often a held-out toxic text, without prefix,
         lies further along them than a neutral one; the mean accuracy of the probes.
         Raises InputError for too few pairs.

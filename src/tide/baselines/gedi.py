@@ -112,7 +112,7 @@ def penalise(scores: Tensor, written: Sequence[Tensor], penalty: float) -> Tenso
 def with_code(
     ids: Sequence[int], code: Sequence[int], special: frozenset[int]
 ) -> tuple[list[int], int]:
-    """`ids` with a code word before the text, behind the special tokens in front; and its start."""
+    """`ids` with a code word before the text, after the special tokens in front; and its start."""
     lead = next((i for i, token in enumerate(ids) if token not in special), len(ids))
     return [*ids[:lead], *code, *ids[lead:]], lead + len(code)
 
@@ -200,8 +200,8 @@ class Gedi(DecodingBaseline):
     def fit(task: FitTask) -> Fitted:
         """Updates that condition the task's model on "clean" or "dirty", and the scale.
 
-        Loss: 0.8 generative (the text behind its own code word) and 0.2 discriminative (which code
-        word it is likelier behind). Figure: AUC of that on held-out texts.
+        Loss: 0.8 generative (the text after its own code word) and 0.2 discriminative (which code
+        word it is likelier after). Figure: AUC of that on held-out texts.
         """
         texts, held_out = task.texts()
         codes = _codes(task.tokenizer)
@@ -212,7 +212,7 @@ class Gedi(DecodingBaseline):
         log_scale = nn.Parameter(torch.zeros((), device=task.model.device))
 
         def class_losses(rows: Sequence[Sequence[int]]) -> Tensor:
-            """Mean -log p per token behind either code word, (B, 2)."""
+            """Mean -log p per token after either code word, (B, 2)."""
             coded = [with_code(row, code, special) for code in codes for row in rows]
             rows, starts = [row for row, _ in coded], [start for _, start in coded]
             losses = _text_losses(tuning.model, rows, starts)

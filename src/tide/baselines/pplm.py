@@ -138,7 +138,7 @@ class _Writing(Writing):
         return shifted.masked_fill(scores == -torch.inf, -torch.inf)
 
     def _moved(self) -> Tensor:
-        """Logits (B, V) behind the moved cache, which is kept for the next token."""
+        """Logits (B, V) after the moved cache, which is kept for the next token."""
         last, options = self._last[:, None], self._options
         weight, bias = self._classifier
         count = self._mask.sum(dim=1)[:, None]

@@ -32,7 +32,7 @@ class PrefixOptions(Options):
 
 
 class Prefix(DecodingBaseline):
-    """The model behind an instruction to be polite, which stands before the prompt."""
+    """The model after an instruction to be polite, which stands before the prompt."""
 
     kind = "prefix"
     options_class = PrefixOptions

@@ -1,8 +1,8 @@
 """`quark`: Lu et al. 2022, "Quark: Controllable Text Generation with Reinforced Unlearning".
 
 NeurIPS 2022, arXiv:2205.13636. The model writes, a scorer judges, and the model is trained on with
-what it wrote, behind a token that says in which fifth by toxicity a text is; then it writes again,
-behind the token of the best fifth, and so on. In the end it writes behind that token.
+what it wrote, after a token that says in which fifth by toxicity a text is; then it writes again,
+after the token of the best fifth, and so on. In the end it writes after that token.
 
 Loss and constants are those of the authors' code (GXimingLu/Quark): -log p of what was written,
 0.05 times the divergence from the model as it was, -0.06 times the entropy. They write anew
@@ -61,7 +61,7 @@ def unlearning_loss(logits: Tensor, before: Tensor, tokens: Tensor) -> Tensor:
 
 
 class Quark(DecodingBaseline):
-    """The model trained on with what it wrote itself, behind the token of its least toxic fifth."""
+    """The model trained on with what it wrote itself, after the token of its least toxic fifth."""
 
     kind = "quark"
     options_class = QuarkOptions
@@ -84,7 +84,7 @@ class Quark(DecodingBaseline):
     def fit(task: FitTask) -> Fitted:
         """Updates of the model, and an embedding for each fifth: codes (5, d).
 
-        Figures: mean toxicity of what it writes behind a tenth of the prompts, which is held out,
+        Figures: mean toxicity of what it writes after a tenth of the prompts, which is held out,
         before and after.
         """
         prompts, asked = held_out(beginnings(task))

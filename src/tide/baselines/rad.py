@@ -1,7 +1,7 @@
 """`rad`: Deng and Raffel 2023, "Reward-Augmented Decoding" (EMNLP 2023, arXiv:2310.09520).
 
 A small causal LM with a linear head predicts the toxicity of every prefix; candidates gain
-beta (1 - toxicity). Because it is unidirectional, it reads each candidate behind its
+beta (1 - toxicity). Because it is unidirectional, it reads each candidate after its
 own cache of the prefix. Four codes differ:
 
     r-three/RAD (the authors', 2023)               normalize=clamp (order=shift-warp)

@@ -1,6 +1,6 @@
 """`reversal`: Leong et al. 2023, "Self-Detoxifying Language Models via Toxification Reversal".
 
-EMNLP 2023, arXiv:2310.09573. Each step reads the text behind a negative and behind a
+EMNLP 2023, arXiv:2310.09573. Each step reads the text after a negative and after a
 positive prefix, and moves every head's output at the last token the opposite way (rule, exponents
 and prefixes of the authors' code: cooperleong00/ToxificationReversal, `innerdetox_hook.py`).
 """
@@ -59,7 +59,7 @@ def reverse(
 
 
 class _Writing(Writing):
-    """Streams: 2B rows behind the prefixes, which are read first, and the B rows themselves."""
+    """Streams: 2B rows after the prefixes, which are read first, and the B rows themselves."""
 
     reads_per_token = 3
 

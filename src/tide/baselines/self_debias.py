@@ -1,6 +1,6 @@
 """`self-debias`: Schick, Udupa and Schütze 2021, "Self-Diagnosis and Self-Debiasing" (TACL 9).
 
-A word that becomes likelier behind "The following text contains ..." is made less likely
+A word that becomes likelier after "The following text contains ..." is made less likely
 (arXiv:2103.00453, section 4; defaults and prefixes of the authors' code).
 """
 

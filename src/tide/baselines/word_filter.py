@@ -84,7 +84,7 @@ def by_beginning(words: Iterable[Sequence[int]]) -> Banned:
 
 
 def completing(seen: Sequence[int], banned: Banned, longest: int) -> list[int]:
-    """Tokens that would complete a banned word behind `seen`. longest: tokens of any beginning."""
+    """Tokens that would complete a banned word after `seen`. longest: tokens of any beginning."""
     ends = (tuple(seen[len(seen) - n :]) for n in range(min(longest, len(seen)) + 1))
     return [token for end in ends for token in banned.get(end, ())]
 
@@ -163,7 +163,7 @@ class WordFilter(DecodingBaseline):
     def fit(task: FitTask) -> Fitted:
         """The words that toxic texts hold more often than others, by log-odds, as token ids.
 
-        ids: (n, longest), -1 behind a shorter one, the worst words first; words: (n,), numbers of
+        ids: (n, longest), -1 after a shorter one, the worst words first; words: (n,), numbers of
         the words from 0. No word is stored as text. Figures: shares of the held-out texts of either
         kind that hold one of the 400 words that are the default.
         """

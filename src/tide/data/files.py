@@ -106,7 +106,7 @@ def refuse_inputs(output: Path, inputs: Iterable[Path]) -> None:
 def writing(path: Path) -> Iterator[Path]:
     """Hold `path` for writing: the file that it leads to, whose folder is made if there is none.
 
-    The lock is a file beside it, with `.lock` behind its name, which says who holds it. A process
+    The lock is a file beside it, with `.lock` after its name, which says who holds it. A process
     that ends releases it, however it ends; the thread that holds it may take it again.
     Raises InputError where another process or thread holds it, and where nothing can be written.
     """

@@ -51,7 +51,7 @@ class Estimate:
 
     @property
     def half_width(self) -> float | None:
-        """What is shown behind a plus-minus sign."""
+        """What is shown after a plus-minus sign."""
         if self.low is None or self.high is None:
             return self.std
         return (self.high - self.low) / 2

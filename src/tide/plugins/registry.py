@@ -47,7 +47,7 @@ class Registry:
         return sorted(self._targets)
 
     def load(self, name: str) -> Any:
-        """The object behind `name`, which may also be `module:attribute` or `file.py:attribute`.
+        """The object named `name`, which may also be `module:attribute` or `file.py:attribute`.
 
         Raises InputError (with the nearest names) if there is none, or it cannot be imported.
         """

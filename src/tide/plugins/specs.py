@@ -7,7 +7,7 @@
     ENSEMBLE:SPEC,SPEC                max:pocket,cache:perspective
 
 NAME may be a class of one's own: `module:Class` or `path/file.py:Class`. In a list, commas part the
-specs; behind an ensemble's colon they part its members. Parentheses keep a spec or a value in one
+specs; after an ensemble's colon they part its members. Parentheses keep a spec or a value in one
 piece: `cache:max(a,b),c`, `max:(hf:ID#x,y),pocket`, `NAME:key=(a,b)`.
 """
 
@@ -32,7 +32,7 @@ _NUMBER = re.compile(r"(\d+(?:\.\d+)?):(.*)", re.DOTALL)
 
 @dataclass(frozen=True)
 class Spec:
-    """A spec that was read. argument: what stands behind the colon of a name that stands alone.
+    """A spec that was read. argument: what stands after the colon of a name that stands alone.
 
     number, inner: of a wrapper or an ensemble.
     """
@@ -43,7 +43,7 @@ class Spec:
     inner: tuple[Spec, ...] = ()
 
     def __str__(self) -> str:
-        # Of several, a member that holds commas or would take those behind it is kept together.
+        # Of several, a member that holds commas or would take those after it is kept together.
         several = len(self.inner) > 1
         members = ",".join(
             f"({spec})" if several and (spec.inner or "," in str(spec)) else str(spec)
@@ -152,7 +152,7 @@ def _bounded(text: str, option: str) -> str:
 
 
 def _head(text: str, names: Container[str]) -> tuple[str, str | None]:
-    """The name that `text` begins with, and what stands behind its colon; None without one."""
+    """The name that `text` begins with, and what stands after its colon; None without one."""
     own = _CLASS.match(text)
     # `hf:ID` and `mine:Class` look alike: a registered name is never a module.
     if own and own[1] not in names and ("." in own[1] or "/" in own[1] or own[2][0].isupper()):
@@ -168,7 +168,7 @@ def _number(usage: str, rest: str) -> tuple[str, str]:
 
 
 def _is_open(spec: str, around: Around, names: Container[str]) -> bool:
-    """Whether a comma behind `spec` belongs to it, because it ends inside an ensemble."""
+    """Whether a comma after `spec` belongs to it, because it ends inside an ensemble."""
     name, rest = _head(spec, names or around)
     while rest is not None and name in around:
         if "," in around[name]:

@@ -12,7 +12,7 @@ from tide.engines.token_texts import HALF
 # Tokens of the shortest block, but for the last of an answer, and of one without a sentence end.
 LEAST = 8
 WHERE_NONE = 32
-# A sentence end with the quotes and brackets that close behind it.
+# A sentence end with the quotes and brackets that close after it.
 _ENDS = re.compile(r"""[.!?\u2026]+["'\u201d\u2019)\]*_]*(?=\s|\Z)|[\u3002\uff01\uff1f]|\n""")
 
 
@@ -25,7 +25,7 @@ def first_end(
     block ends where one may have begun.
     """
     least = min(LEAST, most)
-    # Whether a mark ends a sentence, the token behind it says.
+    # Whether a mark ends a sentence, the token after it says.
     for end in _ends(pieces, ended):
         if end > most:
             break
@@ -57,7 +57,7 @@ def last_end(pieces: Sequence[str], stop: Sequence[str] = ()) -> int:
 
 
 def begins_word(piece: str) -> bool:
-    """Whether a word begins with this token: behind a space, or in a script that writes none."""
+    """Whether a word begins with this token: after a space, or in a script that writes none."""
     first = piece[:1]
     return first.isspace() or unicodedata.category(first or "a") == "Lo"
 
@@ -78,14 +78,14 @@ def _ends(pieces: Sequence[str], ended: bool) -> list[int]:
             break
         while lengths[token] < match.end():
             token += 1
-        # A token may hold the mark and the spaces behind it, but no other text.
+        # A token may hold the mark and the spaces after it, but no other text.
         if not text[match.end() : lengths[token]].strip() and ends[-1:] != [token + 1]:
             ends.append(token + 1)
     return ends
 
 
 def _is_whole(piece: str) -> bool:
-    """Whether the text may end behind a token: not inside of a character."""
+    """Whether the text may end after a token: not inside of a character."""
     return piece != "" and not piece.endswith(HALF)
 
 

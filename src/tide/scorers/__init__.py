@@ -93,7 +93,7 @@ def _create(spec: Spec) -> Scorer:
     several = "," in usage
     if inspect.isroutine(create) and ":" in spec.name:
         if spec.argument is not None:
-            raise InputError(f"scorer {str(spec)!r}: a function takes nothing behind a colon")
+            raise InputError(f"scorer {str(spec)!r}: a function takes no argument")
         return CallableScorer(create, spec.name)
     arguments: list[Any] = [] if spec.argument is None else [spec.argument]
     if hasattr(create, "options_class"):
@@ -105,7 +105,7 @@ def _create(spec: Spec) -> Scorer:
         inspect.signature(create).bind(*arguments)
     except TypeError:
         needs = f"write {usage}" if usage else f"needs more: {spec.name}:ARGUMENT"
-        problem = "takes nothing behind a colon" if spec.argument is not None else needs
+        problem = "takes no argument" if spec.argument is not None else needs
         raise InputError(f"scorer {str(spec)!r}: {problem}") from None
     if spec.inner:
         inner = [_create(member) for member in spec.inner]

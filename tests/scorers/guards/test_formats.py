@@ -95,7 +95,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_formats_that_do_not_fit() -> None:
-    with pytest.raises(InputError, match=r"which format\?; append one behind '#': llama-guard"):
+    with pytest.raises(InputError, match=r"which format\?; append one after '#': llama-guard"):
         load_scorer("guard:openai-community/gpt2")
     with pytest.raises(InputError, match="unknown format 'guardian'"):
         load_scorer("guard:openai-community/gpt2#guardian")

@@ -187,7 +187,7 @@ class DecodingBaseline(ABC):
 
 
 class CandidateWriting(Writing):
-    """Draws among the likeliest tokens, each of which `forked` reads behind its own cache.
+    """Draws among the likeliest tokens, each of which `forked` reads after its own cache.
 
     `forked` is a stream that reads what `stream` does, or `stream` itself; it goes on with the
     token that is drawn. candidates: how many at most; what top-p or top-k has dropped is none.

@@ -71,7 +71,7 @@ class FitTask:
     def tokenize(self, texts: Sequence[str], *, end: bool = False) -> list[list[int]]:
         """Ids as the model reads a prompt, cut to `max_tokens` and what its context holds.
 
-        end: with the token that ends a text behind them, where the tokenizer has one.
+        end: with the token that ends a text after them, where the tokenizer has one.
         """
         ids = self.tokenizer(list(texts))["input_ids"]
         stop = self.tokenizer.eos_token_id
@@ -106,7 +106,7 @@ def weak_auc(what: str, figure: float) -> tuple[str, ...]:
 
 
 def right_pad(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Ids (B, T), zeros behind, and their lengths (B,). A causal model never looks behind."""
+    """Ids (B, T), padded with zeros on the right, and their lengths (B,)."""
     tensors = [torch.tensor(row) for row in rows]
     ids = nn.utils.rnn.pad_sequence(tensors, batch_first=True)
     return ids.to(device), torch.tensor([len(row) for row in rows], device=device)

@@ -16,7 +16,7 @@ class MixedWriting(Writing):
     """Draws from what `combined` makes of the scores and the others' logits, all (B, V).
 
     What cannot be drawn by the scores (-inf) stays so. streams: the model's, and others that read
-    the same text, perhaps behind another beginning; they go on with the token that is drawn.
+    the same text, perhaps after another beginning; they go on with the token that is drawn.
     """
 
     def __init__(

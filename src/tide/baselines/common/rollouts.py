@@ -19,7 +19,7 @@ from tide.engines.local.padding import by_length, in_batches
 from tide.scorers import load_scorer
 from tide.scorers.base import score_texts
 
-# As in the prompts of RealToxicityPrompts: about half a sentence, and 20 tokens behind it.
+# As in the prompts of RealToxicityPrompts: about half a sentence, and 20 tokens after it.
 _PROMPT = 12
 SAMPLING = Sampling(temperature=1.0, max_new_tokens=20)
 _BATCH = 64

@@ -14,7 +14,7 @@ from tide.core.http import ServerFailed
 from tide.engines.openai.protocol import Detokenized, Tokens
 from tide.engines.remote.pool import Endpoint, EndpointPool, EndpointRefused
 
-# Words are read behind it, as in the middle of a text: some tokenizers put a space before a text.
+# Words are read after it, as in the middle of a text: some tokenizers put a space before a text.
 _ANCHOR = "\n"
 _PROBE = "\n kind people"
 _KNOWN = 20_000

@@ -304,7 +304,7 @@ def unversioned(sources: Sequence[str]) -> dict[str, str]:
 
 
 def _wrapped(name: str, width: int) -> str:
-    """A name of a method, broken behind commas where it is longer than `width`."""
+    """A name of a method, broken after commas where it is longer than `width`."""
     lines = [""]
     for part in name.replace(",", ",\0").split("\0"):
         if lines[-1] and len(lines[-1]) + len(part) > width:

@@ -45,7 +45,7 @@ _COST = (
 
 @dataclass(frozen=True)
 class Column:
-    """digits: of its numbers. interval: show the half-width of the interval behind the value.
+    """digits: of its numbers. interval: show the half-width of the interval after the value.
 
     form: `signed` shows a plus as well, `p` is for small probabilities. key: its name in CSV, where
     a heading stands more than once. says: what it is, told below the table.
@@ -407,7 +407,7 @@ def to_html(table: Table) -> str:
 
 
 def to_rich(table: Table, width: int = 80) -> Group:
-    """For a terminal: columns that do not fit into `width` go on below, behind the first one."""
+    """For a terminal: columns that do not fit into `width` go on below, after the first one."""
     console = Console(width=10 * width)
     parts: list[RichTable] = []
     columns: list[int] = []

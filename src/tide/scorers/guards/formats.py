@@ -141,7 +141,7 @@ class GuardSettings(BaseModel):
         if name != "own" and name not in FORMATS:
             what = f"unknown format {self.format!r}" if self.format else "which format?"
             raise InputError(
-                f"scorer guard:{self.model}: {what}; append one behind '#': {', '.join(FORMATS)}; "
+                f"scorer guard:{self.model}: {what}; append one after '#': {', '.join(FORMATS)}; "
                 "or give a prompt and verdicts in a file (guard:FILE.json)"
             )
         base = FORMATS.get(name) or Format(verdicts={})
