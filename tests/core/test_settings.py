@@ -87,7 +87,7 @@ def test_settings_behind_a_strategy_are_lifted() -> None:
     [
         ({"cosine_threshold": 0.5}, "cosine_threshold: .* write strategy='tide:cosine_threshold=0"),
         ({"strategy": "ladder", "growth": 2}, "growth: .* write strategy='ladder:growth=2'"),
-        ({"strategy": "ladder", "cosine_threshold": 0.5}, "cosine_threshold: Extra inputs"),
+        ({"strategy": "ladder", "cosine_threshold": 0.5}, "cosine_threshold: unknown"),
         ({"strategy": "tide:cosine_threshold=1"}, "strategy tide: cosine_threshold: "),
         ({"strategy": "tide:cosine_threshold=-0.1"}, "strategy tide: cosine_threshold: "),
         ({"strategy": "tide:normalization=row"}, "strategy tide: normalization: "),
@@ -96,6 +96,7 @@ def test_settings_behind_a_strategy_are_lifted() -> None:
         ({"strategy": "tide:strategy=ladder"}, "strategy tide: no option 'strategy'"),
         ({"strategy": "tide:max_iterations=none"}, "max_iterations: "),
         ({"strategy": 3}, "strategy: expected NAME"),
+        ({"temprature": 1}, "temprature: unknown; did you mean 'temperature'\\? \\(got 1\\)"),
     ],
 )
 def test_options_of_a_strategy_are_written_behind_its_name(values: Any, message: str) -> None:

@@ -127,3 +127,12 @@ def test_lines_and_files_have_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyP
         read_whole(bomb)
     with pytest.raises(InputError, match="unpacks to more than"):
         read_rows(blank)
+
+
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="no folder in which nobody may write")
+def test_a_folder_that_takes_no_file_is_no_other_process() -> None:
+    with (
+        pytest.raises(InputError, match="cannot be written: No such file"),
+        writing(Path("/proc/out.jsonl")),
+    ):
+        pass

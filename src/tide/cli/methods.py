@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -15,6 +14,7 @@ from rich.text import Text
 
 from tide.cli.display import OUTPUT
 from tide.core.errors import InputError, first_line
+from tide.core.validation import nearest
 from tide.detoxifier.presets import PRESETS
 from tide.plugins.options import write
 from tide.plugins.registry import Registry
@@ -76,8 +76,7 @@ def methods(
     found = [(kind, row) for kind, rows in kinds.items() for row in rows(wanted)]
     if not found:
         known = {row[0].partition(":")[0] for rows in kinds.values() for row in rows(None)}
-        near = difflib.get_close_matches(wanted, known, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}? " if near else ""
+        hint = nearest(wanted, known)
         raise InputError(f"unknown name {wanted!r}; {hint}`tide methods` lists all")
     for kind, row in found:
         _show(kind, row)

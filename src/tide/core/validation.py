@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
 
 
-def one_line(error: ValidationError, names: Sequence[str] = ()) -> str:
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A hint for a message, `did you mean 'X'? `, or nothing where none of `known` is near."""
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"did you mean {near[0]!r}? " if near else ""
+
+
+def one_line(error: ValidationError, names: Sequence[str] = (), known: Iterable[str] = ()) -> str:
     """All problems of a validation on one line, each with its field and what was given.
 
-    names: those of positional arguments, which the error knows by number.
+    names: those of positional arguments, which the error knows by number. known: the fields there
+    are, for a hint where another was given.
     """
     lines = []
     for problem in error.errors(include_url=False, include_context=False):
@@ -19,7 +27,7 @@ def one_line(error: ValidationError, names: Sequence[str] = ()) -> str:
             names[part] if isinstance(part, int) and names else part for part in problem["loc"]
         ]
         name = ".".join(map(str, place))
-        message = problem["msg"].removeprefix("Value error, ")
+        message = _said(problem, known)
         lines.append(f"{name}: {message} (got {_given(problem['input'])})" if name else message)
     return "; ".join(lines)
 
@@ -28,7 +36,13 @@ def problem(error: ValidationError, whole: str = "") -> str:
     """The first field that is wrong, and why; never what it holds. whole: what has no field."""
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     name = ".".join(map(str, first["loc"])) or whole
-    return f"{name}: {first['msg'].removeprefix('Value error, ')}"
+    return f"{name}: {_said(first)}"
+
+
+def _said(problem: Mapping[str, Any], known: Iterable[str] = ()) -> str:
+    if problem["type"] == "extra_forbidden":
+        return f"unknown; {nearest(str(problem['loc'][-1]), known)}".rstrip("; ")
+    return str(problem["msg"]).removeprefix("Value error, ")
 
 
 def _given(value: Any) -> str:

@@ -121,6 +121,7 @@ def writing(path: Path) -> Iterator[Path]:
         holder = ""
         with suppress(FileNotFoundError), beside.open(encoding="utf-8", errors="replace") as file:
             holder = file.read(200)
+        beside.touch()  # says why where that is impossible; the lock would say that it is held
         lock = FileLock(beside, is_singleton=True)
         try:
             lock.acquire(blocking=False)

@@ -5,7 +5,6 @@ A preset file is a JSON object: `{"tide_preset": 1, "settings": {"mu_relative": 
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Mapping
@@ -16,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tide.core.errors import InputError
 from tide.core.settings import Settings
-from tide.core.validation import problem
+from tide.core.validation import nearest, problem
 from tide.data.files import opened, write_text
 from tide.data.jsonl import parse_object
 from tide.plugins.specs import parse_spec
@@ -83,9 +82,7 @@ def preset_values(preset: str | Path, model: str) -> dict[str, Any]:
         preset = preset_for(model)
     if preset not in PRESETS:
         names = ["auto", *PRESETS]
-        near = difflib.get_close_matches(str(preset), names, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        known = ", ".join(names)
+        hint, known = nearest(str(preset), names), ", ".join(names)
         raise InputError(f"unknown preset {str(preset)!r}; {hint}known: {known}, or a .json file")
     return PRESETS[str(preset)]
 

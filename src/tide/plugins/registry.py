@@ -8,7 +8,6 @@ no name at all: `my_package.scorers:Mine` and `path/file.py:Mine` may stand in p
 
 from __future__ import annotations
 
-import difflib
 import sys
 from collections.abc import Mapping
 from functools import cache
@@ -21,6 +20,7 @@ from types import ModuleType
 from typing import Any
 
 from tide.core.errors import InputError, first_line
+from tide.core.validation import nearest
 
 
 class Registry:
@@ -63,8 +63,7 @@ class Registry:
         return target
 
     def _unknown(self, name: str) -> str:
-        near = difflib.get_close_matches(name, self._targets, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}? " if near else ""
+        hint = nearest(name, self._targets)
         return f"unknown {self.kind} {name!r}; {hint}known: {', '.join(self.names())}"
 
     def _read_entry_points(self) -> None:

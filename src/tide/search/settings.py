@@ -46,6 +46,6 @@ def resolve_settings(*layers: Mapping[str, Any]) -> Settings:
     try:
         settings = Settings(**{**values, "strategy": strategy.name})
     except ValidationError as error:
-        raise InputError(one_line(error)) from None
+        raise InputError(one_line(error, known=fields)) from None
     strategy.check(settings)
     return settings

@@ -71,7 +71,7 @@ def test_a_folder_may_say_how_it_is_asked(tmp_path: Path) -> None:
     ("values", "message"),
     [
         ({}, "model: Field required"),
-        ({"model": "x", "colour": "red"}, "colour: Extra inputs"),
+        ({"model": "x", "colour": "red"}, "colour: unknown"),
         ({"model": "x", "prompt": "Is it bad?"}, r"prompt: holds no \{text\}"),
         ({"model": "x", "verdicts": {"a": 2.0, "b": 0}}, "verdicts.a: Input should be less"),
         ({"model": "x", "verdicts": {"a": 1, "b": 1}}, "needs one that is toxic and one"),
