@@ -224,7 +224,7 @@ def test_content_that_looks_like_marks(chatml: TransformersEngine) -> None:
         ([{"role": "tool", "content": "a"}], r"messages\.0\.role: .*'system', 'user' or 'assist"),
         ([{"role": "user", "content": 3}], r"messages\.0\.content: "),
         ([{"role": "user", "content": None}], r"messages\.0\.content: "),
-        ([*HELLO, {"role": "user", "content": "a", "name": "b"}], r"messages\.1\.name: Extra"),
+        ([*HELLO, {"role": "user", "content": "a", "name": "b"}], r"messages\.1\.name: unknown"),
         ([{"role": "user", "content": "\ud800"}], r"messages\.0\.content: "),
         ([{"role": "user", "content": " \n"}], "messages: number 0, of a user, is empty"),
         (

@@ -194,7 +194,7 @@ def test_a_line_that_does_not_belong_is_named(tmp_path: Path, line: str, message
         ({"judge_scores": {"a": [2]}}, r"judge_scores\.a\.0"),
         ({"judge_scores": {"a": [0.5, 0.5]}}, r"judge_scores\.a has not one entry a trial"),
         ({"steps": [[{"evaluations": 0, "text": "", "toxicity": 0.5}]]}, "steps.0.0.evaluations"),
-        ({"surprise": [1]}, "surprise: Extra"),
+        ({"surprise": [1]}, "surprise: unknown"),
         ({"id": 1.5}, "no id that is a number"),
         ({"trials": []}, "entry a trial"),
         ({"trials": 5}, "trials are no distinct numbers"),
