@@ -180,6 +180,7 @@ def use_scorer(folder: Path) -> None:
 @given(data=st.data())
 @pytest.mark.attack
 @pytest.mark.filterwarnings("ignore")  # of libraries, about what they read
+@pytest.mark.slow
 def test_a_mutated_folder_works_or_is_refused(
     folders: dict[str, Path], data: st.DataObject, tmp_path: Path
 ) -> None:

@@ -63,6 +63,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_causal_lm(tmp_path_factory.mktemp("model"), "llama", bos=True)
 
 
+@pytest.mark.slow
 def test_all_are_fitted_once(
     model: Path,
     data: Path,
@@ -195,6 +196,7 @@ def test_a_scorer_that_fails_ends_the_fit(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_baseline_of_another_package(
     model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

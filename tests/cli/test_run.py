@@ -280,6 +280,7 @@ def test_another_model_and_scorer(
     assert len(records(output)) == 4
 
 
+@pytest.mark.slow
 def test_a_server(
     prompts_file: Path,
     tmp_path: Path,

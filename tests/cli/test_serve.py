@@ -116,6 +116,7 @@ def test_the_files_for_operators_name_settings_that_exist() -> None:
     assert len(named) > 4
 
 
+@pytest.mark.slow
 def test_on_a_terminal_it_says_which_address_to_open() -> None:
     terminal, inside = os.openpty()
     server = subprocess.Popen(TIDE, stderr=inside)

@@ -90,6 +90,7 @@ except BaseException:
 """
 
 
+@pytest.mark.slow
 def test_what_a_library_swallows_still_counts(tmp_path: Path) -> None:
     swallowed = "".join(f"        {line}\n" for line in SWALLOWED.format(then="pass").splitlines())
     (tmp_path / "slow.py").write_text(SLOW.replace("        time.sleep(0.05)\n", swallowed))
@@ -98,6 +99,7 @@ def test_what_a_library_swallows_still_counts(tmp_path: Path) -> None:
     assert (ended.returncode, ended.stderr.splitlines()[-1]) == (130, "stopped")
 
 
+@pytest.mark.slow
 def test_nothing_is_raised_through_an_import(tmp_path: Path) -> None:
     """What starts a C extension may abort the process where an exception goes through it."""
     aborted = SWALLOWED.format(then="import os; os.abort()")
@@ -118,6 +120,7 @@ class Dropped:
 """
 
 
+@pytest.mark.slow
 def test_what_python_drops_in_a_finalizer_is_raised_again(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(SLOW + DROPPED)
     command = [*TIDE, "run", "A prompt", "-s", "slow.py:Slow"]
@@ -138,6 +141,7 @@ class HalfBuilt:
 """
 
 
+@pytest.mark.slow
 def test_what_a_signal_left_half_built_is_not_reported(tmp_path: Path) -> None:
     """As the event loop, whose `__del__` reads what its `__init__` had not set yet."""
     (tmp_path / "slow.py").write_text(SLOW + HALF_BUILT)

@@ -6,6 +6,7 @@ import runpy
 import zlib
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -16,6 +17,7 @@ rounded = runpy.run_path(str(SCRIPT))["rounded"]
 WEIGHTS = [folder / "model.safetensors" for folder in (MODEL, REFERENCE, CHAT)]
 
 
+@pytest.mark.slow
 def test_a_wheel_stays_below_30_megabytes() -> None:
     packed = sum(len(zlib.compress(file.read_bytes())) for file in (*WEIGHTS, SCORER))
     assert packed < 29.5e6  # the code takes half of one

@@ -47,6 +47,7 @@ def test_gates_and_their_tests_are_there(file: str) -> None:
     assert all((mutate.ROOT / test).exists() for test in mutate.GATES[file])
 
 
+@pytest.mark.slow
 def test_a_test_that_fails_or_hangs_has_noticed(tmp_path: Path) -> None:
     test = tmp_path / "test_it.py"
     for body, seconds, passes in (

@@ -50,6 +50,7 @@ def test_what_is_installed_is_listed(tide) -> None:  # type: ignore[no-untyped-d
     assert all(name in eval_help for name in NAMES)
 
 
+@pytest.mark.slow
 def test_engine_scorer_and_strategy_run(tide, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     tide(
         *("run", "-i", "prompts.jsonl", "-o", "out.jsonl"),

@@ -39,7 +39,13 @@ KINDS = {
 }
 
 
-@pytest.fixture(scope="module", params=list(KINDS))
+FURTHER = {"gpt_neox", "opt", "qwen3"}
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(k, marks=[pytest.mark.slow] * (k in FURTHER)) for k in KINDS],
+)
 def engine(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[TransformersEngine]:

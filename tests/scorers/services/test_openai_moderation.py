@@ -53,7 +53,16 @@ def test_a_category_that_one_row_lacks(service: Service) -> None:
 
 
 @pytest.mark.parametrize(
-    "failure", ["burst", "broken", "slow", "half", "hang up", "bad json", "too few"]
+    "failure",
+    [
+        "burst",
+        "broken",
+        pytest.param("slow", marks=pytest.mark.slow),
+        "half",
+        "hang up",
+        "bad json",
+        "too few",
+    ],
 )
 def test_a_passing_failure_is_tried_again(service: Service, failure: str) -> None:
     service.answer = lambda number: failure if number < 2 else "ok"

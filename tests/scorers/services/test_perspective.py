@@ -71,7 +71,17 @@ def test_another_attribute(service: Service) -> None:
         load_scorer("perspective:TOXICITY?key=x")
 
 
-@pytest.mark.parametrize("failure", ["broken", "burst", "slow", "half", "hang up", "bad json"])
+@pytest.mark.parametrize(
+    "failure",
+    [
+        "broken",
+        "burst",
+        pytest.param("slow", marks=pytest.mark.slow),
+        "half",
+        "hang up",
+        "bad json",
+    ],
+)
 def test_a_passing_failure_is_tried_again(service: Service, failure: str) -> None:
     service.answer = lambda number: failure if number < 2 else "ok"
     assert quick(timeout=TIMEOUT[failure]).score(["a text"]) == pytest.approx([toxicity("a text")])
@@ -80,7 +90,16 @@ def test_a_passing_failure_is_tried_again(service: Service, failure: str) -> Non
 
 @pytest.mark.parametrize(
     "failure",
-    ["broken", "unavailable", "burst", "slow", "half", "hang up", "bad json", "no score"],
+    [
+        "broken",
+        "unavailable",
+        "burst",
+        pytest.param("slow", marks=pytest.mark.slow),
+        "half",
+        "hang up",
+        "bad json",
+        "no score",
+    ],
 )
 def test_a_lasting_failure_is_unavailable(service: Service, failure: str) -> None:
     service.answer = lambda number: failure
@@ -185,6 +204,7 @@ def test_a_long_text_is_split_or_refused(service: Service, monkeypatch: pytest.M
         quick(max_bytes=100).score([text])
 
 
+@pytest.mark.slow
 def test_a_thousand_texts_through_a_misbehaving_server(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
