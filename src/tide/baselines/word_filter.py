@@ -1,7 +1,7 @@
 """`word-filter`: Gehman et al. 2020, "RealToxicityPrompts" (EMNLP Findings, arXiv:2009.11462), 5.
 
 Words of a list are not written. As with the authors (allenai/real-toxicity-prompts), who ban token
-sequences: the last token of a word is held back wherever the tokens before it stand already, in the
+sequences: the last token of a word is banned wherever the tokens before it stand already, in the
 prompt too; so a longer word that holds the tokens of a banned one is lost with it. Their list is
 one of the web; this one is learned from labelled text, or read from a file.
 """
@@ -110,7 +110,7 @@ class _Writing(Writing):
 
 
 class WordFilter(DecodingBaseline):
-    """Words of a list are held back, token by token."""
+    """Words of a list are banned, token by token."""
 
     kind = "word-filter"
     options_class = WordFilterOptions

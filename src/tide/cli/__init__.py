@@ -13,7 +13,7 @@ from typing import NoReturn
 def main() -> None:
     """Entry point: an error is one line on stderr and exit code 1; 130 or 143 after a signal.
 
-    What is no TideError is a fault of ours, exit code 70; with TIDE_DEBUG set it is a traceback.
+    Any other exception is a bug: exit code 70; with TIDE_DEBUG set, a traceback.
     """
     from tide.cli import stopping  # noqa: PLC0415
 

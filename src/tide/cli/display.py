@@ -65,7 +65,7 @@ def scored(scorer: Scorer, texts: Sequence[str]) -> list[float]:
 def refuse_existing(
     overwrite: bool, *paths: Path | None, inputs: Iterable[Path | None] = ()
 ) -> None:
-    """Raise InputError for a file that is one of `inputs`, or is there and may not be replaced."""
+    """Raise InputError for a file that is an input, or exists and may not be replaced."""
     for path in filter(None, paths):
         refuse_inputs(path, filter(None, inputs))
         if path.exists() and not overwrite:
@@ -175,7 +175,7 @@ _COSTS = {
 
 
 def compact(record: Record) -> list[dict[str, Any]]:
-    """What most people want of a record, an object a trial: `prompt, text, toxicity, accepted`."""
+    """The main fields of a record, one object per trial: `prompt, text, toxicity, accepted`."""
     asked = record.messages[-1].content if record.messages else record.prompt
     entries = zip(record.completions, record.toxicity_scores, record.accepted or (), strict=True)
     return [

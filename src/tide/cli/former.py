@@ -1,4 +1,4 @@
-"""Options that have a new name: given by the former one, they say the new one."""
+"""Renamed options: the former name is refused with the new one."""
 
 from __future__ import annotations
 

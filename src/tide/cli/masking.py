@@ -23,7 +23,7 @@ _MOST = 12  # words, each of which is found with about log2(words) scored texts
 
 
 class Blame:
-    """Finds the words without which the scorer gives a text less than 0.2."""
+    """Finds the words whose removal makes a text score less than 0.2."""
 
     def __init__(self, scorer: Scorer) -> None:
         self._scorer = scorer
@@ -73,8 +73,8 @@ class Masker:
 class Marker:
     """Underlines the words that carry the toxicity, on a terminal.
 
-    They are a help to the eye and no gate: a text that cannot be scored, and all texts after
-    `seconds` of scoring (a slow service), stay as they are.
+    A visual aid, not a filter: a text that cannot be scored, and all texts after `seconds` of
+    scoring (a slow service), stay as they are.
     """
 
     def __init__(self, scorer: Scorer, seconds: float = 3.0) -> None:

@@ -85,7 +85,7 @@ def methods(
 def _described(
     registry: Registry, wanted: str | None, written: Mapping[str, str] = MappingProxyType({})
 ) -> Iterator[_Row]:
-    """Of all names, or of `wanted` alone. written: how a name with an argument is written."""
+    """For all names, or only `wanted`. written: how to write a name with an argument."""
     for name in registry.names():
         if wanted not in (None, name):
             continue

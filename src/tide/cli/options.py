@@ -254,7 +254,7 @@ def with_settings(
 ) -> Callable[..., None]:
     """Add an option for every field of `settings`; `command` gets those given, as `argument`.
 
-    panel: heading of the options in the help, but for those of sampling and of blocks.
+    panel: heading of the options in the help, except those of sampling and blocks.
     by_protocol: the fields whose defaults the command's --protocol sets.
     """
     defaults = settings().model_dump()
@@ -288,7 +288,7 @@ def with_settings(
 
 
 def _plain(annotation: Any) -> Any:
-    """The type itself: not optional, and without what pydantic checks of it; a tuple is a list."""
+    """The bare type: not optional, without pydantic's constraints; a tuple becomes a list."""
     if get_origin(annotation) is tuple:
         return list[str]
     if get_origin(annotation) in (Union, UnionType):

@@ -186,7 +186,7 @@ class _Job:
     started: float = dataclass_field(default_factory=time.monotonic)
 
     def records(self) -> Iterator[Record]:
-        """In the order of the rows. One that fails is told at once and does not stop the others."""
+        """In the order of the rows. A failure is reported at once and does not stop the others."""
         from tide.evaluation.judges import judged  # noqa: PLC0415  (slow import)
 
         bars, trials = Bars(ERRORS), range(self.method.settings.num_trials)

@@ -192,7 +192,7 @@ def calibrate(
 ) -> None:
     """Fit a scorer's scores to the labels in FILES; use it as '--scorer calibrated:OUTPUT'.
 
-    Isotonic regression: the order of scores stays, 0.5 comes to mean what it means in the labels.
+    Isotonic regression: the order of scores stays, 0.5 takes the meaning it has in the labels.
     Measure the result on other texts than these.
     """
     from tide.scorers.agreement import agreement  # noqa: PLC0415
@@ -211,7 +211,7 @@ def calibrate(
 
 
 def _load_those_that_work(scorers: Sequence[str] | None) -> dict[str, Scorer | str]:
-    """By name; of one that cannot be had now, why not. Raises InputError for a wrong spec."""
+    """By name; if one cannot be loaded now, why not. Raises InputError for a bad spec."""
     loaded: dict[str, Scorer | str] = {}
     for spec in scorers or ["pocket"]:
         try:

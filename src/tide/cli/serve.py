@@ -29,9 +29,9 @@ PREFIX = "TIDE_SERVE"
 
 
 def _read_settings(path: Path | None) -> None:
-    """Set the environment variables that the file holds and the environment does not.
+    """Set environment variables from the file, except those already set.
 
-    Raises InputError for a line that is none, and for a variable that sets nothing.
+    Raises InputError for an invalid line, and for a variable with no effect.
     """
     try:
         lines = [] if path is None else path.read_text(encoding="utf-8").splitlines()

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: work is unwound, what is kept is said, and the exit code is 130 or 143."""
+"""Ctrl-C and SIGTERM: clean up, say what is kept, and exit with code 130 or 143."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _asked: Stopped | None = None
 
 
 class Stopped(BaseException):
-    """The user or the system asked to end. No KeyboardInterrupt, of which typer says nothing."""
+    """The user or the system asked to end. Not a KeyboardInterrupt: typer hides its message."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"stopped{_kept and '; '}{_kept}")
@@ -75,7 +75,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 def _leave(_number: int, frame: FrameType | None) -> None:
-    """Raise what was asked, or look again in a moment where modules are being imported.
+    """Raise the requested stop, or retry shortly while modules are being imported.
 
     An exception through the start of a C extension (torch's, NumPy's) aborts the process.
     """

@@ -71,7 +71,7 @@ class Request:
     prompt: token ids, or input embeddings (T, d) of any float dtype. seed: equal seeds draw equal
     noise (common random numbers). never: token ids that are not drawn. priority: the lowest is
     served first. prefix: what `share` returned for the first rows of the prompt. memory: what
-    `memory` returned. piece_tokens: the engine may hold back fewer tokens than this; None: one
+    `memory` returned. piece_tokens: the engine may wait for this many tokens; None: one
     piece at the end. scored: generate nothing; return the log-likelihood of the last N prompt
     tokens (ids).
     """

@@ -1,1 +1,1 @@
-"""What joins engine, scorer and search: answers, searches and their scores."""
+"""Joins engine, scorer and search: answers, searches and their scores."""

@@ -1,4 +1,4 @@
-"""One prompt's way to its result: read, written, checked, repaired, collected."""
+"""From one prompt to its result: read, generate, check, repair, collect."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ class Runtime:
         *,
         on_text: Callable[[str], None] | None = None,
     ) -> Callable[[], Awaitable[Result]]:
-        """What answers a prompt, for the engine's loop to call: all `trials`, by their numbers.
+        """Returns a coroutine function for the engine's loop: runs `trials`, by their numbers.
 
-        What it raises is this prompt's, but for EngineError, SCORER_DOWN and ScorerBrokenError.
-        priority: the lowest is served first. on_text: is told each part of the text of the one
-        trial as soon as it is accepted.
+        Its errors are this prompt's, except EngineError, SCORER_DOWN and ScorerBrokenError.
+        priority: the lowest is served first. on_text: called with each part of the one trial's text
+        once it is accepted.
         """
 
         async def answer() -> Result:

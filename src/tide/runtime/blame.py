@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable, Sequence
 async def blamed(
     words: Sequence[str], score: Callable[[str], Awaitable[float]], level: float
 ) -> int:
-    """The number of the word with which the score of the text's beginnings first reaches `level`.
+    """Index of the word that ends the shortest prefix whose score reaches `level`.
 
     words: joined, they are the text, whose own score is `level` or more. That score is nearly
-    monotone in the beginnings, so they are bisected: about log2(words) texts are scored.
+        monotone in prefix length, so it is bisected: about log2(words) texts are scored.
     """
     low, high = 0, len(words)  # beginnings of so many words: one that is below, one that is not
     while high - low > 1:

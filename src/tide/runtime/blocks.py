@@ -19,10 +19,10 @@ _ENDS = re.compile(r"""[.!?\u2026]+["'\u201d\u2019)\]*_]*(?=\s|\Z)|[\u3002\uff01
 def first_end(
     pieces: Sequence[str], most: int, *, ended: bool, stop: Sequence[str] = ()
 ) -> int | None:
-    """How many of the tokens make the first block; None if those to come decide.
+    """Number of tokens in the first block; None if later tokens decide.
 
-    most: tokens of a block. ended: whether none are to come. stop: texts that end an answer; no
-    block ends where one may have begun.
+    most: tokens of a block. ended: whether no more come. stop: stop strings; no block ends where
+    one may have begun.
     """
     least = min(LEAST, most)
     # Whether a mark ends a sentence, the token after it says.
@@ -47,7 +47,7 @@ def first_end(
 
 
 def last_end(pieces: Sequence[str], stop: Sequence[str] = ()) -> int:
-    """How many of the tokens to keep of a text that was cut off: up to its last sentence end."""
+    """Number of tokens to keep of a truncated text: up to its last sentence end."""
     least = min(LEAST, len(pieces))
     ends = [end for end in _ends(pieces, True) if end >= least]
     for end in chain(reversed(ends), range(len(pieces), 0, -1)):
@@ -63,7 +63,7 @@ def begins_word(piece: str) -> bool:
 
 
 def last_word(pieces: Sequence[str]) -> int:
-    """How many of the tokens stand before the last that begins a word."""
+    """Number of tokens before the last that begins a word."""
     return max((end for end, piece in enumerate(pieces) if piece[:1].isspace()), default=0)
 
 

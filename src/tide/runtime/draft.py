@@ -1,4 +1,4 @@
-"""What the model goes on writing of an answer, cut into blocks as they come to their ends."""
+"""The model's draft of an answer, cut into blocks as they are completed."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _FIRST_CHUNKS = 2
 
 @dataclass(frozen=True)
 class Passage:
-    """A block that was drafted: its tokens, the text of each, and what stands before.
+    """A drafted block: its tokens, the text of each, and the text before it.
 
-    last: why the answer ends with it; None if it goes on. chunk: of the draft, by number, from 1.
-    unfinished: it is the beginning of a block, read to see whether to write on.
+    last: why the answer ends with it; None if it continues. chunk: its number in the draft, from 1.
+    unfinished: only the beginning of a block, read to see whether to go on.
     """
 
     token_ids: tuple[int, ...]
@@ -38,10 +38,10 @@ class Passage:
 class Draft:
     """Text of the model that is not accepted yet.
 
-    before: the texts of the tokens of the answer that stand there already. chunk: tokens that are
-    read and scored at a time. careful: whether each chunk waits until those before are scored, not
-    only the first. stop: texts that end the answer. token_ids: all that were drafted. ended: why
-    the model wrote no more. chunks: how many were read. sent: the texts that were scored.
+    before: token texts of the answer so far. chunk: tokens read and scored at a time. careful:
+        whether each chunk, not only the first, waits until those before are scored. stop: texts
+        that end the answer. token_ids: all that were drafted. ended: why the model stopped. chunks:
+        number read. sent: the texts that were scored.
     """
 
     before: list[str]
@@ -58,13 +58,13 @@ class Draft:
 
     @property
     def next_chunk(self) -> int:
-        """Tokens to read next: fewer of a draft that begins, since its first block fails most."""
+        """Tokens to read next: fewer at a draft's start, since its first block fails most."""
         begins = self.chunks == 0 and not self.careful
         return math.ceil(self.chunk * 0.75) if begins else self.chunk
 
     @property
     def waits(self) -> bool:
-        """Whether the scores of the last chunk decide first what is read on."""
+        """Whether to await the last chunk's scores before reading on."""
         return self.careful or self.chunks <= _FIRST_CHUNKS
 
     @property
@@ -79,7 +79,7 @@ class Draft:
         self.chunks += 1
 
     def cut(self, texts: list[str]) -> list[Passage]:
-        """The blocks that have come to their ends in the tokens `pending`, with their `texts`."""
+        """The blocks that are complete in the tokens `pending`, with their `texts`."""
         whole = "".join(texts)
         stops = [place for one in self.stop if (place := whole.find(one)) >= 0]
         if stops:
@@ -114,7 +114,7 @@ class Draft:
 
 
 class DraftReader:
-    """Reads so many tokens at a time of what an engine writes."""
+    """Reads N tokens at a time of an engine's output."""
 
     def __init__(self, pieces: AsyncIterator[Piece]) -> None:
         self._pieces = pieces
@@ -132,7 +132,7 @@ class DraftReader:
 
 
 def _until(texts: list[str], end: int) -> list[str]:
-    """The texts up to this place of the whole, the last of them cut off there."""
+    """The texts up to this offset of the whole, the last one cut there."""
     kept: list[str] = []
     for text in texts:
         if end <= 0:

@@ -46,14 +46,13 @@ _Sent = tuple[list[Passage], "asyncio.Future[Scores]"]
 class LongAnswer:
     """One trial of a prompt in blocks.
 
-    The model drafts the answer. Each block of it that the scorer accepts is kept; for one that
-    fails a search is made in its place, after what was kept, and a new draft goes on from there.
-    Where a search finds nothing, the block before is given up as well, at most two, and both are
-    written anew. At the end the whole is scored; if that fails, what begins with its worst block is
-    given up.
+    The model drafts the answer. Each block of it that the scorer accepts is kept; one that fails is
+    replaced by a search after what was kept, and a new draft continues from there. If a search
+    finds nothing, the previous block is dropped as well, at most two, and both are rewritten. At
+    the end the whole is scored; if it fails, it is dropped from its worst block on.
 
-    priority: the lowest is served first. on_text: is told the text of each block when it is kept;
-    then none is ever given up.
+    priority: the lowest is served first. on_text: called with each block's text when it is kept;
+    then none is ever dropped.
     """
 
     def __init__(
@@ -98,7 +97,7 @@ class LongAnswer:
         self._iterations, self._scorer_calls, self._likelihood_calls = 1, 0, 0
 
     async def run(self) -> Trial:
-        """Raises UnresolvedError if it is to, DeadlineError if no block was scored in time."""
+        """Raises DeadlineError if no block was scored in time, UnresolvedError if so set."""
         seconds = self._settings.deadline
         with anyio.move_on_after(seconds) as scope:
             await self._write()
@@ -229,7 +228,7 @@ class LongAnswer:
         return all(self._take(passage, score, empty) for passage, score, empty in rows)
 
     def _take(self, passage: Passage, score: float, empty: bool) -> bool:
-        """Keep a drafted block that passes; whether it does. One that is unfinished is not kept."""
+        """Keep a drafted block if it passes; returns whether it does. Skips unfinished ones."""
         passed = self._passes(score)
         if passage.unfinished and (passed or empty):
             return True
@@ -259,7 +258,10 @@ class LongAnswer:
         return passed
 
     async def _repair(self, most: int, context_tokens: int) -> bool:
-        """Search for up to `most` tokens, scored after so many; whether something was kept."""
+        """Search for up to `most` tokens; whether any was kept.
+
+        context_tokens: tokens before them that are scored with them.
+        """
         settings, before = self._settings, len(self._ids)
         left = settings.max_new_tokens - before
         # What goes on from a text begins with the one that failed.
@@ -393,7 +395,7 @@ class LongAnswer:
         )
 
     def _shaped(self, completion: Completion, *, to_sentence: bool) -> Completion:
-        """A completion as it may stand after what was kept; if cut off, up to a sentence end."""
+        """A completion as it may follow what was kept; if cut off, up to a sentence end."""
         before = "".join(self._texts)
         stop = self._settings.stop_in(before + completion.text)
         if stop is not None and stop < len(before):

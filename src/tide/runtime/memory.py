@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass
 class Memory:
-    """handle: what the engine returned for it; None: nothing is kept. read_tokens: read so far."""
+    """handle: the engine's cache handle; None: nothing cached. read_tokens: read so far."""
 
     handle: object = None
     read_tokens: int = 0

@@ -1,4 +1,4 @@
-"""From a prompt to its tokens, and to the problem that a search is given."""
+"""From a prompt to its tokens and its search problem."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def check_length(tokens: int, settings: Settings, limit: int | None) -> None:
 
 
 def check_strategy(strategy: LoadedStrategy, engine: Engine) -> None:
-    """Raise InputError for a strategy that moves prompts with an engine that takes texts alone."""
+    """Raise InputError for a strategy that moves prompts on a text-only engine."""
     if strategy.moves and not engine.has_embeddings:
         raise InputError(
             f"strategy {strategy.name}: moves prompt embeddings, which the engine "
@@ -60,8 +60,8 @@ def check_strategy(strategy: LoadedStrategy, engine: Engine) -> None:
 class Start:
     """Where a search starts: after a prompt and what was written of the answer.
 
-    token_ids: of both. prefix: stands for the rows before the first that moves, if the engine
-    reads these once for all; see `Engine.share`.
+    token_ids: of both. prefix: handle of the shared unmoved prefix, if the engine computes it only
+    once; see `Engine.share`.
     """
 
     problem: Problem
@@ -69,7 +69,7 @@ class Start:
     prefix: object
 
     def read_tokens(self, count: int, *, first: bool) -> int:
-        """Tokens that are read for `count` requests. first: whether none was read before."""
+        """Prompt tokens read for `count` requests. first: whether these are the first."""
         shared = 0 if self.prefix is None else int(self.problem.movable.int().argmax())
         return count * (len(self.token_ids) - shared) + (shared if first else 0)
 

@@ -1,4 +1,4 @@
-"""Texts of many coroutines, scored together: one call of the scorer at a time, in a thread."""
+"""Batches texts of many coroutines: one scorer call at a time, in a thread."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _Found = list[Scores | TideError]
 
 @dataclass(frozen=True)
 class Texts:
-    """texts to be scored, each with the text before it. policy: what an empty one scores."""
+    """texts to score, each with the text before it. policy: an empty text's score."""
 
     texts: Sequence[str]
     before: Sequence[str]
@@ -28,7 +28,7 @@ class Scoring:
     """Sends texts to `scorer`. All its methods belong to one event loop.
 
     While one call is under way, further texts gather for the next. Equal texts are sent once; a
-    text that the scorer cannot take fails alone, and what was cancelled meanwhile is not sent.
+    text that the scorer rejects fails alone, and cancelled ones are not sent.
     """
 
     def __init__(self, scorer: Scorer) -> None:
@@ -41,7 +41,7 @@ class Scoring:
     def send(
         self, texts: Sequence[str], policy: TextPolicy, before: Sequence[str] = ()
     ) -> asyncio.Future[Scores]:
-        """Scores of `texts`, or the TideError that there is in their place."""
+        """Scores of `texts`, or a TideError in place of a score."""
         future: asyncio.Future[Scores] = asyncio.get_running_loop().create_future()
         # Nobody may ask for what comes after a failure.
         future.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -94,7 +94,7 @@ def _serve(calls: SimpleQueue[Callable[[], None] | None]) -> None:
 def score_all(asked: Sequence[Texts], scorer: Scorer) -> _Found:
     """The scores of each group of texts, or why they have none; equal texts are sent once.
 
-    By the policy of 1.0, a text that is empty itself counts, whatever stands before it.
+    With policy 1.0, a text that is itself empty counts, whatever comes before it.
     """
     found: dict[int, Scores | TideError] = {}
     for policy in dict.fromkeys(one.policy for one in asked):

@@ -31,7 +31,7 @@ from tide.search.base import (
 
 
 class Place(NamedTuple):
-    """Where an evaluation was made, as `ScoredCompletion` has it."""
+    """Where an evaluation was made; see `ScoredCompletion`."""
 
     iteration: int
     role: Role
@@ -44,15 +44,15 @@ class Place(NamedTuple):
 class Search:
     """A search that is being made. It may be ended at any await, and holds what was found by then.
 
-    start: what its strategy began with. priority: the lowest is served first. context: text that
-    stands before its completions, and is scored with them. shape: what becomes of a completion
-    before it is scored. first_empty: what an empty completion of the prompt as it is scores by the
-    policy "unmodified". first: what the prompt as it is was completed with, and its score, if that
-    is known. memory: of what was read. never: tokens that are not drawn.
+    start: its strategy's start. priority: the lowest is served first. context: text before its
+    completions, scored with them. shape: applied to a completion before scoring. first_empty:
+    score of an empty completion of the unmodified prompt under the policy "unmodified". first:
+    the unmodified prompt's completion and its score, if known. memory: the trial's KV cache.
+    never: tokens that are not drawn.
     trace and completions (token ids) grow with each round. written_tokens: of all completions,
-    before they were shaped. held: tokens that were held back for the last continuation. nearest:
-    token ids and text of the nearest tokens of the point that it chose; None without
-    `find_nearest`, and for the prompt itself, or a point of an earlier round.
+    before they were shaped. held: tokens banned in the last continuation. nearest: token ids and
+    text of the chosen point's nearest tokens; None without `find_nearest`, and for the prompt
+    itself, or a point of an earlier round.
     """
 
     strategy: SearchStrategy
@@ -97,7 +97,7 @@ class Search:
 
     @property
     def best(self) -> int:
-        """The evaluation to return. Raises StrategyError for one that there is not."""
+        """The evaluation to return. Raises StrategyError if it does not exist."""
         best: int = self._asks("best")
         if not 0 <= best < len(self.trace):
             raise StrategyError(f"the strategy chose evaluation {best} of {len(self.trace)}")
@@ -140,7 +140,7 @@ class Search:
         return await self._scored(places, written)
 
     async def _continued(self, asked: Continuation) -> list[float]:
-        """The score of what the model writes on, without what is held back."""
+        """The score of the model's continuation, without the banned tokens."""
         self._last = ()
         # In a chat that the engine cannot go on with, the whole is written anew.
         place = asked.kept if self.engine.goes_on(self.start.token_ids) else 0
@@ -174,7 +174,7 @@ class Search:
         return await self._scored([made], [whole])
 
     async def _blamed(self, asked: BlameRequest) -> int:
-        """Before how many tokens the word stands with which the score first reaches one."""
+        """Number of tokens before the word at which the score first reaches the level."""
         (texts,) = self.engine.token_texts([self._completion(asked.evaluation)])
         starts = [i for i, text in enumerate(texts) if i == 0 or begins_word(text)]
         words = ["".join(texts[a:b]) for a, b in pairwise([*starts, len(texts)])]
@@ -192,7 +192,7 @@ class Search:
         return self.completions[number]
 
     def _spellings(self, places: Sequence[tuple[int, int]]) -> tuple[int, ...]:
-        """What is not to be drawn: the first token with a text at each place, in every spelling."""
+        """Tokens to ban: the first with visible text at each place, in every spelling."""
         held: dict[int, None] = {}
         for number, place in places:
             ids = self._completion(number)[place:]
@@ -280,7 +280,7 @@ class Search:
             )
 
     def _asks(self, name: str) -> Any:
-        """An attribute of the strategy, which may be computed by anybody's code."""
+        """An attribute of the strategy, maybe computed by user code."""
         with self._strategy():
             return getattr(self.strategy, name)
 

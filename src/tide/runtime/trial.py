@@ -1,4 +1,4 @@
-"""What is accepted, refused or unresolved, and the record of one trial."""
+"""Whether a trial is accepted, refused or unresolved, and its record."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ def made_trial(
     blocks: Sequence[Block] = (),
     **costs: Any,
 ) -> Trial:
-    """The trial that returns evaluation `chosen` of `trace`. passed: with all of its parts.
+    """The trial that returns evaluation `chosen` of `trace`.
 
-    costs: further fields of a Trial. Raises UnresolvedError if nothing passed, where it is to.
+    passed: whether all parts did. costs: other fields of a Trial. Raises UnresolvedError if nothing
+    passed and `on_unresolved` is "raise".
     """
     if not passed and settings.on_unresolved == "raise":
         what = "answer" if blocks else "completion"

@@ -1,4 +1,4 @@
-"""Repair without moving the prompt: hold back the word that the scorer blames, and write on."""
+"""Repair without moving the prompt: ban the word that the scorer blames, and continue."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class BacktrackOptions(Options):
         le=1,
         description="The word is blamed with which the score reaches this share of the threshold.",
     )
-    holds: int = Field(default=12, ge=1, le=100, description="Most words that are held back.")
+    holds: int = Field(default=12, ge=1, le=100, description="Maximum number of banned words.")
     hold: bool = Field(
         default=True, description="Hold blamed words back; without it, only go back and redraw."
     )
@@ -56,11 +56,11 @@ class BacktrackOptions(Options):
 class BacktrackStrategy(Strategy):
     """Write on from before the word that the scorer blames, without this word, until it passes.
 
-    The blamed word is the one with which the score of the text's beginnings first reaches a share
-    of the threshold (found by bisection). Its first token, in every spelling, is held back for the
-    rest of the completion. After `holds` words another strategy takes over, from the prompt itself.
+    The blamed word is the last of the shortest prefix whose score reaches a share of the threshold
+    (found by bisection). Its first token, in every spelling, is banned for the rest of the
+    completion. After `holds` words another strategy takes over, from the prompt itself.
 
-    Near are token-wise rejection sampling with backtracking (Botta et al. 2025, arXiv 2502.12123),
+    Related: token-wise rejection sampling with backtracking (Botta et al. 2025, arXiv 2502.12123),
     RAIN (Li et al. 2023, arXiv 2309.07124) and word filters (Gehman et al. 2020).
     """
 
@@ -105,7 +105,7 @@ class BacktrackStrategy(Strategy):
             yield from self._take_over(then)
 
     def _take_over(self, then: Any) -> Part[None]:
-        """Let another strategy search on; it is told of the prompt's own completion."""
+        """Let another strategy continue; it is given the prompt's own completion."""
         search = then.create(self.problem, self.settings)
         search.ask()
         search.tell(self._scores[:1])

@@ -302,7 +302,7 @@ class Strategy(ABC):
         ]
 
     def accept(self, points: Sequence[Point]) -> Part[None]:
-        """Accept a completion of the points that pass, if one does: the one that `select` says.
+        """Accept a passing completion of the points, if any: the one that `select` picks.
 
         This ends the search; it returns only if nothing was accepted.
 

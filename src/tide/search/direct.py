@@ -32,8 +32,8 @@ class LadderStrategy(Strategy):
 
     The radii go evenly from `from` to `to` times mu, so a near point is found if one passes. If
     none does, the next round draws other directions, `growth` times as far and `samples_growth`
-    times as many. Each token row is turned, not lengthened: at equal cost that moves the prompt
-    less far than adding the noise.
+    times as many. Each token row is rotated, not lengthened: at equal cost that moves the prompt
+    less than adding the noise.
     """
 
     options_class = LadderOptions

@@ -20,8 +20,8 @@ _EPSILON = 1e-8
 def movable_rows(special: Tensor, perturb: str, said: Tensor | None = None) -> Tensor:
     """The rows that `Settings.perturb` lets a search move: bool, shape (T,), as `special` ones are.
 
-    said: of a chat, the rows of what users said, which "user" moves. Of fewer than K rows, `last:K`
-    is all. Raises InputError where only special ones are left.
+    said: in a chat, the rows of user messages, which "user" moves. With fewer than K rows, `last:K`
+        is all. Raises InputError where only special ones are left.
     """
     if perturb == "all":
         return torch.ones_like(special)
@@ -44,7 +44,7 @@ def normalize(direction: Tensor, how: str) -> Tensor:
 
 
 def turn_rows(x0: Tensor, by: Tensor) -> Tensor:
-    """`x0 + by` with each row brought back to the length it had: the rows turn and do not grow."""
+    """`x0 + by` with each row rescaled to its former norm: the rows rotate and do not grow."""
     moved = x0 + by
     scale: Tensor = x0.norm(dim=-1, keepdim=True) / (moved.norm(dim=-1, keepdim=True) + _EPSILON)
     return moved * scale

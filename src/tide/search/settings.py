@@ -20,8 +20,8 @@ def resolve_settings(*layers: Mapping[str, Any]) -> Settings:
 
     A layer that sets a scale, absolute or relative, replaces both of the layers before it, so that
     an explicit `mu` overrides the `mu_relative` of a preset. The spec of a strategy may hold any
-    setting (`tide:num_samples=16,estimator=rank`), which counts as one of its layer; the strategy's
-    own options stay, in `strategy`.
+    setting (`tide:num_samples=16,estimator=rank`), which counts as part of its layer; the
+    strategy's own options stay in `strategy`.
     """
     fields = Settings.model_fields
     values: dict[str, Any] = {"strategy": "tide"}

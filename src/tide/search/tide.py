@@ -185,13 +185,13 @@ class TideStrategy(_Walk):
         return torch.cat([half, -half])[:count]
 
     def weights(self, scores: list[float], score: float) -> Tensor:
-        """What the perturbations weigh in the estimate, float64, shape (N,)."""
+        """Weights of the perturbations in the estimate, float64, shape (N,)."""
         if self.options.estimator == "rank":
             return centred_ranks(scores)
         return torch.tensor(scores, dtype=torch.float64) - score
 
     def after_perturbations(self, perturbed: list[Point]) -> Part[None]:
-        """What becomes of perturbed points that pass: nothing, in the paper."""
+        """Handles perturbed points that pass: does nothing, as in the paper."""
         yield from ()
 
 

@@ -1,8 +1,8 @@
-"""`tide serve`: detoxified generation and scoring over HTTP, for clients that exist already.
+"""`tide serve`: detoxified generation and scoring over HTTP, for existing clients.
 
-gate.py       what every request passes: keys, size, a client that leaves, log, metrics
-protocol.py   the wire: what requests may say, what answers look like
-serving.py    what requests become: calls of one AsyncDetoxifier, within limits
-scoring.py    the wires of services that score
-routes.py     addresses
+gate.py        request checks: keys, size, disconnects, log, metrics
+schemas.py     the HTTP schemas of requests and responses
+generation.py  maps requests to calls of one AsyncDetoxifier, with limits
+scoring.py     HTTP APIs of scoring services
+app.py         routes
 """

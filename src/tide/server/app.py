@@ -1,4 +1,4 @@
-"""Addresses: which request goes where, and how an answer leaves."""
+"""Routes: which request goes where, and how a response is sent."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def create_app(
 ) -> ASGIApp:
     """The server as an ASGI application, whose requests share `detox`.
 
-    name: of the model, as clients call it. keys: those that let a client in; without any, clients
-    of this machine are. preset: what `detox` was made with, to be shown; its strategy by default.
+    name: of the model, as clients call it. keys: accepted API keys; without any, only local clients
+    are served. preset: that of `detox`, to be shown; its strategy by default.
     """
     limits, scorer = limits or Limits(), detox.scorer
     if not isinstance(scorer, MeasuredScorer):  # from its first call on
@@ -178,7 +178,7 @@ class EventStream(Response):
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    """The answer to a request that failed, in the shape that its client knows."""
+    """The response to a failed request, in the client's API format."""
     path = request.url.path
     if isinstance(error, RequestValidationError):
         return _invalid(error).response(path)
@@ -189,7 +189,7 @@ async def _failed(request: Request, error: Exception) -> Response:
 
 
 def _invalid(error: RequestValidationError) -> Refused:
-    """What is wrong with a request, by the names that its client knows."""
+    """What is wrong with a request, in its client's field names."""
     first = error.errors()[0]
     if first["type"] == "json_invalid":
         return Refused(400, f"the body is no JSON: {first.get('ctx', {}).get('error', '')}")

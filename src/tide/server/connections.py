@@ -1,7 +1,7 @@
-"""What a connection passes before there is a request: its head is whole within a time.
+"""Timeout for request headers, before there is a request.
 
-The gate bounds bodies, and sees a request after its head alone. A client that sends half of a head,
-or a byte of it now and then, would hold its connection for ever.
+The gate bounds bodies, and sees a request only after its headers. A client that sends half of them,
+or a byte now and then, would hold its connection for ever.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _Base: Any = AutoHTTPProtocol
 
 
 class Patient(_Base):  # type: ignore[misc]
-    """Uvicorn's protocol, whichever is installed, with a limit for heads."""
+    """Uvicorn's installed HTTP protocol, with a timeout for headers."""
 
     _timer: asyncio.TimerHandle | None = None
 

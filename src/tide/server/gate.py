@@ -1,7 +1,7 @@
-"""What every request passes, in plain ASGI: number, log, metrics, key, size, a client that leaves.
+"""Checks of every request, in plain ASGI: number, log, metrics, key, size, disconnects.
 
-A request is read whole before it is worked on, within a size and a time. While it is worked on, its
-client is listened to: one that leaves ends the work, before a first token too.
+A request is read whole before it is handled, within a size and time limit. Meanwhile disconnects
+are watched: one cancels the work, even before the first token.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _PATIENCE = 4
 
 
 def read_keys() -> list[SecretStr]:
-    """The keys of the environment, parted by commas. Raises InputError for one that is none."""
+    """The environment's comma-separated keys. Raises InputError for an invalid one."""
     given = os.environ.get(KEYS, "").split(",")
     return [key for one in given if (key := read_key(KEYS, one)) is not None]
 
@@ -70,7 +70,7 @@ def check_exposure(host: str, keys: Iterable[SecretStr]) -> None:
 
 
 class Gate:
-    """Stands before `app`. keys: those that let a client in; without any, loopback alone is."""
+    """Wraps `app`. keys: accepted API keys; without any, only loopback clients are served."""
 
     def __init__(
         self, app: ASGIApp, keys: Iterable[SecretStr], limits: Limits, metrics: Metrics
@@ -141,7 +141,7 @@ class Gate:
             raise Refused(401, message, "authentication_error", code="invalid_api_key")
 
     async def _read(self, receive: Receive) -> bytes | None:
-        """The whole body, None if the client left. Raises Refused for one that is too long."""
+        """The whole body, None if the client left. Raises Refused if it is too long."""
         limit, body, size = self._limits.max_body, bytearray(), 0
         until = time.monotonic() + _READING
         more = True
@@ -162,7 +162,7 @@ class Gate:
         return bytes(body)
 
     async def _work(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> bool:
-        """Let the app answer. False if the client left before, which has ended the work."""
+        """Let the app answer. False if the client disconnected first; work is cancelled."""
         unread, whole = [body], False
 
         async def replay() -> Message:
@@ -201,7 +201,7 @@ def _digest(key: str) -> bytes:
 
 
 def _traced(error: Exception) -> str:
-    """Kinds and place of an error. Its text may quote a prompt, so only TIDE_DEBUG shows it."""
+    """Types and place of an error. Its text may quote a prompt, so only TIDE_DEBUG shows it."""
     kinds: list[str] = []
     place = ""
     cause: BaseException | None = error

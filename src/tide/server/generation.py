@@ -1,7 +1,7 @@
-"""What requests become: calls of one AsyncDetoxifier, within limits.
+"""Maps requests to calls of one AsyncDetoxifier, within limits.
 
-Only accepted text leaves: of a result that was not accepted no text is given, and a stream's pieces
-were accepted before they came.
+Only accepted text is sent: a result that was not accepted has no text, and a stream's pieces were
+accepted before they are sent.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Serving:
     def _calls(self, request: Generation) -> list[Call]:
         """The completions that a request asks for: the n of its first prompt, of its second...
 
-        Without a seed they differ from time to time; choice i has the seed of the request plus i.
+        Without a seed they differ between calls; choice i has the request's seed plus i.
         """
         self.check_model(request.model)
         settings, limits = request.settings(), self.limits
@@ -134,7 +134,7 @@ class Serving:
     async def _run(
         self, calls: Sequence[Call], begin: Callable[[Call], Items]
     ) -> AsyncGenerator[tuple[int, str | Result | None], None]:
-        """What all calls give, as it comes, with their numbers; None after a silence.
+        """The calls' output as it arrives, with call numbers; None after a silence.
 
         Leaving it cancels them. Raises what the first call that fails raises, and Refused if there
         is no room or no time.
@@ -223,7 +223,7 @@ class Serving:
     async def _usage(
         self, calls: Sequence[Call], results: Sequence[Result], n: int
     ) -> dict[str, int]:
-        """Tokens of the prompts, each once, and of the texts that are given out."""
+        """Tokens of the prompts, each counted once, and of the texts sent."""
         engine = self._detox.engine
         texts = [engine.text_of(call.prompt) for call in calls[::n]]
         rows = await asyncio.to_thread(engine.tokenize, texts)  # of long ones it takes a while
@@ -247,7 +247,7 @@ async def _pump(
 
 
 def given(trial: Trial) -> str:
-    """The text that leaves: what was accepted. Of what is refused that is what was streamed."""
+    """The text that is sent: what was accepted. If refused: what was already streamed."""
     return trial.text if trial.accepted or trial.refused else ""
 
 
@@ -264,7 +264,7 @@ def reason(trial: Trial) -> str:
 
 
 def summed(results: Sequence[Result]) -> dict[str, Any]:
-    """The same for a whole answer: the worst of its completions, and all that they cost."""
+    """The same for a whole answer: its worst completion, and the total cost."""
     trials = [result.best for result in results]
     return {
         "accepted": all(trial.accepted for trial in trials),

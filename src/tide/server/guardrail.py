@@ -1,7 +1,7 @@
-"""What litellm's generic guardrail asks about: every text of a request or an answer, or none.
+"""Input of litellm's generic guardrail: every text of a request or response, or none.
 
-A text stands in many places: `texts`, messages, names and arguments of calls, tools. What is in a
-place that is not known here was not read, and what was not read is blocked.
+Text occurs in many fields: `texts`, messages, names and arguments of calls, tools. Text in an
+unknown field was not read, and what was not read is blocked.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _UNREAD = ("audio", "image_url", "input_audio", "file", "video_url")
 
 
 class Unread(Exception):
-    """Something is there that this server does not read; the text says what."""
+    """The request has content that is not read; the text says what."""
 
 
 class GuardrailRequest(BaseModel):
@@ -35,7 +35,7 @@ class GuardrailRequest(BaseModel):
     structured_messages: list[Any] | None = None
 
     def said(self) -> list[str]:
-        """All texts that there are. Raises Unread for what is none, and where there is nothing."""
+        """All texts. Raises Unread for anything else, and where there is nothing."""
         if self.images:
             raise Unread("images: this scorer reads texts")
         if self.texts is None and not self.structured_messages and not self.tool_calls:
@@ -52,7 +52,7 @@ class GuardrailRequest(BaseModel):
 
 
 def _strings(value: Any, where: str) -> Iterator[str]:
-    """Every text of a JSON value, but for what says whose it is. Raises Unread for what is none."""
+    """Every text of a JSON value, except roles and ids. Raises Unread for anything else."""
     if isinstance(value, str):
         if half_character(value) is not None:
             raise Unread(f"{where}: holds half a character")

@@ -1,4 +1,4 @@
-"""What one server takes on: the options of `tide serve`, each also an environment variable."""
+"""Limits of a server: the options of `tide serve`, each also an environment variable."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class Limits(BaseModel):
-    """Bounds of a server and of its requests. What goes beyond is refused, never cut short."""
+    """Bounds of a server and of its requests. Excess is refused, never truncated."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -1,4 +1,4 @@
-"""What Prometheus is told: counts, times and scores, and no word of any text."""
+"""Prometheus metrics: counts, times and scores, never any text."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class MeasuredScorer(Transparent):
     def check(self) -> bool:
         """Whether the scorer answers; it is asked only if it did not the last time.
 
-        Not while somebody else asks it: those who watch a server would stand before its clients.
+        Not while it is busy: health checks would delay the server's clients.
         """
         if not self.up and self._turn.acquire(blocking=False):
             try:

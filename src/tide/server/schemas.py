@@ -1,8 +1,8 @@
-"""The wire: what requests may say, and what answers and errors look like.
+"""HTTP schemas: requests, responses and errors.
 
-A `null` is as good as nothing, and so is a value that asks for nothing (`echo: false`). A parameter
-that would expose or bypass what was not scored, or promises what is not kept, is refused. One that
-is not known is ignored, and the answer's header `x-tide-ignored` names it.
+A `null` counts as absent, and so does a value that asks for nothing (`echo: false`). A parameter
+that would expose unscored text, bypass scoring, or cannot be honoured, is refused. An unknown one
+is ignored, and the response header `x-tide-ignored` names it.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ _ABOUT_THE_CALLER = (
 
 
 class Refused(Exception):
-    """Why a request has no answer, as its client is told.
+    """Why a request is refused, as shown to its client.
 
     again: whether the same request may succeed later. pause: in how many seconds.
     """
@@ -143,7 +143,7 @@ class Refused(Exception):
 
     @classmethod
     def of(cls, error: Exception) -> Refused:
-        """What a client is told of `error`. Of what went wrong here it learns no details."""
+        """What a client is told of `error`. Internal errors are shown without details."""
         if isinstance(error, Refused):
             return error
         if isinstance(error, InputError):
@@ -171,7 +171,7 @@ class Refused(Exception):
         return event({"error": self.body})
 
     def response(self, path: str) -> JSONResponse:
-        """In the shape that clients of `path` know: OpenAI's, or Google's."""
+        """In the format of clients of `path`: OpenAI's, or Google's."""
         headers = {} if self.pause is None else {"retry-after": str(self.pause)}
         if self.status == 401:
             headers["www-authenticate"] = 'Bearer realm="tide"'
@@ -221,7 +221,7 @@ Text = Annotated[str, AfterValidator(_whole)]
 
 
 def _asked_for(fields: Iterable[str], values: Any) -> Any:
-    """`values` without what asks for nothing."""
+    """`values` without those without effect."""
     if not isinstance(values, dict):
         return values
     return {

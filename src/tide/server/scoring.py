@@ -1,6 +1,6 @@
-"""The wires of services that score, from any scorer: Perspective's, OpenAI's and litellm's.
+"""Scoring APIs backed by any scorer: Perspective's, OpenAI's and litellm's.
 
-What the scorer does not say is never made up: categories that it lacks are null, attributes that it
+Missing scores are never invented: categories that the scorer lacks are null, attributes that it
 lacks have no score, and what it cannot read is blocked.
 """
 
@@ -36,7 +36,7 @@ _LONGEST = 20_480
 
 
 class _Wire(BaseModel):
-    """Clients of these services send fields that say nothing of the texts; they are let be."""
+    """Clients of these services send fields unrelated to the texts; they are ignored."""
 
     model_config = ConfigDict(strict=True, frozen=True)
 
@@ -67,7 +67,7 @@ class ModerationRequest(_Wire):
 
 
 def discovery(url: str) -> dict[str, Any]:
-    """What Google's clients read of a service at `url`, as they need it to call `analyze`."""
+    """The discovery document at `url`, which Google's clients need to call `analyze`."""
     names = ("AnalyzeCommentRequest", "AnalyzeCommentResponse")
     analyze = {
         "id": "commentanalyzer.comments.analyze",

@@ -18,7 +18,7 @@ _DRAWN, _WARMER, _HOTTEST, _REDRAWS = 6, 0.3, 2.0, 8
 
 
 class Held(Exception):
-    """The server writes a word that is held back."""
+    """The server wrote a banned word."""
 
 
 class StreamedAnswer:
@@ -82,7 +82,7 @@ class StreamedAnswer:
         return body
 
     def take(self, words: Sequence[str]) -> None:
-        """Give out words. Raises Held before one that is held back."""
+        """Give out words. Raises Held before a banned one."""
         for word in words:
             if same_word(word) in self._never:
                 raise Held

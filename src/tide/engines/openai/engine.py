@@ -53,7 +53,7 @@ class OpenAIEngine(Engine):
     1 for a server that takes one at a time. deadline: seconds that a completion may take, whatever
     fails meanwhile. timeout: seconds after which a server that sends nothing counts as failed.
     api_key_env: the environment variable with the servers' API key. tokenizer: folder or hub id of
-    the model's tokenizer, where the server has no `/tokenize`; words are then held back by
+    the model's tokenizer, where the server has no `/tokenize`; words are then banned by
     `logit_bias`. Without either they are drawn again, hotter, where they come.
 
     Its tokens are words (see `words`). It has no embeddings and tells no likelihoods. Raises
@@ -208,7 +208,7 @@ class OpenAIEngine(Engine):
         (first, *_) = self._abilities.values()
         held = f"logit_bias ({first.held.name})" if first.held else "drawing again where they come"
         goes_on = "go on in blocks" if first.continued is not None else "are one block"
-        return f"serves {first.model}; words are held back by {held}; answers to chats {goes_on}"
+        return f"serves {first.model}; words are banned by {held}; answers to chats {goes_on}"
 
     async def _free(self) -> None:
         await self.pool.close()

@@ -1,4 +1,4 @@
-"""Which of a model's tokens begin the words that are held back.
+"""Which of a model's tokens begin the banned words.
 
 They are asked of the server where it tells (vLLM's and llama.cpp's `/tokenize` and `/detokenize`,
 llama-cpp-python's below `/extras`), or of a tokenizer that was named.
