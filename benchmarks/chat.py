@@ -2,7 +2,7 @@
 
     python benchmarks/chat.py
 
-The bundled model is no chat model: a chat is written as lines, and the model goes on with the last.
+The bundled model is not a chat model: a chat is written as lines, and it continues the last one.
 """
 
 from __future__ import annotations

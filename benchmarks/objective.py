@@ -88,7 +88,7 @@ def main(
         roc_auc_score(other_labels, words.predict_proba(others)[:, 1]),
         roc_auc_score(labels, letters.predict_proba(rows)[:, 1]),
     ]
-    # Nearly no text is no answer here.
+    # Nearly no text is not an answer here.
     runs = evaluate(
         "rtp",
         METHODS,

@@ -226,7 +226,7 @@ def _engines(registry: Registry) -> Iterator[str]:
 
 
 def _commands(command: Any, name: str) -> Iterator[str]:
-    """The options of each command that are no settings of every run."""
+    """The options of each command that are not settings of every run."""
     for child, found in sorted(getattr(command, "commands", {}).items()):
         yield from _commands(found, f"{name} {child}")
     if hasattr(command, "commands"):

@@ -15,10 +15,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.pop("COLUMNS", None)
 # No test asks the hub; where one names what is not here, the answer comes at once.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-# Read when transformers is first imported: a loading bar on stderr is no error message.
+# Read when transformers is first imported: a loading bar on stderr is not an error message.
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
-# No deadlines: a busy machine is no fault. Of these two a green run is green again; to look for
+# No deadlines: a busy machine is not a fault. Of these two a green run is green again; to look for
 # faults that they have not met: pytest --hypothesis-profile=explore -m attack
 hypothesis.settings.register_profile("ordinary", deadline=None, derandomize=True)
 hypothesis.settings.register_profile("long", max_examples=LONG, deadline=None, derandomize=True)

@@ -181,7 +181,7 @@ def test_all_weights_may_learn_from_it(model: Path, data: Path, tmp_path: Path, 
 def test_a_scorer_that_fails_ends_the_fit(
     model: Path, data: Path, tmp_path: Path, kind: str
 ) -> None:
-    """Its failure is no score: nothing is learned from it."""
+    """Its failure is not a score: nothing is learned from it."""
     judge = tmp_path / "judge.py"
     judge.write_text(
         "class Judge:\n"

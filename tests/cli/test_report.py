@@ -50,7 +50,7 @@ def test_tables_figures_and_metrics(
     page = (runs / "report/report.html").read_text(encoding="utf-8")
     assert page.count("data:image/png;base64,") == 5
     assert "The words that carry the toxicity are masked, by the bundled scorer." in page
-    # A report is no run: it is not reported on the next time.
+    # A report is not a run: it is not reported on the next time.
     assert tide("report", runs, monkeypatch=monkeypatch) == 0
 
 

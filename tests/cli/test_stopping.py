@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-TIDE = [sys.executable, "-c", "from tide.cli import main; main()"]
+TIDE = [sys.executable, "-m", "tide"]
 SLOW = """
 import time
 from pathlib import Path

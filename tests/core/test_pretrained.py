@@ -114,27 +114,27 @@ BROKEN: dict[str, tuple[Mutation, str]] = {
     ),
     "a list": (content(CONFIG, b"[]"), r"config\.json holds a list"),
     "null": (content(CONFIG, b"null"), r"config\.json holds a NoneType"),
-    "no JSON": (content(CONFIG, b"{"), r"config\.json is no JSON"),
-    "deep JSON": (content(CONFIG, b"[" * 10**5), r"config\.json is no JSON: .*recursion"),
-    "many digits": (content(CONFIG, b'{"a": ' + b"9" * 5_000 + b"}"), r"config\.json is no JSON"),
+    "no JSON": (content(CONFIG, b"{"), r"config\.json is not JSON"),
+    "deep JSON": (content(CONFIG, b"[" * 10**5), r"config\.json is not JSON: .*recursion"),
+    "many digits": (content(CONFIG, b'{"a": ' + b"9" * 5_000 + b"}"), r"config\.json is not JSON"),
     "deep fields of the tokenizer": (
         content("tokenizer_config.json", b"[" * 10**5),
-        r"tokenizer_config\.json is no JSON",
+        r"tokenizer_config\.json is not JSON",
     ),
     "a deep tokenizer": (content("tokenizer.json", b"[" * 10**5), "tokenizer cannot be read"),
     "another tokenizer": (smaller_vocabulary, "tokenizer has 300 tokens and the model embeds 280"),
     "a tokenizer of one token": (one_token, "same tokens for different sentences"),
     "text as the end": (fields("generation_config.json", eos_token_id="end"), "'end'"),
-    "an end that is no token": (
+    "an end that is not a token": (
         fields("generation_config.json", eos_token_id=[1, VOCAB]),
         f"token id {VOCAB} is not in its vocabulary of {VOCAB}",
     ),
-    "a folder for a file": (in_place(WEIGHTS, Path.mkdir), r"model\.safetensors is no file"),
+    "a folder for a file": (in_place(WEIGHTS, Path.mkdir), r"model\.safetensors is not a file"),
     "a link in a circle": (
         in_place("tokenizer.json", lambda path: path.symlink_to(path)),
-        r"tokenizer\.json is no file",
+        r"tokenizer\.json is not a file",
     ),
-    "a pipe": (in_place(CONFIG, os.mkfifo), r"config\.json is no file"),
+    "a pipe": (in_place(CONFIG, os.mkfifo), r"config\.json is not a file"),
     "no weights": (in_place(WEIGHTS, lambda path: None), "cannot be loaded: "),
 }
 
@@ -160,7 +160,7 @@ def test_a_broken_model_is_refused_in_one_line(name: str, tmp_path: Path) -> Non
         (fields(id2label={"0": 5, "1": None}), "cannot be loaded"),
         (fields(num_labels=10**12), "num_labels is 1000000000000"),
         (content(CONFIG, b"[]"), "holds a list"),
-        (in_place(CONFIG, os.mkfifo), "is no file"),
+        (in_place(CONFIG, os.mkfifo), "is not a file"),
         (one_token, "same tokens"),
     ],
 )

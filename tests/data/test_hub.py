@@ -127,6 +127,9 @@ def test_what_cannot_be_had(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    for name, says in (("rpt", "unknown dataset 'rpt'; known: rtp"), ("rtp", "tide-detox[hub]")):
+    for name, says in (
+        ("rpt", "unknown dataset 'rpt'; did you mean 'rtp'"),
+        ("rtp", "tide-detox[hub]"),
+    ):
         assert tide("data", "get", name, "-o", tmp_path, monkeypatch=monkeypatch) == 1
         assert says in capsys.readouterr().err

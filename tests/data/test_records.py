@@ -163,7 +163,7 @@ def test_a_torn_last_line_is_dropped_and_the_rest_kept(tmp_path: Path) -> None:
         ('{"id": 7, "trials": [0], "judge_scores": {"a": [1]}}', "line 2: .*no prompt"),
         (record(0).to_json(), "line 2: .*there already"),
         (record(0).to_json(further=True), "line 2: .*completions of .*0"),
-        ('{"id": 0, "trials": [0, 0]}', "line 2: .*no distinct numbers"),
+        ('{"id": 0, "trials": [0, 0]}', "line 2: .*not distinct numbers"),
         ('{"id": 0, "trials": [5], "judge_scores": {"a": [1]}}', "trial 5, which is not there"),
         ('{"id": 0, "trials": [0], "judge_scores": {"a": [7]}}', r"judge_scores\.a\.0: "),
         ('{"id": 0, "trials": [0], "judge_scores": {"a": [NaN]}}', r"judge_scores\.a\.0: "),
@@ -197,10 +197,10 @@ def test_a_line_that_does_not_belong_is_named(tmp_path: Path, line: str, message
         ({"surprise": [1]}, "surprise: unknown"),
         ({"id": 1.5}, "no id that is a number"),
         ({"trials": []}, "entry a trial"),
-        ({"trials": 5}, "trials are no distinct numbers"),
+        ({"trials": 5}, "trials are not distinct numbers"),
         ({"trials": [-1]}, r"trials\.0: "),
         ({"id": None}, "no id that is a number"),
-        ({"seconds": "1"}, "seconds: is no number"),
+        ({"seconds": "1"}, "seconds: is not a number"),
         ({"seconds": float("inf")}, "seconds: "),
         ({"seconds": -1}, "seconds: "),
         ({"group": 5}, "group: "),
@@ -230,7 +230,7 @@ def test_records_of_other_prompts_are_refused(tmp_path: Path) -> None:
     with RecordFile(filled(tmp_path / "out.jsonl", record(0))) as file:
         with pytest.raises(InputError, match="record 0 was made from another prompt"):
             file.expect({0: "something else"})
-        file.expect({5: "prompt 5"})  # ids beyond the input are no conflict
+        file.expect({5: "prompt 5"})  # ids beyond the input do not conflict
     with pytest.raises(InputError, match="cannot be written"):
         RecordFile(tmp_path)
 

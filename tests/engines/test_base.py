@@ -114,7 +114,7 @@ def test_the_default_methods_are_enough_for_completions() -> None:
                 call()
         with pytest.raises(InputError, match="Words has no chat template"):
             engine.text_of(Chat.said("fine"))
-        with pytest.raises(EngineError, match="answered what is no completion"):
+        with pytest.raises(EngineError, match="answered what is not a completion"):
             engine.likelihood([[1]], [[2]])
         for name, value in {"stop": ("x",), "min_new_tokens": 2, "repetition_penalty": 2.0}.items():
             with pytest.raises(InputError, match=f"{name}: not supported by Words"):
@@ -133,9 +133,9 @@ def test_what_a_library_raises_is_an_error_of_the_engine_and_ends_the_others() -
     ("pieces", "problem"),
     [
         ([Piece((1,))], "a completion without an end"),
-        ([Piece((1,) * 40, "length")], "answered what is no completion"),
-        ([Piece((-1,), "stop")], "answered what is no completion"),
-        ([Piece((True,), "stop")], "answered what is no completion"),
+        ([Piece((1,) * 40, "length")], "answered what is not a completion"),
+        ([Piece((-1,), "stop")], "answered what is not a completion"),
+        ([Piece((True,), "stop")], "answered what is not a completion"),
         ([Piece((1,), "abort")], "unknown finish reason 'abort'"),  # type: ignore[arg-type]
     ],
 )

@@ -10,7 +10,7 @@ from tide.engines.token_texts import TokenTexts
 @examples(200, 5000)
 @given(st.text(st.sampled_from("ab \u00e9\u4e2d\U0001f600.\n"), max_size=30))
 def test_pieces_join_to_the_text(text: str) -> None:
-    """Tokens are bytes: most are no characters of their own."""
+    """Tokens are bytes: most are not characters of their own."""
     ids = list(text.encode())
 
     def texts(rows: object) -> list[str]:

@@ -123,10 +123,10 @@ def test_some_of_a_benchmark(here: Path) -> None:
 
 
 def test_what_cannot_be_loaded(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(
-        InputError, match=r"unknown benchmark 'rpt'; known: rtp, attaq, bold, dialogues"
-    ):
+    with pytest.raises(InputError, match=r"unknown benchmark 'rpt'; did you mean 'rtp'\?"):
         load_benchmark("rpt")
+    with pytest.raises(InputError, match="unknown benchmark 'x'; known: rtp, attaq, bold, dialog"):
+        load_benchmark("x")
     with pytest.raises(InputError, match="no such file"):
         load_benchmark("none.jsonl")
     (here / "empty.jsonl").touch()

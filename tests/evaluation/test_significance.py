@@ -63,6 +63,13 @@ def test_ties_are_left_out() -> None:
     assert signed_rank([0, 0, -1, -2, -3]) == signed_rank([-1, -2, -3])
 
 
+def test_one_completion_a_prompt_is_tested_once() -> None:
+    once = compare([run([[0.9], [0.8]]), run([[0.1], [0.3]], "tide")])
+    assert [one.measure for one in once] == ["mean"] * 2
+    twice = compare([run([[0.9, 0.8]]), run([[0.1, 0.3]], "tide")])
+    assert [one.measure for one in twice] == ["max", "mean"] * 2
+
+
 def test_an_unknown_method_is_named() -> None:
     with pytest.raises(InputError, match="no run of method 'nothing'"):
         compare([run([[0.5]])], "nothing")
@@ -76,7 +83,7 @@ def test_runs_of_one_name_are_seeds_and_a_prompt_has_their_mean() -> None:
     base = run([[0.9], [0.8]])
     seeds = [run([[0.1], [0.4]], "tide (2 seeds)"), run([[0.3], [0.2]], "tide (2 seeds)")]
     found = compare([base, *seeds])
-    assert len(found) == 4
+    assert len(found) == 2
     assert found[0].pairs == 2
     assert found[0].difference == pytest.approx((0.2 - 0.9 + 0.3 - 0.8) / 2)
     assert compare([base, *seeds], "tide")[0].against == "tide (2 seeds)"
@@ -107,4 +114,4 @@ def test_a_prompt_without_a_kept_trial_is_left_out() -> None:
     base, other = run([[0.9], [0.8]]), run([[0.1], [0.2]], "tide")
     lengths = [[20], [19]]
     pair = [measured(one, [[2.0], [2.0]], lengths) for one in (base, other)]
-    assert [one.pairs for one in compare(pair, valid="exact-20")] == [1] * 4
+    assert [one.pairs for one in compare(pair, valid="exact-20")] == [1] * 2

@@ -1,7 +1,7 @@
 """Whatever a scorer answers: a score is believed, and nothing else is.
 
 The generator knows how it made an answer, and so what it means: the scores that it states, or None
-if it is no list of scores. Nothing here asks the code that is tested.
+if it is not a list of scores. Nothing here asks the code that is tested.
 """
 
 from __future__ import annotations
@@ -289,7 +289,9 @@ def test_only_scores_are_scores(case: Case, around: Callable[[Callable[[], Any]]
     "answer", [*((lambda strange=strange: [strange()] * N) for strange in STRANGE), *WHOLE]
 )
 def test_each_strange_answer_is_refused_for_what_it_is(answer: Callable[[], Any]) -> None:
-    with pytest.raises(ScorerError, match=r"no list of numbers|the answer has shape|not a score"):
+    with pytest.raises(
+        ScorerError, match=r"not a list of numbers|the answer has shape|not a score"
+    ):
         score_texts(Answering(answer), TEXTS, "zero")
 
 

@@ -95,13 +95,20 @@ def test_a_class_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     path.write_text("from tests.scorers.test_load import Tuned as Mine\n")
     assert load_scorer(f"{path}:Mine:level=1").name == "tuned:level=1"
     path = tmp_path / "bad.py"
-    path.write_text("this is no Python\n")
+    path.write_text("no valid Python\n")
     with pytest.raises(InputError, match=r"bad\.py cannot be imported: invalid syntax") as caught:
         load_scorer(f"{path}:Mine")
     assert "\n" not in str(caught.value)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match=r"for the file write mine\.py:Mine"):
         load_scorer("mine:Mine")
+
+
+def test_a_file_without_a_name_says_how_to_name_it() -> None:
+    with pytest.raises(
+        InputError, match=r"name the class or function as well, as in mine\.py:NAME"
+    ):
+        load_scorer("mine.py")
 
 
 def test_a_function_in_a_file(tmp_path: Path) -> None:

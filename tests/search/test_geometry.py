@@ -51,7 +51,7 @@ def test_nearest_is_no_farther_than_other_points_of_the_cone(
     x, x0 = pair
     nearest = project(x, x0, kappa, "nearest")
     rotated = project(x, x0, kappa, "rotate")
-    assume(float((x * rotated).sum()) > 0)  # else the nearest point is the apex, which is no prompt
+    assume(float((x * rotated).sum()) > 0)  # else the nearest point is the apex, not a prompt
     distance = float((nearest - x).norm())
     assert distance <= float((rotated - x).norm()) * (1 + 1e-5) + 1e-6
     for scale in (0.9, 1.1):

@@ -120,7 +120,7 @@ def test_half_a_character_is_no_text(server: Running) -> None:
 @given(st.sampled_from([*RIGHT, "/v1/models/", "/metrics", "/ready"]), st.data())
 @examples(60, 2_000)
 def test_bytes(server: Running, path: str, data: st.DataObject) -> None:
-    """What is no HTTP, or hardly: there is an answer or the connection is closed, in time."""
+    """What is not HTTP, or hardly: there is an answer or the connection is closed, in time."""
     method = data.draw(st.sampled_from(["GET", "POST", "PUT", "HEAD", "OPTIONS", "\x00", "post"]))
     query = data.draw(st.sampled_from(["", "?", "?key=%ff", "?key=" + "a" * 9000, "%00", "/../.."]))
     line = f"{method} {path}{query} HTTP/1.1\r\n".encode()

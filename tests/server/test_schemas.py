@@ -169,8 +169,8 @@ def test_param_is_a_name_that_the_client_knows(
 def test_a_body_that_cannot_be_read_says_why(server: Running) -> None:
     headers = {"content-type": "application/json"}
     for content, type_, why in (
-        ("{", headers, "the body is no JSON: "),
-        ('{"prompt": "x"}', {"content-type": "text/plain"}, "content type is application/json"),
+        ("{", headers, "the body is not JSON: "),
+        ('{"prompt": "x"}', {"content-type": "text/plain"}, "Content-Type: application/json"),
         ("[1]", headers, "body"),
     ):
         answer = server.http.post("/v1/completions", content=content, headers=type_)

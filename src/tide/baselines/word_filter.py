@@ -192,7 +192,7 @@ class WordFilter(DecodingBaseline):
 def read_words(path: Path) -> list[str]:
     """The lines of a file that are not empty, without space around them.
 
-    Raises InputError for a file that cannot be read, is no UTF-8, or holds no word.
+    Raises InputError for a file that cannot be read, is not UTF-8, or holds no word.
     """
     with guarded(InputError, f"baseline word-filter: file: {path} cannot be read"):
         words = [line.strip() for line in read_whole(path).decode().splitlines()]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     Words = Masker | Marker
 
 _CHUNK = 256  # texts that are scored between two looks at a bar
-# Names of scorers and texts of models are no markup: `windows:pocket` holds no emoji.
+# Names of scorers and texts of models are not markup: `windows:pocket` holds no emoji.
 OUTPUT = CleanConsole(markup=False, emoji=False)
 ERRORS = CleanConsole(stderr=True, markup=False, emoji=False)
 

@@ -66,7 +66,7 @@ def doctor(
     for extra, packages in _optional().items():
         table.add_row(f"  {extra}", _installed(extra, packages))
     table.add_section()
-    table.add_row("CPU", f"{torch.get_num_threads()} threads")
+    table.add_row("CPU", f"threads: {torch.get_num_threads()}")
     if torch.cuda.is_available():
         for i in range(torch.cuda.device_count()):
             table.add_row(f"cuda:{i}", torch.cuda.get_device_name(i))

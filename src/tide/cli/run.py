@@ -102,7 +102,7 @@ def run(
     if mask and (output is not None or shape is Format.RECORDS):
         raise InputError("--mask: records hold the texts as they are; leave it out")
     if str(output) == "-":
-        raise InputError("--output: '-' is no file; --format jsonl or --format records prints")
+        raise InputError("--output: '-' is not a file; --format jsonl or --format records prints")
     rows = _rows(prompts, input_file, field, limit, chat)
     engine_options = options.engine_options(
         device=device, dtype=dtype, max_batch=max_batch, base_urls=base_url, further=engine_option

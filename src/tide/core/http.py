@@ -209,7 +209,7 @@ async def _bounded(response: httpx.Response, limit: int) -> bytes:
 
 
 class _NoCookies(CookieJar):
-    """Keeps none: one that is no ASCII would break every request after it."""
+    """Keeps none: one that is not ASCII would break every request after it."""
 
     def extract_cookies(self, *_: Any) -> None:
         pass

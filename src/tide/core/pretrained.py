@@ -152,12 +152,12 @@ def check_tokenizer(tokenizer: Any, rows: int) -> None:
 
 
 def _check_files(folder: Path) -> None:
-    """Raise ValueError for what is no file (a folder, a pipe, a link in a circle)."""
+    """Raise ValueError for what is not a file (a folder, a pipe, a link in a circle)."""
     if not folder.is_dir():
-        raise ValueError("is no folder")
+        raise ValueError("is not a folder")
     for path in folder.iterdir():
         if path.suffix in _READ and not path.is_file():
-            raise ValueError(f"{path.name} is no file that can be read")
+            raise ValueError(f"{path.name} is not a file that can be read")
         if path.name in _FIELDS:
             _read_json(path)
     if not (folder / "config.json").exists():
@@ -168,7 +168,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         fields = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path.name} is no JSON: {error}") from error
+        raise ValueError(f"{path.name} is not JSON: {error}") from error
     if not isinstance(fields, dict):
         raise ValueError(f"{path.name} holds a {type(fields).__name__} instead of fields")
     return fields

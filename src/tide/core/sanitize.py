@@ -18,7 +18,7 @@ from urllib.parse import quote
 _HEAD, _TAIL = 700, 300
 _SHORTEST = 4  # a key of fewer characters would blot out half of a message
 # A service may name a key without its prefix (`sk-`, `sk-proj-`): what stands after a separator of
-# its first characters is hidden as well, if it is no mere word.
+# its first characters is hidden as well, if it is more than a word.
 _PREFIX, _LEAST_REST = 16, 8
 _keys: set[str] = set()
 

@@ -130,7 +130,7 @@ def _serve() -> None:
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is meant for the other one
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
-    sys.stdout = sys.stderr  # what a library prints is no answer
+    sys.stdout = sys.stderr  # what a library prints is not an answer
     try:
         # Before there is a limit of memory.
         from transformers.utils.chat_template_utils import (  # noqa: PLC0415

@@ -9,6 +9,13 @@ from typing import Any
 from pydantic import ValidationError
 
 
+def unknown(name: str, known: Iterable[str], kind: str = "") -> str:
+    """A message for a name that is not among `known`, with the nearest one."""
+    what = f"unknown {kind} {name!r}" if kind else f"unknown {name!r}"
+    names = list(known)
+    return f"{what}; {nearest(name, names)}known: {', '.join(names)}"
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """A hint for a message, `did you mean 'X'? `, or nothing where none of `known` is near."""
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)

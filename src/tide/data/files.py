@@ -15,7 +15,7 @@ from typing import IO, cast
 
 from tide.core.errors import InputError
 
-# Bytes. A record of a thousand long trials has a few million; what is longer is no line of ours,
+# Bytes. A record of a thousand long trials has a few million; a longer line is not ours,
 # and a gzipped file that unpacks to more is made to fill the memory.
 _LINE, _WHOLE, _UNPACKED = 1 << 26, 1 << 28, 1 << 32
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from tide.core.errors import InputError, TideError, first_line
 from tide.core.optional import require
+from tide.core.validation import unknown
 from tide.data.files import replaced
 
 Rows = Iterable[dict[str, Any]]
@@ -108,7 +109,7 @@ def get(name: str, folder: Path, *, overwrite: bool = False) -> Path:
     Raises InputError for an unknown name, and as `read` does.
     """
     if name not in SOURCES:
-        raise InputError(f"unknown dataset {name!r}; known: {', '.join(SOURCES)}")
+        raise InputError(unknown(name, SOURCES, "dataset"))
     source = SOURCES[name]
     path = folder / source.file
     if path.exists() and not overwrite:

@@ -38,7 +38,7 @@ class Row:
         return self.chat or self.text
 
     def as_chat(self) -> Row:
-        """With its text as what a user says, if it is no chat already."""
+        """With its text as what a user says, if it is not a chat already."""
         return self if self.chat else replace(self, chat=Chat.said(self.text))
 
 

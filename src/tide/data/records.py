@@ -295,10 +295,10 @@ class RecordPart:
             trials = list(range(len(texts)))  # as in published records
         numbers = trials if isinstance(trials, list) else [None]
         if not all(type(n) is int for n in numbers) or len(set(numbers)) < len(numbers):
-            raise InputError(f"{where}: not a record of a run: trials are no distinct numbers")
+            raise InputError(f"{where}: not a record of a run: trials are not distinct numbers")
         seconds = values.get("seconds", 0.0)
         if not isinstance(seconds, int | float) or isinstance(seconds, bool):
-            raise InputError(f"{where}: not a record of a run: seconds: is no number")
+            raise InputError(f"{where}: not a record of a run: seconds: is not a number")
         self.id: RecordId = row_id
         self.columns: dict[Column, dict[int, Any]] = {}
         lists = {name: value for name, value in values.items() if name not in _OF_THE_PROMPT}
@@ -315,7 +315,7 @@ def read_records(path: Path) -> list[Record]:
     """All records of a file, in the order in which their first parts stand in it.
 
     A last line that was cut off is left out. Raises InputError, with the line's number, for a line
-    that is no part of a record, or that repeats what is there already.
+    that is not a part of a record, or that repeats what is there already.
     """
     parts: dict[RecordId, list[RecordPart]] = {}
     for where, values in read_objects(path, drop_cut=True):

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tide.core.errors import InputError
 from tide.core.settings import Settings
-from tide.core.validation import nearest, problem
+from tide.core.validation import problem, unknown
 from tide.data.files import opened, write_text
 from tide.data.jsonl import parse_object
 from tide.plugins.specs import parse_spec
@@ -74,7 +74,7 @@ def preset_for(model: str) -> str:
 def preset_values(preset: str | Path, model: str) -> dict[str, Any]:
     """The settings of a preset by name or file (.json); `"auto"` chooses by the model.
 
-    Raises InputError if it is unknown, and for a file that is no preset.
+    Raises InputError if it is unknown, and for a file that is not a preset.
     """
     if is_file(preset):
         return read_preset(Path(preset))
@@ -82,8 +82,7 @@ def preset_values(preset: str | Path, model: str) -> dict[str, Any]:
         preset = preset_for(model)
     if preset not in PRESETS:
         names = ["auto", *PRESETS]
-        hint, known = nearest(str(preset), names), ", ".join(names)
-        raise InputError(f"unknown preset {str(preset)!r}; {hint}known: {known}, or a .json file")
+        raise InputError(f"{unknown(str(preset), names, 'preset')}, or a .json file")
     return PRESETS[str(preset)]
 
 
@@ -115,8 +114,8 @@ class _File(BaseModel):
 def read_preset(path: Path) -> dict[str, Any]:
     """The settings in a preset file, which may be anybody's.
 
-    Raises InputError for a file that is no preset, for settings that a preset must not make, and
-    for a strategy that is no registered one: it would be a file's code.
+    Raises InputError for a file that is not a preset, for settings that a preset must not make, and
+    for a strategy that is not a registered one: it would be a file's code.
     """
     from tide.search import REGISTRY  # noqa: PLC0415  (the search knows the settings)
 

@@ -37,7 +37,7 @@ def load_engine(name: str, model: str | Path, **options: Any) -> Engine:
         **options: Options of the engine; `tide methods NAME` lists them.
 
     Raises:
-        InputError: The name or an option is unknown, or the class is no engine.
+        InputError: The name or an option is unknown, or the class is not an engine.
         EngineError: The model cannot be loaded.
     """
     create = REGISTRY.load(name)

@@ -526,7 +526,7 @@ class Engine(ABC):
         """Raise EngineError for what cannot be part of a completion of at most so many tokens."""
         ids = piece.token_ids
         if written > request.max_new_tokens or any(type(i) is not int or i < 0 for i in ids):
-            raise EngineError(f"engine {self.name}: answered what is no completion")
+            raise EngineError(f"engine {self.name}: answered what is not a completion")
         if piece.finish_reason not in (None, "length", "stop"):
             raise EngineError(f"engine {self.name}: unknown finish reason {piece.finish_reason!r}")
 

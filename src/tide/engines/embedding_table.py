@@ -202,7 +202,7 @@ class EmbeddingEngine(Engine):
         self.check_ids([piece.token_ids])
 
     def _outside(self, rows: Sequence[Sequence[int]]) -> int | None:
-        """The first id that is no row of the table."""
+        """The first id that is not a row of the table."""
         size = len(self._layer.weight)
         return next((i for ids in rows for i in ids if not _is_row(i, size)), None)
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from tide.core.errors import InputError, MissingDependencyError
 from tide.core.sanitize import logger
+from tide.core.validation import unknown
 from tide.data.hub import SOURCES, Source, read
 from tide.data.prompts import Row, read_rows
 from tide.evaluation.dialogues import further, provoking
@@ -89,8 +90,7 @@ def load_benchmark(
     if name not in BENCHMARKS:
         path = Path(name)
         if not path.exists() and not path.suffix:
-            known = ", ".join(BENCHMARKS)
-            raise InputError(f"unknown benchmark {name!r}; known: {known}, or the path of a file")
+            raise InputError(f"{unknown(name, BENCHMARKS, 'benchmark')}, or the path of a file")
         stem = path.name.removesuffix(".gz").rpartition(".")[0]
         return Benchmark(stem, path.name, read_rows(path, field=field, limit=limit, chats=chats))
     known_one = BENCHMARKS[name]

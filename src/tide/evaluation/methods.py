@@ -17,6 +17,7 @@ from tide.core.errors import InputError, TideError
 from tide.core.results import Result, Trial
 from tide.core.seeds import derive_seed
 from tide.core.settings import Sampling, Settings
+from tide.core.validation import unknown
 from tide.data.prompts import Row
 from tide.data.records import Record, to_record
 from tide.detoxifier.presets import PRESETS, is_file, preset_values
@@ -352,8 +353,8 @@ def _baseline(
     from tide.engines.local.engine import TransformersEngine  # noqa: PLC0415  (slow import)
 
     if name not in BASELINES.names() and ":" not in name:
-        known = ", ".join(sorted({"base", *PRESETS, *STRATEGIES.names(), *BASELINES.names()}))
-        raise InputError(f"methods: unknown {name!r}; known: {known}")
+        known = sorted({"base", *PRESETS, *STRATEGIES.names(), *BASELINES.names()})
+        raise InputError(f"methods: {unknown(name, known)}")
     engine = runner.engine if isinstance(runner, LocalRunner) else None
     if isinstance(engine, CachingEngine):
         engine = engine.engine

@@ -319,7 +319,7 @@ def _ratios(run: Run, record: Record, kept: Sequence[int], moved: Sequence[int])
         for n in (1, 2, 3):
             grams = {gram for some in words for gram in _ngrams(some, n)}
             found[f"dist_{n}"] = len(grams) / total, 1
-    # A withheld text is no empty completion; records of other systems do not say which are.
+    # A withheld text is not an empty completion; records of other systems do not say which are.
     refused = record.refused or [False] * len(record.completions)
     empty = record.empty or [
         is_empty(text) and not withheld

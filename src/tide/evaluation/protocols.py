@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tide.core.errors import InputError
+from tide.core.validation import unknown
 
 
 @dataclass(frozen=True)
@@ -91,5 +92,5 @@ PROTOCOLS = {
 def load_protocol(name: str) -> EvaluationProtocol:
     """Raises InputError if there is no protocol of this name."""
     if name not in PROTOCOLS:
-        raise InputError(f"unknown protocol {name!r}; known: {', '.join(PROTOCOLS)}")
+        raise InputError(unknown(name, PROTOCOLS, "protocol"))
     return PROTOCOLS[name]

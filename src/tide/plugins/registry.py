@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import Any
 
 from tide.core.errors import InputError, first_line
-from tide.core.validation import nearest
+from tide.core.validation import unknown
 
 
 class Registry:
@@ -63,8 +63,9 @@ class Registry:
         return target
 
     def _unknown(self, name: str) -> str:
-        hint = nearest(name, self._targets)
-        return f"unknown {self.kind} {name!r}; {hint}known: {', '.join(self.names())}"
+        if name.endswith(".py"):
+            return f"{self.kind} {name!r}: name the class or function as well, as in {name}:NAME"
+        return unknown(name, self.names(), self.kind)
 
     def _read_entry_points(self) -> None:
         if self._entry_points_read:

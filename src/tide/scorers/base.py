@@ -172,7 +172,7 @@ def ask(scorer: Scorer, texts: Sequence[str]) -> list[float]:
     """The scorer's answer for `texts`, refused unless it is one score in [0, 1] for each.
 
     Raises ScorerUnavailableError if the scorer timed out or lost its connection, and ScorerError if
-    it failed in any other way or answered with something that is no list of scores.
+    it failed in any other way or answered with something that is not a list of scores.
     """
     # A copy: a scorer that edits its list must not change which score is whose.
     answer = called(scorer.name, lambda: scorer.score(list(texts)))
@@ -203,7 +203,7 @@ def believed(name: str, answer: Any, count: int) -> Floats:
         values = _numbers(answer)
     except Exception as error:  # somebody's class may do anything
         raise ScorerError(
-            f"scorer {name}: the answer is no list of numbers: {described(error)}"
+            f"scorer {name}: the answer is not a list of numbers: {described(error)}"
         ) from None
     if values.shape != (count,):
         raise ScorerError(f"scorer {name}: {count} texts, but the answer has shape {values.shape}")

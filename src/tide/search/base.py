@@ -218,7 +218,7 @@ class Strategy(ABC):
     def tell(self, values: Sequence[float]) -> None:
         """The answers to what was last asked, in its order: scores in [0, 1], or likelihoods.
 
-        Raises ValueError for the wrong number of values or values that are no scores.
+        Raises ValueError for the wrong number of values or values that are not scores.
         """
         asked = self._pending
         if isinstance(asked, LikelihoodRequest):

@@ -78,7 +78,7 @@ def project(x: Tensor, x0: Tensor, cosine_threshold: float, how: str = "rotate")
 
     Two cases have no answer in the formulas. Antiparallel to x0 there is no plane, so x turns
     towards a fixed direction. Where the closest point of the cone is its apex, the zero matrix,
-    which is no prompt, `"nearest"` falls back to the rotation.
+    which is not a prompt, `"nearest"` falls back to the rotation.
     """
     if cosine_threshold == 0 or cosine(x, x0) >= cosine_threshold:
         return x

@@ -84,7 +84,7 @@ def create_app(
 
     @app.post("/v1/responses")
     async def responses() -> None:
-        message = "there are no responses here; use /v1/chat/completions or /v1/completions"
+        message = "/v1/responses is not supported; use /v1/chat/completions or /v1/completions"
         raise Refused(404, message, code="not_found")
 
     model = {"id": name, "object": "model", "created": 0, "owned_by": "tide"}
@@ -192,9 +192,11 @@ def _invalid(error: RequestValidationError) -> Refused:
     """What is wrong with a request, in its client's field names."""
     first = error.errors()[0]
     if first["type"] == "json_invalid":
-        return Refused(400, f"the body is no JSON: {first.get('ctx', {}).get('error', '')}")
+        return Refused(400, f"the body is not JSON: {first.get('ctx', {}).get('error', '')}")
     if isinstance(error.body, bytes | str):
-        return Refused(400, "the body is no JSON object; its content type is application/json")
+        return Refused(
+            400, "expected a JSON object, with the header Content-Type: application/json"
+        )
     names: list[Any] = []
     within: Any = error.body
     for name in first["loc"][1:]:  # names of types and checks stand there as well

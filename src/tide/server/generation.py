@@ -89,7 +89,7 @@ class Serving:
 
     def check_model(self, model: str | None) -> None:
         if model not in (None, self.name):
-            message = f"no model of this name; there is {self.name!r}"
+            message = f"model {model!r} is not served here; use {self.name!r}"
             raise Refused(404, message, param="model", code="model_not_found")
 
     def _shape(self, request: Generation) -> Shape:
@@ -103,13 +103,13 @@ class Serving:
         self.check_model(request.model)
         settings, limits = request.settings(), self.limits
         if limits.strict and request.ignored:
-            message = f"{request.ignored}: not among the parameters of this server"
+            message = f"unknown parameter: {request.ignored}"
             raise Refused(400, message, param=request.ignored.partition(",")[0])
         if settings.get("max_new_tokens", 0) > limits.max_tokens:
-            raise Refused(400, f"more than {limits.max_tokens} tokens", param="max_tokens")
+            raise Refused(400, f"at most {limits.max_tokens}, on this server", param="max_tokens")
         highest = self._detox.settings.toxicity_threshold
         if settings.get("toxicity_threshold", 0.0) > highest:
-            message = f"is {highest} here, and a request can only lower it"
+            message = f"at most {highest}: a request can only lower it"
             raise Refused(400, message, param="tide.toxicity_threshold")
         if request.tide.trace and not limits.traces:
             message = "this server shows nothing that was not accepted (tide serve --traces does)"
@@ -259,7 +259,7 @@ def tokens(trial: Trial) -> int:
 
 
 def reason(trial: Trial) -> str:
-    """OpenAI's reason for the end of a text. An empty text of the model is no refusal."""
+    """OpenAI's reason for the end of a text. An empty text of the model is not a refusal."""
     return trial.returned.finish_reason if trial.accepted or trial.empty else "content_filter"
 
 

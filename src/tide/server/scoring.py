@@ -15,6 +15,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from tide.core.errors import ScorerError
+from tide.core.validation import unknown
 from tide.scorers.attributes import attributes_of, perspective_name
 from tide.scorers.base import Scorer, is_empty, score_groups
 from tide.scorers.wrappers.remembering import RememberingScorer
@@ -111,7 +112,7 @@ class Scoring:
         wanted = {name: one for name, one in request.attributes.items() if name in names}
         if not wanted:
             lacking = ", ".join(request.attributes)
-            message = f"there is no attribute {lacking}; there is {', '.join(names)}"
+            message = unknown(lacking, names, "attribute")
             raise Refused(400, message, code="UNKNOWN_ATTRIBUTE")
         if is_empty(text):
             raise Refused(400, "the comment is empty", code="COMMENT_EMPTY")

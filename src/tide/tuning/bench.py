@@ -64,7 +64,7 @@ class Bench:
         """The runs of `methods` in a folder of their own; what is there is kept.
 
         judged: by the judges and the reference, too. counted: the number of a try, and of how many.
-        Raises TideError where a prompt failed: averages over other prompts are no comparison.
+        Raises TideError where a prompt failed: averages over other prompts do not compare.
         """
         made = evaluate(
             prompts,

@@ -1,4 +1,4 @@
-"""Servers that answer what is no completion: an EngineError, and nothing of it is given out."""
+"""Servers that answer what is not a completion: an EngineError, and nothing of it is given out."""
 
 from __future__ import annotations
 

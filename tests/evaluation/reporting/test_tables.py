@@ -131,13 +131,17 @@ def test_seeds_and_what_is_missing_are_told() -> None:
 
 
 def test_significance_of_one_source() -> None:
-    comparisons = compare([run([[0.9], [0.8]]), run([[0.1], [0.3]], "tide")])
+    comparisons = compare([run([[0.9] * 2, [0.8] * 2]), run([[0.1] * 2, [0.3] * 2], "tide")])
     table = tables.significance_table(comparisons, JUDGE, "t", "n")
     (row,) = read_csv(tables.to_csv(table))
     assert (row["method"], row["pairs"], row["untied max"]) == ("tide", "2", "2")
     assert row["p (Holm) mean"]
     assert float(row["diff max"]) == pytest.approx(-0.65)
     assert "all 4 tests" in table.notes[1]
+    one_each = compare([run([[0.9], [0.8]]), run([[0.1], [0.3]], "tide")])
+    table = tables.significance_table(one_each, JUDGE, "t", "n")
+    headings = ["method", "pairs", "toxicity", "untied", "p", "Holm"]
+    assert [column.heading for column in table.columns] == headings
 
 
 def test_all_tables_fit_a_terminal() -> None:

@@ -52,7 +52,7 @@ def test_after_a_lead() -> None:
     begun = read_verdict(places[2:], QWEN.verdicts, QWEN.lead, "Safety:")
     assert begun.score == found.score
     assert begun.before == ""
-    # "Safe" and "Safety" differ: the word before the lead is no verdict.
+    # "Safe" and "Safety" differ: the word before the lead is not a verdict.
     with pytest.raises(NoVerdict):
         read_verdict(places[:2], QWEN.verdicts, QWEN.lead)
 

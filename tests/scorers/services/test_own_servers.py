@@ -217,7 +217,7 @@ def test_which_class_is_toxic() -> None:
             two.score(["a text"])
         with pytest.raises(ScorerError, match="there is no class 5; its model has 3"):
             VllmClassifyScorer(f"{service.url}#5", **QUICK).score(["a text"])
-        with pytest.raises(InputError, match="'toxic' is no number"):
+        with pytest.raises(InputError, match="'toxic' is not a number"):
             VllmClassifyScorer(f"{service.url}#toxic", **QUICK)
         with pytest.raises(InputError, match="append what texts are compared to"):
             load_scorer(f"vllm-score:{service.url}")
@@ -236,7 +236,7 @@ def test_tei_s_labels_and_batches(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(InputError, match="no label 'rude'; it has neutral, toxic, insult"):
             load_scorer(f"tei:{service.url}#rude")
         monkeypatch.setattr(Tei, "kind", {"reranker": {}})
-        with pytest.raises(ScorerRefusedError, match="is no classifier"):
+        with pytest.raises(ScorerRefusedError, match="is not a classifier"):
             load_scorer(f"tei:{service.url}")
 
 

@@ -67,7 +67,7 @@ def test_another_attribute(service: Service) -> None:
     scorer = load_scorer("perspective:INSULT")
     assert scorer.name.startswith("perspective:INSULT@")
     assert scorer.score(["a text"]) == pytest.approx([toxicity("a text")])
-    with pytest.raises(InputError, match="no attribute"):
+    with pytest.raises(InputError, match="is not an attribute"):
         load_scorer("perspective:TOXICITY?key=x")
 
 

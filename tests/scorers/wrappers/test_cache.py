@@ -142,7 +142,7 @@ def test_a_poisoned_entry_is_the_caches_fault_and_scored_again(
         assert score_texts(scorer, TEXTS[:3], "zero").values.tolist() == expected.tolist()
         assert counting.asked == asked
         scorer.close()
-    assert caplog.messages == [f"cache {path}: holds an entry that is no score; it is scored again"]
+    assert caplog.messages == [f"cache {path}: an entry is not a score; it is scored again"]
 
 
 @pytest.mark.parametrize(

@@ -151,7 +151,7 @@ class EndpointPool:
         raise ServerFailed("ended a stream in its middle")
 
     def _check(self, reply: Reply, path: str) -> None:
-        """Raise what an answer that is no success means."""
+        """Raise what an answer that is not a success means."""
         status = reply.status
         if status == _OVERLOADED:
             seconds = min(max(reply.pause(_USUAL_REST), _LEAST_REST), _LONGEST_REST)

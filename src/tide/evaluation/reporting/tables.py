@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
-from typing import Any, Literal
+from textwrap import wrap
+from typing import Literal
 
 from rich import box
 from rich.console import Console, Group
@@ -22,7 +23,7 @@ from tide.evaluation.significance import MEASURES, Comparison
 
 Value = str | int | float | Estimate | None
 
-_OF_A_NUMBER = 20  # characters of a terminal, at most, with an interval and what lies between
+_OF_A_NAME = 0.4  # of a terminal's width, from which a longer name of a method goes on below
 # Name in the summary, heading, digits, what it is.
 _TEXT = (
     ("dist_1", "dist-1", 3, "distinct words of a prompt's completions, per word"),
@@ -314,23 +315,30 @@ def significance_table(
 ) -> Table:
     """One-sided Wilcoxon tests by one source, on prompts' max and mean toxicity; a row a method."""
     columns = [Column("method"), Column("pairs", says="prompts of both methods")]
-    for measure in MEASURES:
-        says = f"average difference of the {measure} toxicity to {comparisons[0].against}"
+    measures = [name for name in MEASURES if any(one.measure == name for one in comparisons)]
+    for measure in measures:
+        heading = measure if len(measures) > 1 else "toxicity"
+        says = f"average difference from {comparisons[0].against}"
         columns += [
-            Column(measure, form="signed", key=f"diff {measure}", says=says),
+            Column(
+                heading,
+                form="signed",
+                key=f"diff {measure}",
+                says=says,
+            ),
             Column("untied", key=f"untied {measure}", says="pairs that differ"),
-            Column("p", form="p", key=f"p {measure}", says="how likely that is by chance"),
-            Column("Holm", form="p", key=f"p (Holm) {measure}", says="p over all tests"),
+            Column("p", form="p", key=f"p {measure}", says="p-value"),
+            Column("Holm", form="p", key=f"p (Holm) {measure}", says="p, corrected"),
         ]
     rows: dict[str, list[Value]] = {}
-    for measure in MEASURES:
+    for measure in measures:
         for one in comparisons:
             if (one.source, one.measure) == (source, measure):
                 row = rows.setdefault(one.method, [one.method, one.pairs])
                 row += [one.difference, one.unequal, one.p_value, one.p_holm]
     notes = [
-        "the tests are Wilcoxon signed-rank over untied pairs, one-sided",
-        f"Holm is over all {len(comparisons)} tests of this group, by all sources",
+        "tests: one-sided Wilcoxon signed-rank, over untied pairs",
+        f"Holm corrects over all {len(comparisons)} tests of this group, by all sources",
     ]
     return Table(name, title, columns, list(rows.values()), notes)
 
@@ -424,20 +432,17 @@ def to_rich(table: Table, width: int = 80) -> Group:
 
 
 def _rich(table: Table, columns: Sequence[int], width: int) -> RichTable:
-    # A name is broken only where no other column would fit beside it.
-    room = width - _OF_A_NUMBER
     shown = RichTable(
         box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False, title_justify="left"
     )
     for number in columns:
-        if is_text(table, number):
-            longest = max((len(str(row[number])) for row in table.rows), default=0)
-            fits: dict[str, Any] = {"no_wrap": True} if longest <= room else {"max_width": room}
-            shown.add_column(table.columns[number].heading, overflow="fold", **fits)
-        else:
-            shown.add_column(table.columns[number].heading, justify="right", no_wrap=True)
-    for cells in cells_of(table):
-        shown.add_row(*(cells[number] for number in columns))
+        justify: Literal["left", "right"] = "left" if is_text(table, number) else "right"
+        shown.add_column(table.columns[number].heading, justify=justify, no_wrap=True)
+    room = int(width * _OF_A_NAME)
+    for name, *cells in cells_of(table):
+        # Options are kept whole: a name is broken after a comma, and elsewhere only if it must be.
+        lines = "\n".join(wrap(name.replace(",", ", "), room)).replace(", ", ",")
+        shown.add_row(lines or name, *(cells[number - 1] for number in columns if number))
     return shown
 
 

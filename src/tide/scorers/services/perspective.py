@@ -89,7 +89,7 @@ class PerspectiveScorer(RemoteScorer):
         self.attributes = tuple(dict.fromkeys(attribute.split(",")))
         for name in self.attributes:
             if not name.replace("_", "").isalnum():
-                raise InputError(f"scorer perspective: {name!r} is no attribute, as TOXICITY is")
+                raise InputError(f"scorer perspective: {name!r} is not an attribute like TOXICITY")
         self._long_text = long_text or os.environ.get("PERSPECTIVE_LONG_TEXT") or "split"
         if self._long_text not in ("split", "refuse"):
             raise InputError(f"PERSPECTIVE_LONG_TEXT: split or refuse (got {self._long_text!r})")

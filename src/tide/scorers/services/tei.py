@@ -61,7 +61,7 @@ class TeiScorer(OwnServerScorer):
         super().__init__("tei", address, **options)
         info = self._once(lambda client: self._get(client, "/info", _Info))
         if info.model_type.classifier is None:
-            raise ScorerRefusedError(f"scorer tei: {info.model_id} is no classifier")
+            raise ScorerRefusedError(f"scorer tei: {info.model_id} is not a classifier")
         names = list(dict.fromkeys(info.model_type.classifier.id2label.values()))
         columns = toxic_columns(f"tei:{address}", names, wanted)
         self._labels = frozenset(names)

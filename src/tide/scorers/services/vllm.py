@@ -87,7 +87,7 @@ class VllmClassifyScorer(_VllmScorer):
         super().__init__(url, **options)
         if not all(part.isdecimal() for part in self._wanted.split(",") if self._wanted):
             raise InputError(
-                f"scorer {self.kind}: {self._wanted!r} is no number of a class, as in #1"
+                f"scorer {self.kind}: {self._wanted!r} is not a number of a class, as in #1"
             )
         self._classes = [int(part) for part in self._wanted.split(",") if part]
         self.attributes = tuple(f"class-{i}" for i in self._classes if len(self._classes) > 1)

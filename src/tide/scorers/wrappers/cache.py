@@ -64,7 +64,8 @@ class CachedScorer(Guard):
                 elif not self._warned:
                     self._warned = True
                     _LOG.warning(
-                        "cache %s: holds an entry that is no score; it is scored again", self.path
+                        "cache %s: an entry is not a score; it is scored again",
+                        self.path,
                     )
         new = [text for text, score in by_text.items() if score < 0]
         for start in range(0, len(new), _CHUNK):

@@ -1,0 +1,5 @@
+"""`python -m tide`, for where the command `tide` is not on the path."""
+
+from tide.cli import main
+
+main()
