@@ -36,14 +36,12 @@ _INSULTS = (
 )
 
 
+@options.with_engine
 def doctor(
     model: options.Model = "pocket",
     scorer: options.Scorer = "pocket",
     engine: options.EngineName = "transformers",
-    base_url: options.BaseUrl = None,
-    engine_option: options.EngineOption = None,
-    device: options.Device = "auto",
-    dtype: options.Dtype = "auto",
+    engine_options: dict[str, Any] | None = None,
 ) -> None:
     """Check versions, devices, the model and the scorer; exit code 1 if a check fails.
 
@@ -52,9 +50,6 @@ def doctor(
     """
     import torch  # noqa: PLC0415  (slow import)
 
-    engine_options = options.engine_options(
-        device=device, dtype=dtype, base_urls=base_url, further=engine_option
-    )
     table = Table(show_header=False)
     table.add_column(overflow="fold", max_width=28)
     table.add_column(overflow="fold")
@@ -74,7 +69,7 @@ def doctor(
         table.add_row("CUDA", "none")
     table.add_section()
     failed = [
-        _check(table, f"model {model}", lambda: _try_model(model, engine, engine_options)),
+        _check(table, f"model {model}", lambda: _try_model(model, engine, engine_options or {})),
         _check(table, f"scorer {scorer}", lambda: _try_scorer(scorer)),
     ]
     OUTPUT.print(table)

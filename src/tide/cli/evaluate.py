@@ -32,6 +32,7 @@ Protocol = Annotated[
 
 
 @partial(options.with_settings, by_protocol=BY_PROTOCOL)
+@options.with_engine
 def evaluate(
     benchmark: Benchmark,
     methods: options.Methods = "base,tide,fast",
@@ -59,11 +60,7 @@ def evaluate(
         ),
     ] = None,
     engine: options.EngineName = "transformers",
-    base_url: options.BaseUrl = None,
-    engine_option: options.EngineOption = None,
-    device: options.Device = "auto",
-    dtype: options.Dtype = "auto",
-    max_batch: options.MaxBatch = None,
+    engine_options: dict[str, Any] | None = None,
     cluster: Annotated[
         str | None,
         typer.Option(
@@ -92,9 +89,6 @@ def evaluate(
     """
     from tide import evaluation  # noqa: PLC0415  (slow import)
 
-    engine_options = options.engine_options(
-        device=device, dtype=dtype, max_batch=max_batch, base_urls=base_url, further=engine_option
-    )
     stopping.keeps("finished records are kept; the same command goes on with them")
     runs = evaluation.evaluate(
         benchmark,
@@ -106,9 +100,7 @@ def evaluate(
         preset=preset,
         reference=reference or "auto",
         reference_engine=reference_engine,
-        reference_options=options.engine_options(
-            further=reference_option, flag="--reference-option"
-        ),
+        reference_options=options.engine_options(reference_option, "--reference-option"),
         artefacts=artefacts,
         out=out,
         engine=engine,

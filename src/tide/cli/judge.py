@@ -42,10 +42,7 @@ def judge(
         reference=reference or [],
         reference_engine=reference_engine,
         reference_options=options.engine_options(
-            device=device,
-            max_batch=max_batch,
-            further=reference_option,
-            flag="--reference-option",
+            reference_option, "--reference-option", device=device, max_batch=max_batch
         ),
         progress=evaluation.Bars(ERRORS),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
@@ -202,28 +202,26 @@ InputFile = Annotated[
 ]
 
 
+# What `with_engine` adds to a command.
+_OF_ENGINES = {
+    "base_url": (BaseUrl, None),
+    "engine_option": (EngineOption, None),
+    "device": (Device, "auto"),
+    "dtype": (Dtype, "auto"),
+    "max_batch": (MaxBatch, None),
+}
+
+
 def engine_options(
-    *,
-    device: str = "auto",
-    dtype: str = "auto",
-    max_batch: int | None = None,
-    base_urls: list[str] | None = None,
-    further: list[str] | None = None,
-    flag: str = "--engine-option",
+    further: list[str] | None, flag: str = "--engine-option", **given: Any
 ) -> dict[str, Any]:
-    """What was given of the options above, for an engine's constructor.
+    """The options of an engine, for its constructor.
 
     further: `name=value` each, the value as JSON or else as a text, as given by `flag`. What is
-    left at its default ("auto", None) is left to the engine. Raises InputError for one that is not
-    `name=value`.
+    `given` and left at its default ("auto", None) is left to the engine. Raises InputError for one
+    that is not `name=value`.
     """
-    given: dict[str, Any] = {
-        "device": None if device == "auto" else device,
-        "dtype": None if dtype == "auto" else dtype,
-        "max_batch": max_batch,
-        "base_urls": base_urls,
-    }
-    options = {name: value for name, value in given.items() if value is not None}
+    options = {name: value for name, value in given.items() if value not in ("auto", None)}
     for text in further or ():
         name, equals, value = text.partition("=")
         if not equals or not name.isidentifier():
@@ -245,6 +243,17 @@ def judges(values: Iterable[str] | None) -> list[str]:
     ]
 
 
+def with_engine(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that all engines share; `command` gets those given, as `engine_options`."""
+
+    def collected(values: dict[str, Any]) -> dict[str, Any]:
+        own = {name: values.pop(name) for name in _OF_ENGINES}
+        further, base_urls = own.pop("engine_option"), own.pop("base_url")
+        return engine_options(further, base_urls=base_urls, **own)
+
+    return _with_options(command, "engine_options", _OF_ENGINES, collected)
+
+
 def with_settings(
     command: Callable[..., None],
     settings: type[BaseModel] = Settings,
@@ -258,8 +267,7 @@ def with_settings(
     by_protocol: the fields whose defaults the command's --protocol sets.
     """
     defaults = settings().model_dump()
-    signature = inspect.signature(command, eval_str=True)
-    parameters = [p for p in signature.parameters.values() if p.name != argument]
+    added: dict[str, tuple[Any, Any]] = {}
     for name, field in settings.model_fields.items():
         flags = [f"--{name.replace('_', '-')}"]
         if name == "num_trials":
@@ -271,16 +279,36 @@ def with_settings(
         said = f"{field.description}".removesuffix(".") + _CHOICES.get(name, ".")
         heading = "Sampling" if name in Sampling.model_fields else _PANELS.get(name, panel)
         option = typer.Option(*flags, help=f"{said}{shown}", rich_help_panel=heading)
-        kind: Any = Annotated[_plain(field.annotation) | None, option]
-        parameters.append(
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
-        )
+        added[name] = (Annotated[_plain(field.annotation) | None, option], None)
+
+    def collected(values: dict[str, Any]) -> dict[str, Any]:
+        given = {name: values.pop(name) for name in settings.model_fields}
+        return {name: value for name, value in given.items() if value is not None}
+
+    return _with_options(command, argument, added, collected)
+
+
+def _with_options(
+    command: Callable[..., None],
+    argument: str,
+    added: Mapping[str, tuple[Any, Any]],
+    collected: Callable[[dict[str, Any]], dict[str, Any]],
+) -> Callable[..., None]:
+    """`command` with an option for each of `added` (type and default) in place of `argument`.
+
+    collected: takes their values out of those of all options, and returns what `argument` gets.
+    """
+    parameters: list[inspect.Parameter] = []
+    for one in inspect.signature(command, eval_str=True).parameters.values():
+        options = [
+            inspect.Parameter(name, one.kind, default=default, annotation=kind)
+            for name, (kind, default) in added.items()
+        ]
+        parameters += options if one.name == argument else [one]
 
     @functools.wraps(command)
     def wrapper(**values: Any) -> None:
-        given = {name: values.pop(name) for name in settings.model_fields}
-        overrides = {name: value for name, value in given.items() if value is not None}
-        command(**values, **{argument: overrides})
+        command(**{argument: collected(values)}, **values)
 
     wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     wrapper.__annotations__ = {p.name: p.annotation for p in parameters}

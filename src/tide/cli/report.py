@@ -124,9 +124,7 @@ def report(
             judges=[load_scorer(spec) for spec in options.judges(judges)],
             references=reference or (),
             reference_engine=reference_engine,
-            reference_options=options.engine_options(
-                further=reference_option, flag="--reference-option"
-            ),
+            reference_options=options.engine_options(reference_option, "--reference-option"),
             against=against,
             valid=which,
             seed=seed,

@@ -44,6 +44,7 @@ class Format(str, Enum):
 
 
 @options.with_settings
+@options.with_engine
 def run(
     prompts: Annotated[list[str] | None, typer.Argument(help="Prompts to complete.")] = None,
     input_file: options.InputFile = None,
@@ -71,11 +72,7 @@ def run(
     judges: options.Judges = None,
     preset: options.Preset = "auto",
     engine: options.EngineName = "transformers",
-    base_url: options.BaseUrl = None,
-    engine_option: options.EngineOption = None,
-    device: options.Device = "auto",
-    dtype: options.Dtype = "auto",
-    max_batch: options.MaxBatch = None,
+    engine_options: dict[str, Any] | None = None,
     limit: options.Limit = None,
     field: options.Field = "prompt",
     chat: options.IsChat = False,
@@ -104,9 +101,6 @@ def run(
     if str(output) == "-":
         raise InputError("--output: '-' is not a file; --format jsonl or --format records prints")
     rows = _rows(prompts, input_file, field, limit, chat)
-    engine_options = options.engine_options(
-        device=device, dtype=dtype, max_batch=max_batch, base_urls=base_url, further=engine_option
-    )
     from tide.detoxifier.sync import Detoxifier  # noqa: PLC0415  (slow import)
     from tide.evaluation.comparison import Job, describe, run_method  # noqa: PLC0415
     from tide.evaluation.judges import NamedScorer  # noqa: PLC0415
@@ -137,7 +131,7 @@ def run(
                 job.print(shape, mask)
         else:
             guide = NamedScorer(scorer, detoxifier.scorer).config
-            described = describe(model, engine, engine_options, detoxifier.engine.dtype)
+            described = describe(model, engine, engine_options or {}, detoxifier.engine.dtype)
             shared = Job(
                 rows, {"scorer": guide, **described}, loaded, overwrite, Bars(ERRORS), input_file
             )

@@ -52,6 +52,7 @@ def _read_settings(path: Path | None) -> None:
 
 @partial(options.with_settings, settings=Limits, panel="Limits", argument="limits")
 @options.with_settings
+@options.with_engine
 def serve(
     host: Annotated[
         str, typer.Option(help="Address to listen at.", rich_help_panel="Server")
@@ -78,11 +79,7 @@ def serve(
     scorer: options.Scorer = "pocket",
     preset: options.Preset = "backtrack",
     engine: options.EngineName = "transformers",
-    base_url: options.BaseUrl = None,
-    engine_option: options.EngineOption = None,
-    device: options.Device = "auto",
-    dtype: options.Dtype = "auto",
-    max_batch: options.MaxBatch = None,
+    engine_options: dict[str, Any] | None = None,
     overrides: dict[str, Any] | None = None,
     limits: dict[str, Any] | None = None,
 ) -> None:
@@ -112,9 +109,6 @@ def serve(
 
     keys = read_keys()
     check_exposure(host, keys)
-    given = options.engine_options(
-        device=device, dtype=dtype, max_batch=max_batch, base_urls=base_url, further=engine_option
-    )
     with (
         _listening(host, port) as listener,
         _logging_as_json(),
@@ -123,7 +117,7 @@ def serve(
             scorer=MeasuredScorer(load_scorer(scorer)),
             engine=engine,
             preset=preset,
-            engine_options=given,
+            engine_options=engine_options,
             **(overrides or {}),
         ) as detox,
     ):

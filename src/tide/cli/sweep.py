@@ -20,6 +20,7 @@ _SWEEPS = ", ".join(SWEEPS)
 
 
 @partial(options.with_settings, by_protocol=BY_PROTOCOL)
+@options.with_engine
 def sweep(
     setting: Annotated[
         str, typer.Argument(help=f"{_SWEEPS}; with --values any number that a method takes.")
@@ -55,11 +56,7 @@ def sweep(
         ),
     ] = None,
     engine: options.EngineName = "transformers",
-    base_url: options.BaseUrl = None,
-    engine_option: options.EngineOption = None,
-    device: options.Device = "auto",
-    dtype: options.Dtype = "auto",
-    max_batch: options.MaxBatch = None,
+    engine_options: dict[str, Any] | None = None,
     limit: options.Limit = None,
     field: options.Field = "prompt",
     chat: options.IsChat = False,
@@ -77,9 +74,6 @@ def sweep(
         numbers = [float(value) for value in values.split(",")] if values else None
     except ValueError:
         raise InputError(f"--values: expected numbers and commas (got {values!r})") from None
-    given = options.engine_options(
-        device=device, dtype=dtype, max_batch=max_batch, base_urls=base_url, further=engine_option
-    )
     stopping.keeps("finished records are kept; the same command goes on with them")
     runs = tuning.sweep(
         setting,
@@ -94,7 +88,7 @@ def sweep(
         reference=reference or "auto",
         out=out,
         engine=engine,
-        engine_options=given,
+        engine_options=engine_options,
         limit=limit,
         field=field,
         chat=chat,

@@ -16,6 +16,7 @@ from tide.tuning.published import ABOVE
 
 
 @partial(options.with_settings, by_protocol=BY_PROTOCOL)
+@options.with_engine
 def tune(
     benchmark: Benchmark = "rtp",
     search: Annotated[
@@ -94,11 +95,7 @@ def tune(
         ),
     ] = None,
     engine: options.EngineName = "transformers",
-    base_url: options.BaseUrl = None,
-    engine_option: options.EngineOption = None,
-    device: options.Device = "auto",
-    dtype: options.Dtype = "auto",
-    max_batch: options.MaxBatch = None,
+    engine_options: dict[str, Any] | None = None,
     limit: options.Limit = None,
     field: options.Field = "prompt",
     chat: options.IsChat = False,
@@ -113,9 +110,6 @@ def tune(
     from tide import tuning  # noqa: PLC0415  (slow imports)
     from tide.evaluation import Bars  # noqa: PLC0415
 
-    given = options.engine_options(
-        device=device, dtype=dtype, max_batch=max_batch, base_urls=base_url, further=engine_option
-    )
     stopping.keeps("finished settings are kept; the same command goes on with them")
     tuned = tuning.tune(
         benchmark,
@@ -133,7 +127,7 @@ def tune(
         tries=tries,
         out=out,
         engine=engine,
-        engine_options=given,
+        engine_options=engine_options,
         limit=limit,
         field=field,
         chat=chat,
