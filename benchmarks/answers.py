@@ -32,7 +32,7 @@ from rich.table import Table
 from tide import Detoxifier
 from tide.core.chat import Chat
 from tide.core.errors import InputError
-from tide.data.records import Record
+from tide.data.records import TrialRecord
 from tide.evaluation import Bars, Run, evaluate
 from tide.evaluation.perplexity import Reference
 from tide.search.settings import resolve_settings
@@ -66,15 +66,15 @@ COLUMNS = ("toxic", "toxic", "worst", "worst", "unres.", "generated", "at once",
 COLUMNS += ("scored", "tokens", "ppl", "on topic", "s", "first")
 
 
-def ratio(records: list[Record]) -> float:
+def ratio(answers: list[TrialRecord]) -> float:
     """Tokens generated for one that is returned."""
-    written = sum(sum(one.generated_tokens or ()) for one in records)
-    return written / max(1, sum(sum(one.num_tokens or ()) for one in records))
+    written = sum(one.generated_tokens or 0 for one in answers)
+    return written / max(1, sum(one.num_tokens or 0 for one in answers))
 
 
-def at_once(record: Record) -> bool:
+def at_once(answer: TrialRecord) -> bool:
     """Whether a search accepted the first draft of the answer."""
-    return record.traces is not None and len(record.traces[0]) == 1
+    return answer.trace is not None and len(answer.trace) == 1
 
 
 def likelihoods(reference: Reference, pairs: list[tuple[str, str]]) -> list[float | None]:
@@ -91,7 +91,7 @@ def texts_of(run: Run, reference: Reference) -> tuple[float, float]:
     """Median perplexity behind the comment, and how much likelier than behind the next comment."""
     # The reference reads 256 tokens: of a long comment, the end.
     said = [one.messages[-1].content[-300:] for one in run.records if one.messages]
-    written = [f" {one.completions[0].strip()}" for one in run.records]
+    written = [f" {one.trials[0].text.strip()}" for one in run.records]
     own = likelihoods(reference, list(zip(said, written, strict=True)))
     others = likelihoods(reference, list(zip([*said[1:], *said[:1]], written, strict=True)))
     both = [(a, b) for a, b in zip(own, others, strict=True) if a and b]
@@ -113,19 +113,19 @@ def first_text(run: Run, chats: list[Chat]) -> float | None:
 
 
 def row(run: Run, reference: Reference, first: float | None) -> list[float | None]:
-    records = run.records
+    answers = [one for record in run.records for one in record.trials]
     cells: list[float | None] = [
-        fmean((one.scores_by(judge) or [1.0])[0] >= 0.5 for one in records)
+        fmean(one.judge_scores.get(judge, 1.0) >= 0.5 for one in answers)
         for judge in run.sources[1:]
     ]
-    searched = records[0].accepted is not None
-    clean = [one for one in records if at_once(one)]
-    cells += [fmean(not all(one.accepted or ()) for one in records) if searched else None]
-    cells += [ratio(records), ratio(clean) if clean else None]
-    cells += [fmean(sum(one.forward_tokens or ()) for one in records)]
-    cells += [fmean(sum(one.scorer_calls or ()) for one in records) if searched else None]
-    cells += [fmean(one.num_tokens[0] for one in records if one.num_tokens)]
-    seconds = fmean(one.seconds or 0.0 for one in records)
+    searched = answers[0].accepted is not None
+    clean = [one for one in answers if at_once(one)]
+    cells += [fmean(not one.accepted for one in answers) if searched else None]
+    cells += [ratio(answers), ratio(clean) if clean else None]
+    cells += [fmean(one.forward_tokens or 0 for one in answers)]
+    cells += [fmean(one.scorer_calls or 0 for one in answers) if searched else None]
+    cells += [fmean(one.num_tokens or 0 for one in answers)]
+    seconds = fmean(one.seconds or 0.0 for one in run.records)
     return [*cells, *texts_of(run, reference), seconds, first]
 
 

@@ -22,7 +22,7 @@ from records import carried as recorded
 from records import searches
 
 from tide.core.errors import TideError
-from tide.data.records import read_records
+from tide.data.record_files import read_records
 from tide.evaluation import Bars, evaluate
 from tide.evaluation.metrics import summarize
 from tide.evaluation.reporting.tables import Column, Table, Value, to_markdown

@@ -54,21 +54,16 @@ CONFIGURATIONS = {
 
 def means(run: Run) -> dict[str, float]:
     """Averages over all completions of a run, trial by trial."""
-    judge = run.sources[-1]
+    judge, trials = run.sources[-1], [one for record in run.records for one in record.trials]
 
     def all_of(field: str) -> np.ndarray:
-        return np.array([x for record in run.records for x in getattr(record, field) or ()])
+        return np.array([x for one in trials if (x := getattr(one, field)) is not None])
 
-    judged = np.array([x for record in run.records for x in record.scores_by(judge) or ()])
-    measured = [record.perplexity[REFERENCE] for record in run.records]
-    nll = [x for one in measured for x in one.nll if x is not None]
-    of_20 = [
-        x
-        for one in measured
-        for x, count in zip(one.nll, one.num_tokens, strict=True)
-        if x is not None and count == 20
-    ]
-    moved = all_of("displacements")[all_of("displacements") > 0]
+    judged = np.array([one.judge_scores[judge] for one in trials])
+    measured = [one.perplexity[REFERENCE] for one in trials]
+    nll = [one.nll for one in measured if one.nll is not None]
+    of_20 = [one.nll for one in measured if one.nll is not None and one.num_tokens == 20]
+    moved = all_of("displacement")[all_of("displacement") > 0]
     return {
         "eval.": all_of("evaluations").mean(),
         "rounds": all_of("rounds").mean(),

@@ -44,6 +44,7 @@ GATES = {
     "src/tide/scorers/base.py": ["tests/scorers/test_base.py", "tests/runtime"],
     "src/tide/data/jsonl.py": ["tests/data"],
     "src/tide/data/records.py": ["tests/data", "tests/evaluation/test_metrics.py"],
+    "src/tide/data/record_files.py": ["tests/data"],
     "src/tide/evaluation/metrics.py": ["tests/evaluation/test_metrics.py"],
     "src/tide/evaluation/significance.py": ["tests/evaluation/test_significance.py"],
     "src/tide/server/connections.py": ["tests/server/test_connections.py"],

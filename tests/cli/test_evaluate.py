@@ -38,10 +38,10 @@ def test_methods_side_by_side(
     assert "a judge" in shown
     for run in runs.values():
         assert run.path is not None
-        assert [len(record.completions) for record in run.records] == [2] * len(PROMPTS)
+        assert [len(record.trials) for record in run.records] == [2] * len(PROMPTS)
         assert run.config["model"] == "pocket"
         assert run.references == ["pocket-reference"]
-        assert all(set(r.perplexity) == {"pocket-reference"} for r in run.records)
+        assert all(set(t.perplexity) == {"pocket-reference"} for r in run.records for t in r.trials)
         summary = json.loads((run.path / "summary.json").read_text())
         assert summary["prompts"] == len(PROMPTS)
     assert runs["resample-temperature=1"].config["settings"]["temperature"] == 1.0

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_run import tide
-from tests.evaluation.runs import JUDGE, changed, measured, run, search_run, write
+from tests.evaluation.runs import JUDGE, changed, column, measured, run, search_run, write
 from tide import evaluation
 from tide.core import optional
 from tide.core.errors import InputError
@@ -82,8 +82,8 @@ def test_a_scorer_of_some_runs_may_judge_the_others(
 ) -> None:
     one = search_run("guided")
     for number, row in enumerate(one.records):
-        scores = {"scorer@1": row.toxicity_scores}
-        steps = {"scorer@1": row.step_judge_scores[JUDGE]}
+        scores = {"scorer@1": column(row, "toxicity_scores")}
+        steps = {"scorer@1": column(row, "step_judge_scores")[JUDGE]}
         changed(one, number, judge_scores=scores, step_judge_scores=steps)
     scorer, judge = ({"spec": None, "name": name} for name in (JUDGE, "scorer@1"))
     write(one, runs / "guided", scorer=scorer, judges=[judge])

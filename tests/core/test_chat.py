@@ -21,7 +21,7 @@ from tide.cli import main
 from tide.core.chat import Chat, Rendered, render
 from tide.core.errors import EngineError, InputError
 from tide.data.prompts import read_rows
-from tide.data.records import read_records
+from tide.data.record_files import read_records
 from tide.detoxifier.sync import outcomes
 from tide.engines.base import Engine, Prompt, Request
 from tide.engines.local.engine import TransformersEngine
@@ -385,9 +385,9 @@ def test_chats_of_a_file_are_answered_recorded_and_resumed(
     records = read_records(out)
     assert [[m.model_dump() for m in r.messages or ()] for r in records] == chats
     assert [r.prompt for r in records] == [chatml.render(Chat.of(chat)) for chat in chats]
-    assert all(r.judge_scores for r in records)
+    assert all(trial.judge_scores for r in records for trial in r.trials)
     alone = Detoxifier(chatml, max_new_tokens=6, max_iterations=2)
-    assert records[0].completions == [alone.chat(LONG).text]
+    assert records[0].trials[0].text == alone.chat(LONG).text
     before = out.read_bytes()
     assert tide(*command, *options, "--judge", "lexicon", monkeypatch=monkeypatch) == 0
     assert out.read_bytes() == before
@@ -409,7 +409,7 @@ def test_a_template_that_writes_the_day_does_not_end_a_run(
         command = ["run", "--chat", "The weather", "-m", model, "-o", out, "--max-new-tokens", 4]
         assert tide(*command, "--trials", 1 + (day[0] == "T"), monkeypatch=monkeypatch) == 0
     (record,) = read_records(out)
-    assert record.trials == [0, 1]
+    assert [trial.number for trial in record.trials] == [0, 1]
     assert record.prompt.startswith("Monday")
 
 
@@ -425,10 +425,10 @@ def test_chats_are_evaluated(tmp_path: Path, chatml: TransformersEngine) -> None
         assert [[m.model_dump() for m in r.messages or ()] for r in run.records] == chats[::2]
         assert "control token" in str(run.failed[1])
         assert run.records[0].prompt == chatml.render(Chat.of(LONG))
-        assert run.records[0].completions == found[0].records[0].completions
-        tokens = run.records[0].forward_tokens
+        assert run.records[0].trials[0].text == found[0].records[0].trials[0].text
+        tokens = run.records[0].trials[0].forward_tokens
         assert tokens is not None
-        assert tokens[0] >= len(chatml.tokenize([chatml.render(Chat.of(LONG))])[0])
+        assert tokens >= len(chatml.tokenize([chatml.render(Chat.of(LONG))])[0])
     again = evaluate(file, "base", out=tmp_path / "runs", **options)
     assert again[0].records == found[0].records
     file.write_text("".join(json.dumps({"prompt": one}) + "\n" for one in "abc"))

@@ -15,12 +15,12 @@ from tide.core.errors import InputError
 from tide.data import files
 from tide.data.files import read_lines, read_whole, refuse_inputs, write_text, writing
 from tide.data.prompts import read_rows
-from tide.data.records import RecordFile
+from tide.data.record_files import RecordFile
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from tide.data.records import RecordFile
+from tide.data.record_files import RecordFile
 with RecordFile(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.readline()

@@ -19,7 +19,8 @@ from tide.core.errors import InputError, TideError
 from tide.data.jsonl import read_object, read_objects
 from tide.data.labelled import read_labelled
 from tide.data.prompts import Row, read_rows
-from tide.data.records import Record, RecordFile, read_records
+from tide.data.record_files import RecordFile, read_records
+from tide.data.records import Record, TrialRecord
 from tide.evaluation import report
 from tide.evaluation.runs import read_run
 
@@ -151,8 +152,7 @@ def test_a_run_with_a_field_of_another_kind(
     try:
         run = read_run(folder)
         for record in run.records:
-            assert {len(record.completions), len(record.toxicity_scores)} == {len(record.trials)}
-            assert all(0 <= score <= 1 for score in record.toxicity_scores)
+            assert all(0 <= trial.toxicity <= 1 for trial in record.trials)
         with RecordFile(folder / "records.jsonl") as file:
             assert file.ids == [record.id for record in run.records]
         made = report(run, draw=False)
@@ -167,15 +167,12 @@ def test_a_run_with_a_field_of_another_kind(
 def test_records_of_any_text_come_back(
     fresh: Callable[[str], Path], texts: list[str], prompt: str, row_id: str | int
 ) -> None:
-    path, trials = fresh(".jsonl"), list(range(len(texts)))
-    one = Record(
-        id=row_id,
-        prompt=prompt,
-        trials=trials,
-        completions=texts,
-        toxicity_scores=[0.1] * len(texts),
-        judge_scores={prompt: [0.3] * len(texts)},
-    )
+    path = fresh(".jsonl")
+    trials = [
+        TrialRecord(number=number, text=text, toxicity=0.1, judge_scores={prompt: 0.3})
+        for number, text in enumerate(texts)
+    ]
+    one = Record(id=row_id, prompt=prompt, trials=trials)
     with RecordFile(path) as file:
         file.add(one)
         assert file.read(row_id) == one
@@ -225,7 +222,7 @@ def test_a_byte_order_mark_is_skipped(tmp_path: Path) -> None:
     path = tmp_path / "records.jsonl"
     path.write_bytes(mark + VALID[4])
     with RecordFile(path) as file:
-        assert file.read(0).judge_scores["new"] == [0.25, 0.5]
+        assert file.read(0).scores_by("new") == [0.25, 0.5]
 
 
 def test_a_text_typed_in_a_shell_that_is_no_text() -> None:

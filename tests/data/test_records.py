@@ -6,21 +6,17 @@ from typing import Any
 
 import pytest
 
+from tests.evaluation.runs import from_columns
 from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
 from tide.core.errors import InputError
-from tide.data.records import Record, RecordFile, read_records, to_record
+from tide.data.record_files import RecordFile, read_records
+from tide.data.records import Record, TrialRecord, to_record
 from tide.detoxifier.sync import Detoxifier
 
 
 def record(number: int, trials: tuple[int, ...] = (0,), **more: Any) -> Record:
-    return Record(
-        id=number,
-        prompt=f"prompt {number}",
-        trials=list(trials),
-        completions=["caf\u00e9\u2028text"] * len(trials),
-        toxicity_scores=[0.25] * len(trials),
-        **more,
-    )
+    texts = (TrialRecord(number=i, text="caf\u00e9\u2028text", toxicity=0.25) for i in trials)
+    return Record(id=number, prompt=f"prompt {number}", trials=list(texts), **more)
 
 
 def filled(path: Path, *records: Record) -> Path:
@@ -42,7 +38,7 @@ def test_a_record_is_a_superset_of_the_published_format() -> None:
     assert made["completions"] == [trial.text for trial in result.trials]
     assert made["base_toxicity_scores"] == [trial.trace[0].toxicity for trial in result.trials]
     assert made["max_toxicity"] == max(made["toxicity_scores"])
-    assert Record.model_validate_json(json.dumps(made)) == to_record("x", result)
+    assert from_columns(made) == to_record("x", result)
 
 
 @pytest.mark.parametrize("refuse", [True, False])
@@ -59,9 +55,8 @@ def test_steps_end_with_what_is_returned_or_withheld(refuse: bool) -> None:
     later = 0
     for prompt in PROMPTS:
         result = detox(prompt)
-        steps = to_record(0, result).steps
-        assert steps is not None
-        for trial, some in zip(result.trials, steps, strict=True):
+        for trial, made in zip(result.trials, to_record(0, result).trials, strict=True):
+            some = made.steps or []
             assert some[-1].text == trial.returned.text
             assert some[0].text == trial.base.text or len(trial.trace) == 1
             counts = [step.evaluations for step in some]
@@ -94,7 +89,7 @@ def test_parts_are_merged_by_id_and_trial(tmp_path: Path) -> None:
         assert file.missing(0, ("judge_scores", "a")) == [0]
         between = read_records(path)
         assert [one.id for one in between] == [1, 0]
-        assert between[0].judge_scores == {"a": [0.5, None, None]}
+        assert between[0].to_columns()["judge_scores"] == {"a": [0.5, None, None]}
         assert between[0].scores_by("a") is None
         file.append('{"id": 1, "trials": [2, 1], "judge_scores": {"a": [0.75, 0.625]}}')
         file.append(
@@ -108,9 +103,9 @@ def test_parts_are_merged_by_id_and_trial(tmp_path: Path) -> None:
         file.add(record(0, (1,)))
     with RecordFile(path) as file:
         assert file.missing(0, ("perplexity", "m", "num_tokens")) == [1]
-    assert (second.trials, second.seconds) == ([0, 1, 2], 1.5)
+    assert ([trial.number for trial in second.trials], second.seconds) == ([0, 1, 2], 1.5)
     assert second.scores_by("a") == [0.5, 0.625, 0.75]
-    assert first.perplexity["m"].num_tokens == [0]
+    assert first.trials[0].perplexity["m"].num_tokens == 0
 
 
 def test_a_finished_file_is_that_of_an_unbroken_run(tmp_path: Path) -> None:
@@ -194,7 +189,7 @@ def test_a_line_that_does_not_belong_is_named(tmp_path: Path, line: str, message
         ({"judge_scores": {"a": [2]}}, r"judge_scores\.a\.0"),
         ({"judge_scores": {"a": [0.5, 0.5]}}, r"judge_scores\.a has not one entry a trial"),
         ({"steps": [[{"evaluations": 0, "text": "", "toxicity": 0.5}]]}, "steps.0.0.evaluations"),
-        ({"surprise": [1]}, "surprise: unknown"),
+        ({"surprise": [1]}, "surprise.0: unknown"),
         ({"id": 1.5}, "no id that is a number"),
         ({"trials": []}, "entry a trial"),
         ({"trials": 5}, "trials are not distinct numbers"),
@@ -243,7 +238,7 @@ def test_texts_and_traces_of_finished_records_are_not_held(tmp_path: Path) -> No
     tracemalloc.start()
     with RecordFile(path) as file:
         for number in range(400):
-            one = record(number).model_copy(update={"completions": [long]})
+            one = record(number).each(lambda _: {"text": long})
             file.add(one)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
@@ -281,9 +276,10 @@ def test_what_cannot_be_written_whole_leaves_nothing(
 
 def test_how_many_were_not_accepted() -> None:
     trials = (0, 1, 2, 3, 4)
-    pairs = {"accepted": [True, *[False] * 4], "empty": [False, True, *[False] * 3]}
-    assert record(0, trials, **pairs).not_accepted == 3
-    assert record(0, trials).not_accepted == 0
+    lists = {"accepted": [True, *[False] * 4], "empty": [False, True, *[False] * 3]}
+    found = from_columns({**record(0, trials).to_columns(), **lists})
+    assert sum(trial.not_accepted for trial in found.trials) == 3
+    assert not any(trial.not_accepted for trial in record(0, trials).trials)
 
 
 def test_steps_do_not_say_twice_what_the_last_evaluation_gave() -> None:
@@ -294,16 +290,18 @@ def test_steps_do_not_say_twice_what_the_last_evaluation_gave() -> None:
     one = trial.trace[0]
     trace = tuple(one.model_copy(update={"toxicity": x, "text": str(x)}) for x in (0.9, 0.8, 0.7))
     made = trial.model_copy(update={"trace": trace, "chosen": 1, "accepted": False})
-    (steps,) = to_record(0, found.model_copy(update={"trials": (made,)})).steps or ()
+    steps = to_record(0, found.model_copy(update={"trials": (made,)})).trials[0].steps or []
     assert [(step.evaluations, step.text) for step in steps] == [(1, "0.9"), (2, "0.8"), (3, "0.8")]
 
 
 def test_nearest_tokens_are_there_once_one_trial_has_them() -> None:
     found = Detoxifier(scripted_engine(), scorer=ReadingScorer(), num_trials=2)(PROMPTS[0])
     bare = [one.model_copy(update={"changed_tokens": None}) for one in found.trials]
-    assert to_record(0, found.model_copy(update={"trials": tuple(bare)})).changed_tokens is None
+    none = to_record(0, found.model_copy(update={"trials": tuple(bare)}))
+    assert "changed_tokens" not in none.to_columns()
     some = (bare[0].model_copy(update={"changed_tokens": 1, "decoded_prompt": "x"}), bare[1])
-    assert to_record(0, found.model_copy(update={"trials": some})).changed_tokens == [1, None]
+    one = to_record(0, found.model_copy(update={"trials": some}))
+    assert one.to_columns()["changed_tokens"] == [1, None]
 
 
 def test_records_that_are_expected_do_not_crowd_out_others(tmp_path: Path) -> None:

@@ -9,11 +9,22 @@ from typing import Any
 
 import numpy as np
 
-from tide.data.records import Likelihoods, Record, Step
+from tide.data.record_files import RecordPart, merged
+from tide.data.records import Record
 from tide.evaluation.runs import FORMAT, Run, read_run
 
 JUDGE = "judge@1"
 REFERENCE = "larger"
+
+
+def from_columns(values: dict[str, Any]) -> Record:
+    """A record of the lists of a file; a list that is None is left out."""
+    return merged([RecordPart("made up", {k: v for k, v in values.items() if v is not None})])
+
+
+def column(record: Record, name: str) -> Any:
+    """A list of a record's file, None where it has none."""
+    return record.to_columns().get(name)
 
 
 def record(
@@ -29,14 +40,14 @@ def record(
         "toxicity_scores": scores,
         "judge_scores": {JUDGE: scores if judged is None else judged},
     }
-    return Record(**{**values, **more})
+    return from_columns({**values, **more})
 
 
 def likelihoods(
     perplexity: Sequence[float | None], tokens: Sequence[int] | None = None
-) -> dict[str, Likelihoods]:
+) -> dict[str, dict[str, Any]]:
     nll = [None if value is None else float(np.log(value)) for value in perplexity]
-    return {REFERENCE: Likelihoods(nll=nll, num_tokens=list(tokens or [20] * len(nll)))}
+    return {REFERENCE: {"nll": nll, "num_tokens": list(tokens or [20] * len(nll))}}
 
 
 def measured(
@@ -47,15 +58,15 @@ def measured(
     """`run` with the perplexity of each record's completions."""
     lengths = tokens or [None] * len(perplexity)
     records = [
-        one.model_copy(update={"perplexity": likelihoods(values, counts)})
+        from_columns({**one.to_columns(), "perplexity": likelihoods(values, counts)})
         for one, values, counts in zip(run.records, perplexity, lengths, strict=True)
     ]
     return Run(run.name, {**run.config, "references": [REFERENCE]}, records, run.path)
 
 
 def changed(run: Run, number: int, **update: Any) -> Run:
-    """`run` with other fields in one of its records."""
-    run.records[number] = run.records[number].model_copy(update=update)
+    """`run` with other lists in one of its records."""
+    run.records[number] = from_columns({**run.records[number].to_columns(), **update})
     return run
 
 
@@ -91,7 +102,7 @@ def search_record(number: int, generator: np.random.Generator, trials: int = 2) 
         )
         steps.append(
             [
-                Step(evaluations=n, text="", toxicity=score)
+                {"evaluations": n, "text": "", "toxicity": score}
                 for n, score in enumerate(scores, start=1)
             ]
         )
@@ -114,15 +125,17 @@ def search_record(number: int, generator: np.random.Generator, trials: int = 2) 
         seconds=0.5,
         traces=traces,
         steps=steps,
-        step_judge_scores={JUDGE: [[step.toxicity for step in some] for some in steps]},
+        step_judge_scores={JUDGE: [[step["toxicity"] for step in some] for some in steps]},
     )
 
 
-def search_run(method: str, prompts: int = 6, seed: int = 0, **settings: Any) -> Run:
+def search_run(
+    method: str, prompts: int = 6, seed: int = 0, trials: int = 2, **settings: Any
+) -> Run:
     """seed: of the numbers that are made up; `settings` may hold that of the run."""
     generator = np.random.default_rng(seed)
-    records = [search_record(number, generator) for number in range(prompts)]
-    perplexity = [generator.uniform(2, 9, 2).tolist() for _ in records]
+    records = [search_record(number, generator, trials) for number in range(prompts)]
+    perplexity = [generator.uniform(2, 9, trials).tolist() for _ in records]
     settings = {"strategy": "tide", "toxicity_threshold": 0.5, "seed": 0, **settings}
     return measured(Run(method, config(method, settings=settings), records), perplexity)
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.evaluation.runs import JUDGE, REFERENCE, likelihoods, record, run, write
+from tests.evaluation.runs import JUDGE, REFERENCE, column, likelihoods, record, run, write
 from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
 from tide import evaluation
-from tide.data.records import read_records
+from tide.data.record_files import read_records
 from tide.evaluation.metrics import summarize
 from tide.evaluation.runs import carried, read_run
 
@@ -24,14 +24,14 @@ def test_a_trial_that_finds_nothing_less_toxic_repeats_the_one_before() -> None:
         perplexity=likelihoods([2.0, 3.0, None, 4.0], [1, 2, 3, 4]),
     )
     found = carried(one)
-    assert found.toxicity_scores == [0.4, 0.4, 0.1, 0.1]
-    assert found.completions == [one.completions[i] for i in (0, 0, 2, 2)]
-    assert found.judge_scores[JUDGE] == [0.3, 0.3, 0.9, 0.9]
-    assert found.num_tokens == [1, 1, 3, 3]
-    assert found.perplexity[REFERENCE].num_tokens == [1, 1, 3, 3]
-    assert found.perplexity[REFERENCE].nll[2:] == [None, None]
-    assert found.evaluations == [3, 4, 5, 6]
-    assert found.accepted is None
+    assert column(found, "toxicity_scores") == [0.4, 0.4, 0.1, 0.1]
+    assert column(found, "completions") == [one.trials[i].text for i in (0, 0, 2, 2)]
+    assert column(found, "judge_scores")[JUDGE] == [0.3, 0.3, 0.9, 0.9]
+    assert column(found, "num_tokens") == [1, 1, 3, 3]
+    assert column(found, "perplexity")[REFERENCE]["num_tokens"] == [1, 1, 3, 3]
+    assert column(found, "perplexity")[REFERENCE]["nll"][2:] == [None, None]
+    assert column(found, "evaluations") == [3, 4, 5, 6]
+    assert column(found, "accepted") is None
     assert carried(found) == found
 
 
@@ -63,7 +63,8 @@ def test_the_published_protocol_keeps_what_each_trial_found_on_disk(tmp_path: Pa
         out=tmp_path,
     )
     for one in tide.records:
-        assert one.toxicity_scores == sorted(one.toxicity_scores, reverse=True)
+        scores = column(one, "toxicity_scores")
+        assert scores == sorted(scores, reverse=True)
     raw = read_records(tmp_path / "tide/records.jsonl")
     assert [carried(one) for one in raw] == tide.records
     assert raw != tide.records

@@ -11,7 +11,7 @@ import pytest
 from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
 from tide.core.errors import InputError, ScorerError, ScorerUnavailableError, TideError
 from tide.data.prompts import Row
-from tide.data.records import read_records
+from tide.data.record_files import read_records
 from tide.engines.base import Request
 from tide.engines.scripted import ScriptedEngine
 from tide.evaluation import Benchmark, Progress, Run, evaluate, judge, read_run
@@ -102,7 +102,7 @@ def counted() -> tuple[ScriptedEngine, list[Request]]:
 
 
 # What depends on the clock; and the scripted engine learns the words that it decodes to as it goes.
-_EXCLUDED = {"seconds", "changed_tokens", "decoded_prompts"}
+_EXCLUDED = {"seconds": True, "trials": {"__all__": {"changed_tokens", "decoded_prompt"}}}
 
 
 def timeless(path: Path) -> list[dict[str, Any]]:
@@ -123,10 +123,11 @@ def test_a_run_folder(tmp_path: Path) -> None:
     for record in read.records:
         assert record.group == ("odd" if int(record.id) % 2 else "even")
         # The engine writes six digits of what the scorer read.
-        assert record.scores_by("kind") == pytest.approx([x / 2 for x in record.toxicity_scores])
-        for steps, scores in zip(record.steps or [], record.step_judge_scores["kind"], strict=True):
-            assert scores == pytest.approx([step.toxicity / 2 for step in steps])
-        assert record.perplexity["words"].nll == [1.5] * 3
+        for trial in record.trials:
+            assert trial.judge_scores["kind"] == pytest.approx(trial.toxicity / 2)
+            half = [step.toxicity / 2 for step in trial.steps or []]
+            assert trial.step_judge_scores["kind"] == pytest.approx(half)
+            assert trial.perplexity["words"].nll == 1.5
     assert json.loads((tmp_path / "tide/summary.json").read_text())["prompts"] == len(ROWS)
 
 
@@ -219,16 +220,15 @@ def test_judge_adds_to_finished_runs(tmp_path: Path) -> None:
     judge([tmp_path / "base"], judges=judges)
     assert [one.texts for one in judges] == again
     # A withheld text is judged as what it was.
-    refused = [r for r in runs[1].records if any(r.refused or [])]
+    refused = [t for record in runs[1].records for t in record.trials if t.refused]
     assert refused
-    for record in refused:
-        place = (record.refused or []).index(True)
-        assert record.completions[place] == ""
-        assert record.judge_scores["one"][place] == pytest.approx(record.toxicity_scores[place] / 2)
+    for trial in refused:
+        assert trial.text == ""
+        assert trial.judge_scores["one"] == pytest.approx(trial.toxicity / 2)
 
 
 def test_a_text_that_a_judge_cannot_take_fails_alone(tmp_path: Path) -> None:
-    bad = run(tmp_path / "x", "base").records[2].completions[1]
+    bad = run(tmp_path / "x", "base").records[2].trials[1].text
     told: list[Any] = []
 
     class Told(Progress):
@@ -313,9 +313,8 @@ def test_what_is_derived_goes_with_its_records(tmp_path: Path) -> None:
         assert WordCount.measured == ["words"] * 6 * (seed + 1)
         assert made.config["settings"]["seed"] == seed
         for record in made.records:
-            assert record.scores_by("kind") == pytest.approx(
-                [score / 2 for score in record.toxicity_scores]
-            )
+            for trial in record.trials:
+                assert trial.judge_scores["kind"] == pytest.approx(trial.toxicity / 2)
         file.unlink()
     assert scored > 0
 

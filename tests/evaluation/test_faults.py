@@ -22,7 +22,7 @@ from tests.evaluation.test_comparison import Judge, run, timeless, word_count
 from tests.generated import examples
 from tests.worlds import ReadingScorer, scripted_engine
 from tide.core.errors import EngineError, TideError
-from tide.data.records import read_records
+from tide.data.record_files import read_records
 from tide.evaluation import read_run
 
 pytestmark = pytest.mark.attack
@@ -90,7 +90,8 @@ def check(out: Path, unbroken: Path) -> None:
     assert summaries[0] == summaries[1]
     after = {one.id: one for one in read_records(records)}
     for one in kept:
-        assert after[one.id].completions[: len(one.completions)] == one.completions
+        texts = [trial.text for trial in one.trials]
+        assert [trial.text for trial in after[one.id].trials][: len(texts)] == texts
     assert not {".lock", ".part"}.intersection(path.suffix for path in out.rglob("*"))
 
 

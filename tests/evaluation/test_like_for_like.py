@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.evaluation.runs import run
+from tests.evaluation.runs import changed, run
 from tide.core.errors import InputError
-from tide.data.records import Likelihoods
+from tide.data.records import Likelihood
 from tide.evaluation.like_for_like import clean_table, judged_tables, paper_tests
 from tide.evaluation.metrics import Estimate
 from tide.evaluation.paper import Recorded, recorded_runs
@@ -95,16 +95,15 @@ def test_where_nothing_is_searched_the_gain_is_that_of_one_draw() -> None:
 
 def test_a_first_trial_keeps_what_belongs_to_it() -> None:
     whole = run([[0.2, 0.9], [0.4, 0.1]])
-    measured = {"m": Likelihoods(nll=[1.0, 2.0], num_tokens=[20, 3])}
-    first = whole.records[0].model_copy(update={"perplexity": measured, "num_iter_steps": [3, 1]})
-    whole.records[0] = first
+    measured = {"m": {"nll": [1.0, 2.0], "num_tokens": [20, 3]}}
+    changed(whole, 0, perplexity=measured, num_iter_steps=[3, 1])
     alone = first_trial(whole)
     assert alone.config["num_trials"] == 1
-    one = alone.records[0]
-    assert (one.trials, one.toxicity_scores, one.num_iter_steps) == ([0], [0.2], [3])
-    assert one.perplexity["m"] == Likelihoods(nll=[1.0], num_tokens=[20])
-    assert one.judge_scores == {"judge@1": [0.2]}
-    assert len(whole.records[0].completions) == 2
+    (one,) = alone.records[0].trials
+    assert (one.number, one.toxicity, one.iterations) == (0, 0.2, 3)
+    assert one.perplexity["m"] == Likelihood(nll=1.0, num_tokens=20)
+    assert one.judge_scores == {"judge@1": 0.2}
+    assert len(whole.records[0].trials) == 2
 
 
 def test_what_the_records_say(published: list[Recorded]) -> None:

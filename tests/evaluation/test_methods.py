@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.evaluation.runs import column
 from tests.generated import examples
 from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
 from tide import TideError
@@ -37,23 +38,24 @@ def records(
 
 def test_base_is_the_first_completion_of_every_search() -> None:
     base, tide = records("base"), records("tide")
-    assert any(max(record.toxicity_scores) >= 0.5 for record in base.values())
+    assert any(record.max_toxicity >= 0.5 for record in base.values())
     for number, record in base.items():
-        assert record.completions == tide[number].base_completions
-        assert record.evaluations == [1, 1, 1]
-        assert record.accepted is record.base_completions is record.steps is None
+        assert column(record, "completions") == column(tide[number], "base_completions")
+        assert column(record, "evaluations") == [1, 1, 1]
+        for trial in record.trials:
+            assert trial.accepted is trial.base_text is trial.steps is None
 
 
 def test_a_record_of_a_search() -> None:
     for record in records("tide").values():
-        assert max(record.toxicity_scores) < 0.5
-        assert record.traces is not None
-        assert record.steps is not None
-        assert [len(trace) for trace in record.traces] == record.evaluations
-        for trial, steps in enumerate(record.steps):
-            assert steps[0].evaluations == 1
-            assert [steps[0].toxicity] == (record.base_toxicity_scores or [])[trial : trial + 1]
-            assert steps[-1].text == record.completions[trial]
+        assert record.max_toxicity < 0.5
+        for trial in record.trials:
+            assert trial.trace is not None
+            assert trial.steps is not None
+            assert len(trial.trace) == trial.evaluations
+            assert trial.steps[0].evaluations == 1
+            assert trial.steps[0].toxicity == trial.base_toxicity
+            assert trial.steps[-1].text == trial.text
         assert record.seconds is not None
         assert record.seconds > 0
 
@@ -61,9 +63,9 @@ def test_a_record_of_a_search() -> None:
 def test_trials_are_the_same_alone_and_together() -> None:
     whole, part = records("tide"), records("tide", trials=[2, 1])
     for number, record in part.items():
-        assert record.trials == [1, 2]
-        assert record.completions == whole[number].completions[1:]
-        assert record.traces == (whole[number].traces or [])[1:]
+        assert [trial.number for trial in record.trials] == [1, 2]
+        assert column(record, "completions") == column(whole[number], "completions")[1:]
+        assert column(record, "traces") == column(whole[number], "traces")[1:]
 
 
 def settings(spec: str, protocol: str, **common: Any) -> Settings:
@@ -189,7 +191,7 @@ def test_base_completions_are_written_once() -> None:
     assert len(inner.requests) == 3 * len(PROMPTS)
     inner.requests.clear()
     shared = records("tide", engine=engine)
-    evaluations = sum(sum(record.evaluations or []) for record in shared.values())
+    evaluations = sum(sum(column(record, "evaluations")) for record in shared.values())
     written = [request for request in inner.requests if not request.scored]
     assert len(written) == evaluations - 3 * len(PROMPTS)
     assert engine.seconds_saved > 0
@@ -216,7 +218,7 @@ def test_options_that_earlier_versions_lacked_are_recorded_where_they_are_set() 
     assert load_method(method.name, runner, protocol, {}).settings.stop == stop
     one = load_method("base:stop=.", runner, protocol, {})
     assert one.settings.stop == (".",)
-    assert next(one.records(ROWS, [0]))[1].completions[0] in ("toxicity 0", "toxicity 1")
+    assert next(one.records(ROWS, [0]))[1].trials[0].text in ("toxicity 0", "toxicity 1")
 
 
 def test_the_paper_protocol_is_its_algorithm() -> None:

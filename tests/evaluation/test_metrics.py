@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 from scipy.stats import bootstrap
 
-from tests.evaluation.runs import JUDGE, REFERENCE, changed, measured, record, run, search_run
+from tests.evaluation.runs import (
+    JUDGE,
+    REFERENCE,
+    changed,
+    column,
+    measured,
+    record,
+    run,
+    search_run,
+)
 from tide.core.errors import InputError
 from tide.core.seeds import derive_seed
 from tide.evaluation import metrics
@@ -91,11 +100,11 @@ def test_distinct_ngrams_over_words_of_a_prompt_as_in_dexperts() -> None:
 def test_costs_count_all_trials_of_a_prompt_and_iterations_are_of_a_trial() -> None:
     one = search_run("tide")
     averages = summarize(one).averages
-    spent = [sum(r.evaluations or []) for r in one.records]
+    spent = [sum(column(r, "evaluations")) for r in one.records]
     assert averages["evaluations"].value == pytest.approx(np.mean(spent))
     assert averages["iterations"].value == 2.0
     assert averages["seconds"].value == 0.5
-    unresolved = np.mean([not all(r.accepted or []) for r in one.records])
+    unresolved = np.mean([not all(column(r, "accepted")) for r in one.records])
     assert averages["unresolved"].value == pytest.approx(unresolved)
 
 
@@ -200,7 +209,8 @@ def test_what_a_judge_has_not_scored_yet_is_left_out_and_counted() -> None:
 
 def test_a_perplexity_by_every_reference() -> None:
     one = measured(run([[0.1], [0.2]]), [[2.0], [4.0]])
-    both = one.records[0].perplexity | {"other": one.records[0].perplexity[REFERENCE]}
+    known = column(one.records[0], "perplexity")
+    both = known | {"other": known[REFERENCE]}
     changed(one, 0, perplexity=both)
     one.config["references"] = [REFERENCE, "other"]
     fluency = summarize(one).fluency

@@ -72,13 +72,13 @@ def test_a_trial_of_the_records_of_tide_begins_with_the_best_before(
     searches = [one for one in recorded if one.row == "tide"]
     assert [one.model for one in searches] == MODELS
     for one in searches:
-        scores = [record.toxicity_scores for record in one.run.records]
+        scores = [[trial.toxicity for trial in record.trials] for record in one.run.records]
         assert all(some == sorted(some, reverse=True) for some in scores)
         alone, whole = (summarize(some) for some in (first_trial(one.run), one.run))
         assert (alone.completions, whole.completions) == (1199, 3597)
         assert alone.toxicity["perspective"]["max"] == whole.toxicity["perspective"]["max"]
-        first, second = zip(*(record.completions[:2] for record in one.run.records), strict=True)
-        repeats = sum(a == b for a, b in zip(first, second, strict=True)) / 1199
+        pairs = [record.trials[:2] for record in one.run.records]
+        repeats = sum(first.text == second.text for first, second in pairs) / 1199
         assert 0.54 <= repeats <= 0.61
 
 
@@ -116,7 +116,7 @@ def test_written_and_read_again(tmp_path: Path, name: str) -> None:
     again = read_published(tmp_path / name)
     assert again.name == "tide"
     assert json.loads(again.records[0].to_json())["max_toxicity"] == 0.9
-    assert again.records[0].judge_scores == {}
+    assert again.records[0].trials[0].judge_scores == {}
     ours, theirs = summarize(again), summarize(first)
     assert ours.toxicity["perspective"] == theirs.toxicity["scorer@1"]
     assert ours.averages["iterations"].value == 2.0
@@ -211,7 +211,7 @@ def test_the_original_rad_stands_without_printed_numbers(tmp_path: Path) -> None
 def test_recorded_completions_are_judged_again(tmp_path: Path) -> None:
     """By how many letters they have; the recorded scores stay beside it."""
     records = write(tmp_path, "qwen3-4b", "base.json", [[0.1, 0.9], [0.2, 0.3]])
-    longest = max(len(text) for one in records for text in one.completions)
+    longest = max(len(trial.text) for one in records for trial in one.trials)
     judge = CallableScorer(lambda texts: [float(len(text) == longest) for text in texts])
     (one,) = judged_runs(recorded_runs(tmp_path), [judge])
     found = summarize(one.run).toxicity

@@ -9,7 +9,8 @@ import pytest
 
 from tests.models import save_classifier
 from tide.core.errors import ScorerError, ScorerUnavailableError
-from tide.data.records import Record, RecordFile, read_records
+from tide.data.record_files import RecordFile, read_records
+from tide.data.records import Record, TrialRecord
 from tide.evaluation.judges import judge_records, judged
 from tide.evaluation.progress import Progress
 from tide.scorers import load_scorer
@@ -129,13 +130,10 @@ def test_names_in_perspective_s_protocol() -> None:
 
 
 def record(number: int, *texts: str) -> Record:
-    return Record(
-        id=number,
-        prompt=f"prompt {number}",
-        trials=[*range(len(texts))],
-        completions=list(texts),
-        toxicity_scores=[0.25] * len(texts),
-    )
+    trials = [
+        TrialRecord(number=place, text=text, toxicity=0.25) for place, text in enumerate(texts)
+    ]
+    return Record(id=number, prompt=f"prompt {number}", trials=trials)
 
 
 def test_records_keep_what_a_judge_says(tmp_path: Path) -> None:
@@ -149,11 +147,13 @@ def test_records_keep_what_a_judge_says(tmp_path: Path) -> None:
     assert scorer.asked == 1
     first, second = read_records(path)
     # Too short to be scored: a score by the policy, and no attributes.
-    assert first.judge_attributes == {"two@1": {"threat": [0.11, None], "insult": [5 / 11, None]}}
-    assert first.judge_scores["two@1"] == [5 / 11, 0.0]
-    assert second.judge_attributes["two@1"]["threat"] == [0.07, 0.11]
+    found = first.to_columns()
+    assert found["judge_attributes"] == {
+        "two@1": {"threat": [0.11, None], "insult": [5 / 11, None]}
+    }
+    assert found["judge_scores"]["two@1"] == [5 / 11, 0.0]
+    assert second.to_columns()["judge_attributes"]["two@1"]["threat"] == [0.07, 0.11]
     again = judged(records, scorer, "zero")
-    assert [one.judge_attributes for one in again] == [
-        first.judge_attributes,
-        second.judge_attributes,
-    ]
+    for one, read in zip(again, (first, second), strict=True):
+        attributes = one.to_columns()["judge_attributes"]
+        assert attributes == read.to_columns()["judge_attributes"]

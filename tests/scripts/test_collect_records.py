@@ -29,9 +29,8 @@ def test_every_file_goes_to_its_model_and_method(tmp_path: Path) -> None:
     written = collect(tmp_path / "checkout", tmp_path / "paper")
     assert sorted(path.name for path in written) == sorted(f"{name}.json.gz" for name in places)
     found = {one.run.name: one for one in recorded_runs(tmp_path / "paper")}
-    assert [found[name].run.records[0].toxicity_scores for name in places] == [
-        *([0.0], [0.1], [0.2], [0.3])
-    ]
+    scores = [found[name].run.records[0].max_toxicity for name in places]
+    assert scores == [0.0, 0.1, 0.2, 0.3]
     assert found["rad-aisteer-50"].row == "RAD (beta=50)"
     assert found["rad-50"].row is None
     assert json.loads((places["tide"] / "rtp.json").read_text())

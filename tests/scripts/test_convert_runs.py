@@ -33,8 +33,9 @@ def test_a_run_folder(tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
     CONVERT(run)
     (record,) = read_run(run).records
-    assert record.scores_by("j@1") == record.base_scores_by("j@1") == [0.25]
-    assert record.perplexity["larger"].num_tokens == [4]
+    (trial,) = record.trials
+    assert record.scores_by("j@1") == trial.step_judge_scores["j@1"][:1] == [0.25]
+    assert trial.perplexity["larger"].num_tokens == 4
     (summary,) = report(run, draw=False).summaries
     assert summary.toxicity["j@1"]["max"].value == 0.25
 

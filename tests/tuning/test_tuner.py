@@ -37,7 +37,7 @@ def test_the_papers_selection(tmp_path: Path) -> None:
     found = tuned(tmp_path, "paper")
     base = read_run(tmp_path / "base" / "base")
     assert [record.id for record in base.records] == [f"p{i}" for i in range(8)]
-    hard = {record.id for record in base.records if fmean(record.toxicity_scores) > 0.5}
+    hard = {record.id for record in base.records if record.avg_toxicity > 0.5}
     assert 0 < len(hard) < 8
     runs = [read_run(path) for path in find_runs([tmp_path / "tries"])]
     assert len(runs) == len(found.tried) == 4
@@ -48,7 +48,7 @@ def test_the_papers_selection(tmp_path: Path) -> None:
         assert settings["temperature"] == 0
         assert run.config["num_trials"] == 1
         place = settings["mu"], settings["num_samples"], settings["step_size"]
-        means[place] = fmean(record.toxicity_scores[0] for record in run.records)
+        means[place] = fmean(record.trials[0].toxicity for record in run.records)
     keys = [tuple(one.measures.values()) for one in found.tried]
     assert keys == sorted(keys)
     assert list(found.tried[0].measures) == ["toxicity", "iterations", "evaluations", "empty"]

@@ -15,7 +15,7 @@ from rich.text import Text
 from tide.core.errors import InputError
 from tide.core.sanitize import visible
 from tide.data.files import refuse_inputs
-from tide.data.records import Record
+from tide.data.records import Record, all_or_none
 from tide.evaluation.progress import CleanConsole, bar_on
 
 if TYPE_CHECKING:
@@ -78,29 +78,20 @@ def completions_table(records: Sequence[Record], threshold: float, words: Words 
     for name, ratio in (("prompt", 2), ("before", 3), ("after", 3)):
         table.add_column(name, ratio=ratio, overflow="fold")
     for record in records:
-        trials = zip(
-            record.base_completions or (),
-            record.base_toxicity_scores or (),
-            record.completions,
-            record.toxicity_scores,
-            record.refused or (),
-            record.accepted or (),
-            record.empty or (),
-            strict=True,
-        )
-        for trial, (base, before, text, toxicity, refused, accepted, empty) in enumerate(trials):
-            after = shown(text, toxicity, threshold, words)
-            if refused:
+        asked = Text(visible(_asked(record), kept="\n"))
+        for trial in record.trials:
+            after = shown(trial.text, trial.toxicity, threshold, words)
+            if trial.refused:
                 after.append(" withheld", "yellow")
-            elif not accepted and not empty:  # of an empty one it says so
+            elif trial.not_accepted:  # of an empty one it says so
                 after.append(" not accepted", "yellow")
-            if record.decoded_prompts and (decoded := record.decoded_prompts[trial]) is not None:
-                same = record.changed_tokens and record.changed_tokens[trial] == 0
-                says = "the prompt" if same else visible(decoded)
+            if trial.decoded_prompt is not None:
+                same = trial.changed_tokens == 0
+                says = "the prompt" if same else visible(trial.decoded_prompt)
                 after.append(f"\nnearest tokens: {says}", "dim")
-            asked = record.messages[-1].content if record.messages else record.prompt
-            prompt = Text(visible(asked, kept="\n")) if trial == 0 else ""
-            table.add_row(prompt, shown(base, before, threshold, words), after)
+            before = shown(trial.base_text or "", trial.base_toxicity or 0.0, threshold, words)
+            table.add_row(asked, before, after)
+            asked = Text()
     return table
 
 
@@ -123,14 +114,17 @@ def summary_table(
     for record in records:
         counts["prompts"] += 1
         counts["trials"] += len(record.trials)
-        counts["not accepted"] += record.not_accepted
-        counts["withheld"] += (record.refused or []).count(True)
-        counts["empty completions"] += (record.empty or []).count(True)
-        for label, field in _COSTS.items():
-            counts[label] += sum(getattr(record, field) or ())
+        for trial in record.trials:
+            counts.update({label: getattr(trial, field) or 0 for label, field in _COSTS.items()})
+            counts["not accepted"] += trial.not_accepted
+            counts["withheld"] += trial.refused is True
+            counts["empty completions"] += trial.empty is True
         for number, (name, threshold) in enumerate([scorer, *judges]):
-            after = record.scores_by(name) if number else record.toxicity_scores
-            before = record.base_scores_by(name) if number else record.base_toxicity_scores
+            after = record.scores_by(name) if number else [t.toxicity for t in record.trials]
+            before = all_or_none(
+                t.step_judge_scores.get(name, [None])[0] if number else t.base_toxicity
+                for t in record.trials
+            )
             columns = found.setdefault(name, [[], []])
             for column, scores in zip(columns, (before, after), strict=True):
                 if scores:
@@ -176,9 +170,17 @@ _COSTS = {
 
 def compact(record: Record) -> list[dict[str, Any]]:
     """The main fields of a record, one object per trial: `prompt, text, toxicity, accepted`."""
-    asked = record.messages[-1].content if record.messages else record.prompt
-    entries = zip(record.completions, record.toxicity_scores, record.accepted or (), strict=True)
     return [
-        {"prompt": asked, "text": text, "toxicity": toxicity, "accepted": accepted}
-        for text, toxicity, accepted in entries
+        {
+            "prompt": _asked(record),
+            "text": trial.text,
+            "toxicity": trial.toxicity,
+            "accepted": trial.accepted,
+        }
+        for trial in record.trials
     ]
+
+
+def _asked(record: Record) -> str:
+    """The prompt, or a chat's last message."""
+    return record.messages[-1].content if record.messages else record.prompt

@@ -25,7 +25,8 @@ from tide.cli.masking import Marker, Masker
 from tide.core.errors import InputError, PromptRefusedError, TideError
 from tide.data.files import writing
 from tide.data.prompts import Row, read_rows
-from tide.data.records import Record, RecordFile
+from tide.data.record_files import RecordFile
+from tide.data.records import Record
 from tide.evaluation.progress import Bars
 
 if TYPE_CHECKING:
@@ -217,7 +218,7 @@ class _Job:
         """Completions, a line each as they finish, in the order of the prompts."""
         masker = Masker(self.detoxifier.scorer) if mask else None
         for record in self._counted(self.records()):
-            whole = record.model_dump(mode="json", exclude_defaults=True)
+            whole = record.to_columns()
             for one in [whole] if shape is Format.RECORDS else compact(record):
                 if shape is not Format.RECORDS and masker:
                     one["text"] = masker(one["text"])
@@ -234,7 +235,8 @@ class _Job:
             return "Next: --preset backtrack resolves most of what this search did not."
         if self.unresolved:
             return "Next: --max-iterations 30 searches longer for what was not accepted."
-        toxic = any(max(r.base_toxicity_scores or [0.0]) >= guide.threshold for r in records)
+        trials = [trial for record in records for trial in record.trials]
+        toxic = any((trial.base_toxicity or 0.0) >= guide.threshold for trial in trials)
         if toxic and not self.judges:
             judge = "lexicon" if guide.name.startswith("pocket-judge") else "pocket-judge"
             return f"Next: --judges {judge} asks a scorer that took no part in the search."
@@ -256,7 +258,7 @@ class _Job:
 
     def _counted(self, records: Iterable[Record]) -> Iterator[Record]:
         for record in records:
-            self.unresolved += record.not_accepted > 0
+            self.unresolved += any(trial.not_accepted for trial in record.trials)
             yield record
 
     def _warn(self) -> None:

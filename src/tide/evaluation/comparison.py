@@ -17,7 +17,8 @@ from typing import Any
 from tide.core.errors import InputError, TideError
 from tide.data.files import write_text, writing
 from tide.data.prompts import Row
-from tide.data.records import RecordFile, RecordId
+from tide.data.record_files import RecordFile
+from tide.data.records import RecordId
 from tide.engines import Engine, load_engine
 from tide.evaluation.benchmarks import Benchmark, open_benchmark
 from tide.evaluation.caching_engine import CachingEngine

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic_core import to_json, to_jsonable_python
+
 from tide.core.errors import ScorerError, TideError
 from tide.core.settings import EmptyPolicy
-from tide.data.records import Column, Likelihoods, Record, RecordFile, RecordId
+from tide.data.record_files import Column, RecordFile
+from tide.data.records import Likelihood, Record, RecordId, TrialRecord, columns
 from tide.evaluation.perplexity import Fluency, Reference
 from tide.evaluation.progress import Progress
 from tide.scorers import Scorer, load_scorer, score_texts
@@ -59,81 +61,97 @@ def judge_records(
                 failed[one.record.id] = scores
                 progress.failed(f"judge {judge.name}", one.record.id, scores)
             else:
-                file.append(one.part(_named(asked, one, iter(scores.values.tolist()))))
+                file.append(one.part(_said(asked, one, iter(scores.values.tolist()))))
         asked.remembered.clear()
     return failed
 
 
 def judged(records: Sequence[Record], judge: Scorer, empty_policy: EmptyPolicy) -> list[Record]:
     """`records` with the judge's scores, where they lie in no file. Raises as `score_texts`."""
-    each = [_Unscored(record, [*range(len(record.trials))]) for record in records]
+    each = [_Unscored(record, record.trials) for record in records]
     texts = [text for one in each for text in one.all_texts]
     asked = RememberingScorer(judge)
     values = iter(score_texts(asked, texts, empty_policy).values.tolist())
-    return [_with(one.record, _named(asked, one, values)) for one in each]
+    return [one.with_added(_said(asked, one, values)) for one in each]
 
 
 def measure_records(file: RecordFile, reference: Reference, progress: Progress) -> None:
     """Add the perplexity of every completion that has none. Raises InputError as `Reference`."""
     column = "perplexity", reference.name, "num_tokens"
     for chunk in _chunks(file, column, f"perplexity by {reference.name}", progress):
-        pairs = [(o.record.prompt, o.record.completions[i]) for o in chunk for i in o.places]
-        measured = iter(reference.measure(pairs))
+        pairs = [(one.record.prompt, trial.text) for one in chunk for trial in one.trials]
+        found = iter(reference.measure(pairs))
         for one in chunk:
-            found = _likelihoods([next(measured) for _ in one.places])
-            file.append(one.part({"perplexity": {reference.name: found.model_dump()}}))
+            file.append(one.part([_perplexity(reference, next(found)) for _ in one.trials]))
 
 
 def measured(records: Sequence[Record], reference: Reference) -> list[Record]:
     """`records` with their perplexity, where they lie in no file. Raises as `Reference.measure`."""
-    found = iter(reference.measure([(r.prompt, text) for r in records for text in r.completions]))
-    each = [_likelihoods([next(found) for _ in record.completions]) for record in records]
+    each = [_Unscored(record, record.trials) for record in records]
+    pairs = [(one.record.prompt, trial.text) for one in each for trial in one.trials]
+    found = iter(reference.measure(pairs))
     return [
-        _with(record, {"perplexity": {reference.name: one}})
-        for record, one in zip(records, each, strict=True)
+        one.with_added([_perplexity(reference, next(found)) for _ in one.trials]) for one in each
     ]
 
 
-def _likelihoods(fluency: Sequence[Fluency]) -> Likelihoods:
-    return Likelihoods(nll=[f.nll for f in fluency], num_tokens=[f.num_tokens for f in fluency])
+def _perplexity(reference: Reference, found: Fluency) -> _Added:
+    return {"perplexity": {reference.name: Likelihood(nll=found.nll, num_tokens=found.num_tokens)}}
 
 
-def _with(record: Record, added: dict[str, Any]) -> Record:
-    return record.model_copy(update={k: getattr(record, k) | v for k, v in added.items()})
+# By field of a trial, what is added to it.
+_Added = dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True, eq=False)
 class _Unscored:
-    """A record, and the places of those of its trials that something is missing for."""
+    """A record, and those of its trials that something is missing for."""
 
     record: Record
-    places: list[int]
-
-    def texts(self, place: int) -> list[str]:
-        """What a judge scores of a trial: its steps, the last of which is returned."""
-        steps = self.record.steps
-        return [step.text for step in steps[place]] if steps else [self.record.completions[place]]
+    trials: list[TrialRecord]
 
     @property
     def all_texts(self) -> list[str]:
-        return [text for place in self.places for text in self.texts(place)]
+        return [text for trial in self.trials for text in _texts(trial)]
 
-    def part(self, added: dict[str, Any]) -> str:
-        trials = [self.record.trials[place] for place in self.places]
-        return json.dumps({"id": self.record.id, "trials": trials, **added}, ensure_ascii=False)
+    def part(self, added: Sequence[_Added]) -> str:
+        """What is added to the trials, as a line of the file."""
+        rows = [
+            {"trials": trial.number, **one} for trial, one in zip(self.trials, added, strict=True)
+        ]
+        return to_json({"id": self.record.id, **columns(to_jsonable_python(rows))}).decode()
+
+    def with_added(self, added: Sequence[_Added]) -> Record:
+        of = {trial.number: one for trial, one in zip(self.trials, added, strict=True)}
+        return self.record.each(
+            lambda trial: {
+                name: getattr(trial, name) | new for name, new in of[trial.number].items()
+            }
+        )
 
 
-def _named(judge: RememberingScorer, one: _Unscored, values: Iterator[float]) -> dict[str, Any]:
-    by_trial = [[next(values) for _ in one.texts(place)] for place in one.places]
-    found: dict[str, Any] = {"judge_scores": {judge.name: [trial[-1] for trial in by_trial]}}
-    if judge.attributes:
-        # What was too short to be scored has none.
-        said = [judge.remembered.get(one.texts(place)[-1], {}) for place in one.places]
-        by_name = {name: [row.get(name) for row in said] for name in judge.attributes}
-        found["judge_attributes"] = {judge.name: by_name}
-    if one.record.steps:
-        found["step_judge_scores"] = {judge.name: by_trial}
-    return found
+def _texts(trial: TrialRecord) -> list[str]:
+    """What a judge scores of a trial: its steps, the last of which is returned."""
+    return [step.text for step in trial.steps] if trial.steps else [trial.text]
+
+
+def _said(judge: RememberingScorer, one: _Unscored, values: Iterator[float]) -> list[_Added]:
+    """The judge's next scores, and its attributes if it has some, by trial."""
+    added: list[_Added] = []
+    for trial in one.trials:
+        texts = _texts(trial)
+        scores = [next(values) for _ in texts]
+        said: _Added = {"judge_scores": {judge.name: scores[-1]}}
+        if judge.attributes:
+            # What was too short to be scored has none.
+            known = judge.remembered.get(texts[-1], {})
+            said["judge_attributes"] = {
+                judge.name: {name: known.get(name) for name in judge.attributes}
+            }
+        if trial.steps:
+            said["step_judge_scores"] = {judge.name: scores}
+        added.append(said)
+    return added
 
 
 def _chunks(
@@ -148,7 +166,7 @@ def _chunks(
     try:
         for start in range(0, len(ids), _PROMPTS):
             records = map(file.read, ids[start : start + _PROMPTS])
-            chunk = [_Unscored(r, [r.trials.index(t) for t in left[r.id]]) for r in records]
+            chunk = [_Unscored(r, [t for t in r.trials if t.number in left[r.id]]) for r in records]
             yield chunk
             progress.advance(len(chunk))
     finally:

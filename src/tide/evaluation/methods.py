@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from tide.baselines import REGISTRY as BASELINES
 from tide.baselines import Baseline, load_baseline
+from tide.baselines.base import Generated
 from tide.core.chat import Message
 from tide.core.errors import InputError, TideError
 from tide.core.results import Result, Trial
@@ -19,7 +20,7 @@ from tide.core.seeds import derive_seed
 from tide.core.settings import Sampling, Settings
 from tide.core.validation import unknown
 from tide.data.prompts import Row
-from tide.data.records import Record, to_record
+from tide.data.records import Record, TrialRecord, to_record
 from tide.detoxifier.presets import PRESETS, is_file, preset_values
 from tide.detoxifier.sync import Detoxifier
 from tide.engines import Engine
@@ -46,9 +47,9 @@ _LATER_OPTIONS = {"unresolved", "baseline", "redraw", "test_prompt"}
 _SCALES = ("mu", "mu_relative", "step_size", "step_relative")
 # What a record says of a search, and means nothing where there was none.
 _OF_A_SEARCH = (
-    *("accepted", "refused", "num_iter_steps", "cosine_sims", "displacements", "traces", "steps"),
-    *("base_completions", "base_toxicity_scores", "blocks", "whole_toxicity", "drafted_tokens"),
-    *("changed_tokens", "decoded_prompts"),
+    *("accepted", "refused", "iterations", "cosine", "displacement", "trace", "steps"),
+    *("base_text", "base_toxicity", "blocks", "whole_toxicity", "drafted_tokens"),
+    *("changed_tokens", "decoded_prompt"),
 )
 # What decides nothing of what is written.
 _WITHOUT_EFFECT = {"num_trials", "decode"}
@@ -117,9 +118,9 @@ class SearchMethod:
         if self._engine is not None:
             length = len(self._engine.tokenize([self._engine.text_of(row.asked)])[0])
             forward = [_forward_tokens(trial, length) for trial in result.trials]
-        more = {"group": row.group, "seconds": seconds, "forward_tokens": forward}
-        record = to_record(row.id, result, messages=_messages(row), **more)
-        return record.model_copy(update=dict.fromkeys(_OF_A_SEARCH)) if self._base else record
+        more = {"messages": _messages(row), "group": row.group, "seconds": seconds}
+        record = to_record(row.id, result, forward_tokens=forward, **more)
+        return record.each(lambda _: dict.fromkeys(_OF_A_SEARCH)) if self._base else record
 
 
 def _messages(row: Row) -> list[Message] | None:
@@ -172,34 +173,41 @@ class BaselineMethod:
                 for row in rows:
                     yield from self._batch([row], trials)
             return
-        written = [one.completion.text for one in generated]
-        slices = [slice(i * len(trials), (i + 1) * len(trials)) for i in range(len(rows))]
-        groups = [written[mine] for mine in slices]
+        count = len(trials)
+        of = [generated[start : start + count] for start in range(0, len(generated), count)]
+        groups = [[one.completion.text for one in mine] for mine in of]
         scored = score_groups(self._scorer, groups, self.settings.empty_policy)
         seconds = (time.perf_counter() - started) / len(rows)
-        for row, text, mine, scores in zip(rows, texts, slices, scored, strict=True):
+        for row, text, mine, scores in zip(rows, texts, of, scored, strict=True):
             if isinstance(scores, TideError):
                 yield row, scores
                 continue
-            lengths = [len(one.completion.token_ids) for one in generated[mine]]
+            judged = zip(trials, mine, scores.values.tolist(), scores.empty.tolist(), strict=True)
             record = Record(
                 id=row.id,
                 prompt=str(text),
                 messages=_messages(row),
                 group=row.group,
-                trials=list(trials),
-                completions=written[mine],
-                toxicity_scores=scores.values.tolist(),
-                empty=scores.empty.tolist(),
-                evaluations=[one.evaluations for one in generated[mine]],
-                rounds=[one.evaluations for one in generated[mine]],
-                num_tokens=lengths,
-                generated_tokens=lengths,
-                forward_tokens=[one.forward_tokens for one in generated[mine]],
-                scorer_calls=[one.scorer_calls for one in generated[mine]],
+                trials=[_trial(*one) for one in judged],
                 seconds=seconds,
             )
             yield row, record
+
+
+def _trial(number: int, generated: Generated, toxicity: float, empty: bool) -> TrialRecord:
+    length = len(generated.completion.token_ids)
+    return TrialRecord(
+        number=number,
+        text=generated.completion.text,
+        toxicity=toxicity,
+        empty=empty,
+        evaluations=generated.evaluations,
+        rounds=generated.evaluations,
+        num_tokens=length,
+        generated_tokens=length,
+        forward_tokens=generated.forward_tokens,
+        scorer_calls=generated.scorer_calls,
+    )
 
 
 def load_method(

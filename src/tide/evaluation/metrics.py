@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from tide.core.errors import InputError
 from tide.core.seeds import derive_seed
-from tide.data.records import Record
+from tide.data.records import Record, TrialRecord, all_or_none
 from tide.evaluation.runs import Run
 from tide.scorers.base import is_empty
 
@@ -140,20 +140,20 @@ def summarize(run: Run, *, valid: Valid | None = None, seed: int = 0) -> Summary
     for record in sorted(run.records, key=lambda record: (type(record.id) is str, record.id)):
         kept = kept_trials(run, record, valid)
         completions += len(kept)
-        dropped += len(record.completions) - len(kept)
-        moved = _moved(run, record, kept)
+        dropped += len(record.trials) - len(kept)
+        moved = _moved(run, kept)
         ratios = _ratios(run, record, kept, moved)
         for source in run.sources:
-            unscored[source] += scores_of(run, record, source) is None
+            unscored[source] += scores_of(run, kept, source) is None
         for name in perplexities:
-            there, values = _perplexities(record, name, kept)
+            there, values = _perplexities(kept, name)
             perplexities[name] += values
-            of_moved[name] += _perplexities(record, name, moved)[1]
+            of_moved[name] += _perplexities(moved, name)[1]
             measured[name] += there
             unmeasured[name] += there < len(kept)
             if values:
                 ratios[f"perplexity\0{name}"] = math.fsum(values), len(values)
-            if whole := _perplexities(record, name, _of_20(run, record, name, kept))[1]:
+            if whole := _perplexities(_of_20(run, kept, name), name)[1]:
                 ratios[f"perplexity 20\0{name}"] = math.fsum(whole), len(whole)
         rows.append(ratios)
     estimates = _estimates(rows, seed)
@@ -242,9 +242,11 @@ def _mean_of(some: Sequence[Perplexity], key: str) -> float | None:
     return fmean(values) if values else None
 
 
-def scores_of(run: Run, record: Record, source: str) -> list[float] | None:
-    """The scores of a record's completions by `source`, one a trial; None if it lacks any."""
-    return record.toxicity_scores if source == run.scorer else record.scores_by(source)
+def scores_of(run: Run, trials: Sequence[TrialRecord], source: str) -> list[float] | None:
+    """The scores of completions by `source`; None if it lacks any."""
+    if source == run.scorer:
+        return [trial.toxicity for trial in trials]
+    return all_or_none(trial.judge_scores.get(source) for trial in trials)
 
 
 def is_toxic(run: Run, score: float) -> bool:
@@ -254,122 +256,127 @@ def is_toxic(run: Run, score: float) -> bool:
     return score >= threshold if protocol.get("toxic_inclusive", False) else score > threshold
 
 
-def kept_trials(run: Run, record: Record, valid: Valid | None) -> list[int]:
-    """The places of the trials that `valid` leaves in. Raises InputError if it cannot tell."""
-    places = range(len(record.completions))
+def kept_trials(run: Run, record: Record, valid: Valid | None) -> list[TrialRecord]:
+    """The trials that `valid` leaves in. Raises InputError if it cannot tell."""
     if valid is None:
-        return list(places)
-    measured = record.perplexity.get(run.references[0]) if run.references else None
-    if measured is None or None in measured.num_tokens:
+        return record.trials
+    reference = run.references[0] if run.references else ""
+    lengths = _lengths(record.trials, reference)
+    if len(lengths) < len(record.trials):
         raise InputError(
             f"{run.where}: valid={valid!r} needs the length of each completion in the reference "
             f"model's tokens, and record {record.id!r} has none; measure the perplexity first "
             "(tide judge --reference)"
         )
-    return [place for place in places if measured.num_tokens[place] == 20]
+    return [trial for trial, length in lengths if length == 20]
 
 
 def check_records(run: Run) -> None:
     """Raise InputError for the first record that the metrics must not be computed from."""
-    expected = run.config.get("num_trials") or max(len(one.completions) for one in run.records)
+    expected = run.config.get("num_trials") or max(len(one.trials) for one in run.records)
     for record in run.records:
-        if len(record.completions) != expected:
+        if len(record.trials) != expected:
             raise InputError(
-                f"{run.where}: record {record.id!r} has {len(record.completions)} of {expected} "
+                f"{run.where}: record {record.id!r} has {len(record.trials)} of {expected} "
                 "trials; run it again"
             )
 
 
-def _perplexities(record: Record, name: str, kept: Sequence[int]) -> tuple[int, list[float]]:
+def _lengths(trials: Sequence[TrialRecord], name: str) -> list[tuple[TrialRecord, int]]:
+    """The trials that a reference has measured, each with its length in its tokens."""
+    return [(one, one.perplexity[name].num_tokens) for one in trials if name in one.perplexity]
+
+
+def _perplexities(trials: Sequence[TrialRecord], name: str) -> tuple[int, list[float]]:
     """How many of the trials were measured, and the perplexities of those that have one."""
-    measured = record.perplexity.get(name)
-    if measured is None:
-        return 0, []
-    there = [place for place in kept if measured.num_tokens[place] is not None]
-    values = [nll for place in there if (nll := measured.nll[place]) is not None]
+    measured = [one.perplexity[name].nll for one in trials if name in one.perplexity]
     # A mean beyond this is an infinite perplexity to a float; it must not stop the report.
-    return len(there), [math.exp(min(nll, 695.0)) for nll in values]
+    return len(measured), [math.exp(min(nll, 695.0)) for nll in measured if nll is not None]
 
 
-def _of_20(run: Run, record: Record, name: str, kept: Sequence[int]) -> list[int]:
-    """The places that have 20 tokens of this reference, if the run writes so many."""
+def _of_20(run: Run, kept: Sequence[TrialRecord], name: str) -> list[TrialRecord]:
+    """The trials that have 20 tokens of this reference, if the run writes so many."""
     written = run.config.get("settings") or run.config.get("sampling") or {}
-    measured = record.perplexity.get(name)
-    if measured is None or written.get("max_new_tokens", 20) != 20:
+    if written.get("max_new_tokens", 20) != 20:
         return []
-    return [place for place in kept if measured.num_tokens[place] == 20]
+    return [trial for trial, length in _lengths(kept, name) if length == 20]
 
 
-def _ratios(run: Run, record: Record, kept: Sequence[int], moved: Sequence[int]) -> Ratios:
+def _ratios(
+    run: Run, record: Record, kept: Sequence[TrialRecord], moved: Sequence[TrialRecord]
+) -> Ratios:
     """What one prompt adds to the two sums of each average."""
     found: Ratios = {}
     for source in run.sources:
-        scores = scores_of(run, record, source)
-        if scores is not None and kept:
-            values = [scores[place] for place in kept]
+        if kept and (values := scores_of(run, kept, source)) is not None:
             found[f"{source}\0max"] = max(values), 1
             found[f"{source}\0mean"] = fmean(values), 1
             found[f"{source}\0rate"] = float(is_toxic(run, max(values))), 1
             found[f"{source}\0each"] = sum(is_toxic(run, value) for value in values), len(values)
-            if moved:
-                toxic = sum(is_toxic(run, scores[place]) for place in moved)
+            if moved and (values := scores_of(run, moved, source)) is not None:
+                toxic = sum(is_toxic(run, value) for value in values)
                 found[f"{source}\0moved"] = toxic, len(moved)
-    words = [record.completions[place].split() for place in kept]
+    words = [trial.text.split() for trial in kept]
     if total := sum(map(len, words)):
         for n in (1, 2, 3):
             grams = {gram for some in words for gram in _ngrams(some, n)}
             found[f"dist_{n}"] = len(grams) / total, 1
-    # A withheld text is not an empty completion; records of other systems do not say which are.
-    refused = record.refused or [False] * len(record.completions)
-    empty = record.empty or [
-        is_empty(text) and not withheld
-        for text, withheld in zip(record.completions, refused, strict=True)
-    ]
-    each_of = {"iterations": record.num_iter_steps, "num_tokens": record.num_tokens, "empty": empty}
-    for name, each in each_of.items():
-        if each is not None:
-            found[name] = sum(each[place] for place in kept), len(kept)
+    for name in ("iterations", "num_tokens"):
+        if (each := all_or_none(getattr(trial, name) for trial in kept)) is not None:
+            found[name] = sum(each), len(kept)
+    found["empty"] = sum(map(_is_empty, kept)), len(kept)
     for name in _COSTS:
-        if (spent := getattr(record, name)) is not None:
+        if (spent := all_or_none(getattr(trial, name) for trial in record.trials)) is not None:
             found[name] = sum(spent), 1
     if record.seconds is not None:
         found["seconds"] = record.seconds, 1
-    if record.accepted is not None:
+    trials = record.trials
+    if trials[0].accepted is not None:
         # What was empty at once and so scores 0.0 is neither detoxified nor unresolved.
-        resolved = zip(record.accepted, record.toxicity_scores, empty, strict=True)
-        found["unresolved"] = float(not all(yes or (not t and e) for yes, t, e in resolved)), 1
-    if record.refused is not None:
-        found["refused"] = float(any(refused)), 1
-    return found | _of_moved(record, kept, moved)
+        resolved = (one.accepted or (not one.toxicity and _is_empty(one)) for one in trials)
+        found["unresolved"] = float(not all(resolved)), 1
+    if trials[0].refused is not None:
+        found["refused"] = float(any(one.refused for one in trials)), 1
+    return found | (_of_moved(kept, moved) if record.searched else {})
 
 
-def _of_moved(record: Record, kept: Sequence[int], moved: Sequence[int]) -> Ratios:
-    if record.base_completions is None:
-        return {}
-    before, after = record.base_completions, record.completions
-    alike = (_rouge_l(before[place].split(), after[place].split()) for place in moved)
+def _is_empty(trial: TrialRecord) -> bool:
+    """A withheld text is not an empty completion; records of other systems do not say which are."""
+    if trial.empty is None:
+        return is_empty(trial.text) and not trial.refused
+    return trial.empty
+
+
+def _of_moved(kept: Sequence[TrialRecord], moved: Sequence[TrialRecord]) -> Ratios:
+    alike = (_rouge_l((one.base_text or "").split(), one.text.split()) for one in moved)
     found: Ratios = {"moved": (len(moved), len(kept))}
     found["moved_similarity"] = math.fsum(alike), len(moved)
-    if (far := record.displacements) is not None:
-        found["moved_displacement"] = math.fsum(far[place] for place in moved), len(moved)
-        changed = record.changed_tokens or [None] * len(far)
-        decoded = [(far[i], changed[i] == 0) for i in kept if changed[i] is not None]
-        found["decoded"] = len(decoded), len(kept)
-        for name, (low, high) in {"recovered": (0.0, math.inf), **RECOVERED}.items():
-            some = [same for displacement, same in decoded if low < displacement <= high]
-            found[name] = sum(some), len(some)
+    if (far := all_or_none(one.displacement for one in moved)) is not None:
+        found["moved_displacement"] = math.fsum(far), len(moved)
+    decoded = [
+        (one.displacement, one.changed_tokens == 0)
+        for one in kept
+        if one.changed_tokens is not None and one.displacement is not None
+    ]
+    found["decoded"] = len(decoded), len(kept)
+    for name, (low, high) in {"recovered": (0.0, math.inf), **RECOVERED}.items():
+        some = [same for displacement, same in decoded if low < displacement <= high]
+        found[name] = sum(some), len(some)
     return found
 
 
-def _moved(run: Run, record: Record, kept: Sequence[int]) -> list[int]:
-    """The places of the trials whose first evaluation was not accepted."""
-    if record.base_completions is None or record.evaluations is None:
-        return []
-    settings = run.config.get("settings") or {}
-    tried, first = record.evaluations, settings.get("completions_per_evaluation", 1)
-    if record.blocks is not None:  # such an answer takes an evaluation for each block
-        tried, first = [len(trace) for trace in record.traces or ()], 1
-    return [place for place in kept if tried[place] > first]
+def _moved(run: Run, kept: Sequence[TrialRecord]) -> list[TrialRecord]:
+    """The trials of a search whose first evaluation was not accepted."""
+    first = (run.config.get("settings") or {}).get("completions_per_evaluation", 1)
+
+    def was_moved(trial: TrialRecord) -> bool:
+        if trial.base_text is None:
+            return False
+        if trial.blocks is not None:  # such an answer takes an evaluation for each block
+            return len(trial.trace or ()) > 1
+        return trial.evaluations is not None and trial.evaluations > int(first)
+
+    return [trial for trial in kept if was_moved(trial)]
 
 
 def _rouge_l(before: list[str], after: list[str]) -> float:

@@ -16,7 +16,7 @@ from typing import Any
 from tide.core.errors import InputError
 from tide.data.files import replaced
 from tide.data.jsonl import read_objects
-from tide.data.records import RecordPart, merged
+from tide.data.record_files import RecordPart, merged
 from tide.evaluation.judges import judged, measured
 from tide.evaluation.metrics import Estimate, Summary, Valid, check_records, summarize
 from tide.evaluation.perplexity import Reference, reference_named
@@ -78,7 +78,8 @@ def read_published(path: Path, *, scorer: str = "perspective") -> Run:
 
 def write_published(run: Run, path: Path) -> None:
     """Write the records of `run` in the published format, gzipped if `path` ends in `.gz`."""
-    records = [record.model_dump(include={*_FIELDS}, exclude_none=True) for record in run.records]
+    each = [record.to_columns() for record in run.records]
+    records = [{name: one[name] for name in _FIELDS if name in one} for one in each]
     text = json.dumps(records, ensure_ascii=False)
     with replaced(path) as file:
         file.write(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())

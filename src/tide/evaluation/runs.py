@@ -26,7 +26,8 @@ from tide.core.settings import EmptyPolicy
 from tide.core.validation import problem
 from tide.data.files import refuse_inputs, replaced, reported, write_text, writing
 from tide.data.jsonl import leaves, read_object
-from tide.data.records import Likelihoods, Record, RecordFile, RecordId, read_records
+from tide.data.record_files import RecordFile, read_records
+from tide.data.records import Record, RecordId, TrialRecord
 
 FORMAT = 2
 CONFIG = "config.json"
@@ -100,8 +101,8 @@ class _Config(_Section):
 
 # What a record says of returned completions; its other lists say what was tried, and what it cost.
 _RETURNED = (
-    *("completions", "toxicity_scores", "cosine_sims", "displacements", "accepted", "refused"),
-    *("empty", "changed_tokens", "decoded_prompts", "num_tokens"),
+    *("text", "toxicity", "cosine", "displacement", "accepted", "refused", "empty", "num_tokens"),
+    *("changed_tokens", "decoded_prompt", "judge_scores", "judge_attributes", "perplexity"),
 )
 
 
@@ -143,26 +144,25 @@ class Run:
 
 def unmodified(run: Run) -> Run | None:
     """What the model wrote by itself in a search; None where that was not recorded."""
-    records = []
-    for record in run.records:
-        texts, scores = record.base_completions, record.base_toxicity_scores
-        if not texts or not scores:
-            return None
-        judged = {judge: record.base_scores_by(judge) for judge in record.judge_scores}
-        own = Record(
-            id=record.id,
-            prompt=record.prompt,
-            messages=record.messages,
-            group=record.group,
-            trials=record.trials,
-            completions=texts,
-            toxicity_scores=scores,
-            judge_scores={judge: [*found] for judge, found in judged.items() if found},
-        )
-        records.append(own)
+    if not all(record.searched for record in run.records):
+        return None
+    records = [
+        record.model_copy(update={"trials": [*map(_unmodified, record.trials)], "seconds": None})
+        for record in run.records
+    ]
     left_out = ("settings", "strategy_options", "references")
     config = {key: value for key, value in run.config.items() if key not in left_out}
     return Run("unmodified", config, records, run.path)
+
+
+def _unmodified(trial: TrialRecord) -> TrialRecord:
+    judged = {judge: scores[0] for judge, scores in trial.step_judge_scores.items() if scores}
+    return TrialRecord(
+        number=trial.number,
+        text=trial.base_text or "",
+        toxicity=trial.base_toxicity or 0.0,
+        judge_scores=judged,
+    )
 
 
 def files_of(run: Path) -> tuple[Path, Path]:
@@ -229,34 +229,17 @@ def carried(record: Record) -> Record:
     So it is in the paper's records: a trial that finds nothing less toxic repeats the one before.
     What the trials cost stays.
     """
-    scores = record.toxicity_scores
-    best = [min(range(place + 1), key=scores.__getitem__) for place in range(len(scores))]
-    return record.model_copy(update=_returned(record, best))
+    trials: list[TrialRecord] = []
+    for trial in record.trials:
+        best = min([*trials[-1:], trial], key=lambda one: one.toxicity)
+        trials.append(trial.model_copy(update={name: getattr(best, name) for name in _RETURNED}))
+    return record.model_copy(update={"trials": trials})
 
 
 def first_trial(run: Run) -> Run:
     """`run` as if it had made its first trial alone."""
-    records = []
-    for record in run.records:
-        steps = record.num_iter_steps
-        alone = {"trials": record.trials[:1], "num_iter_steps": steps[:1] if steps else None}
-        records.append(record.model_copy(update=_returned(record, [0]) | alone))
+    records = [one.model_copy(update={"trials": one.trials[:1]}) for one in run.records]
     return replace(run, config={**run.config, "num_trials": 1}, records=records)
-
-
-def _returned(record: Record, places: Sequence[int]) -> dict[str, Any]:
-    """What is said of returned completions, of the trials at `places`."""
-
-    def of(column: Sequence[Any] | None) -> list[Any] | None:
-        return None if column is None else [column[place] for place in places]
-
-    update: dict[str, Any] = {name: of(getattr(record, name)) for name in _RETURNED}
-    update["judge_scores"] = {name: of(one) for name, one in record.judge_scores.items()}
-    update["perplexity"] = {
-        name: Likelihoods(nll=of(one.nll) or [], num_tokens=of(one.num_tokens) or [])
-        for name, one in record.perplexity.items()
-    }
-    return update
 
 
 def open_run(

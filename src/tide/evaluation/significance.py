@@ -126,8 +126,8 @@ def _values(
     found: dict[tuple[RecordId, str], list[float]] = {}
     for run in runs:
         for record in run.records:
-            scores, kept = scores_of(run, record, source), kept_trials(run, record, valid)
-            if scores is not None and kept:
-                value = MEASURES[measure]([scores[place] for place in kept])
+            scores = scores_of(run, kept_trials(run, record, valid), source)
+            if scores:
+                value = MEASURES[measure](scores)
                 found.setdefault((record.id, record.prompt), []).append(value)
     return {key: fmean(values) for key, values in found.items()}

@@ -6,7 +6,6 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from statistics import fmean
 
 from tide.core.errors import InputError
 from tide.evaluation import Benchmark
@@ -70,7 +69,7 @@ def ranked(tried: Sequence[TuningTrial]) -> list[TuningTrial]:
 
 def _hard(bench: Bench, prompts: Benchmark, above: float) -> Benchmark:
     (base,) = bench.runs(prompts, ["base"], "base", judged=False)
-    means = {record.id: fmean(record.toxicity_scores) for record in base.records}
+    means = {record.id: record.avg_toxicity for record in base.records}
     rows = [row for row in prompts.rows if means[row.id] > above]
     if not rows:
         raise InputError(

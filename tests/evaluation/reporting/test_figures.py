@@ -9,7 +9,6 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.evaluation.runs import JUDGE, changed, measured, run, search_run
-from tide.data.records import Step
 from tide.evaluation.metrics import summarize
 from tide.evaluation.protocols import load_protocol
 from tide.evaluation.reporting import figures, tables
@@ -81,9 +80,9 @@ def test_no_trade_off_without_perplexities() -> None:
 
 
 def test_anytime_curve_is_what_would_be_returned_after_so_many_evaluations() -> None:
-    one = search_run("tide", prompts=2)
+    one = search_run("tide", prompts=2, trials=1)
     for number, ends in enumerate(([(1, 0.9), (3, 0.2)], [(1, 0.4)])):
-        steps = [[Step(evaluations=n, text="", toxicity=x) for n, x in ends]]
+        steps = [[{"evaluations": n, "text": "", "toxicity": x} for n, x in ends]]
         judged = {JUDGE: [[1 - x for _, x in ends]]}
         changed(one, number, steps=steps, step_judge_scores=judged)
     assert figures.anytime_curve(one, "scorer@1", "rate") == ([1, 3], [0.5, 0.0])
@@ -152,7 +151,7 @@ def test_sensitivity_of_a_baseline_to_a_setting_that_can_be_zero() -> None:
 def test_trajectory_of_the_longest_trial() -> None:
     one = search_run("tide")
     record = one.records[0]
-    lengths = [len(trace) for trace in record.traces or []]
+    lengths = [len(trial.trace or []) for trial in record.trials]
     figure = figures.trajectory(one, record)
     (panel,) = drawn(figure)
     assert f"Trial {lengths.index(max(lengths)) + 1} of 2" in caption(figure)
@@ -162,11 +161,10 @@ def test_trajectory_of_the_longest_trial() -> None:
 
 
 def test_a_trajectory_of_one_evaluation() -> None:
-    one = search_run("tide")
+    one = search_run("tide", trials=1)
     changed(
         one,
         0,
-        trials=[0],
         traces=[[(1, 1, "initial", 0.1, 1.0, 0.0)]],
         toxicity_scores=[0.1],
         cosine_sims=[1.0],

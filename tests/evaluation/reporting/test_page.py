@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 from markupsafe import escape
 
-from tests.evaluation.runs import JUDGE, changed, run, search_run
+from tests.evaluation.runs import JUDGE, changed, from_columns, run, search_run
 from tide import evaluation
-from tide.data.records import Record
 from tide.evaluation.reporting.page import page
 from tide.evaluation.runs import Run
 
@@ -72,12 +71,11 @@ def test_the_worst_twenty_prompts_before_and_after() -> None:
     assert [int(one) for one in shown] == list(range(29, 9, -1))
     rows = rows_of(text, "prompt 29")
     assert list(rows) == ["the model as it is", "tide"]
-    judged = search.records[29].base_scores_by(JUDGE) or []
-    assert rows["the model as it is"] == ["0.72", f"{judged[0]:.2f}", "a r*** text 29"]
     record = search.records[29]
-    place = max(range(len(record.trials)), key=record.toxicity_scores.__getitem__)
+    judged = record.trials[0].step_judge_scores[JUDGE][0]
+    assert rows["the model as it is"] == ["0.72", f"{judged:.2f}", "a r*** text 29"]
     assert rows["tide"][0] == f"{record.max_toxicity:.2f}"
-    assert rows["tide"][1] == f"{(record.judge_scores[JUDGE][place] or 0):.2f}"
+    assert rows["tide"][1] == f"{record.worst.judge_scores[JUDGE]:.2f}"
 
 
 def test_what_the_mask_leaves_of_a_toxic_text_and_all_without_a_mask_is_masked() -> None:
@@ -126,12 +124,12 @@ def hostile() -> list[Run]:
         one.config["judges"].append({"spec": HOSTILE, "name": HOSTILE})
         one.config["references"] = [HOSTILE]
         for number, record in enumerate(one.records):
-            values = record.model_dump(exclude={"avg_toxicity", "max_toxicity"})
+            values = record.to_columns()
             trials = len(record.trials)
             values |= {"prompt": HOSTILE, "completions": [HOSTILE] * trials, "group": HOSTILE}
             values["judge_scores"][HOSTILE] = [0.1] * trials
             values["id"] = f"{HOSTILE}{number}"
-            one.records[number] = Record(**values)
+            one.records[number] = from_columns(values)
     return runs
 
 

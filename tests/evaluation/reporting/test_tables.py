@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from tests.evaluation.runs import JUDGE, REFERENCE, changed, measured, run, search_run
+from tests.evaluation.runs import JUDGE, REFERENCE, changed, column, measured, run, search_run
 from tide.evaluation.metrics import Estimate, over_seeds, summarize
 from tide.evaluation.reporting import tables
 from tide.evaluation.reporting.tables import Column, Table
@@ -74,7 +74,7 @@ def test_a_row_a_method_and_a_table_a_source() -> None:
 def test_every_column_is_explained_where_it_stands() -> None:
     searched = search_run("tide")
     for number, some in enumerate(searched.records):
-        changed(searched, number, base_completions=list(some.completions))
+        changed(searched, number, base_completions=column(some, "completions"))
     runs = [run([[0.2, 0.9]] * 6), searched]
     summaries = [summarize(one) for one in runs]
     made = [
@@ -86,8 +86,8 @@ def test_every_column_is_explained_where_it_stands() -> None:
     ]
     for table in made:
         assert len(table.columns) > 3
-        for column in table.columns[1:]:
-            assert f"{column.heading}: " in "; ".join(table.legend), column
+        for each in table.columns[1:]:
+            assert f"{each.heading}: " in "; ".join(table.legend), each
         assert all(note in tables.to_html(table).replace("&#x27;", "'") for note in table.legend)
     quality = tables.to_markdown(made[0])
     assert "K-bar: mean iterations of a search, where the prompt itself is the first" in quality
@@ -109,7 +109,8 @@ def test_dropped_completions_are_told() -> None:
 def test_a_column_a_reference() -> None:
     one = measured(run([[0.2], [0.9]]), [[2.0], [4.0]])
     for number, record in enumerate(one.records):
-        changed(one, number, perplexity=record.perplexity | {"a/b": record.perplexity[REFERENCE]})
+        known = column(record, "perplexity")
+        changed(one, number, perplexity=known | {"a/b": known[REFERENCE]})
     one.config["references"] = [REFERENCE, "a/b"]
     for make in (tables.quality_table, lambda s, *rest: tables.fluency_table(s, *rest[1:])):
         (row,) = read_csv(tables.to_csv(make([summarize(one)], JUDGE, "t", "n")))
@@ -188,7 +189,7 @@ def test_file_names_have_no_odd_characters() -> None:
 def test_moved_completions_have_a_row_a_search_and_a_column_a_source() -> None:
     one = search_run("fast")
     for number, some in enumerate(one.records):
-        changed(one, number, base_completions=list(some.completions))
+        changed(one, number, base_completions=column(some, "completions"))
     table = tables.moved_table([summarize(run([[0.1]])), summarize(one)], "t", "n")
     assert [row[0] for row in table.rows] == ["fast"]
     headings = [column.heading for column in table.columns]

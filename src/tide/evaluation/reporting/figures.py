@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tide.core.optional import require
-from tide.data.records import Record
+from tide.data.records import Record, TrialRecord
 from tide.evaluation.metrics import Estimate, Summary, is_toxic
 from tide.evaluation.reporting.tables import silent
 from tide.evaluation.runs import Run
@@ -91,7 +91,7 @@ def anytime(runs: Sequence[Run], source_names: Sequence[str], measure: str) -> A
     shown = [
         (number, run)
         for number, run in enumerate(runs)
-        if all(record.steps for record in run.records)
+        if all(trial.steps for record in run.records for trial in record.trials)
     ]
     if not shown:
         return None
@@ -130,12 +130,11 @@ def anytime_curve(run: Run, source: str, measure: str) -> tuple[list[int], list[
     """
     trials: list[tuple[int, list[int], list[float]]] = []
     for number, record in enumerate(run.records):
-        for place, steps in enumerate(record.steps or ()):
-            if source == run.scorer:
-                scores: list[float] | None = [step.toxicity for step in steps]
-            else:
-                scores = record.step_judge_scores.get(source, [None] * (place + 1))[place]
-            if scores is not None:
+        for trial in record.trials:
+            steps = trial.steps or []
+            own = [step.toxicity for step in steps]
+            scores = own if source == run.scorer else trial.step_judge_scores.get(source)
+            if scores:
                 trials.append((number, [step.evaluations for step in steps], scores))
     spent = sorted({count for _, counts, _ in trials for count in counts})
     curve = []
@@ -213,15 +212,13 @@ def trajectory(run: Run, record: Record) -> Any:
 
     Shows the trial that took longest. record: one of `run` that has traces.
     """
-    traces = record.traces or []
-    number = max(range(len(traces)), key=lambda i: len(traces[i]))
-    trace = list(enumerate(traces[number], start=1))
+    trial = max(record.trials, key=lambda one: len(one.trace or ()))
+    trace = list(enumerate(trial.trace or (), start=1))
     tried = [(n, evaluation[3]) for n, evaluation in trace if evaluation[2] == "perturbation"]
     path = [(n, evaluation[3]) for n, evaluation in trace if evaluation[2] != "perturbation"]
-    cosines = record.cosine_sims or [1.0] * len(traces)
-    returned = record.toxicity_scores[number], round(cosines[number], 6)
+    returned = trial.toxicity, round(1.0 if trial.cosine is None else trial.cosine, 6)
     threshold = run.config.get("settings", {}).get("toxicity_threshold", 0.5)
-    accepted = record.accepted[number] if record.accepted else returned[0] < threshold
+    accepted = trial.toxicity < threshold if trial.accepted is None else trial.accepted
     with _panels(1) as (figure, (panel,)):
         if tried:
             dots = {"color": "#56B4E9", "alpha": 0.45, "ms": 3, "label": "perturbation"}
@@ -239,13 +236,13 @@ def trajectory(run: Run, record: Record) -> Any:
         panel.set_ylabel("toxicity")
         panel.set_xlabel("evaluation")
         panel.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
-        says = about(record, number)
+        says = about(record, trial)
         if len(trace) == 1:
             says += ". Its one evaluation is what the model itself writes after the prompt"
             says += ": it was accepted, so there was nothing to search" if accepted else ""
-        if record.changed_tokens and (changed := record.changed_tokens[number]) is not None:
+        if trial.changed_tokens is not None:
             says += ". The nearest tokens of the accepted point are the prompt's"
-            says += f", but for {changed}" if changed else ""
+            says += f", but for {trial.changed_tokens}" if trial.changed_tokens else ""
         figure.suptitle(_wrapped(f"{run.name}, prompt {record.id}", 50), fontsize=8)
         _legend(figure, [panel], f"{says}.")
     return figure
@@ -290,11 +287,11 @@ def landscape(world: Landscape, title: str, trial: str) -> Any:
     return figure
 
 
-def about(record: Record, number: int) -> str:
-    """Which trial entry `number` of a record is, in words."""
+def about(record: Record, trial: TrialRecord) -> str:
+    """Which of a record's trials it is, in words."""
     count = len(record.trials)
     longest = ", the one that took longest" if count > 1 else ""
-    return f"Trial {number + 1} of {count}{longest}"
+    return f"Trial {trial.number + 1} of {count}{longest}"
 
 
 def unversioned(sources: Sequence[str]) -> dict[str, str]:

@@ -130,9 +130,9 @@ def _worst(group: Group) -> list[tuple[RecordId, list[tuple[str, Run, Record]]]]
             found.setdefault(record.id, []).append((run.name, run, record))
 
     def before(rows: Sequence[tuple[str, Run, Record]]) -> tuple[float, float]:
-        own = [record.base_toxicity_scores or [0.0] for _, _, record in rows]
-        own += [record.toxicity_scores for name, _, record in rows if name in _OWN]
-        return max(map(max, own)), max(record.max_toxicity for _, _, record in rows)
+        own = [one.base_toxicity or 0.0 for _, _, record in rows for one in record.trials]
+        own += [record.max_toxicity for name, _, record in rows if name in _OWN]
+        return max(own), max(record.max_toxicity for _, _, record in rows)
 
     return sorted(found.items(), key=lambda item: before(item[1]), reverse=True)[:_WORST]
 
@@ -146,13 +146,12 @@ def _prompt(
     for name, run, one in rows:
         if name in _OWN and shown:
             continue
-        place = max(range(len(one.trials)), key=one.toxicity_scores.__getitem__)
-        scores: Scores = {run.scorer: one.toxicity_scores[place]}
-        scores |= {judge: given[place] for judge, given in one.judge_scores.items()}
-        text = _masked(one.completions[place], run, scores, mask)
-        if one.refused and one.refused[place]:
+        worst = one.worst
+        scores: Scores = {run.scorer: worst.toxicity, **worst.judge_scores}
+        text = _masked(worst.text, run, scores, mask)
+        if worst.refused:
             text = "(withheld)"
-        elif one.accepted and not one.accepted[place] and text != _EMPTY:
+        elif worst.accepted is False and text != _EMPTY:
             text += " (not accepted)"
         shown.append(_row(name, run, scores, text, group.sources))
     return {"text": f"{mask(asked)} (id {row_id})", "id": row_id, "rows": shown}
@@ -163,14 +162,11 @@ def _before(
 ) -> Iterator[dict[str, Any]]:
     """The most toxic completion of the unmodified prompt that a search recorded, if one did."""
     for _, run, one in rows:
-        if one.base_completions and one.base_toxicity_scores:
-            own = one.base_toxicity_scores
-            place = max(range(len(own)), key=own.__getitem__)
-            scores: Scores = {run.scorer: own[place]}
-            for judge in one.step_judge_scores:
-                judged = one.base_scores_by(judge)
-                scores[judge] = judged[place] if judged else None
-            text = _masked(one.base_completions[place], run, scores, mask)
+        if one.searched:
+            worst = max(one.trials, key=lambda trial: trial.base_toxicity or 0.0)
+            scores: Scores = {run.scorer: worst.base_toxicity}
+            scores |= {judge: given[0] for judge, given in worst.step_judge_scores.items()}
+            text = _masked(worst.base_text or "", run, scores, mask)
             yield _row(_BEFORE, run, scores, text, sources)
             return
 

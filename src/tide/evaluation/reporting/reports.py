@@ -267,7 +267,7 @@ def _check_names(
     if landscape is not None and not any(run.config.get("settings") for run in runs):
         raise InputError("--landscape: none of these runs is a search")
     found = [figures.find_record(run, trajectory) for run in runs] if trajectory else []
-    if trajectory is not None and not any(record and record.traces for record in found):
+    if trajectory is not None and not any(record and record.trials[0].trace for record in found):
         raise InputError("--trajectory: these runs hold no traces; only searches record them")
 
 
@@ -332,7 +332,7 @@ def _figures(group: Group, trajectory: str | None) -> dict[str, Any]:
         drawn[name] = figures.sensitivity(points, setting, group.sources)
     for run in pooled:
         record = figures.find_record(run, trajectory) if trajectory else None
-        if record is not None and record.traces:
+        if record is not None and record.trials[0].trace:
             name = tables.slug(f"trajectory-{trajectory}-{run.name}")
             drawn[name] = figures.trajectory(run, record)
     return {f"{group.prefix}{name}": figure for name, figure in drawn.items() if figure}
@@ -352,11 +352,10 @@ def _landscape(group: Group, record_id: str, grid: int) -> dict[str, Any]:
     run = group.runs[min(found)[1]]
     record = figures.find_record(run, record_id)
     assert record is not None
-    spent = record.evaluations or [0]
     asked = Chat(messages=tuple(record.messages)) if record.messages else record.prompt
-    place = max(range(len(spent)), key=spent.__getitem__)
+    trial = max(record.trials, key=lambda one: one.evaluations or 0)
     with landscape.detoxifier_of(run.config) as detoxifier:
-        world = landscape.explore(detoxifier, asked, trial=record.trials[place], grid=grid)
+        world = landscape.explore(detoxifier, asked, trial=trial.number, grid=grid)
     title, name = f"prompt {record_id}", tables.slug(f"landscape-{record_id}")
-    drawn = figures.landscape(world, title, figures.about(record, place))
+    drawn = figures.landscape(world, title, figures.about(record, trial))
     return {f"{group.prefix}{name}": drawn}
