@@ -117,7 +117,7 @@ def test_perspective_s_other_attributes_are_those_that_the_scorer_has() -> None:
             "TOXICITY"
         ]
         refused = analyze(server, requestedAttributes={"PROFANITY": {}})
-        assert "there is TOXICITY, INSULT, THREAT" in refused.text
+        assert "known: TOXICITY, INSULT, THREAT" in refused.text
         assert server.metric("tide_scorer_texts_total") == 7
 
 
