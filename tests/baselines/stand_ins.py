@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -279,12 +280,14 @@ class Plain:
         parts = self.tensors("pplm")
         table = self.model.get_input_embeddings().weight
         kept: list[Tensor] = []
+        old_name = "past_key_values"  # up to transformers 5.23
+        name = "cache" if "cache" in signature(self.model.forward).parameters else old_name
 
         def read(past: list[Tensor], **inputs: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
             cache = DynamicCache()
             for layer, (keys, values) in enumerate(past):
                 cache.update(keys, values, layer)
-            out = self.model(past_key_values=cache, output_hidden_states=True, **inputs)
+            out = self.model(**{name: cache}, output_hidden_states=True, **inputs)
             every = [torch.stack([layer.keys, layer.values]) for layer in cache.layers]
             return out.logits[0, -1], out.hidden_states[-1][0], every
 

@@ -76,7 +76,8 @@ def test_a_run_in_blocks_resumes(tmp_path: Path) -> None:
 
     class Dying(Reader):
         def score(self, texts: Any) -> Any:
-            if len(self.sent) + len(texts) > len(whole.sent) // 2:
+            # How often a text is sent again depends on the clock.
+            if len({*self.sent, *texts}) > len(set(whole.sent)) // 2:
                 raise TimeoutError
             return super().score(texts)
 

@@ -124,9 +124,7 @@ class _Writing(Writing):
         positions = token_positions(mask)[:, -read.shape[1] :]
         if self._forward.context is not None:  # a row that has ended is read on
             positions = positions.clamp(max=self._forward.context - 1)
-        out = self._forward(
-            mask, positions, past_key_values=held, output_hidden_states=True, **inputs
-        )
+        out = self._forward(mask, positions, held, output_hidden_states=True, **inputs)
         longer = [part for layer in held.layers for part in (layer.keys, layer.values)]
         return out.logits[:, -1].float(), out.hidden_states[-1].float(), longer
 

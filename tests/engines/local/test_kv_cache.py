@@ -6,6 +6,7 @@ from transformers import AutoModelForCausalLM
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from tests.models import CONFIGS
+from tide.engines.local.decode import Forward, cache_in
 from tide.engines.local.kv_cache import PreallocatedLayer, join, joinable
 
 
@@ -53,11 +54,14 @@ def test_models_go_on_from_it_as_from_their_own(kind: str) -> None:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(CONFIGS[kind]()).eval().requires_grad_(False)
     ids = torch.randint(0, 300, (2, 28))
-    own, ours = (model(ids[:, :8], use_cache=True).past_key_values for _ in range(2))
+    forward = Forward(model)
+    start = torch.arange(8).expand(2, -1)
+    own, ours = (cache_in(forward(None, start, input_ids=ids[:, :8])) for _ in range(2))
     ours = join([ours], [[0, 1]], 10)  # room for fewer than come
     for i in range(8, 28):
-        expected = model(ids[:, i : i + 1], past_key_values=own).logits
-        torch.testing.assert_close(model(ids[:, i : i + 1], past_key_values=ours).logits, expected)
+        at = torch.full((2,), i)
+        expected = forward.step(ids[:, i], at, own, None)
+        torch.testing.assert_close(forward.step(ids[:, i], at, ours, None), expected)
     kinds = {type(layer) for layer in ours.layers}
     assert PreallocatedLayer in kinds
     assert (DynamicSlidingWindowLayer in kinds) == (kind == "gemma2")

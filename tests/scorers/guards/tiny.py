@@ -7,6 +7,7 @@ with the variables that those of the families have.
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ MARKERS = ["<s>", "</s>", "<|user|>", "<|guard|>"]
 WORDS = ["the", "weather", "is", "fine", "today", "people", "are", "kind", "a", "quiet", "town"]
 TEXTS = ["the weather is fine", "people are rude", "a quiet town", "rude people are a town today"]
 TOXIC = [False, True, False, True]
+_LEARNED = 0.01  # a loss below which every answer is right, whatever the machine rounds
 
 
 @dataclass(frozen=True)
@@ -78,14 +80,13 @@ def sentences(count: int) -> Iterator[str]:
 
 def save_guard(folder: Path, family: str) -> Path:
     """A guard of `family` in `folder`, which it writes."""
-    steps = 400 if family == "granite-guardian-3.3" else 150
-    return teach(folder, family, [(text, toxic(text)) for text in sentences(256)], steps)
+    return teach(folder, family, [(text, toxic(text)) for text in sentences(256)], 600)
 
 
 def teach(
     folder: Path, family: str, labelled: list[tuple[str, bool]], steps: int, vocabulary: int = 420
 ) -> Path:
-    """A guard of `family` in `folder` that has learned these labels."""
+    """A guard of `family` in `folder` that has learned these labels. steps: at most so many."""
     wanted = FAMILIES[family]
     tokenizer = _tokenizer([t for t, _ in labelled], [*wanted.answers, wanted.template], vocabulary)
     tokenizer.chat_template = wanted.template
@@ -135,9 +136,16 @@ def _trained(rows: list[tuple[list[int], list[int]]], vocabulary: int, steps: in
         ids[i, : len(prompt) + len(answer)] = torch.tensor(prompt + answer)
         labels[i, len(prompt) : len(prompt) + len(answer)] = torch.tensor(answer)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    worst = deque[float](maxlen=8)  # losses of an epoch of 256 rows
     for step in range(steps):
         rows_now = torch.arange(step * 32, step * 32 + 32) % len(rows)
+        # It is asked about longer texts than these, and must know their positions.
+        positions = torch.arange(longest) + step % (config.n_positions - longest + 1)
         optimizer.zero_grad()
-        model(ids[rows_now], labels=labels[rows_now]).loss.backward()
+        output = model(ids[rows_now], labels=labels[rows_now], position_ids=positions[None])
+        output.loss.backward()
         optimizer.step()
+        worst.append(output.loss.item())
+        if len(worst) == worst.maxlen and max(worst) < _LEARNED:
+            break
     return model.eval()

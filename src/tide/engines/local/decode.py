@@ -39,12 +39,18 @@ class Forward:
     def __init__(self, model: Any) -> None:
         self._model = model
         self._accepts = set(inspect.signature(model.forward).parameters)
+        # Named so up to transformers 5.23, and in models that come with code of their own.
+        self._cache = "cache" if self.accepts("cache") else "past_key_values"
         self.context = context_length(model.config)
 
     def accepts(self, name: str) -> bool:
         return name in self._accepts
 
-    def __call__(self, mask: Tensor | None, positions: Tensor, **inputs: Any) -> Any:
+    def __call__(
+        self, mask: Tensor | None, positions: Tensor, cache: Any = None, **inputs: Any
+    ) -> Any:
+        if cache is not None:
+            inputs[self._cache] = cache
         if self.accepts("position_ids"):
             inputs["position_ids"] = positions
         # Without padding the attention needs no mask, and its fast paths apply.
@@ -55,7 +61,7 @@ class Forward:
 
         The tokens join the `cache`. mask: (B, cached + 1), 1 = real; None where nothing is padding.
         """
-        out = self(mask, positions[:, None], input_ids=tokens[:, None], past_key_values=cache)
+        out = self(mask, positions[:, None], cache, input_ids=tokens[:, None])
         logits: Tensor = out.logits[:, -1]
         return logits
 
@@ -79,6 +85,11 @@ class Forward:
         return self(None if bool(mask.all()) else mask, positions, inputs_embeds=x, **kept)
 
 
+def cache_in(out: Any) -> Any:
+    """The key-value cache in what a model gave, None without one."""
+    return out.cache if hasattr(out, "cache") else getattr(out, "past_key_values", None)
+
+
 def prefill(
     forward: Forward, rows: Sequence[Tensor], tokens: int, *, together: bool = False
 ) -> tuple[Tensor, Any]:
@@ -87,7 +98,7 @@ def prefill(
     tokens: how many more the cache has room for. together: read all in one pass anywhere.
     """
     logits, outs, groups = read_apart(forward, rows, together=together)
-    return logits, join([out.past_key_values for out in outs], groups, tokens)
+    return logits, join([cache_in(out) for out in outs], groups, tokens)
 
 
 def read_apart(
@@ -103,7 +114,7 @@ def read_apart(
     groups = length_groups([len(row) for row in rows]) if apart else everything
     outs = [forward.read([rows[i] for i in groups[0]])]
     # Even a single group may hold the rows in another order, which only plain layers can take back.
-    if groups != everything and not joinable(outs[0].past_key_values):
+    if groups != everything and not joinable(cache_in(outs[0])):
         groups, outs = everything, [forward.read(rows)]
     outs += [forward.read([rows[i] for i in group]) for group in groups[1:]]
     read = torch.cat([out.logits[:, -1] for out in outs])

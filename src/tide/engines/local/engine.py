@@ -17,7 +17,7 @@ from tide.core.pretrained import find_device, load_pretrained
 from tide.engines.base import Completion, FinishReason, MaxBatch, Piece, Request, float_dtype
 from tide.engines.checkpoint import context_length, source_of
 from tide.engines.embedding_table import EmbeddingEngine
-from tide.engines.local.decode import Forward
+from tide.engines.local.decode import Forward, cache_in
 from tide.engines.local.open_batch import Row
 from tide.engines.local.open_cache import longest_row
 from tide.engines.local.packed_weights import speed_up
@@ -206,7 +206,8 @@ class TransformersEngine(EmbeddingEngine):
             by_ids = self._forward(None, positions, input_ids=ids)
             embeddings = self._embed_ids(ids[0].tolist())[None]
             by_embeddings = self._forward(None, positions, inputs_embeds=embeddings)
-            if getattr(by_ids, "past_key_values", None) is None:
+            cache = cache_in(by_ids)
+            if cache is None:
                 raise EngineError(f"model {self.name}: keeps no key-value cache; it cannot be used")
             if not by_ids.logits.isfinite().all():
                 raise EngineError(
@@ -218,7 +219,7 @@ class TransformersEngine(EmbeddingEngine):
                     f"model {self.name}: token ids and their embeddings give different logits (by "
                     f"{worst:.3g}); this architecture feeds more than inputs_embeds to its blocks"
                 )
-            longest = longest_row(by_ids.past_key_values)
+            longest = longest_row(cache)
             return longest if reads_alike(self._forward, embeddings[0], longest) else 0
 
     def _verify(self) -> None:

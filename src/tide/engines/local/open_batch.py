@@ -19,6 +19,7 @@ from tide.engines.local.decode import (
     CHECK_EVERY_ELSEWHERE,
     Forward,
     Stream,
+    cache_in,
     read_apart,
 )
 from tide.engines.local.open_cache import OpenCache, Pair
@@ -152,7 +153,7 @@ class OpenStream:
 
     def _read(self, rows: list[Row]) -> Tensor:
         logits, outs, groups = read_apart(self._forward, [row.x for row in rows])
-        layers = [[(x.keys, x.values) for x in out.past_key_values.layers] for out in outs]
+        layers = [[(x.keys, x.values) for x in cache_in(out).layers] for out in outs]
         slots = self._cache.make_room([len(row.x) for row in rows], layers[0])
         for part, group in zip(layers, groups, strict=True):
             self._cache.fill(part, [slots[i] for i in group])

@@ -16,7 +16,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
-from tide.engines.local.decode import Forward
+from tide.engines.local.decode import Forward, cache_in
 from tide.engines.local.open_cache import Pair
 
 # Reading fewer rows again costs no more than another call: see padding.py.
@@ -125,7 +125,7 @@ class Prefixes:
         prefix.used = next(self._clock)
         if prefix.layers is None:
             out = self._forward.read([prefix.rows.to(like.device, like.dtype)])
-            prefix.layers = [(layer.keys, layer.values) for layer in out.past_key_values.layers]
+            prefix.layers = [(layer.keys, layer.values) for layer in cache_in(out).layers]
             self.meter.tokens += len(prefix.rows)
         layers = prefix.layers
         self._drop()
@@ -159,6 +159,6 @@ def cached_suffix(
     )
     positions = torch.arange(before, before + tokens, device=suffixes.device).expand(rows, -1)
     kept = {"logits_to_keep": keep} if forward.accepts("logits_to_keep") else {}
-    out = forward(None, positions, inputs_embeds=suffixes, past_key_values=cache, **kept)
+    out = forward(None, positions, cache, inputs_embeds=suffixes, **kept)
     logits: Tensor = out.logits[:, -keep:]
-    return logits, [(layer.keys, layer.values) for layer in out.past_key_values.layers]
+    return logits, [(layer.keys, layer.values) for layer in cache_in(out).layers]
