@@ -176,8 +176,8 @@ def test_pieces_are_the_whole_and_what_is_left_is_aborted(
         return found
 
     async def read_all() -> list[list[int]]:
-        some = [*ids[:3], *rows[3:]]
-        return await asyncio.gather(*(read(x, 8 if i % 3 == 0 else 120) for i, x in enumerate(some)))
+        some = enumerate([*ids[:3], *rows[3:]])
+        return await asyncio.gather(*(read(x, 8 if i % 3 == 0 else 120) for i, x in some))
 
     for i, found in enumerate(asyncio.run(read_all())):
         assert tuple(found) == expected[i][: len(found)]

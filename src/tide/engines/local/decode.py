@@ -88,7 +88,7 @@ class Forward:
 def cache_in(out: Any) -> Any:
     """The key-value cache in what a model gave, None without one.
 
-    From transformers 5.24 on, models that keep a state alone (Mamba) have a cache of that name, too.
+    From transformers 5.24 on, models that keep a state alone (Mamba) have a cache, too.
     """
     cache = out.cache if hasattr(out, "cache") else getattr(out, "past_key_values", None)
     layers = getattr(cache, "layers", [])
