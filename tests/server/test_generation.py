@@ -50,6 +50,13 @@ def test_what_the_search_cost_is_in_headers(client: openai.OpenAI) -> None:
     tide = raw.parse().tide
     assert int(raw.headers["x-tide-evaluations"]) == tide["evaluations"] >= 1
     assert int(raw.headers["x-tide-rounds"]) == tide["rounds"]
+    best = Detoxifier(scripted_engine(), scorer=ReadingScorer(), max_iterations=40)(
+        PROMPTS[0], seed=1
+    ).best
+    spent = best.forward_tokens(len(PROMPTS[0].split()))
+    assert int(raw.headers["x-tide-forward-tokens"]) == tide["forward_tokens"] == spent
+    assert spent >= len(PROMPTS[0].split()) + best.generated_tokens
+    assert int(raw.headers["x-tide-scorer-calls"]) == tide["scorer_calls"] == best.scorer_calls
     assert raw.headers["x-tide-accepted"] == "true"
     assert float(raw.headers["x-tide-toxicity"]) < 0.5
     assert raw.headers["x-request-id"]

@@ -162,6 +162,18 @@ class Trial(BaseModel):
         """Completions generated and scored."""
         return sum(len(block.trace) for block in self.blocks) or len(self.trace)
 
+    def forward_tokens(self, prompt_tokens: int) -> int:
+        """Tokens through the model: every evaluation's own, and those of likelihoods on average.
+
+        prompt_tokens: length of the prompt.
+        """
+        if self.blocks:
+            return self.generated_tokens + self.read_tokens
+        read = self.read_tokens or prompt_tokens * self.evaluations
+        likelihoods = self.likelihood_calls / self.evaluations
+        whole = sum(one.num_tokens for one in self.trace) + prompt_tokens * self.evaluations
+        return self.generated_tokens + read + round(likelihoods * whole)
+
     @property
     def rounds(self) -> int:
         """Engine calls that this trial took part in."""

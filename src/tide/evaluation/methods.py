@@ -15,7 +15,7 @@ from tide.baselines import Baseline, load_baseline
 from tide.baselines.base import Generated
 from tide.core.chat import Message
 from tide.core.errors import InputError, TideError
-from tide.core.results import Result, Trial
+from tide.core.results import Result
 from tide.core.seeds import derive_seed
 from tide.core.settings import Sampling, Settings
 from tide.core.validation import unknown
@@ -117,7 +117,7 @@ class SearchMethod:
         forward = None
         if self._engine is not None:
             length = len(self._engine.tokenize([self._engine.text_of(row.asked)])[0])
-            forward = [_forward_tokens(trial, length) for trial in result.trials]
+            forward = [trial.forward_tokens(length) for trial in result.trials]
         more = {"messages": _messages(row), "group": row.group, "seconds": seconds}
         record = to_record(row.id, result, forward_tokens=forward, **more)
         return record.each(lambda _: dict.fromkeys(_OF_A_SEARCH)) if self._base else record
@@ -125,16 +125,6 @@ class SearchMethod:
 
 def _messages(row: Row) -> list[Message] | None:
     return list(row.chat.messages) if row.chat else None
-
-
-def _forward_tokens(trial: Trial, prompt_length: int) -> int:
-    """Tokens through the model: every evaluation's own, and those of the likelihoods on average."""
-    if trial.blocks:
-        return trial.generated_tokens + trial.read_tokens
-    read = trial.read_tokens or prompt_length * trial.evaluations
-    likelihoods = trial.likelihood_calls / trial.evaluations
-    whole = sum(one.num_tokens for one in trial.trace) + prompt_length * trial.evaluations
-    return trial.generated_tokens + read + round(likelihoods * whole)
 
 
 class BaselineMethod:

@@ -63,16 +63,23 @@ class Serving:
                     found[number] = item
         results = [found[number] for number in range(len(calls))]
         shape, traces = self._shape(request), request.tide.trace
-        choices = [
-            shape.choice(i, given(one.best), reason(one.best), self._told(one, calls[i], traces))
+        lengths = await self._lengths(calls, request.n)
+        told = [
+            self._told(one, calls[i], lengths[i // request.n], traces)
             for i, one in enumerate(results)
         ]
-        return shape.whole(choices, await self._usage(calls, results, request.n), summed(results))
+        choices = [
+            shape.choice(i, given(one.best), reason(one.best), told[i])
+            for i, one in enumerate(results)
+        ]
+        return shape.whole(choices, usage_of(lengths, results), summed(told))
 
     async def stream(self, request: Generation) -> AsyncGenerator[str, None]:
         """The events of an answer, without those of its end. Raises what `whole` raises."""
         calls, shape = self._calls(request), self._shape(request)
         results: list[Result] = []
+        told: list[dict[str, Any]] = []
+        lengths: list[int] = []
         async with aclosing(self._run(calls, self._in_pieces)) as running:
             async for number, item in running:
                 if item is None:
@@ -81,11 +88,12 @@ class Serving:
                     yield event(shape.piece(number, item))
                 else:
                     results.append(item)
-                    tide = self._told(item, calls[number], request.tide.trace)
-                    yield event(shape.piece(number, "", reason(item.best), tide=tide))
+                    lengths = lengths or await self._lengths(calls, request.n)
+                    length, traces = lengths[number // request.n], request.tide.trace
+                    told.append(self._told(item, calls[number], length, traces))
+                    yield event(shape.piece(number, "", reason(item.best), tide=told[-1]))
         if request.stream_options.include_usage:
-            usage = await self._usage(calls, results, request.n)
-            yield event(shape.usage(usage, summed(results)))
+            yield event(shape.usage(usage_of(lengths, results), summed(told)))
 
     def check_model(self, model: str | None) -> None:
         if model not in (None, self.name):
@@ -184,8 +192,8 @@ class Serving:
                 yield text
             yield stream.result
 
-    def _told(self, result: Result, call: Call, traces: bool) -> dict[str, Any]:
-        """What a completion cost, and how it ended."""
+    def _told(self, result: Result, call: Call, length: int, traces: bool) -> dict[str, Any]:
+        """What a completion cost, and how it ended. length: of the prompt, in tokens."""
         best, settings = result.best, self._detox.settings
         parts = best.blocks or (best,)
         evaluations = [
@@ -210,6 +218,8 @@ class Serving:
             "toxicity_before": best.base.toxicity,
             "evaluations": best.evaluations,
             "rounds": best.rounds,
+            "forward_tokens": best.forward_tokens(length),
+            "scorer_calls": best.scorer_calls,
             "generated_tokens": best.generated_tokens,
             "seed": call.settings["seed"],
             "blocks": blocks,
@@ -220,19 +230,12 @@ class Serving:
         self._under_way += change
         self._metrics.under_way.set(self._under_way)
 
-    async def _usage(
-        self, calls: Sequence[Call], results: Sequence[Result], n: int
-    ) -> dict[str, int]:
-        """Tokens of the prompts, each counted once, and of the texts sent."""
+    async def _lengths(self, calls: Sequence[Call], n: int) -> list[int]:
+        """Tokens of each prompt, which has n calls."""
         engine = self._detox.engine
         texts = [engine.text_of(call.prompt) for call in calls[::n]]
         rows = await asyncio.to_thread(engine.tokenize, texts)  # of long ones it takes a while
-        read, written = sum(map(len, rows)), sum(tokens(one.best) for one in results)
-        return {
-            "prompt_tokens": read,
-            "completion_tokens": written,
-            "total_tokens": read + written,
-        }
+        return [len(row) for row in rows]
 
 
 async def _pump(
@@ -258,18 +261,26 @@ def tokens(trial: Trial) -> int:
     return trial.returned.num_tokens if trial.accepted else 0
 
 
+def usage_of(lengths: Sequence[int], results: Sequence[Result]) -> dict[str, int]:
+    """Tokens of the prompts, each counted once, and of the texts sent."""
+    read, written = sum(lengths), sum(tokens(one.best) for one in results)
+    return {
+        "prompt_tokens": read,
+        "completion_tokens": written,
+        "total_tokens": read + written,
+    }
+
+
 def reason(trial: Trial) -> str:
     """OpenAI's reason for the end of a text. An empty text of the model is not a refusal."""
     return trial.returned.finish_reason if trial.accepted or trial.empty else "content_filter"
 
 
-def summed(results: Sequence[Result]) -> dict[str, Any]:
+def summed(told: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The same for a whole answer: its worst completion, and the total cost."""
-    trials = [result.best for result in results]
-    return {
-        "accepted": all(trial.accepted for trial in trials),
-        "toxicity": max(trial.toxicity for trial in trials),
-        "toxicity_before": max(trial.base.toxicity for trial in trials),
-        "evaluations": sum(trial.evaluations for trial in trials),
-        "rounds": max(trial.rounds for trial in trials),
-    }
+    whole: dict[str, Any] = {"accepted": all(one["accepted"] for one in told)}
+    for key in ("toxicity", "toxicity_before", "rounds"):
+        whole[key] = max(one[key] for one in told)
+    for key in ("evaluations", "forward_tokens", "scorer_calls"):
+        whole[key] = sum(one[key] for one in told)
+    return whole
