@@ -139,13 +139,11 @@ def _trained(rows: list[tuple[list[int], list[int]]], vocabulary: int, steps: in
     worst = deque[float](maxlen=8)  # losses of an epoch of 256 rows
     for step in range(steps):
         rows_now = torch.arange(step * 32, step * 32 + 32) % len(rows)
-        # It is asked about longer texts than these, and must know their positions.
-        positions = torch.arange(longest) + step % (config.n_positions - longest + 1)
         optimizer.zero_grad()
-        output = model(ids[rows_now], labels=labels[rows_now], position_ids=positions[None])
-        output.loss.backward()
+        loss = model(ids[rows_now], labels=labels[rows_now]).loss
+        loss.backward()
         optimizer.step()
-        worst.append(output.loss.item())
+        worst.append(loss.item())
         if len(worst) == worst.maxlen and max(worst) < _LEARNED:
             break
     return model.eval()
