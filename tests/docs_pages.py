@@ -101,7 +101,7 @@ def claims(page: Path, heading: str) -> list[Claim]:
     section = text.partition(f"\n{heading}\n")[2].partition("\n## ")[0]
     rows = [line[2:-2].split(" | ") for line in section.splitlines() if line.startswith("| ")]
     found = []
-    for name, how, output, verdict in rows[2:]:
+    for name, how, output, verdict in rows[1:]:
         code = re.findall(r"`([^`]+)`", how)
         commands = [one for one in code if one.startswith(("tide ", "python "))]
         found.append(Claim(name, commands, output, verdict))
