@@ -35,7 +35,8 @@ def folder(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     short = [row for row in rows if row.group in ("davidson", "jigsaw") and len(row.text) < 70]
     chosen = random.Random(0).sample(short, 3000)
     labelled = [(row.text, row.toxicity >= 0.5) for row in chosen]
-    return teach(tmp_path_factory.mktemp("llama-guard"), "llama-guard", labelled, 1000, 1500)
+    folder = tmp_path_factory.mktemp("llama-guard")
+    return teach(folder, "llama-guard", labelled, 1000, 1500, noise=0.02)
 
 
 @pytest.fixture

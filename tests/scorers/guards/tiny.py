@@ -84,9 +84,14 @@ def save_guard(folder: Path, family: str) -> Path:
 
 
 def teach(
-    folder: Path, family: str, labelled: list[tuple[str, bool]], steps: int, vocabulary: int = 420
-) -> Path:
-    """A guard of `family` in `folder` that has learned these labels. steps: at most so many."""
+    folder: Path, family: str, labelled: list[tuple[str, bool]], steps: int, vocabulary: int = 420,
+    *, noise: float = 0.0,
+) -> Path:  # fmt: skip
+    """A guard of `family` in `folder` that has learned these labels.
+
+    steps: at most so many. noise: share of the tokens of a text that are others in each step, so
+    that it answers in the right words whatever it is asked about.
+    """
     wanted = FAMILIES[family]
     tokenizer = _tokenizer([t for t, _ in labelled], [*wanted.answers, wanted.template], vocabulary)
     tokenizer.chat_template = wanted.template
@@ -102,7 +107,7 @@ def teach(
         prompt = tokenizer(asked, add_special_tokens=False)["input_ids"]
         answer_ids = tokenizer(answer, add_special_tokens=False)["input_ids"]
         rows.append((prompt, answer_ids))
-    model = _trained(rows, len(tokenizer), steps)
+    model = _trained(rows, len(tokenizer), steps, noise)
     model.save_pretrained(folder)
     return folder
 
@@ -122,7 +127,9 @@ def _tokenizer(texts: list[str], fixed: list[str], vocabulary: int) -> PreTraine
     )  # fmt: skip
 
 
-def _trained(rows: list[tuple[list[int], list[int]]], vocabulary: int, steps: int) -> Any:
+def _trained(
+    rows: list[tuple[list[int], list[int]]], vocabulary: int, steps: int, noise: float
+) -> Any:
     torch.manual_seed(0)
     longest = max(len(prompt) + len(answer) for prompt, answer in rows)
     config = GPT2Config(
@@ -139,8 +146,13 @@ def _trained(rows: list[tuple[list[int], list[int]]], vocabulary: int, steps: in
     worst = deque[float](maxlen=8)  # losses of an epoch of 256 rows
     for step in range(steps):
         rows_now = torch.arange(step * 32, step * 32 + 32) % len(rows)
+        shown, wanted = ids[rows_now], labels[rows_now]
+        if noise:
+            others = torch.randint(len(MARKERS), vocabulary, shown.shape)
+            is_text = (wanted == -100) & (shown >= len(MARKERS))
+            shown = torch.where(is_text & (torch.rand(shown.shape) < noise), others, shown)
         optimizer.zero_grad()
-        loss = model(ids[rows_now], labels=labels[rows_now]).loss
+        loss = model(shown, labels=wanted).loss
         loss.backward()
         optimizer.step()
         worst.append(loss.item())
