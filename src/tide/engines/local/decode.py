@@ -39,7 +39,7 @@ class Forward:
     def __init__(self, model: Any) -> None:
         self._model = model
         self._accepts = set(inspect.signature(model.forward).parameters)
-        # Named so up to transformers 5.23, and in models that come with code of their own.
+        # `past_key_values` up to transformers 5.23, and in models that bring code of their own.
         self._cache = "cache" if self.accepts("cache") else "past_key_values"
         self.context = context_length(model.config)
 
