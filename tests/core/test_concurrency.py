@@ -143,6 +143,36 @@ def test_closing_ends_what_is_under_way(wait: bool) -> None:
         home.run(Work(), 0)
 
 
+def test_what_begins_while_the_loop_closes_is_refused() -> None:
+    home = HomeLoop("test")
+    closing, go = threading.Event(), threading.Event()
+    kept = []
+
+    async def hold() -> AsyncGenerator[int, None]:
+        try:
+            yield 1
+        finally:
+            closing.set()
+            await asyncio.sleep(0)
+            go.wait(10)
+
+    async def keep() -> None:
+        kept.append(hold())  # left open: the loop shuts it down
+        await anext(kept[0])
+
+    home.run(keep)
+    home.close(wait=False)
+    assert closing.wait(10)
+
+    async def read() -> list[int]:
+        return [item async for item in home.iterate(hold)]
+
+    threading.Timer(0.2, go.set).start()
+    with pytest.raises(EngineError, match="closed"):
+        asyncio.run(read())
+    home.close()
+
+
 def test_a_loop_may_be_closed_by_its_own_work() -> None:
     home = HomeLoop("tide own end")
 

@@ -49,6 +49,9 @@ class HomeLoop:
         def begin() -> None:
             if future.cancelled():
                 return
+            if self._closed:  # a generator that began now would never be shut down
+                _refuse(future)
+                return
             task = self._loop.create_task(_finish(call, arguments, future))
             future.add_done_callback(
                 lambda ended: self._cancel(task) if ended.cancelled() else None
@@ -118,8 +121,12 @@ class HomeLoop:
             self._loop.close()
             # What was begun while it closed never ran.
             for future in list(self._waited_for):
-                with suppress(InvalidStateError):
-                    future.set_exception(EngineError("the engine was closed"))
+                _refuse(future)
+
+
+def _refuse(future: Future[Any]) -> None:
+    with suppress(InvalidStateError):
+        future.set_exception(EngineError("the engine was closed"))
 
 
 async def _finish(
