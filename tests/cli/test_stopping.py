@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -60,6 +63,70 @@ def test_in_the_middle_it_says_what_is_kept(tmp_path: Path, number: signal.Signa
         "stopped; finished records are in out.jsonl; the same command goes on with them"
     )
     assert len([json.loads(line) for line in output.read_text().splitlines()]) >= 3
+
+
+PHASES = {
+    "the scorer hangs": (signal.SIGTERM, "time.sleep(1000)", ["--preset", "backtrack"]),
+    "going back": (signal.SIGINT, "pass", ["--preset", "backtrack", "--max-new-tokens", "100"]),
+    "moving embeddings": (
+        signal.SIGTERM,
+        "pass",
+        ["--strategy", "tide", "--max-iterations", "1000"],
+    ),
+}
+NEVER = """
+import time
+from pathlib import Path
+class Never:
+    name, threshold = "never", 0.5
+    def score(self, texts):
+        Path("called").touch()
+        {then}
+        return [0.9] * len(texts)
+    def close(self): pass
+"""
+
+
+def ends_at_once(
+    options: list[str], folder: Path, number: signal.Signals, begun: Callable[[], bool]
+) -> None:
+    """A run that would go on for minutes leaves no text, and no process after some seconds."""
+    command = [*TIDE, "run", "A prompt", *options]
+    with subprocess.Popen(
+        command, cwd=folder, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        while not begun():
+            assert process.poll() is None
+            time.sleep(0.01)
+        time.sleep(0.3)
+        process.send_signal(number)
+        stdout, stderr = process.communicate(timeout=20)
+    assert (process.returncode, stdout) == (128 + number, "")
+    assert stderr.splitlines()[-1] == "stopped"
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_at_once_in_each_phase_and_nothing_is_given_out(tmp_path: Path, phase: str) -> None:
+    number, then, options = PHASES[phase]
+    (tmp_path / "never.py").write_text(NEVER.format(then=then))
+    called = tmp_path / "called"
+    ends_at_once([*options, "-s", "never.py:Never"], tmp_path, number, called.exists)
+
+
+def test_at_once_while_a_server_does_not_answer(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/v1"
+        taken = []
+
+        def asked() -> bool:
+            with suppress(BlockingIOError):
+                taken.append(server.accept()[0])
+            return bool(taken)
+
+        ends_at_once(["--engine", "openai", "--base-url", url], tmp_path, signal.SIGINT, asked)
+        for one in taken:
+            one.close()
 
 
 @pytest.mark.slow
