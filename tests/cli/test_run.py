@@ -355,8 +355,6 @@ def test_killed_and_started_again(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["run"], "no prompts"),
-        (["run", ""], "id 0: empty"),
-        (["run", "word " * 300], "context of 256"),
         (["run", "hi", "--input", "x.txt"], "not both"),
         (["run", "--input", "none.jsonl"], "none.jsonl: no such file"),
         (["run", "hi", "--scorer", "pokcet"], "did you mean 'pocket'"),
@@ -399,6 +397,22 @@ def test_bad_input_is_one_clear_line(
     assert err.startswith("error: ")
     assert message in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"), [("", "id 0: empty"), ("word " * 300, "context of 256")]
+)
+def test_a_bad_prompt_is_one_line_and_the_others_are_completed(
+    prompt: str,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert tide("run", prompt, PROMPTS[0], "--format", "text", monkeypatch=monkeypatch) == 1
+    out, err = capsys.readouterr()
+    assert message in err.splitlines()[0]
+    assert err.splitlines()[-1] == "error: 1 of 2 prompts failed (see above)"
+    assert len(out.splitlines()) == 1
 
 
 def test_vllm_that_is_not_installed(

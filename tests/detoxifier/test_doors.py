@@ -18,6 +18,7 @@ from transformers import AutoTokenizer
 from tests.runtime.world import PROMPT, SETTINGS, WORDS, Reader, Storyteller, text
 from tests.server.running import running
 from tests.worlds import PROMPTS, ReadingScorer, read, scripted_engine
+from tide.cli import main
 from tide.core.errors import DeadlineError, EngineError, InputError, TideError
 from tide.core.results import Result
 from tide.detoxifier.asynchronous import AsyncDetoxifier
@@ -25,6 +26,7 @@ from tide.detoxifier.sync import Detoxifier, outcomes
 from tide.engines.base import Piece, Request
 from tide.engines.local.engine import TransformersEngine
 from tide.engines.scripted import ScriptedEngine
+from tide.evaluation import read_run
 from tide.pocket import MODEL
 
 ADDED = "<added>"
@@ -136,6 +138,36 @@ def test_a_token_without_an_embedding_fails_alone_at_the_server(
                 assert answer.json()["choices"][0]["text"] == others[number]
         assert server.http.get("/health").status_code == 200
         assert server.ask(MANY[0], seed=0).json()["choices"][0]["text"] == others[0]
+
+
+@pytest.mark.parametrize("command", ["run", "eval"])
+def test_a_token_without_an_embedding_fails_alone_in_a_command(
+    folder: Path,
+    others: dict[int, str],
+    command: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_text("".join(f"{one}\n" for one in MANY))
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in FEW.items()]
+    output, given = tmp_path / "out.jsonl", ["--input", file, "--output", tmp_path / "out.jsonl"]
+    if command == "eval":
+        output = tmp_path / "runs"
+        given = [file, "--methods", "tide", "--out", output, "--reference", "none", "--trials", "1"]
+        options.append("--empty-policy=unmodified")
+    arguments = ["tide", command, *given, "-m", folder, *options]
+    monkeypatch.setattr("sys.argv", [str(one) for one in arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1
+    err = capfd.readouterr().err
+    assert f"id {BAD}: prompt: holds '{ADDED}'" in err
+    assert err.splitlines()[-1].startswith("error: 1 ")
+    run = read_run(output if command == "run" else next(output.glob("tide*")))
+    found = {record.id: record.trials[0].text for record in run.records}
+    assert found == others
 
 
 # Phases: of the draft, of the search that repairs it, of the check of the whole.

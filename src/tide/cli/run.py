@@ -119,10 +119,6 @@ def run(
         engine_options=engine_options,
         **(overrides or {}),
     ) as detoxifier:
-        # A bad prompt is worth a stop before hours of work, not after them.
-        for row, error in zip(rows, detoxifier.check([row.asked for row in rows]), strict=True):
-            if error is not None:
-                raise InputError(f"id {row.id}: {error}")
         job = _Job(detoxifier, method_of(detoxifier, preset), model, rows, loaded)
         if output is None:
             is_table = shape in (None, Format.TABLE)
