@@ -284,6 +284,11 @@ def test_a_guard_by_its_spec() -> None:
         assert body["model"] == "Llama-Guard-3-8B"
         assert body["messages"] == [{"role": "user", "content": "a text"}]
         assert "chat_template_kwargs" not in body
+        named = load_scorer(f"guard:some-guard@{service.url}#llama-guard")
+        assert named.name == f"guard:some-guard@{where}/v1#llama-guard"
+        assert named.score(["a text"]) == pytest.approx([guard_score("a text")])
+        with pytest.raises(InputError, match=r"guard:some-guard: which format\?"):
+            load_scorer(f"guard:some-guard@{service.url}")
         service.answer = lambda number: "alone"
         assert scorer.score(["other"]) == pytest.approx([0.25])  # the rest counts against it
         asked = GuardSettings(model="llama-guard", url=service.url, policy={"K1": "Be kind."})
