@@ -138,8 +138,8 @@ def test_the_command_line_keeps_them(tmp_path: Path, spec: str) -> None:
         "    def close(self): pass\n"
     )
     command = [
-        sys.executable, "-m", "tide", "run", "She told me to shut the", "-o", "out.jsonl", "--trials",
-        "1", "--scorer", spec,
+        sys.executable, "-m", "tide", "run", "She told me to shut the", "-o", "out.jsonl",
+        "--trials", "1", "--scorer", spec,
     ]  # fmt: skip
     environment = {**os.environ, "TIDE_CACHE": str(tmp_path / "cache.sqlite3")}
     for _ in range(2):  # the second time from the cache
