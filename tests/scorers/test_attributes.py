@@ -9,7 +9,7 @@ import pytest
 
 from tests.models import save_classifier
 from tests.scorers.wrappers.stand_ins import TwoSides
-from tide.core.errors import ScorerError, ScorerUnavailableError
+from tide.core.errors import InputError, ScorerError, ScorerUnavailableError
 from tide.data.record_files import RecordFile, read_records
 from tide.data.records import Record, TrialRecord
 from tide.evaluation.judges import judge_records, judged
@@ -137,6 +137,27 @@ def test_a_calibration_maps_the_score_and_leaves_the_attributes(tmp_path: Path) 
     found = ask_attributes(CalibratedScorer(path, inner), TEXTS)
     assert found.values == pytest.approx(fitted(raw.values))
     assert found.attributes["threat"] == pytest.approx(raw.attributes["threat"])
+
+
+def test_exclusive_labels_are_added_up_or_the_largest_is_taken(tmp_path: Path) -> None:
+    folder = save_classifier(tmp_path, ["neutral", "hate", "offensive"])
+    found = ask_attributes(load_scorer(f"hf:{folder}"), TEXTS)
+    both = [found.attributes[label] for label in ("hate", "offensive")]
+    for spec in ("#max:hate,offensive", "#max:"):
+        largest = load_scorer(f"hf:{folder}{spec}")
+        assert largest.score(TEXTS) == pytest.approx(np.max(both, axis=0))
+        assert largest.name.endswith("#max:hate,offensive")
+    added = load_scorer(f"hf:{folder}#sum:hate,offensive")
+    assert added.score(TEXTS) == pytest.approx(np.sum(both, axis=0))
+    assert added.name == load_scorer(f"hf:{folder}#hate,offensive").name
+    joined = load_scorer(f"max:(hf:{folder}#max:hate,offensive),pocket")
+    pocket = load_scorer("pocket").score(TEXTS)
+    assert joined.score(TEXTS) == pytest.approx(np.max([*both, pocket], axis=0))
+    (tmp_path / "many").mkdir()
+    many = save_classifier(tmp_path / "many", LABELS, problem_type="multi_label_classification")
+    with pytest.raises(InputError, match="not exclusive and have no sum; leave out 'sum:'"):
+        load_scorer(f"hf:{many}#sum:toxic,other")
+    assert load_scorer(f"hf:{many}#max:toxic").name == load_scorer(f"hf:{many}#toxic").name
 
 
 def test_an_ensemble_joins_the_attributes_of_those_that_have_them() -> None:
