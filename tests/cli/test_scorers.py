@@ -8,6 +8,7 @@ import pytest
 
 from tests.cli.test_run import tide
 from tide.core.errors import ScorerUnavailableError
+from tide.core.optional import require
 from tide.scorers import REGISTRY, CallableScorer, Scorer
 
 ROWS = [
@@ -122,8 +123,65 @@ def test_compare_goes_on_when_a_scorer_fails(
     assert set(exact_row["error_correlations"]) == {
         row["scorer"] for row in json.loads(output.read_text())
     } - {"away", exact_row["scorer"]}
-    with pytest.raises(AssertionError):  # a name that is none is not waited for
-        assert tide("scorers", "compare", labels, "-s", "pockt", monkeypatch=monkeypatch) == 0
+
+
+@pytest.mark.parametrize(
+    ("spec", "problem"),
+    [
+        ("perspective", "set the environment variable PERSPECTIVE_API_KEY"),
+        ("cache:perspective", "set the environment variable PERSPECTIVE_API_KEY"),
+        ("openai-moderation", "OPENAI_MODERATION_QPS: Input should be less than or equal to 10000"),
+        ("azure-content-safety", "AZURE_CONTENT_SAFETY_ENDPOINT: not an address"),
+        ("tei:http://127.0.0.1:9", "TEI_API_KEY: holds characters that no key has"),
+        ("uninstalled", "pip install"),
+    ],
+)
+def test_compare_goes_on_without_a_service_that_is_not_set_up(
+    labels: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    spec: str,
+    problem: str,
+) -> None:
+    for variable in ("PERSPECTIVE_API_KEY", "AZURE_CONTENT_SAFETY_ENDPOINT"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("OPENAI_API_KEY", "not-a-real-key-0123456789")
+    monkeypatch.setenv("OPENAI_MODERATION_QPS", "1e9")
+    monkeypatch.setenv("AZURE_CONTENT_SAFETY_KEY", "not-a-real-key-0123456789")
+    monkeypatch.setenv("TEI_API_KEY", "two words")
+    monkeypatch.setitem(
+        REGISTRY._targets, "uninstalled", lambda: require("no_such_package", extra="profanity")
+    )
+    output = tmp_path / "figures.json"
+    command = ("scorers", "compare", labels, "-s", spec, "-s", "pocket", "-o", output)
+    assert tide(*command, monkeypatch=monkeypatch) == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"{spec}: " in said
+    assert problem in said
+    failed, pocket = json.loads(output.read_text())
+    assert (failed["scorer"], failed["scored"]) == (spec, 0.0)
+    assert problem in failed["failure"]
+    assert pocket["scored"] == 1.0
+
+
+@pytest.mark.parametrize(
+    "spec", ["pockt", "azure-content-safety:Rude", "perspective:NO-SUCH", "tei:host", "rate:pocket"]
+)
+def test_a_misspelt_scorer_stops_compare_at_once(
+    labels: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    spec: str,
+) -> None:
+    for service in ("AZURE_CONTENT_SAFETY_KEY", "PERSPECTIVE_API_KEY"):
+        monkeypatch.setenv(service, "not-a-real-key-0123456789")
+    output = tmp_path / "figures.json"
+    command = ("scorers", "compare", labels, "-s", "pocket", "-s", spec, "-o", output)
+    assert tide(*command, monkeypatch=monkeypatch) == 1
+    assert "AUC" not in capsys.readouterr().out
+    assert not output.exists()
 
 
 def test_limits(

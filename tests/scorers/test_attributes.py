@@ -8,47 +8,29 @@ import numpy as np
 import pytest
 
 from tests.models import save_classifier
-from tide.core.errors import ScorerError, ScorerUnavailableError
+from tests.scorers.wrappers.stand_ins import TwoSides
+from tide.core.errors import InputError, ScorerError, ScorerUnavailableError
 from tide.data.record_files import RecordFile, read_records
 from tide.data.records import Record, TrialRecord
 from tide.evaluation.judges import judge_records, judged
 from tide.evaluation.progress import Progress
-from tide.scorers import load_scorer
+from tide.scorers import load_scorer, score_texts
 from tide.scorers.attributes import (
     Attributed,
     ask_attributes,
     attributes_of,
     perspective_name,
 )
-from tide.scorers.base import Floats
 from tide.scorers.wrappers.breaker import CircuitBreaker
-from tide.scorers.wrappers.remembering import RememberingScorer
+from tide.scorers.wrappers.cache import CachedScorer
+from tide.scorers.wrappers.calibration import CalibratedScorer, fit
+from tide.scorers.wrappers.ensembles import MaxScorer, MeanScorer
+from tide.scorers.wrappers.rate import RateLimitedScorer
 from tide.scorers.wrappers.retry import RetryScorer
+from tide.scorers.wrappers.windows import WindowedScorer
 
 LABELS = ["toxic", "identity_hate", "other"]
 TEXTS = ["The weather is fine", "Rain", "the people are kind " * 3]
-
-
-class TwoSides:
-    """Threat by length, insult by capitals; the larger is the score."""
-
-    name, threshold = "two@1", 0.5
-    attributes = ("threat", "insult")
-
-    def __init__(self) -> None:
-        self.asked = 0
-
-    def score(self, texts: Sequence[str]) -> Floats:
-        return self.score_attributes(texts).values
-
-    def score_attributes(self, texts: Sequence[str]) -> Attributed:
-        self.asked += 1
-        threat = np.array([min(1.0, len(text) / 100) for text in texts])
-        insult = np.array([sum(map(str.isupper, text)) / max(1, len(text)) for text in texts])
-        return Attributed(np.maximum(threat, insult), {"threat": threat, "insult": insult})
-
-    def close(self) -> None:
-        pass
 
 
 def test_a_classifier_of_many_labels_tells_all_of_them(tmp_path: Path) -> None:
@@ -81,8 +63,8 @@ def test_exclusive_labels_are_attributes_where_several_are_toxic(tmp_path: Path)
         ([0.5], "has not the attributes"),
         (Attributed(np.array([1.5]), {n: np.array([0.1]) for n in TwoSides.attributes}), "1.5"),
         (
-            Attributed(np.array([0.5]), dict.fromkeys(TwoSides.attributes, np.array([np.nan]))),
-            r"\(threat\): nan",
+            Attributed(np.array([0.5]), dict.fromkeys(TwoSides.attributes, np.array([np.inf]))),
+            r"\(threat\): inf",
         ),
         (Attributed(np.array([0.5]), dict.fromkeys(TwoSides.attributes, np.zeros(2))), "1 texts"),
     ],
@@ -92,17 +74,107 @@ def test_what_is_no_attribute_is_an_error(answer: Any, message: str) -> None:
     scorer.score_attributes = lambda texts: answer  # type: ignore[method-assign]
     with pytest.raises(ScorerError, match=message):
         ask_attributes(scorer, ["a text"])
-    with pytest.raises(ScorerError, match="has no attributes"):
-        ask_attributes(load_scorer("pocket"), ["a text"])
+    with pytest.raises(ScorerError, match=message):
+        score_texts(scorer, ["a text"], "zero")
 
 
-def test_guards_keep_the_attributes_and_what_changes_scores_has_none() -> None:
+def test_a_scorer_without_attributes_has_scores_alone() -> None:
+    pocket = load_scorer("pocket")
+    found = ask_attributes(pocket, TEXTS)
+    assert found.values.tolist() == pocket.score(TEXTS).tolist()
+    assert found.attributes == {}
+
+
+def test_an_attribute_may_be_unknown_and_a_score_may_not() -> None:
+    scorer = TwoSides()
+    unknown = {"threat": np.array([0.5]), "insult": np.array([np.nan])}
+    scorer.score_attributes = lambda texts: Attributed(np.array([0.5]), unknown)  # type: ignore[method-assign]
+    assert score_texts(scorer, ["a text"], "zero").known(0) == {"threat": 0.5}
+    scorer.score_attributes = lambda texts: Attributed(np.array([np.nan]), unknown)  # type: ignore[method-assign]
+    with pytest.raises(ScorerError, match="nan is not a score"):
+        ask_attributes(scorer, ["a text"])
+
+
+def test_what_stands_around_a_scorer_keeps_its_attributes(tmp_path: Path) -> None:
     inner = TwoSides()
-    for guard in (RetryScorer(inner), CircuitBreaker(inner), RememberingScorer(inner)):
+    guards = (
+        RetryScorer(inner),
+        CircuitBreaker(inner),
+        CachedScorer(inner, tmp_path / "scores.sqlite3"),
+        RateLimitedScorer(inner, 2, sleep=lambda seconds: None),
+        WindowedScorer(inner),
+    )
+    expected = inner.score_attributes(TEXTS)
+    for guard in guards:
         assert attributes_of(guard) == inner.attributes
-        assert ask_attributes(guard, TEXTS).attributes["threat"][1] == 0.04
-        assert guard.score(TEXTS) == pytest.approx(inner.score(TEXTS))
-    assert attributes_of(load_scorer("windows:pocket")) == ()
+        found = ask_attributes(guard, TEXTS)
+        assert found.values == pytest.approx(expected.values)
+        for name in inner.attributes:
+            assert found.attributes[name] == pytest.approx(expected.attributes[name])
+        assert guard.score(TEXTS) == pytest.approx(expected.values)
+        assert ask_attributes(guard, []).attributes["threat"].shape == (0,)
+    assert attributes_of(load_scorer("windows:9:pocket")) == ()
+
+
+def test_the_worst_window_s_attributes_count() -> None:
+    scorer = WindowedScorer(TwoSides(), 2)
+    text = "aaaa BBBB cccc dddddddddddddd ee"
+    # Windows: "aaaa BBBB", "BBBB cccc", "cccc ddd...", "ddd... ee"
+    found = ask_attributes(scorer, [text, "ok"])
+    assert found.attributes["threat"] == pytest.approx([0.19, 0.02])
+    assert found.attributes["insult"] == pytest.approx([4 / 9, 0.0])
+    assert found.values == pytest.approx([4 / 9, 0.02])
+    # A window of marks alone is empty, and no attribute of the others is lost by it.
+    assert ask_attributes(scorer, ["AB . . CD"]).attributes["insult"] == pytest.approx([0.5])
+
+
+def test_a_calibration_maps_the_score_and_leaves_the_attributes(tmp_path: Path) -> None:
+    inner = TwoSides()
+    raw = inner.score_attributes(TEXTS)
+    path = tmp_path / "calibration.json"
+    fitted = fit("two", inner.name, "labels", raw.values, np.array([0.9, 0.9, 0.1]))
+    path.write_text(fitted.model_dump_json())
+    found = ask_attributes(CalibratedScorer(path, inner), TEXTS)
+    assert found.values == pytest.approx(fitted(raw.values))
+    assert found.attributes["threat"] == pytest.approx(raw.attributes["threat"])
+
+
+def test_exclusive_labels_are_added_up_or_the_largest_is_taken(tmp_path: Path) -> None:
+    folder = save_classifier(tmp_path, ["neutral", "hate", "offensive"])
+    found = ask_attributes(load_scorer(f"hf:{folder}"), TEXTS)
+    both = [found.attributes[label] for label in ("hate", "offensive")]
+    for spec in ("#max:hate,offensive", "#max:"):
+        largest = load_scorer(f"hf:{folder}{spec}")
+        assert largest.score(TEXTS) == pytest.approx(np.max(both, axis=0))
+        assert largest.name.endswith("#max:hate,offensive")
+    added = load_scorer(f"hf:{folder}#sum:hate,offensive")
+    assert added.score(TEXTS) == pytest.approx(np.sum(both, axis=0))
+    assert added.name == load_scorer(f"hf:{folder}#hate,offensive").name
+    joined = load_scorer(f"max:(hf:{folder}#max:hate,offensive),pocket")
+    pocket = load_scorer("pocket").score(TEXTS)
+    assert joined.score(TEXTS) == pytest.approx(np.max([*both, pocket], axis=0))
+    (tmp_path / "many").mkdir()
+    many = save_classifier(tmp_path / "many", LABELS, problem_type="multi_label_classification")
+    with pytest.raises(InputError, match="not exclusive and have no sum; leave out 'sum:'"):
+        load_scorer(f"hf:{many}#sum:toxic,other")
+    assert load_scorer(f"hf:{many}#max:toxic").name == load_scorer(f"hf:{many}#toxic").name
+
+
+def test_an_ensemble_joins_the_attributes_of_those_that_have_them() -> None:
+    one, other = TwoSides(), TwoSides()
+    other.attributes = ("threat",)
+    half = Attributed(np.full(3, 0.5), {"threat": np.array([0.5, 0.0, np.nan])})
+    other.score_attributes = lambda texts: half  # type: ignore[method-assign]
+    pocket = load_scorer("pocket")
+    raw = one.score_attributes(TEXTS)
+    most = ask_attributes(MaxScorer([pocket, one, other]), TEXTS)
+    assert list(most.attributes) == ["threat", "insult"]
+    assert most.values == pytest.approx(np.maximum(raw.values, 0.5))
+    assert most.attributes["threat"][:2] == pytest.approx([0.5, raw.attributes["threat"][1]])
+    assert np.isnan(most.attributes["threat"][2])  # it may be higher than what is known
+    assert most.attributes["insult"] == pytest.approx(raw.attributes["insult"])
+    mean = ask_attributes(MeanScorer([one, other]), TEXTS)
+    assert mean.attributes["threat"][1] == pytest.approx(raw.attributes["threat"][1] / 2)
 
 
 def test_attributes_are_asked_again_while_a_scorer_is_away() -> None:

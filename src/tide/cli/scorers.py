@@ -16,7 +16,12 @@ from rich.text import Text
 from tide.cli import options
 from tide.cli.display import ERRORS, OUTPUT, refuse_existing, scored
 from tide.cli.help import Command
-from tide.core.errors import InputError, ScorerError
+from tide.core.errors import (
+    EnvironmentVariableError,
+    InputError,
+    MissingDependencyError,
+    ScorerError,
+)
 from tide.data.files import reported, write_text
 from tide.scorers import load_scorer
 
@@ -211,13 +216,16 @@ def calibrate(
 
 
 def _load_those_that_work(scorers: Sequence[str] | None) -> dict[str, Scorer | str]:
-    """By name; if one cannot be loaded now, why not. Raises InputError for a bad spec."""
+    """By name; if one cannot be loaded here and now, why not: its server is away, its key missing.
+
+    Raises InputError for a spec that is wrong everywhere.
+    """
     loaded: dict[str, Scorer | str] = {}
     for spec in scorers or ["pocket"]:
         try:
             scorer = load_scorer(spec)
             loaded[scorer.name] = scorer
-        except ScorerError as error:
+        except (ScorerError, EnvironmentVariableError, MissingDependencyError) as error:
             loaded[spec] = str(error)
     return loaded
 

@@ -7,21 +7,23 @@ import os
 import httpx
 from pydantic import SecretStr
 
-from tide.core.errors import InputError
+from tide.core.errors import EnvironmentVariableError, InputError
 from tide.core.sanitize import hide
 
 
 def read_key(variable: str, given: str | None = None) -> SecretStr | None:
     """The key that was given, else the one of the environment variable; None if neither has one.
 
-    From then on the key is hidden in every message. Raises InputError, without the key, for one
-    with characters that no HTTP header carries.
+    From then on the key is hidden in every message. Raises EnvironmentVariableError, without the
+    key, for one with characters that no HTTP header carries.
     """
     key = (os.environ.get(variable, "") if given is None else given).strip()
     if not key:
         return None
     if not (key.isascii() and key.isprintable() and " " not in key):
-        raise InputError(f"{variable}: holds characters that no key has; set the key alone")
+        raise EnvironmentVariableError(
+            f"{variable}: holds characters that no key has; set the key alone"
+        )
     hide(key)
     return SecretStr(key)
 
@@ -48,8 +50,8 @@ def base_url(url: str, name: str) -> str:
 
 
 def need_key(variable: str, given: str | None = None) -> SecretStr:
-    """As `read_key`. Raises InputError if there is no key."""
+    """As `read_key`. Raises EnvironmentVariableError if there is no key."""
     key = read_key(variable, given)
     if key is None:
-        raise InputError(f"no key; set the environment variable {variable}")
+        raise EnvironmentVariableError(f"no key; set the environment variable {variable}")
     return key

@@ -24,6 +24,10 @@ class InputError(TideError, ValueError):
     """A prompt, file, name or setting that cannot be used; nothing was run with it."""
 
 
+class EnvironmentVariableError(InputError):
+    """An environment variable that a service needs is missing or holds what cannot be used."""
+
+
 class MissingDependencyError(TideError, ImportError):
     """An optional package is not installed; the text says what to install."""
 

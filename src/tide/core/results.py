@@ -34,6 +34,8 @@ class ScoredCompletion(BaseModel):
         cosine: Between the embeddings that were completed and the prompt's, as one vector each.
         displacement: |X - X0| / |X0| of the same embeddings.
         empty: Whether the text is nearly empty, and so scored by `empty_policy`.
+        attributes: What the scorer says beside the score (threat, insult...), as far as it has
+            attributes and they are known.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -49,6 +51,7 @@ class ScoredCompletion(BaseModel):
     num_tokens: int
     finish_reason: Literal["length", "stop"]
     kept_tokens: int = 0
+    attributes: dict[str, Score] = {}
 
 
 class Block(BaseModel):

@@ -31,6 +31,8 @@ Column = tuple[str, ...]
 _OF_THE_PROMPT = ("id", "prompt", "messages", "group", "trials", "seconds", *DERIVED)
 # Lists that are added to finished records, and how deep they lie; the others come with the trials.
 _ADDED = {"judge_scores": 2, "step_judge_scores": 2, "judge_attributes": 3, "perplexity": 3}
+# How deep lists lie that are not at the top.
+_DEPTHS = {**_ADDED, "attributes": 2}
 _FIRST: Column = ("completions",)
 # Of those that come with the trials, the ones that some trials have and others do not.
 _SOME_HAVE = ("whole_toxicity", "changed_tokens", "decoded_prompts")
@@ -60,7 +62,7 @@ class RecordPart:
         lists = {name: value for name, value in values.items() if name not in _OF_THE_PROMPT}
         for column, entries in leaves(lists):
             name = ".".join(column)
-            if len(column) != _ADDED.get(column[0], 1):
+            if len(column) != _DEPTHS.get(column[0], 1):
                 raise InputError(f"{where}: not a record of a run: {name} is not at its place")
             if not isinstance(entries, list) or len(entries) != len(trials):
                 raise InputError(f"{where}: {name} has not one entry a trial ({len(trials)})")
@@ -115,7 +117,7 @@ def _in_the_file(place: Place) -> Place:
     if place[0] != "trials" or len(place) < 3:
         return place
     _, trial, *inner = place
-    depth = _ADDED.get(str(inner[0]), 1)
+    depth = _DEPTHS.get(str(inner[0]), 1)
     return (*inner[:depth], trial, *inner[depth:])
 
 

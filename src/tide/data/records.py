@@ -84,7 +84,8 @@ class Likelihood(_Frozen):
 class TrialRecord(_Frozen):
     """One trial. A field is None where the method has no such thing (a baseline has no steps).
 
-    text: a withheld one is empty, keeps its score, and is marked by `refused`. changed_tokens,
+    text: a withheld one is empty, keeps its score, and is marked by `refused`. attributes: what the
+    scorer says beside `toxicity` (threat, insult...), if it says more of one. changed_tokens,
     decoded_prompt: of an accepted point, as a `tide.Trial` has them.
     steps: what a search would return if it were cut off, from its first evaluation to the one that
     is returned or withheld. trace: all evaluations. blocks: of an answer that was written in
@@ -107,6 +108,7 @@ class TrialRecord(_Frozen):
     number: _Count
     text: str
     toxicity: Score
+    attributes: dict[str, Score] = {}
     iterations: _Count | None = None
     cosine: _Finite | None = None
     displacement: _Finite | None = None
@@ -247,6 +249,7 @@ def _trial(trial: Trial, forward_tokens: int | None) -> TrialRecord:
         number=trial.number,
         text=trial.text,
         toxicity=trial.toxicity,
+        attributes=trial.returned.attributes,
         iterations=trial.iterations,
         cosine=trial.returned.cosine,
         displacement=trial.returned.displacement,

@@ -14,9 +14,8 @@ from tide.data.record_files import Column, RecordFile
 from tide.data.records import Likelihood, Record, RecordId, TrialRecord, columns
 from tide.evaluation.perplexity import Fluency, Reference
 from tide.evaluation.progress import Progress
-from tide.scorers import Scorer, load_scorer, score_texts
+from tide.scorers import Scorer, Scores, load_scorer, score_texts
 from tide.scorers.base import score_groups
-from tide.scorers.wrappers.remembering import RememberingScorer
 
 # Prompts whose completions are scored or measured, and then written, at a time.
 _PROMPTS = 64
@@ -53,26 +52,24 @@ def judge_records(
     """
     failed: dict[RecordId, TideError] = {}
     column = "judge_scores", judge.name
-    asked = RememberingScorer(judge)
     for chunk in _chunks(file, column, f"judge {judge.name}", progress):
         texts = [one.all_texts for one in chunk]
-        for one, scores in zip(chunk, score_groups(asked, texts, empty_policy), strict=True):
+        for one, scores in zip(chunk, score_groups(judge, texts, empty_policy), strict=True):
             if isinstance(scores, ScorerError):
                 failed[one.record.id] = scores
                 progress.failed(f"judge {judge.name}", one.record.id, scores)
             else:
-                file.append(one.part(_said(asked, one, iter(scores.values.tolist()))))
-        asked.remembered.clear()
+                file.append(one.part(_said(judge, one, scores)))
     return failed
 
 
 def judged(records: Sequence[Record], judge: Scorer, empty_policy: EmptyPolicy) -> list[Record]:
     """`records` with the judge's scores, where they lie in no file. Raises as `score_texts`."""
     each = [_Unscored(record, record.trials) for record in records]
-    texts = [text for one in each for text in one.all_texts]
-    asked = RememberingScorer(judge)
-    values = iter(score_texts(asked, texts, empty_policy).values.tolist())
-    return [one.with_added(_said(asked, one, values)) for one in each]
+    texts = [one.all_texts for one in each]
+    together = score_texts(judge, [text for some in texts for text in some], empty_policy)
+    parts = zip(each, together.split([len(some) for some in texts]), strict=True)
+    return [one.with_added(_said(judge, one, scores)) for one, scores in parts]
 
 
 def measure_records(file: RecordFile, reference: Reference, progress: Progress) -> None:
@@ -135,21 +132,21 @@ def _texts(trial: TrialRecord) -> list[str]:
     return [step.text for step in trial.steps] if trial.steps else [trial.text]
 
 
-def _said(judge: RememberingScorer, one: _Unscored, values: Iterator[float]) -> list[_Added]:
-    """The judge's next scores, and its attributes if it has some, by trial."""
+def _said(judge: Scorer, one: _Unscored, scores: Scores) -> list[_Added]:
+    """The judge's scores, and its attributes if it has some, by trial."""
     added: list[_Added] = []
-    for trial in one.trials:
-        texts = _texts(trial)
-        scores = [next(values) for _ in texts]
-        said: _Added = {"judge_scores": {judge.name: scores[-1]}}
-        if judge.attributes:
+    of = scores.split([len(_texts(trial)) for trial in one.trials])
+    for trial, own in zip(one.trials, of, strict=True):
+        values = own.values.tolist()
+        said: _Added = {"judge_scores": {judge.name: values[-1]}}
+        if own.attributes:
             # What was too short to be scored has none.
-            known = judge.remembered.get(texts[-1], {})
+            known = own.known(-1)
             said["judge_attributes"] = {
-                judge.name: {name: known.get(name) for name in judge.attributes}
+                judge.name: {name: known.get(name) for name in own.attributes}
             }
         if trial.steps:
-            said["step_judge_scores"] = {judge.name: scores}
+            said["step_judge_scores"] = {judge.name: values}
         added.append(said)
     return added
 

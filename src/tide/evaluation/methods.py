@@ -30,7 +30,7 @@ from tide.evaluation.runners import ClusterRunner, LocalRunner
 from tide.plugins.options import Options, write
 from tide.plugins.specs import format_spec, parse_spec
 from tide.scorers import Scorer
-from tide.scorers.base import score_groups
+from tide.scorers.base import Scores, score_groups
 from tide.search import REGISTRY as STRATEGIES
 from tide.search import load_strategy
 from tide.search.settings import resolve_settings
@@ -172,25 +172,26 @@ class BaselineMethod:
             if isinstance(scores, TideError):
                 yield row, scores
                 continue
-            judged = zip(trials, mine, scores.values.tolist(), scores.empty.tolist(), strict=True)
+            made = enumerate(zip(trials, mine, strict=True))
             record = Record(
                 id=row.id,
                 prompt=str(text),
                 messages=_messages(row),
                 group=row.group,
-                trials=[_trial(*one) for one in judged],
+                trials=[_trial(number, one, scores, i) for i, (number, one) in made],
                 seconds=seconds,
             )
             yield row, record
 
 
-def _trial(number: int, generated: Generated, toxicity: float, empty: bool) -> TrialRecord:
+def _trial(number: int, generated: Generated, scores: Scores, row: int) -> TrialRecord:
     length = len(generated.completion.token_ids)
     return TrialRecord(
         number=number,
         text=generated.completion.text,
-        toxicity=toxicity,
-        empty=empty,
+        toxicity=float(scores.values[row]),
+        attributes=scores.known(row),
+        empty=bool(scores.empty[row]),
         evaluations=generated.evaluations,
         rounds=generated.evaluations,
         num_tokens=length,

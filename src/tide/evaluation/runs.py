@@ -101,7 +101,8 @@ class _Config(_Section):
 
 # What a record says of returned completions; its other lists say what was tried, and what it cost.
 _RETURNED = (
-    *("text", "toxicity", "cosine", "displacement", "accepted", "refused", "empty", "num_tokens"),
+    *("text", "toxicity", "attributes", "cosine", "displacement", "accepted", "refused", "empty"),
+    "num_tokens",
     *("changed_tokens", "decoded_prompt", "judge_scores", "judge_attributes", "perplexity"),
 )
 

@@ -82,13 +82,16 @@ class LongAnswer:
         self._starts: list[int] = []
         self._ended: FinishReason | None = None
         self._whole: float | None = None
+        self._whole_attributes: list[dict[str, float]] = []  # of the windows it was scored in
         # What was tried since the last block, and the last that failed.
         self._spent: list[ScoredCompletion] = []
         self._rollbacks = 0
         self._failed: Block | None = None
         self._drafted_block: tuple[Completion, float] | None = None  # that failed last
         self._base: ScoredCompletion | None = None
-        self._scores: dict[str, float] = {}  # of texts as they stand
+        # Of texts as they stand; attributes are those of windows.
+        self._scores: dict[str, float] = {}
+        self._attributes: dict[str, dict[str, float]] = {}
         self._given_up = self._furthest = 0
         self._drafts = self._searches = self._rounds = 0
         self._drafted = self._searched = 0
@@ -224,11 +227,11 @@ class LongAnswer:
     async def _keep_all(self, passages: list[Passage], sent: asyncio.Future[Scores]) -> bool:
         """Keep drafted blocks, in order, up to one that fails; whether none did."""
         scores = await sent
-        rows = zip(passages, scores.values.tolist(), scores.empty.tolist(), strict=True)
-        return all(self._take(passage, score, empty) for passage, score, empty in rows)
+        return all(self._take(passage, scores, row) for row, passage in enumerate(passages))
 
-    def _take(self, passage: Passage, score: float, empty: bool) -> bool:
+    def _take(self, passage: Passage, scores: Scores, row: int) -> bool:
         """Keep a drafted block if it passes; returns whether it does. Skips unfinished ones."""
+        score, empty = float(scores.values[row]), bool(scores.empty[row])
         passed = self._passes(score)
         if passage.unfinished and (passed or empty):
             return True
@@ -244,6 +247,7 @@ class LongAnswer:
                 displacement=0.0,
                 num_tokens=len(passage.token_ids),
                 finish_reason=passage.last or "length",
+                attributes=scores.known(row),
             )
         )
         self._scores[passage.context + passage.text] = score
@@ -331,8 +335,11 @@ class LongAnswer:
             policy: TextPolicy = "blank" if len(windows) > 1 else self._empty_policy
             scores = await self._scoring.send(new, policy)
             self._scores.update(zip(new, scores.values.tolist(), strict=True))
+            said = ((row, text) for row, text in enumerate(new) if not scores.empty[row])
+            self._attributes.update({text: scores.known(row) for row, text in said})
             self._scorer_calls += len(new)
         self._whole = max(self._scores[text] for text in windows)
+        self._whole_attributes = [self._attributes[t] for t in windows if t in self._attributes]
 
     # What is kept and given up.
 
@@ -359,6 +366,7 @@ class LongAnswer:
         self._rollbacks += len(dropped)
         del self._blocks[to:], self._starts[to:], self._ids[start:], self._texts[start:]
         self._ended = self._whole = self._failed = None
+        self._whole_attributes = []
         return max(lost - start, 1)
 
     def _may_give_up(self) -> bool:
@@ -378,7 +386,7 @@ class LongAnswer:
         )
 
     def _evaluation(self, blocks: Sequence[Block], whole: float) -> ScoredCompletion:
-        """The answer that consists of these blocks, whose worst score is its own."""
+        """The answer that consists of these blocks, whose worst scores are its own."""
         parts, text = [block.returned for block in blocks], "".join(block.text for block in blocks)
         moved = [one for one in parts if one.role != "initial"]
         return ScoredCompletion(
@@ -392,6 +400,9 @@ class LongAnswer:
             displacement=max(one.displacement for one in parts),
             num_tokens=sum(one.num_tokens for one in parts),
             finish_reason=self._ended or "length",
+            attributes=_worst_of(
+                [*self._whole_attributes, *(one.attributes for one in parts if not one.empty)]
+            ),
         )
 
     def _shaped(self, completion: Completion, *, to_sentence: bool) -> Completion:
@@ -421,3 +432,9 @@ class LongAnswer:
 
     def _passes(self, score: float) -> bool:
         return passes(score, self._settings)
+
+
+def _worst_of(said: Sequence[dict[str, float]]) -> dict[str, float]:
+    """The largest score of each attribute that is known of all parts."""
+    shared = set.intersection(*map(set, said)) if said else set()
+    return {name: max(one[name] for one in said) for name in sorted(shared)}

@@ -261,7 +261,7 @@ class Search:
     ) -> None:
         number = self.trace[-1].round + 1 if self.trace else 1
         rows = zip(places, written, scores.values.tolist(), scores.empty.tolist(), strict=True)
-        for place, completion, score, empty in rows:
+        for row, (place, completion, score, empty) in enumerate(rows):
             self.completions.append(completion.token_ids)
             self.trace.append(
                 ScoredCompletion(
@@ -276,6 +276,7 @@ class Search:
                     num_tokens=len(completion.token_ids),
                     finish_reason=completion.finish_reason,
                     kept_tokens=min(place.kept, len(completion.token_ids)),
+                    attributes=scores.known(row),
                 )
             )
 

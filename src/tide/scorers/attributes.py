@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
+
 from tide.core.errors import ScorerError
-from tide.scorers.base import Floats, Scorer, believed, called
+from tide.scorers.base import Floats, Scorer, ask, believed, called
 
 # Labels whose names in Perspective's protocol differ from their capitals (those of Jigsaw's data).
 _PERSPECTIVE_NAMES = {
@@ -22,7 +24,10 @@ _PERSPECTIVE_NAMES = {
 
 
 class Attributed(NamedTuple):
-    """Scores and attributes of n texts, each of shape (n,), in [0, 1]."""
+    """Scores and attributes of n texts, each of shape (n,), in [0, 1].
+
+    An attribute that is not known of a text is NaN; a score is always known.
+    """
 
     values: Floats
     attributes: Mapping[str, Floats]
@@ -48,20 +53,24 @@ def attributes_of(scorer: Scorer) -> tuple[str, ...]:
 
 
 def ask_attributes(scorer: Scorer, texts: Sequence[str]) -> Attributed:
-    """Scores and attributes of `texts`, refused unless each is one number in [0, 1] a text.
+    """Scores of `texts`, and attributes if the scorer has some, refused unless in [0, 1].
 
-    Raises as `tide.scorers.base.ask`, and ScorerError for a scorer that has no attributes or that
-    answers with others than it names.
+    Nobody is asked about no texts. Raises as `tide.scorers.base.ask`, and ScorerError for other
+    attributes than it names.
     """
+    if not texts:
+        return Attributed(np.zeros(0), {name: np.zeros(0) for name in attributes_of(scorer)})
     if not isinstance(scorer, AttributeScorer) or not scorer.attributes:
-        raise ScorerError(f"scorer {scorer.name}: has no attributes")
+        return Attributed(np.array(ask(scorer, texts), dtype=np.float64), {})
     answer = called(scorer.name, lambda: scorer.score_attributes(list(texts)))
     if not isinstance(answer, Attributed) or set(answer.attributes) != set(scorer.attributes):
         raise ScorerError(f"scorer {scorer.name}: the answer has not the attributes that it names")
     return Attributed(
         believed(scorer.name, answer.values, len(texts)),
         {
-            name: believed(f"{scorer.name} ({name})", answer.attributes[name], len(texts))
+            name: believed(
+                f"{scorer.name} ({name})", answer.attributes[name], len(texts), unknown=True
+            )
             for name in scorer.attributes
         },
     )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import unicodedata
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -82,11 +84,30 @@ class CallableScorer(PlainScorer):
 class Scores:
     """values: toxicity in [0, 1], shape (n,). empty: bool, shape (n,): which texts say nothing.
 
-    Those were given a value by the policy; with the policy "score", by the scorer.
+    Those were given a value by the policy; with the policy "score", by the scorer. attributes: by
+    name, shape (n,), if the scorer has some; NaN where one is not known, as of texts not sent.
     """
 
     values: Floats
     empty: NDArray[np.bool_]
+    attributes: Mapping[str, Floats] = field(default_factory=dict)
+
+    def split(self, sizes: Sequence[int]) -> list[Scores]:
+        """Those of groups of texts, each of so many."""
+        parts = [slice(end - size, end) for end, size in zip(accumulate(sizes), sizes, strict=True)]
+        return [
+            Scores(
+                self.values[part],
+                self.empty[part],
+                {name: column[part] for name, column in self.attributes.items()},
+            )
+            for part in parts
+        ]
+
+    def known(self, row: int) -> dict[str, float]:
+        """The attributes of one text."""
+        found = {name: float(column[row]) for name, column in self.attributes.items()}
+        return {name: score for name, score in found.items() if not math.isnan(score)}
 
 
 def is_empty(text: str) -> bool:
@@ -118,16 +139,24 @@ def _is_visible(c: str) -> bool:
 def score_texts(scorer: Scorer, texts: Sequence[str], empty_policy: TextPolicy) -> Scores:
     """Score every text and validate the scores.
 
-    Equal texts are sent once. Nearly empty texts are scored by `empty_policy`. Raises as `ask`.
+    Equal texts are sent once. Nearly empty texts are scored by `empty_policy`. Raises as
+    `tide.scorers.attributes.ask_attributes`.
     """
+    from tide.scorers.attributes import ask_attributes  # noqa: PLC0415  (it needs this module)
+
     without = is_blank if empty_policy == "blank" else is_empty
     empty = np.array([without(text) for text in texts], dtype=np.bool_)
     values = np.full(len(texts), 1.0 if empty_policy == "one" else 0.0)
     sent = [i for i in range(len(texts)) if empty_policy == "score" or not empty[i]]
     distinct = list(dict.fromkeys(texts[i] for i in sent))
-    by_text = dict(zip(distinct, ask(scorer, distinct) if distinct else [], strict=True))
-    values[sent] = [by_text[texts[i]] for i in sent]
-    return Scores(values, empty)
+    places = {text: place for place, text in enumerate(distinct)}
+    rows = [places[texts[i]] for i in sent]
+    found = ask_attributes(scorer, distinct)
+    values[sent] = found.values[rows]
+    attributes = {name: np.full(len(texts), np.nan) for name in found.attributes}
+    for name, column in attributes.items():
+        column[sent] = found.attributes[name][rows]
+    return Scores(values, empty, attributes)
 
 
 def score_groups(
@@ -148,9 +177,7 @@ def score_groups(
         if len(groups) == 1:
             return [error]
         return [one for some in groups for one in score_groups(scorer, [some], empty_policy)]
-    ends = np.cumsum([len(some) for some in groups])[:-1]
-    parts = zip(np.split(together.values, ends), np.split(together.empty, ends), strict=True)
-    return [Scores(values, empty) for values, empty in parts]
+    return [*together.split([len(some) for some in groups])]
 
 
 def in_batches(score: Callable[[list[str]], Floats], texts: Sequence[str]) -> Floats:
@@ -193,11 +220,12 @@ def called(name: str, call: Callable[[], _T]) -> _T:
         raise ScorerError(f"scorer {name} failed: {described(error)}") from error
 
 
-def believed(name: str, answer: Any, count: int) -> Floats:
+def believed(name: str, answer: Any, count: int, *, unknown: bool = False) -> Floats:
     """What the scorer `name` answered as `count` scores, or ScorerError: the gate for all answers.
 
     They are a list, tuple, array or tensor of plain numbers in [0, 1], and nothing that could be
     made into one: a boolean, masked array, date, text or complex number says something else.
+    unknown: whether NaN may stand for one that is not known.
     """
     try:
         values = _numbers(answer)
@@ -208,6 +236,8 @@ def believed(name: str, answer: Any, count: int) -> Floats:
     if values.shape != (count,):
         raise ScorerError(f"scorer {name}: {count} texts, but the answer has shape {values.shape}")
     wrong = ~((values >= 0.0) & (values <= 1.0))  # true for NaN as well
+    if unknown:
+        wrong &= ~np.isnan(values)
     if wrong.any():
         raise ScorerError(f"scorer {name}: {values[wrong][0]} is not a score; it must be in [0, 1]")
     return values

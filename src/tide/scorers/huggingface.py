@@ -15,7 +15,7 @@ from tide.core.pretrained import check_tokenizer, find_device, load_pretrained
 from tide.plugins.options import checked
 from tide.scorers.attributes import Attributed
 from tide.scorers.base import Floats, PlainScorer, in_batches
-from tide.scorers.labels import toxic_columns
+from tide.scorers.labels import how_joined, toxic_columns
 
 # A model that reads less of a text scores something else.
 _LEAST_TOKENS = 16
@@ -29,9 +29,10 @@ class HuggingFaceScorer(PlainScorer):
     `hf:unitary/toxic-bert`, `hf:./my-model#LABEL_1`. Without them, labels with a usual name (toxic,
     hate, offensive...) are taken; of two unnamed labels, LABEL_1.
 
-    A model of exclusive labels gives their summed softmax; its toxic labels are its attributes,
-    where there are several. A multi-label one (sigmoid outputs) gives the largest of them, and all
-    its labels are attributes. Texts longer than the model's context are cut at its end.
+    A model of exclusive labels gives their summed softmax, or with `#max:LABEL,LABEL` the largest;
+    its toxic labels are its attributes, where there are several. A multi-label one (sigmoid
+    outputs) gives the largest of them, and all its labels are attributes. Texts longer than the
+    model's context are cut at its end.
 
     Raises ScorerError if the model cannot be loaded whole, its head included, and InputError for
     labels that it does not have and a device that cannot be used.
@@ -56,9 +57,15 @@ class HuggingFaceScorer(PlainScorer):
         config = self._model.config
         names = [config.id2label[i] for i in range(len(config.id2label))]
         self._labels = len(names)
+        how, labels = how_joined(labels)
         self._toxic = toxic_columns(f"hf:{model}", names, labels)
         multi_label = config.problem_type == "multi_label_classification"
         self._multi_label = multi_label or config.num_labels == 1
+        if self._multi_label and how == "sum":
+            raise InputError(
+                f"scorer hf:{model}: its labels are not exclusive and have no sum; leave out 'sum:'"
+            )
+        self._largest = self._multi_label or how == "max"
         reported = [*range(len(names))] if self._multi_label else self._toxic
         self._reported = reported if len(reported) > 1 else []
         self.attributes = tuple(names[i] for i in self._reported)
@@ -71,6 +78,7 @@ class HuggingFaceScorer(PlainScorer):
         folder = Path(model)
         revision = digest_of(folder) if folder.is_dir() else getattr(config, "_commit_hash", None)
         chosen = ",".join(names[i] for i in self._toxic)
+        chosen = f"max:{chosen}" if how == "max" and not self._multi_label else chosen
         self.name = f"hf:{model}{f'@{revision[:8]}' if revision else ''}#{chosen}"
         self._probabilities([_PROBE, _PROBE + " " + _PROBE])
 
@@ -87,7 +95,7 @@ class HuggingFaceScorer(PlainScorer):
 
     def _chosen(self, rows: Floats) -> Floats:
         toxic = rows[:, self._toxic]
-        scores = toxic.max(axis=1, initial=0.0) if self._multi_label else toxic.sum(axis=1)
+        scores = toxic.max(axis=1, initial=0.0) if self._largest else toxic.sum(axis=1)
         return np.asarray(scores.clip(max=1.0), dtype=np.float64)
 
     def _probabilities(self, texts: list[str]) -> Floats:

@@ -1,8 +1,9 @@
-"""Which labels of a classifier mean toxic."""
+"""Which labels of a classifier mean toxic, and how several become one score."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from tide.core.errors import InputError
 from tide.core.sanitize import logger
@@ -15,6 +16,13 @@ _TOXIC_LABELS = {
     "obscene", "offensive", "offensivelanguage", "profanity", "severetoxic", "severetoxicity",
     "sexualexplicit", "threat", "toxic", "toxicity", "harmful", "hap",
 }  # fmt: skip
+
+
+def how_joined(wanted: str) -> tuple[Literal["max", "sum", ""], str]:
+    """How several labels become one score, if `wanted` says so, and the labels: `sum:a,b`."""
+    if wanted.startswith("max:"):
+        return "max", wanted[4:]
+    return ("sum", wanted[4:]) if wanted.startswith("sum:") else ("", wanted)
 
 
 def is_toxic(label: str) -> bool:

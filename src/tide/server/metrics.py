@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from tide.core.errors import ScorerError
 from tide.core.results import Result
+from tide.scorers.attributes import Attributed
 from tide.scorers.base import HEALTH_TEXT, Scorer
-from tide.scorers.wrappers.base import Transparent
-
-_T = TypeVar("_T")
+from tide.scorers.wrappers.base import Guard
 
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 _SCORES = tuple(i / 10 for i in range(11))
@@ -63,7 +61,7 @@ class Metrics:
         return generate_latest(self._registry)
 
 
-class MeasuredScorer(Transparent):
+class MeasuredScorer(Guard):
     """Counts and times a scorer, which is asked by one thread at a time.
 
     metrics: those of the server. up: whether the last call had an answer.
@@ -75,11 +73,11 @@ class MeasuredScorer(Transparent):
         self._turn = threading.RLock()
         self.up = True
 
-    def _through(self, call: Callable[[Scorer, Sequence[str]], _T], texts: Sequence[str]) -> _T:
+    def _asked(self, texts: Sequence[str]) -> Attributed:
         with self._turn:
             started = time.monotonic()
             try:
-                answer = call(self._scorer, texts)
+                answer = super()._asked(texts)
             except ScorerError as error:
                 self.up = False
                 self.metrics.failed.labels(type(error).__name__).inc()

@@ -12,13 +12,13 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Annotated, Any
 
+import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from tide.core.errors import ScorerError
 from tide.core.validation import unknown
 from tide.scorers.attributes import attributes_of, perspective_name
-from tide.scorers.base import Scorer, is_empty, score_groups
-from tide.scorers.wrappers.remembering import RememberingScorer
+from tide.scorers.base import Scores, is_empty, score_groups
 from tide.server.guardrail import GuardrailRequest, Unread
 from tide.server.limits import Limits
 from tide.server.metrics import MeasuredScorer
@@ -108,7 +108,7 @@ class Scoring:
     async def analyze(self, request: AnalyzeRequest) -> dict[str, Any]:
         """Perspective's `comments:analyze`."""
         text = request.comment.text
-        names = {ATTRIBUTE: "", **self._names}
+        names = [ATTRIBUTE, *self._names]
         wanted = {name: one for name, one in request.attributes.items() if name in names}
         if not wanted:
             lacking = ", ".join(request.attributes)
@@ -118,16 +118,14 @@ class Scoring:
             raise Refused(400, "the comment is empty", code="COMMENT_EMPTY")
         if len(text.encode()) > _LONGEST:
             raise Refused(400, f"more than {_LONGEST:,} bytes", code="COMMENT_TOO_LONG")
-        asked: Scorer = self._scorer
-        if wanted.keys() != {ATTRIBUTE}:  # those that it has come with the score
-            asked = RememberingScorer(self._scorer)
-        (value,) = await self._score([text], asked)
-        scores = {ATTRIBUTE: value}
-        if isinstance(asked, RememberingScorer):
-            said = asked.remembered[text]
-            scores = {name: said[own] if own else value for name, own in names.items()}
+        scored = await self._score([text])
+        known = scored.known(0)
+        said = {name: known[own] for name, own in self._names.items() if own in known}
+        scores = {ATTRIBUTE: float(scored.values[0]), **said}
         found = {}
         for name, attribute in wanted.items():
+            if name not in scores:  # an old cache knows the score alone
+                continue
             if attribute.score_threshold is None or scores[name] >= attribute.score_threshold:
                 score = {"value": scores[name], "type": "PROBABILITY"}
                 span = {"begin": 0, "end": len(text), "score": score}
@@ -140,7 +138,7 @@ class Scoring:
         """OpenAI's moderations."""
         texts = [one if isinstance(one, str) else one.text for one in request.input]
         nothing = dict.fromkeys(_CATEGORIES)
-        scores = await self._score(texts)
+        scores = (await self._score(texts)).values.tolist()
         return {
             "id": f"modr-{secrets.token_hex(12)}",
             "model": self._scorer.name,
@@ -162,7 +160,7 @@ class Scoring:
             texts = request.said()
         except Unread as error:
             return {"action": "BLOCKED", "blocked_reason": str(error)}
-        worst = max(await self._score(texts), default=0.0)
+        worst = max((await self._score(texts)).values.tolist(), default=0.0)
         if worst < self._scorer.threshold:
             return {"action": "NONE"}
         return {"action": "BLOCKED", "blocked_reason": f"toxicity {worst:.2f}"}
@@ -171,19 +169,19 @@ class Scoring:
         """Whether the scorer answers, as far as is known."""
         return await asyncio.to_thread(self._scorer.check)
 
-    async def _score(self, texts: list[str], scorer: Scorer | None = None) -> list[float]:
+    async def _score(self, texts: list[str]) -> Scores:
         """The scores, in a thread. Raises Refused for too many, and what a scorer raises."""
         limits = self._limits
         if len(texts) > limits.max_texts:
             raise Refused(400, f"{len(texts)} texts; a request may have {limits.max_texts}")
         if not texts:
-            return []
+            return Scores(np.zeros(0), np.zeros(0, dtype=np.bool_))
         if self._waiting + len(texts) > limits.max_waiting_texts:
             raise Refused.busy("texts", 1)
         self._waiting += len(texts)
         try:
             # In one thread: what its client gave up before its turn is never begun.
-            work = partial(score_groups, scorer or self._scorer, [texts], "score")
+            work = partial(score_groups, self._scorer, [texts], "score")
             scored = asyncio.get_running_loop().run_in_executor(self._thread, work)
             (scores,) = await asyncio.wait_for(scored, limits.request_seconds)
         except asyncio.TimeoutError:
@@ -192,4 +190,4 @@ class Scoring:
             self._waiting -= len(texts)
         if isinstance(scores, ScorerError):
             raise scores
-        return list(scores.values.tolist())
+        return scores

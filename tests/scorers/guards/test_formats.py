@@ -36,6 +36,9 @@ def test_specs() -> None:
     found = read("a/b#qwen3guard@http://host:8000/v1")
     assert (found.model, found.format, found.url) == ("a/b", "qwen3guard", "http://host:8000/v1")
     assert read("a/b@https://host").url == "https://host"
+    assert read("a/b@http://host:8000/v1#qwen3guard") == found
+    with pytest.raises(InputError, match="two formats, shieldgemma and qwen3guard; give one"):
+        read("a/b#shieldgemma@http://host#qwen3guard")
     for wrong in ("", "#shieldgemma", "@http://host"):
         with pytest.raises(InputError, match="name a model"):
             read(wrong)

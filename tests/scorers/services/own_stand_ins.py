@@ -71,6 +71,12 @@ class VllmPooling(OwnServer):
             row["probs"] = [0.9, 0.05, 0.05]
         self.send(200, answer)
 
+    def not_exclusive(self, body: dict[str, Any]) -> None:
+        answer = self.scores(body)
+        for row in answer["data"]:
+            row["probs"] = [0.9, 0.8]
+        self.send(200, answer)
+
     def turned_around(self, body: dict[str, Any]) -> None:
         """The first class is the toxic one, and is called so."""
         answer = self.scores(body)

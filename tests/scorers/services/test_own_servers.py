@@ -209,6 +209,14 @@ def test_which_class_is_toxic() -> None:
         assert attributes_of(both) == ("class-0", "class-1")
         found = ask_attributes(both, ["a text"])
         assert found.attributes["class-1"] == pytest.approx([toxicity("a text")])
+        some = VllmClassifyScorer(f"{service.url}#sum:0,1", **QUICK)
+        assert some.name == f"vllm-classify:some/model@{where}#sum:0,1"
+        assert some.score(TEXTS) == pytest.approx([1.0] * len(TEXTS))
+        assert both.score(TEXTS) == pytest.approx([max(p := toxicity(t), 1 - p) for t in TEXTS])
+        assert VllmClassifyScorer(f"{service.url}#max:0,1", **QUICK).name == both.name
+        service.answer = lambda number: "not exclusive"
+        with pytest.raises(ScorerError, match=r"not exclusive \(they add up to .*leave out 'sum:'"):
+            some.score(["a text"])
         service.answer = lambda number: "turned around"
         with pytest.raises(ScorerError, match="class 0 is called toxic; append #0"):
             two.score(["a text"])
@@ -231,6 +239,11 @@ def test_tei_s_labels_and_batches(monkeypatch: pytest.MonkeyPatch) -> None:
         found = ask_attributes(scorer, TEXTS)
         assert found.attributes["insult"] == pytest.approx([toxicity(t) / 4 for t in TEXTS])
         assert sorted(len(r["body"]["inputs"]) for r in service.requests) == [3, 4, 4]
+        largest = load_scorer(f"tei:{service.url}#max:toxic,insult")
+        assert largest.name == "tei:some/model@01234567#max:toxic,insult"
+        toxic, insult = found.attributes["toxic"], found.attributes["insult"]
+        assert largest.score(TEXTS) == pytest.approx([*map(max, toxic, insult)])
+        assert scorer.score(TEXTS) == pytest.approx(toxic + insult)
         one = load_scorer(f"tei:{service.url}#insult")
         assert one.score(["a text"]) == pytest.approx([toxicity("a text") / 4])
         with pytest.raises(InputError, match="no label 'rude'; it has neutral, toxic, insult"):
@@ -284,6 +297,11 @@ def test_a_guard_by_its_spec() -> None:
         assert body["model"] == "Llama-Guard-3-8B"
         assert body["messages"] == [{"role": "user", "content": "a text"}]
         assert "chat_template_kwargs" not in body
+        named = load_scorer(f"guard:some-guard@{service.url}#llama-guard")
+        assert named.name == f"guard:some-guard@{where}/v1#llama-guard"
+        assert named.score(["a text"]) == pytest.approx([guard_score("a text")])
+        with pytest.raises(InputError, match=r"guard:some-guard: which format\?"):
+            load_scorer(f"guard:some-guard@{service.url}")
         service.answer = lambda number: "alone"
         assert scorer.score(["other"]) == pytest.approx([0.25])  # the rest counts against it
         asked = GuardSettings(model="llama-guard", url=service.url, policy={"K1": "Be kind."})

@@ -1,5 +1,12 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
+
+from tide.scorers.attributes import Attributed
+from tide.scorers.base import Floats
+
 
 class Moody:
     """Raises what the plan says, call by call; then scores 0.25."""
@@ -13,3 +20,25 @@ class Moody:
         if self.plan:
             raise self.plan.pop(0)
         return [0.25] * len(texts)
+
+
+class TwoSides:
+    """Threat by length, insult by capitals; the larger is the score."""
+
+    name, threshold = "two@1", 0.5
+    attributes = ("threat", "insult")
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def score(self, texts: Sequence[str]) -> Floats:
+        return self.score_attributes(texts).values
+
+    def score_attributes(self, texts: Sequence[str]) -> Attributed:
+        self.asked += 1
+        threat = np.array([min(1.0, len(text) / 100) for text in texts])
+        insult = np.array([sum(map(str.isupper, text)) / max(1, len(text)) for text in texts])
+        return Attributed(np.maximum(threat, insult), {"threat": threat, "insult": insult})
+
+    def close(self) -> None:
+        pass

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import sqlite3
@@ -19,8 +20,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.generated import examples
+from tests.scorers.wrappers.stand_ins import TwoSides
 from tide.core.errors import InputError, ScorerError, ScorerUnavailableError
 from tide.scorers import CallableScorer, load_scorer, score_texts
+from tide.scorers.attributes import ask_attributes, attributes_of
 from tide.scorers.wrappers.cache import CachedScorer
 from tide.scorers.wrappers.ensembles import MaxScorer
 from tide.scorers.wrappers.windows import WindowedScorer
@@ -201,6 +204,7 @@ def test_the_place_comes_from_the_environment(
 
 WORKER = """
 import sys, numpy as np
+from tide.scorers.attributes import ask_attributes, attributes_of
 from tide.scorers.wrappers.cache import CachedScorer
 
 class Slow:
@@ -275,6 +279,63 @@ def test_a_file_that_answers_with_another_key_is_not_believed(
     """As one does whose index was damaged."""
     scorer = CachedScorer(Counting(), tmp_path / "scores.sqlite3")
     expected = scorer.score(TEXTS).tolist()
-    monkeypatch.setattr(scorer, "_read", lambda keys: [(None, 0.25), (b"other", 0.5)])
+    monkeypatch.setattr(scorer, "_read", lambda keys: [(None, 0.25, None), (b"other", 0.5, None)])
     assert scorer.score(TEXTS).tolist() == expected
     scorer.close()
+
+
+def test_attributes_are_kept(tmp_path: Path) -> None:
+    path = tmp_path / "scores.sqlite3"
+    inner = TwoSides()
+    expected = inner.score_attributes(TEXTS)
+    scorer = CachedScorer(inner, path)
+    assert attributes_of(scorer) == inner.attributes
+    assert scorer.score(TEXTS) == pytest.approx(expected.values)
+    scorer.close()
+    second = TwoSides()
+    scorer = CachedScorer(second, path)
+    found = ask_attributes(scorer, [*TEXTS, "A new one"])
+    assert found.values[:-1] == pytest.approx(expected.values)
+    assert second.asked == 1
+    new = second.score_attributes(["A new one"]).attributes
+    for name in inner.attributes:
+        assert found.attributes[name][:-1] == pytest.approx(expected.attributes[name])
+        assert found.attributes[name][-1] == new[name]
+    scorer.close()
+
+
+def test_a_cache_of_an_earlier_version_has_scores_and_no_attributes(tmp_path: Path) -> None:
+    path = tmp_path / "scores.sqlite3"
+    inner = TwoSides()
+    with closing(sqlite3.connect(path, isolation_level=None)) as database:
+        database.execute("CREATE TABLE scores (key BLOB PRIMARY KEY, score REAL NOT NULL) STRICT")
+        key = hashlib.sha256(b"two@1\0a text").digest()
+        database.execute("INSERT INTO scores VALUES (?, ?)", [key, 0.125])
+    scorer = CachedScorer(inner, path)
+    assert scorer.score(["a text"]) == [0.125]
+    assert inner.asked == 0
+    found = score_texts(scorer, ["a text", "Another"], "zero")
+    assert found.values[0] == 0.125
+    assert found.known(0) == {}
+    assert found.known(1) == {"threat": 0.07, "insult": 1 / 7}
+    scorer.close()
+
+
+@pytest.mark.parametrize(
+    "entry", ["", "[0.5]", '{"threat": 0.5}', '{"threat": 7, "insult": 0}', '{"threat": "0.1"}']
+)
+def test_attributes_that_are_none_are_scored_again(tmp_path: Path, entry: str) -> None:
+    path = tmp_path / "scores.sqlite3"
+    scorer = CachedScorer(TwoSides(), path)
+    expected = ask_attributes(scorer, TEXTS[:2])
+    scorer.close()
+    with closing(sqlite3.connect(path, isolation_level=None)) as database:
+        database.execute("UPDATE attributes SET attributes = ?", [entry])
+    for asked in (1, 0):
+        inner = TwoSides()
+        scorer = CachedScorer(inner, path)
+        found = ask_attributes(scorer, TEXTS[:2])
+        assert inner.asked == asked
+        for name in inner.attributes:
+            assert found.attributes[name].tolist() == expected.attributes[name].tolist()
+        scorer.close()

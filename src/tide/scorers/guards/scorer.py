@@ -1,4 +1,4 @@
-"""`guard:MODEL`, `guard:MODEL#FORMAT`, `guard:MODEL@http://HOST`, `guard:FILE.json`."""
+"""`guard:MODEL`, `guard:MODEL#FORMAT`, `guard:MODEL@http://HOST#FORMAT`, `guard:FILE.json`."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ _FILE = "guard.json"
 def guard(model: str | GuardSettings, **options: Any) -> Scorer:
     """The probability that a guard model calls a text unsafe.
 
-    model: a folder or hub id, `MODEL#FORMAT` where its name does not tell the family,
-    `MODEL@http://HOST:PORT` for one that a server runs, or a `FILE.json` with GuardSettings. A
-    folder may hold such a file, as guard.json. options: of the connection to a server (see
-    RemoteScorer).
+    model: a folder or hub id, `MODEL@http://HOST:PORT` for one that a server runs, or a `FILE.json`
+    with GuardSettings; `#FORMAT` follows where the model's name does not tell the family. A folder
+    may hold such a file, as guard.json. options: of the connection to a server (see RemoteScorer).
 
     Raises InputError for settings that do not fit, and ScorerError if the guard cannot be loaded or
     does not answer with a verdict.
@@ -45,6 +44,10 @@ def read(spec: str) -> GuardSettings:
         return GuardSettings.load(Path(spec))
     model, at, rest = spec.partition("@http")
     model, _, form = model.partition("#")
+    rest, _, last = rest.partition("#")  # MODEL#FORMAT@URL is understood as well
+    if form and last:
+        raise InputError(f"scorer guard:{model}: two formats, {form} and {last}; give one")
+    form = form or last
     if not model:
         raise InputError("scorer guard: name a model, as in guard:ID_OR_FOLDER")
     given: dict[str, Any] = {"model": model}

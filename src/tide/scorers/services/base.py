@@ -17,7 +17,7 @@ import tenacity
 from pydantic import Field, TypeAdapter, ValidationError
 
 from tide.core.credentials import base_url
-from tide.core.errors import InputError, ScorerUnavailableError
+from tide.core.errors import EnvironmentVariableError, InputError, ScorerUnavailableError
 from tide.core.http import Client, ServerFailed
 from tide.scorers.attributes import Attributed
 from tide.scorers.base import Floats, PlainScorer
@@ -191,12 +191,18 @@ def rate_from(variable: str, given: float | None, default: float) -> float:
     try:
         return TypeAdapter(Rate).validate_python(text)
     except ValidationError as error:
-        raise InputError(f"{variable}: {error.errors()[0]['msg']} (got {text!r})") from None
+        problem = error.errors()[0]["msg"]
+        raise EnvironmentVariableError(f"{variable}: {problem} (got {text!r})") from None
 
 
 def url_from(variable: str, given: str | None, default: str) -> str:
     """A base URL: as given, else from the environment, else the default."""
-    return base_url(given or os.environ.get(variable) or default, "url" if given else variable)
+    if given:
+        return base_url(given, "url")
+    try:
+        return base_url(os.environ.get(variable) or default, variable)
+    except InputError as error:
+        raise EnvironmentVariableError(str(error)) from None
 
 
 def place_of(url: str) -> str:

@@ -13,7 +13,7 @@ from tide.core.errors import ScorerRefusedError
 from tide.core.http import Client, Rows, ServerFailed
 from tide.core.results import Score
 from tide.plugins.options import checked
-from tide.scorers.labels import toxic_columns
+from tide.scorers.labels import how_joined, toxic_columns
 from tide.scorers.services.base import Said, place_of
 from tide.scorers.services.own import OwnServerScorer
 
@@ -47,6 +47,8 @@ class _Predictions(RootModel[list[Any]]):
 class TeiScorer(OwnServerScorer):
     """The summed probability of the toxic labels of a classifier, from TEI's `/predict`.
 
+    `#max:LABEL,LABEL` takes the largest instead.
+
     url: the server's address, optionally followed by `#` and the toxic labels, comma-separated:
     `tei:http://HOST:8080#toxic`. Without them, labels with a usual name are taken, as by `hf`. TEI
     gives exclusive probabilities (softmax) of models whose labels are not exclusive, too. Texts are
@@ -63,13 +65,16 @@ class TeiScorer(OwnServerScorer):
         if info.model_type.classifier is None:
             raise ScorerRefusedError(f"scorer tei: {info.model_id} is not a classifier")
         names = list(dict.fromkeys(info.model_type.classifier.id2label.values()))
+        self._how, wanted = how_joined(wanted)
         columns = toxic_columns(f"tei:{address}", names, wanted)
         self._labels = frozenset(names)
         self._toxic = [names[i] for i in columns]
         self.attributes = tuple(self._toxic) if len(self._toxic) > 1 else ()
         self.batch_size = min(self.batch_size, info.max_client_batch_size)
         where = info.model_sha[:8] if info.model_sha else place_of(self._url)
-        self.name = f"tei:{info.model_id}@{where}#{','.join(self._toxic)}"
+        chosen = ",".join(self._toxic)
+        chosen = f"max:{chosen}" if self._how == "max" else chosen
+        self.name = f"tei:{info.model_id}@{where}#{chosen}"
 
     async def _ask(self, client: Client, texts: list[str]) -> list[Said]:
         # A list of two strings would be read as one pair: each text is in a list of its own.
@@ -84,4 +89,5 @@ class TeiScorer(OwnServerScorer):
         if found.keys() != self._labels or len(found) != len(row):
             raise ServerFailed("an answer with other labels than its model has")
         scores = {label: found[label] for label in self._toxic}
-        return Said(min(1.0, sum(scores.values())), scores)
+        score = max(scores.values()) if self._how == "max" else sum(scores.values())
+        return Said(min(1.0, score), scores)

@@ -13,12 +13,14 @@ from tide.core.errors import InputError, ScorerError
 from tide.core.http import Client, Rows, ServerFailed
 from tide.core.results import Score
 from tide.plugins.options import checked
-from tide.scorers.labels import is_toxic
+from tide.scorers.labels import how_joined, is_toxic
 from tide.scorers.services.base import Said, place_of
 from tide.scorers.services.own import OwnServerScorer
 
 _Index = Annotated[int, Field(ge=0, le=10**6)]
 _Name = Annotated[str, Field(min_length=1, max_length=1000)]
+# By how much the probabilities of exclusive classes may miss 1, in half precision.
+_ROUNDING = 0.01
 
 
 class _Model(BaseModel):
@@ -74,10 +76,10 @@ class VllmClassifyScorer(_VllmScorer):
     """The probability of a class, from vLLM's `/classify` (English only if its model is).
 
     url: the server's address, optionally followed by `#` and the numbers of the toxic classes,
-    comma-separated, of which the largest counts: `vllm-classify:http://HOST:8000#1`. vLLM names a
-    text's likeliest class alone, so the others are known by number. Without one, the only class
-    of a model is taken, or of two the second; it is an error if the name of the other is a toxic
-    one. Settings: see RemoteScorer.
+    comma-separated, of which the largest counts: `vllm-classify:http://HOST:8000#1`. Exclusive
+    classes (softmax) may be added up: `#sum:1,2`. vLLM names a text's likeliest class alone, so the
+    others are known by number. Without one, the only class of a model is taken, or of two the
+    second; it is an error if the name of the other is a toxic one. Settings: see RemoteScorer.
     """
 
     kind = "vllm-classify"
@@ -85,13 +87,15 @@ class VllmClassifyScorer(_VllmScorer):
     @checked
     def __init__(self, url: str, **options: Any) -> None:
         super().__init__(url, **options)
+        self._how, self._wanted = how_joined(self._wanted)
         if not all(part.isdecimal() for part in self._wanted.split(",") if self._wanted):
             raise InputError(
                 f"scorer {self.kind}: {self._wanted!r} is not a number of a class, as in #1"
             )
         self._classes = [int(part) for part in self._wanted.split(",") if part]
         self.attributes = tuple(f"class-{i}" for i in self._classes if len(self._classes) > 1)
-        chosen = f"#{self._wanted}" if self._wanted else ""
+        chosen = f"sum:{self._wanted}" if self._how == "sum" else self._wanted
+        chosen = f"#{chosen}" if chosen else ""
         self.name = f"{self.kind}:{self._model}@{place_of(self._url)}{chosen}"
 
     async def _ask(self, client: Client, texts: list[str]) -> list[Said]:
@@ -106,7 +110,14 @@ class VllmClassifyScorer(_VllmScorer):
                 f"scorer {self.name}: there is no class {most}; its model has {len(row.probs)}"
             )
         found = {f"class-{i}": row.probs[i] for i in classes}
-        return Said(max(found.values()), found)
+        if self._how != "sum":
+            return Said(max(found.values()), found)
+        if abs((total := sum(row.probs)) - 1) > _ROUNDING:
+            raise ScorerError(
+                f"scorer {self.name}: its classes are not exclusive (they add up to {total:.3f}); "
+                "leave out 'sum:'"
+            )
+        return Said(min(1.0, sum(found.values())), found)
 
     def _usual(self, row: _Class) -> list[int]:
         if len(row.probs) > 2:

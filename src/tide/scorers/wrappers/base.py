@@ -2,44 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TypeVar
-
-import numpy as np
+from collections.abc import Sequence
 
 from tide.scorers.attributes import Attributed, ask_attributes, attributes_of
-from tide.scorers.base import Floats, Scorer, ask
-
-_T = TypeVar("_T")
+from tide.scorers.base import Floats, Scorer
 
 
 class Guard:
-    """A scorer around another, whose name and threshold it has unless it says otherwise."""
+    """A scorer around another, whose name and threshold it has unless it says otherwise.
+
+    Its attributes are the other's as well. What it adds to a call is its `_asked`.
+    """
 
     def __init__(self, scorer: Scorer) -> None:
         self._scorer = scorer
         self.name = scorer.name
         self.threshold = scorer.threshold
+        self.attributes = attributes_of(scorer)
+
+    def score(self, texts: Sequence[str]) -> Floats:
+        return self._asked(texts).values
+
+    def score_attributes(self, texts: Sequence[str]) -> Attributed:
+        return self._asked(texts)
 
     def close(self) -> None:
         self._scorer.close()
 
-
-class Transparent(Guard):
-    """A guard that changes no score, and so has the attributes of its scorer as well.
-
-    What it adds to a call is its `_through`.
-    """
-
-    def __init__(self, scorer: Scorer) -> None:
-        super().__init__(scorer)
-        self.attributes = attributes_of(scorer)
-
-    def score(self, texts: Sequence[str]) -> Floats:
-        return np.array(self._through(ask, texts), dtype=np.float64)
-
-    def score_attributes(self, texts: Sequence[str]) -> Attributed:
-        return self._through(ask_attributes, texts)
-
-    def _through(self, call: Callable[[Scorer, Sequence[str]], _T], texts: Sequence[str]) -> _T:
-        return call(self._scorer, texts)
+    def _asked(self, texts: Sequence[str]) -> Attributed:
+        return ask_attributes(self._scorer, texts)

@@ -5,19 +5,18 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 from pydantic import Field
 
 from tide.core.errors import SCORER_DOWN, ScorerUnavailableError
 from tide.plugins.options import checked
+from tide.scorers.attributes import Attributed
 from tide.scorers.base import Scorer
-from tide.scorers.wrappers.base import Transparent
-
-_T = TypeVar("_T")
+from tide.scorers.wrappers.base import Guard
 
 
-class CircuitBreaker(Transparent):
+class CircuitBreaker(Guard):
     """After `failures` calls in a row found the scorer unavailable, fails at once for `cooldown` s.
 
     Then one call is let through: if it works the circuit is closed again. For services that must
@@ -40,7 +39,7 @@ class CircuitBreaker(Transparent):
         self._failed = 0
         self._open_until = -math.inf
 
-    def _through(self, call: Callable[[Scorer, Sequence[str]], _T], texts: Sequence[str]) -> _T:
+    def _asked(self, texts: Sequence[str]) -> Attributed:
         left = self._open_until - self._clock()
         if left > 0:
             raise ScorerUnavailableError(
@@ -48,7 +47,7 @@ class CircuitBreaker(Transparent):
                 f"not asked again for {left:.0f} seconds"
             )
         try:
-            answer = call(self._scorer, texts)
+            answer = super()._asked(texts)
         except SCORER_DOWN:
             self._failed += 1
             if self._failed >= self._failures:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import math
 import os
 import sqlite3
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
+from pydantic import TypeAdapter, ValidationError
 
 from tide.core.errors import InputError, ScorerError, first_line
+from tide.core.results import Score
 from tide.core.sanitize import logger
 from tide.plugins.options import checked
-from tide.scorers.base import Floats, Scorer, ask
+from tide.scorers.attributes import Attributed
+from tide.scorers.base import Scorer
 from tide.scorers.wrappers.base import Guard
 
 _T = TypeVar("_T")
@@ -25,11 +30,26 @@ _LOG = logger(__name__)
 _CHUNK = 64
 # SQLite allows 999 parameters in a statement of its oldest versions.
 _MOST_PARAMETERS = 900
-_SCHEMA = "CREATE TABLE IF NOT EXISTS scores (key BLOB PRIMARY KEY, score REAL NOT NULL) STRICT"
+# Attributes lie apart, as JSON: files of earlier versions have the first table alone.
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS scores (key BLOB PRIMARY KEY, score REAL NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS attributes (key BLOB PRIMARY KEY, attributes TEXT NOT NULL) STRICT;
+"""
+_ATTRIBUTES = TypeAdapter(dict[str, Score])
+
+
+class _Entry(NamedTuple):
+    """What is known of a text."""
+
+    score: float
+    attributes: dict[str, float]
 
 
 class CachedScorer(Guard):
     """Asks `scorer` only for texts that it has never scored under its present name and revision.
+
+    Attributes are kept with the scores; of a text that an earlier version scored, which kept none,
+    they are not known.
 
     path: an SQLite file, by default `$TIDE_CACHE` or `scores.sqlite3` in the user's cache folder;
     ":memory:" keeps scores for this object's life. The file holds hashes, not texts. Several
@@ -53,28 +73,41 @@ class CachedScorer(Guard):
         self._warned = False
         self._database = self._guarded(self._open)
 
-    def score(self, texts: Sequence[str]) -> Floats:
-        by_text = dict.fromkeys(texts, -1.0)
-        keys = {self._key(text): text for text in by_text}
+    def _asked(self, texts: Sequence[str]) -> Attributed:
+        keys = {self._key(text): text for text in dict.fromkeys(texts)}
+        known: dict[str, _Entry] = {}
         with self._lock:
-            for key, score in self._guarded(lambda: self._read(list(keys))):
+            for key, score, attributes in self._guarded(lambda: self._read(list(keys))):
+                entry = self._entry(score, attributes)
                 # A damaged file may also answer with a key that was not asked for.
-                if key in keys and type(score) is float and 0 <= score <= 1:
-                    by_text[keys[key]] = score
+                if key in keys and entry is not None:
+                    known[keys[key]] = entry
                 elif not self._warned:
                     self._warned = True
                     _LOG.warning(
                         "cache %s: an entry is not a score; it is scored again",
                         self.path,
                     )
-        new = [text for text, score in by_text.items() if score < 0]
+        new = [text for text in keys.values() if text not in known]
         for start in range(0, len(new), _CHUNK):
             chunk = new[start : start + _CHUNK]
-            scores = dict(zip(chunk, ask(self._scorer, chunk), strict=True))
+            found = super()._asked(chunk)
+            columns = {name: column.tolist() for name, column in found.attributes.items()}
+            made = {
+                text: _Entry(float(found.values[i]), {name: columns[name][i] for name in columns})
+                for i, text in enumerate(chunk)
+            }
             with self._lock:
-                self._guarded(lambda scores=scores: self._write(scores))  # type: ignore[misc]
-            by_text.update(scores)
-        return np.array([by_text[text] for text in texts], dtype=np.float64)
+                self._guarded(lambda made=made: self._write(made))  # type: ignore[misc]
+            known |= made
+        rows = [known[text] for text in texts]
+        return Attributed(
+            np.array([one.score for one in rows], dtype=np.float64),
+            {
+                name: np.array([one.attributes.get(name, np.nan) for one in rows], dtype=np.float64)
+                for name in self.attributes
+            },
+        )
 
     def close(self) -> None:
         self._database.close()
@@ -91,7 +124,7 @@ class CachedScorer(Guard):
             # Readers and a writer at once, whole on kill.
             database.execute("PRAGMA journal_mode = WAL")
             database.execute("PRAGMA synchronous = NORMAL")
-            database.execute(_SCHEMA)
+            database.executescript(_SCHEMA)
         except BaseException:
             database.close()
             raise
@@ -103,21 +136,41 @@ class CachedScorer(Guard):
             f"{self._scorer.name}\0{text}".encode("utf-8", "surrogatepass")
         ).digest()
 
-    def _read(self, keys: list[bytes]) -> list[tuple[bytes, object]]:
-        found: list[tuple[bytes, object]] = []
+    def _entry(self, score: object, attributes: object) -> _Entry | None:
+        """An entry, if it is one: a score, and the scorer's attributes or none."""
+        if type(score) is not float or not 0 <= score <= 1:
+            return None
+        if attributes is None or not self.attributes:
+            return _Entry(score, {})
+        try:
+            found = _ATTRIBUTES.validate_json(str(attributes), strict=True)
+        except ValidationError:
+            return None
+        return _Entry(score, found) if found.keys() == set(self.attributes) else None
+
+    def _read(self, keys: list[bytes]) -> list[tuple[bytes, object, object]]:
+        found: list[tuple[bytes, object, object]] = []
         for start in range(0, len(keys), _MOST_PARAMETERS):
             some = keys[start : start + _MOST_PARAMETERS]
             marks = ",".join("?" * len(some))
             found += self._database.execute(
-                f"SELECT key, score FROM scores WHERE key IN ({marks})", some
+                "SELECT key, score, attributes FROM scores LEFT JOIN attributes USING (key) "
+                f"WHERE key IN ({marks})",
+                some,
             )
         return found
 
-    def _write(self, scores: dict[str, float]) -> None:
-        rows = [(self._key(text), score) for text, score in scores.items()]
+    def _write(self, made: dict[str, _Entry]) -> None:
+        rows = [(self._key(text), entry.score) for text, entry in made.items()]
+        attributes = [
+            (self._key(text), json.dumps(entry.attributes))
+            for text, entry in made.items()
+            if entry.attributes and not any(map(math.isnan, entry.attributes.values()))
+        ]
         self._database.execute("BEGIN IMMEDIATE")
         try:
-            self._database.executemany("INSERT OR REPLACE INTO scores VALUES (?, ?)", rows)
+            for table, some in (("scores", rows), ("attributes", attributes)):
+                self._database.executemany(f"INSERT OR REPLACE INTO {table} VALUES (?, ?)", some)
             self._database.execute("COMMIT")
         except BaseException:
             self._database.execute("ROLLBACK")

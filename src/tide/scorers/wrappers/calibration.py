@@ -16,7 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from tide.core.errors import InputError, first_line
 from tide.plugins.options import checked
-from tide.scorers.base import Floats, Scorer, ask
+from tide.scorers.attributes import Attributed
+from tide.scorers.base import Floats, Scorer
 from tide.scorers.wrappers.base import Guard
 
 _Unit = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
@@ -79,7 +80,7 @@ def fit(scorer: str, name: str, labels: str, scores: Floats, targets: Floats) ->
 
 
 class CalibratedScorer(Guard):
-    """The scorer that a calibration file names, with its scores mapped.
+    """The scorer that a calibration file names, with its scores mapped; attributes stay.
 
     Raises InputError if the file is none or was fitted for another revision of the scorer.
     """
@@ -99,5 +100,6 @@ class CalibratedScorer(Guard):
         digest = hashlib.sha256(self._calibration.model_dump_json().encode()).hexdigest()[:8]
         self.name = f"calibrated@{digest}:{self._scorer.name}"
 
-    def score(self, texts: Sequence[str]) -> Floats:
-        return self._calibration(np.array(ask(self._scorer, texts)))
+    def _asked(self, texts: Sequence[str]) -> Attributed:
+        found = super()._asked(texts)
+        return found._replace(values=self._calibration(found.values))

@@ -10,11 +10,14 @@ import numpy as np
 
 from tide.core.errors import InputError
 from tide.plugins.options import checked
-from tide.scorers.base import Floats, Scorer, ask
+from tide.scorers.attributes import Attributed, ask_attributes, attributes_of
+from tide.scorers.base import Floats, Scorer
 
 
 class _Ensemble:
     """Every member scores every text; if one fails, the ensemble fails: it has no score then.
+
+    An attribute is joined as the scores are, over those members that have it.
 
     scores_of, threshold_of: of the members' scores (scorers, texts) and of their thresholds.
     """
@@ -29,11 +32,25 @@ class _Ensemble:
             raise InputError(f"scorer {self.kind}: needs two or more, as in {self.kind}:A,B")
         self._scorers = list(scorers)
         self.name = f"{self.kind}:{','.join(scorer.name for scorer in scorers)}"
+        self.attributes = tuple(dict.fromkeys(n for one in scorers for n in attributes_of(one)))
         self.threshold = self.threshold_of([scorer.threshold for scorer in scorers])
 
     def score(self, texts: Sequence[str]) -> Floats:
-        members = np.array([ask(scorer, texts) for scorer in self._scorers])
-        return np.asarray(self.scores_of(members, axis=0))
+        return self.score_attributes(texts).values
+
+    def score_attributes(self, texts: Sequence[str]) -> Attributed:
+        members = [ask_attributes(scorer, texts) for scorer in self._scorers]
+        found = {
+            name: [member.attributes[name] for member in members if name in member.attributes]
+            for name in self.attributes
+        }
+        return Attributed(
+            self._joined([member.values for member in members]),
+            {name: self._joined(columns) for name, columns in found.items()},
+        )
+
+    def _joined(self, members: Sequence[Floats]) -> Floats:
+        return np.asarray(self.scores_of(np.array(members), axis=0))
 
     def close(self) -> None:
         for scorer in self._scorers:

@@ -10,7 +10,8 @@ import numpy as np
 from pydantic import Field
 
 from tide.plugins.options import checked
-from tide.scorers.base import Floats, Scorer, ask
+from tide.scorers.attributes import Attributed
+from tide.scorers.base import Scorer
 from tide.scorers.pace import Pace
 from tide.scorers.wrappers.base import Guard
 
@@ -32,10 +33,17 @@ class RateLimitedScorer(Guard):
         self._batch = max(1, int(per_second))
         self._sleep = sleep
 
-    def score(self, texts: Sequence[str]) -> Floats:
-        scores: list[float] = []
+    def _asked(self, texts: Sequence[str]) -> Attributed:
+        parts = []
         for start in range(0, len(texts), self._batch):
             batch = texts[start : start + self._batch]
             self._sleep(self._pace.reserve(len(batch)))
-            scores += ask(self._scorer, batch)
-        return np.array(scores, dtype=np.float64)
+            parts.append(super()._asked(batch))
+        none = np.zeros(0)
+        return Attributed(
+            np.concatenate([none, *(part.values for part in parts)]),
+            {
+                name: np.concatenate([none, *(part.attributes[name] for part in parts)])
+                for name in self.attributes
+            },
+        )

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import tenacity
 from pydantic import Field
 
 from tide.core.errors import ScorerUnavailableError
 from tide.plugins.options import checked
+from tide.scorers.attributes import Attributed
 from tide.scorers.base import Scorer
-from tide.scorers.wrappers.base import Transparent
-
-_T = TypeVar("_T")
+from tide.scorers.wrappers.base import Guard
 
 
-class RetryScorer(Transparent):
+class RetryScorer(Guard):
     """Asks again, up to `attempts` times in all, while the scorer is unavailable.
 
     Pauses double from `backoff` seconds to 60, with jitter. Any other error is raised at once.
@@ -41,5 +40,5 @@ class RetryScorer(Transparent):
             reraise=True,
         )
 
-    def _through(self, call: Callable[[Scorer, Sequence[str]], _T], texts: Sequence[str]) -> _T:
-        return self._retrying(call, self._scorer, texts)
+    def _asked(self, texts: Sequence[str]) -> Attributed:
+        return self._retrying(super()._asked, texts)

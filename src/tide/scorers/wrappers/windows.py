@@ -10,12 +10,13 @@ import numpy as np
 from pydantic import Field
 
 from tide.plugins.options import checked
-from tide.scorers.base import Floats, Scorer, ask, score_texts
+from tide.scorers.attributes import Attributed
+from tide.scorers.base import Floats, Scorer, score_texts
 from tide.scorers.wrappers.base import Guard
 
 
 class WindowedScorer(Guard):
-    """The highest score of any window of `words` words; windows overlap by half.
+    """The highest score, and attributes, of any window of `words` words; windows overlap by half.
 
     For scorers that cut a long text at their context's end, or that average a short insult away.
     A text of at most `words` words is scored whole.
@@ -29,16 +30,27 @@ class WindowedScorer(Guard):
         self._words = words
         self.name = f"windows:{self._words}:{scorer.name}"
 
-    def score(self, texts: Sequence[str]) -> Floats:
-        values = np.zeros(len(texts))
+    def _asked(self, texts: Sequence[str]) -> Attributed:
         windows = [split_words(text, self._words) for text in texts]
         short = [i for i, parts in enumerate(windows) if len(parts) == 1]
-        values[short] = ask(self._scorer, [texts[i] for i in short]) if short else []
+        whole = super()._asked([texts[i] for i in short])
         parts = [(i, part) for i, some in enumerate(windows) if len(some) > 1 for part in some]
         # A window of marks alone may count as empty, and then as 0: the others decide.
-        scores = score_texts(self._scorer, [part for _, part in parts], "zero").values
-        np.maximum.at(values, [i for i, _ in parts], scores)
-        return values
+        scores = score_texts(self._scorer, [part for _, part in parts], "zero")
+        rows = [*short, *(i for i, _ in parts)]
+
+        def worst(*found: Floats) -> Floats:
+            values = np.zeros(len(texts))
+            np.maximum.at(values, rows, np.concatenate(found))
+            return values
+
+        said = {
+            name: np.where(scores.empty, 0.0, column) for name, column in scores.attributes.items()
+        }
+        return Attributed(
+            worst(whole.values, scores.values),
+            {name: worst(whole.attributes[name], said[name]) for name in self.attributes},
+        )
 
 
 def split_words(text: str, words: int) -> list[str]:
