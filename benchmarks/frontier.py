@@ -5,9 +5,11 @@
 Optimising against a scorer until it says 0.49 overfits that scorer. Each row is one search on the
 same prompts of RealToxicityPrompts-challenging, guided by one scorer or by the mean of two, and
 judged by those that do not guide, at 0.5, whatever the search accepted below. `forward` are the
-tokens that went through the model, a prompt; `scored` the texts that the guide was asked for. The
-figure shows what the stricter judge calls toxic against forward tokens, one curve a search, a panel
-a temperature. Runs are kept in `benchmarks/results/frontier` and not run again.
+tokens that went through the model, a prompt; `scored` the texts that the guide was asked for.
+Perplexities of all completions are the mean, the mean of those of exactly 20 tokens, and the median
+(`ppl`); of the moved ones the median and the 95th percentile. The figure shows what the stricter
+judge calls toxic against forward tokens, one curve a search, a panel a temperature. Runs are kept
+in `benchmarks/results/frontier` and not run again.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ JUDGES = ("pocket", "profanity-check", "lexicon")
 METHODS = ("tide", "fast", "backtrack", "resample:temperature=0.7")
 TAUS = (0.5, 0.4, 0.3, 0.2, 0.1)
 COSTS = ("evals", "forward", "scored", "unres.")
-FLUENCY = ("moved", "ppl", "of moved", "p95", "empty")
+FLUENCY = ("moved", "mean", "of 20", "ppl", "of moved", "p95", "empty")
 TICKS = (30, 50, 75, 100, 150, 200, 300, 500, 1000, 2000, 5000)
 
 
@@ -58,6 +60,8 @@ def row(found: Summary, judges: list[str]) -> list[str]:
     toxic = [by_name.get(judge) for judge in JUDGES]
     cells += [f"{one['rate'].value:.3f}" if one else "-" for one in toxic]
     cells += [f"{averages['moved'].value:.2f}" if "moved" in averages else "-"]
+    means = [one and one.value for one in (fluency.mean, fluency.mean_20)]
+    cells += ["-" if value is None else f"{value:.2f}" for value in means]
     of_moved = (fluency.median, 2), (fluency.moved_median, 2), (fluency.moved_p95, 0)
     cells += ["-" if value is None else f"{value:.{places}f}" for value, places in of_moved]
     return [*cells, f"{averages['empty'].value:.3f}" if "empty" in averages else "-"]

@@ -5,7 +5,9 @@
 Draws 12 directions at four radii around each prompt whose first completion scores 0.2 or more, and
 says of them: which pass, and how fluent they are, by radius and by how much the first token's
 distribution changes (KL); whether a probe on what the model computes before it writes tells which
-will pass; and what the scorer says after 8 tokens. About 4 minutes on an idle machine.
+will pass; and what the scorer says after 8 tokens. Perplexities are by the bundled model itself:
+the mean (of those that have a token), the mean of those of exactly 20 tokens, and the median. About
+4 minutes on an idle machine.
 """
 
 from __future__ import annotations
@@ -63,6 +65,12 @@ def perplexities(
     return np.exp(-likelihood)
 
 
+def fluency(perplexity: Values, tokens: NDArray[np.int64]) -> list[float]:
+    """The mean of those that have a token, the mean of those of exactly 20, and the median."""
+    some = perplexity[tokens > 0], perplexity[tokens == Sampling().max_new_tokens]
+    return [*(float(one.mean()) for one in some), float(np.median(perplexity))]
+
+
 def draw(first: int, last: int) -> dict[str, Values]:
     """One row a candidate: prompt, radius, score, early score, perplexity, kl, and features."""
     engine, scorer = TransformersEngine("pocket"), load_scorer("pocket")
@@ -88,6 +96,7 @@ def draw(first: int, last: int) -> dict[str, Values]:
             "score": scorer.score([c.text for c in written]),
             "early": scorer.score(engine.texts([row[:EARLY] for row in ids])),
             "perplexity": perplexities(engine, [prompt_ids] * len(near), ids),
+            "tokens": [len(row) for row in ids],
             "kl": kl.numpy(),
             "hidden": hidden[1:].numpy(),
             "log_p": log_p[1:].numpy(),
@@ -115,14 +124,15 @@ def main(first: int = 1, last: int = 600) -> None:
     console = Console(width=100)
     console.print(f"{len(np.unique(found['prompt']))} prompts, {len(passed)} candidates")
 
-    table = Table("candidates", "pass", "pass, fluent", "perplexity of those that pass, median")
+    table = Table("candidates", "pass", "pass, fluent", "of those: ppl", "of 20", "median")
     edges = np.quantile(found["kl"], np.linspace(0, 1, 9))
     bands = [(f"KL {a:.1f} to {b:.1f}", a, b) for a, b in pairwise(edges)]
     masks = [(f"radius {radius}", found["radius"] == radius) for radius in RADII]
     masks += [(name, (found["kl"] >= a) & (found["kl"] <= b)) for name, a, b in bands]
     for name, rows in masks:
-        median = np.median(found["perplexity"][rows & passed])
-        cells = (passed[rows].mean(), fluent[rows].mean(), median)
+        those = rows & passed
+        ppl = fluency(found["perplexity"][those], found["tokens"][those])
+        cells = (passed[rows].mean(), fluent[rows].mean(), *ppl)
         table.add_row(name, *(f"{cell:.3f}" for cell in cells))
     console.print(table)
 

@@ -72,13 +72,16 @@ def main(limit: int = 200, out: Path = RESULTS) -> None:
             _, *judged = found.toxicity.values()
             fluency = next(iter(found.fluency.values()))
             costs = [found.averages.get(key) for key in ("evaluations", "unresolved")]
-            rows.append([method, *(one["rate"] for one in judged), *costs, fluency.median])
+            ppl = [fluency.mean, fluency.mean_20, fluency.median]
+            rows.append([method, *(one["rate"] for one in judged), *costs, *ppl])
         columns = [
             Column("method"),
             *(Column(judge, 3, interval=True) for judge in JUDGES),
-            *(Column("evals", 1), Column("unresolved", 3), Column("median ppl", 2)),
+            *(Column("evals", 1), Column("unresolved", 3)),
+            *(Column(heading, 2) for heading in ("ppl", "of 20", "median")),
         ]
         notes = ["share of prompts with a toxic completion among three; pocket is searched on"]
+        notes.append("ppl: mean perplexity; of 20: of the completions of exactly 20 tokens")
         title = f"{name}, {len(prompts)} prompts: the search for toxic text"
         print(to_markdown(Table("misuse", title, columns, rows, notes)))
 

@@ -105,16 +105,19 @@ def main(
         own, other = found.toxicity.values()
         fluency = next(iter(found.fluency.values()))
         costs = [found.averages.get(key) for key in ("evaluations", "unresolved", "empty")]
-        shown.append([name, own["each"], other["each"], *costs, fluency.median])
+        ppl = [fluency.mean, fluency.mean_20, fluency.median]
+        shown.append([name, own["each"], other["each"], *costs, *ppl])
     columns = [
         Column("method"),
         Column("comments", 3, interval=True),
         Column("by judge", 3, interval=True),
-        *(Column("evals", 1), Column("unresolved", 3), Column("empty", 3), Column("median ppl", 2)),
+        *(Column("evals", 1), Column("unresolved", 3), Column("empty", 3)),
+        *(Column(heading, 2) for heading in ("ppl", "of 20", "median")),
     ]
     notes = [
         "comments, by judge: share of completions that the scorer of the search, and the judge, "
         "take for a comment and not for a sentence of Wikipedia",
+        "ppl: mean perplexity; of 20: of the completions of exactly 20 tokens",
         f"AUC on texts that they have not seen: {areas[0]:.3f} and {areas[1]:.3f}",
     ]
     print(to_markdown(Table("objective", f"rtp, {limit} prompts", columns, shown, notes)))

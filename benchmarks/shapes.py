@@ -18,7 +18,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 import typer
-from leads import FLOOR, MU, TAU, perplexities
+from leads import FLOOR, MU, TAU, fluency, perplexities
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -82,8 +82,8 @@ class Bench:
 
     def try_out(
         self, noise: Noise, radius: float, part: slice
-    ) -> tuple[list[Tensor], np.ndarray, np.ndarray]:
-        """Of these prompts' candidates: mean displacement of the rows, scores, perplexities."""
+    ) -> tuple[list[Tensor], np.ndarray, np.ndarray, np.ndarray]:
+        """Of these prompts' candidates: mean moves of the rows, scores, perplexities, lengths."""
         moves, near, origins = [], [], []
         for number, (ids, x0) in list(enumerate(self.prompts))[part]:
             mu = MU * float(x0.norm(dim=-1).mean()) / math.sqrt(x0.shape[1])
@@ -95,7 +95,8 @@ class Bench:
         written = self.engine.complete(near, Sampling(), range(len(near)))
         completed = [one.token_ids for one in written]
         scores = np.asarray(self.scorer.score([one.text for one in written]))
-        return moves, scores, perplexities(self.engine, origins, completed)
+        tokens = np.array([len(row) for row in completed])
+        return moves, scores, perplexities(self.engine, origins, completed), tokens
 
 
 def fitted(moves: list[Tensor], passed: np.ndarray) -> tuple[Tensor, Tensor]:
@@ -112,21 +113,22 @@ def main(first: int = 1, last: int = 600) -> None:
     half = len(bench.prompts) // 2
     console, table = (
         Console(width=100),
-        Table("noise", "radius", "pass", "pass, fluent", "ppl med."),
+        Table("noise", "radius", "pass", "pass, fluent", "of those: ppl", "of 20", "median"),
     )
 
     def report(name: str, noise: Noise, radii: tuple[float, ...]) -> None:
         for radius in radii:
-            _, scores, perplexity = bench.try_out(noise, radius, slice(half, None))
+            _, scores, perplexity, tokens = bench.try_out(noise, radius, slice(half, None))
             passed = scores < TAU
             cells = passed.mean(), (passed & (perplexity <= FLOOR)).mean()
-            shown = (f"{cell:.3f}" for cell in (*cells, np.median(perplexity[passed])))
+            ppl = fluency(perplexity[passed], tokens[passed])
+            shown = (f"{cell:.3f}" for cell in (*cells, *ppl))
             table.add_row(name, f"{radius:g}", *shown)
         table.add_section()
 
     for name, noise in PROFILES.items():
         report(name, noise, RADII)
-    moves, scores, _ = bench.try_out(PROFILES["all rows"], 1.0, slice(half))
+    moves, scores, *_ = bench.try_out(PROFILES["all rows"], 1.0, slice(half))
     mean, axes = fitted(moves, scores < TAU)
     chance = torch.randn(AXES, mean.shape[1], generator=torch.Generator().manual_seed(0))
     directions = {"mean": mean, "principal": axes, "random": chance / chance.norm(dim=1)[:, None]}

@@ -292,6 +292,26 @@ def test_paper(
     assert "tide, first trial" in (out / "report.html").read_text(encoding="utf-8")
 
 
+def test_the_further_numbers_of_the_paper(
+    paper: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Temperature 1.0, Detoxify, seconds and the perplexity by one model are shown, too."""
+    out = tmp_path / "out"
+    assert tide("report", "--paper", paper, "--out", out, monkeypatch=monkeypatch) == 0
+    said = capsys.readouterr().out
+    for what in ("temperature 1.0", "Detoxify", "seconds", "Qwen3-14B"):
+        assert f"printed: {what}" in said
+    assert "0.324" in said
+    assert "13.98" in said
+    hot = (out / "paper-temperature-1.0.csv").read_text().splitlines()
+    assert hot[0] == "model,method,max,perplexity,rate,iterations"
+    assert "gpt2-large,tide,0.324,13.98,0.0,2.22" in hot
+    assert "qwen3-4b,tide,0.233,7.87,0.0,1.35" in hot
+    assert "gpt2-large,RAD (beta=50),0.519,10.79,0.485," in hot
+    assert "gemma-2-2b,tide,0.112" in (out / "paper-detoxify.csv").read_text().splitlines()
+    assert "llama-3.1-8b,tide,8.99,3.25" in (out / "paper-seconds.csv").read_text().splitlines()
+
+
 def test_the_perplexity_of_the_paper(
     paper: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -83,7 +83,7 @@ def test_where_nothing_is_searched_the_gain_is_that_of_one_draw() -> None:
     """On BOLD K-bar is 1.00: TIDE's printed maximum is the printed mean of the model itself."""
     table = clean_table()
     assert len(table.rows) == 12
-    for benchmark, model, iterations, _, search, gain, mean, one_draw in table.rows:
+    for benchmark, model, iterations, _, search, gain, mean, one_draw, *_ in table.rows:
         printed = tables()[str(benchmark)][str(model)]
         assert (search, mean) == (printed["tide"].max, printed["Base model"].mean)
         if isinstance(iterations, float) and iterations == 1.0:
@@ -91,6 +91,23 @@ def test_where_nothing_is_searched_the_gain_is_that_of_one_draw() -> None:
             assert isinstance(one_draw, float)
             assert gain < -0.005
             assert abs(one_draw) <= 0.001 + 1e-9
+
+
+def test_single_draws_of_rad_are_printed_below_tide_where_nothing_is_searched() -> None:
+    """On BOLD even those at beta 10, at the perplexity of the model itself."""
+    table = clean_table()
+    places = {column.key or column.heading: i for i, column in enumerate(table.columns)}
+    for row in table.rows:
+        at = {name: row[place] for name, place in places.items()}
+        search, own = at["tide max"], at["base ppl"]
+        assert isinstance(search, float)
+        assert isinstance(own, float)
+        if at["benchmark"] != "rtp":
+            assert values([at["RAD 50 mean"]])[0] < search
+        if at["benchmark"] == "bold":
+            weak, perplexity = values([at["RAD 10 mean"], at["RAD 10 ppl"]])
+            assert weak < search
+            assert abs(perplexity / own - 1) < 0.012
 
 
 def test_a_first_trial_keeps_what_belongs_to_it() -> None:

@@ -22,7 +22,7 @@ from tide.evaluation.paper import (
     write_published,
 )
 from tide.evaluation.perplexity import Fluency
-from tide.evaluation.printed import Printed, further, printed_row, tables
+from tide.evaluation.printed import Printed, further, further_tables, printed_row, rows_of, tables
 from tide.evaluation.reporting.tables import Value
 from tide.evaluation.runs import first_trial
 from tide.evaluation.significance import compare
@@ -96,6 +96,12 @@ def test_the_printed_numbers_are_there() -> None:
     assert tables()["bold"]["qwen3-4b"]["RAD (beta=10)"].iterations is None
     assert further("Qwen3-14B")["qwen3-4b", "Base model", "perplexity"] == 4.09
     assert further("temperature 1.0")["gpt2-large", "tide", "iterations"] == 2.22
+
+
+def test_every_further_number_is_in_a_table() -> None:
+    cells = [cell for table in further_tables() for row in table.rows for cell in row[2:]]
+    shown = sorted(cell for cell in cells if isinstance(cell, float))
+    assert shown == sorted(float(row["value"]) for row in rows_of("further"))
 
 
 def test_rows_of_the_printed_table() -> None:

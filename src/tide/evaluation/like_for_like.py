@@ -22,6 +22,8 @@ SEARCH = "tide"
 FIRST = "tide, first trial"
 # Printed perplexities that count as alike.
 _ALIKE = 1.25
+# Betas of RAD beside one draw of TIDE where nothing is searched.
+_WEAK = (10, 50)
 _CAVEAT = (
     "tide: each trial begins with the best of those before, so that any of three is the first; "
     "compare the columns `one` of its first trial"
@@ -144,16 +146,20 @@ def clean_table() -> Table:
     """What the printed gain on benchmarks that are clean at once consists of.
 
     Where K-bar is near 1 nothing was searched, and TIDE's maximum is one draw of the model: it is
-    to be compared with the model's mean, and not with the largest of its three draws.
+    to be compared with the mean of the model's draws, and of RAD's at its weaker strengths, and not
+    with the largest of three.
     """
     rows: list[list[Value]] = []
     for benchmark, models in tables().items():
         for model, methods in models.items():
             base, tide = methods["Base model"], methods[SEARCH]
             printed: list[Value] = [base.max, tide.max, tide.max - base.max]
-            rows.append(
-                [benchmark, model, tide.iterations, *printed, base.mean, tide.max - base.mean]
-            )
+            cells: list[Value] = [benchmark, model, tide.iterations, *printed]
+            cells += [base.mean, tide.max - base.mean, base.perplexity, tide.perplexity]
+            for beta in _WEAK:
+                rad = methods[f"RAD (beta={beta})"]
+                cells += [rad.mean, rad.perplexity]
+            rows.append(cells)
     columns = [
         *(Column("benchmark"), Column("model"), Column("K-bar", 2)),
         Column("base max", 3),
@@ -161,10 +167,15 @@ def clean_table() -> Table:
         Column("diff", 3, form="signed"),
         Column("base mean", 3),
         Column("one draw", 3, form="signed", key="tide max minus base mean"),
+        Column("base ppl", 2),
+        Column("tide ppl", 2),
     ]
+    for beta in _WEAK:
+        columns += [Column(f"RAD {beta} mean", 3), Column("ppl", 2, key=f"RAD {beta} ppl")]
     notes = [
         "printed numbers; diff: TIDE's maximum minus the largest of three draws of the model",
         "one draw: TIDE's maximum, which in the records is its first trial, minus a single draw",
+        "base mean, RAD mean: of single draws; RAD 10, 50: its beta; ppl: printed perplexity",
     ]
     title = "One draw of TIDE against one draw of the model"
     return Table("paper-one-draw", title, columns, rows, notes)

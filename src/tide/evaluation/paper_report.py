@@ -16,6 +16,7 @@ from tide.evaluation.paper import (
     paper_tables,
     recorded_runs,
 )
+from tide.evaluation.printed import further_tables
 from tide.evaluation.reporting.paper_figure import paper_trade_off
 from tide.evaluation.reporting.reports import Report
 from tide.evaluation.runs import first_trial
@@ -50,7 +51,7 @@ def paper_report(
     some = measured_runs(some, references, **options)
     made = [*paper_tables(some, valid), *judged_tables(some, seed), clean_table()]
     made += paper_tests(some, against) if against is not None else []
-    made.append(properties_table())
+    made += [*further_tables(), properties_table()]
     try:
         figure = paper_trade_off(_one_draw(some))
     except MissingDependencyError as error:
