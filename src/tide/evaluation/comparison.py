@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -19,17 +20,18 @@ from tide.data.files import write_text, writing
 from tide.data.prompts import Row
 from tide.data.record_files import RecordFile
 from tide.data.records import RecordId
+from tide.detoxifier.ray import map_prompts
+from tide.detoxifier.sync import Detoxifier
 from tide.engines import Engine, load_engine
 from tide.evaluation.benchmarks import Benchmark, open_benchmark
 from tide.evaluation.caching_engine import CachingEngine
 from tide.evaluation.judges import NamedScorer, judge_records, measure_records
-from tide.evaluation.methods import Method, load_method
+from tide.evaluation.methods import Method, OnCluster, load_method
 from tide.evaluation.metrics import summarize
 from tide.evaluation.perplexity import Reference, reference_named
 from tide.evaluation.progress import Progress
 from tide.evaluation.protocols import load_protocol
 from tide.evaluation.reporting.tables import slug
-from tide.evaluation.runners import ClusterRunner, LocalRunner
 from tide.evaluation.runs import (
     FORMAT,
     SUMMARY,
@@ -126,22 +128,28 @@ def evaluate(
         inside = open_scorer(scorer, stack)
         outside = [open_scorer(judge, stack) for judge in _listed(judges)]
         running = stack.enter_context(ExitStack())
-        runner: LocalRunner | ClusterRunner
+        used: Engine | str
+        guide: Scorer | str
+        on_cluster: OnCluster | None = None
         if cluster is None:
             loaded = model if isinstance(model, Engine) else load_engine(engine, model, **options)
             shared = loaded if isinstance(loaded, CachingEngine) else CachingEngine(loaded)
             if loaded is not model:
                 running.callback(shared.close)
-            runner = LocalRunner(shared, inside.scorer)
+            used, guide = shared, inside.scorer
             described = describe(model, engine, options, loaded.dtype)
         elif isinstance(model, Engine) or inside.spec is None:
             raise InputError("cluster: its processes load model and scorer themselves: name them")
         else:
-            runner = ClusterRunner(
-                str(model), inside.spec, engine, options, cluster, actors=actors, gpus=actor_gpus
-            )
+            used, guide = str(model), inside.spec
+            create = partial(Detoxifier, used, scorer=guide, engine=engine)
+            pool = partial(map_prompts, cluster=cluster, actors=actors, gpus=actor_gpus)
+            on_cluster = _on_cluster(partial(create, engine_options=options), pool)
             described = describe(model, engine, options, options.get("dtype", "auto"))
-        chosen = [load_method(spec, runner, rules, overrides, artefacts, preset) for spec in specs]
+        chosen = [
+            load_method(spec, used, guide, rules, overrides, artefacts, preset, on_cluster)
+            for spec in specs
+        ]
         name = described["model"]
         out = Path(out or Path("runs") / f"{slug(prompts.name)}-{slug(Path(name).name)}")
         paths = [out / slug(method.name) for method in chosen]
@@ -157,6 +165,12 @@ def evaluate(
         measuring = _measuring(reference_engine, reference_options, options)
         _measure(paths, _references(reference, name, progress), measuring, progress)
         return [*map(_summarized, paths, failed)]
+
+
+def _on_cluster(create: Callable[..., Detoxifier], pool: Callable[..., Any]) -> OnCluster:
+    return lambda settings, prompts, trials: pool(
+        partial(create, settings=settings), prompts, trials=trials
+    )
 
 
 def judge(
