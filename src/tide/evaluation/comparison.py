@@ -157,13 +157,17 @@ def evaluate(
             raise InputError("--methods: one of them is named twice")
         config = {"benchmark": prompts.config, "protocol": rules.config, "scorer": inside.config}
         source = Path(benchmark) if isinstance(benchmark, str | Path) else None
-        job = Job(prompts.rows, {**config, **described}, outside, overwrite, progress, source)
+        config |= described
+        job = Job(prompts.rows, config, outside, overwrite, progress, source, keep=True)
         for path in paths:
             stack.enter_context(writing(files_of(path)[0]))
         failed = [run_method(method, path, job) for method, path in zip(chosen, paths, strict=True)]
         running.close()
         measuring = _measuring(reference_engine, reference_options, options)
-        _measure(paths, _references(reference, name, progress), measuring, progress)
+        if wanted := _references(reference, name, progress):
+            files = {path: running.enter_context(_opened(path)) for path in paths}
+            _measure(files, wanted, measuring, progress)
+            running.close()
         return [*map(_summarized, paths, failed)]
 
 
@@ -201,21 +205,21 @@ def judge(
     """
     paths = find_runs([Path(run) for run in _listed(runs)])
     progress = progress or Progress()
-    failed: list[Failed] = []
     with ExitStack() as stack:
         for path in paths:
             stack.enter_context(writing(files_of(path)[0]))
         loaded = [open_scorer(one, stack) for one in _listed(judges)]
-        for path in paths:
-            with RecordFile(files_of(path)[0]) as file:
-                failed.append(_judge(file, path, loaded, progress))
+        running = stack.enter_context(ExitStack())
+        files = {path: running.enter_context(_opened(path)) for path in paths}
+        failed = [_judge(file, path, loaded, progress) for path, file in files.items()]
         wanted: dict[AnyReference, list[Path]] = {}
         for path in paths:
             for name in _references(reference, str(read_config(path).get("model")), progress):
                 wanted.setdefault(name, []).append(path)
         for name, some in wanted.items():
             measuring = _measuring(reference_engine, reference_options)
-            _measure(some, [name], measuring, progress)
+            _measure({path: files[path] for path in some}, [name], measuring, progress)
+        running.close()
         return [*map(_summarized, paths, failed)]
 
 
@@ -224,6 +228,7 @@ class Job:
     """What the runs of one command share.
 
     config: of model, scorer, benchmark and protocol. source: the file of the rows, if there is one.
+    keep: hold the records in memory while they are made, so that none is parsed again.
     """
 
     rows: Sequence[Row]
@@ -232,6 +237,7 @@ class Job:
     overwrite: bool = False
     progress: Progress = field(default_factory=Progress)
     source: Path | None = None
+    keep: bool = False
 
 
 def run_method(method: Method, path: Path, job: Job) -> Failed:
@@ -250,8 +256,9 @@ def run_method(method: Method, path: Path, job: Job) -> Failed:
         "references": [],
     }
     prompts = {row.id: row.asked for row in job.rows}
-    opened = open_run(path, config, prompts, overwrite=job.overwrite, source=job.source)
-    with opened as file:
+    with open_run(
+        path, config, prompts, overwrite=job.overwrite, source=job.source, keep=job.keep
+    ) as file:
         failed = _generate(method, file, job)
         return failed | _judge(file, path, job.judges, job.progress)
 
@@ -319,8 +326,12 @@ def _judge(
     return failed
 
 
+def _opened(path: Path) -> RecordFile:
+    return RecordFile(files_of(path)[0], keep=True)
+
+
 def _measure(
-    paths: Sequence[Path],
+    files: Mapping[Path, RecordFile],
     references: Sequence[AnyReference],
     options: Mapping[str, Any],
     progress: Progress,
@@ -329,13 +340,12 @@ def _measure(
     for given in references:
         reference = Reference(given, **options) if isinstance(given, str) else given
         try:
-            for path in paths:
+            for path, file in files.items():
                 config = read_config(path)
                 if reference.name not in config["references"]:
                     config["references"].append(reference.name)
                     write_config(path, config)
-                with RecordFile(files_of(path)[0]) as file:
-                    measure_records(file, reference, progress)
+                measure_records(file, reference, progress)
         finally:
             if reference is not given:
                 reference.close()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic_core import to_json, to_jsonable_python
+from pydantic_core import to_jsonable_python
 
 from tide.core.errors import ScorerError, TideError
 from tide.core.settings import EmptyPolicy
@@ -61,7 +61,7 @@ def judge_records(
                 failed[one.record.id] = scores
                 progress.failed(f"judge {judge.name}", one.record.id, scores)
             else:
-                file.append(one.part(_said(asked, one, iter(scores.values.tolist()))))
+                one.add_to(file, _said(asked, one, iter(scores.values.tolist())))
         asked.remembered.clear()
     return failed
 
@@ -82,7 +82,7 @@ def measure_records(file: RecordFile, reference: Reference, progress: Progress) 
         pairs = [(one.record.prompt, trial.text) for one in chunk for trial in one.trials]
         found = iter(reference.measure(pairs))
         for one in chunk:
-            file.append(one.part([_perplexity(reference, next(found)) for _ in one.trials]))
+            one.add_to(file, [_perplexity(reference, next(found)) for _ in one.trials])
 
 
 def measured(records: Sequence[Record], reference: Reference) -> list[Record]:
@@ -114,18 +114,18 @@ class _Unscored:
     def all_texts(self) -> list[str]:
         return [text for trial in self.trials for text in _texts(trial)]
 
-    def part(self, added: Sequence[_Added]) -> str:
-        """What is added to the trials, as a line of the file."""
+    def add_to(self, file: RecordFile, added: Sequence[_Added]) -> None:
         rows = [
             {"trials": trial.number, **one} for trial, one in zip(self.trials, added, strict=True)
         ]
-        return to_json({"id": self.record.id, **columns(to_jsonable_python(rows))}).decode()
+        part = {"id": self.record.id, **columns(to_jsonable_python(rows))}
+        file.extend(part, self.with_added(added))
 
     def with_added(self, added: Sequence[_Added]) -> Record:
         of = {trial.number: one for trial, one in zip(self.trials, added, strict=True)}
         return self.record.each(
             lambda trial: {
-                name: getattr(trial, name) | new for name, new in of[trial.number].items()
+                name: getattr(trial, name) | new for name, new in of.get(trial.number, {}).items()
             }
         )
 
@@ -144,10 +144,8 @@ def _said(judge: RememberingScorer, one: _Unscored, values: Iterator[float]) -> 
         said: _Added = {"judge_scores": {judge.name: scores[-1]}}
         if judge.attributes:
             # What was too short to be scored has none.
-            known = judge.remembered.get(texts[-1], {})
-            said["judge_attributes"] = {
-                judge.name: {name: known.get(name) for name in judge.attributes}
-            }
+            known = judge.remembered.get(texts[-1])
+            said |= {} if known is None else {"judge_attributes": {judge.name: known}}
         if trial.steps:
             said["step_judge_scores"] = {judge.name: scores}
         added.append(said)
