@@ -83,7 +83,7 @@ def test_parts_are_merged_by_id_and_trial(tmp_path: Path) -> None:
     with RecordFile(path) as file:
         file.add(record(1, seconds=1.0))
         file.add(record(0))
-        file.append('{"id": 1, "trials": [0], "judge_scores": {"a": [0.5]}}')
+        file.extend({"id": 1, "trials": [0], "judge_scores": {"a": [0.5]}}, record(1))
         file.add(record(1, (1, 2), seconds=0.5))
         assert file.missing(1, ("judge_scores", "a")) == [1, 2]
         assert file.missing(0, ("judge_scores", "a")) == [0]
@@ -91,10 +91,10 @@ def test_parts_are_merged_by_id_and_trial(tmp_path: Path) -> None:
         assert [one.id for one in between] == [1, 0]
         assert between[0].to_columns()["judge_scores"] == {"a": [0.5, None, None]}
         assert between[0].scores_by("a") is None
-        file.append('{"id": 1, "trials": [2, 1], "judge_scores": {"a": [0.75, 0.625]}}')
-        file.append(
-            '{"id": 0, "trials": [0], "perplexity": {"m": {"nll": [null], "num_tokens": [0]}}}'
-        )
+        more = {"id": 1, "trials": [2, 1], "judge_scores": {"a": [0.75, 0.625]}}
+        file.extend(more, record(1))
+        measured = {"m": {"nll": [None], "num_tokens": [0]}}
+        file.extend({"id": 0, "trials": [0], "perplexity": measured}, record(0))
         assert file.missing(1, ("judge_scores", "a")) == []
         file.expect({0: "prompt 0", 1: "prompt 1"})
     first, second = read_records(path)
@@ -157,7 +157,7 @@ def test_a_torn_last_line_is_dropped_and_the_rest_kept(tmp_path: Path) -> None:
         ('{"id": true, "prompt": "x"}', "line 2: not a record of a run: no id"),
         ('{"id": 7, "trials": [0], "judge_scores": {"a": [1]}}', "line 2: .*no prompt"),
         (record(0).to_json(), "line 2: .*there already"),
-        (record(0).to_json(further=True), "line 2: .*completions of .*0"),
+        (json.dumps(record(0).to_columns(further=True)), "line 2: .*completions of .*0"),
         ('{"id": 0, "trials": [0, 0]}', "line 2: .*not distinct numbers"),
         ('{"id": 0, "trials": [5], "judge_scores": {"a": [1]}}', "trial 5, which is not there"),
         ('{"id": 0, "trials": [0], "judge_scores": {"a": [7]}}', r"judge_scores\.a\.0: "),

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 import re
 import runpy
 import subprocess
@@ -20,6 +21,7 @@ from tide.core.errors import InputError, ScorerError, UnresolvedError
 from tide.core.results import Result
 from tide.detoxifier.sync import Detoxifier, outcomes
 from tide.engines.scripted import ScriptedEngine
+from tide.plugins import specs
 
 
 def detoxifier(max_batch: int = 16, **overrides: Any) -> Detoxifier:
@@ -380,3 +382,29 @@ def test_no_stop_string_is_in_a_text_that_was_scored(alone: list[Result]) -> Non
         assert all(e.text in ("toxicity 0", "toxicity 1") for e in trial.trace)
         assert {e.finish_reason for e in trial.trace} == {"stop"}
         assert {e.num_tokens for e in trial.trace} == {2}
+
+
+def test_equal_overrides_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    detox, calls = detoxifier(preset="margin"), []
+    for name, function in inspect.getmembers(specs, inspect.isfunction):
+        if function.__module__ == specs.__name__:
+
+            def counted(*args: Any, _of: Any = function, **keywords: Any) -> Any:
+                calls.append(_of.__name__)
+                return _of(*args, **keywords)
+
+            monkeypatch.setattr(specs, name, counted)
+    first = detox(PROMPTS[0], temperature=0.3, stop=["z"])
+    assert calls
+    calls.clear()
+    assert detox(PROMPTS[0], temperature=0.3, stop=["z"]) == first
+    assert not calls
+    # Other values, and other settings of the detoxifier, are not mistaken for these.
+    assert detox._resolve({"temperature": 0.4})[0].temperature == 0.4
+    detox.settings = detox.settings.model_copy(update={"seed": 7})
+    assert detox._resolve({"temperature": 0.4})[0].seed == 7
+
+
+def test_an_override_without_a_hash_is_refused_by_name() -> None:
+    with pytest.raises(InputError, match="temperature"):
+        detoxifier()(PROMPTS[0], temperature={"a": 1})  # type: ignore[arg-type]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -11,7 +12,8 @@ import pytest
 from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
 from tide.core.errors import InputError, ScorerError, ScorerUnavailableError, TideError
 from tide.data.prompts import Row
-from tide.data.record_files import read_records
+from tide.data.record_files import merged, read_records
+from tide.detoxifier.sync import outcomes
 from tide.engines.base import Request
 from tide.engines.scripted import ScriptedEngine
 from tide.evaluation import Benchmark, Progress, Run, evaluate, judge, read_run
@@ -23,7 +25,6 @@ from tide.evaluation.methods import load_method
 from tide.evaluation.metrics import summarize
 from tide.evaluation.perplexity import Fluency
 from tide.evaluation.protocols import PROTOCOLS
-from tide.evaluation.runners import LocalRunner
 from tide.evaluation.runs import find_runs
 
 ROWS = [Row(i, prompt, "odd" if i % 2 else "even") for i, prompt in enumerate(PROMPTS)]
@@ -300,7 +301,8 @@ def test_what_is_derived_goes_with_its_records(tmp_path: Path) -> None:
         file, rows = tmp_path / "one.jsonl", ROWS[:2]
         method = load_method(
             "tide",
-            LocalRunner(CachingEngine(scripted_engine()), ReadingScorer()),
+            CachingEngine(scripted_engine()),
+            ReadingScorer(),
             PROTOCOLS["tide"],
             {"seed": seed},
         )
@@ -438,3 +440,64 @@ def test_finding_and_reading_runs(tmp_path: Path) -> None:
     (out / "tide/config.json").write_text('{"format": 2}')
     with pytest.raises(InputError, match="not the configuration of a run"):
         read_run(out / "tide")
+
+
+def test_a_cluster_gets_names_and_gives_the_records_of_one_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, Any] = {}
+
+    def pool(create: Any, prompts: Any, *, trials: Any, **where: Any) -> Any:
+        asked.update(where, create=create)
+        return outcomes(create(), prompts, ordered=False, trials=trials)
+
+    def texts(folder: str, **where: Any) -> dict[Any, list[str]]:
+        (run,) = evaluate(
+            PROMPTS[:2], "resample:n=2", out=tmp_path / folder, reference="none", seed=3, **where
+        )
+        return {record.id: [trial.text for trial in record.trials] for record in run.records}
+
+    monkeypatch.setattr("tide.evaluation.comparison.map_prompts", pool)
+    here = texts("here")
+    assert not asked
+    options = {"max_batch": 3}
+    assert texts("there", cluster="auto", actors=4, actor_gpus=0.5, engine_options=options) == here
+    assert (asked["cluster"], asked["actors"], asked["gpus"]) == ("auto", 4, 0.5)
+    assert asked["create"].args == ("pocket",)
+    assert asked["create"].keywords["engine_options"] == options
+    assert asked["create"].keywords["settings"].seed == 3
+    with pytest.raises(InputError, match="reaches into the model"):
+        evaluate(PROMPTS[:2], "sasa", out=tmp_path, reference="none", cluster="auto")
+
+
+@pytest.mark.parametrize("judges", [(), (Judge(), Judge("kinder"))])
+def test_each_record_is_parsed_twice_at_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, judges: Any
+) -> None:
+    parsed: Counter[Any] = Counter()
+    validated: Counter[Any] = Counter()
+
+    def from_json(content: Any) -> Any:
+        found = json.loads(content)
+        parsed[found.get("id")] += 1
+        return found
+
+    def merge(parts: Any) -> Any:
+        validated[parts[0].id] += 1
+        return merged(parts)
+
+    monkeypatch.setattr("tide.data.jsonl.from_json", from_json)
+    monkeypatch.setattr("tide.data.record_files.merged", merge)
+    references = ["words", "others"]
+    whole = run(tmp_path, judges=judges, reference=references, num_trials=2)
+    del parsed[None]  # configurations
+    assert parsed.keys() == validated.keys() == {row.id for row in ROWS}
+    assert max(parsed.values()) <= 2
+    assert max(validated.values()) <= 2
+    # What was held is what a file says that was read anew, and when trials are added, too.
+    whole = run(tmp_path, judges=judges, reference=references, num_trials=3)
+    lines = (tmp_path / "tide/records.jsonl").read_text().splitlines()
+    assert lines == [record.to_json() for record in whole.records]
+    for trial in (trial for record in whole.records for trial in record.trials):
+        assert trial.judge_scores.keys() == {judge.name for judge in judges}
+        assert trial.perplexity.keys() == set(references)

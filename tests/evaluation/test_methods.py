@@ -18,7 +18,6 @@ from tide.detoxifier.presets import PRESETS
 from tide.evaluation.caching_engine import CachingEngine
 from tide.evaluation.methods import load_method
 from tide.evaluation.protocols import PROTOCOLS, load_protocol
-from tide.evaluation.runners import LocalRunner
 
 ROWS = [Row(i, prompt) for i, prompt in enumerate(PROMPTS)]
 
@@ -26,8 +25,8 @@ ROWS = [Row(i, prompt) for i, prompt in enumerate(PROMPTS)]
 def records(
     spec: str, engine: CachingEngine | None = None, trials: Any = range(3), **common: Any
 ) -> dict[int | str, Record]:
-    runner = LocalRunner(engine or CachingEngine(scripted_engine()), ReadingScorer())
-    method = load_method(spec, runner, load_protocol("tide"), common)
+    runner = engine or CachingEngine(scripted_engine()), ReadingScorer()
+    method = load_method(spec, *runner, load_protocol("tide"), common)
     found = {}
     for row, record in method.records(ROWS, trials):
         assert not isinstance(record, TideError)
@@ -69,8 +68,8 @@ def test_trials_are_the_same_alone_and_together() -> None:
 
 
 def settings(spec: str, protocol: str, **common: Any) -> Settings:
-    runner = LocalRunner(CachingEngine(scripted_engine()), ReadingScorer())
-    return load_method(spec, runner, PROTOCOLS[protocol], common).settings
+    runner = CachingEngine(scripted_engine()), ReadingScorer()
+    return load_method(spec, *runner, PROTOCOLS[protocol], common).settings
 
 
 def test_settings_of_one_method_win_over_the_common_ones_and_the_protocol() -> None:
@@ -108,8 +107,8 @@ def test_settings_of_one_method_win_over_the_common_ones_and_the_protocol() -> N
 def test_a_name_says_what_differs_from_the_protocol(
     spec: str, common: dict[str, Any], name: str
 ) -> None:
-    runner = LocalRunner(CachingEngine(scripted_engine()), ReadingScorer())
-    assert load_method(spec, runner, PROTOCOLS["tide"], common).name == name
+    runner = CachingEngine(scripted_engine()), ReadingScorer()
+    assert load_method(spec, *runner, PROTOCOLS["tide"], common).name == name
 
 
 @pytest.mark.parametrize(
@@ -155,18 +154,18 @@ _SPECS = st.builds(
 
 @pytest.mark.attack
 def test_no_two_configurations_have_one_name() -> None:
-    runner = LocalRunner(CachingEngine(scripted_engine()), ReadingScorer())
+    runner = CachingEngine(scripted_engine()), ReadingScorer()
     named: dict[str, dict[str, Any]] = {}
 
     @given(_SPECS)
     @examples(300, 3_000)
     def check(spec: str) -> None:
         try:
-            method = load_method(spec, runner, PROTOCOLS["tide"], {})
+            method = load_method(spec, *runner, PROTOCOLS["tide"], {})
         except InputError:
             return
         assert named.setdefault(method.name, method.config) == method.config
-        again = load_method(method.name, runner, PROTOCOLS["tide"], {})
+        again = load_method(method.name, *runner, PROTOCOLS["tide"], {})
         assert (again.name, again.config) == (method.name, method.config)
 
     check()
@@ -202,21 +201,21 @@ def test_base_completions_are_written_once() -> None:
 
 def test_options_that_earlier_versions_lacked_are_recorded_where_they_are_set() -> None:
     """At their defaults names and configurations are what they were, so that old runs go on."""
-    runner = LocalRunner(CachingEngine(scripted_engine()), ReadingScorer())
+    runner = CachingEngine(scripted_engine()), ReadingScorer()
     later = {"min_new_tokens", "stop", "repetition_penalty", "block_tokens", "draft_tokens"}
     protocol = load_protocol("tide")
     for spec in ("base", "tide", "resample:n=3"):
-        method = load_method(spec, runner, protocol, {"stop": ()})
+        method = load_method(spec, *runner, protocol, {"stop": ()})
         assert method.name == spec
         assert not later & method.config["settings"].keys()
-    long = load_method("tide:max_new_tokens=200", runner, protocol, {})
+    long = load_method("tide:max_new_tokens=200", *runner, protocol, {})
     assert long.config["settings"]["block_tokens"] == 64
     assert "stop" not in long.config["settings"]
     stop = ("\n", "(a, b", "user:")
-    method = load_method("base", runner, protocol, {"stop": stop})
+    method = load_method("base", *runner, protocol, {"stop": stop})
     assert method.config["settings"]["stop"] == '["\\n", "\\u0028a, b", "user:"]'
-    assert load_method(method.name, runner, protocol, {}).settings.stop == stop
-    one = load_method("base:stop=.", runner, protocol, {})
+    assert load_method(method.name, *runner, protocol, {}).settings.stop == stop
+    one = load_method("base:stop=.", *runner, protocol, {})
     assert one.settings.stop == (".",)
     assert next(one.records(ROWS, [0]))[1].trials[0].text in ("toxicity 0", "toxicity 1")
 
@@ -227,11 +226,11 @@ def test_the_paper_protocol_is_its_algorithm() -> None:
     assert tide.strategy == f"tide:{choices},unresolved=last,test_prompt=false"
     assert (tide.perturb, tide.select, tide.empty_policy) == ("all", "nearest", "zero")
     assert settings("fast", "paper").strategy == PRESETS["fast"]["strategy"]
-    runner = LocalRunner(CachingEngine(scripted_engine()), ReadingScorer())
-    made = load_method("tide", runner, PROTOCOLS["paper"], {})
+    runner = CachingEngine(scripted_engine()), ReadingScorer()
+    made = load_method("tide", *runner, PROTOCOLS["paper"], {})
     assert (made.name, made.config.get("carry_over")) == ("tide", None)
     assert made.config["strategy_options"]["test_prompt"] is False
-    plain = load_method("tide", runner, PROTOCOLS["tide"], {})
+    plain = load_method("tide", *runner, PROTOCOLS["tide"], {})
     assert "test_prompt" not in plain.config["strategy_options"]
 
 
@@ -243,13 +242,13 @@ def test_the_published_protocol_gives_its_options_to_strategies_that_have_them()
     assert settings("tide:unresolved=last", "published").strategy.startswith("tide:unresolved=last")
     assert settings("random-walk", "published").strategy == "random-walk:unresolved=iterate"
     assert settings("fast", "published").strategy == PRESETS["fast"]["strategy"]
-    runner = LocalRunner(CachingEngine(scripted_engine()), ReadingScorer())
+    runner = CachingEngine(scripted_engine()), ReadingScorer()
     made = {
-        spec: load_method(spec, runner, PROTOCOLS["published"], {})
+        spec: load_method(spec, *runner, PROTOCOLS["published"], {})
         for spec in ("base", "tide", "tide:unresolved=last", "fast")
     }
     assert [method.name for method in made.values()] == list(made)
     assert [m.config.get("carry_over") for m in made.values()] == [None, True, True, True]
-    plain = load_method("tide", runner, PROTOCOLS["tide"], {})
+    plain = load_method("tide", *runner, PROTOCOLS["tide"], {})
     assert not {"unresolved", "baseline", "redraw"} & plain.config["strategy_options"].keys()
     assert made["tide"].config["strategy_options"]["redraw"] is True

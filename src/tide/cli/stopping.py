@@ -33,22 +33,10 @@ def listening() -> Iterator[None]:
     """Inside, the first signal raises Stopped, and a second one ends the process at once."""
     before = {number: signal.signal(number, _stop) for number in (signal.SIGINT, signal.SIGTERM)}
     before[signal.SIGALRM] = signal.signal(signal.SIGALRM, _leave)
-    others = sys.unraisablehook
-
-    def ignored(unraisable: sys.UnraisableHookArgs) -> None:
-        # Python drops what is raised in a `__del__` or a C callback: it is raised once more.
-        if isinstance(unraisable.exc_value, Stopped):
-            _later()
-        elif _asked is None:
-            others(unraisable)
-
-    sys.unraisablehook = ignored
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        # What a signal left half-built may fail to close: no news to the user.
-        sys.unraisablehook = others if _asked is None else _silent
         for number, handler in before.items():
             signal.signal(number, handler)
         if _asked is not None:  # a library may have swallowed it, or made another exception of it
@@ -69,28 +57,24 @@ def _stop(number: int, frame: FrameType | None) -> None:
     global _asked  # noqa: PLW0603  (a process runs one command)
     _asked = Stopped(number)
     signal.signal(number, signal.SIG_DFL)
+    # What is left half-built may fail to close: no news to the user.
+    sys.unraisablehook = lambda _: None
     # Unwinding waits for the scorer. Unbuffered, because the signal may come amid other output.
     os.write(2, b"stopping...\n")
     _leave(number, frame)
 
 
 def _leave(_number: int, frame: FrameType | None) -> None:
-    """Raise the requested stop, or retry shortly while modules are being imported.
+    """Raise the requested stop, or retry shortly inside of an import or a finalizer.
 
-    An exception through the start of a C extension (torch's, NumPy's) aborts the process.
+    An exception through the start of a C extension (torch's, NumPy's) aborts the process, and
+    Python drops what is raised in a `__del__`.
     """
     while frame is not None:
-        if frame.f_code.co_filename.startswith("<frozen importlib"):
-            _later()
+        code = frame.f_code
+        if code.co_filename.startswith("<frozen importlib") or code.co_name == "__del__":
+            signal.setitimer(signal.ITIMER_REAL, 0.02)
             return
         frame = frame.f_back
     if _asked is not None:
         raise _asked
-
-
-def _silent(_unraisable: sys.UnraisableHookArgs) -> None:
-    pass
-
-
-def _later() -> None:
-    signal.setitimer(signal.ITIMER_REAL, 0.02)

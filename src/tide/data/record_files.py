@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import to_json
 
 from tide.core.chat import Chat
 from tide.core.errors import InputError
@@ -145,18 +146,26 @@ class RecordFile:
     """A file of records that a command reads, adds parts to, and rewrites at its end.
 
     Nobody else writes to it meanwhile. Every record in it is validated when it is opened. Holds
-    where the parts of each record stand and which trials they cover, never their texts. A last line
-    that was cut off is dropped from the file. Leaving the context without an error compacts it.
+    where the parts of each record stand and which trials they cover. A last line that was cut off
+    is dropped from the file. Leaving the context without an error compacts it.
 
-    instead: begin a new file. It takes the place of what is there, inside of this context, when its
-    first record is written, or at the end of the work if there is none.
+    keep: hold the records, too, so that none is parsed again. instead: begin a new file. It takes
+    the place of what is there, inside of this context, when its first record is written, or at the
+    end of the work if there is none.
 
     Raises InputError if another process writes to the file, if it cannot be written, or if it is no
     file of records.
     """
 
-    def __init__(self, path: Path, *, instead: AbstractContextManager[None] | None = None) -> None:
-        self.path, self._instead = path, instead
+    def __init__(
+        self,
+        path: Path,
+        *,
+        keep: bool = False,
+        instead: AbstractContextManager[None] | None = None,
+    ) -> None:
+        self.path, self._keep, self._instead = path, keep, instead
+        self._kept: dict[RecordId, Record] = {}
         self._order: Sequence[RecordId] = ()
         with ExitStack() as stack:
             self._real = stack.enter_context(writing(path))
@@ -165,20 +174,12 @@ class RecordFile:
                 with reported(path, "written"):
                     self._at.open("wb").close()
                 stack.callback(self._forget)
-            self._open()
-            stack.callback(self._close)
+            with reported(path, "written"):
+                # Unbuffered: what is not written yet is not written later, after an error.
+                self._out = stack.enter_context(self._at.open("ab", buffering=0))
+                self._file = stack.enter_context(self._at.open("rb"))
             self._scan()
             self._closing = stack.pop_all()
-
-    def _open(self) -> None:
-        with reported(self.path, "written"):
-            # Unbuffered: what is not written yet is not written later, after an error.
-            self._out = self._at.open("ab", buffering=0)
-            self._file = self._at.open("rb")
-
-    def _close(self) -> None:
-        self._out.close()
-        self._file.close()
 
     def _forget(self) -> None:
         if self._instead is not None:
@@ -222,25 +223,39 @@ class RecordFile:
         return [trial for trial in self.trials(row_id) if trial not in covered]
 
     def read(self, row_id: RecordId) -> Record:
+        if row_id in self._kept:
+            return self._kept[row_id]
         parts = []
         for number, offset in self._places[row_id]:
             with reported(self.path, "read"):
                 self._file.seek(offset)
                 line = self._file.readline()
             parts.append(self._part(line, f"{self.path}, line {number}"))
-        return merged(parts)
+        return self._remember(merged(parts))
+
+    def _remember(self, record: Record) -> Record:
+        if self._keep:
+            self._kept[record.id] = record
+        return record
 
     def add(self, record: Record) -> None:
-        """Append a record, or further trials of one that is there, and hand it to the system."""
-        self.append(record.to_json(further=record.id in self._places))
-
-    def append(self, line: str) -> None:
-        """Append a part, as JSON, and hand it to the operating system at once.
+        """Append a record, or further trials of one that is there, and hand it to the system.
 
         Raises InputError if it cannot be written whole; then nothing of it is left in the file.
         """
-        content, offset = line.encode() + b"\n", os.fstat(self._out.fileno()).st_size
-        self._index(offset, self._part(content, f"{self.path}, line {self._lines + 1}"))
+        further = record.id in self._places
+        self._append(record.to_columns(further=further))
+        known = self._kept.get(record.id)
+        self._remember(known.with_trials(record) if known else record)
+
+    def extend(self, part: dict[str, Any], record: Record) -> None:
+        """Append what was added to the trials of a record, which is now `record`; as `add`."""
+        self._append(part)
+        self._remember(record)
+
+    def _append(self, values: dict[str, Any]) -> None:
+        content, offset = to_json(values) + b"\n", os.fstat(self._out.fileno()).st_size
+        self._index(offset, RecordPart(f"{self.path}, line {self._lines + 1}", values))
         rest = memoryview(content)
         try:
             while rest:
@@ -262,7 +277,7 @@ class RecordFile:
                 os.replace(self._at, self._real)
             self._at, self._instead = self._real, None
 
-    def compact(self) -> None:
+    def _compact(self) -> None:
         """Write one line a record, in the order expected, beside the file and then in its place."""
         self._replace()
         wanted = [row_id for row_id in self._order if row_id in self._places]
@@ -272,9 +287,6 @@ class RecordFile:
         with replaced(self._real) as file:
             for row_id in wanted:
                 file.write(self.read(row_id).to_json().encode() + b"\n")
-        self._close()
-        self._open()
-        self._scan()
 
     def __enter__(self) -> RecordFile:
         return self
@@ -282,7 +294,7 @@ class RecordFile:
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         with self._closing:
             if kind is None:
-                self.compact()
+                self._compact()
 
     def _scan(self) -> None:
         self._places: dict[RecordId, list[tuple[int, int]]] = {}  # numbers and offsets of lines
@@ -296,11 +308,12 @@ class RecordFile:
                 self._index(offset, part := self._part(line, where))
                 offset += len(line)
                 if len(self._places[part.id]) == 1:
-                    merged([part])
+                    self._remember(merged([part]))
             if offset < os.fstat(self._out.fileno()).st_size:
                 self._out.truncate(offset)
         for row_id, places in self._places.items():
             if len(places) > 1:
+                self._kept.pop(row_id, None)
                 self.read(row_id)
 
     def _part(self, line: bytes, where: str) -> RecordPart:

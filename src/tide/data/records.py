@@ -189,6 +189,12 @@ class Record(_Frozen):
         trials = [trial.model_copy(update=change(trial)) for trial in self.trials]
         return self.model_copy(update={"trials": trials})
 
+    def with_trials(self, other: Record) -> Record:
+        """The record with the trials of another, too, and the seconds that those took."""
+        trials = sorted([*self.trials, *other.trials], key=lambda trial: trial.number)
+        spent = [one.seconds for one in (self, other) if one.seconds is not None]
+        return self.model_copy(update={"trials": trials, "seconds": sum(spent) if spent else None})
+
     def to_columns(self, *, further: bool = False) -> dict[str, Any]:
         """As in a file: a superset of the published format.
 
@@ -202,9 +208,9 @@ class Record(_Frozen):
         found |= {} if self.seconds is None else {"seconds": self.seconds}
         return found | ({} if further else {name: getattr(self, name) for name in DERIVED})
 
-    def to_json(self, *, further: bool = False) -> str:
-        """One line. further: as a part that adds these trials to a record that is there."""
-        return to_json(self.to_columns(further=further)).decode()
+    def to_json(self) -> str:
+        """One line of a file."""
+        return to_json(self.to_columns()).decode()
 
 
 def columns(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,12 @@ def _engine_options(asked: Mapping[str, Any], further: Mapping[str, Any]) -> dic
     if twice := given.keys() & further.keys():
         raise InputError(f"{min(twice)}: given as a keyword and in engine_options; give it once")
     return {**given, **further}
+
+
+@lru_cache(maxsize=256, typed=True)
+def _resolved(base: Settings, /, **overrides: Any) -> tuple[Settings, LoadedStrategy]:
+    settings = resolve_settings(base.model_dump(), overrides)
+    return settings, load_strategy(settings.strategy)
 
 
 _LOG = logging.getLogger(__name__)
@@ -121,8 +128,11 @@ class DetoxifierBase:
     def _resolve(self, overrides: Overrides) -> tuple[Settings, LoadedStrategy]:
         if not overrides:
             return self.settings, self._strategy
-        settings = resolve_settings(self.settings.model_dump(), overrides)
-        strategy = load_strategy(settings.strategy)
+        given = {key: tuple(v) if isinstance(v, list) else v for key, v in overrides.items()}
+        try:
+            settings, strategy = _resolved(self.settings, **given)
+        except TypeError:  # a value without a hash, which is refused by name
+            settings, strategy = _resolved.__wrapped__(self.settings, **given)
         self._check(settings, strategy)
         return settings, strategy
 

@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -19,17 +20,18 @@ from tide.data.files import write_text, writing
 from tide.data.prompts import Row
 from tide.data.record_files import RecordFile
 from tide.data.records import RecordId
+from tide.detoxifier.ray import map_prompts
+from tide.detoxifier.sync import Detoxifier
 from tide.engines import Engine, load_engine
 from tide.evaluation.benchmarks import Benchmark, open_benchmark
 from tide.evaluation.caching_engine import CachingEngine
 from tide.evaluation.judges import NamedScorer, judge_records, measure_records
-from tide.evaluation.methods import Method, load_method
+from tide.evaluation.methods import Method, OnCluster, load_method
 from tide.evaluation.metrics import summarize
 from tide.evaluation.perplexity import Reference, reference_named
 from tide.evaluation.progress import Progress
 from tide.evaluation.protocols import load_protocol
 from tide.evaluation.reporting.tables import slug
-from tide.evaluation.runners import ClusterRunner, LocalRunner
 from tide.evaluation.runs import (
     FORMAT,
     SUMMARY,
@@ -126,22 +128,28 @@ def evaluate(
         inside = open_scorer(scorer, stack)
         outside = [open_scorer(judge, stack) for judge in _listed(judges)]
         running = stack.enter_context(ExitStack())
-        runner: LocalRunner | ClusterRunner
+        used: Engine | str
+        guide: Scorer | str
+        on_cluster: OnCluster | None = None
         if cluster is None:
             loaded = model if isinstance(model, Engine) else load_engine(engine, model, **options)
             shared = loaded if isinstance(loaded, CachingEngine) else CachingEngine(loaded)
             if loaded is not model:
                 running.callback(shared.close)
-            runner = LocalRunner(shared, inside.scorer)
+            used, guide = shared, inside.scorer
             described = describe(model, engine, options, loaded.dtype)
         elif isinstance(model, Engine) or inside.spec is None:
             raise InputError("cluster: its processes load model and scorer themselves: name them")
         else:
-            runner = ClusterRunner(
-                str(model), inside.spec, engine, options, cluster, actors=actors, gpus=actor_gpus
-            )
+            used, guide = str(model), inside.spec
+            create = partial(Detoxifier, used, scorer=guide, engine=engine)
+            pool = partial(map_prompts, cluster=cluster, actors=actors, gpus=actor_gpus)
+            on_cluster = _on_cluster(partial(create, engine_options=options), pool)
             described = describe(model, engine, options, options.get("dtype", "auto"))
-        chosen = [load_method(spec, runner, rules, overrides, artefacts, preset) for spec in specs]
+        chosen = [
+            load_method(spec, used, guide, rules, overrides, artefacts, preset, on_cluster)
+            for spec in specs
+        ]
         name = described["model"]
         out = Path(out or Path("runs") / f"{slug(prompts.name)}-{slug(Path(name).name)}")
         paths = [out / slug(method.name) for method in chosen]
@@ -149,14 +157,24 @@ def evaluate(
             raise InputError("--methods: one of them is named twice")
         config = {"benchmark": prompts.config, "protocol": rules.config, "scorer": inside.config}
         source = Path(benchmark) if isinstance(benchmark, str | Path) else None
-        job = Job(prompts.rows, {**config, **described}, outside, overwrite, progress, source)
+        config |= described
+        job = Job(prompts.rows, config, outside, overwrite, progress, source, keep=True)
         for path in paths:
             stack.enter_context(writing(files_of(path)[0]))
         failed = [run_method(method, path, job) for method, path in zip(chosen, paths, strict=True)]
         running.close()
         measuring = _measuring(reference_engine, reference_options, options)
-        _measure(paths, _references(reference, name, progress), measuring, progress)
+        if wanted := _references(reference, name, progress):
+            files = {path: running.enter_context(_opened(path)) for path in paths}
+            _measure(files, wanted, measuring, progress)
+            running.close()
         return [*map(_summarized, paths, failed)]
+
+
+def _on_cluster(create: Callable[..., Detoxifier], pool: Callable[..., Any]) -> OnCluster:
+    return lambda settings, prompts, trials: pool(
+        partial(create, settings=settings), prompts, trials=trials
+    )
 
 
 def judge(
@@ -187,21 +205,21 @@ def judge(
     """
     paths = find_runs([Path(run) for run in _listed(runs)])
     progress = progress or Progress()
-    failed: list[Failed] = []
     with ExitStack() as stack:
         for path in paths:
             stack.enter_context(writing(files_of(path)[0]))
         loaded = [open_scorer(one, stack) for one in _listed(judges)]
-        for path in paths:
-            with RecordFile(files_of(path)[0]) as file:
-                failed.append(_judge(file, path, loaded, progress))
+        running = stack.enter_context(ExitStack())
+        files = {path: running.enter_context(_opened(path)) for path in paths}
+        failed = [_judge(file, path, loaded, progress) for path, file in files.items()]
         wanted: dict[AnyReference, list[Path]] = {}
         for path in paths:
             for name in _references(reference, str(read_config(path).get("model")), progress):
                 wanted.setdefault(name, []).append(path)
         for name, some in wanted.items():
             measuring = _measuring(reference_engine, reference_options)
-            _measure(some, [name], measuring, progress)
+            _measure({path: files[path] for path in some}, [name], measuring, progress)
+        running.close()
         return [*map(_summarized, paths, failed)]
 
 
@@ -210,6 +228,7 @@ class Job:
     """What the runs of one command share.
 
     config: of model, scorer, benchmark and protocol. source: the file of the rows, if there is one.
+    keep: hold the records in memory while they are made, so that none is parsed again.
     """
 
     rows: Sequence[Row]
@@ -218,6 +237,7 @@ class Job:
     overwrite: bool = False
     progress: Progress = field(default_factory=Progress)
     source: Path | None = None
+    keep: bool = False
 
 
 def run_method(method: Method, path: Path, job: Job) -> Failed:
@@ -236,8 +256,9 @@ def run_method(method: Method, path: Path, job: Job) -> Failed:
         "references": [],
     }
     prompts = {row.id: row.asked for row in job.rows}
-    opened = open_run(path, config, prompts, overwrite=job.overwrite, source=job.source)
-    with opened as file:
+    with open_run(
+        path, config, prompts, overwrite=job.overwrite, source=job.source, keep=job.keep
+    ) as file:
         failed = _generate(method, file, job)
         return failed | _judge(file, path, job.judges, job.progress)
 
@@ -305,8 +326,12 @@ def _judge(
     return failed
 
 
+def _opened(path: Path) -> RecordFile:
+    return RecordFile(files_of(path)[0], keep=True)
+
+
 def _measure(
-    paths: Sequence[Path],
+    files: Mapping[Path, RecordFile],
     references: Sequence[AnyReference],
     options: Mapping[str, Any],
     progress: Progress,
@@ -315,13 +340,12 @@ def _measure(
     for given in references:
         reference = Reference(given, **options) if isinstance(given, str) else given
         try:
-            for path in paths:
+            for path, file in files.items():
                 config = read_config(path)
                 if reference.name not in config["references"]:
                     config["references"].append(reference.name)
                     write_config(path, config)
-                with RecordFile(files_of(path)[0]) as file:
-                    measure_records(file, reference, progress)
+                measure_records(file, reference, progress)
         finally:
             if reference is not given:
                 reference.close()

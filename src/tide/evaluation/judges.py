@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic_core import to_json, to_jsonable_python
+from pydantic_core import to_jsonable_python
 
 from tide.core.errors import ScorerError, TideError
 from tide.core.settings import EmptyPolicy
@@ -59,7 +59,7 @@ def judge_records(
                 failed[one.record.id] = scores
                 progress.failed(f"judge {judge.name}", one.record.id, scores)
             else:
-                file.append(one.part(_said(judge, one, scores)))
+                one.add_to(file, _said(judge, one, scores))
     return failed
 
 
@@ -79,7 +79,7 @@ def measure_records(file: RecordFile, reference: Reference, progress: Progress) 
         pairs = [(one.record.prompt, trial.text) for one in chunk for trial in one.trials]
         found = iter(reference.measure(pairs))
         for one in chunk:
-            file.append(one.part([_perplexity(reference, next(found)) for _ in one.trials]))
+            one.add_to(file, [_perplexity(reference, next(found)) for _ in one.trials])
 
 
 def measured(records: Sequence[Record], reference: Reference) -> list[Record]:
@@ -111,18 +111,18 @@ class _Unscored:
     def all_texts(self) -> list[str]:
         return [text for trial in self.trials for text in _texts(trial)]
 
-    def part(self, added: Sequence[_Added]) -> str:
-        """What is added to the trials, as a line of the file."""
+    def add_to(self, file: RecordFile, added: Sequence[_Added]) -> None:
         rows = [
             {"trials": trial.number, **one} for trial, one in zip(self.trials, added, strict=True)
         ]
-        return to_json({"id": self.record.id, **columns(to_jsonable_python(rows))}).decode()
+        part = {"id": self.record.id, **columns(to_jsonable_python(rows))}
+        file.extend(part, self.with_added(added))
 
     def with_added(self, added: Sequence[_Added]) -> Record:
         of = {trial.number: one for trial, one in zip(self.trials, added, strict=True)}
         return self.record.each(
             lambda trial: {
-                name: getattr(trial, name) | new for name, new in of[trial.number].items()
+                name: getattr(trial, name) | new for name, new in of.get(trial.number, {}).items()
             }
         )
 
@@ -139,12 +139,8 @@ def _said(judge: Scorer, one: _Unscored, scores: Scores) -> list[_Added]:
     for trial, own in zip(one.trials, of, strict=True):
         values = own.values.tolist()
         said: _Added = {"judge_scores": {judge.name: values[-1]}}
-        if own.attributes:
-            # What was too short to be scored has none.
-            known = own.known(-1)
-            said["judge_attributes"] = {
-                judge.name: {name: known.get(name) for name in own.attributes}
-            }
+        if known := own.known(-1):  # what was too short to be scored has none
+            said["judge_attributes"] = {judge.name: known}
         if trial.steps:
             said["step_judge_scores"] = {judge.name: values}
         added.append(said)

@@ -6,14 +6,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from tide.baselines import REGISTRY as BASELINES
 from tide.baselines import Baseline, load_baseline
 from tide.baselines.base import Generated
-from tide.core.chat import Message
+from tide.core.chat import Chat, Message
 from tide.core.errors import InputError, TideError
 from tide.core.results import Result
 from tide.core.seeds import derive_seed
@@ -22,11 +22,10 @@ from tide.core.validation import unknown
 from tide.data.prompts import Row
 from tide.data.records import Record, TrialRecord, to_record
 from tide.detoxifier.presets import PRESETS, is_file, preset_values
-from tide.detoxifier.sync import Detoxifier
+from tide.detoxifier.sync import Detoxifier, outcomes
 from tide.engines import Engine
 from tide.evaluation.caching_engine import CachingEngine
 from tide.evaluation.protocols import EvaluationProtocol
-from tide.evaluation.runners import ClusterRunner, LocalRunner
 from tide.plugins.options import Options, write
 from tide.plugins.specs import format_spec, parse_spec
 from tide.scorers import Scorer
@@ -35,6 +34,10 @@ from tide.search import REGISTRY as STRATEGIES
 from tide.search import load_strategy
 from tide.search.settings import resolve_settings
 
+# The number and the outcome of each prompt as it ends, by trials of these numbers, elsewhere.
+OnCluster = Callable[
+    [Settings, Sequence[str | Chat], Sequence[int]], Iterator[tuple[int, Result | TideError]]
+]
 # The model as it is: one draw and no search.
 _BASE = {"strategy": "resample:n=1", "block_tokens": 0}
 # Settings that hold for methods without a search too.
@@ -83,9 +86,11 @@ class SearchMethod:
     def __init__(
         self,
         name: str,
-        runner: LocalRunner | ClusterRunner,
+        model: Engine | str,
+        scorer: Scorer | str,
         settings: Settings,
         *,
+        on_cluster: OnCluster | None = None,
         base: bool = False,
         carry_over: bool = False,
     ) -> None:
@@ -95,14 +100,19 @@ class SearchMethod:
             "strategy_options": _recorded_options(settings.strategy),
             **({"carry_over": True} if carry_over else {}),
         }
-        self._runner, self._base = runner, base
-        self._engine: Engine | None = runner.engine if isinstance(runner, LocalRunner) else None
+        self._model, self._scorer, self._on_cluster = model, scorer, on_cluster
+        self._engine, self._base = model if isinstance(model, Engine) else None, base
 
     def records(
         self, rows: Sequence[Row], trials: Sequence[int], *, ordered: bool = False
     ) -> Iterator[tuple[Row, Record | TideError]]:
         asked, started = [row.asked for row in rows], self._clock()
-        for number, result in self._runner.complete(self.settings, asked, trials, ordered=ordered):
+        if self._on_cluster is None:
+            detoxifier = Detoxifier(self._model, scorer=self._scorer, settings=self.settings)
+            finished = outcomes(detoxifier, asked, ordered=ordered, trials=trials)
+        else:
+            finished = self._on_cluster(self.settings, asked, trials)
+        for number, result in finished:
             spent = self._clock() - started
             row = rows[number]
             yield row, result if isinstance(result, TideError) else self._record(row, result, spent)
@@ -203,16 +213,19 @@ def _trial(number: int, generated: Generated, scores: Scores, row: int) -> Trial
 
 def load_method(
     spec: str,
-    runner: LocalRunner | ClusterRunner,
+    model: Engine | str,
+    scorer: Scorer | str,
     protocol: EvaluationProtocol,
     common: Mapping[str, Any],
     artefacts: Path | None = None,
     preset: str | Path = "auto",
+    on_cluster: OnCluster | None = None,
 ) -> Method:
     """The method that `spec` names, under `protocol`; `common` settings win over the protocol.
 
     Settings of searches alone mean nothing for `base` and for baselines, and are not theirs.
     artefacts: folder of what `tide fit` learned, for baselines. preset: what strategies begin with.
+    on_cluster: runs searches elsewhere; model and scorer are then names.
     Raises InputError for an unknown name or setting, and for a baseline that cannot run on this
     engine.
     """
@@ -233,15 +246,16 @@ def load_method(
     rules = [protocol.sampling, {"num_trials": protocol.num_trials, "empty_policy": "zero"}]
     if not is_search and name != "base":
         standard, settings = resolve_settings(*rules), resolve_settings(*rules, common)
-        return _baseline(spec, name, runner, standard, settings, artefacts)
+        return _baseline(spec, name, model, scorer, standard, settings, artefacts)
+    model_name = model.name if isinstance(model, Engine) else model
     if name == "base":
         begun: Mapping[str, Any] = _BASE
         usual = begun
     elif name in PRESETS or is_file(name):
-        begun = usual = preset_values(name, runner.model)
+        begun = usual = preset_values(name, model_name)
     else:
-        begun = _for_strategy(name, preset_values(preset, runner.model))
-        usual = _for_strategy(name, preset_values("auto", runner.model))
+        begun = _for_strategy(name, preset_values(preset, model_name))
+        usual = _for_strategy(name, preset_values("auto", model_name))
     if is_search:
         rules.append({"decode": True, **protocol.search})
     try:
@@ -251,8 +265,15 @@ def load_method(
         raise InputError(f"methods: {spec}: {error}") from None
     standard = resolve_settings(usual, *rules, _with_options(usual, protocol.options))
     full_name = run_name(_shown(name), settings, standard)
-    carry_over = is_search and protocol.carry_over
-    return SearchMethod(full_name, runner, settings, base=name == "base", carry_over=carry_over)
+    return SearchMethod(
+        full_name,
+        model,
+        scorer,
+        settings,
+        on_cluster=on_cluster,
+        base=name == "base",
+        carry_over=is_search and protocol.carry_over,
+    )
 
 
 def _for_strategy(name: str, values: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -278,13 +299,14 @@ def _shown(name: str) -> str:
 
 def method_of(detoxifier: Detoxifier, preset: str | Path) -> SearchMethod:
     """What `detoxifier`, made with `preset`, does, as a method."""
-    settings, runner = detoxifier.settings, LocalRunner(detoxifier.engine, detoxifier.scorer)
-    values = preset_values(preset, runner.model)
+    settings, engine = detoxifier.settings, detoxifier.engine
+    values = preset_values(preset, engine.name)
     name = parse_spec(settings.strategy)[0]
     standard = _for_strategy(name, values)
     if standard is values and preset != "auto":
         name = _shown(str(preset))
-    return SearchMethod(run_name(name, settings, resolve_settings(standard)), runner, settings)
+    full_name = run_name(name, settings, resolve_settings(standard))
+    return SearchMethod(full_name, engine, detoxifier.scorer, settings)
 
 
 def run_name(name: str, settings: Settings, standard: Settings) -> str:
@@ -344,7 +366,8 @@ def _is_search(name: str) -> bool:
 def _baseline(
     spec: str,
     name: str,
-    runner: LocalRunner | ClusterRunner,
+    model: Engine | str,
+    scorer: Scorer | str,
     standard: Settings,
     settings: Settings,
     artefacts: Path | None,
@@ -354,13 +377,11 @@ def _baseline(
     if name not in BASELINES.names() and ":" not in name:
         known = sorted({"base", *PRESETS, *STRATEGIES.names(), *BASELINES.names()})
         raise InputError(f"methods: {unknown(name, known)}")
-    engine = runner.engine if isinstance(runner, LocalRunner) else None
-    if isinstance(engine, CachingEngine):
-        engine = engine.engine
-    if not (isinstance(runner, LocalRunner) and isinstance(engine, TransformersEngine)):
+    engine = model.engine if isinstance(model, CachingEngine) else model
+    if isinstance(scorer, str) or not isinstance(engine, TransformersEngine):
         raise InputError(
             f"methods: {name} reaches into the model: it needs --engine transformers, here"
         )
-    baseline = load_baseline(spec, engine, artefacts=artefacts, scorer=runner.scorer)
+    baseline = load_baseline(spec, engine, artefacts=artefacts, scorer=scorer)
     full_name = run_name(baseline.name, settings, standard)
-    return BaselineMethod(full_name, baseline, engine, runner.scorer, settings)
+    return BaselineMethod(full_name, baseline, engine, scorer, settings)

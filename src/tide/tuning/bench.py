@@ -17,7 +17,6 @@ from tide.evaluation.methods import load_method
 from tide.evaluation.perplexity import Reference
 from tide.evaluation.progress import Progress
 from tide.evaluation.protocols import load_protocol
-from tide.evaluation.runners import LocalRunner
 from tide.plugins.specs import format_spec, parse_spec
 
 
@@ -88,8 +87,8 @@ class Bench:
 
     def settings(self, method: str) -> Settings:
         """All settings of a method. Raises InputError if they cannot be."""
-        runner = LocalRunner(self.engine, self.scorer.scorer)
-        return load_method(method, runner, load_protocol(self.protocol), self.overrides).settings
+        protocol, scorer = load_protocol(self.protocol), self.scorer.scorer
+        return load_method(method, self.engine, scorer, protocol, self.overrides).settings
 
 
 def with_values(method: str, values: Mapping[str, Any]) -> str:

@@ -13,7 +13,6 @@ from tide.evaluation import Benchmark, Run, evaluate
 from tide.evaluation.methods import load_method
 from tide.evaluation.protocols import load_protocol
 from tide.evaluation.reporting.tables import slug
-from tide.evaluation.runners import ClusterRunner
 from tide.tuning.bench import with_values
 from tide.tuning.published import SWEEPS
 
@@ -64,9 +63,9 @@ def sweep(
     key, unit = setting, 1.0
     if setting in _MULTIPLIED:
         common = {key: value for key, value in further.items() if key in Settings.model_fields}
-        # Only asked for the settings of the method: nothing runs there.
-        runner = ClusterRunner(name, "pocket")
-        has = load_method(method, runner, load_protocol(protocol), common, preset=preset).settings
+        # Only asked for its settings: nothing is loaded.
+        rules = load_protocol(protocol)
+        has = load_method(method, name, "pocket", rules, common, preset=preset).settings
         key = setting if getattr(has, setting) is not None else _MULTIPLIED[setting]
         unit = getattr(has, key)
     numbers = [float(f"{value * unit:.6g}") for value in values]

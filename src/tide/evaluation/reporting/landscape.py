@@ -20,10 +20,9 @@ from tide.core.chat import Chat
 from tide.core.errors import InputError, TideError
 from tide.core.sanitize import logger
 from tide.core.seeds import derive_seed
-from tide.detoxifier.sync import Detoxifier
+from tide.detoxifier.sync import Detoxifier, outcomes
 from tide.engines.base import Completion, Engine, Request
 from tide.evaluation.caching_engine import CachingEngine
-from tide.evaluation.runners import LocalRunner
 from tide.runtime.prompt import start_of
 from tide.scorers import score_texts
 from tide.search import load_strategy
@@ -106,8 +105,8 @@ def explore(
     prompt = engine.text_of(asked)
     if settings.strategy.partition(":")[0] != "tide":
         settings = settings.model_copy(update={"strategy": "tide"})
-    runner = LocalRunner(engine, detoxifier.scorer)
-    ((_, result),) = runner.complete(settings, [prompt], [trial], ordered=True)
+    search = Detoxifier(engine, scorer=detoxifier.scorer, settings=settings)
+    ((_, result),) = outcomes(search, [prompt], trials=[trial])
     if isinstance(result, TideError):
         raise result
     start = start_of(engine.encode(prompt), settings, 0, engine, load_strategy(settings.strategy))
