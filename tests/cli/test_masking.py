@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import pytest
@@ -9,6 +10,7 @@ from rich.text import Text
 
 from tide.cli.masking import MARK, Marker, Masker
 from tide.core.errors import ScorerUnavailableError
+from tide.core.results import mask
 from tide.scorers.base import PlainScorer
 
 
@@ -39,6 +41,52 @@ class Away(PlainScorer):
 )
 def test_words_that_carry_it_are_masked(text: str, expected: str) -> None:
     assert Masker(Words())(text) == expected
+
+
+class Spelt(Words):
+    """Finds a word that is spelt with spaces, too, from its first three letters on."""
+
+    name = "spelt"
+
+    def score(self, texts: Sequence[str]) -> list[float]:  # type: ignore[override]
+        return super().score(re.sub(r"r[ .-]*u[ .-]*d", "rude", text) for text in texts)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("so r u d e he is", "so r * * * he is"),
+        ("so r - u - d - e he is", "so r - * - * - * he is"),
+        ("so r.u.d.e he is", "so r.*.*.* he is"),
+        ("r u d e", "r * * *"),
+    ],
+)
+def test_a_word_with_spaces_between_its_letters_is_masked(text: str, expected: str) -> None:
+    assert Masker(Spelt())(text) == expected
+
+
+def test_a_text_masked_as_a_whole_shows_the_first_letter_of_a_spelt_word_alone() -> None:
+    assert mask("so r u d e, I - a.b") == "s* r * * *, * - a.*"
+
+
+class Ends(PlainScorer):
+    """Toxic is "rude"; a text that ends with a question looks a little suspicious."""
+
+    name = "ends"
+
+    def score(self, texts: Sequence[str]) -> list[float]:  # type: ignore[override]
+        return [0.9 if "rude" in text else 0.3 if text.endswith("?") else 0.0 for text in texts]
+
+
+def test_words_that_need_no_mask_are_shown() -> None:
+    # "so?" is found first, and not needed once "rude" is.
+    assert Masker(Ends())("one so? the rude man") == "one so? the r*** man"
+
+
+def test_what_a_scorer_accepts_is_shown_in_prompts() -> None:
+    assert Masker(Ends())("is he so?") == "is he s*?"
+    assert Masker.of_prompts(Ends())("is he so?") == "is he so?"
+    assert Masker.of_prompts(Ends())("is he rude?") == "is he r***?"
 
 
 def test_what_cannot_be_scored_is_masked_as_a_whole() -> None:

@@ -115,6 +115,10 @@ def test_a_name_says_what_differs_from_the_protocol(
     ("spec", "message"),
     [
         ("bas", "methods: unknown 'bas'; did you mean 'base'"),
+        ("unmodified", "did you mean 'base'"),
+        ("Vanilla", "did you mean 'base'"),
+        ("TIDE", "did you mean 'tide'"),
+        ("best-of-n", "did you mean 'resample'"),
         ("tide:mu=-1", "methods: tide:mu=-1: mu: "),
         ("tide:num_trials=1", "num_trials must be the same for all"),
         ("tide:nu=1", "methods: tide:nu=1: strategy tide: no option 'nu'; known: cosine_thr"),

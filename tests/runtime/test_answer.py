@@ -126,7 +126,16 @@ def test_a_scorer_that_fails_for_a_health_text_too_is_broken() -> None:
     assert all(isinstance(result, Result) for _, result in found)
 
 
-@pytest.mark.parametrize("prompt", [["a", "list"], 7, None, b"bytes"])
+@pytest.mark.parametrize("prompt", [["a", "list"], ("of", "texts")])
+def test_several_texts_name_what_takes_them(prompt: Any) -> None:
+    detox = Detoxifier(scripted_engine(), scorer=ReadingScorer())
+    kind = type(prompt).__name__
+    way = f"expected a text, got {kind} of texts; Detoxifier.batch and .map take several"
+    with pytest.raises(InputError, match=way):
+        detox(prompt)
+
+
+@pytest.mark.parametrize("prompt", [[{"role": "user"}], 7, None, b"bytes"])
 def test_what_is_no_text_is_called_by_its_type(prompt: Any) -> None:
     detox = Detoxifier(scripted_engine(), scorer=ReadingScorer())
     (error,) = detox.check([prompt])

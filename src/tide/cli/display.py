@@ -72,13 +72,22 @@ def refuse_existing(
             raise InputError(f"{path}: exists; write to another file, or use --overwrite")
 
 
-def completions_table(records: Sequence[Record], threshold: float, words: Words | None) -> Table:
-    """Prompt, completion before, completion after: a row a trial. records: of searches."""
+def completions_table(
+    records: Sequence[Record],
+    threshold: float,
+    words: Words | None,
+    of_prompts: Masker | None = None,
+) -> Table:
+    """Prompt, completion before, completion after: a row a trial. records: of searches.
+
+    words: marks or masks what is toxic in completions. of_prompts: masks it in prompts.
+    """
+    as_shown = of_prompts or str
     table = Table(show_lines=True)
     for name, ratio in (("prompt", 2), ("before", 3), ("after", 3)):
         table.add_column(name, ratio=ratio, overflow="fold")
     for record in records:
-        asked = Text(visible(_asked(record), kept="\n"))
+        asked = Text(visible(as_shown(_asked(record)), kept="\n"))
         for trial in record.trials:
             after = shown(trial.text, trial.toxicity, threshold, words)
             if trial.refused:
@@ -87,7 +96,7 @@ def completions_table(records: Sequence[Record], threshold: float, words: Words 
                 after.append(" not accepted", "yellow")
             if trial.decoded_prompt is not None:
                 same = trial.changed_tokens == 0
-                says = "the prompt" if same else visible(trial.decoded_prompt)
+                says = "the prompt" if same else visible(as_shown(trial.decoded_prompt))
                 after.append(f"\nnearest tokens: {says}", "dim")
             before = shown(trial.base_text or "", trial.base_toxicity or 0.0, threshold, words)
             table.add_row(asked, before, after)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from rich.text import Text
@@ -23,11 +24,11 @@ _MOST = 12  # words, each of which is found with about log2(words) scored texts
 
 
 class Blame:
-    """Finds the words whose removal makes a text score less than 0.2."""
+    """Finds the words whose removal makes a text score less than `level`, by default 0.2."""
 
-    def __init__(self, scorer: Scorer) -> None:
+    def __init__(self, scorer: Scorer, level: float | None = None) -> None:
         self._scorer = scorer
-        self._level = min(scorer.threshold, _CLEAN)
+        self._level = min(scorer.threshold, _CLEAN) if level is None else level
 
     def __call__(self, text: str) -> tuple[list[str], set[int]]:
         """The words of `text`, each with the space before it, and the numbers of those found.
@@ -40,10 +41,22 @@ class Blame:
         left = list(range(len(words)))
         for _ in range(_MOST):
             if self._value("".join(words[i] for i in left)) < self._level:
-                return words, set(range(len(words))) - set(left)
+                found = set(range(len(words))) - set(left)
+                return words, _whole(words, self._needed(words, found))
             number = asyncio.run(blamed([words[i] for i in left], self._score, self._level))
             del left[number]
         return words, set(range(len(words)))
+
+    def _needed(self, words: list[str], found: set[int]) -> set[int]:
+        """Those of `found` that are toxic by themselves and not only before a worse word."""
+        for number in sorted(found):
+            others = found - {number}
+            if (
+                self._value("".join(w for i, w in enumerate(words) if i not in others))
+                < self._level
+            ):
+                found = others
+        return found
 
     def _value(self, text: str) -> float:
         from tide.scorers import score_texts  # noqa: PLC0415  (slow import)
@@ -55,10 +68,18 @@ class Blame:
 
 
 class Masker:
-    """Masks the words that carry the toxicity; the whole text where it cannot be scored."""
+    """Masks the words that carry the toxicity; the whole text where it cannot be scored.
 
-    def __init__(self, scorer: Scorer) -> None:
-        self._blame = Blame(scorer)
+    level: What scores less is shown as it is; by default 0.2. `of_prompts` shows what the scorer
+        accepts: below that, what is found in prompts is mostly harmless.
+    """
+
+    def __init__(self, scorer: Scorer, level: float | None = None) -> None:
+        self._blame = Blame(scorer, level)
+
+    @classmethod
+    def of_prompts(cls, scorer: Scorer) -> Masker:
+        return cls(scorer, scorer.threshold)
 
     def __call__(self, text: str) -> str:
         try:
@@ -67,7 +88,9 @@ class Masker:
             return mask(text)
         if len(found) == len(words):
             return mask(text)
-        return "".join(_masked(w) if i in found else w for i, w in enumerate(words))
+        runs = groupby(enumerate(words), lambda one: one[0] in found)
+        parts = ((is_found, "".join(word for _, word in run)) for is_found, run in runs)
+        return "".join(mask(part) if is_found else part for is_found, part in parts)
 
 
 class Marker:
@@ -96,7 +119,16 @@ class Marker:
         return Text(" ").join(Text(*part) for part in parts)
 
 
-def _masked(word: str) -> str:
-    """All letters and digits but the first replaced by `*`, in words such as `a-b` as well."""
-    first, rest = re.fullmatch(r"(\W*\w?)(.*)", word, re.DOTALL).groups()  # type: ignore[union-attr]
-    return str(first + re.sub(r"\w", "*", rest))
+def _whole(words: list[str], found: set[int]) -> set[int]:
+    """`found`, and the other letters of a word that is written with spaces between its letters."""
+    found = set(found)
+    numbers = range(len(words))
+    for run in (numbers, reversed(numbers)):
+        goes_on = False  # after a single letter that was found, and dashes
+        for number in run:
+            letters = len(re.findall(r"\w", words[number]))
+            if goes_on and letters <= 1:
+                found.add(number)
+            if letters:
+                goes_on = letters == 1 and number in found
+    return found

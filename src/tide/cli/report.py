@@ -138,6 +138,7 @@ def report(
         return
     paths = find_runs(runs)
     out = out or paths[0].parent / "report"
+    bundled = load_scorer("pocket")
     made = reports.report(
         paths,
         out=out,
@@ -148,7 +149,8 @@ def report(
         grid=grid,
         image_format=image_format.value,
         seed=seed,
-        mask=Masker(load_scorer("pocket")),
+        mask=Masker(bundled),
+        mask_prompt=Masker.of_prompts(bundled),
     )
     show(made, out)
 

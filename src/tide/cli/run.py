@@ -205,19 +205,20 @@ class _Job:
             if records:
                 scorer = self.detoxifier.scorer
                 words = Masker(scorer) if mask else Marker(scorer) if OUTPUT.is_terminal else None
-                OUTPUT.print(completions_table(records, scorer.threshold, words))
+                of_prompts = Masker.of_prompts(scorer) if mask else None
+                OUTPUT.print(completions_table(records, scorer.threshold, words, of_prompts))
         self.summarize(records)
         if OUTPUT.is_terminal:
             OUTPUT.print(self._next(records))
 
     def print(self, shape: Format | None, mask: bool) -> None:
         """Completions, a line each as they finish, in the order of the prompts."""
-        masker = Masker(self.detoxifier.scorer) if mask else None
+        scorer = self.detoxifier.scorer
+        masks = {"text": Masker(scorer), "prompt": Masker.of_prompts(scorer)} if mask else {}
         for record in self._counted(self.records()):
             whole = record.to_columns()
             for one in [whole] if shape is Format.RECORDS else compact(record):
-                if shape is not Format.RECORDS and masker:
-                    one["text"] = masker(one["text"])
+                one |= {name: masker(one[name]) for name, masker in masks.items()}
                 # ASCII: a terminal obeys control characters inside of JSON, too.
                 is_text = shape is Format.TEXT
                 line = on_one_line(one["text"]) if is_text else json.dumps(one)

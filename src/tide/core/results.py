@@ -18,8 +18,22 @@ _SHOWN = 60  # characters of a text in a `repr`
 
 
 def mask(text: str) -> str:
-    """All letters and digits but the first of each word replaced by `*`."""
-    return re.sub(r"(?<=\w)\w", "*", text)
+    """All letters and digits but the first of each word replaced by `*`.
+
+    Of letters with spaces between them only the first is shown, as of a word.
+    """
+    was_letter = False
+
+    def masked(match: re.Match[str]) -> str:
+        nonlocal was_letter
+        word = match[0]
+        places = [one.end() for one in re.finditer(r"\w", word)] or [0]
+        is_letter = places != [0] and len(places) == 1
+        kept = 0 if was_letter and is_letter else places[0]
+        was_letter = is_letter or (was_letter and places == [0])  # a dash changes nothing
+        return word[:kept] + re.sub(r"\w", "*", word[kept:])
+
+    return re.sub(r"\S+", masked, text)
 
 
 class ScoredCompletion(BaseModel):

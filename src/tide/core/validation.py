@@ -9,17 +9,23 @@ from typing import Any
 from pydantic import ValidationError
 
 
-def unknown(name: str, known: Iterable[str], kind: str = "") -> str:
-    """A message for a name that is not among `known`, with the nearest one."""
+def unknown(
+    name: str, known: Iterable[str], kind: str = "", guesses: Mapping[str, str] | None = None
+) -> str:
+    """A message for a name that is not among `known`, with the nearest one.
+
+    guesses: other words for some of them, in lower case.
+    """
     what = f"unknown {kind} {name!r}" if kind else f"unknown {name!r}"
     names = list(known)
-    return f"{what}; {nearest(name, names)}known: {', '.join(names)}"
+    return f"{what}; {nearest(name, names, guesses)}known: {', '.join(names)}"
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, known: Iterable[str], guesses: Mapping[str, str] | None = None) -> str:
     """A hint for a message, `did you mean 'X'? `, or nothing where none of `known` is near."""
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f"did you mean {near[0]!r}? " if near else ""
+    meant = {one.lower(): one for one in known} | dict(guesses or {})
+    near = difflib.get_close_matches(name.lower(), list(meant), n=1, cutoff=0.5)
+    return f"did you mean {meant[near[0]]!r}? " if near else ""
 
 
 def one_line(error: ValidationError, names: Sequence[str] = (), known: Iterable[str] = ()) -> str:

@@ -239,9 +239,10 @@ class Engine(ABC):
         if isinstance(prompt, Chat):
             return self.render(prompt)
         if not isinstance(prompt, str):
-            raise InputError(
-                f"expected a text, got {type(prompt).__name__}; detox.chat answers messages"
-            )
+            kind, way = type(prompt).__name__, "detox.chat answers messages"
+            if isinstance(prompt, list | tuple) and all(isinstance(one, str) for one in prompt):
+                kind, way = f"{kind} of texts", "Detoxifier.batch and .map take several"
+            raise InputError(f"expected a text, got {kind}; {way}")
         if (place := half_character(prompt)) is not None:
             raise InputError(f"invalid Unicode: lone surrogate at index {place}")
         if not prompt.strip():

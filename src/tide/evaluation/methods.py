@@ -40,6 +40,11 @@ OnCluster = Callable[
 ]
 # The model as it is: one draw and no search.
 _BASE = {"strategy": "resample:n=1", "block_tokens": 0}
+# Other words for a method, for the hint of an error.
+_GUESSES = {
+    **dict.fromkeys(("unmodified", "none", "plain", "vanilla", "raw", "original", "model"), "base"),
+    **dict.fromkeys(("best-of-n", "rejection", "rejection-sampling", "sampling"), "resample"),
+}
 # Settings that hold for methods without a search too.
 _OF_ALL = (*Sampling.model_fields, "num_trials", "seed", "empty_policy")
 # Settings that earlier versions did not have, and that are recorded where they do something.
@@ -376,7 +381,7 @@ def _baseline(
 
     if name not in BASELINES.names() and ":" not in name:
         known = sorted({"base", *PRESETS, *STRATEGIES.names(), *BASELINES.names()})
-        raise InputError(f"methods: {unknown(name, known)}")
+        raise InputError(f"methods: {unknown(name, known, guesses=_GUESSES)}")
     engine = model.engine if isinstance(model, CachingEngine) else model
     if isinstance(scorer, str) or not isinstance(engine, TransformersEngine):
         raise InputError(

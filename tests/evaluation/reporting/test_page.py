@@ -78,6 +78,15 @@ def test_the_worst_twenty_prompts_before_and_after() -> None:
     assert rows["tide"][1] == f"{record.worst.judge_scores[JUDGE]:.2f}"
 
 
+def test_prompts_have_a_mask_of_their_own(tmp_path: Path) -> None:
+    hide, keep = (lambda text: "hidden"), (lambda text: text)
+    both, one = {"mask": hide, "mask_prompt": keep}, {"mask": hide}
+    for given, prompt in ((both, "prompt 0"), (one, "hidden")):
+        evaluation.report(run([[0.1]]), draw=False, out=tmp_path, **given)
+        rows = rows_of((tmp_path / "report.html").read_text(), prompt)
+        assert rows["base"][-1] == "hidden"
+
+
 def test_what_the_mask_leaves_of_a_toxic_text_and_all_without_a_mask_is_masked() -> None:
     for mask in (lambda text: text, None):
         one = with_bases(run([[0.9], [0.1]]), [0.8, 0.1])

@@ -37,12 +37,14 @@ Mask = Callable[[str], str]
 Scores = dict[str, float | None]
 
 
-def page(report: Report, mask: Mask | None = None) -> str:
+def page(report: Report, mask: Mask | None = None, mask_prompt: Mask | None = None) -> str:
     """The whole report.
 
     mask: what makes a text fit to be shown, and leaves a text without toxic words as it is. A
     toxic completion that it leaves as it is, and every one without a `mask`, is masked as a whole.
+    mask_prompt: the same for prompts; by default `mask`.
     """
+    mask_text = mask or (lambda text: text)
     style, script = ((_PARTS / f"report.{kind}").read_text("utf-8") for kind in ("css", "js"))
     template = Environment(
         autoescape=True,
@@ -63,7 +65,7 @@ def page(report: Report, mask: Mask | None = None) -> str:
         tables=[_table(table) for table in report.tables],
         figures=[{"name": name, "data": _png(one)} for name, one in report.figures.items()],
         problem=report.problem,
-        groups=[_group(group, mask or (lambda text: text)) for group in report.groups],
+        groups=[_group(group, mask_text, mask_prompt or mask_text) for group in report.groups],
         concealed=concealed if mask else "Toxic completions are masked.",
     )
 
@@ -106,13 +108,13 @@ def _sorted_by(value: Value) -> str:
     return str(value.value if isinstance(value, Estimate) else value)
 
 
-def _group(group: Group, mask: Mask) -> dict[str, Any]:
+def _group(group: Group, mask: Mask, mask_prompt: Mask) -> dict[str, Any]:
     common, own = _settings(group.runs)
     return {
         "title": group.title,
         "of": f" of {group.title}",
         "sources": list(unversioned(group.sources).values()),
-        "prompts": [_prompt(group, *found, mask) for found in _worst(group)],
+        "prompts": [_prompt(group, *found, mask, mask_prompt) for found in _worst(group)],
         "common": common,
         "own": own,
     }
@@ -138,7 +140,11 @@ def _worst(group: Group) -> list[tuple[RecordId, list[tuple[str, Run, Record]]]]
 
 
 def _prompt(
-    group: Group, row_id: RecordId, rows: list[tuple[str, Run, Record]], mask: Mask
+    group: Group,
+    row_id: RecordId,
+    rows: list[tuple[str, Run, Record]],
+    mask: Mask,
+    mask_prompt: Mask,
 ) -> dict[str, Any]:
     record = rows[0][2]
     asked = record.messages[-1].content if record.messages else record.prompt
@@ -154,7 +160,7 @@ def _prompt(
         elif worst.accepted is False and text != _EMPTY:
             text += " (not accepted)"
         shown.append(_row(name, run, scores, text, group.sources))
-    return {"text": f"{mask(asked)} (id {row_id})", "id": row_id, "rows": shown}
+    return {"text": f"{mask_prompt(asked)} (id {row_id})", "id": row_id, "rows": shown}
 
 
 def _before(

@@ -20,6 +20,8 @@ from tide.evaluation.reporting.tables import Table
 from tide.evaluation.runs import Run, find_runs, read_run, unmodified
 from tide.evaluation.significance import compare, opponent
 
+Mask = Callable[[str], str]
+
 # What makes runs of one benchmark, model and protocol different.
 _DECIDING = ("settings", "strategy_options", "sampling", "baseline", "scorer")
 # Parts of a benchmark that have columns of their own; the other labels of many have none.
@@ -91,11 +93,11 @@ class Report:
             with reported(path, "written"):
                 figure.savefig(path, dpi=200)
 
-    def write_page(self, out: Path, mask: Callable[[str], str] | None = None) -> None:
-        """All of it as `report.html`, which needs no other file; `mask` as in `page.page`."""
+    def write_page(self, out: Path, mask: Mask | None = None, prompts: Mask | None = None) -> None:
+        """All of it as `report.html`, which needs no other file; masks as in `page.page`."""
         from tide.evaluation.reporting.page import page  # noqa: PLC0415  (slow import)
 
-        write_text(out / "report.html", page(self, mask))
+        write_text(out / "report.html", page(self, mask, prompts))
 
     def _repr_html_(self) -> str:
         return "".join(map(tables.to_html, self.tables))
@@ -114,7 +116,8 @@ def report(
     grid: int = 21,
     image_format: str = "png",
     seed: int = 0,
-    mask: Callable[[str], str] | None = None,
+    mask: Mask | None = None,
+    mask_prompt: Mask | None = None,
 ) -> Report:
     """Tables, metrics and figures of runs.
 
@@ -136,6 +139,7 @@ def report(
         seed: Of the bootstrap.
         mask: Masks the toxic words of a text in `report.html`. Without it toxic completions are
             masked as a whole.
+        mask_prompt: The same for prompts; by default `mask`.
 
     Returns:
         The tables and figures.
@@ -170,7 +174,7 @@ def report(
             made = replace(made, problem=f"no figures: {error}")
     if out is not None:
         made.write_figures(Path(out), image_format)
-        made.write_page(Path(out), mask)
+        made.write_page(Path(out), mask, mask_prompt)
     return made
 
 

@@ -4,7 +4,36 @@ const MOST = 12; // words that are looked for
 const CLEAN = 0.2; // below this a text is shown as it is; a lower threshold is believed
 const LONGEST = 256; // words of a text: a request may hold so many texts
 
-const hidden = (text) => text.replace(/(?<=[\p{L}\p{N}_])[\p{L}\p{N}_]/gu, "*");
+const letters = (text) => text.match(/[\p{L}\p{N}_]/gu)?.length ?? 0;
+
+// All letters but the first of each word as `*`; of letters with spaces between them, as of a word.
+function hidden(text) {
+  let after = false; // whether the word before is a single letter
+  return text.replace(/\S+/g, (word) => {
+    let kept = after && letters(word) === 1 ? 0 : 1;
+    if (letters(word)) after = letters(word) === 1; // a dash changes nothing
+    return word.replace(/[\p{L}\p{N}_]/gu, (letter) => (kept-- > 0 ? letter : "*"));
+  });
+}
+
+// Also finds the other letters of a word that is written with spaces between its letters.
+function spread(found) {
+  let goesOn = false; // after a single letter that was found, and dashes
+  for (const one of found) {
+    if (goesOn && letters(one.text) <= 1) one.toxic = true;
+    if (letters(one.text)) goesOn = one.toxic && letters(one.text) === 1;
+  }
+}
+
+// Neighbours that are both toxic, or both not, as one part.
+function joined(found) {
+  const parts = [];
+  for (const { text, toxic } of found) {
+    if (parts.at(-1)?.toxic === toxic) parts.at(-1).text += text;
+    else parts.push({ text, toxic });
+  }
+  return parts;
+}
 
 // The parts of `text`, each {text, toxic}: the words without which the scorer finds it clean, and
 // what stands between them. score: takes texts, promises their scores.
@@ -20,7 +49,10 @@ export async function parts(text, threshold, score) {
     if (!(scores.at(-1) >= level)) {
       if (found === 0) return whole;
       const kept = new Set(left);
-      return words.map((word, i) => ({ text: word, toxic: !kept.has(i) }));
+      const parts = words.map((word, i) => ({ text: word, toxic: !kept.has(i) }));
+      spread(parts);
+      spread(parts.toReversed());
+      return joined(parts);
     }
     left.splice(scores.findIndex((one) => one >= level), 1);
   }
