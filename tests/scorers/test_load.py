@@ -154,7 +154,7 @@ def test_what_a_function_says_of_itself_is_left_as_it_is() -> None:
     def away(texts: list[str]) -> list[float]:
         raise ScorerUnavailableError("nobody there")
 
-    with pytest.raises(ScorerUnavailableError, match="^nobody there$"):
+    with pytest.raises(ScorerUnavailableError, match=r"^nobody there$"):
         score_texts(load_scorer(away), ["a text"], "zero")
 
 

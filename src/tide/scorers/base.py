@@ -36,7 +36,7 @@ TextPolicy = EmptyPolicy | Literal["blank"]
 _BATCH = 64
 # A scorer that has no score for this either is broken, whatever text it failed for at first.
 HEALTH_TEXT = "The weather is fine today."
-FUNCTION = "a function takes a list of texts and returns a list of floats from 0 to 1"
+_FUNCTION = "a function takes a list of texts and returns a list of floats from 0 to 1"
 # What a number in a list may be, and none of its subclasses, whose methods may say anything.
 _NUMBERS = (float, int, *(np.dtype(code).type for code in "dfegbhilqBHILQ"))
 
@@ -85,12 +85,12 @@ class CallableScorer(PlainScorer):
             answer = self._function(list(texts))
         except (AttributeError, TypeError) as error:
             raise ScorerError(
-                f"scorer {self.name} failed: {described(error)}; {FUNCTION}"
+                f"scorer {self.name} failed: {described(error)}; {_FUNCTION}"
             ) from error
         try:
             return believed(self.name, answer, len(texts))
         except ScorerError as error:
-            raise ScorerError(f"{error}; {FUNCTION}") from None
+            raise ScorerError(f"{error}; {_FUNCTION}") from None
 
 
 @dataclass(frozen=True)
