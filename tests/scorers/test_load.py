@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from pydantic import Field
 
-from tide.core.errors import InputError
+from tide.core.errors import InputError, ScorerError, ScorerUnavailableError
 from tide.plugins.options import Options
-from tide.scorers import load_scorer
+from tide.scorers import Scorer, load_scorer, score_texts
 
 
 class TunedOptions(Options):
@@ -122,8 +123,72 @@ def test_a_function_in_a_file(tmp_path: Path) -> None:
     assert load_scorer(f"{path}:rude").name == f"{path}:rude"
     with pytest.raises(InputError, match="a function takes no argument"):
         load_scorer(f"{path}:rude:x")
-    with pytest.raises(InputError, match="Nothing has no threshold, score, close; a scorer is a"):
+    with pytest.raises(InputError, match="Nothing has no threshold, score, close; let its class"):
         load_scorer(f"{path}:Nothing")
+
+
+def one_text(text: str) -> float:
+    return float(text.lower().count("rude") > 0)
+
+
+def by_membership(text: str) -> float:
+    return float("rude" in text)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [one_text, by_membership, lambda texts, level: [level] * len(texts), lambda texts: [0.5],
+     lambda texts: None, lambda texts: [2.0] * len(texts)],
+)  # fmt: skip
+def test_a_function_of_another_shape_is_told_what_is_asked_for(function: Any) -> None:
+    scorer = load_scorer(function)
+    contract = "a function takes a list of texts and returns a list of floats from 0 to 1"
+    with pytest.raises(ScorerError, match=contract) as caught:
+        score_texts(scorer, ["a rude text", "another"], "zero")
+    assert "\n" not in str(caught.value)
+    with pytest.raises(ScorerError, match=contract):
+        score_texts(load_scorer("tests.scorers.test_load:one_text"), ["a text"], "zero")
+
+
+def test_what_a_function_says_of_itself_is_left_as_it_is() -> None:
+    def away(texts: list[str]) -> list[float]:
+        raise ScorerUnavailableError("nobody there")
+
+    with pytest.raises(ScorerUnavailableError, match=r"^nobody there$"):
+        score_texts(load_scorer(away), ["a text"], "zero")
+
+
+class NoClose:
+    name, threshold = "no-close@1", 0.5
+
+    def score(self, texts: Sequence[str]) -> list[float]:
+        return [0.25] * len(texts)
+
+
+class Inherits(NoClose, Scorer):  # type: ignore[misc]
+    pass
+
+
+class NoThreshold(Scorer):
+    name = "no-threshold@1"
+
+
+def test_a_class_that_lacks_something_is_told_to_inherit() -> None:
+    lacks = "NoClose has no close; let its class inherit tide.Scorer and have name, threshold"
+    for given in ("tests.scorers.test_load:NoClose", NoClose()):
+        with pytest.raises(InputError, match=lacks) as caught:
+            load_scorer(given)  # type: ignore[arg-type]
+        assert "\n" not in str(caught.value)
+    for complete in ("tests.scorers.test_load:Inherits", Inherits()):
+        assert load_scorer(complete).score(["a text"]) == [0.25]
+        load_scorer(complete).close()
+    for begun in ("tests.scorers.test_load:NoThreshold", NoThreshold()):
+        with pytest.raises(InputError, match="NoThreshold has no threshold"):
+            load_scorer(begun)
+    with pytest.raises(InputError, match=r"NoClose is a class; give one of it, NoClose\(\)"):
+        load_scorer(NoClose)
+    with pytest.raises(InputError, match="expected a name, a scorer or a function"):
+        load_scorer(3)  # type: ignore[arg-type]
 
 
 def test_arguments_are_taken_as_they_are(tmp_path: Path) -> None:

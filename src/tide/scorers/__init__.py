@@ -79,15 +79,19 @@ def load_scorer(scorer: str | Scorer | Callable[[list[str]], Any]) -> Scorer:
 
     if isinstance(scorer, str):
         return _create(parse(scorer, "scorer", AROUND, REGISTRY.names()))
-    if isinstance(scorer, Scorer):
-        return scorer
-    if callable(scorer):
+    if isinstance(scorer, type):
+        raise InputError(
+            f"scorer: {scorer.__name__} is a class; give one of it, {scorer.__name__}()"
+        )
+    if callable(scorer) and not isinstance(scorer, Scorer):
         return CallableScorer(scorer)
-    raise InputError(f"scorer: expected a name, a scorer or a function (got {scorer!r})")
+    if not hasattr(scorer, "score"):
+        raise InputError(f"scorer: expected a name, a scorer or a function (got {scorer!r})")
+    return _complete(scorer, "scorer")
 
 
 def _create(spec: Spec) -> Scorer:
-    from tide.scorers.base import CallableScorer, Scorer  # noqa: PLC0415  (numpy)
+    from tide.scorers.base import CallableScorer  # noqa: PLC0415  (numpy)
 
     create, usage = REGISTRY.load(spec.name), AROUND.get(spec.name, "")
     several = "," in usage
@@ -110,15 +114,20 @@ def _create(spec: Spec) -> Scorer:
     if spec.inner:
         inner = [_create(member) for member in spec.inner]
         arguments[0] = inner if several else inner[0]
-    loaded = create(*arguments)
-    if not isinstance(loaded, Scorer):
-        has = ("name", "threshold", "score", "close")
-        missing = ", ".join(name for name in has if not hasattr(loaded, name))
+    return _complete(create(*arguments), f"scorer {str(spec)!r}")
+
+
+def _complete(loaded: Any, what: str) -> Scorer:
+    """`loaded`, if it is a scorer. Raises InputError, which begins with `what`."""
+    # One that inherits tide.Scorer counts as one, whether it has all of this or not.
+    has = ("name", "threshold", "score", "close")
+    if missing := ", ".join(name for name in has if not hasattr(loaded, name)):
         raise InputError(
-            f"scorer {str(spec)!r}: {type(loaded).__name__} has no {missing}; a scorer is a class "
-            "like tide.Scorer, or a function from a list of texts to a list of scores"
+            f"{what}: {type(loaded).__name__} has no {missing}; let its class inherit tide.Scorer "
+            "and have name, threshold and score"
         )
-    return loaded
+    scorer: Scorer = loaded
+    return scorer
 
 
 __getattr__, _, _ = lazy_loader.attach(

@@ -36,6 +36,7 @@ TextPolicy = EmptyPolicy | Literal["blank"]
 _BATCH = 64
 # A scorer that has no score for this either is broken, whatever text it failed for at first.
 HEALTH_TEXT = "The weather is fine today."
+_FUNCTION = "a function takes a list of texts and returns a list of floats from 0 to 1"
 # What a number in a list may be, and none of its subclasses, whose methods may say anything.
 _NUMBERS = (float, int, *(np.dtype(code).type for code in "dfegbhilqBHILQ"))
 
@@ -69,7 +70,10 @@ class PlainScorer:
 
 
 class CallableScorer(PlainScorer):
-    """Any function from a list of texts to a list of scores; its name, unless one is given."""
+    """Any function from a list of texts to a list of scores; its name, unless one is given.
+
+    The usual mistake is a function of one text, so errors say what is asked for.
+    """
 
     def __init__(self, function: Callable[[list[str]], Any], name: str = "") -> None:
         own = getattr(function, "__qualname__", type(function).__name__)
@@ -77,7 +81,16 @@ class CallableScorer(PlainScorer):
         self._function = function
 
     def score(self, texts: Sequence[str]) -> Floats:
-        return believed(self.name, self._function(list(texts)), len(texts))
+        try:
+            answer = self._function(list(texts))
+        except (AttributeError, TypeError) as error:
+            raise ScorerError(
+                f"scorer {self.name} failed: {described(error)}; {_FUNCTION}"
+            ) from error
+        try:
+            return believed(self.name, answer, len(texts))
+        except ScorerError as error:
+            raise ScorerError(f"{error}; {_FUNCTION}") from None
 
 
 @dataclass(frozen=True)

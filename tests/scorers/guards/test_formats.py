@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,12 @@ import pytest
 
 from tide.core.errors import InputError
 from tide.scorers import load_scorer
+from tide.scorers.guards import formats
 from tide.scorers.guards.formats import FORMATS, GuardSettings, known
+from tide.scorers.guards.remote import RemoteGuard
 from tide.scorers.guards.scorer import read
+from tide.scorers.services.tei import TeiScorer
+from tide.scorers.services.vllm import VllmClassifyScorer
 
 
 @pytest.mark.parametrize(
@@ -135,3 +140,22 @@ def test_settings_that_change_scores_change_the_digest() -> None:
         for more in ({"policy": "a"}, {"policy": "b"}, {"role": "assistant"}, {"lead": "x"})
     ]
     assert len({one.digest() for one in changed} | {""}) == 5
+
+
+def test_the_page_has_every_field_and_variable(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "scorers.md").read_text("utf-8")
+    section = page.partition("## Guard models")[2].partition("\n## ")[0]
+    rows = "\n".join(line.partition(" |")[0] for line in section.splitlines() if line[:1] == "|")
+    assert {f for f in GuardSettings.model_fields if f"`{f}`" not in rows} == set()
+    assert {name for name in FORMATS if f"`{name}`" not in section} == set()
+    variable = re.compile(r"[A-Z]+_[A-Z_]+(?:KEY|QPS|ENDPOINT|URL)\b")
+    sources = Path(formats.__file__).parents[1].rglob("*.py")
+    read_from = {name for path in sources for name in variable.findall(path.read_text("utf-8"))}
+    families = [one.family for one in (RemoteGuard, TeiScorer, VllmClassifyScorer)]
+    read_from |= {f"{family}_{what}" for family in families for what in ("API_KEY", "QPS")}
+    read_from.remove("FAMILY_API_KEY")  # any of these
+    assert len(read_from) > 12
+    assert {name for name in read_from if f"`{name}`" not in page} == set()
+    examples = re.findall(r"```json\n(.*?)```", section, re.DOTALL)
+    names = [read(saved(tmp_path / "a.json", **json.loads(one))).resolve()[0] for one in examples]
+    assert names == ["llama-guard", "own"]

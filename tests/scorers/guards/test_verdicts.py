@@ -81,7 +81,8 @@ def test_no_verdict() -> None:
     ("listed", "most"),
     [
         ([("safe", 0.9)], 0.1),  # the rest may all be "unsafe"
-        ([("safe", 0.9), ("The", 0.04)], 0.04),  # but no token is likelier than those listed
+        ([("safe", 0.9), ("The", 0.04)], 0.06),  # in several spellings
+        ([("safe", 0.6), ("unsafe", 0.3)], 0.4),
         ([("unsafe", 0.9)], 1.0),
     ],
 )
@@ -99,10 +100,10 @@ def test_what_is_not_listed_counts_against_the_text(
 )
 def test_a_short_list_never_makes_a_text_less_toxic(weights: list[float], kept: int) -> None:
     """Whatever is cut off: the score is at least that of the whole list."""
-    names = ["safe", "unsafe", "a", "b", "c", "d", "e", "f", "g"]
+    names = ["safe", "unsafe", " unsafe", "un", " safe", "b", "c", "d", "e"]
     whole = [(name, w / sum(weights)) for name, w in zip(names, weights, strict=False)]
     whole.sort(key=lambda one: -one[1])
     truth = read_verdict([place(*whole, chosen="safe")], LLAMA).score
     part = whole[: kept + 1]
-    if any("safe" in name for name, _ in part):
+    if any(len(name) > 1 for name, _ in part):  # else it is an error
         assert read_verdict([place(*part, chosen="safe")], LLAMA).score >= truth - 1e-9

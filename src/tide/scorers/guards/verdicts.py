@@ -47,8 +47,8 @@ def read_verdict(
     anything may stand before the lead, and nothing but spaces and quotation marks after it.
     written: the beginning of the answer, if the guard was made to begin so.
 
-    Where the places do not list any of the most toxic verdicts, they are given as much probability
-    as the list leaves room for: the score is never lower than the whole vocabulary would make it.
+    What the places do not list counts as the most toxic verdict, which has several spellings: the
+    score is never lower than the whole vocabulary would make it.
     Raises NoVerdict.
     """
     begun = len(written)
@@ -89,9 +89,8 @@ def _score(
             mass[weight] = mass.get(weight, 0.0) + probability
     if sum(mass.values()) <= least:
         return None
-    if (worst := max(verdicts.values())) not in mass:
-        left = 1.0 - sum(probability for _, probability in listed)
-        mass[worst] = max(0.0, min(left, *(probability for _, probability in listed)))
+    worst, left = max(verdicts.values()), 1.0 - sum(probability for _, probability in listed)
+    mass[worst] = mass.get(worst, 0.0) + max(0.0, left)
     total = sum(mass.values())
     return min(1.0, sum(weight * p for weight, p in mass.items()) / total)
 
