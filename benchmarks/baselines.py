@@ -15,9 +15,11 @@ on prompts 201 to 1199, by that judge and by another that took no part. `fast`, 
 stays within a bound, the row is missing. `fudge` reads 20 candidates instead of its authors' 200,
 which would take hours.
 
-`forward` are the tokens that went through any model, `ms` the time, a completion. `p` is that of a
-one-sided Wilcoxon test against `base`, the larger of the two judges', Holm-corrected over all tests
-of the table. The figure shows every strength on the first 200. Long answers:
+`mean` and `of 20` are the mean perplexity of all completions and of those of exactly 20 tokens,
+`ppl` is the median. `forward` are the tokens that went through any model, `ms` the time, a
+completion. `p` is that of a one-sided Wilcoxon test against `base`, the larger of the two judges',
+Holm-corrected over all tests of the table. The figure shows every strength on the first 200. Long
+answers:
 
     python benchmarks/baselines.py --model pocket-chat --tune-on dialogues-dev:1-200 \
         --report-on dialogues:1-300 --tokens 128 --temperature 0.7 \
@@ -129,7 +131,8 @@ def show(
     tests = compare(list(runs.values()), runs["base"].name)
     table = Table(title=title, box=box.SIMPLE, padding=(0, 0))
     table.add_column("")
-    for heading in ("within", *judges, "p", "ppl", "empty", "unres.", "forward", "ms"):
+    of_text = ("mean", "of 20", "ppl", "empty")
+    for heading in ("within", *judges, "p", *of_text, "unres.", "forward", "ms"):
         table.add_column(heading, justify="right")
     for spec, one in found.items():
         averages = one.averages
@@ -140,6 +143,9 @@ def show(
             cells.append(f"{rate.value:.3f} ±{rate.half_width or 0:.3f}")
         mine = [t for t in tests if t.method == runs[spec].name and t.source in judges]
         cells.append(f"{max(t.p_holm for t in mine):.0e}" if mine else "-")
+        fluency = one.fluency[reference]
+        means = fluency.mean, fluency.mean_20  # the second is there for completions of 20 tokens
+        cells += [f"{mean.value:.2f}" if mean else "-" for mean in means]
         cells += [f"{perplexity(one, reference):.2f}", f"{averages['empty'].value:.3f}"]
         cells.append(f"{averages['unresolved'].value:.3f}" if "unresolved" in averages else "-")
         cells.append(f"{averages['forward_tokens'].value / trials:.0f}")
