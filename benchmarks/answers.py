@@ -45,7 +45,7 @@ SEARCHES = (
     "margin:max_perplexity=none",
     "margin:max_perplexity=none,toxicity_threshold=0.15",
     "margin:max_perplexity=none,toxicity_threshold=0.1",
-    "backtrack",
+    "backtrack:toxicity_threshold=0.2",
     "backtrack:toxicity_threshold=0.15",
     "backtrack:toxicity_threshold=0.1",
     "backtrack:toxicity_threshold=0.07",

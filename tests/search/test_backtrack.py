@@ -299,4 +299,5 @@ def test_many_at_once_equal_each_alone(engine: TransformersEngine) -> None:
 def test_the_preset() -> None:
     settings = resolve_settings(PRESETS["backtrack"])
     assert settings.strategy.startswith("backtrack")
+    assert settings.toxicity_threshold == 0.1
     assert settings.max_perplexity is None

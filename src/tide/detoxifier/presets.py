@@ -51,9 +51,10 @@ PRESETS: dict[str, dict[str, Any]] = {
     "fast": _FAST,
     # what is accepted at 0.49 overfits the scorer: other scorers agree with a margin
     "margin": {**_FAST, "toxicity_threshold": 0.2},
-    # the cheapest repair, on any engine; what it leaves, the ladder of `fast` takes over
+    # the cheapest repair, on any engine; what it leaves, the ladder of `fast` takes over. So small
+    # a repair overfits its scorer: at 0.2 other scorers would find more than in texts of `margin`
     "backtrack": {**_FAST, "strategy": f"backtrack:then=({_FAST['strategy']})"}
-    | {"toxicity_threshold": 0.2, "max_perplexity": None, "perplexity_growth": 1.0},
+    | {"toxicity_threshold": 0.1, "max_perplexity": None, "perplexity_growth": 1.0},
     # any other model: the defaults, relative to the norm of the prompt's own rows
     "relative": {},
 }
