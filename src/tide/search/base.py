@@ -114,7 +114,7 @@ Request = Sequence[Candidate] | LikelihoodRequest | BlameRequest | Continuation
 
 @runtime_checkable
 class SearchStrategy(Protocol):
-    """What the scheduler needs of a strategy."""
+    """What the runtime needs of a strategy."""
 
     @property
     def done(self) -> bool: ...
@@ -265,7 +265,7 @@ class Strategy(ABC):
     # For subclasses. `x` is always the movable rows alone, shape (movable, d), float32.
 
     def passes(self, score: float) -> bool:
-        return score < self.settings.toxicity_threshold
+        return self.settings.passes(score)
 
     def evaluate(
         self, points: Tensor, role: Role, seeds: Sequence[tuple[int | str, ...]] | None = None
