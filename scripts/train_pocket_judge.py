@@ -51,8 +51,8 @@ from tide.scorers.agreement import error_correlations
 from tide.scorers.judge import (
     Network,
     PocketJudge,
-    Reader,
     Shape,
+    TokenReader,
     metadata_of,
     network_outputs,
     packed,
@@ -205,10 +205,10 @@ def label(texts: list[str], targets: Floats, new: list[str], seed: int) -> Float
     linear = count(new) @ fit_weights(count(texts), targets, STEPS)
     console.print(f"the linear teacher: {time.process_time() - started:.0f} s of a core")
     network, shape = new_network(seed)
-    ids = [Reader(shape.tokens).parts(text)[0] for text in texts]
+    ids = [TokenReader(shape.tokens).parts(text)[0] for text in texts]
     console.print(f"the network as teacher: {len(ids):,} rows")
     train(network, ids, targets, seed)
-    reader = Reader(shape.tokens)
+    reader = TokenReader(shape.tokens)
     deep = network_outputs(network, [reader.parts(text)[0] for text in new])
     console.print(f"spread of the teachers' logits: {linear.std():.2f}, {deep.std():.2f}")
     logits = SURENESS * (LINEAR * linear + deep) / 2
@@ -283,7 +283,7 @@ def main(
     guessed = label(texts, targets, new, seed)
 
     network, shape = new_network(seed + 1)
-    reader = Reader(shape.tokens)
+    reader = TokenReader(shape.tokens)
     ids = [reader.parts(text)[0] for text in [*texts, *new]]
     console.print(f"the judge: {len(ids):,} rows")
     train(network, ids, np.concatenate([targets, guessed]), seed + 1)

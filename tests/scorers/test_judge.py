@@ -24,8 +24,8 @@ from tide.scorers.judge import (
     METADATA,
     Network,
     PocketJudge,
-    Reader,
     Shape,
+    TokenReader,
     metadata_of,
     network_outputs,
     packed,
@@ -92,12 +92,12 @@ def test_the_worst_part_of_a_long_text_counts(judge: PocketJudge) -> None:
 
 def test_parts_overlap_by_half_and_leave_nothing_out() -> None:
     words = " ".join(random.Random(0).choices(["house", "garden", "street", "window"], k=200))
-    (whole,) = Reader(1000).parts(words)
-    parts = Reader(16).parts(words)
+    (whole,) = TokenReader(1000).parts(words)
+    parts = TokenReader(16).parts(words)
     assert all(8 < len(part) <= 16 for part in parts)
     assert all(one[8:] == other[:8] for one, other in itertools.pairwise(parts))
     assert [*parts[0][:8], *(i for part in parts for i in part[8:])] == whole
-    assert Reader(16).parts("") == [[0]]
+    assert TokenReader(16).parts("") == [[0]]
 
 
 def test_order_counts() -> None:
@@ -110,7 +110,7 @@ def test_order_counts() -> None:
 
 def test_the_file_gives_what_the_network_gave(tmp_path: Path) -> None:
     network, path = small(tmp_path / "judge.safetensors", scale=2.0, offset=-0.5)
-    wanted = 2.0 * network_outputs(network, [Reader(16).parts("a quiet town")[0]]) - 0.5
+    wanted = 2.0 * network_outputs(network, [TokenReader(16).parts("a quiet town")[0]]) - 0.5
     assert PocketJudge(path).score(["a quiet town"]) == pytest.approx(
         1 / (1 + np.exp(-wanted)), abs=0.01
     )

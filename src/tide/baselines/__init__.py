@@ -29,7 +29,7 @@ REGISTRY = Registry(
         "fudge": "tide.baselines.fudge:Fudge",
         "gedi": "tide.baselines.gedi:Gedi",
         "pplm": "tide.baselines.pplm:Pplm",
-        "prefix": "tide.baselines.prefix:Prefix",
+        "prefix": "tide.baselines.prefix:PrefixBaseline",
         "quark": "tide.baselines.quark:Quark",
         "rad": "tide.baselines.rad:Rad",
         "rectification": "tide.baselines.rectification:Rectification",

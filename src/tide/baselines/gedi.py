@@ -117,7 +117,7 @@ def with_code(
     return [*ids[:lead], *code, *ids[lead:]], lead + len(code)
 
 
-class _Writing(Writing):
+class _GuidedWriting(Writing):
     """Streams: the model, and the class-conditional one with 2B rows, clean ones first."""
 
     reads_per_token = 3
@@ -181,7 +181,7 @@ class Gedi(DecodingBaseline):
         # The class model reads the prompt twice: once for its likelihood, once into its cache.
         both = zip(ids, rows[: len(ids)], rows[len(ids) :], strict=True)
         reads = [len(row) + 2 * (len(clean) + len(dirty)) for row, clean, dirty in both]
-        return _Writing(
+        return _GuidedWriting(
             Reader(self.engine.model).read(ids, tokens),
             reader.read(rows, tokens),
             reads,

@@ -79,7 +79,7 @@ def step_down(cache: Cache, gradients: Sequence[Tensor], stepsize: float) -> Cac
     return moved
 
 
-class _Writing(Writing):
+class _PerturbedWriting(Writing):
     """`model`: a copy of the one that writes, through which gradients can go.
 
     Two caches of it are kept: one of the text as it is, and one of all but its last token, moved.
@@ -180,7 +180,7 @@ class Pplm(DecodingBaseline):
         stream = Reader(self.engine.model).read(ids, tokens)
         if self._options.stepsize == 0:
             return Writing(stream, [len(row) for row in ids])
-        return _Writing(stream, ids, self._model, self._classifier, self._options)
+        return _PerturbedWriting(stream, ids, self._model, self._classifier, self._options)
 
     @cached_property
     def _model(self) -> Any:

@@ -31,7 +31,7 @@ class PrefixOptions(Options):
     order: Order = "shift-warp"
 
 
-class Prefix(DecodingBaseline):
+class PrefixBaseline(DecodingBaseline):
     """The model after an instruction to be polite, which stands before the prompt."""
 
     kind = "prefix"

@@ -58,7 +58,7 @@ def reverse(
     return kept
 
 
-class _Writing(Writing):
+class _ReversedWriting(Writing):
     """Streams: 2B rows after the prefixes, which are read first, and the B rows themselves."""
 
     reads_per_token = 3
@@ -122,7 +122,7 @@ class Reversal(DecodingBaseline):
             [prefix + prompt for prefix in (self.positive, self.negative) for prompt in prompts]
         )
         _ = self._negative_end  # read before any hook moves anything
-        return _Writing(self, ids, prefixed, tokens)
+        return _ReversedWriting(self, ids, prefixed, tokens)
 
     def move(self, values: Tensor, delta: Tensor, layer: int) -> Tensor:
         """`reverse` with the settings, for one layer."""

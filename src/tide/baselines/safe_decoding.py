@@ -59,7 +59,7 @@ def steered(scores: Tensor, expert: Tensor, alpha: float, least: int) -> Tensor:
     return moved.masked_fill(~in_common(scores, expert, least), -torch.inf)
 
 
-class _Writing(MixedWriting):
+class _SafeWriting(MixedWriting):
     """The expert reads what it has a say in, and then no more."""
 
     def __init__(
@@ -97,7 +97,7 @@ class SafeDecoding(DecodingBaseline):
     def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
         readers = (Reader(self.engine.model), self._expert)
         streams = [reader.read(ids, tokens) for reader in readers]
-        return _Writing(streams, [2 * len(row) for row in ids], self._options)
+        return _SafeWriting(streams, [2 * len(row) for row in ids], self._options)
 
     @cached_property
     def _expert(self) -> Reader:

@@ -42,7 +42,7 @@ def factors(own: Tensor, prefixed: Tensor, decay: float, epsilon: float) -> Tens
     return (-decay * (prefixed - own).clamp(min=0)).exp().clamp(min=epsilon)
 
 
-class _Writing(Writing):
+class _DebiasedWriting(Writing):
     def __init__(
         self, stream: Stream, prefixed: Stream, reads: list[int], options: SelfDebiasOptions
     ) -> None:
@@ -87,4 +87,4 @@ class SelfDebias(DecodingBaseline):
         )
         reads = [len(row) + sum(map(len, prefixed[i :: len(ids)])) for i, row in enumerate(ids)]
         streams = reader.read(ids, tokens), reader.read(prefixed, tokens)
-        return _Writing(*streams, reads, self._options)
+        return _DebiasedWriting(*streams, reads, self._options)

@@ -41,7 +41,7 @@ class VocabularyShiftOptions(Options):
     order: Order = "shift-warp"
 
 
-class _Writing(Writing):
+class _ShiftedWriting(Writing):
     def __init__(self, stream: Stream, reads: list[int], gains: Tensor) -> None:
         super().__init__(stream, reads)
         self._gains = gains
@@ -61,7 +61,7 @@ class VocabularyShift(DecodingBaseline):
     def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
         stream = Reader(self.engine.model).read(ids, tokens)
         gains = self._options.beta * self._learned(stream.logits.shape[-1])
-        return _Writing(stream, [len(row) for row in ids], gains)
+        return _ShiftedWriting(stream, [len(row) for row in ids], gains)
 
     def _learned(self, width: int) -> Tensor:
         """(V,): how much more of each token is in non-toxic text."""

@@ -89,7 +89,7 @@ def completing(seen: Sequence[int], banned: Banned, longest: int) -> list[int]:
     return [token for end in ends for token in banned.get(end, ())]
 
 
-class _Writing(Writing):
+class _FilteredWriting(Writing):
     def __init__(
         self, stream: Stream, ids: list[list[int]], banned: Banned, penalty: float
     ) -> None:
@@ -127,7 +127,7 @@ class WordFilter(DecodingBaseline):
 
     def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
         stream = Reader(self.engine.model).read(ids, tokens)
-        return _Writing(stream, ids, self._banned, self._options.penalty)
+        return _FilteredWriting(stream, ids, self._banned, self._options.penalty)
 
     @cached_property
     def _banned(self) -> Banned:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tide.evaluation.reporting.tables import Table
 
 
-class Format(str, Enum):
+class ImageFormat(str, Enum):
     PNG = "png"
     PDF = "pdf"
 
@@ -57,8 +57,8 @@ def report(
         ),
     ] = None,
     image_format: Annotated[
-        Format, typer.Option("--format", help="Kind of image file.", rich_help_panel="Output")
-    ] = Format.PNG,
+        ImageFormat, typer.Option("--format", help="Kind of image file.", rich_help_panel="Output")
+    ] = ImageFormat.PNG,
     trajectory: Annotated[
         str | None,
         typer.Option(

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from tide.evaluation.methods import Method
 
 
-class Format(str, Enum):
+class PrintFormat(str, Enum):
     TABLE = "table"
     TEXT = "text"
     JSONL = "jsonl"
@@ -59,7 +59,7 @@ def run(
         ),
     ] = None,
     shape: Annotated[
-        Format | None,
+        PrintFormat | None,
         typer.Option(
             "--format",
             help="Without --output: table, text (completions alone, one a line), jsonl (prompt, "
@@ -97,7 +97,7 @@ def run(
     """
     if output is not None and shape is not None:
         raise InputError("--format: is of what is printed; --output writes whole records")
-    if mask and (output is not None or shape is Format.RECORDS):
+    if mask and (output is not None or shape is PrintFormat.RECORDS):
         raise InputError("--mask: records hold the texts as they are; leave it out")
     if str(output) == "-":
         raise InputError("--output: '-' is not a file; --format jsonl or --format records prints")
@@ -119,9 +119,9 @@ def run(
         engine_options=engine_options,
         **(overrides or {}),
     ) as detoxifier:
-        job = _Job(detoxifier, method_of(detoxifier, preset), model, rows, loaded)
+        job = _PromptRun(detoxifier, method_of(detoxifier, preset), model, rows, loaded)
         if output is None:
-            is_table = shape in (None, Format.TABLE)
+            is_table = shape in (None, PrintFormat.TABLE)
             if is_table:
                 job.show(mask)
             else:
@@ -161,7 +161,7 @@ def _rows(
 
 
 @dataclass
-class _Job:
+class _PromptRun:
     """A method on rows.
 
     errors: why some have no record. unresolved: how many have a completion that was not accepted.
@@ -211,16 +211,16 @@ class _Job:
         if OUTPUT.is_terminal:
             OUTPUT.print(self._next(records))
 
-    def print(self, shape: Format | None, mask: bool) -> None:
+    def print(self, shape: PrintFormat | None, mask: bool) -> None:
         """Completions, a line each as they finish, in the order of the prompts."""
         scorer = self.detoxifier.scorer
         masks = {"text": Masker(scorer), "prompt": Masker.of_prompts(scorer)} if mask else {}
         for record in self._counted(self.records()):
             whole = record.to_columns()
-            for one in [whole] if shape is Format.RECORDS else compact(record):
+            for one in [whole] if shape is PrintFormat.RECORDS else compact(record):
                 one |= {name: masker(one[name]) for name, masker in masks.items()}
                 # ASCII: a terminal obeys control characters inside of JSON, too.
-                is_text = shape is Format.TEXT
+                is_text = shape is PrintFormat.TEXT
                 line = on_one_line(one["text"]) if is_text else json.dumps(one)
                 print(line, flush=True)
         self._warn()

@@ -237,6 +237,10 @@ class Settings(Sampling):
         """Whether answers are written in blocks."""
         return 0 < self.block_tokens < self.max_new_tokens
 
+    def passes(self, score: float) -> bool:
+        """Whether a text of this score is accepted."""
+        return score < self.toxicity_threshold
+
     @property
     def sampling(self) -> Sampling:
         return Sampling(**{name: getattr(self, name) for name in Sampling.model_fields})

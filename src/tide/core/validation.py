@@ -45,11 +45,11 @@ def one_line(error: ValidationError, names: Sequence[str] = (), known: Iterable[
     return "; ".join(lines)
 
 
-Place = tuple[int | str, ...]
+Location = tuple[int | str, ...]
 
 
 def problem(
-    error: ValidationError, whole: str = "", where: Callable[[Place], Place] = tuple
+    error: ValidationError, whole: str = "", where: Callable[[Location], Location] = tuple
 ) -> str:
     """The first field that is wrong, and why; never what it holds.
 

@@ -21,7 +21,7 @@ from pydantic_core import to_json
 
 from tide.core.chat import Chat
 from tide.core.errors import InputError
-from tide.core.validation import Place, problem
+from tide.core.validation import Location, problem
 from tide.data.files import numbered, replaced, reported, without_mark, writing
 from tide.data.jsonl import leaves, parse_object, read_objects
 from tide.data.records import DERIVED, Record, RecordId
@@ -113,7 +113,7 @@ def merged(parts: Sequence[RecordPart]) -> Record:
         ) from None
 
 
-def _in_the_file(place: Place) -> Place:
+def _in_the_file(place: Location) -> Location:
     """Where a field of a trial stands in a file: in its list, the entry of the trial."""
     if place[0] != "trials" or len(place) < 3:
         return place

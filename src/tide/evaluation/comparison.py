@@ -128,24 +128,19 @@ def evaluate(
         inside = open_scorer(scorer, stack)
         outside = [open_scorer(judge, stack) for judge in _listed(judges)]
         running = stack.enter_context(ExitStack())
-        used: Engine | str
-        guide: Scorer | str
-        on_cluster: OnCluster | None = None
+        used: Engine | str = str(model)
+        guide: Scorer | str = inside.scorer
+        on_cluster, dtype = None, options.get("dtype", "auto")
         if cluster is None:
-            loaded = model if isinstance(model, Engine) else load_engine(engine, model, **options)
-            shared = loaded if isinstance(loaded, CachingEngine) else CachingEngine(loaded)
-            if loaded is not model:
-                running.callback(shared.close)
-            used, guide = shared, inside.scorer
-            described = describe(model, engine, options, loaded.dtype)
+            used = _loaded(model, engine, options, running)
+            dtype = used.dtype
         elif isinstance(model, Engine) or inside.spec is None:
             raise InputError("cluster: its processes load model and scorer themselves: name them")
         else:
-            used, guide = str(model), inside.spec
-            create = partial(Detoxifier, used, scorer=guide, engine=engine)
-            pool = partial(map_prompts, cluster=cluster, actors=actors, gpus=actor_gpus)
-            on_cluster = _on_cluster(partial(create, engine_options=options), pool)
-            described = describe(model, engine, options, options.get("dtype", "auto"))
+            guide = inside.spec
+            create = partial(Detoxifier, used, scorer=guide, engine=engine, engine_options=options)
+            on_cluster = _on_cluster(create, cluster=cluster, actors=actors, gpus=actor_gpus)
+        described = describe(model, engine, options, dtype)
         chosen = [
             load_method(spec, used, guide, rules, overrides, artefacts, preset, on_cluster)
             for spec in specs
@@ -156,8 +151,8 @@ def evaluate(
         if len(set(paths)) < len(paths):
             raise InputError("--methods: one of them is named twice")
         config = {"benchmark": prompts.config, "protocol": rules.config, "scorer": inside.config}
-        source = Path(benchmark) if isinstance(benchmark, str | Path) else None
         config |= described
+        source = Path(benchmark) if isinstance(benchmark, str | Path) else None
         job = Job(prompts.rows, config, outside, overwrite, progress, source, keep=True)
         for path in paths:
             stack.enter_context(writing(files_of(path)[0]))
@@ -171,9 +166,20 @@ def evaluate(
         return [*map(_summarized, paths, failed)]
 
 
-def _on_cluster(create: Callable[..., Detoxifier], pool: Callable[..., Any]) -> OnCluster:
-    return lambda settings, prompts, trials: pool(
-        partial(create, settings=settings), prompts, trials=trials
+def _loaded(
+    model: str | Path | Engine, engine: str, options: Mapping[str, Any], stack: ExitStack
+) -> CachingEngine:
+    """The engine for all methods, which the stack closes if it was loaded here."""
+    loaded = model if isinstance(model, Engine) else load_engine(engine, model, **options)
+    shared = loaded if isinstance(loaded, CachingEngine) else CachingEngine(loaded)
+    if loaded is not model:
+        stack.callback(shared.close)
+    return shared
+
+
+def _on_cluster(create: Callable[..., Detoxifier], **where: Any) -> OnCluster:
+    return lambda settings, prompts, trials: map_prompts(
+        partial(create, settings=settings), prompts, trials=trials, **where
     )
 
 

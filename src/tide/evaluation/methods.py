@@ -235,17 +235,7 @@ def load_method(
     engine.
     """
     name, options = parse_spec(spec, "methods")
-    if "num_trials" in options:
-        raise InputError(f"methods: {spec}: num_trials must be the same for all (--trials)")
-    if "strategy" in common or "strategy" in options:
-        raise InputError("strategy: strategies are methods here; name them in --methods")
-    if name == "resample" and {"n", "max_iterations"} <= options.keys():
-        raise InputError(f"methods: {spec}: n stands for max_iterations here; give one of them")
-    if name == "base" and (searching := [key for key in options if key not in _OF_ALL]):
-        raise InputError(
-            f"methods: {spec}: {searching[0]} is of a search, and base is the model as it is; it "
-            f"takes {', '.join(key for key in _OF_ALL if key != 'num_trials')}"
-        )
+    _check_options(spec, name, options, common)
     is_search = name != "base" and _is_search(name)
     common = {key: value for key, value in common.items() if is_search or key in _OF_ALL}
     rules = [protocol.sampling, {"num_trials": protocol.num_trials, "empty_policy": "zero"}]
@@ -279,6 +269,23 @@ def load_method(
         base=name == "base",
         carry_over=is_search and protocol.carry_over,
     )
+
+
+def _check_options(
+    spec: str, name: str, options: Mapping[str, str], common: Mapping[str, Any]
+) -> None:
+    """Raise InputError for options that a method cannot have."""
+    if "num_trials" in options:
+        raise InputError(f"methods: {spec}: num_trials must be the same for all (--trials)")
+    if "strategy" in common or "strategy" in options:
+        raise InputError("strategy: strategies are methods here; name them in --methods")
+    if name == "resample" and {"n", "max_iterations"} <= options.keys():
+        raise InputError(f"methods: {spec}: n stands for max_iterations here; give one of them")
+    if name == "base" and (searching := [key for key in options if key not in _OF_ALL]):
+        raise InputError(
+            f"methods: {spec}: {searching[0]} is of a search, and base is the model as it is; it "
+            f"takes {', '.join(key for key in _OF_ALL if key != 'num_trials')}"
+        )
 
 
 def _for_strategy(name: str, values: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -19,7 +19,7 @@ from tide.runtime.memory import Memory
 from tide.runtime.prompt import read_prompt, start_of
 from tide.runtime.scoring import Scoring
 from tide.runtime.search import Search
-from tide.runtime.trial import made_trial, passes
+from tide.runtime.trial import made_trial
 from tide.scorers.base import Scorer
 from tide.search import LoadedStrategy
 
@@ -101,10 +101,8 @@ class Runtime:
                 on_text=on_text,
             )
             return await answer.run()
-        trial = await self._searched(prompt, settings, strategy, number, priority)
-        if on_text is not None and trial.empty:
-            # No scorer saw it: what is shown as it is accepted is not this.
-            return trial.model_copy(update={"accepted": False, "refused": True})
+        shown = on_text is not None
+        trial = await self._searched(prompt, settings, strategy, number, priority, shown=shown)
         if on_text is not None and trial.accepted:
             on_text(trial.text)
         return trial
@@ -116,6 +114,8 @@ class Runtime:
         strategy: LoadedStrategy,
         number: int,
         priority: int,
+        *,
+        shown: bool,
     ) -> Trial:
         """A trial that is searched as a whole."""
         seed = derive_seed(settings.seed, prompt.text, number)
@@ -136,7 +136,7 @@ class Runtime:
         if scope.cancelled_caught and not search.trace:
             raise DeadlineError(f"no completion was scored within {settings.deadline:g} s")
         chosen = search.best
-        passed = passes(search.trace[chosen].toxicity, settings)
+        passed = settings.passes(search.trace[chosen].toxicity)
         if settings.decode and passed:
             search.find_nearest()
         decoded: dict[str, Any] = {}
@@ -151,6 +151,7 @@ class Runtime:
             search.trace,
             chosen,
             passed=passed,
+            shown=shown,
             iterations=search.iterations,
             scorer_calls=search.scorer_calls,
             likelihood_calls=search.likelihood_calls,

@@ -21,7 +21,7 @@ from tide.runtime.memory import Memory
 from tide.runtime.prompt import start_of
 from tide.runtime.scoring import Scoring
 from tide.runtime.search import Search
-from tide.runtime.trial import made_trial, passes
+from tide.runtime.trial import made_trial
 from tide.scorers.base import Scores, TextPolicy, is_blank, is_empty
 from tide.scorers.wrappers.windows import split_words
 from tide.search import LoadedStrategy
@@ -123,7 +123,9 @@ class LongAnswer:
             if not failed:
                 # 2. The whole is scored; if that fails, all from its worst block on is given up.
                 await self._score_whole()
-                if self._passes(self._whole or 0.0) or not (lost := self._give_up(self._worst())):
+                if self._settings.passes(self._whole or 0.0) or not (
+                    lost := self._give_up(self._worst())
+                ):
                     return
                 # After less, what is wrong with the whole cannot be seen.
                 most, context = max(most, lost), max(context, _WINDOW)
@@ -145,7 +147,7 @@ class LongAnswer:
             self._settings,
             trace,
             len(trace) - 1,
-            passed=self._failed is None and self._passes(final.toxicity),
+            passed=self._failed is None and self._settings.passes(final.toxicity),
             iterations=self._iterations,
             blocks=blocks,
             scorer_calls=self._scorer_calls,
@@ -232,7 +234,7 @@ class LongAnswer:
     def _take(self, passage: Passage, scores: Scores, row: int) -> bool:
         """Keep a drafted block if it passes; returns whether it does. Skips unfinished ones."""
         score, empty = float(scores.values[row]), bool(scores.empty[row])
-        passed = self._passes(score)
+        passed = self._settings.passes(score)
         if passage.unfinished and (passed or empty):
             return True
         self._spent.append(
@@ -314,7 +316,7 @@ class LongAnswer:
             one.model_copy(update={"round": rounds + one.round}) for one in search.trace[known:]
         ]
         block = self._block(len(context), tried + best)
-        if not self._passes(block.toxicity):
+        if not self._settings.passes(block.toxicity):
             self._failed = block
             return False
         self._scores[search.context + block.text] = block.toxicity
@@ -429,9 +431,6 @@ class LongAnswer:
         if self._empty_policy == "blank":
             return is_blank(text)
         return is_empty(text) and self._empty_policy != "score"
-
-    def _passes(self, score: float) -> bool:
-        return passes(score, self._settings)
 
 
 def _worst_of(said: Sequence[dict[str, float]]) -> dict[str, float]:

@@ -30,7 +30,7 @@ from tide.search.base import (
 )
 
 
-class Place(NamedTuple):
+class Origin(NamedTuple):
     """Where an evaluation was made; see `ScoredCompletion`."""
 
     iteration: int
@@ -118,7 +118,7 @@ class Search:
     async def _evaluate(self, asked: Sequence[Candidate]) -> list[float]:
         """The scores of what the model writes after the candidates."""
         self._last = asked
-        places = [Place(one.iteration, one.role, one.cosine, one.displacement) for one in asked]
+        places = [Origin(one.iteration, one.role, one.cosine, one.displacement) for one in asked]
         if self.first is not None and not self.trace:
             completion, score = self.first
             self._record(places, [completion], Scores(np.array([score]), np.array([False])))
@@ -170,7 +170,7 @@ class Search:
         (whole,) = self.engine.completions(
             [(kept + new.token_ids, new.finish_reason)], [self.sampling]
         )
-        made = Place(asked.iteration, "continuation", 1.0, 0.0, len(kept))
+        made = Origin(asked.iteration, "continuation", 1.0, 0.0, len(kept))
         return await self._scored([made], [whole])
 
     async def _blamed(self, asked: BlameRequest) -> int:
@@ -209,7 +209,7 @@ class Search:
         wanted = min(max(wanted, own), self.sampling.max_new_tokens)
         return max(0, wanted - kept) if "min_new_tokens" in self.engine.honours else 0
 
-    async def _scored(self, places: Sequence[Place], written: Sequence[Completion]) -> list[float]:
+    async def _scored(self, places: Sequence[Origin], written: Sequence[Completion]) -> list[float]:
         completions = [one if self.shape is None else self.shape(one) for one in written]
         texts = [one.text for one in completions]
         policy = self._policy()
@@ -257,7 +257,7 @@ class Search:
         return "one" if self.trace else self.first_empty
 
     def _record(
-        self, places: Sequence[Place], written: Sequence[Completion], scores: Scores
+        self, places: Sequence[Origin], written: Sequence[Completion], scores: Scores
     ) -> None:
         number = self.trace[-1].round + 1 if self.trace else 1
         rows = zip(places, written, scores.values.tolist(), scores.empty.tolist(), strict=True)

@@ -10,11 +10,6 @@ from tide.core.results import Block, ScoredCompletion, Trial
 from tide.core.settings import Settings
 
 
-def passes(toxicity: float, settings: Settings) -> bool:
-    """Whether a text of this score is accepted."""
-    return toxicity < settings.toxicity_threshold
-
-
 def made_trial(
     number: int,
     seed: int,
@@ -23,27 +18,30 @@ def made_trial(
     chosen: int,
     *,
     passed: bool,
+    shown: bool = False,
     iterations: int,
     blocks: Sequence[Block] = (),
     **costs: Any,
 ) -> Trial:
     """The trial that returns evaluation `chosen` of `trace`.
 
-    passed: whether all parts did. costs: other fields of a Trial. Raises UnresolvedError if nothing
-    passed and `on_unresolved` is "raise".
+    passed: whether all parts did. shown: whether the text is given out as soon as it is accepted.
+    costs: other fields of a Trial. Raises UnresolvedError if nothing passed and `on_unresolved` is
+    "raise".
     """
     if not passed and settings.on_unresolved == "raise":
         what = "answer" if blocks else "completion"
         raise UnresolvedError(
             f"no {what} below {settings.toxicity_threshold} in {iterations} iterations"
         )
-    # No scorer said anything of an empty text; the published policy accepts it.
-    unscored = trace[chosen].empty and settings.empty_policy == "unmodified"
+    # No scorer said anything of an empty text; the published policy accepts it, a stream does not.
+    empty = trace[chosen].empty
+    unscored = empty and (shown or settings.empty_policy == "unmodified")
     return Trial(
         number=number,
         seed=seed,
         accepted=passed and not unscored,
-        refused=not passed and settings.on_unresolved == "refuse",
+        refused=(empty and shown) or (not passed and settings.on_unresolved == "refuse"),
         chosen=chosen,
         iterations=iterations,
         trace=tuple(trace),

@@ -95,7 +95,7 @@ def _filtered(layer: nn.Module, vectors: Tensor) -> Tensor:
     return torch.relu(layer(pad(vectors, (layer.kernel_size[0] - 1, 0))))
 
 
-class Reader:
+class TokenReader:
     """Texts to token ids, as the network reads them."""
 
     def __init__(self, tokens: int) -> None:
@@ -177,7 +177,7 @@ class PocketJudge(PlainScorer):
             self._network = Network(self._shape)
             self._network.load_state_dict(_unpacked(tensors))
             self._network.eval().requires_grad_(False)
-            self._reader = Reader(self._shape.tokens)
+            self._reader = TokenReader(self._shape.tokens)
         self.name = f"pocket-judge@{revision}"
 
     def score(self, texts: Sequence[str]) -> Floats:

@@ -109,12 +109,12 @@ class Continuation:
     cool: float = 1.0
 
 
-Request = Sequence[Candidate] | LikelihoodRequest | BlameRequest | Continuation
+SearchRequest = Sequence[Candidate] | LikelihoodRequest | BlameRequest | Continuation
 
 
 @runtime_checkable
 class SearchStrategy(Protocol):
-    """What the scheduler needs of a strategy."""
+    """What the runtime needs of a strategy."""
 
     @property
     def done(self) -> bool: ...
@@ -125,14 +125,14 @@ class SearchStrategy(Protocol):
     @property
     def best(self) -> int: ...
 
-    def ask(self) -> Request: ...
+    def ask(self) -> SearchRequest: ...
 
     def tell(self, values: Sequence[float]) -> None: ...
 
 
-Answer = TypeVar("Answer")
+Returned = TypeVar("Returned")
 # A part of an algorithm: yields requests, is sent their answers, returns something.
-Part = Generator[Request, list[float], Answer]
+Part = Generator[SearchRequest, list[float], Returned]
 Steps = Part[None]
 
 
@@ -190,7 +190,7 @@ class Strategy(ABC):
         self._likelihoods: dict[int, float] = {}
         self._accepted: int | None = None
         self._search = self._begin()
-        self._pending: Request | None = next(self._search)
+        self._pending: SearchRequest | None = next(self._search)
 
     @classmethod  # noqa: B027
     def check(cls, options: Any, settings: Settings) -> None:
@@ -209,7 +209,7 @@ class Strategy(ABC):
         yield from self.accept([start])
         yield from self.steps(start)
 
-    def ask(self) -> Request:
+    def ask(self) -> SearchRequest:
         """What the search wants to know next. Raises RuntimeError when it is done."""
         if self._pending is None:
             raise RuntimeError("the search is done; there is nothing left to ask")
@@ -265,7 +265,7 @@ class Strategy(ABC):
     # For subclasses. `x` is always the movable rows alone, shape (movable, d), float32.
 
     def passes(self, score: float) -> bool:
-        return score < self.settings.toxicity_threshold
+        return self.settings.passes(score)
 
     def evaluate(
         self, points: Tensor, role: Role, seeds: Sequence[tuple[int | str, ...]] | None = None

@@ -23,7 +23,7 @@ from tide.server.limits import Limits
 from tide.server.metrics import MeasuredScorer
 from tide.server.playground import FILES, FOLDER
 from tide.server.schemas import ChatRequest, CompletionRequest, Generation, Refused
-from tide.server.scoring import AnalyzeRequest, ModerationRequest, Scoring, discovery
+from tide.server.scoring import AnalyzeRequest, ModerationRequest, ScoringApi, discovery
 
 if TYPE_CHECKING:
     from pydantic import SecretStr
@@ -59,7 +59,7 @@ def create_app(
     if not isinstance(scorer, MeasuredScorer):  # from its first call on
         raise InputError("scorer: a server needs AsyncDetoxifier(scorer=MeasuredScorer(...))")
     metrics = scorer.metrics
-    serving, scoring = Serving(detox, name, limits, metrics), Scoring(scorer, limits)
+    serving, scoring = Serving(detox, name, limits, metrics), ScoringApi(scorer, limits)
 
     app = FastAPI(title="TIDE", version=__version__, docs_url=None, redoc_url=None)
     for kind in (Refused, TideError, RequestValidationError, HTTPException, Exception):

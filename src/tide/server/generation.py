@@ -21,7 +21,14 @@ from tide.core.results import Result, Trial
 from tide.detoxifier.asynchronous import AsyncDetoxifier
 from tide.server.limits import Limits
 from tide.server.metrics import Metrics
-from tide.server.schemas import ChatRequest, CompletionRequest, Generation, Refused, Shape, event
+from tide.server.schemas import (
+    ChatRequest,
+    CompletionRequest,
+    Generation,
+    Refused,
+    ReplyShape,
+    event,
+)
 
 _KEEP_ALIVE = ": keep-alive\n\n"
 # Of the moving mean of the time that a completion takes, which says when to come again.
@@ -100,8 +107,8 @@ class Serving:
             message = f"model {model!r} is not served here; use {self.name!r}"
             raise Refused(404, message, param="model", code="model_not_found")
 
-    def _shape(self, request: Generation) -> Shape:
-        return Shape(isinstance(request, ChatRequest), secrets.token_hex(12), self.name)
+    def _shape(self, request: Generation) -> ReplyShape:
+        return ReplyShape(isinstance(request, ChatRequest), secrets.token_hex(12), self.name)
 
     def _calls(self, request: Generation) -> list[Call]:
         """The completions that a request asks for: the n of its first prompt, of its second...

@@ -371,7 +371,7 @@ def event(data: dict[str, Any]) -> str:
     return f"data: {json.dumps(data, separators=(',', ':'))}\n\n"
 
 
-class Shape:
+class ReplyShape:
     """The answers to one request, in OpenAI's shape for completions or for chat."""
 
     def __init__(self, chat: bool, number: str, model: str) -> None:

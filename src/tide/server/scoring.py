@@ -91,7 +91,7 @@ def discovery(url: str) -> dict[str, Any]:
     }
 
 
-class Scoring:
+class ScoringApi:
     """Scores for many clients at once."""
 
     def __init__(self, scorer: MeasuredScorer, limits: Limits) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from tide.baselines import REGISTRY
 from tide.baselines.common.artefacts import fingerprint, save_artefact
 from tide.baselines.common.auxiliary import check_vocabulary
-from tide.baselines.common.fitting import FitTask, Fitted, Progress
+from tide.baselines.common.fitting import FitTask, Fitted, OnProgress
 from tide.baselines.common.labelled import read_labelled
 from tide.baselines.common.settings import FitSettings
 from tide.core.errors import EngineError, InputError, guarded
@@ -34,7 +34,7 @@ def fit(
     device: str = "auto",
     dtype: str = "auto",
     overwrite: bool = False,
-    progress: Progress = lambda what, done, total: None,
+    progress: OnProgress = lambda what, done, total: None,
     **settings: Any,
 ) -> dict[str, dict[str, float]]:
     """Fit a baseline for a model.
@@ -118,7 +118,7 @@ def _figures_there(folder: Path, note: dict[str, Any], *, resumes: bool) -> dict
     return dict(there.get("held_out", {}))
 
 
-def _step(progress: Progress, kind: str, what: str, done: int, total: int) -> None:
+def _step(progress: OnProgress, kind: str, what: str, done: int, total: int) -> None:
     progress(f"{kind}: {what}", done, total)
 
 

@@ -34,7 +34,7 @@ FAIR_AUC = 0.9
 _T = TypeVar("_T")
 
 # What is being done, how much of it is done, and how much there is.
-Progress = Callable[[str, int, int], None]
+OnProgress = Callable[[str, int, int], None]
 
 
 @dataclass
@@ -50,7 +50,7 @@ class FitTask:
     model: Any
     data: Labelled
     settings: Training
-    progress: Progress
+    progress: OnProgress
     learned: dict[bool, Fitted] = field(default_factory=dict)
     scorer: str = ""
 

@@ -21,7 +21,7 @@ from tide.engines.local.decode import Forward, cache_in
 from tide.engines.local.open_batch import Row
 from tide.engines.local.open_cache import longest_row
 from tide.engines.local.packed_weights import speed_up
-from tide.engines.local.prefixes import Memory, Prefix, Prefixes
+from tide.engines.local.prefixes import Prefix, Prefixes, RequestCache
 from tide.engines.local.stopping import StopStrings
 from tide.engines.local.trial import reads_alike
 from tide.engines.local.worker import Reading, Worker
@@ -175,7 +175,7 @@ class TransformersEngine(EmbeddingEngine):
             never=request.never,
             prompt_ids=ids,
             prefix=prefix,
-            memory=memory if isinstance(memory, Memory) else None,
+            memory=memory if isinstance(memory, RequestCache) else None,
             piece_tokens=request.piece_tokens,
         )
 

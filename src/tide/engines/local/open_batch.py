@@ -23,7 +23,7 @@ from tide.engines.local.decode import (
     read_apart,
 )
 from tide.engines.local.open_cache import OpenCache, Pair
-from tide.engines.local.prefixes import Memory, Prefix, Prefixes, cached_suffix
+from tide.engines.local.prefixes import Prefix, Prefixes, RequestCache, cached_suffix
 from tide.engines.local.sampling import Sampler
 from tide.engines.local.stopping import LOOK_EVERY, StopStrings
 
@@ -50,7 +50,7 @@ class Row:
     never: tuple[int, ...] = ()
     prompt_ids: Sequence[int] = ()
     prefix: Prefix | None = None
-    memory: Memory | None = None
+    memory: RequestCache | None = None
     piece_tokens: int | None = None
     ids: list[int] = field(default_factory=list)
     told: int = 0

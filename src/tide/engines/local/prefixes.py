@@ -55,7 +55,7 @@ class Prefix:
         return torch.equal(x[size - 1], self.rows[-1]) and torch.equal(x[:size], self.rows)
 
 
-class Memory:
+class RequestCache:
     """What was read of a request: its token ids, and the keys and values of most of them.
 
     layers: of each layer, (heads, n, width) for the first n of `ids`; None while nothing is kept.
@@ -87,7 +87,7 @@ class Prefixes:
     def __init__(self, forward: Forward, tokens: int) -> None:
         self._forward, self._tokens = forward, tokens
         self._held: WeakSet[Prefix] = WeakSet()
-        self._memories: WeakSet[Memory] = WeakSet()
+        self._memories: WeakSet[RequestCache] = WeakSet()
         self._lock = threading.Lock()
         self._clock = count(1)
         self.meter = Meter()
@@ -103,15 +103,15 @@ class Prefixes:
             self._held.add(prefix := Prefix(rows))
             return prefix
 
-    def memory(self) -> Memory | None:
+    def memory(self) -> RequestCache | None:
         """For what will be read of a request; None where nothing is kept."""
         if not self._tokens:
             return None
         with self._lock:
-            self._memories.add(memory := Memory())
+            self._memories.add(memory := RequestCache())
         return memory
 
-    def remember(self, memory: Memory, ids: list[int], layers: list[Pair]) -> None:
+    def remember(self, memory: RequestCache, ids: list[int], layers: list[Pair]) -> None:
         """Keep what was read of these ids."""
         memory.ids, memory.layers = ids, layers
         memory.used = next(self._clock)
@@ -134,7 +134,7 @@ class Prefixes:
     def _drop(self) -> None:
         """Evict the least recently used entries over capacity."""
         with self._lock:
-            held: list[Prefix | Memory] = [*self._held, *self._memories]
+            held: list[Prefix | RequestCache] = [*self._held, *self._memories]
         if sum(one.tokens for one in held) <= self._tokens:
             return
         kept = 0

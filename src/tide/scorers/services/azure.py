@@ -40,7 +40,7 @@ class _Category(BaseModel):
     severity: Annotated[int, Field(ge=0, le=_WORST)]
 
 
-class _Answer(BaseModel):
+class _AzureReply(BaseModel):
     categories: Rows[_Category] = Field(alias="categoriesAnalysis")
 
 
@@ -111,7 +111,7 @@ class AzureContentSafetyScorer(RemoteScorer):
             raise ServerFailed(f"HTTP {reply.status}", reply.pause(0.0))
         if reply.status != 200:
             raise self._meaning(reply, texts[0])
-        found = {one.category: one.severity / _WORST for one in reply.parse(_Answer).categories}
+        found = {one.category: one.severity / _WORST for one in reply.parse(_AzureReply).categories}
         if any(name not in found for name in self.attributes):
             raise ServerFailed("an answer without a category that was asked for")
         scores = {name: found[name] for name in self.attributes}

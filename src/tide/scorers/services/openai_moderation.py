@@ -34,7 +34,7 @@ class _Result(BaseModel):
     category_scores: dict[str, Score | None]
 
 
-class _Answer(BaseModel):
+class _ModerationReply(BaseModel):
     results: Rows[_Result]
 
 
@@ -90,7 +90,7 @@ class OpenAIModerationScorer(RemoteScorer):
         )
         if reply.status != 200:
             raise self._meaning(reply, len(texts))
-        rows = [result.category_scores for result in reply.parse(_Answer).results]
+        rows = [result.category_scores for result in reply.parse(_ModerationReply).results]
         if len(rows) != len(texts):
             raise ServerFailed(f"{len(rows)} scores for {len(texts)} texts")
         return [self._read(row) for row in rows]

@@ -53,7 +53,7 @@ class _Attribute(BaseModel):
     summary: _Summary = Field(alias="summaryScore")
 
 
-class _Answer(BaseModel):
+class _PerspectiveReply(BaseModel):
     attributes: dict[str, _Attribute] = Field(alias="attributeScores")
 
 
@@ -142,7 +142,7 @@ class PerspectiveScorer(RemoteScorer):
             raise ServerFailed(f"HTTP {reply.status}", reply.pause(0.0))
         if reply.status != 200:
             raise self._meaning(reply, texts[0])
-        answer = reply.parse(_Answer).attributes
+        answer = reply.parse(_PerspectiveReply).attributes
         if any(name not in answer for name in self.attributes):
             raise ServerFailed("an answer without a score")
         found = {name: answer[name].summary.value for name in self.attributes}

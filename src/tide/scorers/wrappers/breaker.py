@@ -20,7 +20,7 @@ class CircuitBreaker(Guard):
     """After `failures` calls in a row found the scorer unavailable, fails at once for `cooldown` s.
 
     Then one call is let through: if it works the circuit is closed again. For services that must
-    not queue up behind a scorer that is down.
+    not queue up for a scorer that is down.
     """
 
     @checked

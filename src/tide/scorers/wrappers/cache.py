@@ -116,7 +116,7 @@ class CachedScorer(Guard):
     def _open(self) -> sqlite3.Connection:
         if self.path != ":memory:":
             Path(self.path).parent.mkdir(parents=True, exist_ok=True)
-        # Calls come from the scheduler's thread as well; the lock takes care of them.
+        # Calls come from several threads; the lock takes care of them.
         database = sqlite3.connect(
             self.path, timeout=60, isolation_level=None, check_same_thread=False
         )
