@@ -86,6 +86,57 @@ def test_what_was_not_accepted_is_told(
     assert "did not accept" not in capsys.readouterr().err
 
 
+def test_what_is_withheld_is_not_counted_as_toxic_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.py").write_text("def rude(texts):\n    return [0.9 for _ in texts]\n")
+    spec = f"{tmp_path}/mine.py:rude"
+    command = [
+        "run",
+        "Hello there",
+        "-s",
+        spec,
+        "--strategy",
+        "resample:n=1",
+        "--judges",
+        "lexicon",
+    ]
+    for policy, after in {"best": ("1.000", "0.900"), "refuse": ("0.000", "-")}.items():
+        assert tide(*command, "--on-unresolved", policy, monkeypatch=monkeypatch) == 0
+        cells = re.findall(
+            r"│ +(toxic rate|toxicity|withheld) +│ .*│ +(\S+) │", capsys.readouterr().out
+        )
+        rows = dict(reversed(cells))  # those of the scorer, and not of the judge
+        assert (rows["toxic rate"], rows["toxicity"]) == after
+        assert rows.get("withheld") == ("1" if policy == "refuse" else None)
+
+
+def test_lines_of_standard_input_are_prompts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed = io.TextIOWrapper(io.BytesIO(f"{PROMPTS[0]}\n\n{PROMPTS[1]}\n".encode()))
+    monkeypatch.setattr(sys, "stdin", typed)
+    assert tide("run", "-i", "-", "--format", "jsonl", monkeypatch=monkeypatch) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [one["prompt"] for one in lines] == PROMPTS[:2]
+    assert tide("run", "-i", "-", monkeypatch=monkeypatch) == 1  # there is no more
+    assert "standard input: holds no prompts" in capsys.readouterr().err
+
+
+def test_a_terminal_is_told_how_to_see_a_run(
+    prompts_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "an out.jsonl"
+    for is_terminal in (True, False):
+        written = io.StringIO()
+        console = CleanConsole(file=written, force_terminal=is_terminal, width=80, markup=False)
+        monkeypatch.setattr("tide.cli.run.OUTPUT", console)
+        command = ("run", "-i", prompts_file, "-o", output, "--limit", 1)
+        assert tide(*command, monkeypatch=monkeypatch) == 0
+        plain = re.sub(r"\x1b\[[0-9;]*m", "", written.getvalue())
+        assert (f"Next: tide report '{output}'\n" in plain) == is_terminal
+
+
 def test_refused_prompts_are_counted_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

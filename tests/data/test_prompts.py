@@ -85,6 +85,8 @@ def test_bad_files_name_the_line(tmp_path: Path, name: str, content: str, messag
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such file"):
         read_rows(tmp_path / "none.jsonl")
+    with pytest.raises(InputError, match="no such file"):
+        read_rows(tmp_path / "none")
     (tmp_path / "latin.txt").write_bytes("caf\xe9".encode("latin-1"))
     with pytest.raises(InputError, match="not UTF-8"):
         read_rows(tmp_path / "latin.txt")

@@ -166,6 +166,19 @@ def test_param_is_a_name_that_the_client_knows(
     assert error["message"].startswith(param)
 
 
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_error_calls_the_most_tokens_as_the_client_does(
+    server: Running, name: str, stream: bool
+) -> None:
+    for content, tokens in (("x", 5000), ("x", 0), ("x " * 200, 9)):
+        body = {"messages": [{"role": "user", "content": content}], name: tokens, "stream": stream}
+        answer = server.http.post("/v1/chat/completions", json=body)
+        error = json.loads(answer.text.removeprefix("data: ").partition("\n")[0])["error"]
+        assert f"lower {name}" in error["message"] or error["message"].startswith(f"{name}: ")
+        assert error["param"] in (name, None)
+
+
 def test_a_body_that_cannot_be_read_says_why(server: Running) -> None:
     headers = {"content-type": "application/json"}
     for content, type_, why in (

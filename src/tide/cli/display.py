@@ -115,10 +115,11 @@ def summary_table(
 
     Toxic rate: share of prompts with any completion at or above the threshold. Max and mean
     toxicity: averages over prompts of the largest and the mean score of their completions.
+    Withheld completions are counted apart: nobody sees them, so they are not toxic output.
     None if there are no records.
     """
     # By scorer, and then for before and after: rate, max and mean of each prompt.
-    found: dict[str, list[list[tuple[float, float, float]]]] = {}
+    found: dict[str, tuple[list[_Rates], list[_Rates]]] = {}
     counts: Counter[str] = Counter()
     for record in records:
         counts["prompts"] += 1
@@ -129,16 +130,12 @@ def summary_table(
             counts["withheld"] += trial.refused is True
             counts["empty completions"] += trial.empty is True
         for number, (name, threshold) in enumerate([scorer, *judges]):
-            after = record.scores_by(name) if number else [t.toxicity for t in record.trials]
-            before = all_or_none(
-                t.step_judge_scores.get(name, [None])[0] if number else t.base_toxicity
-                for t in record.trials
-            )
-            columns = found.setdefault(name, [[], []])
-            for column, scores in zip(columns, (before, after), strict=True):
-                if scores:
-                    rate = float(max(scores) >= threshold)
-                    column.append((rate, max(scores), fmean(scores)))
+            columns = found.setdefault(name, ([], []))
+            for rows, scores in zip(
+                columns, _scores(record, name if number else None), strict=True
+            ):
+                if scores is not None:
+                    rows.append(_rates(scores, threshold))
     if not counts:
         return None
     table = Table(title="before and after")
@@ -151,7 +148,7 @@ def summary_table(
     for name, columns in found.items():
         table.add_row(Text(name, style="bold"))
         for place, label in labels.items():
-            means = [fmean(row[place] for row in column) if column else None for column in columns]
+            means = [_mean_of(row[place] for row in rows) for rows in columns]
             cells = ("-" if mean is None else f"{mean:.3f}" for mean in means)
             table.add_row(f"  {label}", *cells)
     table.add_section()
@@ -167,6 +164,35 @@ def summary_table(
         table.add_row(f"  {label}", "", f"{counts[label] / counts['trials']:.1f}")
     table.add_row("seconds (this call)", "", f"{seconds:.1f}")
     return table
+
+
+_Rates = tuple[float, float | None, float | None]
+
+
+def _scores(record: Record, judge: str | None) -> tuple[list[float] | None, list[float] | None]:
+    """Of the completions before and after: the scorer's, or a judge's if there are any."""
+    trials = record.trials
+    if judge is None:
+        before = all_or_none(trial.base_toxicity for trial in trials)
+        after: list[float] | None = [trial.toxicity for trial in trials]
+    else:
+        before = all_or_none(t.step_judge_scores.get(judge, [None])[0] for t in trials)
+        after = record.scores_by(judge)
+    if after is not None:
+        after = [score for score, t in zip(after, trials, strict=True) if not t.refused]
+    return before, after
+
+
+def _rates(scores: Sequence[float], threshold: float) -> _Rates:
+    """Whether one is toxic, the largest and the mean."""
+    if not scores:  # all were withheld
+        return 0.0, None, None
+    return float(max(scores) >= threshold), max(scores), fmean(scores)
+
+
+def _mean_of(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
 
 
 _COSTS = {

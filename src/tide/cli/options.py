@@ -196,7 +196,7 @@ InputFile = Annotated[
     typer.Option(
         "--input",
         "-i",
-        help="File of texts: .jsonl, .csv or .txt, plain or .gz.",
+        help="File of texts: .jsonl, .csv or .txt, plain or .gz; - reads lines of standard input.",
         rich_help_panel="Input",
     ),
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
@@ -23,6 +24,7 @@ from tide.cli.display import (
 )
 from tide.cli.masking import Marker, Masker
 from tide.core.errors import InputError, PromptRefusedError, TideError
+from tide.core.sanitize import visible
 from tide.data.files import writing
 from tide.data.prompts import Row, read_rows
 from tide.data.record_files import RecordFile
@@ -139,6 +141,7 @@ def run(
                 job.errors.extend(run_method(job.method, output, shared).values())
                 with RecordFile(files_of(output)[0]) as file:
                     job.summarize(file.read(row.id) for row in rows if file.trials(row.id))
+                job.hint(f"Next: tide report {shlex.quote(visible(str(output)))}")
     if job.errors:
         refused = sum(isinstance(error, PromptRefusedError) for error in job.errors)
         apart = f", {refused} of them refused for their own score" if refused else ""
@@ -208,8 +211,7 @@ class _PromptRun:
                 of_prompts = Masker.of_prompts(scorer) if mask else None
                 OUTPUT.print(completions_table(records, scorer.threshold, words, of_prompts))
         self.summarize(records)
-        if OUTPUT.is_terminal:
-            OUTPUT.print(self._next(records))
+        self.hint(self._next(records))
 
     def print(self, shape: PrintFormat | None, mask: bool) -> None:
         """Completions, a line each as they finish, in the order of the prompts."""
@@ -224,6 +226,11 @@ class _PromptRun:
                 line = on_one_line(one["text"]) if is_text else json.dumps(one)
                 print(line, flush=True)
         self._warn()
+
+    def hint(self, line: str) -> None:
+        """What to try next, for a person."""
+        if OUTPUT.is_terminal:
+            OUTPUT.print(line, soft_wrap=True)
 
     def _next(self, records: list[Record]) -> str:
         """What to try after this."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,8 +12,10 @@ from typing import Any
 from tide.core.chat import Chat
 from tide.core.errors import InputError
 from tide.core.sanitize import half_character, shown
-from tide.data.files import as_text, read_lines
+from tide.data.files import as_text, numbered, read_lines
 from tide.data.jsonl import kind_of, read_objects
+
+_STDIN = Path("standard input")  # for messages
 
 
 @dataclass(frozen=True)
@@ -55,17 +58,21 @@ def read_rows(
 
     jsonl: one object a line with `field` (a string, or an object with `text` as in
     RealToxicityPrompts) and optionally `id`. csv: a header with `field` and optionally `id`.
-    txt: one text a line, blank lines skipped. A further `.gz` is read through gzip.
+    txt: one text a line, blank lines skipped. A further `.gz` is read through gzip. The path `-`
+    is standard input, read as .txt.
     chats: read `messages` of each object instead; a text is what a user says.
 
     Raises InputError, with the line's number, for a line that cannot be used, an id that occurs
     twice, an empty text unless `skip_empty`, or a file without texts.
     """
-    if kind_of(path) not in _READERS:
+    kind = ".txt" if str(path) == "-" else kind_of(path)
+    if kind not in _READERS:
+        if not path.exists():
+            raise InputError(f"{path}: no such file")
         raise InputError(f"{path}: unknown kind of file; use .jsonl, .csv or .txt (or these .gz)")
     rows: list[Row] = []
     first: dict[int | str, str] = {}
-    for where, row in _READERS[kind_of(path)](path, field):
+    for where, row in _READERS[kind](path, field):
         if limit is not None and len(rows) == limit:
             break
         chat = _chat(row["messages"], where) if chats and "messages" in row else None
@@ -86,6 +93,7 @@ def read_rows(
         row_read = Row(row_id, text, label, chat)
         rows.append(row_read.as_chat() if chats else row_read)
     if not rows:
+        path = _STDIN if str(path) == "-" else path
         raise InputError(f"{path}: holds no {field}s")
     return rows
 
@@ -140,7 +148,9 @@ def _read_csv(path: Path, field: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _read_txt(path: Path, field: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    for where, line in read_lines(path):
+    is_stdin = str(path) == "-"
+    lines = numbered(sys.stdin.buffer, _STDIN) if is_stdin else read_lines(path)
+    for where, line in lines:
         for text in as_text(line, where).rstrip("\r\n").split("\r"):
             if text.strip():
                 yield where, {field: text}

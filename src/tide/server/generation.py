@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tide.core.chat import Chat
-from tide.core.errors import PromptRefusedError
+from tide.core.errors import InputError, PromptRefusedError
 from tide.core.results import Result, Trial
 from tide.detoxifier.asynchronous import AsyncDetoxifier
 from tide.server.limits import Limits
@@ -41,10 +41,14 @@ Items = AsyncGenerator[str | Result, None]
 
 @dataclass(frozen=True)
 class Call:
-    """One completion that was asked for. settings: what differs from the server's."""
+    """One completion that was asked for. settings: what differs from the server's.
+
+    tokens_name: what the request calls `max_new_tokens`.
+    """
 
     prompt: str | Chat
     settings: dict[str, Any]
+    tokens_name: str
 
 
 class Serving:
@@ -121,7 +125,8 @@ class Serving:
             message = f"unknown parameter: {request.ignored}"
             raise Refused(400, message, param=request.ignored.partition(",")[0])
         if settings.get("max_new_tokens", 0) > limits.max_tokens:
-            raise Refused(400, f"at most {limits.max_tokens}, on this server", param="max_tokens")
+            message = f"{request.tokens_name}: at most {limits.max_tokens}, on this server"
+            raise Refused(400, message, param=request.tokens_name)
         highest = self._detox.settings.toxicity_threshold
         if settings.get("toxicity_threshold", 0.0) > highest:
             message = f"at most {highest}: a request can only lower it"
@@ -142,7 +147,11 @@ class Serving:
         first = secrets.randbelow(_SEEDS) if request.seed is None else request.seed
         settings |= {"num_trials": 1, "on_unresolved": "refuse"}
         return [
-            Call(prompts[i // request.n], {**settings, "seed": (first + i) % _SEEDS})
+            Call(
+                prompts[i // request.n],
+                {**settings, "seed": (first + i) % _SEEDS},
+                request.tokens_name,
+            )
             for i in range(count)
         ]
 
@@ -175,6 +184,8 @@ class Serving:
                     continue
                 if isinstance(item, PromptRefusedError):
                     self._metrics.outcomes.labels("prompt_refused").inc()
+                if isinstance(item, InputError):
+                    raise Refused.of(item, calls[number].tokens_name) from item
                 if isinstance(item, Exception):
                     raise item
                 if isinstance(item, Result):

@@ -100,8 +100,6 @@ _IGNORED = (
     "frequency_penalty", "length_penalty", "min_p", "presence_penalty", "service_tier", "store",
 )  # fmt: skip
 _MOST_IGNORED, _LONGEST_NAME = 32, 64
-# What clients call our settings.
-_NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 # They tell of the caller and change no answer.
 _ABOUT_THE_CALLER = (
     "metadata", "name", "parallel_tool_calls", "prompt_cache_key", "safety_identifier", "user",
@@ -142,14 +140,16 @@ class Refused(Exception):
         return cls(429, message, "rate_limit_error", code="busy", again=True, pause=pause)
 
     @classmethod
-    def of(cls, error: Exception) -> Refused:
-        """What a client is told of `error`. Internal errors are shown without details."""
+    def of(cls, error: Exception, tokens_name: str = "max_tokens") -> Refused:
+        """What a client is told of `error`. Internal errors are shown without details.
+
+        tokens_name: what the request calls `max_new_tokens`.
+        """
         if isinstance(error, Refused):
             return error
         if isinstance(error, InputError):
-            message = str(error)
-            for own, name in _NAMES.items():
-                message = message.replace(own, name)
+            message = str(error).replace("max_new_tokens", tokens_name)
+            message = message.replace("min_new_tokens", "min_tokens")
             name = message.partition(":")[0]
             return cls(
                 400,
@@ -309,6 +309,11 @@ class Generation(_Asked):
         names = [shown(name).encode("ascii", "backslashreplace").decode() for name in self._ignored]
         return ", ".join(name[:_LONGEST_NAME] for name in names[:_MOST_IGNORED])
 
+    @property
+    def tokens_name(self) -> str:
+        """What the request calls `max_new_tokens`."""
+        return "max_tokens"
+
     def settings(self) -> dict[str, Any]:
         """What was asked for, under the names of settings."""
         stop = [self.stop] if isinstance(self.stop, str) else self.stop
@@ -360,6 +365,10 @@ class ChatMessage(_Asked):
 class ChatRequest(Generation):
     messages: list[ChatMessage] = Field(min_length=1)
     max_completion_tokens: int | None = None
+
+    @property
+    def tokens_name(self) -> str:
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
     def settings(self) -> dict[str, Any]:
         tokens = self.max_completion_tokens
