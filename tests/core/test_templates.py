@@ -49,7 +49,7 @@ def test_a_template_that_computes_for_ever_is_refused(tmp_path: Path, name: str)
         InputError, match=r"messages: the chat template of .* refuses them"
     ) as caught:
         hostile.render(Chat.said("hello"))
-    assert time.monotonic() - began < 25
+    assert time.monotonic() - began < 120  # for ever, on a busy machine too
     assert "\n" not in str(caught.value)
     detoxifier = Detoxifier(hostile, scorer=ReadingScorer(), max_new_tokens=2)
     assert detoxifier("The weather").text
