@@ -24,8 +24,8 @@ BIN := $(VENV)/bin
 .PHONY: demo test test-attacks test-docs site test-clients test-vllm test-llama-cpp mutate check clean
 .DELETE_ON_ERROR:
 
-demo: $(VENV)/.with-profanity
-	$(BIN)/tide run --preset backtrack --input examples/prompts.txt --judge profanity-check --mask
+demo: $(VENV)/.with-nothing
+	$(BIN)/tide run --preset backtrack --input examples/prompts.txt --judge pocket-judge --mask
 
 test: $(VENV)/.with-test
 	$(BIN)/python -m pytest -n $(JOBS)
@@ -61,10 +61,10 @@ check: $(VENV)/.with-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# On Linux without a GPU it takes PyTorch's build for the CPU; `make demo TORCH=cuda` does not.
+# With the extras of its name, or with nothing. On Linux without a GPU it takes PyTorch's build for the CPU; `make demo TORCH=cuda` does not.
 $(VENV)/.with-%: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@TORCH=$(TORCH) $(BIN)/python scripts/set_up.py '$*'
+	@TORCH=$(TORCH) $(BIN)/python scripts/set_up.py '$(filter-out nothing,$*)'
 	@touch $@
 
 # vLLM brings its own torch; the torchvision, torchaudio and torchcodec that come with it are for

@@ -22,7 +22,7 @@ from tide.data.record_files import read_records
 from tide.data.records import to_record
 from tide.detoxifier.sync import Detoxifier
 from tide.evaluation.runs import carried
-from tide.scorers.attributes import Attributed
+from tide.scorers import Attributed
 
 
 class Sides(ReadingScorer):
@@ -129,7 +129,7 @@ def test_a_score_that_has_no_attributes_yet_leaves_them_out() -> None:
 @pytest.mark.parametrize("spec", ["cache:sides.py:Sides", "rate:1000:sides.py:Sides"])
 def test_the_command_line_keeps_them(tmp_path: Path, spec: str) -> None:
     (tmp_path / "sides.py").write_text(
-        "import numpy as np\nfrom tide.scorers.attributes import Attributed\n"
+        "import numpy as np\nfrom tide.scorers import Attributed\n"
         "class Sides:\n    name, threshold, attributes = 'sides@1', 0.5, ('long',)\n"
         "    def score(self, texts): return np.full(len(texts), 0.25)\n"
         "    def score_attributes(self, texts):\n"

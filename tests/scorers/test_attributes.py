@@ -15,11 +15,10 @@ from tide.data.records import Record, TrialRecord
 from tide.evaluation.judges import judge_records, judged
 from tide.evaluation.progress import Progress
 from tide.scorers import load_scorer, score_texts
-from tide.scorers.attributes import (
+from tide.scorers.base import (
     Attributed,
     ask_attributes,
     attributes_of,
-    perspective_name,
 )
 from tide.scorers.wrappers.breaker import CircuitBreaker
 from tide.scorers.wrappers.cache import CachedScorer
@@ -28,6 +27,7 @@ from tide.scorers.wrappers.ensembles import MaxScorer, MeanScorer
 from tide.scorers.wrappers.rate import RateLimitedScorer
 from tide.scorers.wrappers.retry import RetryScorer
 from tide.scorers.wrappers.windows import WindowedScorer
+from tide.server.scoring import perspective_name
 
 LABELS = ["toxic", "identity_hate", "other"]
 TEXTS = ["The weather is fine", "Rain", "the people are kind " * 3]

@@ -17,7 +17,7 @@ from tests.server.running import Running, running, wait_until
 from tests.worlds import ReadingScorer
 from tide.core.errors import ScorerError, ScorerRefusedError, ScorerUnavailableError
 from tide.scorers import load_scorer
-from tide.scorers.attributes import Attributed
+from tide.scorers.base import Attributed
 from tide.scorers.services.openai_moderation import OpenAIModerationScorer
 from tide.scorers.services.perspective import PerspectiveScorer
 from tide.server.limits import Limits

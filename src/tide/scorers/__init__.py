@@ -13,7 +13,14 @@ from tide.plugins.registry import Registry
 from tide.plugins.specs import Spec, parse, parse_spec
 
 if TYPE_CHECKING:
-    from tide.scorers.base import CallableScorer, PlainScorer, Scorer, Scores, score_texts
+    from tide.scorers.base import (
+        Attributed,
+        CallableScorer,
+        PlainScorer,
+        Scorer,
+        Scores,
+        score_texts,
+    )
     from tide.scorers.services.base import RemoteScorer
 
 REGISTRY = Registry(
@@ -133,7 +140,14 @@ def _complete(loaded: Any, what: str) -> Scorer:
 __getattr__, _, _ = lazy_loader.attach(
     __name__,
     submod_attrs={
-        "base": ["CallableScorer", "PlainScorer", "Scorer", "Scores", "score_texts"],
+        "base": [
+            "Attributed",
+            "CallableScorer",
+            "PlainScorer",
+            "Scorer",
+            "Scores",
+            "score_texts",
+        ],
         "services.base": ["RemoteScorer"],
     },
 )
@@ -141,6 +155,7 @@ __getattr__, _, _ = lazy_loader.attach(
 __all__ = [
     "AROUND",
     "REGISTRY",
+    "Attributed",
     "CallableScorer",
     "PlainScorer",
     "RemoteScorer",

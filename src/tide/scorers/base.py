@@ -8,7 +8,7 @@ import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,6 +58,32 @@ class Scorer(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class Attributed(NamedTuple):
+    """Scores and attributes of n texts, each of shape (n,), in [0, 1].
+
+    An attribute that is not known of a text is NaN; a score is always known.
+    """
+
+    values: Floats
+    attributes: Mapping[str, Floats]
+
+
+@runtime_checkable
+class AttributeScorer(Scorer, Protocol):
+    """A scorer that also scores single attributes of a text: threat, insult...
+
+    Its score is made of them (the largest of those that were chosen), so both come from one pass.
+
+    attributes: their names, as the model or service calls them.
+    """
+
+    attributes: tuple[str, ...]
+
+    def score_attributes(self, texts: Sequence[str]) -> Attributed:
+        """What `score` gives, and each attribute; both in [0, 1], shape (len(texts),)."""
+        ...
 
 
 class PlainScorer:
@@ -153,10 +179,8 @@ def score_texts(scorer: Scorer, texts: Sequence[str], empty_policy: TextPolicy) 
     """Score every text and validate the scores.
 
     Equal texts are sent once. Nearly empty texts are scored by `empty_policy`. Raises as
-    `tide.scorers.attributes.ask_attributes`.
+    `ask_attributes`.
     """
-    from tide.scorers.attributes import ask_attributes  # noqa: PLC0415  (it needs this module)
-
     without = is_blank if empty_policy == "blank" else is_empty
     empty = np.array([without(text) for text in texts], dtype=np.bool_)
     values = np.full(len(texts), 1.0 if empty_policy == "one" else 0.0)
@@ -217,6 +241,35 @@ def ask(scorer: Scorer, texts: Sequence[str]) -> list[float]:
     # A copy: a scorer that edits its list must not change which score is whose.
     answer = called(scorer.name, lambda: scorer.score(list(texts)))
     return list(believed(scorer.name, answer, len(texts)).tolist())
+
+
+def attributes_of(scorer: Scorer) -> tuple[str, ...]:
+    """The names of the scorer's attributes; empty if it has none."""
+    return scorer.attributes if isinstance(scorer, AttributeScorer) else ()
+
+
+def ask_attributes(scorer: Scorer, texts: Sequence[str]) -> Attributed:
+    """Scores of `texts`, and attributes if the scorer has some, refused unless in [0, 1].
+
+    Nobody is asked about no texts. Raises as `ask`, and ScorerError for other
+    attributes than it names.
+    """
+    if not texts:
+        return Attributed(np.zeros(0), {name: np.zeros(0) for name in attributes_of(scorer)})
+    if not isinstance(scorer, AttributeScorer) or not scorer.attributes:
+        return Attributed(np.array(ask(scorer, texts), dtype=np.float64), {})
+    answer = called(scorer.name, lambda: scorer.score_attributes(list(texts)))
+    if not isinstance(answer, Attributed) or set(answer.attributes) != set(scorer.attributes):
+        raise ScorerError(f"scorer {scorer.name}: the answer has not the attributes that it names")
+    return Attributed(
+        believed(scorer.name, answer.values, len(texts)),
+        {
+            name: believed(
+                f"{scorer.name} ({name})", answer.attributes[name], len(texts), unknown=True
+            )
+            for name in scorer.attributes
+        },
+    )
 
 
 def called(name: str, call: Callable[[], _T]) -> _T:

@@ -13,8 +13,7 @@ from tide.core.errors import InputError, ScorerError, guarded
 from tide.core.optional import require
 from tide.core.pretrained import find_device
 from tide.plugins.options import checked
-from tide.scorers.attributes import Attributed
-from tide.scorers.base import Floats, PlainScorer, in_batches
+from tide.scorers.base import Attributed, Floats, PlainScorer, in_batches
 
 
 class DetoxifyScorer(PlainScorer):

@@ -13,8 +13,7 @@ import torch
 from tide.core.errors import InputError, ScorerError, guarded
 from tide.core.pretrained import check_tokenizer, find_device, load_pretrained
 from tide.plugins.options import checked
-from tide.scorers.attributes import Attributed
-from tide.scorers.base import Floats, PlainScorer, in_batches
+from tide.scorers.base import Attributed, Floats, PlainScorer, in_batches
 from tide.scorers.labels import how_joined, toxic_columns
 
 # A model that reads less of a text scores something else.

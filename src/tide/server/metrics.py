@@ -12,8 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from tide.core.errors import ScorerError
 from tide.core.results import Result
-from tide.scorers.attributes import Attributed
-from tide.scorers.base import HEALTH_TEXT, Scorer
+from tide.scorers.base import HEALTH_TEXT, Attributed, Scorer
 from tide.scorers.wrappers.base import Guard
 
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)

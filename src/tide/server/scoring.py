@@ -17,8 +17,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from tide.core.errors import ScorerError
 from tide.core.validation import unknown
-from tide.scorers.attributes import attributes_of, perspective_name
-from tide.scorers.base import Scores, is_empty, score_groups
+from tide.scorers.base import Scores, attributes_of, is_empty, score_groups
 from tide.server.guardrail import GuardrailRequest, Unread
 from tide.server.limits import Limits
 from tide.server.metrics import MeasuredScorer
@@ -32,6 +31,13 @@ _CATEGORIES = (
     "violence", "violence/graphic",
 )  # fmt: skip
 ATTRIBUTE = "TOXICITY"
+# Labels whose names in Perspective's protocol differ from their capitals (those of Jigsaw's data).
+_PERSPECTIVE_NAMES = {
+    "TOXIC": "TOXICITY",
+    "SEVERE_TOXIC": "SEVERE_TOXICITY",
+    "IDENTITY_HATE": "IDENTITY_ATTACK",
+    "SEXUAL_EXPLICIT": "SEXUALLY_EXPLICIT",
+}
 # As Perspective's own limit, so that a client behaves as it did.
 _LONGEST = 20_480
 
@@ -191,3 +197,9 @@ class ScoringApi:
         if isinstance(scores, ScorerError):
             raise scores
         return scores
+
+
+def perspective_name(attribute: str) -> str:
+    """What Perspective's protocol calls an attribute: `identity_attack` is IDENTITY_ATTACK."""
+    name = "".join(c if c.isalnum() else "_" for c in attribute.upper())
+    return _PERSPECTIVE_NAMES.get(name, name)

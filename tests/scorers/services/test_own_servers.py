@@ -13,7 +13,7 @@ from tests.scorers.services.own_stand_ins import Azure, GuardServer, Tei, VllmPo
 from tests.scorers.services.stand_ins import Service, running, toxicity
 from tide.core.errors import InputError, ScorerError, ScorerRefusedError, ScorerUnavailableError
 from tide.scorers import Scorer, load_scorer, score_texts
-from tide.scorers.attributes import ask_attributes, attributes_of
+from tide.scorers.base import ask_attributes, attributes_of
 from tide.scorers.guards.formats import GuardSettings
 from tide.scorers.guards.remote import RemoteGuard
 from tide.scorers.services.azure import AzureContentSafetyScorer

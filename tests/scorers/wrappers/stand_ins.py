@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tide.scorers.attributes import Attributed
-from tide.scorers.base import Floats
+from tide.scorers.base import Attributed, Floats
 
 
 class Moody:

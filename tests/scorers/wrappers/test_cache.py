@@ -23,7 +23,7 @@ from tests.generated import examples
 from tests.scorers.wrappers.stand_ins import TwoSides
 from tide.core.errors import InputError, ScorerError, ScorerUnavailableError
 from tide.scorers import CallableScorer, load_scorer, score_texts
-from tide.scorers.attributes import ask_attributes, attributes_of
+from tide.scorers.base import ask_attributes, attributes_of
 from tide.scorers.wrappers.cache import CachedScorer
 from tide.scorers.wrappers.ensembles import MaxScorer
 from tide.scorers.wrappers.windows import WindowedScorer
@@ -204,7 +204,6 @@ def test_the_place_comes_from_the_environment(
 
 WORKER = """
 import sys, numpy as np
-from tide.scorers.attributes import ask_attributes, attributes_of
 from tide.scorers.wrappers.cache import CachedScorer
 
 class Slow:

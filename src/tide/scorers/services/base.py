@@ -19,8 +19,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from tide.core.credentials import base_url
 from tide.core.errors import EnvironmentVariableError, InputError, ScorerUnavailableError
 from tide.core.http import Client, ServerFailed
-from tide.scorers.attributes import Attributed
-from tide.scorers.base import Floats, PlainScorer
+from tide.scorers.base import Attributed, Floats, PlainScorer
 from tide.scorers.pace import Pace
 
 # A service that asks for a longer pause than this will not answer this run.
@@ -55,7 +54,7 @@ class RemoteScorer(PlainScorer, ABC):
     rest.
 
     attributes: the names of what the service says beside the score; see
-    `tide.scorers.attributes`.
+    `tide.scorers.base`.
     """
 
     batch_size = 1

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tide.scorers.attributes import Attributed, ask_attributes, attributes_of
-from tide.scorers.base import Floats, Scorer
+from tide.scorers.base import Attributed, Floats, Scorer, ask_attributes, attributes_of
 
 
 class Guard:

@@ -11,8 +11,7 @@ from pydantic import Field
 
 from tide.core.errors import SCORER_DOWN, ScorerUnavailableError
 from tide.plugins.options import checked
-from tide.scorers.attributes import Attributed
-from tide.scorers.base import Scorer
+from tide.scorers.base import Attributed, Scorer
 from tide.scorers.wrappers.base import Guard
 
 

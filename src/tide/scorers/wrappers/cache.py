@@ -19,8 +19,7 @@ from tide.core.errors import InputError, ScorerError, first_line
 from tide.core.results import Score
 from tide.core.sanitize import logger
 from tide.plugins.options import checked
-from tide.scorers.attributes import Attributed
-from tide.scorers.base import Scorer
+from tide.scorers.base import Attributed, Scorer
 from tide.scorers.wrappers.base import Guard
 
 _T = TypeVar("_T")

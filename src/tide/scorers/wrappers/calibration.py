@@ -16,8 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from tide.core.errors import InputError, first_line
 from tide.plugins.options import checked
-from tide.scorers.attributes import Attributed
-from tide.scorers.base import Floats, Scorer
+from tide.scorers.base import Attributed, Floats, Scorer
 from tide.scorers.wrappers.base import Guard
 
 _Unit = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]

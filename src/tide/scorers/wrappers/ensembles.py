@@ -10,8 +10,7 @@ import numpy as np
 
 from tide.core.errors import InputError
 from tide.plugins.options import checked
-from tide.scorers.attributes import Attributed, ask_attributes, attributes_of
-from tide.scorers.base import Floats, Scorer
+from tide.scorers.base import Attributed, Floats, Scorer, ask_attributes, attributes_of
 
 
 class _Ensemble:

@@ -10,8 +10,7 @@ import numpy as np
 from pydantic import Field
 
 from tide.plugins.options import checked
-from tide.scorers.attributes import Attributed
-from tide.scorers.base import Scorer
+from tide.scorers.base import Attributed, Scorer
 from tide.scorers.pace import Pace
 from tide.scorers.wrappers.base import Guard
 

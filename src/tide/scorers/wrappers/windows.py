@@ -10,8 +10,7 @@ import numpy as np
 from pydantic import Field
 
 from tide.plugins.options import checked
-from tide.scorers.attributes import Attributed
-from tide.scorers.base import Floats, Scorer, score_texts
+from tide.scorers.base import Attributed, Floats, Scorer, score_texts
 from tide.scorers.wrappers.base import Guard
 
 
