@@ -17,7 +17,7 @@ from tide.baselines import REGISTRY
 from tide.baselines.common.settings import FitSettings
 from tide.core.errors import EngineError, InputError
 from tide.core.settings import Sampling
-from tide.plugins.options import write
+from tide.plugins.options import format_value
 
 
 def is_number(annotation: Any) -> bool:
@@ -36,7 +36,7 @@ OPTIONS = [
 @pytest.mark.parametrize(("kind", "name"), OPTIONS)
 @given(value=st.floats(1e5, 1e308) | st.floats(max_value=-1e-9) | st.sampled_from([math.nan]))
 def test_every_number_has_bounds(gpt2: World, kind: str, name: str, value: float) -> None:
-    for written in (write(value), "1e400", "-inf", "text"):
+    for written in (format_value(value), "1e400", "-inf", "text"):
         with pytest.raises(InputError, match=f"baseline {kind}: {name}: "):
             gpt2.load(f"{kind}:{name}={written}")
 
@@ -50,7 +50,7 @@ def test_within_them_a_text_is_written_or_one_line_says_why_not(
 ) -> None:
     sampling = Sampling(temperature=temperature, max_new_tokens=3)
     with suppress(InputError, EngineError):
-        baseline = gpt2.load(f"{kind}:{name}={write(value)}")
+        baseline = gpt2.load(f"{kind}:{name}={format_value(value)}")
         (generated,) = baseline.generate(["The weather"], sampling, [0])
         assert generated.completion.token_ids or generated.completion.finish_reason == "stop"
 

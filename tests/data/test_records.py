@@ -108,6 +108,25 @@ def test_parts_are_merged_by_id_and_trial(tmp_path: Path) -> None:
     assert first.trials[0].perplexity["m"].num_tokens == 0
 
 
+def test_what_is_kept_is_what_the_file_says(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    killed = RecordFile(path)
+    killed.add(record(0, (1,), seconds=1.0))
+    killed.add(record(1))
+    killed.extend({"id": 0, "trials": [1], "judge_scores": {"a": [0.5]}}, record(0))
+    killed.add(record(0, (0,), seconds=0.5))
+    killed.__exit__(KeyboardInterrupt)
+    with RecordFile(path, keep=True) as file:
+        assert [file.read(0), file.read(1)] == read_records(path)
+        file.add(record(0, (3, 2), seconds=0.25))
+        file.add(record(2))
+        path.with_name("copy.jsonl").write_bytes(path.read_bytes())
+        held = [file.read(number) for number in range(3)]
+    assert held == read_records(path) == read_records(path.with_name("copy.jsonl"))
+    assert [trial.number for trial in held[0].trials] == [0, 1, 2, 3]
+    assert (held[0].seconds, held[1].seconds) == (1.75, None)
+
+
 def test_a_finished_file_is_that_of_an_unbroken_run(tmp_path: Path) -> None:
     prompts = {number: f"prompt {number}" for number in range(3)}
     for name, order in (("a", [2, 0, 1]), ("b", [1, 2, 0])):

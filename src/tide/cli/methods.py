@@ -16,7 +16,7 @@ from tide.cli.display import OUTPUT
 from tide.core.errors import InputError, first_line
 from tide.core.validation import nearest
 from tide.detoxifier.presets import PRESETS
-from tide.plugins.options import write
+from tide.plugins.options import format_value
 from tide.plugins.registry import Registry
 
 _WIDTH = 80
@@ -107,11 +107,11 @@ def _options(found: Any, kind: str) -> Iterator[tuple[str, str]]:
             literals = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
             choices = f"({' or '.join(literals)})" if literals else ""
             says = " ".join(part for part in (field.description, choices) if part)
-            yield name if field.is_required() else f"{name}={write(default)}", says
+            yield name if field.is_required() else f"{name}={format_value(default)}", says
     elif kind == "engine":
         for parameter in list(inspect.signature(found).parameters.values())[1:]:
             if parameter.kind is not inspect.Parameter.VAR_KEYWORD:
-                yield f"{parameter.name}={write(parameter.default)}", ""
+                yield f"{parameter.name}={format_value(parameter.default)}", ""
 
 
 def _presets(wanted: str | None) -> Iterator[_Row]:

@@ -295,6 +295,7 @@ class RecordFile:
         with self._closing:
             if kind is None:
                 self._compact()
+            self._kept.clear()
 
     def _scan(self) -> None:
         self._places: dict[RecordId, list[tuple[int, int]]] = {}  # numbers and offsets of lines

@@ -41,8 +41,7 @@ def _engine_options(asked: Mapping[str, Any], further: Mapping[str, Any]) -> dic
     return {**given, **further}
 
 
-@lru_cache(maxsize=256, typed=True)
-def _resolved(base: Settings, /, **overrides: Any) -> tuple[Settings, LoadedStrategy]:
+def _overridden(base: Settings, /, **overrides: Any) -> tuple[Settings, LoadedStrategy]:
     settings = resolve_settings(base.model_dump(), overrides)
     return settings, load_strategy(settings.strategy)
 
@@ -86,6 +85,7 @@ class DetoxifierBase:
             model if isinstance(model, Engine) else load_engine(engine, model, **options)
         )
         self._check(self.settings, self._strategy)
+        self._overridden = lru_cache(maxsize=256, typed=True)(_overridden)
         self._begin()
 
     def _begin(self) -> None:
@@ -130,9 +130,9 @@ class DetoxifierBase:
             return self.settings, self._strategy
         given = {key: tuple(v) if isinstance(v, list) else v for key, v in overrides.items()}
         try:
-            settings, strategy = _resolved(self.settings, **given)
+            settings, strategy = self._overridden(self.settings, **given)
         except TypeError:  # a value without a hash, which is refused by name
-            settings, strategy = _resolved.__wrapped__(self.settings, **given)
+            settings, strategy = _overridden(self.settings, **given)
         self._check(settings, strategy)
         return settings, strategy
 

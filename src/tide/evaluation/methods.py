@@ -26,7 +26,7 @@ from tide.detoxifier.sync import Detoxifier, outcomes
 from tide.engines import Engine
 from tide.evaluation.caching_engine import CachingEngine
 from tide.evaluation.protocols import EvaluationProtocol
-from tide.plugins.options import Options, write
+from tide.plugins.options import Options, format_value
 from tide.plugins.specs import format_spec, parse_spec
 from tide.scorers import Scorer
 from tide.scorers.base import Scores, score_groups
@@ -337,7 +337,7 @@ def _written(settings: Settings) -> dict[str, str]:
     values = settings.model_dump(exclude={*_WITHOUT_EFFECT, "strategy", "seed"})
     values = {k: v for k, v in values.items() if v is not None or k not in _SCALES}
     values |= _own_options(settings.strategy) | {"seed": settings.seed}
-    return {key: write(value) for key, value in values.items()}
+    return {key: format_value(value) for key, value in values.items()}
 
 
 def _recorded(settings: Settings, values: dict[str, Any]) -> dict[str, Any]:
@@ -348,7 +348,7 @@ def _recorded(settings: Settings, values: dict[str, Any]) -> dict[str, Any]:
     off = {name for name in _LATER if values.get(name) == Settings.model_fields[name].default}
     off |= set() if settings.in_blocks else _OF_BLOCKS
     return {
-        name: write(value) if isinstance(value, tuple) else value
+        name: format_value(value) if isinstance(value, tuple) else value
         for name, value in values.items()
         if name not in off
     }

@@ -48,7 +48,9 @@ class Options(BaseModel):
             known = f"known: {', '.join(fields)}" if fields else "it has none"
             raise InputError(f"{kind} {name}: no option {min(unknown)!r}; {known}")
         try:
-            return cls.model_validate({key: read(fields[key], values[key]) for key in values})
+            return cls.model_validate(
+                {key: parse_value(fields[key], values[key]) for key in values}
+            )
         except ValidationError as error:
             raise InputError(f"{kind} {name}: {one_line(error)}") from None
 
@@ -58,11 +60,11 @@ class Options(BaseModel):
         for (written, field), value in zip(self.by_name().items(), values.values(), strict=True):
             default = field.get_default(call_default_factory=True, validated_data=values)
             if written == self.strength or value != default:
-                shown[written] = write(value)
+                shown[written] = format_value(value)
         return format_spec(name, shown)
 
 
-def read(field: FieldInfo, text: str) -> Any:
+def parse_value(field: FieldInfo, text: str) -> Any:
     """The value that `text` stands for in a spec: None for `none`, where a field allows it.
 
     For several texts it is a JSON list of them; any other is a single one.
@@ -75,7 +77,7 @@ def read(field: FieldInfo, text: str) -> Any:
     return None if text == "none" and NoneType in get_args(field.annotation) else text
 
 
-def write(value: Any) -> str:
+def format_value(value: Any) -> str:
     """`value` as a spec writes it; `Options.of` reads it back."""
     if value is None or isinstance(value, bool):
         return str(value).lower()

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from tide.core.errors import InputError
 from tide.core.settings import SCALES, Settings
 from tide.core.validation import one_line
-from tide.plugins.options import Options, read
+from tide.plugins.options import Options, parse_value
 from tide.plugins.specs import format_spec, parse_spec
 from tide.search import REGISTRY, load_strategy
 
@@ -33,7 +33,7 @@ def resolve_settings(*layers: Mapping[str, Any]) -> Settings:
             common = found.keys() & fields.keys() - own.keys() - {"strategy"}
             if twice := common & layer.keys():
                 raise InputError(f"{min(twice)}: is given twice, once in the strategy's spec")
-            layer |= {key: read(fields[key], found.pop(key)) for key in common}
+            layer |= {key: parse_value(fields[key], found.pop(key)) for key in common}
             layer["strategy"] = format_spec(name, found)
         for scale in SCALES:
             if any(layer.get(name) is not None for name in scale):

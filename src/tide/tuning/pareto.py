@@ -14,7 +14,7 @@ from tide.core.optional import require
 from tide.core.seeds import derive_seed
 from tide.evaluation import Benchmark
 from tide.evaluation.metrics import Summary, summarize
-from tide.plugins.options import write
+from tide.plugins.options import format_value
 from tide.plugins.specs import parse_spec
 from tide.search import load_strategy
 from tide.tuning.bench import Bench, TuningTrial, with_values
@@ -195,7 +195,8 @@ def _space(optuna: Any, bench: Bench) -> tuple[dict[str, Any], list[dict[str, An
     own = load_strategy(settings.strategy).options.model_dump(by_alias=True)
     stands = {**settings.model_dump(), **own}
     begun = {
-        name: write(stands[name]) if name == "max_perplexity" else stands[name] for name in space
+        name: format_value(stands[name]) if name == "max_perplexity" else stands[name]
+        for name in space
     }
     known = [
         {name: one.get(name, begun[name]) for name in space} for one in _KNOWN.get(strategy, ())
