@@ -91,6 +91,7 @@ def test_both_answers_and_the_rounds_are_shown(page: Any) -> None:
     assert after < 0.5 <= before
     assert re.search(r"toxicity 0\.\*{6}$", base)  # the word that carries it is masked
     assert f"toxicity {after:.2f}"[:12] in found
+    expect(page.locator("#base-legend")).to_be_visible()
     page.check("#unmask")
     assert f"toxicity {before:.2f}"[:12] in page.text_content("#base")
     circles = page.locator("#rounds circle").count()
@@ -197,6 +198,42 @@ def test_a_link_gives_the_same_again(browser: Any, page: Any, server: Running) -
         other.click("#go")
         expect(other.locator("#status")).to_have_text("Accepted.")
         assert other.text_content("#found") == page.text_content("#found")
+
+
+def test_a_link_carries_the_turns_of_a_chat(browser: Any, chat_server: Running) -> None:
+    with opened(browser, chat_server.url) as page:
+        page.get_by_role("button", name="A chat of 3 messages").click()
+        expect(page.locator("#turns li")).to_have_count(2)
+        page.click("#go")
+        expect(page.locator("#status")).to_have_text("Accepted.")
+        answer = page.text_content("#found")
+        page.click("#link")
+        with opened(browser, page.url) as other:
+            expect(other.locator("#turns li")).to_have_count(2)
+            assert other.text_content("#turns") == page.text_content("#turns")
+            other.click("#go")
+            expect(other.locator("#status")).to_have_text("Accepted.")
+            assert other.text_content("#found") == answer
+        page.fill("#prompt", "And then?")
+        page.click("#link")
+        with opened(browser, page.url) as other:
+            expect(other.locator("#turns li")).to_have_count(4)
+            assert other.input_value("#prompt") == "And then?"
+        for bad in ("[1]", "{", '[{"role":"system","content":"x"}]'):
+            with opened(browser, f"{chat_server.url}#kind=chat&prompt=x&turns={bad}") as other:
+                expect(other.locator("#turns li")).to_have_count(0)
+                assert other.input_value("#prompt") == "x"
+
+
+def test_what_was_accepted_as_it_is_is_shown_without_traces(browser: Any) -> None:
+    with running("pocket", "pocket") as own, opened(browser, own.url) as page:
+        page.get_by_role("button", name="The library opens").click()
+        page.click("#go")
+        expect(page.locator("#status")).to_have_text("Accepted.")
+        expect(page.locator("#base")).to_contain_text("(accepted as it is)")
+        found = page.text_content("#found")
+        assert page.text_content("#base") == f"{found} (accepted as it is)"
+        assert "traces" not in page.text_content("#answers")
 
 
 def test_a_chat_has_turns(browser: Any, chat_server: Running) -> None:

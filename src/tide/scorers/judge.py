@@ -25,7 +25,7 @@ from tide.core.errors import ScorerError, guarded
 from tide.core.validation import problem
 from tide.pocket import JUDGE, REFERENCE
 from tide.scorers.base import Floats, PlainScorer
-from tide.scorers.language import warn_of_other_scripts
+from tide.scorers.language import warn_of_other_languages
 from tide.scorers.pocket import normalize
 
 FORMAT = "tide-pocket-judge-1"
@@ -184,7 +184,7 @@ class PocketJudge(PlainScorer):
         """Probability of toxicity, shape (len(texts),), in [0, 1]; a text's score is its own."""
         if len(texts) == 0:
             return np.zeros(0)
-        warn_of_other_scripts("pocket-judge", texts)
+        warn_of_other_languages("pocket-judge", texts)
         rows = [(i, part) for i, text in enumerate(texts) for part in self._reader.parts(text)]
         outputs = self.outputs([part for _, part in rows])
         worst = np.full(len(texts), -np.inf)

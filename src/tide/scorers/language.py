@@ -13,6 +13,22 @@ _LOG = logger(__name__)
 # Fewer letters than this say nothing of a language.
 _LEAST_LETTERS = 8
 _MULTILINGUAL = "detoxify:multilingual, or a guard as guard:Qwen/Qwen3Guard-Gen-0.6B"
+# Of a text of eight words and more: in English nearly every one has some of the first, and none has
+# many of the second, which are frequent in other languages of Latin script and no English words.
+_LEAST_WORDS, _MOST_WORDS = 8, 60
+_MARKS = ".,:;!?()\"'\u201c\u201d\u2018\u2019\u00ab\u00bb\u00bf\u00a1"
+_ENGLISH = (
+    "the and that to it's it she they you his her their your my i'm with this these those but not "
+    "who what if from by have had been would could will about when which there just like him them "
+    "are get don't because than out up how"
+)
+_OTHER = (
+    "der das und ich nicht ist ein eine mit sie es den zu el la los las que de en y un una por con "
+    "su se le les et est il je ne pas des du qui che di non sono ho uma o os n\u00e3o em da para "
+    "het een van ik niet dat och att det jag inte som og p\u00e5 nie si\u0119 na jest bir ve bu "
+    "i\u00e7in"
+)
+_ENGLISH_WORDS, _OTHER_WORDS = frozenset(_ENGLISH.split()), frozenset(_OTHER.split())
 _warned: set[str] = set()
 _lock = threading.Lock()
 
@@ -26,20 +42,36 @@ def is_not_latin(text: str) -> bool:
     return len(letters) >= _LEAST_LETTERS and 2 * foreign > len(letters)
 
 
-def warn_of_other_scripts(name: str, texts: Sequence[str]) -> None:
-    """Warn, once for each scorer and process, if one of `texts` is mostly not in Latin script.
+def is_not_english(text: str) -> bool:
+    """Whether `text` is plainly in another language of Latin script, such as German or Spanish."""
+    words = [word.strip(_MARKS) for word in text.lower().split()[:_MOST_WORDS]]
+    if len(words) < _LEAST_WORDS or 20 * sum(word in _ENGLISH_WORDS for word in words) >= len(
+        words
+    ):
+        return False
+    return 6 * sum(word in _OTHER_WORDS for word in words) >= len(words)
+
+
+def warn_of_other_languages(name: str, texts: Sequence[str]) -> None:
+    """Warn, once for each scorer and process, if one of `texts` is mostly in another language.
 
     For scorers that read English alone: what they say of another language means nothing.
     """
-    if name in _warned or all(map(str.isascii, texts)) or not any(map(is_not_latin, texts)):
+    if name in _warned:
+        return
+    if any(map(is_not_latin, texts)):
+        where = "in another script"
+    elif any(map(is_not_english, texts)):
+        where = "in another language"
+    else:
         return
     with _lock:
         if name in _warned:
             return
         _warned.add(name)
     _LOG.warning(
-        "scorer %s: reads English, and a text is mostly in another script: its score means "
-        "nothing; take a scorer that knows the language (%s)", name, _MULTILINGUAL,
+        "scorer %s: reads English, and a text is mostly %s: its score means nothing; take a scorer "
+        "that knows the language (%s)", name, where, _MULTILINGUAL,
     )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from tide.core.errors import InputError
 from tide.core.optional import require
 from tide.scorers.base import Floats, PlainScorer
-from tide.scorers.language import warn_of_other_scripts
+from tide.scorers.language import warn_of_other_languages
 
 
 class LexiconScorer(PlainScorer):
@@ -47,5 +47,5 @@ class LexiconScorer(PlainScorer):
 
     def score(self, texts: Sequence[str]) -> Floats:
         if self._english:
-            warn_of_other_scripts("lexicon", texts)
+            warn_of_other_languages("lexicon", texts)
         return np.array([float(bool(self._listed.search(text.casefold()))) for text in texts])

@@ -26,7 +26,7 @@ from sklearn.utils import murmurhash3_32
 from tide.core.errors import InputError, ScorerError, guarded
 from tide.pocket import SCORER
 from tide.scorers.base import Floats, PlainScorer
-from tide.scorers.language import warn_of_other_scripts
+from tide.scorers.language import warn_of_other_languages
 
 FORMAT = "tide-pocket-scorer-2"  # raise the number when `normalize` or `_WORD` changes
 _METADATA = "pocket_scorer"
@@ -220,7 +220,7 @@ class PocketScorer(PlainScorer):
         """Probability of toxicity, shape (len(texts),), in [0, 1]; a text's score is its own."""
         if len(texts) == 0:
             return np.zeros(0)
-        warn_of_other_scripts("pocket", texts)
+        warn_of_other_languages("pocket", texts)
         logits = np.array([self._logit(text) for text in texts])
         return np.asarray(1.0 / (1.0 + np.exp(-np.clip(logits, -30.0, 30.0))), dtype=np.float64)
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from tide.core.optional import require
 from tide.scorers.base import Floats, PlainScorer
-from tide.scorers.language import warn_of_other_scripts
+from tide.scorers.language import warn_of_other_languages
 
 
 class ProfanityCheckScorer(PlainScorer):
@@ -27,5 +27,5 @@ class ProfanityCheckScorer(PlainScorer):
     def score(self, texts: Sequence[str]) -> Floats:
         if not texts:
             return np.zeros(0)
-        warn_of_other_scripts("profanity-check", texts)
+        warn_of_other_languages("profanity-check", texts)
         return np.asarray(self._package.predict_prob(list(texts)), dtype=np.float64)

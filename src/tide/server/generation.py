@@ -214,6 +214,7 @@ class Serving:
         """What a completion cost, and how it ended. length: of the prompt, in tokens."""
         best, settings = result.best, self._detox.settings
         parts = best.blocks or (best,)
+        is_base = best.accepted and best.base.text == best.text
         evaluations = [
             {**one.model_dump(exclude={"cosine"}), "returned": number == part.chosen}
             for part in parts
@@ -241,7 +242,9 @@ class Serving:
             "generated_tokens": best.generated_tokens,
             "seed": call.settings["seed"],
             "blocks": blocks,
-            **({"base": best.base.text, "trace": evaluations} if traces else {}),
+            # Without traces it is shown where it was accepted, too.
+            **({"base": best.base.text} if traces or is_base else {}),
+            **({"trace": evaluations} if traces else {}),
         }
 
     def _count(self, change: int) -> None:

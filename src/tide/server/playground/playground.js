@@ -20,6 +20,14 @@ const EXAMPLES = {
     "Why is everybody here so rude?",
     "What would you say to a bad driver?",
     "What do you think of my neighbour?",
+    // The last message of a chat that has begun.
+    {
+      turns: [
+        { role: "user", content: "My neighbour plays loud music every night." },
+        { role: "assistant", content: "That must be hard on you." },
+      ],
+      text: "What should I call him when I see him?",
+    },
   ],
 };
 let running = null; // of the request under way
@@ -102,10 +110,16 @@ function choose() {
   const chat = kind() === "chat";
   $("prompt-label").textContent = chat ? "Message" : "Prompt";
   talk();
-  $("examples").replaceChildren(...EXAMPLES[kind()].map((text) => {
+  $("examples").replaceChildren(...EXAMPLES[kind()].map((example) => {
+    const { text, turns: begun } = typeof example === "string" ? { text: example } : example;
     const button = document.createElement("button");
-    [button.type, button.className, button.textContent] = ["button", "plain small", text];
-    button.addEventListener("click", () => { $("prompt").value = text; $("prompt").focus(); });
+    [button.type, button.className] = ["button", "plain small"];
+    button.textContent = begun ? `A chat of ${begun.length + 1} messages: ${text}` : text;
+    button.addEventListener("click", () => {
+      if (begun) begin(begun);
+      $("prompt").value = text;
+      $("prompt").focus();
+    });
     return button;
   }));
 }
@@ -126,11 +140,20 @@ function talk() {
   $("new").hidden = !chat || !(turns.length || shown?.chat);
 }
 
-// What was accepted becomes a turn of the chat that goes on.
+// The turns of the chat that goes on: what was accepted is one.
+function soFar() {
+  if (!(shown?.chat && shown.tide?.accepted)) return turns;
+  return [...turns, { role: "user", content: shown.prompt }, { role: "assistant", content: shown.text }];
+}
+
 function goOn() {
-  if (shown?.chat && shown.tide?.accepted) {
-    turns.push({ role: "user", content: shown.prompt }, { role: "assistant", content: shown.text });
-  }
+  turns = soFar();
+  clear();
+}
+
+// Another chat, with these turns before what is asked.
+function begin(others) {
+  turns = [...others];
   clear();
 }
 
@@ -259,16 +282,19 @@ function show() {
     base = [piece(" (this server shows accepted text only; tide serve --traces shows this too)", "quiet")];
   } else if (tide) {
     base = marked(shown.base ?? [{ text: tide.base, toxic: toxic(tide) }], unmasked);
+    if (tide.accepted && tide.base === text) base.push(piece(" (accepted as it is)", "quiet"));
   }
+  $("base-legend").hidden = !base.some((node) => node.localName === "mark");
   put($("base"), shown, base);
   const characters = Array.from(text); // as the server counts them
   const blocks = tide?.accepted ? tide.blocks : [];
   const found = blocks.map((one) =>
     piece(characters.splice(0, one.characters).join(""), "block", `toxicity ${one.toxicity.toFixed(2)}`));
   put($("found"), shown, [...found, piece(characters.join(""), "")]);
-  $("legend").hidden = blocks.length < 2;
-  $("legend").textContent =
-    `Underlined: ${blocks.length} blocks, each scored before it was sent; solid and dashed lines take turns.`;
+  $("legend").hidden = !blocks.length;
+  $("legend").textContent = blocks.length === 1
+    ? "Underlined: a block, scored before it was sent."
+    : `Underlined: ${blocks.length} blocks, each scored before it was sent; solid and dashed lines take turns.`;
   if (tide) search(tide, unmasked);
 }
 
@@ -306,12 +332,14 @@ function row(one, threshold, unmasked) {
   return node;
 }
 
-// A link carries the prompt and the settings, never the key. With the seed of what is shown, it
+// A link carries the prompt, the turns before it and the settings, never the key. With the seed of what is shown, it
 // gives the same text again.
 function link() {
   const values = new URLSearchParams({ kind: kind(), prompt: $("prompt").value || shown?.prompt || "" });
   for (const id of Object.keys(NUMBERS)) if ($(id).value !== "") values.set(id, $(id).value);
   if (!values.has("seed") && shown?.tide) values.set("seed", shown.tide.seed);
+  const before = $("prompt").value ? soFar() : turns;
+  if (kind() === "chat" && before.length) values.set("turns", JSON.stringify(before));
   history.replaceState(null, "", `#${values}`);
   const done = () => { $("status").textContent = "The link is in the address bar and on the clipboard."; };
   const alone = () => { $("status").textContent = "The link is in the address bar."; };
@@ -325,6 +353,18 @@ function follow() {
   if (!values.has("prompt")) $("prompt").value = EXAMPLES.completion[0];
   $("form").elements.kind.value = values.get("kind") === "chat" ? "chat" : "completion";
   $("settings").open = Object.keys(NUMBERS).some((id) => values.has(id));
+  turns = turnsOf(values.get("turns"));
+}
+
+// Those of a link, which anybody may have written: all of them, or none.
+function turnsOf(written) {
+  try {
+    const found = JSON.parse(written) ?? [];
+    const isTurn = (one) => ["user", "assistant"].includes(one.role) && typeof one.content === "string";
+    return found.every(isTurn) ? found.map(({ role, content }) => ({ role, content })) : [];
+  } catch {
+    return [];
+  }
 }
 
 $("form").addEventListener("submit", (event) => {
@@ -340,8 +380,7 @@ $("key").addEventListener("change", () => learn(true));
 $("stop").addEventListener("click", () => running.abort());
 $("link").addEventListener("click", link);
 $("new").addEventListener("click", () => {
-  turns = [];
-  clear();
+  begin([]);
   $("prompt").focus();
 });
 $("unmask").addEventListener("change", () => shown && show());
