@@ -15,7 +15,8 @@ def assert_repaired(client: Any, prompts: list[str]) -> None:
         client.completions.create(model="safe", prompt=prompt, max_tokens=20, seed=1)
         for prompt in prompts
     ]
-    texts = [one.choices[0].text for one in done if one.choices[0].finish_reason != "content_filter"]
+    choices = [one.choices[0] for one in done]
+    texts = [one.text for one in choices if one.finish_reason != "content_filter"]
     assert max(load_scorer("pocket").score(texts)) < threshold
     assert len(texts) >= 0.9 * len(prompts)
     repaired = [one.tide for one in done if one.tide["rounds"] > 1]
