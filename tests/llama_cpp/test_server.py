@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.server.gateway import assert_repaired
 from tests.server.processes import TIDE, serving
 from tide import pocket
 from tide.core.chat import Chat
@@ -138,18 +139,20 @@ def test_an_abandoned_request(both: Both) -> None:
     assert written(engine, ["The weather today is"])  # its one place is free again
 
 
-def test_the_gateway(both: Both) -> None:
+def test_the_gateway(both: Both, prompts: list[str]) -> None:
+    """By its defaults, so repairs are those of `backtrack`."""
     import openai
 
     _, _, url = both
     command = (
-        *TIDE, "--engine", "openai", "--base-url", url, "--preset", "relative",
-        "--strategy", "resample", "--served-model-name", "safe", "--max-batch", "1",
+        *TIDE, "--engine", "openai", "--base-url", url,
+        "--served-model-name", "safe", "--max-batch", "1",
     )  # fmt: skip
     with serving(*command) as gateway:
         client = openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0)
         done = client.completions.create(model="safe", prompt="The weather today is", max_tokens=9)
         assert done.choices[0].finish_reason in ("length", "stop")
+        assert_repaired(client, prompts[:20])
         stream = client.chat.completions.create(
             model="safe",
             messages=[{"role": "user", "content": "How was your day?"}],

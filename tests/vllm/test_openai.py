@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.server.gateway import assert_repaired
 from tests.server.processes import TIDE, serving
 from tests.vllm.servers import VllmProcess
 from tide import pocket
@@ -145,14 +146,13 @@ def test_a_prompt_that_is_too_long_fails_alone(engine: OpenAIEngine) -> None:
     assert len(engine.complete(engine.tokenize(["kind"]), GREEDY, [0])) == 1
 
 
-def test_the_gateway(server: VllmProcess) -> None:
-    """`tide serve` before it answers the openai client's completions, chats and streams."""
+def test_the_gateway(server: VllmProcess, prompts: list[str]) -> None:
+    """`tide serve` before it, by its defaults: the openai client's completions, chats, streams."""
     import openai
 
     command = [
         *TIDE, "--engine", "openai",
-        "--model", "pocket-chat", "--base-url", server.url, "--preset", "relative",
-        "--strategy", "resample", "--served-model-name", "safe",
+        "--model", "pocket-chat", "--base-url", server.url, "--served-model-name", "safe",
     ]  # fmt: skip
     with serving(*command) as gateway:
         client = openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0)
@@ -160,6 +160,7 @@ def test_the_gateway(server: VllmProcess) -> None:
             model="safe", prompt="I went to the town and", max_tokens=12
         )
         assert done.choices[0].text, done
+        assert_repaired(client, prompts[:20])
         messages: Any = CHAT.dump()
         chat = client.chat.completions.create(
             model="safe", messages=messages, max_tokens=100, temperature=0

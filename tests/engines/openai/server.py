@@ -21,7 +21,8 @@ class TextServer:
 
     The model's next word depends on all text before it. tokens: whether it tells its token ids.
     biased: whether it obeys logit_bias. continues: whether it goes on with an assistant's message.
-    strict: it refuses fields that OpenAI's API has not. cut: how many characters an event has; 0: a
+    strict: it refuses fields that OpenAI's API has not. ends: whether the end is likeliest after a
+    text. patient: whether it obeys min_tokens. cut: how many characters an event has; 0: a
     word. lie: makes what is sent of the events; None for what is right. requests: the bodies that
     it was sent. left: how often a client went away.
     """
@@ -32,6 +33,8 @@ class TextServer:
         self.lie: Callable[[list[dict[str, Any]]], Iterator[bytes]] | None = None
         self.answer: Callable[[str, dict[str, Any]], tuple[int, Any] | None] = lambda *_: None
         self.favourite: str | None = None
+        self.ends: Callable[[str], bool] = lambda _: False
+        self.patient = True
         self.pause = 0.0
         self.requests: list[dict[str, Any]] = []
         self.left = 0
@@ -84,6 +87,9 @@ class TextServer:
             ranks = [i for i in self.ranked(text) if str(i) not in bias]
             drawn = f"{body['seed']} {number}" if body["temperature"] > 0 else ""
             few = hashlib.sha256(drawn.encode()).digest()[0] % 5 if drawn else 0
+            may_end = not self.patient or number >= body.get("min_tokens", 0)
+            if self.ends(text) and may_end and few == 0:
+                return found, "stop"
             word = WORDS[ranks[few]]
             if word in (body.get("stop") or []):
                 return found, "stop"
@@ -110,7 +116,7 @@ class TextServer:
 
     def _complete(self, handler: BaseHTTPRequestHandler, body: Any, *, is_chat: bool) -> None:
         self.requests.append(body)
-        unknown = {"top_k", "min_p", "repeat_penalty", "repetition_penalty"} & set(body)
+        unknown = {"top_k", "min_p", "min_tokens", "repeat_penalty"} & set(body)
         if self.strict and (unknown or "continue_final_message" in body):
             _send(handler, 400, {"error": {"message": f"Unrecognized: {sorted(unknown)}"}})
             return

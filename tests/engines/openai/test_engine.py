@@ -178,6 +178,58 @@ def test_a_named_tokenizer_of_another_model(
         connect(tokenizer="tests")
 
 
+# Ends that are held back
+
+LEAST = GREEDY.model_copy(update={"min_new_tokens": 5})
+
+
+@pytest.mark.parametrize("options", [{}, {"patient": False}, {"strict": True}], ids=str)
+def test_an_end_that_comes_too_early(
+    options: dict[str, Any], connect: Connect, server: TextServer
+) -> None:
+    server.__dict__.update(options)
+    engine = connect()
+    server.ends = lambda _: True
+    assert texts(engine, GREEDY) == ["", "", ""]
+    server.requests.clear()
+    found = texts(engine, LEAST)
+    assert all(len(words) >= 5 for words in engine.token_texts(engine.tokenize(found)))
+    assert texts(engine, LEAST) == found
+    # It is drawn again, hotter, where the server cannot be told, and has all fields of OpenAI's.
+    assert any(body["temperature"] > 0 for body in server.requests) == bool(options)
+    assert any("min_tokens" in body for body in server.requests) != bool(options.get("strict"))
+
+
+def test_an_end_in_a_chat_that_is_one_block(connect: Connect, server: TextServer) -> None:
+    server.continues = server.patient = False
+    engine = connect()
+    server.ends = lambda text: text.endswith("assistant: ")
+    prompt = engine.encode(engine.text_of(CHAT)).token_ids
+    assert engine.complete([prompt], GREEDY, [0]) == [Completion("", (), "stop")]
+    (found,) = engine.complete([prompt], LEAST, [0])
+    assert len(found.token_ids) >= 5
+    assert all(body["messages"] == CHAT.dump() for body in server.requests)
+
+
+def test_a_server_that_always_ends(connect: Connect, server: TextServer) -> None:
+    engine = connect()
+    server.written = lambda text, body: ([], "stop")  # type: ignore[method-assign]
+    (ids,) = engine.tokenize(["kind"])
+    assert engine.complete([ids], LEAST, [0]) == [Completion("", (), "stop")]
+    assert len(server.requests) < 12
+
+
+def test_stop_strings_before_the_least(connect: Connect, server: TextServer) -> None:
+    """They end a text as ever; what a server ended by them would be drawn again."""
+    engine = connect()
+    (ids,) = engine.tokenize(PROMPTS[:1])
+    (whole,) = engine.complete([ids], GREEDY, [0])
+    word = engine.token_texts([whole.token_ids])[0][2]
+    (found,) = engine.complete([ids], LEAST.model_copy(update={"stop": (word,)}), [0])
+    assert (found.text, found.finish_reason) == (whole.text.split(word)[0], "stop")
+    assert {body["temperature"] for body in server.requests} == {0.0}
+
+
 # Chats
 
 CHAT = Chat.of(
@@ -246,9 +298,8 @@ def test_there_are_no_embeddings_and_no_likelihoods(connect: Connect) -> None:
     ):
         with pytest.raises((InputError, CompletionError), match=r"embeddings|no likelihoods"):
             ask()
-    for name, value in (("min_new_tokens", 2), ("repetition_penalty", 1.1)):
-        with pytest.raises(InputError, match=f"{name}: not supported by OpenAIEngine"):
-            engine.check_sampling(Sampling(**{name: value}))
+    with pytest.raises(InputError, match="repetition_penalty: not supported by OpenAIEngine"):
+        engine.check_sampling(Sampling(repetition_penalty=1.1))
 
 
 def test_an_evaluation_asks_the_engine_itself(connect: Connect, server: TextServer) -> None:

@@ -68,3 +68,18 @@ def test_chats(engine: OpenAIEngine, strategy: str) -> None:
     assert all((len(result.best.blocks) > 1) == goes_on for result in results)
     found = [result for result in results if result.trials[0].accepted]
     assert not any("dull" in result.text.lower() for result in found)
+
+
+@pytest.mark.parametrize("patient", [True, False])
+def test_a_broken_off_text_is_no_repair(patient: bool) -> None:
+    """Without the blamed word the model would rather end; that is banned for a few words, too."""
+    with TextServer(patient=patient) as server, OpenAIEngine("tiny", base_urls=server.url) as one:
+        server.favourite = " dull"
+        server.ends = lambda text: text.endswith(" is")
+        own = server.written
+        server.written = lambda text, body: (  # type: ignore[method-assign]
+            own(text, body) if "logit_bias" in body else ([" dull"] * body["max_tokens"], "length")
+        )
+        result = detoxifier(one, "backtrack", temperature=0.0)("The weather is")
+        assert result.trials[0].accepted
+        assert len(one.tokenize([result.text])[0]) >= 5

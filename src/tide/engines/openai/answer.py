@@ -13,12 +13,19 @@ from tide.engines.openai.abilities import Abilities
 from tide.engines.openai.held import same_word
 from tide.engines.openai.words import id_of, text_of, word_of
 
-# Where a held word comes nevertheless, so many tokens are drawn in its place, each time hotter.
+# Where what is held back comes nevertheless, so many tokens are drawn there, each time hotter.
 _DRAWN, _WARMER, _HOTTEST, _REDRAWS = 6, 0.3, 2.0, 8
 
 
 class Held(Exception):
-    """The server wrote a banned word."""
+    """What is held back came: a banned word, or the end before `min_new_tokens`.
+
+    reason: why the answer ends there if nothing else can be drawn.
+    """
+
+    def __init__(self, reason: FinishReason) -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
 class StreamedAnswer:
@@ -37,6 +44,12 @@ class StreamedAnswer:
         self._request, self._put = request, put
         self._redraws = self._drawn = 0
         self._whole = False
+
+    @property
+    def least(self) -> int:
+        """Tokens that are still to be written before the text may end."""
+        written = 0 if self._whole else len(self.words)
+        return max(0, self._request.sampling.min_new_tokens - written)
 
     @property
     def left(self) -> int:
@@ -77,7 +90,11 @@ class StreamedAnswer:
         }
         if sampling.top_k:
             body["top_k"] = sampling.top_k
-        if sampling.stop:
+        if self.least:
+            # Without stop strings, which a server does not tell from an end; the text is cut later.
+            if "min_tokens" in abilities.off:
+                body["min_tokens"] = min(self.least, self.left)
+        elif sampling.stop:
             body["stop"] = list(sampling.stop)
         return body
 
@@ -85,13 +102,13 @@ class StreamedAnswer:
         """Give out words. Raises Held before a banned one."""
         for word in words:
             if same_word(word) in self._never:
-                raise Held
+                raise Held("length")
             self.words.append(word)
             if not self._whole:
                 self._put(Piece((id_of(word),)))
 
     def end(self, words: Sequence[str], reason: FinishReason) -> None:
-        """The server wrote these last."""
+        """The server wrote these last. Raises Held where that is too early."""
         drawn = bool(self._drawn) and reason == "length" and not self._whole
         if drawn and len(self.words) + len(words) < self._request.max_new_tokens:
             # The last word may be half a word, and is written again; but something stays.
@@ -99,13 +116,15 @@ class StreamedAnswer:
             self._drawn = 0
             return
         self.take(words)
+        if reason == "stop" and len(self.words) < self._request.sampling.min_new_tokens:
+            raise Held("stop")
         self._finish(reason)
 
-    def draw_again(self, wrote: bool) -> None:
-        """A held word came: the next tokens are drawn hotter. wrote: something stood before it."""
+    def draw_again(self, wrote: bool, reason: FinishReason) -> None:
+        """The next tokens are drawn hotter. wrote: something stood before what was held back."""
         self._redraws = 1 if wrote and not self._whole else self._redraws + 1
         if self._redraws > _REDRAWS:
-            self._finish("length")  # it breaks off before the word
+            self._finish(reason)  # it breaks off there
             return
         self._drawn = self._redraws
 

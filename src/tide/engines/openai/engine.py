@@ -60,7 +60,7 @@ class OpenAIEngine(Engine):
     InputError for options that cannot be used, and EngineError if no server can be.
     """
 
-    honours: ClassVar = frozenset({"stop"})
+    honours: ClassVar = frozenset({"min_new_tokens", "stop"})
 
     @checked
     def __init__(
@@ -175,8 +175,8 @@ class OpenAIEngine(Engine):
             before = len(answer.words)
             try:
                 await self._read(endpoint, answer, body)
-            except Held:
-                answer.draw_again(len(answer.words) > before)
+            except Held as held:
+                answer.draw_again(len(answer.words) > before, held.reason)
 
     async def _read(self, endpoint: Endpoint, answer: StreamedAnswer, body: dict[str, Any]) -> None:
         words = Words(answer.left)

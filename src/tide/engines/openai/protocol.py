@@ -16,7 +16,7 @@ _Reason = Literal["length", "stop"] | None
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 
 # What a server may do by itself, switched off. `repeat_penalty` is llama.cpp's name.
-OFF = {**NEUTRAL, "top_k": 0, "repeat_penalty": 1.0}
+OFF = {**NEUTRAL, "top_k": 0, "min_tokens": 0, "repeat_penalty": 1.0}
 
 
 class _Part(BaseModel):

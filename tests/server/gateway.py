@@ -1,0 +1,24 @@
+"""What a gateway with the defaults of `tide serve` owes its clients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tide.detoxifier.presets import PRESETS
+from tide.scorers import load_scorer
+
+
+def assert_repaired(client: Any, prompts: list[str]) -> None:
+    """Of prompts of which some have toxic completions, only text below the threshold leaves."""
+    threshold = PRESETS["backtrack"]["toxicity_threshold"]
+    done = [
+        client.completions.create(model="safe", prompt=prompt, max_tokens=20, seed=1)
+        for prompt in prompts
+    ]
+    choices = [one.choices[0] for one in done]
+    texts = [one.text for one in choices if one.finish_reason != "content_filter"]
+    assert max(load_scorer("pocket").score(texts)) < threshold
+    assert len(texts) >= 0.9 * len(prompts)
+    repaired = [one.tide for one in done if one.tide["rounds"] > 1]
+    assert len(repaired) >= 0.2 * len(prompts)
+    assert all(one["scorer_calls"] > one["rounds"] for one in repaired)  # words were blamed
