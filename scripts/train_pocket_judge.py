@@ -1,12 +1,14 @@
 """Train the bundled judge, and compare it with the pocket scorer and recorded Perspective scores.
 
     python scripts/train_pocket_judge.py --more FOLDER [--data ../shared/data] [--out FILE]
-        [--held-out FILE] [--threads 1]
+        [--network FILE] [--held-out FILE] [--threads 1]
 
-Takes about eight minutes of one core that multiplies in bfloat16. FOLDER holds two repositories:
+Takes about eight minutes of one core that multiplies in bfloat16. With `--network`, which takes the
+trained network of a weights file, it takes two. FOLDER holds three repositories:
 
     git clone https://github.com/amandacurry/convabuse
     git clone https://github.com/surge-ai/toxicity
+    git clone https://github.com/surge-ai/profanity
 
 **Data.** No text that the pocket scorer was fitted to, but mostly from the same sources. That
 scorer had all openly licensed sources of labels in the data folder, and the others that were tried
@@ -18,13 +20,23 @@ never saw: ConvAbuse (CC-BY 4.0; what people said to chat bots) and Surge AI's c
 sentences of `judge_sentences.py`; and texts without labels: what base models wrote
 (`corpus/base_completions`) and texts of `corpus/dialogues` that are in no labelled source.
 
+**The list.** Surge AI's list of profanities (MIT) was no source of the pocket scorer. The output of
+a text that holds a listed term is raised by one weight. People rated how severe each term is; their
+ratings are not used. Weights by the worst term of a text, by the sum, and by both were tried, and
+bars below which a term does not count. On the texts held out here none of them is better by more
+than chance, and on the recorded scores, which were printed beside, each has a lower AUC where its
+errors go together with the pocket scorer's as much. The list is stored as hashes.
+
 **Stages.** 1. Two teachers learn from the labelled texts, half of them in disguised spelling once
 more: n-grams with a linear model, and the network. 2. They label the texts that have no labels,
 with the mean of their logits. 3. The judge learns from all of these. 4. Its weights are rounded to
-8 bits. 5. Platt scaling on the Jigsaw rows that the pocket scorer is calibrated on.
+8 bits. 5. The list's weight is the one with the lowest cross-entropy on the texts held out here.
+6. Platt scaling on the Jigsaw rows that the pocket scorer is calibrated on. The bundled network is
+older than the list: `--network src/tide/pocket/judge.safetensors` repeats the stages 5 and 6.
 
 **Recorded Perspective scores** are used for nothing but the comparison, and were seen while the
-recipe was chosen (the further sources were chosen by them, with a linear model). A third of the
+recipe was chosen (the further sources were chosen by them, with a linear model, and so was the
+list). A third of the
 texts that have them were written by the base models, and so are among the texts without labels:
 the agreement is reported without them, too.
 """
@@ -44,15 +56,18 @@ from numpy.typing import NDArray
 from rich.table import Table
 from safetensors import safe_open
 from safetensors.numpy import save
+from scipy.special import expit, logit
 
 from judge_sentences import sentences
 from tide.pocket import REFERENCE
 from tide.scorers.agreement import error_correlations
 from tide.scorers.judge import (
+    LISTED,
     Network,
     PocketJudge,
     Shape,
     TokenReader,
+    listed_hashes,
     metadata_of,
     network_outputs,
     packed,
@@ -68,6 +83,7 @@ from train_pocket_scorer import (
     Labelled,
     agreement,
     console,
+    cross_entropy,
     disguised,
     fit_calibration,
     fit_weights,
@@ -94,6 +110,8 @@ DIALOGUES = 6000
 COUNTED, STEPS = 2**18, 50
 # The linear teacher's logits are smaller, and both together are surer than they are right.
 LINEAR, SURENESS = 2.0, 0.8
+LIST_WEIGHTS = np.arange(0, 21) / 10
+STAND_IN = "idiot"  # in the sentences of `tide.scorers.limits`, for which listed words are put
 Rows = list[list[int]]
 
 
@@ -126,6 +144,11 @@ def further(folder: Path, labelled: Labelled) -> list[tuple[str, float]]:
     return [
         (text, sum(found) / len(found)) for text, found in votes.items() if _key(text) not in known
     ]
+
+
+def read_list(folder: Path) -> list[dict[str, str]]:
+    with (folder / "profanity/profanity_en.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def _key(text: str) -> str:
@@ -205,14 +228,71 @@ def label(texts: list[str], targets: Floats, new: list[str], seed: int) -> Float
     linear = count(new) @ fit_weights(count(texts), targets, STEPS)
     console.print(f"the linear teacher: {time.process_time() - started:.0f} s of a core")
     network, shape = new_network(seed)
-    ids = [TokenReader(shape.tokens).parts(text)[0] for text in texts]
+    reader = TokenReader(shape.tokens)
+    ids = [reader.parts(text)[0] for text in texts]
     console.print(f"the network as teacher: {len(ids):,} rows")
     train(network, ids, targets, seed)
-    reader = TokenReader(shape.tokens)
     deep = network_outputs(network, [reader.parts(text)[0] for text in new])
     console.print(f"spread of the teachers' logits: {linear.std():.2f}, {deep.std():.2f}")
     logits = SURENESS * (LINEAR * linear + deep) / 2
     return np.asarray(1 / (1 + np.exp(-logits)))
+
+
+def trained(
+    labelled: Labelled, learn: NDArray[np.int64], more: Path, data: Path, seed: int
+) -> tuple[Network, Shape]:
+    """The network, fitted to the rows `learn` and everything beside the labelled texts."""
+    labels = np.array(labelled.labels)
+    texts = [labelled.texts[i] for i in learn]
+    spelled, their_labels = disguised(texts, labels[learn], seed)
+    own = [*further(more, labelled), *sentences()]
+    plain = [*neutral_rows()]
+    texts = [*texts, *spelled, *plain, *(text for text, _ in own)]
+    targets = np.array(
+        [*labels[learn], *their_labels, *[0.0] * len(plain), *(value for _, value in own)]
+    )
+    new = without_labels(data, labelled)
+    console.print(f"{len(learn):,} labelled texts, {len(texts):,} rows, {len(new):,} to label")
+    guessed = label(texts, targets, new, seed)
+
+    network, shape = new_network(seed + 1)
+    reader = TokenReader(shape.tokens)
+    ids = [reader.parts(text)[0] for text in [*texts, *new]]
+    console.print(f"the judge: {len(ids):,} rows")
+    train(network, ids, np.concatenate([targets, guessed]), seed + 1)
+    return network, shape
+
+
+def read_network(path: Path) -> tuple[Network, Shape]:
+    """The network of a weights file, without its list's weight and its calibration."""
+    judge = PocketJudge(path)
+    plain = {"list_weight": 0.0, "scale": 1.0, "offset": 0.0}
+    return judge.network, judge.shape.model_copy(update=plain)
+
+
+def choose_weight(
+    rough: PocketJudge, calibrate: tuple[list[str], Floats], hold: tuple[list[str], Floats]
+) -> tuple[float, float, float]:
+    """The list's weight, scale and offset with the lowest cross-entropy on the texts held out.
+
+    rough: a judge without weight, scale and offset. calibrate: where scale and offset are fitted to
+    each weight; hold: where the weights are compared. Both are texts and labels.
+    """
+    found = []
+    for texts, _ in (calibrate, hold):
+        scores = rough.score(texts)
+        found.append((np.log(scores / (1 - scores)), rough.holds_listed(texts)))
+    (fitted, their_list), (compared, its_list) = found
+    tried = []
+    for weight in LIST_WEIGHTS:
+        scale, offset = fit_calibration(fitted + weight * their_list, calibrate[1])
+        loss, _ = cross_entropy(scale * (compared + weight * its_list) + offset, hold[1])
+        tried.append((loss / len(compared), float(weight), scale, offset))
+    table = Table("list's weight", "cross-entropy", title="Texts held out")
+    for loss, weight, *_ in tried:
+        table.add_row(f"{weight:.1f}", f"{loss:.5f}")
+    console.print(table)
+    return min(tried)[1:]
 
 
 def report_recorded(judge: PocketJudge, data: Path) -> None:
@@ -252,14 +332,46 @@ def report_limits(judge: PocketJudge) -> None:
     console.print(table)
 
 
+def report_listed(judge: PocketJudge, listed: list[dict[str, str]]) -> None:
+    """What the list does to denials, quotations and the like of the words that it holds."""
+    words = [
+        row["text"]
+        for row in listed
+        if row["severity_description"] == "Mild"
+        and row["category_1"] == "other / general insult"
+        and row["text"].isalpha()
+    ]
+    table = Table("set", "right", "mean", "list's weight 0: right", "mean",
+                  title=f"Sentences of our own, with {len(words)} mild listed words")  # fmt: skip
+    for limit in LIMITS:
+        with_words = [
+            sentence.replace(STAND_IN, word)
+            for sentence in limit.sentences
+            for word in words
+            if STAND_IN in sentence
+        ]
+        if not with_words:
+            continue
+        scores = judge.score(with_words)
+        raised = judge.shape.scale * judge.shape.list_weight * judge.holds_listed(with_words)
+        cells = []
+        for values in (scores, expit(logit(scores) - raised)):
+            cells += [f"{((values >= 0.5) == limit.toxic).mean():.3f}", f"{values.mean():.2f}"]
+        table.add_row(f"{limit.name} ({'high' if limit.toxic else 'low'})", *cells)
+    console.print(table)
+
+
 def main(
-    more: Annotated[Path, typer.Option(help="The folder of the two repositories.")],
+    more: Annotated[Path, typer.Option(help="The folder of the three repositories.")],
     data: Annotated[Path, typer.Option(help="The data folder.")] = REPOSITORY / "../shared/data",
     out: Annotated[Path, typer.Option(help="Weights file to write.")] = (
         REPOSITORY / "src/tide/pocket/judge.safetensors"
     ),
     held_out: Annotated[
         Path | None, typer.Option(help="Write the labelled rows held out to this .jsonl.gz.")
+    ] = None,
+    network: Annotated[
+        Path | None, typer.Option(help="Take the network of this weights file; train none.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the split and the training.")] = 0,
     threads: Annotated[int, typer.Option(help="Of torch.")] = 1,
@@ -270,34 +382,29 @@ def main(
     labelled = read_labelled(data / "labelled")
     labels, sources = np.array(labelled.labels), np.array(labelled.sources)
     learn, hold, calibrate = split(labelled, seed)
-    texts = [labelled.texts[i] for i in learn]
-    spelled, their_labels = disguised(texts, labels[learn], seed)
-    own = [*further(more, labelled), *sentences()]
-    plain = [*neutral_rows()]
-    texts = [*texts, *spelled, *plain, *(text for text, _ in own)]
-    targets = np.array(
-        [*labels[learn], *their_labels, *[0.0] * len(plain), *(value for _, value in own)]
-    )
-    new = without_labels(data, labelled)
-    console.print(f"{len(learn):,} labelled texts, {len(texts):,} rows, {len(new):,} to label")
-    guessed = label(texts, targets, new, seed)
-
-    network, shape = new_network(seed + 1)
-    reader = TokenReader(shape.tokens)
-    ids = [reader.parts(text)[0] for text in [*texts, *new]]
-    console.print(f"the judge: {len(ids):,} rows")
-    train(network, ids, np.concatenate([targets, guessed]), seed + 1)
+    if network is None:
+        made, shape = trained(labelled, learn, more, data, seed)
+    else:
+        made, shape = read_network(network)
+    listed = read_list(more)
+    tensors = packed(made) | {LISTED: listed_hashes(row["text"] for row in listed)}
 
     def write(final: Shape) -> PocketJudge:
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_bytes(save(packed(network), metadata=metadata_of(final)))
+        out.write_bytes(save(tensors, metadata=metadata_of(final)))
         return PocketJudge(out)
 
-    rough = write(shape).score([labelled.texts[i] for i in calibrate])
-    logits = np.log(rough / (1 - rough))  # as `score` makes them of the rounded weights
-    scale, offset = fit_calibration(logits, labels[calibrate])
-    judge = write(shape.model_copy(update={"scale": scale, "offset": offset}))
-    console.print(f"calibration on {len(calibrate)} rows: {scale:.3f} * s {offset:+.3f}")
+    weight, scale, offset = choose_weight(
+        write(shape),
+        ([labelled.texts[i] for i in calibrate], labels[calibrate]),
+        ([labelled.texts[i] for i in hold], labels[hold]),
+    )
+    changes = {"list_weight": weight, "scale": scale, "offset": offset}
+    judge = write(shape.model_copy(update=changes))
+    console.print(
+        f"{len(tensors[LISTED]):,} listed terms; calibration on {len(calibrate)} rows:"
+        f" {scale:.3f} * (s + {weight:.1f} listed) {offset:+.3f}"
+    )
     console.print(f"{judge.name}: wrote {out} ({out.stat().st_size:,} bytes)")
 
     if held_out is not None:
@@ -308,6 +415,7 @@ def main(
         report_labelled(scorer.score(here), labels[hold], sources[hold])
     report_probes(judge, [labelled.texts[i] for i in hold if labels[i] > 0.5])
     report_limits(judge)
+    report_listed(judge, listed)
     report_recorded(judge, data)
 
 

@@ -21,11 +21,13 @@ from tide.core.errors import ScorerError
 from tide.scorers import load_scorer
 from tide.scorers.base import Scorer
 from tide.scorers.judge import (
+    LISTED,
     METADATA,
     Network,
     PocketJudge,
     Shape,
     TokenReader,
+    listed_hashes,
     metadata_of,
     network_outputs,
     packed,
@@ -47,7 +49,8 @@ def small(path: Path, seed: int = 0, **changes: Any) -> tuple[Network, Path]:
     """A network with random weights, and its file."""
     torch.manual_seed(seed)
     network = Network(SMALL).eval()
-    save_file(packed(network), path, metadata=metadata_of(SMALL.model_copy(update=changes)))
+    tensors = packed(network) | {LISTED: listed_hashes(["idiot", "utter fool"])}
+    save_file(tensors, path, metadata=metadata_of(SMALL.model_copy(update=changes)))
     return network, path
 
 
@@ -117,9 +120,45 @@ def test_the_file_gives_what_the_network_gave(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "listed"),
+    [
+        ("What an Idiot!", True),
+        ("an 1d10t, an i.d.i.o.t", True),
+        ("You utter,  FOOL", True),
+        ("idiot idiot utter fool", True),  # several count once
+        ("You fool, utterly", False),
+        ("idiotic", False),
+        ("a quiet town", False),
+        ("", False),
+    ],
+)
+def test_a_listed_term_raises_the_output(tmp_path: Path, text: str, listed: bool) -> None:
+    _, path = small(tmp_path / "judge.safetensors", scale=0.5)
+    _, weighted = small(tmp_path / "weighted.safetensors", scale=0.5, list_weight=3.0)
+    without, score = PocketJudge(path).score([text]), PocketJudge(weighted).score([text])
+    raised = np.log(score / (1 - score)) - np.log(without / (1 - without))
+    assert raised == pytest.approx(1.5 * listed, abs=1e-6)
+    assert PocketJudge(weighted).holds_listed([text]).tolist() == [listed]
+
+
+def test_the_list_is_stored_as_sorted_hashes() -> None:
+    hashes = listed_hashes(["Fool", "utter fool", "fool", "!?", "", "one two three four"])
+    assert hashes.dtype == np.uint64
+    assert hashes.tolist() == sorted(set(hashes.tolist()))
+    assert len(hashes) == 2
+
+
+def test_the_bundled_list_counts(judge: PocketJudge) -> None:
+    assert judge.shape.list_weight > 0
+    assert judge.holds_listed(["Do not be a jerk.", FRIENDLY]).tolist() == [True, False]
+
+
+@pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"format": "another"}, "format is 'another'"),
+        ({"format": "tide-pocket-judge-1"}, "expected 'tide-pocket-judge-2'"),
+        ({"list_weight": 1e9}, "bad metadata: list_weight"),
         ({"tokenizer": "0" * 16}, "another tokenizer"),
         ({"width": 0}, "bad metadata: width"),
         ({"spans": []}, "bad metadata: spans"),
@@ -144,6 +183,9 @@ def test_refuses_files_of_another_kind(
         ({"head.bias": np.array([np.nan], dtype=np.float16)}, "not finite"),
         ({"head.bias": np.zeros(2, dtype=np.float16)}, "size mismatch"),
         ({"another": np.zeros(2, dtype=np.float16)}, "another"),
+        ({LISTED: np.zeros(2, dtype=np.float16)}, r"'listed' is float16 of shape \(2,\)"),
+        ({LISTED: np.zeros((2, 2), dtype=np.uint64)}, r"'listed' is uint64 of shape \(2, 2\)"),
+        ({LISTED: np.zeros(100_001, dtype=np.uint64)}, "at most 100,000 hashes of 64 bits"),
     ],
 )
 def test_refuses_broken_tensors(
@@ -151,7 +193,15 @@ def test_refuses_broken_tensors(
 ) -> None:
     _, path = small(tmp_path / "judge.safetensors")
     save_file(load_file(path) | tensors, path, metadata=metadata_of(SMALL))
-    with pytest.raises(ScorerError, match=message):
+    with pytest.raises(ScorerError, match=message) as error:
+        PocketJudge(path)
+    assert "\n" not in str(error.value)
+
+
+def test_refuses_a_file_without_the_list(tmp_path: Path) -> None:
+    network, path = small(tmp_path / "judge.safetensors")
+    save_file(packed(network), path, metadata=metadata_of(SMALL))
+    with pytest.raises(ScorerError, match="the tensor 'listed' is missing"):
         PocketJudge(path)
 
 

@@ -1,21 +1,24 @@
 """`pocket-judge`: the bundled judge. A small convolutional network that reads words in their order.
 
 It is of another kind than `pocket`, which counts words, and was trained on other texts, so that it
-finds what a search against `pocket` has found a way around. `scripts/train_pocket_judge.py` trains
-it on this module's network and reads its file back through it. The weights are whole numbers from
--127 to 127 with a scale for each row; the file's metadata describes the network.
+finds what a search against `pocket` has found a way around. A text that holds a term of a list of
+profanities gets more. `scripts/train_pocket_judge.py` trains it on this module's network and reads
+its file back through it. The weights are whole numbers from -127 to 127 with a scale for each row;
+the list is stored as hashes, so that nobody has to read it; the file's metadata describes the rest.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import safe_open
 from torch import Tensor, nn
@@ -28,12 +31,17 @@ from tide.scorers.base import Floats, PlainScorer
 from tide.scorers.language import warn_of_other_languages
 from tide.scorers.pocket import normalize
 
-FORMAT = "tide-pocket-judge-1"
+# Raise the number when `normalize`, `_WORD` or `_hash` changes: the hashes fit no other ones.
+FORMAT = "tide-pocket-judge-2"
 METADATA = "pocket_judge"
+LISTED = "listed"  # the tensor with the hashes of the listed terms
 # Of the parts of a text that are read at once, and the padding that they may need.
 _BATCH = 64
 _SCALE = ".scale"
 _TOKENIZER = REFERENCE / "tokenizer.json"
+_WORD = re.compile(r"[^\W_]+")
+_LONGEST = 3  # words of a listed term
+_MOST_LISTED = 100_000
 
 _Size = Annotated[int, Field(ge=1, le=100_000)]
 _Finite = Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]
@@ -44,8 +52,9 @@ class Shape(BaseModel):
 
     spans: of the first layer's filters, in tokens; `filters` of each. reach: span of those of the
     second layer. tokens: read at once; a longer text is read in parts that overlap by half, of
-    which the worst counts. scale, offset: the logit is `scale * output + offset`. tokenizer: digest
-    of its file.
+    which the worst counts. list_weight: added to the output for a text that holds a listed term.
+    scale, offset: the logit is `scale * (output + list_weight) + offset`. tokenizer: digest of its
+    file.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -57,6 +66,7 @@ class Shape(BaseModel):
     spans: list[Annotated[int, Field(ge=1, le=64)]] = Field(min_length=1, max_length=16)
     reach: int = Field(ge=1, le=64)
     tokens: int = Field(ge=8, le=1024)
+    list_weight: _Finite = 0.0
     scale: _Finite = 1.0
     offset: _Finite = 0.0
     tokenizer: str
@@ -112,6 +122,28 @@ class TokenReader:
             return [ids or [0]]
         step = size // 2
         return [ids[start : start + size] for start in range(0, len(ids) - step, step)]
+
+
+def term_hashes(text: str) -> set[int]:
+    """Hashes of every one to three words in a row, in the spelling that the network reads."""
+    words = _WORD.findall(normalize(text))
+    return {
+        _hash(words[start : start + length])
+        for length in range(1, _LONGEST + 1)
+        for start in range(len(words) - length + 1)
+    }
+
+
+def listed_hashes(terms: Iterable[str]) -> NDArray[np.uint64]:
+    """A list of terms as it is stored: sorted hashes, without terms of more than three words."""
+    found = [_WORD.findall(normalize(term)) for term in terms]
+    hashes = {_hash(words) for words in found if 1 <= len(words) <= _LONGEST}
+    return np.array(sorted(hashes), dtype=np.uint64)
+
+
+def _hash(words: Sequence[str]) -> int:
+    digest = hashlib.blake2b(" ".join(words).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big")
 
 
 def padded(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
@@ -172,12 +204,13 @@ class PocketJudge(PlainScorer):
         with guarded(ScorerError, f"pocket judge: cannot use {path}"):
             revision = hashlib.sha256(path.read_bytes()).hexdigest()[:8]
             with safe_open(path, framework="numpy") as file:
-                self._shape = _read_shape(file.metadata() or {})
+                self.shape = _read_shape(file.metadata() or {})
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            self._network = Network(self._shape)
-            self._network.load_state_dict(_unpacked(tensors))
-            self._network.eval().requires_grad_(False)
-            self._reader = TokenReader(self._shape.tokens)
+            self._listed = _read_listed(tensors.pop(LISTED, None))
+            self.network = Network(self.shape)
+            self.network.load_state_dict(_unpacked(tensors))
+            self.network.eval().requires_grad_(False)
+            self._reader = TokenReader(self.shape.tokens)
         self.name = f"pocket-judge@{revision}"
 
     def score(self, texts: Sequence[str]) -> Floats:
@@ -189,12 +222,17 @@ class PocketJudge(PlainScorer):
         outputs = self.outputs([part for _, part in rows])
         worst = np.full(len(texts), -np.inf)
         np.maximum.at(worst, [i for i, _ in rows], outputs)
-        logits = self._shape.scale * worst + self._shape.offset
+        worst += self.shape.list_weight * self.holds_listed(texts)
+        logits = self.shape.scale * worst + self.shape.offset
         return np.asarray(1.0 / (1.0 + np.exp(-np.clip(logits, -30.0, 30.0))), dtype=np.float64)
+
+    def holds_listed(self, texts: Sequence[str]) -> NDArray[np.bool_]:
+        """Whether each text holds a listed term, shape (len(texts),)."""
+        return np.array([not self._listed.isdisjoint(term_hashes(text)) for text in texts])
 
     def outputs(self, rows: Sequence[Sequence[int]]) -> Floats:
         """What the network gives for each row of token ids, shape (len(rows),)."""
-        return network_outputs(self._network, rows)
+        return network_outputs(self.network, rows)
 
 
 @torch.inference_mode()
@@ -221,6 +259,18 @@ def _read_shape(metadata: Mapping[str, str]) -> Shape:
     if shape.tokenizer != tokenizer_digest():
         raise ScorerError("pocket judge: these weights belong to another tokenizer")
     return shape
+
+
+def _read_listed(stored: np.ndarray[Any, Any] | None) -> frozenset[int]:
+    """The list of a weights file. Raises ScorerError if it is missing or not made of hashes."""
+    if stored is None:
+        raise ScorerError(f"pocket judge: the tensor {LISTED!r} is missing")
+    if stored.dtype != np.uint64 or stored.ndim != 1 or len(stored) > _MOST_LISTED:
+        raise ScorerError(
+            f"pocket judge: the tensor {LISTED!r} is {stored.dtype} of shape {stored.shape},"
+            f" expected at most {_MOST_LISTED:,} hashes of 64 bits"
+        )
+    return frozenset(stored.tolist())
 
 
 def metadata_of(shape: Shape) -> dict[str, str]:
