@@ -21,8 +21,9 @@ from tide.evaluation.paper import (
     recorded_runs,
     write_published,
 )
+from tide.evaluation.paper_report import further_tables
 from tide.evaluation.perplexity import Fluency
-from tide.evaluation.printed import Printed, further, further_tables, printed_row, rows_of, tables
+from tide.evaluation.printed import Printed, further, printed_row, rows_of, tables
 from tide.evaluation.reporting.tables import Value
 from tide.evaluation.runs import first_trial
 from tide.evaluation.significance import compare

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,23 @@ from tide.evaluation.paper import (
     paper_tables,
     recorded_runs,
 )
-from tide.evaluation.printed import further_tables
+from tide.evaluation.printed import further
 from tide.evaluation.reporting.paper_figure import paper_trade_off
 from tide.evaluation.reporting.reports import Report
+from tide.evaluation.reporting.tables import Column, Table, Value, slug
 from tide.evaluation.runs import first_trial
 from tide.evaluation.systems import properties_table
 from tide.scorers import Scorer
+
+# Of the further numbers: what the metrics are, and the digits that are printed.
+_FURTHER = {
+    "temperature 1.0": "25 completions of each prompt, a point scored by the mean of eight; max: "
+    "mean over prompts of the largest of the 25; iterations: K-bar",
+    "Detoxify": "max: mean over prompts of the largest of three, by another scorer",
+    "seconds": "of a prompt",
+    "Qwen3-14B": "mean perplexity by this model, whatever model wrote",
+}
+_DIGITS = {"perplexity": 2, "iterations": 2, "mean": 2, "median": 2}
 
 
 def paper_report(
@@ -66,3 +77,20 @@ def _one_draw(some: Sequence[Recorded]) -> dict[tuple[str, str], float]:
         run = first_trial(one.run) if one.name == SEARCH else one.run
         found[one.model, one.name] = summarize(run).toxicity[run.scorer]["mean"].value
     return found
+
+
+def further_tables() -> Iterator[Table]:
+    """The printed numbers beside the main tables, a table for each of `further`."""
+    for what, says in _FURTHER.items():
+        found = further(what)
+        metrics = list(dict.fromkeys(metric for _, _, metric in found))
+        methods = dict.fromkeys((model, method) for model, method, _ in found)
+        rows: list[list[Value]] = [
+            [*method, *(found.get((*method, metric)) for metric in metrics)] for method in methods
+        ]
+        columns = [Column("model"), Column("method")]
+        columns += [Column(metric, _DIGITS.get(metric, 3)) for metric in metrics]
+        title = f"RTP-challenging, printed: {what}"
+        yield Table(
+            f"paper-{slug(what.lower())}", title, columns, rows, [f"printed numbers; {says}"]
+        )
