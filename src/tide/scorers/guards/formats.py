@@ -123,7 +123,7 @@ class GuardSettings(BaseModel):
         if self.verdicts is not None and len(set(self.verdicts.values())) < 2:
             raise ValueError("verdicts: needs one that is toxic and one that is not")
         if spaced := [word for word in self.verdicts or () if word != word.strip()]:
-            raise ValueError(f"verdicts: {spaced[0]!r} has spaces around it; they are not looked at")
+            raise ValueError(f"verdicts: {spaced[0]!r} has spaces around it; leave them out")
         return self
 
     @classmethod
