@@ -28,7 +28,8 @@ _PRESETS, _STRATEGIES, _BASELINES, _ENGINES = (
     ", ".join(names) for names in (PRESETS, STRATEGIES.names(), BASELINES.names(), ENGINES.names())
 )
 SCORER_GRAMMAR = (
-    f"Scorers: {_SCORERS}; some take an argument: hf:ID_OR_FOLDER#LABEL, detoxify:original, "
+    f"Scorers: {_SCORERS}; some take an argument: hf:ID_OR_FOLDER#LABEL (of several labels "
+    "#sum:LABEL,LABEL or #max:LABEL,LABEL), detoxify:original, "
     "guard:ID_OR_FOLDER, guard:NAME@http://HOST, tei:http://HOST#LABEL, calibrated:FILE. pocket, "
     "pocket-judge, profanity-check and lexicon read English alone. Around a scorer: cache:SCORER "
     "(kept on disk), rate:NUMBER:SCORER (texts a second), retry:SCORER, breaker:SCORER, "

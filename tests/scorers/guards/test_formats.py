@@ -83,6 +83,7 @@ def test_a_folder_may_say_how_it_is_asked(tmp_path: Path) -> None:
         ({"model": "x", "prompt": "Is it bad?"}, r"prompt: holds no \{text\}"),
         ({"model": "x", "verdicts": {"a": 2.0, "b": 0}}, "verdicts.a: Input should be less"),
         ({"model": "x", "verdicts": {"a": 1, "b": 1}}, "needs one that is toxic and one"),
+        ({"model": "x", "verdicts": {" a": 1, "b": 0}}, "' a' has spaces around it"),
         ({"model": "x", "prompt": "{text}", "url": "http://h"}, 'needs "api": "completions"'),
         ({"model": "x", "url": "http://h", "api": "completions"}, "needs a prompt"),
         ({"model": 3}, "model: Input should be a valid string"),

@@ -122,6 +122,8 @@ class GuardSettings(BaseModel):
             raise ValueError('api: "completions" needs a prompt; "chat" uses the model\'s template')
         if self.verdicts is not None and len(set(self.verdicts.values())) < 2:
             raise ValueError("verdicts: needs one that is toxic and one that is not")
+        if spaced := [word for word in self.verdicts or () if word != word.strip()]:
+            raise ValueError(f"verdicts: {spaced[0]!r} has spaces around it; leave them out")
         return self
 
     @classmethod
