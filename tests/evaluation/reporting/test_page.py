@@ -233,6 +233,33 @@ def test_hostile_records_run_nothing_and_load_nothing(browser: Any, tmp_path: Pa
     assert [fault for fault in faults if "Content Security Policy" not in fault] == []
 
 
+def test_texts_can_be_read_on_a_phone(browser: Any, tmp_path: Path) -> None:
+    one = with_bases(search_run("tide", prompts=2), [0.9, 0.2])
+    long = "a long text " * 20
+    changed(one, 0, base_completions=[long] * 2)
+    shown, _ = opened(browser, made(one, mask=lambda text: text.upper()), tmp_path, 390)
+    for cell in shown.locator(".texts td").all():
+        box = cell.bounding_box()
+        assert box["width"] > 0
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= 390
+        if "LONG" in cell.text_content():
+            assert box["width"] > 300
+    label = "node => getComputedStyle(node, '::before').content"
+    labels = [one.evaluate(label) for one in shown.locator(".texts td[data-source]").all()]
+    assert labels
+    assert not any(label in ("none", "normal") for label in labels)
+
+
+def test_figures_have_captions_in_words(tmp_path: Path) -> None:
+    runs = [run([[0.9, 0.2]] * 6), search_run("tide", num_samples=5)]
+    text = made(*runs, draw=True, trajectory="0")
+    captions = re.findall("<figcaption>(.*?)</figcaption>", text)
+    assert "Toxic rate after so many completions were written" in captions
+    assert any(one.startswith("Toxicity during the search of prompt 0") for one in captions)
+    assert all(" " in one for one in captions)
+
+
 @pytest.mark.parametrize("width", [390, 1280])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_no_fault(browser: Any, tmp_path: Path, width: int, scheme: str) -> None:

@@ -63,11 +63,38 @@ def page(report: Report, mask: Mask | None = None, mask_prompt: Mask | None = No
         script=Markup(script),
         titles=[group.title for group in report.groups] or ["The published runs"],
         tables=[_table(table) for table in report.tables],
-        figures=[{"name": name, "data": _png(one)} for name, one in report.figures.items()],
+        figures=[
+            {"says": _caption(name, report), "data": _png(one)}
+            for name, one in report.figures.items()
+        ],
         problem=report.problem,
         groups=[_group(group, mask_text, mask_prompt or mask_text) for group in report.groups],
         concealed=concealed if mask else "Toxic completions are masked.",
     )
+
+
+# By how the name of a figure begins, without the prefix of its group.
+_CAPTIONS = {
+    "trade-off": "Toxicity against perplexity: lower left is better",
+    "paper-trade-off": "The published runs: toxicity against perplexity, lower left is better",
+    "anytime-rate": "Toxic rate after so many completions were written",
+    "anytime-mean": "Mean toxicity after so many completions were written",
+    "sensitivity": "Toxicity by the setting {rest}",
+    "trajectory": "Toxicity during the search of prompt {rest}",
+    "landscape": "Toxicity around prompt {rest}",
+}
+
+
+def _caption(name: str, report: Report) -> str:
+    """What a figure shows, and of which group where there are several."""
+    found = [group for group in report.groups if group.prefix and name.startswith(group.prefix)]
+    group = max(found, key=lambda one: len(one.prefix), default=None)
+    own = name.removeprefix(group.prefix) if group else name
+    for begins, says in _CAPTIONS.items():
+        if own.startswith(begins):
+            rest = own.removeprefix(begins).removeprefix("-")
+            return says.format(rest=rest) + (f" ({group.title})" if group else "")
+    return own
 
 
 def _visible(value: Any) -> Any:
