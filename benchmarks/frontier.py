@@ -9,7 +9,8 @@ tokens that went through the model, a prompt; `scored` the texts that the guide 
 Perplexities of all completions are the mean, the mean of those of exactly 20 tokens, and the median
 (`ppl`); of the moved ones the median and the 95th percentile. The figure shows what the stricter
 judge calls toxic against forward tokens, one curve a search, a panel a temperature. Runs are kept
-in `benchmarks/results/frontier` and not run again.
+in `benchmarks/results/frontier` and not run again. `--answers benchmarks/results/answers` gives it
+a panel of the long answers that `answers.py` has written, by their worst window.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from tide.evaluation import Bars, evaluate
 from tide.evaluation.benchmarks import load_benchmark
 from tide.evaluation.metrics import Summary, summarize
 from tide.evaluation.protocols import load_protocol
+from tide.evaluation.runs import find_runs, read_run
 from tide.plugins.specs import parse_spec
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -41,6 +43,8 @@ METHODS = ("tide", "fast", "backtrack", "resample:temperature=0.7")
 TAUS = (0.5, 0.4, 0.3, 0.2, 0.1)
 COSTS = ("evals", "forward", "scored", "unres.")
 FLUENCY = ("moved", "mean", "of 20", "ppl", "of moved", "p95", "empty")
+Row = tuple[str, Summary, list[str]]  # spec, metrics, judges
+Curves = dict[str, list[tuple[float, float, str]]]
 TICKS = (30, 50, 75, 100, 150, 200, 300, 500, 1000, 2000, 5000)
 
 
@@ -67,22 +71,40 @@ def row(found: Summary, judges: list[str]) -> list[str]:
     return [*cells, f"{averages['empty'].value:.3f}" if "empty" in averages else "-"]
 
 
-def draw(rows: list[tuple[str, Summary, list[str]]], path: Path, default: float) -> None:
-    """A curve a search, its points labelled with what they accept below.
+def answers_in(folder: Path) -> list[Row]:
+    """The long answers of a folder, judged by their worst window."""
+    runs = [read_run(one) for one in find_runs([folder])]
+    return [
+        (run.name, summarize(run), [one for one in run.sources if one.startswith("windows:")])
+        for run in runs
+    ]
+
+
+def panels_of(rows: list[Row], answers: list[Row], default: float) -> dict[str, Curves]:
+    """By title: by the name of a search, its tokens, what is toxic, and what it accepts below.
 
     Temperature 1 has a panel of its own; any other is in the name of its search.
     """
-    panels: dict[float, dict[str, list[tuple[float, float, str]]]] = {}
-    for spec, found, judges in rows:
+    panels: dict[str, Curves] = {f"temperature {one:g}": {} for one in (default, 1.0)}
+    for number, (spec, found, judges) in enumerate([*rows, *answers]):
         kind, options = parse_spec(spec)
         below = options.pop("toxicity_threshold", "")  # without a label: the preset's own
-        temperature = 1.0 if options.get("temperature") == "1" else default
-        if temperature == 1.0:
-            options.pop("temperature", None)
+        title = f"temperature {default:g}"
+        if number >= len(rows):
+            title = "long answers, worst window"
+            for shared in ("max_new_tokens", "temperature"):  # of all answers, in each name
+                options.pop(shared, None)
+        elif options.get("temperature") == "1":
+            title = "temperature 1"
+            options.pop("temperature")
         name = ", ".join([kind, *(f"{key}={value}" for key, value in options.items())])
-        forward = found.averages["forward_tokens"].value
-        point = (forward, stricter(found, judges), below)
-        panels.setdefault(temperature, {}).setdefault(name, []).append(point)
+        point = (found.averages["forward_tokens"].value, stricter(found, judges), below)
+        panels.setdefault(title, {}).setdefault(name, []).append(point)
+    return {title: curves for title, curves in panels.items() if curves}
+
+
+def draw(panels: dict[str, Curves], path: Path) -> None:
+    """A curve a search, its points labelled with what they accept below."""
     names = dict.fromkeys(name for curves in panels.values() for name in curves)
     marks = dict(zip(names, itertools.cycle("osD^v*P<>X"), strict=False))
     colours = dict(zip(names, itertools.cycle(plt.get_cmap("tab20").colors), strict=False))
@@ -94,19 +116,19 @@ def draw(rows: list[tuple[str, Summary, list[str]]], path: Path, default: float)
         squeeze=False,
         sharey=True,
     )
-    for axis, (temperature, curves) in zip(axes[0], sorted(panels.items()), strict=True):
+    for axis, (title, curves) in zip(axes[0], panels.items(), strict=True):
         for name, points in curves.items():
             x, y, labels = zip(*sorted(points), strict=True)
             axis.plot(x, y, f"{marks[name]}-", color=colours[name], markersize=5, label=name)
             for at in zip(x, y, labels, strict=True):
                 axis.annotate(at[2], at[:2], fontsize=7, xytext=(4, 4), textcoords="offset points")
-        axis.set(xscale="log", title=f"temperature {temperature:g}", xlabel="forward tokens")
+        axis.set(xscale="log", title=title, xlabel="forward tokens")
         ticks = [tick for tick in TICKS if axis.get_xlim()[0] <= tick <= axis.get_xlim()[1]]
         axis.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
         axis.minorticks_off()
-        axis.set_ylim(bottom=-0.005)
         axis.grid(alpha=0.25)
         axis.legend(title="labels: accepts below", fontsize=8)
+    axes[0][0].set_ylim(bottom=-0.005)  # of all, once they hold their points
     axes[0][0].set_ylabel("toxic by the stricter judge, share of prompts")
     figure.savefig(path, dpi=120)
 
@@ -120,6 +142,7 @@ def main(
     trials: int = 1,
     protocol: str = "tide",
     figure: Annotated[Path | None, typer.Option(help="File for the figure.")] = None,
+    answers: Annotated[Path | None, typer.Option(help="Runs of answers.py for it.")] = None,
     out: Path = RESULTS / "frontier",
 ) -> None:
     prompts = [row.text for row in load_benchmark(f"rtp:{first}-{last}").rows]
@@ -131,7 +154,7 @@ def main(
     table = Table(box=box.SIMPLE, padding=(0, 0), title=f"prompts {first} to {last}")
     table.add_column("method", overflow="fold")
     table.add_column("guides")
-    rows: list[tuple[str, Summary, list[str]]] = []
+    rows: list[Row] = []
     for heading in (*COSTS, *JUDGES, *FLUENCY):
         table.add_column(heading, justify="right")
     for guide in guides.split(","):
@@ -152,7 +175,9 @@ def main(
             table.add_row(spec, guide, *row(*rows[-1][1:]))
     Console(width=130).print(table)
     if figure:
-        draw(rows, figure, load_protocol(protocol).sampling["temperature"])
+        long = answers_in(answers) if answers else []
+        default = load_protocol(protocol).sampling["temperature"]
+        draw(panels_of(rows, long, default), figure)
 
 
 if __name__ == "__main__":

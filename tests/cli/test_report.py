@@ -42,13 +42,14 @@ def test_tables_figures_and_metrics(
     names += ["significance-scorer-1", "significance-judge-1"]
     expected = {f"{name}{suffix}" for name in names for suffix in (".md", ".tex", ".csv")}
     expected |= {"trade-off.png", "anytime-rate.png", "anytime-mean.png", "summary.json"}
+    expected |= {"cost-forward-tokens.png", "cost-scorer-calls.png", "cost-rounds.png"}
     expected |= {"report.html"}
     expected |= {"trajectory-2-tide.png", "trajectory-2-fast.png"}
     assert {path.name for path in (runs / "report").iterdir()} == expected
     methods = [one["method"] for one in json.loads((runs / "report/summary.json").read_text())]
     assert methods == ["base", "tide", "fast"]
     page = (runs / "report/report.html").read_text(encoding="utf-8")
-    assert page.count("data:image/png;base64,") == 5
+    assert page.count("data:image/png;base64,") == 8
     assert "The words that carry the toxicity are masked, by the bundled scorer." in page
     # A report is not a run: it is not reported on the next time.
     assert tide("report", runs, monkeypatch=monkeypatch) == 0

@@ -37,6 +37,28 @@ def test_trade_off_has_a_panel_a_source_and_a_point_a_method() -> None:
     assert colours == list(figures._COLOURS[1:3])  # as in the other figures
 
 
+def test_toxicity_against_each_currency_of_cost() -> None:
+    """A method that did not record a currency is left out, and the others keep their colours."""
+    summaries = [
+        summarize(one)
+        for one in (run([[0.1], [0.2]]), search_run("tide"), search_run("fast", seed=1))
+    ]
+    assert "forward_tokens" not in summaries[0].averages
+    for currency, label in figures.COSTS.items():
+        panels = drawn(figures.cost(summaries, SOURCES, currency))
+        assert panels[-1].get_xlabel().startswith(label)
+        assert [panel.get_ylabel() for panel in panels] == ["toxic rate"] * 2
+        for panel, source in zip(panels, SOURCES, strict=True):
+            points = [tuple(one.lines[0].get_xydata()[0]) for one in panel.containers]
+            assert points == [
+                (one.averages[currency].value, one.toxicity[source]["rate"].value)
+                for one in summaries[1:]
+            ]
+        colours = [container.lines[0].get_color() for container in panels[0].containers]
+        assert colours == list(figures._COLOURS[1:3])
+    assert figures.cost(summaries[:2], SOURCES, "rounds") is None
+
+
 def test_points_at_zero_are_whole_and_those_under_others_are_rings_around_them() -> None:
     clean = measured(run([[0.0, 0.0]] * 6), [[1.5, 1.4]] * 6)
     twin = search_run("tide")

@@ -48,6 +48,12 @@ _COLUMNS = ((14, 3), (26, 2), (56, 1), (math.inf, 1))
 _NEAR = 4.0  # points between markers that hide each other
 _LARGEST = 1e6  # perplexity that is drawn
 _FEW_DECADES = 300.0
+# What a completion costs the model, the scorer and who waits for it.
+COSTS = {
+    "forward_tokens": "tokens through the model, a prompt",
+    "scorer_calls": "texts scored, a prompt",
+    "rounds": "rounds, a prompt",
+}
 _MEASURES = {"max": "avg max toxicity", "mean": "avg mean toxicity", "rate": "toxic rate"}
 
 
@@ -56,30 +62,48 @@ def trade_off(summaries: Sequence[Summary], source_names: Sequence[str]) -> Any 
 
     None if fewer than two runs have a perplexity.
     """
+    found = [_perplexity(one) if one.perplexity else None for one in summaries]
+    return _points(summaries, source_names, found, "max", "mean perplexity")
+
+
+def cost(summaries: Sequence[Summary], source_names: Sequence[str], currency: str) -> Any | None:
+    """The toxic rate against what a prompt costs in one of `COSTS`; otherwise as `trade_off`."""
+    found = [one.averages.get(currency) for one in summaries]
+    return _points(summaries, source_names, found, "rate", COSTS[currency])
+
+
+def _points(
+    summaries: Sequence[Summary],
+    source_names: Sequence[str],
+    across: Sequence[Estimate | None],
+    measure: str,
+    label: str,
+) -> Any | None:
+    """A measure of toxicity against `across`, which has a value for each summary, or None."""
     # Numbered before any is left out: a method keeps its colour and marker in every figure.
-    shown = [(n, one) for n, one in enumerate(summaries) if one.perplexity]
+    shown = [(n, x) for n, x in enumerate(across) if x is not None and x.value > 0]
     if len(shown) < 2:
         return None
     titles = unversioned(source_names)
     with _panels(len(source_names)) as (figure, panels):
         for panel, source in zip(panels, source_names, strict=True):
-            for number, one in shown:
-                if "max" not in one.toxicity.get(source, {}):
+            for number, x in shown:
+                one = summaries[number]
+                if measure not in one.toxicity.get(source, {}):
                     continue
-                x, y = _perplexity(one), one.toxicity[source]["max"]
+                y = one.toxicity[source][measure]
                 style = {**_line(number), "ls": "", "elinewidth": 0.8}
                 bars = {"xerr": _bars(x), "yerr": _bars(y)}
                 panel.errorbar(x.value, y.value, **bars, **style, label=one.method)
             panel.set_title(f"by {titles[source]}")
-            panel.set_ylabel(_MEASURES["max"])
+            panel.set_ylabel(_MEASURES[measure])
             from_zero(panel)
-        values = [_perplexity(one).value for _, one in shown]
-        if _spread(values) > 4:
+        if _spread([x.value for _, x in shown]) > 4:
             _logarithmic(panels[-1].xaxis, 10)
-        panels[-1].set_xlabel("mean perplexity (lower left is best)")
+        panels[-1].set_xlabel(f"{label} (lower left is best)")
         for panel in panels:
             _nest(panel)
-        _legend(figure, panels, "\n".join(silent([one for _, one in shown])))
+        _legend(figure, panels, "\n".join(silent([summaries[n] for n, _ in shown])))
     return figure
 
 

@@ -327,6 +327,10 @@ def _figures(group: Group, trajectory: str | None) -> dict[str, Any]:
     by_name = {summary.method: summary for summary in group.summaries}
     drawn = {
         "trade-off": figures.trade_off(group.summaries, group.sources),
+        **{
+            f"cost-{name.replace('_', '-')}": figures.cost(group.summaries, group.sources, name)
+            for name in figures.COSTS
+        },
         "anytime-rate": figures.anytime(pooled, group.sources, "rate"),
         "anytime-mean": figures.anytime(pooled, group.sources, "mean"),
     }
