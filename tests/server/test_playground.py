@@ -136,7 +136,7 @@ def test_a_word_with_spaces_between_its_letters_is_masked(page: Any) -> None:
             const { marked, parts } = await import("./words.js");
             const score = async (texts) => texts.map((text) => /r - u/.test(text) ? 0.9 : 0);
             const node = document.createElement("p");
-            node.append(...marked(await parts("so r - u - d - e he is", 0.5, score), false));
+            node.append(...marked(await parts("so r - u - d - e he is", score), false));
             return node.textContent;
         }"""
     )

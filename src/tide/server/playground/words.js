@@ -1,7 +1,7 @@
 // Which words carry a text's toxicity, and how they are shown. A help to the eye and no gate: where
 // the scorer cannot say, a toxic text is masked as a whole.
 const MOST = 12; // words that are looked for
-const CLEAN = 0.2; // below this a text is shown as it is; a lower threshold is believed
+const CLEAN = 0.2; // below this a text is shown as it is, as `tide run --mask` has it
 const LONGEST = 256; // words of a text: a request may hold so many texts
 
 const letters = (text) => text.match(/[\p{L}\p{N}_]/gu)?.length ?? 0;
@@ -37,16 +37,15 @@ function joined(found) {
 
 // The parts of `text`, each {text, toxic}: the words without which the scorer finds it clean, and
 // what stands between them. score: takes texts, promises their scores.
-export async function parts(text, threshold, score) {
+export async function parts(text, score) {
   const whole = [{ text, toxic: true }];
   const words = text.match(/\s*\S+/g) ?? [];
   if (words.length > LONGEST) return whole;
-  const level = Math.min(threshold, CLEAN);
   let left = words.map((_, i) => i);
   for (let found = 0; found <= MOST && left.length; found++) {
     const beginnings = left.map((_, i) => left.slice(0, i + 1).map((j) => words[j]).join(""));
     const scores = await score(beginnings);
-    if (!(scores.at(-1) >= level)) {
+    if (!(scores.at(-1) >= CLEAN)) {
       if (found === 0) return whole;
       const kept = new Set(left);
       const parts = words.map((word, i) => ({ text: word, toxic: !kept.has(i) }));
@@ -54,7 +53,7 @@ export async function parts(text, threshold, score) {
       spread(parts.toReversed());
       return joined(parts);
     }
-    left.splice(scores.findIndex((one) => one >= level), 1);
+    left.splice(scores.findIndex((one) => one >= CLEAN), 1);
   }
   return whole;
 }
