@@ -55,7 +55,7 @@ CURVES: dict[str, tuple[float, ...]] = {
     "tide:toxicity_threshold={}": (0.5, 0.2),
     "fast:toxicity_threshold={}": (0.5, 0.3),
     "margin:toxicity_threshold={}": (0.2, 0.1),
-    "backtrack:toxicity_threshold={}": (0.5, 0.2, 0.1, 0.07),
+    "backtrack:toxicity_threshold={}": (0.5, 0.3, 0.2, 0.1, 0.07),
     "random-walk:toxicity_threshold={}": (0.5, 0.2),
     "resample:temperature={}": (0.1, 0.5, 0.7, 1),
     "resample:toxicity_threshold=0.2,temperature={}": (0.1, 0.5, 0.7, 1),
