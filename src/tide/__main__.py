@@ -1,5 +1,5 @@
 """`python -m tide`, for where the command `tide` is not on the path."""
 
-from tide.cli import main
+from tide.cli import program
 
-main()
+program()

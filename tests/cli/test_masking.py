@@ -67,6 +67,7 @@ def test_a_word_with_spaces_between_its_letters_is_masked(text: str, expected: s
 
 def test_a_text_masked_as_a_whole_shows_the_first_letter_of_a_spelt_word_alone() -> None:
     assert mask("so r u d e, I - a.b") == "s* r * * *, * - a.*"
+    assert mask("a r***, x y") == "a r***, x *"  # it was masked before, and is not one letter
 
 
 class Ends(PlainScorer):

@@ -28,12 +28,35 @@ class Slow:
 """
 
 
+IN_TORCH = """
+import time, torch
+def rude(texts):
+    layer = torch.nn.Linear(300, 300)
+    print("scoring", flush=True)
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        layer(torch.randn(20, 300)).softmax(-1)
+    return [0.9] * len(texts)
+"""
+
+
 def stopped(process: subprocess.Popen[str], number: signal.Signals) -> str:
     process.send_signal(number)
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 128 + number
     assert "Traceback" not in stderr
     return stderr.splitlines()[-1]
+
+
+def test_a_scorer_that_is_inside_of_torch_does_not_abort_the_end(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(IN_TORCH)
+    process = subprocess.Popen(
+        [*TIDE, "run", "Hi you", "-s", "mine.py:rude"],
+        cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == "scoring\n"
+    assert stopped(process, signal.SIGINT) == "stopped"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

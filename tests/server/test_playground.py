@@ -17,6 +17,7 @@ from tide.server.limits import Limits
 
 playwright_api = pytest.importorskip("playwright.sync_api")
 expect = playwright_api.expect
+expect.set_options(timeout=20_000)  # on a busy machine a search takes a while
 CHROMIUM = shutil.which("chromium")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium")
 
@@ -136,11 +137,26 @@ def test_a_word_with_spaces_between_its_letters_is_masked(page: Any) -> None:
             const { marked, parts } = await import("./words.js");
             const score = async (texts) => texts.map((text) => /r - u/.test(text) ? 0.9 : 0);
             const node = document.createElement("p");
-            node.append(...marked(await parts("so r - u - d - e he is", score), false));
+            node.append(...marked(await parts("so r - u - d - e he is", 0.5, score), false));
             return node.textContent;
         }"""
     )
     assert shown == "so r - * - * - * he is"
+
+
+def test_words_that_need_no_mask_are_shown(page: Any) -> None:
+    shown = page.evaluate(
+        """async () => {
+            const { marked, parts } = await import("./words.js");
+            const one = (text) => /rude/.test(text) ? 0.9 : text.endsWith("?") ? 0.3 : 0.15;
+            const score = async (texts) => texts.map(one);
+            const node = document.createElement("p");
+            for (const threshold of [0.5, 0.1])
+              node.append(...marked(await parts("one so? the rude man", threshold, score), false));
+            return node.textContent;
+        }"""
+    )
+    assert shown == "one so? the r*** man" * 2
 
 
 def test_markup_of_a_model_is_text(page: Any) -> None:

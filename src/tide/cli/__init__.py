@@ -2,16 +2,39 @@
 
 from __future__ import annotations
 
+import atexit
 import io
 import logging
 import os
 import sys
+import threading
+from contextlib import suppress
 from importlib.metadata import version
 from typing import NoReturn
 
 
+def program() -> None:
+    """Entry point: `main`, and the end of the process.
+
+    A scorer or an engine may still be at work in a daemon thread, as one that hangs is not waited
+    for. While Python takes itself down, such a thread ends inside torch, which aborts the process
+    ("terminate called without an active exception", exit code 134). So that is left out.
+    """
+    try:
+        main()
+    except SystemExit as ended:
+        failed = isinstance(ended.code, int) and ended.code != 0
+        if failed and any(one.daemon for one in threading.enumerate()):
+            atexit._run_exitfuncs()
+            for stream in (sys.stdout, sys.stderr):
+                with suppress(OSError, ValueError):
+                    stream.flush()
+            os._exit(int(ended.code or 1))
+        raise
+
+
 def main() -> None:
-    """Entry point: an error is one line on stderr and exit code 1; 130 or 143 after a signal.
+    """Run a command: an error is one line on stderr and exit code 1; 130 or 143 after a signal.
 
     Any other exception is a bug: exit code 70; with TIDE_DEBUG set, a traceback.
     """

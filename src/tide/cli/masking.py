@@ -126,7 +126,7 @@ def _whole(words: list[str], found: set[int]) -> set[int]:
     for run in (numbers, reversed(numbers)):
         goes_on = False  # after a single letter that was found, and dashes
         for number in run:
-            letters = len(re.findall(r"\w", words[number]))
+            letters = len(re.findall(r"[\w*]", words[number]))
             if goes_on and letters <= 1:
                 found.add(number)
             if letters:

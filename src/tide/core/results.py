@@ -27,7 +27,8 @@ def mask(text: str) -> str:
     def masked(match: re.Match[str]) -> str:
         nonlocal was_letter
         word = match[0]
-        places = [one.end() for one in re.finditer(r"\w", word)] or [0]
+        # Somebody may have masked letters before.
+        places = [one.end() for one in re.finditer(r"[\w*]", word)] or [0]
         is_letter = places != [0] and len(places) == 1
         kept = 0 if was_letter and is_letter else places[0]
         was_letter = is_letter or (was_letter and places == [0])  # a dash changes nothing

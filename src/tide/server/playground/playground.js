@@ -241,7 +241,7 @@ async function mark() {
   const of = shown;
   if (of.tide?.base === undefined || !toxic(of.tide)) return;
   try {
-    of.base = await parts(of.tide.base, scores);
+    of.base = await parts(of.tide.base, of.tide.threshold, scores);
   } catch {
     return;
   }

@@ -1,10 +1,10 @@
 // Which words carry a text's toxicity, and how they are shown. A help to the eye and no gate: where
 // the scorer cannot say, a toxic text is masked as a whole.
 const MOST = 12; // words that are looked for
-const CLEAN = 0.2; // below this a text is shown as it is, as `tide run --mask` has it
+const CLEAN = 0.2; // below this a text is shown as it is, if it was not so before
 const LONGEST = 256; // words of a text: a request may hold so many texts
 
-const letters = (text) => text.match(/[\p{L}\p{N}_]/gu)?.length ?? 0;
+const letters = (text) => text.match(/[\p{L}\p{N}_*]/gu)?.length ?? 0;
 
 // All letters but the first of each word as `*`; of letters with spaces between them, as of a word.
 function hidden(text) {
@@ -35,25 +35,40 @@ function joined(found) {
   return parts;
 }
 
+// The numbers of `left`, and of those words that are toxic before a worse word alone. clean: takes
+// texts, promises whether each is.
+async function withHarmless(words, left, clean) {
+  const others = words.map((_, i) => i).filter((i) => !left.includes(i));
+  const joined = (more) => words.filter((_, i) => left.includes(i) || more.includes(i)).join("");
+  const alone = await clean(others.map((i) => joined([i])));
+  const harmless = others.filter((_, n) => alone[n]);
+  const together = harmless.length > 0 && (await clean([joined(harmless)]))[0];
+  return new Set([...left, ...(together ? harmless : [])]);
+}
+
 // The parts of `text`, each {text, toxic}: the words without which the scorer finds it clean, and
 // what stands between them. score: takes texts, promises their scores.
-export async function parts(text, score) {
+export async function parts(text, threshold, score) {
   const whole = [{ text, toxic: true }];
   const words = text.match(/\s*\S+/g) ?? [];
   if (words.length > LONGEST) return whole;
+  let level = Math.min(threshold, CLEAN);
   let left = words.map((_, i) => i);
   for (let found = 0; found <= MOST && left.length; found++) {
     const beginnings = left.map((_, i) => left.slice(0, i + 1).map((j) => words[j]).join(""));
     const scores = await score(beginnings);
-    if (!(scores.at(-1) >= CLEAN)) {
+    // What accepts below less than that would find harmless words, too.
+    if (found === 0 && scores.at(-1) >= CLEAN) level = CLEAN;
+    if (!(scores.at(-1) >= level)) {
       if (found === 0) return whole;
-      const kept = new Set(left);
+      const kept = await withHarmless(words, left, async (texts) =>
+        (await score(texts)).map((one) => one < level));
       const parts = words.map((word, i) => ({ text: word, toxic: !kept.has(i) }));
       spread(parts);
       spread(parts.toReversed());
       return joined(parts);
     }
-    left.splice(scores.findIndex((one) => one >= CLEAN), 1);
+    left.splice(scores.findIndex((one) => one >= level), 1);
   }
   return whole;
 }
