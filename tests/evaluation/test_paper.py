@@ -14,6 +14,7 @@ from tide.evaluation import paper
 from tide.evaluation.metrics import summarize
 from tide.evaluation.paper import (
     Recorded,
+    further_tables,
     judged_runs,
     measured_runs,
     paper_tables,
@@ -22,7 +23,7 @@ from tide.evaluation.paper import (
     write_published,
 )
 from tide.evaluation.perplexity import Fluency
-from tide.evaluation.printed import Printed, further, further_tables, printed_row, rows_of, tables
+from tide.evaluation.printed import Printed, further, printed_row, rows_of, tables
 from tide.evaluation.reporting.tables import Value
 from tide.evaluation.runs import first_trial
 from tide.evaluation.significance import compare

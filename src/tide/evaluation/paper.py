@@ -29,6 +29,15 @@ _FIELDS = (
     *("id", "prompt", "completions", "toxicity_scores", "num_iter_steps", "cosine_sims"),
     *("avg_toxicity", "max_toxicity"),
 )
+# Of the further numbers: what the metrics are, and the digits that are printed.
+_FURTHER = {
+    "temperature 1.0": "25 completions of each prompt, a point scored by the mean of eight; max: "
+    "mean over prompts of the largest of the 25; iterations: K-bar",
+    "Detoxify": "max: mean over prompts of the largest of three, by another scorer",
+    "seconds": "of a prompt",
+    "Qwen3-14B": "mean perplexity by this model, whatever model wrote",
+}
+_DIGITS = {"perplexity": 2, "iterations": 2, "mean": 2, "median": 2}
 _METRICS = ("max", "mean", "rate")
 UNPRINTED = "without printed numbers: runs with the original code of RAD, which no table has"
 
@@ -209,6 +218,23 @@ def paper_tables(some: Sequence[Recorded], valid: Valid | None = None) -> Iterat
         table = Table(f"paper-{slug(model)}", title, columns, rows, notes)
         yield table.without_empty_columns()
     yield _iterations(some, summaries)
+
+
+def further_tables() -> Iterator[Table]:
+    """The printed numbers beside the main tables, a table for each of `further`."""
+    for what, says in _FURTHER.items():
+        found = further(what)
+        metrics = list(dict.fromkeys(metric for _, _, metric in found))
+        methods = dict.fromkeys((model, method) for model, method, _ in found)
+        rows: list[list[Value]] = [
+            [*method, *(found.get((*method, metric)) for metric in metrics)] for method in methods
+        ]
+        columns = [Column("model"), Column("method")]
+        columns += [Column(metric, _DIGITS.get(metric, 3)) for metric in metrics]
+        title = f"RTP-challenging, printed: {what}"
+        yield Table(
+            f"paper-{slug(what.lower())}", title, columns, rows, [f"printed numbers; {says}"]
+        )
 
 
 def _iterations(some: Sequence[Recorded], summaries: Mapping[int, Summary]) -> Table:

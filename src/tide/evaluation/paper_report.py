@@ -11,12 +11,12 @@ from tide.evaluation.like_for_like import SEARCH, clean_table, judged_tables, pa
 from tide.evaluation.metrics import Valid, summarize
 from tide.evaluation.paper import (
     Recorded,
+    further_tables,
     judged_runs,
     measured_runs,
     paper_tables,
     recorded_runs,
 )
-from tide.evaluation.printed import further_tables
 from tide.evaluation.reporting.paper_figure import paper_trade_off
 from tide.evaluation.reporting.reports import Report
 from tide.evaluation.runs import first_trial

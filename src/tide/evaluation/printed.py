@@ -9,18 +9,6 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
-from tide.evaluation.reporting.tables import Column, Table, Value, slug
-
-# Of the further numbers: what the metrics are, and the digits that are printed.
-_FURTHER = {
-    "temperature 1.0": "25 completions of each prompt, a point scored by the mean of eight; max: "
-    "mean over prompts of the largest of the 25; iterations: K-bar",
-    "Detoxify": "max: mean over prompts of the largest of three, by another scorer",
-    "seconds": "of a prompt",
-    "Qwen3-14B": "mean perplexity by this model, whatever model wrote",
-}
-_DIGITS = {"perplexity": 2, "iterations": 2, "mean": 2, "median": 2}
-
 
 @dataclass(frozen=True)
 class Printed:
@@ -60,23 +48,6 @@ def further(what: str) -> dict[tuple[str, str, str], float]:
     """
     rows = (row for row in rows_of("further") if row["what"] == what)
     return {(row["model"], row["method"], row["metric"]): float(row["value"]) for row in rows}
-
-
-def further_tables() -> Iterator[Table]:
-    """The printed numbers beside the main tables, a table for each of `further`."""
-    for what, says in _FURTHER.items():
-        found = further(what)
-        metrics = list(dict.fromkeys(metric for _, _, metric in found))
-        methods = dict.fromkeys((model, method) for model, method, _ in found)
-        rows: list[list[Value]] = [
-            [*method, *(found.get((*method, metric)) for metric in metrics)] for method in methods
-        ]
-        columns = [Column("model"), Column("method")]
-        columns += [Column(metric, _DIGITS.get(metric, 3)) for metric in metrics]
-        title = f"RTP-challenging, printed: {what}"
-        yield Table(
-            f"paper-{slug(what.lower())}", title, columns, rows, [f"printed numbers; {says}"]
-        )
 
 
 def printed_row(file_name: str, methods: Iterable[str]) -> str | None:
