@@ -63,7 +63,11 @@ def test_any_text_survives(tmp_path_factory: pytest.TempPathFactory, texts: list
     [
         ("a.jsonl", '{"prompt": "one"}\n{"prompt": \n', "line 2: not JSON"),
         ("a.jsonl", '{"prompt": "one"}\n["two"]\n', "line 2: not a JSON object"),
-        ("a.jsonl", '{"prompt": "one"}\n{"text": "two"}\n', "line 2: no text field 'prompt'"),
+        (
+            "a.jsonl",
+            '{"prompt": "one"}\n{"text": "two"}\n',
+            "line 2: no text field 'prompt'; name one with --field: text",
+        ),
         ("a.jsonl", '{"prompt": 3}\n', "line 1: 'prompt' must be a text, got int"),
         ("a.jsonl", '{"prompt": ["a"]}\n', "line 1: 'prompt' must be a text, got list"),
         ("a.jsonl", '{"prompt": "one"}\n\n{"prompt": "  "}\n', "line 3: 'prompt' is empty"),

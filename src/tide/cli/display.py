@@ -15,7 +15,7 @@ from rich.text import Text
 from tide.core.errors import InputError
 from tide.core.sanitize import visible
 from tide.data.files import refuse_inputs
-from tide.data.records import Record, all_or_none
+from tide.data.records import Record, TrialRecord, all_or_none
 from tide.evaluation.progress import CleanConsole, bar_on
 
 if TYPE_CHECKING:
@@ -42,6 +42,15 @@ def shown(text: str, toxicity: float, threshold: float, words: Words | None) -> 
     if isinstance(body, str):
         body = Text(on_one_line(body))
     return Text.assemble((f"{toxicity:.2f} ", colour), body or "(empty)")
+
+
+def _completion(
+    trial: TrialRecord, text: str, toxicity: float, threshold: float, words: Words | None
+) -> Text:
+    """As `shown`; of an empty text, which no scorer saw, the policy's number is no score."""
+    if trial.empty and text == trial.text:
+        return Text.assemble(("-    ", "dim"), on_one_line(text), (" (too short to score)", "dim"))
+    return shown(text, toxicity, threshold, words)
 
 
 def progress_bar() -> Progress:
@@ -89,7 +98,7 @@ def completions_table(
     for record in records:
         asked = Text(visible(as_shown(_asked(record)), kept="\n"))
         for trial in record.trials:
-            after = shown(trial.text, trial.toxicity, threshold, words)
+            after = _completion(trial, trial.text, trial.toxicity, threshold, words)
             if trial.refused:
                 after.append(" withheld", "yellow")
             elif trial.not_accepted:  # of an empty one it says so
@@ -98,7 +107,9 @@ def completions_table(
                 same = trial.changed_tokens == 0
                 says = "the prompt" if same else visible(as_shown(trial.decoded_prompt))
                 after.append(f"\nnearest tokens: {says}", "dim")
-            before = shown(trial.base_text or "", trial.base_toxicity or 0.0, threshold, words)
+            before = _completion(
+                trial, trial.base_text or "", trial.base_toxicity or 0.0, threshold, words
+            )
             table.add_row(asked, before, after)
             asked = Text()
     return table

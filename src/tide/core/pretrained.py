@@ -41,12 +41,10 @@ def find_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.ones(1, device=device).item()  # `meta` has tensors, and nothing in them
     except Exception as error:
-        reason = first_line(error)
+        reason, others = first_line(error), "'auto', 'cpu', 'cuda' or 'cuda:N'"
         if "cuda" in name and not torch.cuda.is_available():
-            reason = "there is no CUDA device"
-        raise InputError(
-            f"device {name!r} cannot be used: {reason}; choose 'auto', 'cpu', 'cuda' or 'cuda:N'"
-        ) from error
+            reason, others = "there is no CUDA device", "'auto' or 'cpu'"
+        raise InputError(f"device {name!r} cannot be used: {reason}; choose {others}") from error
     return device
 
 

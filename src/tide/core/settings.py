@@ -110,7 +110,8 @@ class Settings(Sampling):
         default=10,
         ge=1,
         le=10_000,
-        description="Maximum iterations, the prompt included (K).",
+        description="Maximum iterations, the prompt included (K). In backtrack, of the search that "
+        "takes over; its own bound is holds.",
     )
     num_samples: int = Field(
         default=8, ge=1, le=4096, description="Perturbations in one gradient estimate (N)."

@@ -109,7 +109,8 @@ def _text(row: dict[str, Any], field: str, where: str) -> str:
     value = row.get(field)
     text = value.get("text") if isinstance(value, dict) else value
     if text is None:
-        raise InputError(f"{where}: no text field {field!r}")
+        has = shown(", ".join(row))
+        raise InputError(f"{where}: no text field {field!r}; name one with --field: {has}")
     if not isinstance(text, str):
         raise InputError(f"{where}: {field!r} must be a text, got {type(text).__name__}")
     return text

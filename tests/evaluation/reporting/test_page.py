@@ -123,6 +123,13 @@ def test_unaccepted_withheld_and_empty_texts_are_told() -> None:
     assert told == ["(withheld)", "so it is (not accepted)", "(empty)"]
 
 
+def test_a_text_that_no_scorer_saw_has_no_score() -> None:
+    one = search_run("tide", prompts=1)
+    trials = len(one.records[0].trials)
+    changed(one, 0, completions=["a"] * trials, empty=[True] * trials, accepted=[False] * trials)
+    assert rows_of(made(one), "prompt 0")["tide"] == ["-", "-", "a (too short to score)"]
+
+
 def hostile() -> list[Run]:
     """Runs that hold markup wherever a file of others may."""
     runs = [run([[0.2]] * 2, HOSTILE), search_run("tide", prompts=2)]

@@ -184,6 +184,8 @@ def _prompt(
         text = _masked(worst.text, run, scores, mask)
         if worst.refused:
             text = "(withheld)"
+        elif worst.empty:  # no scorer saw it: the numbers are the policy's
+            scores, text = {}, f"{text} (too short to score)" if text != _EMPTY else text
         elif worst.accepted is False and text != _EMPTY:
             text += " (not accepted)"
         shown.append(_row(name, run, scores, text, group.sources))
