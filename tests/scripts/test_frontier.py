@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -10,19 +9,13 @@ from types import ModuleType
 import pytest
 
 from tests.evaluation.runs import JUDGE, search_run
+from tests.scripts.loading import load_script
 from tide.evaluation.metrics import summarize
-
-SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "frontier.py"
 
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("frontier", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("benchmarks/frontier.py")
 
 
 def test_a_panel_a_temperature_and_one_of_long_answers(script: ModuleType, tmp_path: Path) -> None:

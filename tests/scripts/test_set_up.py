@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.scripts.loading import ROOT, load_script
 
 
 @pytest.fixture
 def set_up() -> ModuleType:
-    spec = spec_from_file_location("set_up", ROOT / "scripts/set_up.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("scripts/set_up.py")
 
 
 @pytest.mark.parametrize(
