@@ -260,9 +260,13 @@ def test_texts_can_be_read_on_a_phone(browser: Any, tmp_path: Path) -> None:
 
 def test_figures_have_captions_in_words(tmp_path: Path) -> None:
     runs = [run([[0.9, 0.2]] * 6), search_run("tide", num_samples=5)]
+    for tokens, one in zip((20, 40), runs, strict=True):
+        for number, record in enumerate(one.records):
+            changed(one, number, forward_tokens=[tokens] * len(record.trials))
     text = made(*runs, draw=True, trajectory="0")
     captions = re.findall("<figcaption>(.*?)</figcaption>", text)
     assert "Toxic rate after so many completions were written" in captions
+    assert "Toxic rate against tokens through the model, a prompt" in captions
     assert any(one.startswith("Toxicity during the search of prompt 0") for one in captions)
     assert all(" " in one for one in captions)
 

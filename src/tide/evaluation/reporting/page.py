@@ -21,7 +21,7 @@ from tide.core.results import mask as mask_all
 from tide.core.sanitize import visible
 from tide.data.records import Record, RecordId
 from tide.evaluation.metrics import Estimate, is_toxic
-from tide.evaluation.reporting.figures import unversioned
+from tide.evaluation.reporting.figures import COSTS, unversioned
 from tide.evaluation.reporting.tables import Table, Value, cells_of, is_text
 from tide.evaluation.runs import Run
 
@@ -79,6 +79,7 @@ _CAPTIONS = {
     "paper-trade-off": "The published runs: toxicity against perplexity, lower left is better",
     "anytime-rate": "Toxic rate after so many completions were written",
     "anytime-mean": "Mean toxicity after so many completions were written",
+    **{f"cost-{n.replace('_', '-')}": f"Toxic rate against {says}" for n, says in COSTS.items()},
     "sensitivity": "Toxicity by the setting {rest}",
     "trajectory": "Toxicity during the search of prompt {rest}",
     "landscape": "Toxicity around prompt {rest}",
