@@ -13,16 +13,17 @@ Servers (each a process of its own, all up at once, asked in turns):
 Clients ask again when they have an answer (closed loop), or, with --rate, requests arrive at random
 times, whatever is under way (Poisson); then a time counts from the arrival. "First text" is that of
 the first block, and of vLLM's server that of its 32nd token; "of plain's 32" divides it by the time
-that plain takes for a whole answer of 32 tokens. Ordinary prompts are BOLD's, clean ones those
-among them whose first answers the search accepts, and challenging ones RTP-challenging's. Times of
-a busy machine say little: compare within one run, and the seconds of processors that the server
-used (for remote: with the server behind it).
+that plain takes for a whole answer of 32 tokens. Ordinary prompts are BOLD's, and challenging ones
+RTP-challenging's. Clean ones are those of BOLD whose first answer each server that scores accepts:
+another engine draws another text. Times of a busy machine say little: compare within one run, and
+the seconds of processors that the server used (for remote: with the server behind it).
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import random
@@ -41,7 +42,7 @@ from typing import Any
 import httpx
 import numpy as np
 
-from tide import AsyncDetoxifier, Result, pocket
+from tide import pocket
 from tide.evaluation.benchmarks import load_benchmark
 from tide.scorers import load_scorer
 
@@ -316,11 +317,19 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="of each server")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    prompts = {name: _prompts(name, options) for name in options.traffic}
     found: dict[tuple[str, int, str], list[Load]] = {}
     held: dict[str, list[float]] = {}
     with ExitStack() as stack:
         servers = {one: stack.enter_context(started(one, options)) for one in options.servers}
+        scoring = [server for name, server in servers.items() if name not in ("plain", "vllm")]
+        prompts = {
+            name: prompts_of(name, options.requests, options.seed) for name in options.traffic
+        }
+        if "clean" in prompts:
+            more = prompts_of("clean", 3 * options.requests, options.seed)
+            clean = asyncio.run(accepted_at_once(more, scoring, options))
+            prompts["clean"] = clean[: options.requests]
+            print(f"clean: {len(clean)} of {len(more)} prompts", file=sys.stderr)
         for turn in range(options.turns + 1):  # the first warms up
             for traffic, texts in prompts.items():
                 for tokens in sorted({*options.tokens, FIRST}):
@@ -342,22 +351,26 @@ def prompts_of(traffic: str, count: int, seed: int) -> list[str]:
     return texts[:count]
 
 
-def _prompts(traffic: str, options: argparse.Namespace) -> list[str]:
-    if traffic != "clean":
-        return prompts_of(traffic, options.requests, options.seed)
-    texts = prompts_of(traffic, 2 * options.requests, options.seed)
-    return asyncio.run(_accepted_at_once(texts, options))[: options.requests]
+async def accepted_at_once(
+    texts: Sequence[str], servers: Sequence[Server], options: argparse.Namespace
+) -> list[str]:
+    """Those of which each server accepts its first answer of each length, with that seed."""
+    sampled = {"temperature": options.temperature, "seed": options.seed}
 
+    async def accepted(client: httpx.AsyncClient, prompt: str, tokens: int) -> bool:
+        body = {"model": "bench", "prompt": prompt, "max_tokens": tokens, **sampled}
+        answer = await client.post("/v1/completions", json=body)
+        (choice,) = answer.raise_for_status().json()["choices"]
+        told = choice["tide"]
+        return bool(told["accepted"]) and told["evaluations"] == max(1, len(told["blocks"]))
 
-async def _accepted_at_once(texts: list[str], options: argparse.Namespace) -> list[str]:
-    """Those whose first answer of each length passes, with the seed that every request has."""
-    own = {"scorer": options.scorer, "preset": options.preset, "seed": options.seed}
-    async with AsyncDetoxifier(options.model, **own, temperature=options.temperature) as detox:
-        for tokens in options.tokens:
-            asked = (detox(text, max_new_tokens=tokens) for text in texts)
-            results: list[Result] = await asyncio.gather(*asked)
-            texts = [x for x, one in zip(texts, results, strict=True) if len(one.best.trace) == 1]
-    return texts
+    limits = httpx.Limits(max_connections=options.clients)
+    for server in servers:
+        async with httpx.AsyncClient(base_url=server.url, timeout=600, limits=limits) as client:
+            for tokens in options.tokens:
+                passed = await asyncio.gather(*(accepted(client, one, tokens) for one in texts))
+                texts = list(itertools.compress(texts, passed))
+    return list(texts)
 
 
 def report(found: dict[tuple[str, int, str], list[Load]], lengths: Sequence[int]) -> None:
