@@ -196,7 +196,7 @@ def test_both_commands_write_one_format(
     prompts_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Records of `tide run` are those of `tide eval`, and `tide report` reads both."""
-    judged = ("--judge", "profanity-check", "--trials", 3)
+    judged = ("--judge", "profanity-check", "--trials", 2)
     single, folder = tmp_path / "out.jsonl", tmp_path / "runs"
     as_evaluated = ("--empty-policy", "zero", "--decode")
     run = ("run", "-i", prompts_file, "-o", single, *as_evaluated)
@@ -237,13 +237,13 @@ def test_formats_are_printed_in_order(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    command = ("run", "-i", prompts_file, "--trials", 2, "--format")
+    command = ("run", "-i", prompts_file, "--limit", 2, "--trials", 2, "--format")
     printed = {}
     for shape in ("records", "jsonl", "text"):
         assert tide(*command, shape, monkeypatch=monkeypatch) == 0
         printed[shape] = capsys.readouterr().out.splitlines()
     whole = [json.loads(line) for line in printed["records"]]
-    assert [record["prompt"] for record in whole] == PROMPTS
+    assert [record["prompt"] for record in whole] == PROMPTS[:2]
     short = [json.loads(line) for line in printed["jsonl"]]
     columns = ("completions", "toxicity_scores", "accepted")
     assert short == [
