@@ -237,7 +237,8 @@ def test_formats_are_printed_in_order(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    command = ("run", "-i", prompts_file, "--limit", 2, "--trials", 2, "--format")
+    small = ("--limit", 2, "--trials", 2, "--max-iterations", 2)
+    command = ("run", "-i", prompts_file, *small, "--format")
     printed = {}
     for shape in ("records", "jsonl", "text"):
         assert tide(*command, shape, monkeypatch=monkeypatch) == 0
