@@ -16,6 +16,7 @@ import pytest
 from tests.engines.remote.vllm_server import VllmServer
 from tests.models import save_causal_lm, save_classifier
 from tide.cli import main
+from tide.cli.display import on_one_line
 from tide.engines import REGISTRY as ENGINES
 from tide.engines.local.engine import TransformersEngine
 from tide.evaluation.progress import CleanConsole
@@ -252,7 +253,7 @@ def test_formats_are_printed_in_order(
         for r in whole
         for one in zip(*(r[column] for column in columns), strict=True)
     ]
-    assert printed["text"] == [" ".join(one["text"].split()) for one in short]
+    assert printed["text"] == [on_one_line(one["text"]) for one in short]
     assert tide(*command, "jsonl", "--mask", monkeypatch=monkeypatch) == 0
     masked = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [one["toxicity"] for one in masked] == [one["toxicity"] for one in short]
