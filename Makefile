@@ -51,7 +51,7 @@ test-clients: $(VENV)/.with-test $(VENV_CLIENTS)/.ready $(VENV_INSPECT)/.ready
 	done
 
 test-vllm: $(VENV_VLLM)/.ready
-	$(VENV_VLLM)/bin/python -m pytest -m vllm tests/vllm
+	$(VENV_VLLM)/bin/python -m pytest -m "vllm and not slow" tests/vllm
 
 test-llama-cpp: $(VENV)/.with-test $(VENV_LLAMA)/.ready
 	LLAMA_PYTHON=$(abspath $(VENV_LLAMA))/bin/python $(BIN)/python -m pytest -m llama_cpp tests/llama_cpp
