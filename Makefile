@@ -1,6 +1,7 @@
 # make demo    set up, then detoxify the example prompts with the bundled model and scorer
 # make test    set up with the test extras, then run the tests
-# make test-attacks  the same, then the slow tests, and those of hostile input with thousands of cases each
+# make test-slow  the same, then the tests that are too slow for make test
+# make test-attacks  the same, then these, and those of hostile input with thousands of cases each (half an hour)
 # make test-docs  the same, then run the commands and examples of README.md and docs/
 # make site    the same, then build the documentation into build/site, which needs no network to be read
 # make test-clients  set up .venv-clients with other people's clients, then run them against the server
@@ -21,7 +22,7 @@ TORCH ?= auto
 JOBS ?= 2
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-attacks test-docs site test-clients test-vllm test-llama-cpp mutate check clean
+.PHONY: demo test test-slow test-attacks test-docs site test-clients test-vllm test-llama-cpp mutate check clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.with-nothing
@@ -29,6 +30,9 @@ demo: $(VENV)/.with-nothing
 
 test: $(VENV)/.with-test
 	$(BIN)/python -m pytest -n $(JOBS)
+
+test-slow: $(VENV)/.with-test
+	$(BIN)/python -m pytest -m slow -n $(JOBS)
 
 test-attacks: $(VENV)/.with-test
 	$(BIN)/python -m pytest --hypothesis-profile=long -m 'attack or slow' -n $(JOBS)
@@ -47,7 +51,7 @@ test-clients: $(VENV)/.with-test $(VENV_CLIENTS)/.ready $(VENV_INSPECT)/.ready
 	done
 
 test-vllm: $(VENV_VLLM)/.ready
-	$(VENV_VLLM)/bin/python -m pytest -m vllm tests/vllm
+	$(VENV_VLLM)/bin/python -m pytest -m "vllm and not slow" tests/vllm
 
 test-llama-cpp: $(VENV)/.with-test $(VENV_LLAMA)/.ready
 	LLAMA_PYTHON=$(abspath $(VENV_LLAMA))/bin/python $(BIN)/python -m pytest -m llama_cpp tests/llama_cpp

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,12 +13,12 @@ from tide.engines.local.engine import TransformersEngine
 from tide.scorers import CallableScorer
 
 # The two that differ most run with every change.
-KINDS = (
-    "gpt2",
-    "gemma2",
-    pytest.param("llama", marks=pytest.mark.slow),
-    pytest.param("qwen3", marks=pytest.mark.slow),
-)
+KINDS = ("gpt2", "gemma2", "llama", "qwen3")
+
+
+def with_slow(*quick: str) -> list[Any]:
+    """All kinds; those that are not in `quick` are slow tests."""
+    return [kind if kind in quick else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class World:
         return load_baseline(spec, self.engine, artefacts=self.artefacts, scorer=scorer)
 
 
-@pytest.fixture(scope="session", params=KINDS)
+@pytest.fixture(scope="session", params=with_slow("gpt2", "gemma2"))
 def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> World:
     return make_world(tmp_path_factory.mktemp(request.param), request.param)
 

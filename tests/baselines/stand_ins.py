@@ -161,6 +161,7 @@ class Plain:
     def __init__(self, folder: Path, engine: TransformersEngine, artefacts: Path) -> None:
         self.folder, self.engine, self.artefacts = folder, engine, artefacts
         self.model = self.load()
+        self._scores: dict[str, Callable[..., Tensor]] = {}
 
     def load(self, lora: dict[str, Tensor] | None = None) -> Any:
         model = AutoModelForCausalLM.from_pretrained(self.folder)
@@ -181,7 +182,9 @@ class Plain:
         self, kind: str, prompt: str, sampling: Sampling, seed: int, order: str = ""
     ) -> list[int]:
         """The ids that baseline `kind` writes after `prompt`, at its strength in STRENGTHS."""
-        score: Callable[..., Tensor] = getattr(self, kind.replace("-", "_"))()
+        if kind not in self._scores:
+            self._scores[kind] = getattr(self, kind.replace("-", "_"))()
+        score = self._scores[kind]
         ids, written = self.engine.tokenize([prompt])[0], []
         sampler = Sampler(torch.device("cpu"))
         sampler.enter([sampling], [seed])

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -23,6 +25,18 @@ def runs(tmp_path: Path) -> Path:
     write(search_run("tide"), tmp_path / "runs/tide")
     write(search_run("fast", seed=1, strategy="ladder"), tmp_path / "runs/fast")
     return tmp_path / "runs"
+
+
+@pytest.fixture
+def no_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As without the extra; a test that looks at tables alone has no need to wait for figures."""
+
+    def imported(module: str) -> ModuleType:
+        if module.startswith("matplotlib"):
+            raise ModuleNotFoundError(f"No module named {module!r}", name="matplotlib")
+        return import_module(module)
+
+    monkeypatch.setattr(optional, "import_module", imported)
 
 
 def refused(capsys: pytest.CaptureFixture[str]) -> str:
@@ -65,6 +79,7 @@ def test_folder_format_and_opponent_of_ones_own(
     assert "less toxic than fast?" in (out / "significance-judge-1.md").read_text()
 
 
+@pytest.mark.usefixtures("no_matplotlib")
 def test_other_benchmarks_and_models_go_to_tables_of_their_own(
     runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,6 +93,7 @@ def test_other_benchmarks_and_models_go_to_tables_of_their_own(
     }
 
 
+@pytest.mark.usefixtures("no_matplotlib")
 def test_a_scorer_of_some_runs_may_judge_the_others(
     runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,6 +109,7 @@ def test_a_scorer_of_some_runs_may_judge_the_others(
     assert "the scorer of guided, a judge of the others" in title
 
 
+@pytest.mark.usefixtures("no_matplotlib")
 def test_two_runs_of_one_method_are_told_apart(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(search_run("tide", seed=5), runs / "again")
     write(search_run("tide", seed=6), runs / "deeper/tide")
@@ -120,6 +137,7 @@ def test_seeds_of_one_configuration_are_one_row(
     assert "tide (3 seeds)?" in (runs / "report/significance-judge-1.md").read_text()
 
 
+@pytest.mark.usefixtures("no_matplotlib")
 def test_exact_20(
     runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -181,14 +199,10 @@ def test_bad_folders_are_one_clear_line(
     assert "line 1: not a record of a run: " in refused(capsys)
 
 
+@pytest.mark.usefixtures("no_matplotlib")
 def test_without_matplotlib_the_tables_are_there(
     runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-
-    def missing(module: str) -> None:
-        raise ModuleNotFoundError(f"No module named {module!r}", name="matplotlib")
-
-    monkeypatch.setattr(optional, "import_module", missing)
     assert tide("report", runs, monkeypatch=monkeypatch) == 0
     shown = capsys.readouterr()
     problem, written = shown.err.strip().splitlines()
@@ -293,6 +307,7 @@ def test_paper(
     assert "tide, first trial" in (out / "report.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.usefixtures("no_matplotlib")
 def test_the_further_numbers_of_the_paper(
     paper: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -313,6 +328,7 @@ def test_the_further_numbers_of_the_paper(
     assert "llama-3.1-8b,tide,8.99,3.25" in (out / "paper-seconds.csv").read_text().splitlines()
 
 
+@pytest.mark.usefixtures("no_matplotlib")
 def test_the_perplexity_of_the_paper(
     paper: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -16,6 +16,7 @@ import pytest
 from tests.engines.remote.vllm_server import VllmServer
 from tests.models import save_causal_lm, save_classifier
 from tide.cli import main
+from tide.cli.display import on_one_line
 from tide.engines import REGISTRY as ENGINES
 from tide.engines.local.engine import TransformersEngine
 from tide.evaluation.progress import CleanConsole
@@ -196,7 +197,7 @@ def test_both_commands_write_one_format(
     prompts_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Records of `tide run` are those of `tide eval`, and `tide report` reads both."""
-    judged = ("--judge", "profanity-check", "--trials", 3)
+    judged = ("--judge", "profanity-check", "--trials", 2)
     single, folder = tmp_path / "out.jsonl", tmp_path / "runs"
     as_evaluated = ("--empty-policy", "zero", "--decode")
     run = ("run", "-i", prompts_file, "-o", single, *as_evaluated)
@@ -237,13 +238,14 @@ def test_formats_are_printed_in_order(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    command = ("run", "-i", prompts_file, "--trials", 2, "--format")
+    small = ("--limit", 2, "--trials", 2, "--max-iterations", 2)
+    command = ("run", "-i", prompts_file, *small, "--format")
     printed = {}
     for shape in ("records", "jsonl", "text"):
         assert tide(*command, shape, monkeypatch=monkeypatch) == 0
         printed[shape] = capsys.readouterr().out.splitlines()
     whole = [json.loads(line) for line in printed["records"]]
-    assert [record["prompt"] for record in whole] == PROMPTS
+    assert [record["prompt"] for record in whole] == PROMPTS[:2]
     short = [json.loads(line) for line in printed["jsonl"]]
     columns = ("completions", "toxicity_scores", "accepted")
     assert short == [
@@ -251,7 +253,7 @@ def test_formats_are_printed_in_order(
         for r in whole
         for one in zip(*(r[column] for column in columns), strict=True)
     ]
-    assert printed["text"] == [" ".join(one["text"].split()) for one in short]
+    assert printed["text"] == [on_one_line(one["text"]) for one in short]
     assert tide(*command, "jsonl", "--mask", monkeypatch=monkeypatch) == 0
     masked = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [one["toxicity"] for one in masked] == [one["toxicity"] for one in short]

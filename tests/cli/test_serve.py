@@ -16,6 +16,7 @@ import httpx
 import pytest
 from typer.main import get_command
 
+from tests.cli.test_run import tide
 from tests.server.processes import TIDE, serving
 from tide.cli.app import app
 from tide.cli.serve import _listening
@@ -65,20 +66,19 @@ def test_it_serves_and_ends_its_requests_when_it_is_told_to(tmp_path: Path) -> N
         (["--settings", __file__], "line 1"),
     ],
 )
-def test_what_cannot_be_served(options: list[str], said: str) -> None:
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("TIDE_SERVE")}
-    process = subprocess.run(
-        [*TIDE, *options],
-        check=False,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert process.returncode == 1
-    assert process.stderr.startswith("error: ")
-    assert said in process.stderr
-    assert process.stderr.count("\n") == 1
+def test_what_cannot_be_served(
+    options: list[str],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in [name for name in os.environ if name.startswith("TIDE_SERVE")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr("uvicorn.Server.run", lambda server, sockets: None)
+    assert tide("serve", "--port", 0, *options, monkeypatch=monkeypatch) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert said in line
 
 
 def test_an_answer_does_not_wait_for_its_headers_to_be_acknowledged() -> None:

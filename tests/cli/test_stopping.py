@@ -59,7 +59,9 @@ def test_a_scorer_that_is_inside_of_torch_does_not_abort_the_end(tmp_path: Path)
     assert stopped(process, signal.SIGINT) == "stopped"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM]
+)
 def test_in_the_middle_it_says_what_is_kept(tmp_path: Path, number: signal.Signals) -> None:
     (tmp_path / "slow.py").write_text(SLOW)
     (tmp_path / "prompts.txt").write_text("".join(f"Prompt number {i}\n" for i in range(2000)))
@@ -128,7 +130,9 @@ def ends_at_once(
     assert stderr.splitlines()[-1] == "stopped"
 
 
-@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize(
+    "phase", [next(iter(PHASES)), *(pytest.param(p, marks=pytest.mark.slow) for p in [*PHASES][1:])]
+)
 def test_at_once_in_each_phase_and_nothing_is_given_out(tmp_path: Path, phase: str) -> None:
     number, then, options = PHASES[phase]
     (tmp_path / "never.py").write_text(NEVER.format(then=then))

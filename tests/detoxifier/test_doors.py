@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import itertools
 import shutil
@@ -364,14 +365,17 @@ def test_an_engine_that_dies_in_the_middle_ends_its_call(
 
 
 KINDS: list[type[BaseException]] = [
-    RuntimeError, ValueError, MemoryError, SystemExit, KeyboardInterrupt, GeneratorExit,
-    asyncio.CancelledError, RecursionError, TimeoutError,
+    RuntimeError, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError, TimeoutError,
 ]  # fmt: skip
+# Python and asyncio treat each of these as they do one of those.
+FURTHER: list[type[BaseException]] = [ValueError, MemoryError, RecursionError, SystemExit]
 
 
 @pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize("where", ["scorer", "_tokenize", "_encode", "_texts", "_write"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [*KINDS, *(pytest.param(kind, marks=pytest.mark.slow) for kind in FURTHER)]
+)
 def test_whatever_is_raised_at_any_call_nothing_hangs_or_stays_dead(
     where: str, kind: type[BaseException]
 ) -> None:
@@ -405,6 +409,7 @@ def test_whatever_is_raised_at_any_call_nothing_hangs_or_stays_dead(
         asyncio.run(run())
 
 
+@functools.cache
 def _alone() -> list[Result]:
     return [Detoxifier(scripted_engine(), scorer=ReadingScorer())(one) for one in PROMPTS]
 

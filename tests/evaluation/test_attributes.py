@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.cli.test_run import tide
 from tests.evaluation.runs import column
 from tests.runtime.world import PROMPT, Reader, never, story, third
 from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
@@ -127,7 +125,11 @@ def test_a_score_that_has_no_attributes_yet_leaves_them_out() -> None:
 
 
 @pytest.mark.parametrize("spec", ["cache:sides.py:Sides", "rate:1000:sides.py:Sides"])
-def test_the_command_line_keeps_them(tmp_path: Path, spec: str) -> None:
+def test_the_command_line_keeps_them(
+    tmp_path: Path, spec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TIDE_CACHE", str(tmp_path / "cache.sqlite3"))
     (tmp_path / "sides.py").write_text(
         "import numpy as np\nfrom tide.scorers import Attributed\n"
         "class Sides:\n    name, threshold, attributes = 'sides@1', 0.5, ('long',)\n"
@@ -137,13 +139,9 @@ def test_the_command_line_keeps_them(tmp_path: Path, spec: str) -> None:
         "        return Attributed(self.score(texts), {'long': long})\n"
         "    def close(self): pass\n"
     )
-    command = [
-        sys.executable, "-m", "tide", "run", "She told me to shut the", "-o", "out.jsonl",
-        "--trials", "1", "--scorer", spec,
-    ]  # fmt: skip
-    environment = {**os.environ, "TIDE_CACHE": str(tmp_path / "cache.sqlite3")}
+    command = ("run", "She told me to shut the", "-o", "out.jsonl", "--trials", 1, "--scorer", spec)
     for _ in range(2):  # the second time from the cache
-        subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True)
+        assert tide(*command, monkeypatch=monkeypatch) == 0
         (record,) = read_records(tmp_path / "out.jsonl")
         (trial,) = record.trials
         assert trial.attributes == {"long": pytest.approx(len(trial.text) / 1000)}

@@ -123,6 +123,7 @@ def test_a_first_trial_keeps_what_belongs_to_it() -> None:
     assert len(whole.records[0].trials) == 2
 
 
+@pytest.mark.slow  # all that was recorded is read
 def test_what_the_records_say(published: list[Recorded]) -> None:
     """On Llama, RAD at beta 50 is less toxic than TIDE's first trial, and printed as likelier."""
     some = [one for one in published if one.model == "llama-3.1-8b"]
@@ -135,6 +136,7 @@ def test_what_the_records_say(published: list[Recorded]) -> None:
     assert rad[5] == pytest.approx(1.0, abs=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "against", "low", "high"),
     [

@@ -42,6 +42,7 @@ def far(difference: Value, most: float) -> bool:
     return abs(difference) > most
 
 
+@pytest.mark.slow  # all that was recorded is read, for a quarter of a minute
 def test_our_metrics_are_the_printed_ones(recorded: list[Recorded]) -> None:
     """All rows of all models but one, whose records are those of another run than the printed."""
     *by_model, iterations = paper_tables(recorded)
@@ -66,6 +67,7 @@ def test_our_metrics_are_the_printed_ones(recorded: list[Recorded]) -> None:
     assert found.averages["iterations"].value == pytest.approx(3.23, abs=5e-3)
 
 
+@pytest.mark.slow
 def test_a_trial_of_the_records_of_tide_begins_with_the_best_before(
     recorded: list[Recorded],
 ) -> None:
@@ -83,6 +85,7 @@ def test_a_trial_of_the_records_of_tide_begins_with_the_best_before(
         assert 0.54 <= repeats <= 0.61
 
 
+@pytest.mark.slow
 def test_all_recorded_files_pair_prompt_by_prompt(recorded: list[Recorded]) -> None:
     for model in MODELS:
         runs = [one.run for one in recorded if one.model == model]

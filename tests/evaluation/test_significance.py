@@ -104,7 +104,7 @@ def test_holm_is_monotone_and_between_p_and_bonferroni(p_values: list[float]) ->
     assert in_order == sorted(in_order)
 
 
-@settings(deadline=None)
+@settings(max_examples=25, deadline=None)  # each may take a tenth of a second
 @given(st.lists(st.floats(-1, 1), max_size=30))
 def test_a_p_value_for_any_differences(differences: list[float]) -> None:
     assert 0 <= signed_rank(differences) <= 1

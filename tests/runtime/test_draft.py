@@ -19,7 +19,10 @@ from tide.engines.local.engine import TransformersEngine
 from tide.runtime.draft import Draft, DraftReader
 
 PROMPTS = ["The weather", "Rain fell on the quiet town and", "kind", "is fine is fine is"]
-KINDS = ["gpt2", "llama", "qwen3", "gemma2"]
+KINDS = [
+    *("gpt2", "gemma2"),  # the two that differ most
+    *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("llama", "qwen3")),
+]
 
 
 @pytest.fixture(scope="module", params=KINDS)

@@ -111,9 +111,9 @@ def test_disguises_change_little(scorer: PocketScorer, toxic_texts: list[str]) -
     ("model", "area", "correlation", "agreeing"),
     [
         ("gpt2-large", 0.975, 0.89, 0.94),
-        ("qwen3-4b", 0.94, 0.81, 0.945),
-        ("gemma-2-2b", 0.97, 0.87, 0.935),
-        ("llama-3.1-8b", 0.97, 0.885, 0.925),
+        pytest.param(*("qwen3-4b", 0.94, 0.81, 0.945), marks=pytest.mark.slow),
+        pytest.param(*("gemma-2-2b", 0.97, 0.87, 0.935), marks=pytest.mark.slow),
+        pytest.param(*("llama-3.1-8b", 0.97, 0.885, 0.925), marks=pytest.mark.slow),
     ],
 )
 def test_agrees_with_recorded_perspective_scores(

@@ -38,7 +38,7 @@ def in_process() -> Iterator[VllmEngine]:
 
 @pytest.fixture(scope="session")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[VllmProcess]]:
-    """Two servers. A test that kills one brings it back."""
+    """Two servers. A test may leave one killed; who needs it calls `ensure`."""
     folder = tmp_path_factory.mktemp("servers")
     both = [VllmProcess(number, folder / f"{number}.log") for number in range(2)]
     try:

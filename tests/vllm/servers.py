@@ -70,6 +70,12 @@ class VllmProcess:
                 start_new_session=True,
             )
 
+    def ensure(self) -> None:
+        """Start unless it runs, and wait until it answers."""
+        if self._process is None:
+            self.start()
+        self.wait()
+
     def wait(self) -> None:
         """Wait until it answers."""
         end = time.monotonic() + _START_SECONDS

@@ -24,7 +24,7 @@ BENCH = (
 pytestmark = pytest.mark.vllm
 
 
-@pytest.mark.parametrize("rate", ["inf", "5"])
+@pytest.mark.parametrize("rate", ["inf", pytest.param("5", marks=pytest.mark.slow)])
 def test_vllm_bench_serve(tmp_path: Path, rate: str) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "The weather in spring"}\n{"prompt": "A walk"}\n' * 6)

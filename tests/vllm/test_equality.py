@@ -30,6 +30,8 @@ pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("default")]
 
 @pytest.fixture(scope="module")
 def remote(servers: list[VllmProcess]) -> Iterator[RemoteEngine]:
+    for server in servers:
+        server.ensure()
     urls = [server.url for server in servers]
     engine = RemoteEngine("pocket", base_urls=urls, dtype="float32")
     yield engine

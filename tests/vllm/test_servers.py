@@ -28,6 +28,8 @@ def records(path: Path) -> list[dict[str, Any]]:
 
 
 def test_one_of_two_servers_is_killed(servers: list[VllmProcess], prompts: list[str]) -> None:
+    for server in servers:
+        server.ensure()
     engine = RemoteEngine(
         "pocket", base_urls=[s.url for s in servers], dtype="float32", max_batch=32
     )
@@ -62,6 +64,8 @@ def test_one_of_two_servers_is_killed(servers: list[VllmProcess], prompts: list[
 def test_all_servers_are_killed(
     servers: list[VllmProcess], shared_data: Path, tmp_path: Path
 ) -> None:
+    for server in servers:
+        server.ensure()
     output = tmp_path / "out.jsonl"
     command = [
         *TIDE, "--engine", "remote", "--dtype", "float32", "--engine-option", "deadline=5",
@@ -81,11 +85,8 @@ def test_all_servers_are_killed(
     kept = records(output)
     assert 20 <= len(kept) < 200
 
-    for server in servers:
-        server.start()
-    for server in servers:
-        server.wait()
-    # The same command goes on. Servers that have just begun are slow on a busy machine.
+    servers[0].ensure()
+    # The same command goes on. A server that has just begun is slow on a busy machine.
     again = [part.replace("deadline=5", "deadline=120") for part in command]
     done = subprocess.run(again, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -34,6 +34,7 @@ SHORT = Sampling(temperature=0.0, max_new_tokens=24)
 @pytest.fixture(scope="module")
 def remote(servers: list[VllmProcess]) -> Iterator[RemoteEngine]:
     # One of them: it is asked how much it has under way.
+    servers[0].ensure()
     engine = RemoteEngine("pocket", base_urls=servers[0].url, dtype="float32")
     yield engine
     engine.close()

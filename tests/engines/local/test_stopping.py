@@ -21,7 +21,10 @@ from tide.engines.local.engine import TransformersEngine
 
 PROMPTS = ["The weather", "Rain fell on the quiet town and the people", "kind", "is fine is"]
 LENGTH = 24
-KINDS = ["gpt2", "llama", "qwen3", "gemma2"]
+KINDS = [
+    *("gpt2", "gemma2"),  # the two that differ most
+    *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("llama", "qwen3")),
+]
 
 
 @pytest.fixture(scope="module", params=KINDS)
