@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
@@ -44,6 +44,17 @@ _CHOICES = {
 _PANELS = {
     **dict.fromkeys(("block_tokens", "block_context", "draft_tokens"), "Long answers"),
     "on_unresolved": "Output",
+}
+
+# Options by a former name, and what to write now.
+_OF_TIDE = ("cosine-threshold", "normalization", "projection", "estimator")
+_SWITCHES = ("common-random-numbers", "antithetic")
+_OF_LADDER = ("from", "to", "growth", "samples-growth")
+_FORMER = {
+    **{f"--{name}": f"tide:{name.replace('-', '_')}=VALUE" for name in _OF_TIDE},
+    **{f"--{name}": f"tide:{name.replace('-', '_')}=true" for name in _SWITCHES},
+    **{f"--no-{name}": f"tide:{name.replace('-', '_')}=false" for name in _SWITCHES},
+    **{f"--ladder-{name}": f"ladder:{name.replace('-', '_')}=VALUE" for name in _OF_LADDER},
 }
 
 Model = Annotated[
@@ -211,6 +222,19 @@ _OF_ENGINES = {
     "dtype": (Dtype, "auto"),
     "max_batch": (MaxBatch, None),
 }
+
+
+def refuse_former(arguments: Sequence[str]) -> None:
+    """Raise InputError if one of the `arguments` is an option by a former name."""
+    for argument in arguments:
+        if argument == "--":
+            return
+        option = argument.partition("=")[0]
+        if option in _FORMER:
+            raise InputError(
+                f"{option}: belongs to its strategy now; write --strategy {_FORMER[option]}, "
+                "or the same in --methods"
+            )
 
 
 def engine_options(
