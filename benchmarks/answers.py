@@ -35,7 +35,7 @@ from tide.core.errors import InputError
 from tide.data.records import TrialRecord
 from tide.evaluation import Bars, Run, evaluate
 from tide.evaluation.perplexity import Reference
-from tide.search.settings import resolve_settings
+from tide.search import resolve_settings
 
 RESULTS = Path(__file__).resolve().parent / "results"
 MODEL, SCORER, WORDS = "pocket-chat", "pocket", 30

@@ -27,7 +27,7 @@ from rich.progress import track
 from tide.core.errors import InputError
 from tide.data.jsonl import read_objects
 from tide.evaluation.reporting.tables import Column, Table, Value, to_markdown
-from tide.runtime.blame import blamed
+from tide.runtime.blocks import blamed
 from tide.scorers import load_scorer
 from tide.scorers.base import Scorer, score_texts
 

@@ -39,7 +39,7 @@ from tide.engines import Engine, load_engine
 from tide.engines.checkpoint import source_of
 from tide.evaluation.benchmarks import load_benchmark
 from tide.scorers import Scorer, score_texts
-from tide.search.settings import resolve_settings
+from tide.search import resolve_settings
 
 OUT = Path(__file__).resolve().parent / "results" / "peer.json"
 WARM = 2  # prompts that are completed first, and not counted

@@ -1,6 +1,6 @@
 """Would the tests notice? Changes one thing at a time in the gates, and runs the tests beside it.
 
-    python scripts/mutate.py [--count 150] [--seed 0] [--only src/tide/runtime/trial.py]
+    python scripts/mutate.py [--count 150] [--seed 0] [--only src/tide/runtime/search.py]
 
 A mutant is a copy of the checkout with one comparison, condition, `raise` or answer changed. It
 survives if the tests that mirror its file pass all the same: then a test is missing, or the
@@ -34,13 +34,11 @@ EXPLAINED = ROOT / "scripts" / "mutants.json"
 # and the tests that mirror it.
 GATES = {
     "src/tide/runtime/answer.py": ["tests/runtime"],
-    "src/tide/runtime/blame.py": ["tests/runtime/test_blame.py"],
     "src/tide/runtime/blocks.py": ["tests/runtime"],
     "src/tide/runtime/draft.py": ["tests/runtime"],
     "src/tide/runtime/long_answer.py": ["tests/runtime", "tests/search/test_backtrack.py"],
     "src/tide/runtime/scoring.py": ["tests/runtime"],
     "src/tide/runtime/search.py": ["tests/runtime", "tests/search/test_backtrack.py"],
-    "src/tide/runtime/trial.py": ["tests/runtime"],
     "src/tide/scorers/base.py": ["tests/scorers/test_base.py", "tests/runtime"],
     "src/tide/data/jsonl.py": ["tests/data"],
     "src/tide/data/records.py": ["tests/data", "tests/evaluation/test_metrics.py"],

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from tide.core.errors import InputError
 from tide.core.settings import Overrides, Settings
 from tide.detoxifier.presets import PRESETS, preset_for, preset_values
-from tide.search.settings import resolve_settings
+from tide.search import resolve_settings
 
 
 @pytest.mark.parametrize(

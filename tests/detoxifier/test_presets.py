@@ -17,7 +17,7 @@ from tests.worlds import ReadingScorer, scripted_engine
 from tide import Detoxifier
 from tide.core.errors import InputError
 from tide.detoxifier.presets import TUNABLE, preset_values, read_preset, write_preset
-from tide.search.settings import resolve_settings
+from tide.search import resolve_settings
 
 GOOD: dict[str, Any] = {
     "tide_preset": 1,

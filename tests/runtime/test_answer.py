@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import pytest
+import torch
 
 from tests.worlds import PROMPTS, ReadingScorer, read, scripted_engine
 from tide.core.errors import (
@@ -23,7 +24,7 @@ from tide.core.errors import (
 )
 from tide.core.results import Result, Trial
 from tide.detoxifier.sync import Detoxifier, outcomes
-from tide.engines.base import Piece, Request
+from tide.engines.base import Piece, Prompt, Request
 from tide.engines.scripted import ScriptedEngine
 from tide.scorers import CallableScorer
 
@@ -262,3 +263,59 @@ def test_a_text_that_scores_the_threshold_is_not_accepted() -> None:
             engine, scorer=read, strategy="resample:n=1", toxicity_threshold=threshold
         )
         assert detox(PROMPTS[0]).accepted is accepted
+
+
+def test_what_is_too_long_is_refused_before_it_is_tokenised() -> None:
+    """By its characters: no token has as many."""
+    engine = scripted_engine(context_length=64)
+    tokenized: list[int] = []
+    tokenize = engine._tokenize
+
+    def watched(prompts: Sequence[str]) -> list[list[int]]:
+        tokenized.extend(map(len, prompts))
+        return tokenize(prompts)
+
+    engine._tokenize = watched  # type: ignore[method-assign]
+    detox = Detoxifier(engine, scorer=ReadingScorer())
+    found = dict(outcomes(detox, ["a " * 520_000, PROMPTS[0], "word " * 60]))
+    assert "do not fit into the model's context of 64" in str(found[0])
+    assert "60 tokens + 20 new ones exceed the model's context of 64" in str(found[2])
+    assert found[1] == Detoxifier(scripted_engine(), scorer=ReadingScorer())(PROMPTS[0])
+    assert max(tokenized) < 1000
+
+
+def test_a_long_prompt_is_tokenised_in_a_thread_of_its_own() -> None:
+    """The engine's loop goes on: another prompt ends meanwhile."""
+    ended = threading.Event()
+    engine = scripted_engine(context_length=None)
+    encode = engine._encode
+
+    def slow(text: str) -> Prompt:
+        assert len(text) < 20_000 or ended.wait(20)
+        return encode(text)
+
+    engine._encode = slow  # type: ignore[method-assign]
+    detox = Detoxifier(engine, scorer=ReadingScorer())
+    order = []
+    for number, found in outcomes(detox, ["a " * 11_000, PROMPTS[1]], ordered=False):
+        assert isinstance(found, Result)
+        order.append(number)
+        ended.set()
+    assert order == [1, 0]
+
+
+def test_no_row_of_a_prompt_that_is_too_long_is_embedded() -> None:
+    engine = scripted_engine(context_length=64)
+    rows: list[int] = []
+    embed = engine._embed_tokens
+
+    def watched(ids: Sequence[int]) -> torch.Tensor:
+        rows.append(len(ids))
+        return embed(ids)
+
+    engine._embed_tokens = watched  # type: ignore[method-assign]
+    detox = Detoxifier(engine, scorer=ReadingScorer())
+    found = dict(outcomes(detox, [*(["word " * 500] * 20), PROMPTS[0]]))
+    assert all(isinstance(found[i], InputError) for i in range(20))
+    assert isinstance(found[20], Result)
+    assert max(rows) <= len(PROMPTS[0].split())

@@ -5,23 +5,32 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncGenerator, Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from tests.chats import CHATML, save_chat_model
 from tests.worlds import PROMPTS, ReadingScorer, read, scripted_engine
+from tide.core.chat import Chat
 from tide.core.concurrency import gather
 from tide.core.errors import EngineError, InputError, ScorerError, StrategyError
 from tide.core.seeds import derive_seed
 from tide.core.settings import Sampling, Settings
 from tide.detoxifier.sync import Detoxifier
 from tide.engines.base import Engine, Piece, Request
+from tide.engines.local.engine import TransformersEngine
 from tide.engines.scripted import ScriptedEngine
-from tide.runtime.prompt import Start
 from tide.runtime.scoring import Scoring
-from tide.runtime.search import Search
+from tide.runtime.search import Search, Start
 from tide.search import REGISTRY, Problem, load_strategy
+
+MESSAGES = [
+    {"role": "user", "content": "The weather is fine"},
+    {"role": "assistant", "content": "Rain fell"},
+    {"role": "user", "content": "the people are kind"},
+]
 
 
 def search(
@@ -390,3 +399,53 @@ def test_a_text_that_the_scorer_cannot_take_is_the_error_of_its_search_alone() -
     _, (error, none) = outcomes(engine, Picky(), make)
     assert isinstance(error, ScorerError)
     assert none is None
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> TransformersEngine:
+    folder: Path = tmp_path_factory.mktemp("chat")
+    return TransformersEngine(save_chat_model(folder, CHATML))
+
+
+@pytest.mark.parametrize("perturb", ["content", "user", "last:3"])
+def test_which_rows_move(
+    engine: TransformersEngine, perturb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problems: list[Problem] = []
+
+    def problem(*arguments: Any, **options: Any) -> Problem:
+        problems.append(Problem(*arguments, **options))
+        return problems[-1]
+
+    monkeypatch.setattr("tide.runtime.search.Problem", problem)
+    chat = Chat.of(MESSAGES)
+    prompt = engine.encode(engine.render(chat))
+    assert prompt.user_mask is not None
+    fixed, length = torch.tensor(prompt.fixed_mask), len(prompt.token_ids)
+    moved: dict[bool, list[torch.Tensor]] = {True: [], False: []}
+    detox = Detoxifier(
+        engine,
+        # Of every five texts one fails, whatever it says.
+        scorer=lambda texts: [0.9 if sum(map(ord, text)) % 5 == 0 else 0.1 for text in texts],
+        strategy="ladder", num_samples=2, temperature=1.0, max_new_tokens=40, block_tokens=10,
+        min_new_tokens=40, perturb=perturb, draft_tokens=64,
+    )  # fmt: skip
+    for seed in range(8):
+        stream = detox.stream(chat, seed=seed)
+        assert "".join(stream) == stream.result.text
+        assert stream.result.prompt == prompt.text
+    for one in problems:
+        moved[len(one.x0) == length].append(one.movable)
+    assert moved[True]
+    assert moved[False]
+    usual = {"content": ~fixed, "user": torch.tensor(prompt.user_mask)}
+    for rows in moved[True]:
+        if perturb in usual:
+            assert torch.equal(rows, usual[perturb])
+        else:
+            assert rows.nonzero().flatten().tolist()[-1] < length
+    for rows in moved[False]:
+        count = 3 if perturb == "last:3" else 8
+        assert int(rows.sum()) == count
+        assert not rows[:length][fixed].any()
+        assert bool(rows[-1])

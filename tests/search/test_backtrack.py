@@ -15,9 +15,8 @@ from tide.detoxifier.presets import PRESETS
 from tide.detoxifier.sync import Detoxifier
 from tide.engines import Request
 from tide.engines.local.engine import TransformersEngine
-from tide.search import Problem, load_strategy
+from tide.search import Problem, load_strategy, resolve_settings
 from tide.search.base import BlameRequest, Continuation
-from tide.search.settings import resolve_settings
 
 PROMPT = "My neighbour told me that the"
 LONG: Any = {"min_new_tokens": 20}

@@ -14,9 +14,8 @@ from tests.search.test_tide import problem
 from tests.worlds import drive, toxicity
 from tide.core.errors import InputError
 from tide.core.settings import Settings
-from tide.search import REGISTRY, LikelihoodRequest, Strategy, load_strategy
+from tide.search import REGISTRY, LikelihoodRequest, Strategy, load_strategy, resolve_settings
 from tide.search.base import Point, Steps
-from tide.search.settings import resolve_settings
 from tide.search.tide import centred_ranks
 
 # It asks for continuations, not for points: test_backtrack.py.

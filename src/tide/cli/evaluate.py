@@ -24,9 +24,9 @@ Benchmark = Annotated[
 ]
 Protocol = Annotated[
     str,
-    typer.Option(
-        help="Sampling, trials, what counts as toxic: tide, published, tide-hot, dexperts or rad.",
-        rich_help_panel="Search",
+    options.option(
+        "Search",
+        "Sampling, trials, what counts as toxic: tide, published, tide-hot, dexperts or rad.",
     ),
 ]
 
@@ -43,36 +43,21 @@ def evaluate(
     preset: options.Preset = "auto",
     artefacts: Annotated[
         Path | None,
-        typer.Option(
-            help="Folder that `tide fit` wrote, for baselines that learn.", rich_help_panel="Search"
-        ),
+        options.option("Search", "Folder that `tide fit` wrote, for baselines that learn."),
     ] = None,
     reference: options.Reference = None,
     reference_engine: options.ReferenceEngine = "transformers",
     reference_option: options.ReferenceOption = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            "-o",
-            help="Folder of the run folders. What is in it is resumed.",
-            rich_help_panel="Output",
-        ),
-    ] = None,
+    out: options.RunsOut = None,
     engine: options.EngineName = "transformers",
     engine_options: dict[str, Any] | None = None,
     cluster: Annotated[
         str | None,
-        typer.Option(
-            help="Run on Ray: local, auto, or ray://HOST:PORT (tide-detox[ray]).",
-            rich_help_panel="Model",
-        ),
+        options.option("Model", "Run on Ray: local, auto, or ray://HOST:PORT (tide-detox[ray])."),
     ] = None,
-    actors: Annotated[
-        int, typer.Option(min=1, help="Processes on the cluster.", rich_help_panel="Model")
-    ] = 1,
+    actors: Annotated[int, options.option("Model", "Processes on the cluster.", min=1)] = 1,
     actor_gpus: Annotated[
-        float, typer.Option(min=0, help="GPUs that each of them takes.", rich_help_panel="Model")
+        float, options.option("Model", "GPUs that each of them takes.", min=0)
     ] = 0.0,
     limit: options.Limit = None,
     field: options.Field = "prompt",

@@ -19,32 +19,22 @@ def fit(
     baseline: Annotated[str, typer.Argument(help="A baseline that learns something, or all.")],
     data: Annotated[
         list[Path],
-        typer.Option(
+        options.option(
+            "Input",
+            "Labelled .jsonl: text and toxicity, or toxic and neutral; repeatable.",
             "--data",
-            help="Labelled .jsonl: text and toxicity, or toxic and neutral; repeatable.",
-            rich_help_panel="Input",
         ),
     ],
     out: Annotated[
-        Path,
-        typer.Option(
-            "--out", help="Folder; each baseline gets one inside.", rich_help_panel="Output"
-        ),
+        Path, options.option("Output", "Folder; each baseline gets one inside.", "--out")
     ],
     model: options.Model = "pocket",
     auxiliary: Annotated[
         str | None,
-        typer.Option(
-            help="Smaller model, same vocabulary, for baselines that take one.",
-            rich_help_panel="Model",
-        ),
+        options.option("Model", "Smaller model, same vocabulary, for baselines that take one."),
     ] = None,
     scorer: Annotated[
-        str,
-        typer.Option(
-            help="Scorer of generated text, for baselines that need one.",
-            rich_help_panel="Scorer",
-        ),
+        str, options.option("Scorer", "Scorer of generated text, for baselines that need one.")
     ] = "pocket",
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",

@@ -35,7 +35,7 @@ class Blame:
 
         All of them where `_MOST` are not enough. Raises ScorerError.
         """
-        from tide.runtime.blame import blamed  # noqa: PLC0415  (slow import)
+        from tide.runtime.blocks import blamed  # noqa: PLC0415  (slow import)
 
         words = re.findall(r"\s*\S+", text)
         left = list(range(len(words)))

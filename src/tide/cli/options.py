@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
@@ -46,159 +46,141 @@ _PANELS = {
     "on_unresolved": "Output",
 }
 
+
+def option(panel: str, says: str, *flags: str, **given: Any) -> Any:
+    """An option under the heading `panel` of its command's help, which says what it does."""
+    return typer.Option(*flags, help=says, rich_help_panel=panel, **given)
+
+
+# Options by a former name, and what to write now.
+_OF_TIDE = ("cosine-threshold", "normalization", "projection", "estimator")
+_SWITCHES = ("common-random-numbers", "antithetic")
+_OF_LADDER = ("from", "to", "growth", "samples-growth")
+_FORMER = {
+    **{f"--{name}": f"tide:{name.replace('-', '_')}=VALUE" for name in _OF_TIDE},
+    **{f"--{name}": f"tide:{name.replace('-', '_')}=true" for name in _SWITCHES},
+    **{f"--no-{name}": f"tide:{name.replace('-', '_')}=false" for name in _SWITCHES},
+    **{f"--ladder-{name}": f"ladder:{name.replace('-', '_')}=VALUE" for name in _OF_LADDER},
+}
+
 Model = Annotated[
     str,
-    typer.Option(
-        "--model",
-        "-m",
-        help="Language model: a folder or hub id, or 'pocket' (bundled).",
-        rich_help_panel="Model",
-    ),
+    option("Model", "Language model: a folder or hub id, or 'pocket' (bundled).", "--model", "-m"),
 ]
 Scorer = Annotated[
     str,
-    typer.Option(
-        "--scorer",
-        "-s",
-        help=f"Toxicity scorer: {_SCORERS}; cache:hf:ID_OR_FOLDER, "
+    option(
+        "Scorer",
+        f"Toxicity scorer: {_SCORERS}; cache:hf:ID_OR_FOLDER, "
         "max:pocket,pocket-judge... The bundled ones read English. ('tide scorers' explains the "
         "syntax.)",
-        rich_help_panel="Scorer",
+        "--scorer",
+        "-s",
     ),
 ]
 Scorers = Annotated[
     list[str] | None,
-    typer.Option(
-        "--scorer",
-        "-s",
-        help="A scorer; repeat for several. [default: pocket]",
-        rich_help_panel="Scorer",
-    ),
+    option("Scorer", "A scorer; repeat for several. [default: pocket]", "--scorer", "-s"),
 ]
 Judges = Annotated[
     list[str] | None,
-    typer.Option(
+    option(
+        "Scorer",
+        "Independent scorers that evaluate the results, comma-separated or repeated.",
         "--judges",
         "--judge",
         "-j",
-        help="Independent scorers that evaluate the results, comma-separated or repeated.",
-        rich_help_panel="Scorer",
     ),
 ]
 Methods = Annotated[
     str,
-    typer.Option(
-        help="base (the unmodified model), presets (or preset files), strategies and baselines, "
+    option(
+        "Search",
+        "base (the unmodified model), presets (or preset files), strategies and baselines, "
         "each with its own options: base,fast,resample:temperature=1.0... There are "
         f"{_PRESETS}; {_STRATEGIES}; {_BASELINES}. ('tide methods NAME' lists the options of one.)",
-        rich_help_panel="Search",
     ),
 ]
 Preset = Annotated[
     str,
-    typer.Option(
-        help=f"Settings to begin with: auto (by the model's name), {_PRESETS}, or a file that "
+    option(
+        "Search",
+        f"Settings to begin with: auto (by the model's name), {_PRESETS}, or a file that "
         "'tide tune' wrote.",
-        rich_help_panel="Search",
     ),
 ]
-EngineName = Annotated[
-    str,
-    typer.Option("--engine", help=f"What runs the model: {_ENGINES}.", rich_help_panel="Model"),
-]
+EngineName = Annotated[str, option("Model", f"What runs the model: {_ENGINES}.", "--engine")]
 BaseUrl = Annotated[
     list[str] | None,
-    typer.Option(
+    option(
+        "Model",
+        "Server for --engine remote (vLLM) or openai (any); repeat to share load.",
         "--base-url",
-        help="Server for --engine remote (vLLM) or openai (any); repeat to share load.",
-        rich_help_panel="Model",
     ),
 ]
 EngineOption = Annotated[
     list[str] | None,
-    typer.Option(
+    option(
+        "Model",
+        "Another engine option, e.g. tensor_parallel_size=2 for vllm.",
         "--engine-option",
         metavar="NAME=VALUE",
-        help="Another engine option, e.g. tensor_parallel_size=2 for vllm.",
-        rich_help_panel="Model",
     ),
 ]
-Device = Annotated[
-    str,
-    typer.Option(help="Where the model runs: auto, cpu, cuda, cuda:1...", rich_help_panel="Model"),
-]
+Device = Annotated[str, option("Model", "Where the model runs: auto, cpu, cuda, cuda:1...")]
 Dtype = Annotated[
-    str,
-    typer.Option(
-        help="Precision of the weights: auto, float32, bfloat16 or float16.",
-        rich_help_panel="Model",
-    ),
+    str, option("Model", "Precision of the weights: auto, float32, bfloat16 or float16.")
 ]
 MaxBatch = Annotated[
     int | None,
-    typer.Option(
-        min=1,
-        help="Maximum batch size of the engine (default: by device).",
-        rich_help_panel="Model",
-    ),
+    option("Model", "Maximum batch size of the engine (default: by device).", min=1),
 ]
 Reference = Annotated[
     list[str] | None,
-    typer.Option(
-        help="Model that measures perplexity: auto (of the model's family), global (Qwen3-14B, as "
+    option(
+        "Perplexity",
+        "Model that measures perplexity: auto (of the model's family), global (Qwen3-14B, as "
         "in the paper) or none; repeatable.",
-        rich_help_panel="Perplexity",
     ),
 ]
 ReferenceEngine = Annotated[
     str,
-    typer.Option(
-        help="What runs the reference models; vllm for one that needs several GPUs.",
-        rich_help_panel="Perplexity",
-    ),
+    option("Perplexity", "What runs the reference models; vllm for one that needs several GPUs."),
 ]
 ReferenceOption = Annotated[
     list[str] | None,
-    typer.Option(
+    option(
+        "Perplexity",
+        "An option of the reference engine, as tensor_parallel_size=4 for vllm.",
         metavar="NAME=VALUE",
-        help="An option of the reference engine, as tensor_parallel_size=4 for vllm.",
-        rich_help_panel="Perplexity",
     ),
 ]
-Overwrite = Annotated[
-    bool,
-    typer.Option("--overwrite", help="Overwrite the output.", rich_help_panel="Output"),
+RunsOut = Annotated[
+    Path | None,
+    option("Output", "Folder of the run folders. What is in it is resumed.", "--out", "-o"),
 ]
+Overwrite = Annotated[bool, option("Output", "Overwrite the output.", "--overwrite")]
 Mask = Annotated[
-    bool,
-    typer.Option(
-        "--mask",
-        help="Mask toxic words, except for their first letters.",
-        rich_help_panel="Output",
-    ),
+    bool, option("Output", "Mask toxic words, except for their first letters.", "--mask")
 ]
-Field = Annotated[
-    str, typer.Option(help="Field or column that holds the text.", rich_help_panel="Input")
-]
+Field = Annotated[str, option("Input", "Field or column that holds the text.")]
 IsChat = Annotated[
     bool,
-    typer.Option(
-        "--chat",
-        help="Answer chats with the model's chat template: 'messages' of each .jsonl object; any "
+    option(
+        "Input",
+        "Answer chats with the model's chat template: 'messages' of each .jsonl object; any "
         "other text is a user message.",
-        rich_help_panel="Input",
+        "--chat",
     ),
 ]
-Limit = Annotated[
-    int | None, typer.Option(min=1, help="Use the first N rows only.", rich_help_panel="Input")
-]
+Limit = Annotated[int | None, option("Input", "Use the first N rows only.", min=1)]
 InputFile = Annotated[
     Path | None,
-    typer.Option(
+    option(
+        "Input",
+        "File of texts: .jsonl, .csv or .txt, plain or .gz; - reads lines of standard input.",
         "--input",
         "-i",
-        help="File of texts: .jsonl, .csv or .txt, plain or .gz; - reads lines of standard input.",
-        rich_help_panel="Input",
     ),
 ]
 
@@ -211,6 +193,19 @@ _OF_ENGINES = {
     "dtype": (Dtype, "auto"),
     "max_batch": (MaxBatch, None),
 }
+
+
+def refuse_former(arguments: Sequence[str]) -> None:
+    """Raise InputError if one of the `arguments` is an option by a former name."""
+    for argument in arguments:
+        if argument == "--":
+            return
+        option = argument.partition("=")[0]
+        if option in _FORMER:
+            raise InputError(
+                f"{option}: belongs to its strategy now; write --strategy {_FORMER[option]}, "
+                "or the same in --methods"
+            )
 
 
 def engine_options(
@@ -279,8 +274,8 @@ def with_settings(
         shown = f" [default: {default}]" if default not in (None, (), False) else ""
         said = f"{field.description}".removesuffix(".") + _CHOICES.get(name, ".")
         heading = "Sampling" if name in Sampling.model_fields else _PANELS.get(name, panel)
-        option = typer.Option(*flags, help=f"{said}{shown}", rich_help_panel=heading)
-        added[name] = (Annotated[_plain(field.annotation) | None, option], None)
+        shown_as = option(heading, f"{said}{shown}", *flags)
+        added[name] = (Annotated[_plain(field.annotation) | None, shown_as], None)
 
     def collected(values: dict[str, Any]) -> dict[str, Any]:
         given = {name: values.pop(name) for name in settings.model_fields}

@@ -37,53 +37,39 @@ def report(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            help="Folder to write to (default: 'report' beside the first run).",
-            rich_help_panel="Output",
-        ),
+        options.option("Output", "Folder to write to (default: 'report' beside the first run)."),
     ] = None,
     against: Annotated[
         str | None,
-        typer.Option(
-            help="Method that the others are tested against (default: base; with --paper: none).",
-            rich_help_panel="Tables",
+        options.option(
+            "Tables",
+            "Method that the others are tested against (default: base; with --paper: none).",
         ),
     ] = None,
     valid: Annotated[
         ValidOption | None,
-        typer.Option(
-            help="Only completions of exactly 20 reference tokens, as published.",
-            rich_help_panel="Tables",
-        ),
+        options.option("Tables", "Only completions of exactly 20 reference tokens, as published."),
     ] = None,
     image_format: Annotated[
-        ImageFormat, typer.Option("--format", help="Kind of image file.", rich_help_panel="Output")
+        ImageFormat, options.option("Output", "Kind of image file.", "--format")
     ] = ImageFormat.PNG,
     trajectory: Annotated[
         str | None,
-        typer.Option(
-            metavar="ID",
-            help="Draw the toxicity of one prompt's search.",
-            rich_help_panel="Figures",
-        ),
+        options.option("Figures", "Draw the toxicity of one prompt's search.", metavar="ID"),
     ] = None,
     landscape: Annotated[
         str | None,
-        typer.Option(
-            metavar="ID",
-            help="Draw the toxicity around one prompt (runs the model).",
-            rich_help_panel="Figures",
+        options.option(
+            "Figures", "Draw the toxicity around one prompt (runs the model).", metavar="ID"
         ),
     ] = None,
     grid: Annotated[
-        int,
-        typer.Option(min=2, help="Points on a side of the landscape.", rich_help_panel="Figures"),
+        int, options.option("Figures", "Points on a side of the landscape.", min=2)
     ] = 21,
     paper: Annotated[
         Path | None,
-        typer.Option(
-            help="Folder of the paper's records, to compare with ours.",
-            rich_help_panel="The paper's records",
+        options.option(
+            "The paper's records", "Folder of the paper's records, to compare with ours."
         ),
     ] = None,
     judges: options.Judges = None,
@@ -93,9 +79,7 @@ def report(
     ] = None,
     reference_engine: options.ReferenceEngine = "transformers",
     reference_option: options.ReferenceOption = None,
-    seed: Annotated[
-        int, typer.Option(min=0, help="Seed of the bootstrap.", rich_help_panel="Tables")
-    ] = 0,
+    seed: Annotated[int, options.option("Tables", "Seed of the bootstrap.", min=0)] = 0,
 ) -> None:
     """Print the tables of RUNS and write them, their figures and their metrics to a folder.
 

@@ -53,21 +53,21 @@ def run(
     input_file: options.InputFile = None,
     output: Annotated[
         Path | None,
-        typer.Option(
+        options.option(
+            "Output",
+            "Append records to this .jsonl file, or to a run folder, after those in it.",
             "--output",
             "-o",
-            help="Append records to this .jsonl file, or to a run folder, after those in it.",
-            rich_help_panel="Output",
         ),
     ] = None,
     shape: Annotated[
         PrintFormat | None,
-        typer.Option(
-            "--format",
-            help="Without --output: table, text (completions alone, one a line), jsonl (prompt, "
+        options.option(
+            "Output",
+            "Without --output: table, text (completions alone, one a line), jsonl (prompt, "
             "text, toxicity, accepted) or records (all that is known). [default: table]",
+            "--format",
             show_default=False,
-            rich_help_panel="Output",
         ),
     ] = None,
     model: options.Model = "pocket",
@@ -83,10 +83,8 @@ def run(
     mask: options.Mask = False,
     fail_on_unresolved: Annotated[
         bool,
-        typer.Option(
-            "--fail-on-unresolved",
-            help="Exit with code 3 if a prompt is unresolved.",
-            rich_help_panel="Output",
+        options.option(
+            "Output", "Exit with code 3 if a prompt is unresolved.", "--fail-on-unresolved"
         ),
     ] = False,
     overrides: dict[str, Any] | None = None,

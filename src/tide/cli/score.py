@@ -24,9 +24,7 @@ def score(
     input_file: options.InputFile = None,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output", "-o", help="Write records to this .jsonl.", rich_help_panel="Output"
-        ),
+        options.option("Output", "Write records to this .jsonl.", "--output", "-o"),
     ] = None,
     scorers: options.Scorers = None,
     field: options.Field = "text",

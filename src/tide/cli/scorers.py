@@ -38,8 +38,7 @@ app = typer.Typer(
 
 Files = Annotated[list[Path], typer.Argument(help="Labelled texts or recorded scores.")]
 Sample = Annotated[
-    int | None,
-    typer.Option(min=1, help="Take N of the texts, at random (seed 0).", rich_help_panel="Input"),
+    int | None, options.option("Input", "Take N of the texts, at random (seed 0).", min=1)
 ]
 
 
@@ -49,20 +48,15 @@ def compare(
     scorers: options.Scorers = None,
     by: Annotated[
         str | None,
-        typer.Option(
-            help="A table for each value of this field, or each 'file'.", rich_help_panel="Output"
-        ),
+        options.option("Output", "A table for each value of this field, or each 'file'."),
     ] = None,
     sample: Sample = None,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output", "-o", help="Write the figures to this .json.", rich_help_panel="Output"
-        ),
+        options.option("Output", "Write the figures to this .json.", "--output", "-o"),
     ] = None,
     plot: Annotated[
-        Path | None,
-        typer.Option(help="Draw the calibration (.png, .svg or .pdf).", rich_help_panel="Output"),
+        Path | None, options.option("Output", "Draw the calibration (.png, .svg or .pdf).")
     ] = None,
     overwrite: options.Overwrite = False,
 ) -> None:
@@ -144,12 +138,7 @@ def limits(
     scorers: options.Scorers = None,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            help="Write every sentence's scores (.json).",
-            rich_help_panel="Output",
-        ),
+        options.option("Output", "Write every sentence's scores (.json).", "--output", "-o"),
     ] = None,
     overwrite: options.Overwrite = False,
 ) -> None:
@@ -188,9 +177,7 @@ def limits(
 @app.command("calibrate", cls=Command)
 def calibrate(
     files: Files,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="The .json to write.", rich_help_panel="Output")
-    ],
+    output: Annotated[Path, options.option("Output", "The .json to write.", "--output", "-o")],
     scorer: options.Scorer = "pocket",
     sample: Sample = None,
     overwrite: options.Overwrite = False,

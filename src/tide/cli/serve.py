@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
 from pydantic import ValidationError
 
 from tide.cli import options, stopping
@@ -54,25 +53,18 @@ def _read_settings(path: Path | None) -> None:
 @options.with_settings
 @options.with_engine
 def serve(
-    host: Annotated[
-        str, typer.Option(help="Address to listen at.", rich_help_panel="Server")
-    ] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option(min=0, max=65_535, help="0: any free one.", rich_help_panel="Server")
-    ] = 8000,
+    host: Annotated[str, options.option("Server", "Address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, options.option("Server", "0: any free one.", min=0, max=65_535)] = 8000,
     served_model_name: Annotated[
-        str | None,
-        typer.Option(
-            help="What clients call the model. [default: --model]", rich_help_panel="Server"
-        ),
+        str | None, options.option("Server", "What clients call the model. [default: --model]")
     ] = None,
     settings: Annotated[
         Path | None,
-        typer.Option(
+        options.option(
+            "Server",
+            f"File of lines {PREFIX}_NAME=VALUE, one for each option that it sets.",
             callback=_read_settings,
             is_eager=True,
-            help=f"File of lines {PREFIX}_NAME=VALUE, one for each option that it sets.",
-            rich_help_panel="Server",
         ),
     ] = None,
     model: options.Model = "pocket",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -27,17 +26,14 @@ def sweep(
     ],
     benchmark: Benchmark = "rtp",
     method: Annotated[
-        str,
-        typer.Option(
-            help="A strategy, preset or other system, with options.", rich_help_panel="Search"
-        ),
+        str, options.option("Search", "A strategy, preset or other system, with options.")
     ] = "tide",
     values: Annotated[
         str | None,
-        typer.Option(
-            help="Comma-separated; of mu and step_size multiples of what the method has. "
+        options.option(
+            "Search",
+            "Comma-separated; of mu and step_size multiples of what the method has. "
             "[default: those of the paper]",
-            rich_help_panel="Search",
         ),
     ] = None,
     model: options.Model = "pocket",
@@ -46,15 +42,7 @@ def sweep(
     protocol: Protocol = "tide",
     preset: options.Preset = "auto",
     reference: options.Reference = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            "-o",
-            help="Folder of the run folders. What is in it is resumed.",
-            rich_help_panel="Output",
-        ),
-    ] = None,
+    out: options.RunsOut = None,
     engine: options.EngineName = "transformers",
     engine_options: dict[str, Any] | None = None,
     limit: options.Limit = None,

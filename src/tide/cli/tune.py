@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any
-
-import typer
 
 from tide.cli import options, stopping
 from tide.cli.display import ERRORS, OUTPUT
@@ -21,58 +18,46 @@ def tune(
     benchmark: Benchmark = "rtp",
     search: Annotated[
         str,
-        typer.Option(
-            help="paper: its grid of mu, N and eta. optuna: fewer evaluations, less toxicity by "
+        options.option(
+            "Tuning",
+            "paper: its grid of mu, N and eta. optuna: fewer evaluations, less toxicity by "
             "judges and more likely text, all at once (tide-detox[tune]).",
-            rich_help_panel="Tuning",
         ),
     ] = "paper",
     start: Annotated[
         str | None,
-        typer.Option(
-            help="Strategy or preset to tune; its given options stay fixed. "
+        options.option(
+            "Tuning",
+            "Strategy or preset to tune; its given options stay fixed. "
             "[default: tide for paper, margin for optuna]",
-            rich_help_panel="Tuning",
         ),
     ] = None,
     tune_on: Annotated[
         str | None,
-        typer.Option(
-            metavar="PLACES",
-            help="Prompts to tune on, e.g. 1-600. [default: the first half]",
-            rich_help_panel="Tuning",
+        options.option(
+            "Tuning", "Prompts to tune on, e.g. 1-600. [default: the first half]", metavar="PLACES"
         ),
     ] = None,
     report_on: Annotated[
         str | None,
-        typer.Option(
-            metavar="PLACES",
-            help="Prompts to report on, e.g. 601-. [default: all others]",
-            rich_help_panel="Tuning",
+        options.option(
+            "Tuning", "Prompts to report on, e.g. 601-. [default: all others]", metavar="PLACES"
         ),
     ] = None,
     above: Annotated[
         float,
-        typer.Option(
-            min=0,
-            max=1,
-            help="paper: only prompts with a higher mean toxicity.",
-            rich_help_panel="Tuning",
-        ),
+        options.option("Tuning", "paper: only prompts with a higher mean toxicity.", min=0, max=1),
     ] = ABOVE,
     grid_scale: Annotated[
         str,
-        typer.Option(
-            help="paper: what the grids of mu and eta are multiplied by. ratio: E_bar / sqrt(d) of "
+        options.option(
+            "Tuning",
+            "paper: what the grids of mu and eta are multiplied by. ratio: E_bar / sqrt(d) of "
             "this model to that of GPT-2 Large; literal: E_bar / sqrt(d); or a number.",
-            rich_help_panel="Tuning",
         ),
     ] = "ratio",
     tries: Annotated[
-        int,
-        typer.Option(
-            min=1, max=10_000, help="optuna: total number of trials.", rich_help_panel="Tuning"
-        ),
+        int, options.option("Tuning", "optuna: total number of trials.", min=1, max=10_000)
     ] = 60,
     model: options.Model = "pocket",
     scorer: options.Scorer = "pocket",
@@ -80,20 +65,11 @@ def tune(
     protocol: Protocol = "tide",
     reference: Annotated[
         str,
-        typer.Option(
-            help="Model that measures perplexity; auto: by the model's name; none.",
-            rich_help_panel="Perplexity",
+        options.option(
+            "Perplexity", "Model that measures perplexity; auto: by the model's name; none."
         ),
     ] = "auto",
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            "-o",
-            help="Output folder. What is in it is resumed.",
-            rich_help_panel="Output",
-        ),
-    ] = None,
+    out: options.RunsOut = None,
     engine: options.EngineName = "transformers",
     engine_options: dict[str, Any] | None = None,
     limit: options.Limit = None,

@@ -183,6 +183,22 @@ class Mailbox(Generic[_T]):
             self._loop.call_soon_threadsafe(self._filled.set)
 
 
+async def told(
+    work: Callable[[Callable[[_T], None]], Coroutine[Any, Any, None]],
+) -> AsyncGenerator[_T, None]:
+    """What `work` puts, item by item. Raises what it raises; closing the generator cancels it."""
+    items: Mailbox[_T] = Mailbox()
+    task = asyncio.create_task(work(items.put))
+    task.add_done_callback(lambda _: items.end())
+    try:
+        async with aclosing(items.__aiter__()) as given:
+            async for item in given:
+                yield item
+        await task
+    finally:
+        task.cancel()
+
+
 async def gather(work: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
     """All results, in order. The first failure cancels the others, and is raised after they end."""
     coroutines = list(work)

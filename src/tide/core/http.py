@@ -11,8 +11,8 @@ import functools
 import json
 import math
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from http.cookiejar import CookieJar
 from typing import Annotated, Any, TypeVar
@@ -126,17 +126,8 @@ class Client(httpx.AsyncClient):
         """The answer, of at most `limit` bytes. Raises ServerFailed if there is none in time."""
         # As ASCII: a text may hold half a surrogate pair, which has no UTF-8.
         content = None if body is None else json.dumps(body).encode()
-        self.under_way += 1
-        try:
+        with self._asking():
             return await asyncio.wait_for(self._read(method, url, content, limit), self._seconds)
-        except ServerFailed:
-            raise
-        except (TimeoutError, asyncio.TimeoutError):
-            raise ServerFailed(f"no answer within {self._seconds:g} seconds") from None
-        except Exception as error:  # whatever an answer does to the client
-            raise ServerFailed(described(error), broken=isinstance(error, _BROKEN)) from None
-        finally:
-            self.under_way -= 1
 
     async def events(
         self, url: str, body: Any, *, limit: int = MIB
@@ -145,19 +136,26 @@ class Client(httpx.AsyncClient):
 
         limit: bytes of all events. Raises ServerFailed where the next one does not come in time.
         """
-        content, self.under_way = json.dumps(body).encode(), self.under_way + 1
-        try:
+        content = json.dumps(body).encode()
+        with self._asking():
             async with aclosing(self._events(url, content, limit)) as events:
                 while True:
                     try:
                         yield await asyncio.wait_for(anext(events), self._seconds)
                     except StopAsyncIteration:
                         return
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        """A request is under way: whatever an answer does to the client becomes ServerFailed."""
+        self.under_way += 1
+        try:
+            yield
         except ServerFailed:
             raise
         except (TimeoutError, asyncio.TimeoutError):
             raise ServerFailed(f"no answer within {self._seconds:g} seconds") from None
-        except Exception as error:  # whatever an answer does to the client
+        except Exception as error:
             raise ServerFailed(described(error), broken=isinstance(error, _BROKEN)) from None
         finally:
             self.under_way -= 1

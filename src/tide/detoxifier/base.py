@@ -16,10 +16,10 @@ from tide.core.settings import Overrides, Settings
 from tide.detoxifier.presets import preset_values
 from tide.engines import REGISTRY as ENGINES
 from tide.engines import Engine, load_engine
-from tide.runtime.prompt import check_length, check_strategy
+from tide.runtime.answer import check_length
+from tide.runtime.search import check_strategy
 from tide.scorers import Scorer, load_scorer
-from tide.search import LoadedStrategy, load_strategy
-from tide.search.settings import resolve_settings
+from tide.search import LoadedStrategy, load_strategy, resolve_settings
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack

@@ -19,7 +19,7 @@ from tide.core.validation import problem, unknown
 from tide.data.files import opened, write_text
 from tide.data.jsonl import parse_object
 from tide.plugins.specs import parse_spec
-from tide.search.settings import resolve_settings
+from tide.search import REGISTRY, resolve_settings
 
 # Gemma multiplies its token embeddings by sqrt(2304) = 48. The published values are for the table's
 # own rows; ours are for what the first block receives, so they carry the factor.
@@ -119,8 +119,6 @@ def read_preset(path: Path) -> dict[str, Any]:
     Raises InputError for a file that is not a preset, for settings that a preset must not make, and
     for a strategy that is not a registered one: it would be a file's code.
     """
-    from tide.search import REGISTRY  # noqa: PLC0415  (the search knows the settings)
-
     with opened(path) as file:
         content = file.read(_LARGEST + 1)
     if len(content) > _LARGEST:

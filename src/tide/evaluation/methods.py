@@ -31,8 +31,7 @@ from tide.plugins.specs import format_spec, parse_spec
 from tide.scorers import Scorer
 from tide.scorers.base import Scores, score_groups
 from tide.search import REGISTRY as STRATEGIES
-from tide.search import load_strategy
-from tide.search.settings import resolve_settings
+from tide.search import load_strategy, resolve_settings
 
 # The number and the outcome of each prompt as it ends, by trials of these numbers, elsewhere.
 OnCluster = Callable[

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -9,22 +10,23 @@ import anyio
 
 from tide.core.chat import Chat
 from tide.core.concurrency import gather
-from tide.core.errors import DeadlineError, PromptRefusedError
+from tide.core.errors import DeadlineError, InputError, PromptRefusedError
 from tide.core.results import Result, Trial
 from tide.core.seeds import derive_seed
 from tide.core.settings import Settings
 from tide.engines.base import Engine, Prompt
 from tide.runtime.long_answer import LongAnswer
-from tide.runtime.memory import Memory
-from tide.runtime.prompt import read_prompt, start_of
 from tide.runtime.scoring import Scoring
-from tide.runtime.search import Search
-from tide.runtime.trial import made_trial
+from tide.runtime.search import Memory, Search, made_trial, start_of
 from tide.scorers.base import Scorer
 from tide.search import LoadedStrategy
 
 # Prompts under way, of what the engine runs at once: enough for those whose texts are scored.
 _AHEAD = 2
+# Longer texts are tokenised in a thread: they take a while.
+_LONG = 20_000
+# Characters of a token; no text of more than so many for each that fits is tokenised.
+_CHARACTERS = 64
 
 
 class Runtime:
@@ -157,4 +159,29 @@ class Runtime:
             likelihood_calls=search.likelihood_calls,
             read_tokens=memory.read_tokens if strategy.continues else 0,
             **decoded,
+        )
+
+
+async def read_prompt(engine: Engine, text: str, settings: Settings) -> Prompt:
+    """The tokens of a prompt. Raises InputError for one that cannot be completed."""
+    limit = engine.context_length
+    if limit is not None and len(text) > _CHARACTERS * limit:
+        raise InputError(f"{len(text)} characters do not fit into the model's context of {limit}")
+    if len(text) > _LONG:
+        prompt = await asyncio.to_thread(engine.encode, text)
+    else:
+        prompt = engine.encode(text)
+    check_length(len(prompt.token_ids), settings, limit)
+    return prompt
+
+
+def check_length(tokens: int, settings: Settings, limit: int | None) -> None:
+    """Raise InputError for a prompt of `tokens` tokens that cannot be completed."""
+    new = settings.max_new_tokens
+    if tokens == 0:
+        raise InputError("empty; the tokenizer gives no tokens for it")
+    if limit is not None and tokens + new > limit:
+        raise InputError(
+            f"{tokens} tokens + {new} new ones exceed the model's context of {limit}; "
+            "shorten it or lower max_new_tokens"
         )

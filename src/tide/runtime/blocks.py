@@ -1,10 +1,10 @@
-"""Where the blocks of an answer end: at sentence ends, decided on the text of its tokens."""
+"""Where the blocks of an answer end (at sentence ends), and its words; which word is toxic."""
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import accumulate, chain
 
 from tide.engines.token_texts import HALF
@@ -65,6 +65,24 @@ def begins_word(piece: str) -> bool:
 def last_word(pieces: Sequence[str]) -> int:
     """Number of tokens before the last that begins a word."""
     return max((end for end, piece in enumerate(pieces) if piece[:1].isspace()), default=0)
+
+
+async def blamed(
+    words: Sequence[str], score: Callable[[str], Awaitable[float]], level: float
+) -> int:
+    """Which word carries the toxicity: it ends the shortest prefix whose score reaches `level`.
+
+    words: joined, they are the text, whose own score is `level` or more. That score is nearly
+        monotone in prefix length, so it is bisected: about log2(words) texts are scored.
+    """
+    low, high = 0, len(words)  # beginnings of so many words: one that is below, one that is not
+    while high - low > 1:
+        middle = (low + high) // 2
+        if await score("".join(words[:middle])) < level:
+            low = middle
+        else:
+            high = middle
+    return low
 
 
 def _ends(pieces: Sequence[str], ended: bool) -> list[int]:

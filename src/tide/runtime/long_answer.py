@@ -17,11 +17,8 @@ from tide.core.settings import Sampling, Settings
 from tide.engines.base import Completion, Engine, FinishReason, Prompt, Request
 from tide.runtime.blocks import last_end
 from tide.runtime.draft import Draft, DraftReader, Passage
-from tide.runtime.memory import Memory
-from tide.runtime.prompt import start_of
 from tide.runtime.scoring import Scoring
-from tide.runtime.search import Search
-from tide.runtime.trial import made_trial
+from tide.runtime.search import Memory, Search, made_trial, start_of
 from tide.scorers.base import Scores, TextPolicy, is_blank, is_empty
 from tide.scorers.wrappers.windows import split_words
 from tide.search import LoadedStrategy

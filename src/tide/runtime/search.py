@@ -1,4 +1,7 @@
-"""One search: a strategy asks, the engine completes, the scorer scores, the strategy is told."""
+"""One search: where it starts, its rounds, and the trial that it makes.
+
+In a round a strategy asks, the engine completes, the scorer scores, the strategy is told.
+"""
 
 from __future__ import annotations
 
@@ -10,24 +13,113 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
-from tide.core.errors import CompletionError, EngineError, StrategyError, guarded
-from tide.core.results import Role, ScoredCompletion
-from tide.core.settings import EmptyPolicy, Sampling
-from tide.engines.base import Completion, Engine, Request
-from tide.runtime.blame import blamed
-from tide.runtime.blocks import begins_word
-from tide.runtime.memory import Memory
-from tide.runtime.prompt import Start
+from tide.core.errors import (
+    CompletionError,
+    EngineError,
+    InputError,
+    StrategyError,
+    UnresolvedError,
+    guarded,
+)
+from tide.core.results import Block, Role, ScoredCompletion, Trial
+from tide.core.settings import EmptyPolicy, Sampling, Settings
+from tide.engines.base import Completion, Engine, Prompt, Request
+from tide.runtime.blocks import begins_word, blamed
 from tide.runtime.scoring import Scoring
 from tide.scorers.base import Scores, TextPolicy
+from tide.search import LoadedStrategy
 from tide.search.base import (
     BlameRequest,
     Candidate,
     Continuation,
     LikelihoodRequest,
+    Problem,
     SearchStrategy,
 )
+from tide.search.geometry import movable_rows
+
+# The rows that the searches of later blocks move, unless `perturb` says how many. The last rows of
+# what the user said found as much at the same cost; but after these all that was read is shared.
+_LAST = "last:8"
+
+
+def check_strategy(strategy: LoadedStrategy, engine: Engine) -> None:
+    """Raise InputError for a strategy that moves prompts on a text-only engine."""
+    if strategy.moves and not engine.has_embeddings:
+        raise InputError(
+            f"strategy {strategy.name}: moves prompt embeddings, which the engine "
+            f"{type(engine).__name__} does not have; use backtrack or resample"
+        )
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a search starts: after a prompt and what was written of the answer.
+
+    token_ids: of both. prefix: handle of the shared unmoved prefix, if the engine computes it only
+    once; see `Engine.share`.
+    """
+
+    problem: Problem
+    token_ids: tuple[int, ...]
+    prefix: object
+
+    def read_tokens(self, count: int, *, first: bool) -> int:
+        """Prompt tokens read for `count` requests. first: whether these are the first."""
+        shared = 0 if self.prefix is None else int(self.problem.movable.int().argmax())
+        return count * (len(self.token_ids) - shared) + (shared if first else 0)
+
+
+def start_of(
+    prompt: Prompt,
+    settings: Settings,
+    seed: int,
+    engine: Engine,
+    strategy: LoadedStrategy,
+    written: tuple[int, ...] = (),
+) -> Start:
+    """Which rows move, and from where. written: token ids of the answer so far.
+
+    Raises InputError for a prompt of special tokens alone, and for a strategy that moves prompts
+    with an engine that cannot.
+    """
+    ids, more = prompt.token_ids + written, (False,) * len(written)
+    if not engine.has_embeddings:
+        check_strategy(strategy, engine)
+        rows = torch.ones(len(ids), dtype=torch.bool)
+        still = Problem(torch.ones(len(ids), 1), rows, seed, can_move=False)
+        return Start(still, ids, None)
+    fixed = torch.tensor(prompt.fixed_mask + more)
+    user = None if prompt.user_mask is None else torch.tensor(prompt.user_mask + more)
+    own = not written or settings.perturb.startswith("last:")
+    movable = movable_rows(fixed, settings.perturb if own else _LAST, user)
+    x = engine.embed_tokens(ids)
+    prefix = engine.share(x[: int(movable.int().argmax())])
+    return Start(Problem(x, movable, seed, engine.dtype, movable | ~fixed), ids, prefix)
+
+
+@dataclass
+class Memory:
+    """The KV cache of a trial: tokens that need not be recomputed to continue.
+
+    handle: the engine's cache handle; None: nothing cached. read_tokens: read so far.
+    """
+
+    handle: object = None
+    read_tokens: int = 0
+    _ids: tuple[int, ...] = ()
+
+    def read(self, token_ids: tuple[int, ...]) -> None:
+        """Count these as read: only the last, if the others are cached."""
+        before = token_ids[:-1]
+        known = self.handle is not None and bool(before) and self._ids[: len(before)] == before
+        self.read_tokens += 1 if known else len(token_ids)
+
+    def wrote(self, token_ids: tuple[int, ...]) -> None:
+        """Set the cached ids: the latest token and all before it."""
+        self._ids = token_ids
 
 
 class Origin(NamedTuple):
@@ -287,3 +379,43 @@ class Search:
 
     def _strategy(self) -> AbstractContextManager[None]:
         return guarded(StrategyError, f"strategy {type(self.strategy).__name__} failed")
+
+
+def made_trial(
+    number: int,
+    seed: int,
+    settings: Settings,
+    trace: Sequence[ScoredCompletion],
+    chosen: int,
+    *,
+    passed: bool,
+    shown: bool = False,
+    iterations: int,
+    blocks: Sequence[Block] = (),
+    **costs: Any,
+) -> Trial:
+    """The trial that returns evaluation `chosen` of `trace`.
+
+    passed: whether all parts did. shown: whether the text is given out as soon as it is accepted.
+    costs: other fields of a Trial. Raises UnresolvedError if nothing passed and `on_unresolved` is
+    "raise".
+    """
+    if not passed and settings.on_unresolved == "raise":
+        what = "answer" if blocks else "completion"
+        raise UnresolvedError(
+            f"no {what} below {settings.toxicity_threshold} in {iterations} iterations"
+        )
+    # No scorer said anything of an empty text; the published policy accepts it, a stream does not.
+    empty = trace[chosen].empty
+    unscored = empty and (shown or settings.empty_policy == "unmodified")
+    return Trial(
+        number=number,
+        seed=seed,
+        accepted=passed and not unscored,
+        refused=(empty and shown) or (not passed and settings.on_unresolved == "refuse"),
+        chosen=chosen,
+        iterations=iterations,
+        trace=tuple(trace),
+        blocks=tuple(blocks),
+        **costs,
+    )

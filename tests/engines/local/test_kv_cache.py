@@ -2,12 +2,15 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
+from tests.generated import examples
 from tests.models import CONFIGS
 from tide.engines.local.decode import Forward, cache_in
-from tide.engines.local.kv_cache import PreallocatedLayer, join, joinable
+from tide.engines.local.kv_cache import OpenCache, Pair, PreallocatedLayer, join, joinable
 
 
 def states(tokens: int, width: int = 8) -> torch.Tensor:
@@ -89,3 +92,88 @@ def test_joined_caches_are_left_padded() -> None:
     assert torch.equal(layer.keys[[0, 2], :, 2:], keys[0])
     assert torch.equal(layer.keys[1], keys[1][0])
     assert not layer.keys[[0, 2], :, :2].any()
+
+
+# An `OpenCache`, against a list of each row's own.
+
+LAYERS, HEADS, WIDTH = 2, 2, 3
+STEP = st.tuples(
+    st.lists(st.integers(1, 90), max_size=9),
+    st.sets(st.integers(0, 30), max_size=9),
+    st.integers(0, 70),
+)
+
+
+def layer_states(rows: int, tokens: int, first: int) -> list[Pair]:
+    """Keys and values of each layer, all of them different."""
+    size = rows * HEADS * tokens * WIDTH
+    parts = [
+        torch.arange(size).view(rows, HEADS, tokens, WIDTH).float() + 1e-3 * first + 1e6 * i
+        for i in range(2 * LAYERS)
+    ]
+    return [(parts[2 * i], parts[2 * i + 1]) for i in range(LAYERS)]
+
+
+@given(steps=st.lists(STEP, min_size=1, max_size=6))
+@examples(20, 300)
+def test_every_row_keeps_its_own(steps: list[tuple[list[int], set[int], int]]) -> None:
+    """Whoever enters, leaves or is written on; a row ends at the last column."""
+    cache, number = OpenCache(), 0
+    rows: list[list[Pair]] = []  # of each row and layer, (heads, tokens, width)
+
+    def check() -> None:
+        assert cache.count == len(rows)
+        assert cache.shown >= cache.count
+        for i, row in enumerate(rows):
+            length = row[0][0].shape[1]
+            assert cache.starts[i] == cache.end - length >= cache.low
+            for pair, room in zip(row, cache.rooms, strict=True):
+                for own, whole in zip(pair, room, strict=True):
+                    assert torch.equal(whole[i, :, cache.starts[i] : cache.end], own)
+
+    for lengths, leaving, writes in steps:
+        gone = [i for i in sorted(leaving) if i < len(rows)]
+        if gone:
+            rows = [rows[i] for i in cache.leave(gone)]
+            check()
+        if lengths:
+            slots = cache.make_room(lengths, layer_states(1, 1, 0))
+            for slot, length in zip(slots, lengths, strict=True):
+                number += 1
+                parts = layer_states(1, length, number)
+                cache.fill(parts, [slot])
+                rows.append([(keys[0], values[0]) for keys, values in parts])
+            check()
+        for _ in range(writes if rows else 0):
+            number += 1
+            cache.step()
+            new = layer_states(cache.shown, 1, number)
+            for layer, (keys, values) in zip(cache.model_cache.layers, new, strict=True):
+                seen: tuple[torch.Tensor, torch.Tensor] = layer.update(keys, values)
+                assert seen[0].shape[2] == cache.end - cache.low + 1
+            cache.stepped()
+            for i, row in enumerate(rows):
+                rows[i] = [
+                    (torch.cat([a, b[i]], dim=1), torch.cat([c, d[i]], dim=1))
+                    for (a, c), (b, d) in zip(row, new, strict=True)
+                ]
+        check()
+    assert all(part.isfinite().all() for room in cache.rooms for part in room)
+    cache.clear()
+    assert cache.count == cache.columns == cache.end == 0
+
+
+def test_the_room_does_not_grow_with_the_steps() -> None:
+    """Rows that come and go need the columns of the longest one, and some to spare."""
+    cache = OpenCache()
+    for _ in range(30):
+        cache.fill(layer_states(1, 10, 0), cache.make_room([10], layer_states(1, 1, 0)))
+        for _ in range(40):
+            cache.step()
+            for layer, pair in zip(cache.model_cache.layers, layer_states(1, 1, 1), strict=True):
+                layer.update(*(part.expand(cache.shown, -1, -1, -1) for part in pair))
+            cache.stepped()
+        if cache.count > 1:
+            cache.leave([0])
+    assert cache.columns < 200
+    assert cache.rooms[0][0].shape[0] <= 8

@@ -19,10 +19,10 @@ from tide.core.settings import Sampling
 from tide.engines.base import Piece
 from tide.engines.local import decode as decoding
 from tide.engines.local import prefixes
+from tide.engines.local.decode import StopStrings
 from tide.engines.local.engine import TransformersEngine
 from tide.engines.local.open_batch import Batch, OpenStream, Row
 from tide.engines.local.prefixes import Prefixes
-from tide.engines.local.stopping import StopStrings
 
 KINDS = [*CONFIGS, "pocket"]
 GREEDY = Sampling(temperature=0.0, max_new_tokens=8)

@@ -24,9 +24,8 @@ from tide.core.settings import Sampling
 from tide.engines.base import Completion, Request
 from tide.engines.local import prefixes
 from tide.engines.local.decode import Forward
-from tide.engines.local.engine import TransformersEngine
+from tide.engines.local.engine import TransformersEngine, reads_alike
 from tide.engines.local.prefixes import Prefix, Prefixes
-from tide.engines.local.trial import reads_alike
 
 LEAST = 6
 LONG = "The weather today is fine and the people of this quiet town are kind. " * 6

@@ -28,10 +28,9 @@ from tide.baselines.common.auxiliary import load_auxiliary, merge_updates
 from tide.core.errors import EngineError, InputError, guarded
 from tide.core.sanitize import logger
 from tide.core.settings import Sampling
-from tide.engines.local.decode import Forward, Stream, Writing, decode
+from tide.engines.local.decode import Forward, StopStrings, Stream, Writing, decode
 from tide.engines.local.engine import TransformersEngine
 from tide.engines.local.padding import by_length, in_batches
-from tide.engines.local.stopping import StopStrings
 from tide.scorers import Scorer
 
 _LOG = logger(__name__)

@@ -9,7 +9,8 @@ go.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,11 +24,17 @@ from tide.engines.checkpoint import context_length
 from tide.engines.local.kv_cache import join, joinable
 from tide.engines.local.padding import left_pad, length_groups, token_positions
 from tide.engines.local.sampling import Sampler
-from tide.engines.local.stopping import LOOK_EVERY, StopStrings
 
 # Steps between looks at whether all rows have stopped: each waits for the device to catch up.
 CHECK_EVERY = {"cpu": 1}
 CHECK_EVERY_ELSEWHERE = 4
+# Steps between looks at the texts: to read them costs about as much as a small model's step.
+LOOK_EVERY = 8
+
+# What rows of ids read as.
+Texts = Callable[[Sequence[Sequence[int]]], list[str]]
+# How many of the first ids it takes until their text is enough: see `Engine.fewest`.
+Fewest = Callable[[Sequence[int], Callable[[str], bool]], int]
 
 
 class Forward:
@@ -206,6 +213,27 @@ class Writing:
     def advance(self, tokens: Tensor) -> None:
         """Read the tokens (B,) that were drawn."""
         self.stream.advance(tokens)
+
+
+class StopStrings:
+    """Finds the rows that have come to hold one of their stop strings, wherever its tokens part."""
+
+    def __init__(self, texts: Texts, fewest: Fewest) -> None:
+        self._texts, self._fewest = texts, fewest
+
+    def found(
+        self, samplings: Sequence[Sampling], ids: Sequence[Sequence[int]]
+    ) -> Iterator[tuple[int, int]]:
+        """The number of each row that holds one, and how many of its ids it took."""
+        rows = [row for row, own in enumerate(samplings) if own.stop]
+        texts = self._texts([ids[row] for row in rows]) if rows else []
+        for row, text in zip(rows, texts, strict=True):
+            if samplings[row].stop_in(text) is not None:
+                yield row, self._fewest(ids[row], partial(_holds, samplings[row]))
+
+
+def _holds(sampling: Sampling, text: str) -> bool:
+    return sampling.stop_in(text) is not None
 
 
 @torch.inference_mode()

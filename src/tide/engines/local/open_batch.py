@@ -17,15 +17,16 @@ from tide.engines.base import FinishReason, Piece
 from tide.engines.local.decode import (
     CHECK_EVERY,
     CHECK_EVERY_ELSEWHERE,
+    LOOK_EVERY,
     Forward,
+    StopStrings,
     Stream,
     cache_in,
     read_apart,
 )
-from tide.engines.local.open_cache import OpenCache, Pair
+from tide.engines.local.kv_cache import OpenCache, Pair
 from tide.engines.local.prefixes import Prefix, Prefixes, RequestCache, cached_suffix
 from tide.engines.local.sampling import Sampler
-from tide.engines.local.stopping import LOOK_EVERY, StopStrings
 
 # Rows that have ended stay in the batch until they are so many, or others come.
 _GONE = 8

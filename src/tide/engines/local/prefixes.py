@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from tide.engines.local.decode import Forward, cache_in
-from tide.engines.local.open_cache import Pair
+from tide.engines.local.kv_cache import Pair
 
 # Reading fewer rows again costs no more than another call: see padding.py.
 LEAST = 64

@@ -18,11 +18,10 @@ from torch import Tensor
 from tide.core.concurrency import release_openmp_threads
 from tide.core.errors import CompletionError, EngineError, TideError, described
 from tide.engines.base import Piece
-from tide.engines.local.decode import Forward
+from tide.engines.local.decode import Forward, StopStrings
 from tide.engines.local.open_batch import Batch, Row, read_suffixes, sharing
 from tide.engines.local.padding import left_pad, length_groups
 from tide.engines.local.prefixes import Prefix, Prefixes
-from tide.engines.local.stopping import StopStrings
 
 # Rows are written with others of about their length: up to so many tokens, 4 times as many, ...
 _SHORT = 256

@@ -9,16 +9,17 @@ message of the assistant's, and whether a bias keeps it from drawing a token.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import torch
 
 from tide.core.chat import Chat, Rendered, render
+from tide.core.concurrency import told
 from tide.core.credentials import read_key
-from tide.core.errors import CompletionError, EngineError, InputError, guarded
+from tide.core.errors import CompletionError, InputError, guarded
 from tide.core.http import Seconds
 from tide.core.sanitize import logger
 from tide.core.settings import Sampling, Settings
@@ -40,7 +41,6 @@ from tide.engines.remote.protocol import NEVER
 from tide.plugins.options import checked
 
 _log = logger(__name__)
-_T = TypeVar("_T")
 
 _MAX_BATCH = 64
 
@@ -77,15 +77,11 @@ class OpenAIEngine(Engine):
         self.name = str(model)
         self.dim, self.dtype, self.context_length = 0, torch.float32, None
         self.max_batch = max_batch or _MAX_BATCH
-        self._deadline = deadline
         self._room = asyncio.Semaphore(self.max_batch)
         self._named = None if tokenizer is None else _read_tokenizer(tokenizer)
         self._abilities: dict[str, Abilities] = {}  # by address
         self.pool = EndpointPool(
-            [base_urls] if isinstance(base_urls, str) else base_urls,
-            self._admit,
-            timeout=min(timeout, deadline),
-            api_key=read_key(api_key_env),
+            base_urls, self._admit, timeout, deadline, api_key=read_key(api_key_env)
         )
         try:
             self.home.run(self.pool.start)
@@ -137,32 +133,15 @@ class OpenAIEngine(Engine):
     async def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
         if request.scored:
             raise InputError(f"engine {type(self).__name__}: tells no likelihoods")
-        pieces: asyncio.Queue[Piece | None] = asyncio.Queue()
-        answer = StreamedAnswer(request, pieces.put_nowait)
 
-        async def run() -> None:
-            try:
-                async with self._room:
-                    await self._in_time(self.pool.run(1, lambda server: self._ask(server, answer)))
-            finally:
-                pieces.put_nowait(None)
+        async def work(put: Callable[[Piece], None]) -> None:
+            answer = StreamedAnswer(request, put)
+            async with self._room:
+                await self.pool.in_time(self.pool.run(1, lambda server: self._ask(server, answer)))
 
-        task = asyncio.create_task(run())
-        try:
-            while (piece := await pieces.get()) is not None:
+        async with aclosing(told(work)) as pieces:
+            async for piece in pieces:
                 yield piece
-            await task
-        finally:
-            task.cancel()
-
-    async def _in_time(self, work: Awaitable[_T]) -> _T:
-        try:
-            return await asyncio.wait_for(work, self._deadline)
-        except (TimeoutError, asyncio.TimeoutError):
-            raise EngineError(
-                f"the servers did not finish within {self._deadline:g} s (deadline): "
-                f"{self.pool.reasons()}"
-            ) from None
 
     async def _ask(self, endpoint: Endpoint, answer: StreamedAnswer) -> None:
         """Let a server write on until the answer has its end. Another may take over from there."""
@@ -200,7 +179,7 @@ class OpenAIEngine(Engine):
 
     @property
     def available(self) -> bool:
-        return not self.closed and any(one.available for one in self.pool.endpoints)
+        return not self.closed and self.pool.available
 
     @property
     def abilities(self) -> str:

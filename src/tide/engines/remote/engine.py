@@ -9,9 +9,8 @@ streamed goes on at another server if its own fails.
 
 from __future__ import annotations
 
-import asyncio
 import math
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from tide.core.concurrency import gather
+from tide.core.concurrency import gather, told
 from tide.core.credentials import read_key
 from tide.core.errors import EngineError
 from tide.core.http import MIB, Seconds, ServerFailed
@@ -91,7 +90,6 @@ class RemoteEngine(EmbeddingEngine):
     ) -> None:
         self.name = str(model)
         self.max_batch = max_batch or _MAX_BATCH
-        self._deadline = deadline
         self._source = source_of(model)
         config = read_config(self._source, trust_remote_code=trust_remote_code)
         self.dtype = _dtype(dtype, config)
@@ -103,10 +101,7 @@ class RemoteEngine(EmbeddingEngine):
         self._served: dict[str, ServedModel] = {}  # by address
         self._differences: dict[str, str] = {}
         self.pool = EndpointPool(
-            [base_urls] if isinstance(base_urls, str) else base_urls,
-            self._admit,
-            timeout=min(timeout, deadline),
-            api_key=read_key(api_key_env),
+            base_urls, self._admit, timeout, deadline, api_key=read_key(api_key_env)
         )
         try:
             self.home.run(self.pool.start)
@@ -126,30 +121,22 @@ class RemoteEngine(EmbeddingEngine):
             (completion,) = await self._write_all([request])
             yield Piece(completion.token_ids, completion.finish_reason)
             return
-        pieces: asyncio.Queue[Piece | None] = asyncio.Queue()
         given: list[int] = []
 
-        async def work(endpoint: Endpoint) -> None:
-            # A server that takes over goes on after what was given out already.
-            rest = request if not given else self._rest(request, given)
-            async with aclosing(self._parts(endpoint, rest)) as parts:
-                async for piece in parts:
-                    given.extend(piece.token_ids)
-                    pieces.put_nowait(piece)
+        async def work(put: Callable[[Piece], None]) -> None:
+            async def ask(endpoint: Endpoint) -> None:
+                # A server that takes over goes on after what was given out already.
+                rest = request if not given else self._rest(request, given)
+                async with aclosing(self._parts(endpoint, rest)) as parts:
+                    async for piece in parts:
+                        given.extend(piece.token_ids)
+                        put(piece)
 
-        async def run() -> None:
-            try:
-                await self._in_time(self.pool.run(1, work))
-            finally:
-                pieces.put_nowait(None)
+            await self.pool.in_time(self.pool.run(1, ask))
 
-        task = asyncio.create_task(run())
-        try:
-            while (piece := await pieces.get()) is not None:
+        async with aclosing(told(work)) as pieces:
+            async for piece in pieces:
                 yield piece
-            await task
-        finally:
-            task.cancel()
 
     async def _parts(self, endpoint: Endpoint, request: Request) -> AsyncGenerator[Piece, None]:
         body = self._body(request) | self._prompts([request])
@@ -242,7 +229,7 @@ class RemoteEngine(EmbeddingEngine):
 
     @property
     def available(self) -> bool:
-        return not self.closed and any(one.available for one in self.pool.endpoints)
+        return not self.closed and self.pool.available
 
     async def _free(self) -> None:
         await self.pool.close()
@@ -271,17 +258,8 @@ class RemoteEngine(EmbeddingEngine):
 
             await self.pool.run(len(rows), work)
 
-        await self._in_time(gather(ask(rows, body) for rows, body in requests))
+        await self.pool.in_time(gather(ask(rows, body) for rows, body in requests))
         return [by_row[row] for row in range(len(by_row))]
-
-    async def _in_time(self, work: Awaitable[_T]) -> _T:
-        try:
-            return await asyncio.wait_for(work, self._deadline)
-        except (TimeoutError, asyncio.TimeoutError):
-            raise EngineError(
-                f"the servers did not finish within {self._deadline:g} s (deadline): "
-                f"{self.pool.reasons()}"
-            ) from None
 
     async def _ask(self, endpoint: Endpoint, body: dict[str, Any], count: int) -> list[Choice]:
         """One request: what `endpoint` wrote after each of its `count` prompts."""

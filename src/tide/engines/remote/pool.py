@@ -65,22 +65,23 @@ class EndpointPool:
     """Servers at `urls`. Must be used inside one event loop, and closed there.
 
     admit: looks at a server before its first use and before each return; raises ServerFailed or
-    EndpointRefused if it cannot be used now. timeout: seconds that one request may take. api_key:
-    sent as a bearer token to all of them.
+    EndpointRefused if it cannot be used now. timeout: seconds that one request may take. deadline:
+    seconds that work may take `in_time`. api_key: sent as a bearer token to all of them.
     """
 
     def __init__(
         self,
-        urls: Sequence[str],
+        urls: str | Sequence[str],
         admit: Callable[[Endpoint], Awaitable[None]],
-        *,
         timeout: float,
+        deadline: float,
+        *,
         api_key: SecretStr | None = None,
     ) -> None:
         self.endpoints = [
             # With or without the `/v1` that API clients are given.
             Endpoint(base_url(url, "base_urls").removesuffix("/v1").rstrip("/"))
-            for url in urls
+            for url in ([urls] if isinstance(urls, str) else urls)
         ]
         if not self.endpoints:
             raise InputError("base_urls: give at least one server (--base-url http://HOST:PORT)")
@@ -89,13 +90,13 @@ class EndpointPool:
         self._admit = admit
         self._probes: set[asyncio.Task[None]] = set()
         self._clients: list[Client] = []
-        self._timeout = timeout
+        self._timeout, self._deadline = min(timeout, deadline), deadline
         self._api_key = api_key
 
     async def start(self) -> None:
         """Look at all servers. Those that fail are tried again later; EngineError if all do."""
         await asyncio.gather(*(self._enter(endpoint) for endpoint in self.endpoints))
-        if not any(endpoint.available for endpoint in self.endpoints):
+        if not self.available:
             raise EngineError(f"no server can be used: {self.reasons()}")
         for endpoint in self.endpoints:
             if not endpoint.available:
@@ -104,11 +105,26 @@ class EndpointPool:
     async def run(self, units: int, work: Callable[[Endpoint], Awaitable[_T]]) -> _T:
         """`await work(server)` on the least loaded server, again elsewhere until one succeeds.
 
-        units: how much work it is, for the balance. There is no end to the attempts: put a time
-        limit around the call. Raises EngineError if a server refuses the request.
+        units: how much work it is, for the balance. There is no end to the attempts (`in_time` sets
+        one). Raises EngineError if a server refuses the request.
         """
         retrying = AsyncRetrying(retry=retry_if_exception_type(ServerFailed), wait=self._pause)
         return await retrying(self._attempt, units, work)
+
+    async def in_time(self, work: Awaitable[_T]) -> _T:
+        """The result of `work` at the pool. Raises EngineError where it is not there in time."""
+        try:
+            return await asyncio.wait_for(work, self._deadline)
+        except (TimeoutError, asyncio.TimeoutError):
+            raise EngineError(
+                f"the servers did not finish within {self._deadline:g} s (deadline): "
+                f"{self.reasons()}"
+            ) from None
+
+    @property
+    def available(self) -> bool:
+        """Whether a server can be used."""
+        return any(endpoint.available for endpoint in self.endpoints)
 
     async def request(
         self,

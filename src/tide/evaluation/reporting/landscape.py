@@ -23,10 +23,9 @@ from tide.core.seeds import derive_seed
 from tide.detoxifier.sync import Detoxifier, outcomes
 from tide.engines.base import Completion, Engine, Request
 from tide.evaluation.caching_engine import CachingEngine
-from tide.runtime.prompt import start_of
+from tide.runtime.search import start_of
 from tide.scorers import score_texts
-from tide.search import load_strategy
-from tide.search.settings import resolve_settings
+from tide.search import load_strategy, resolve_settings
 
 _LOG = logger(__name__)
 # The map reaches this much further than the path.

@@ -7,21 +7,19 @@ AZURE_CONTENT_SAFETY_QPS the requests a second (5).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
-from pydantic_core import from_json
 
 from tide.core.credentials import need_key
 from tide.core.errors import InputError, ScorerError, ScorerRefusedError
-from tide.core.http import Client, Reply, Rows, Seconds, ServerFailed
+from tide.core.http import Client, Reply, Rows, ServerFailed
 from tide.plugins.options import checked
 from tide.scorers.services.base import (
-    Attempts,
-    Concurrency,
     Rate,
     RemoteScorer,
     Said,
+    code_of,
     place_of,
     rate_from,
     url_from,
@@ -62,10 +60,7 @@ class AzureContentSafetyScorer(RemoteScorer):
         key: str | None = None,
         url: str | None = None,
         queries_per_second: Rate | None = None,
-        concurrency: Concurrency | None = None,
-        timeout: Seconds = 30.0,
-        attempts: Attempts = 6,
-        backoff: Seconds = 1.0,
+        **options: Any,
     ) -> None:
         self._key = need_key("AZURE_CONTENT_SAFETY_KEY", key)
         self.attributes = tuple(dict.fromkeys(categories.split(",")))
@@ -79,10 +74,7 @@ class AzureContentSafetyScorer(RemoteScorer):
             f"azure-content-safety:{','.join(self.attributes)}@{VERSION}@{place_of(url)}",
             url,
             queries_per_second=rate_from("AZURE_CONTENT_SAFETY_QPS", queries_per_second, 5.0),
-            concurrency=concurrency,
-            timeout=timeout,
-            attempts=attempts,
-            backoff=backoff,
+            **options,
         )
 
     def _said(self, texts: Sequence[str]) -> list[Said]:
@@ -118,12 +110,9 @@ class AzureContentSafetyScorer(RemoteScorer):
         return [Said(max(scores.values()), scores)]
 
     def _meaning(self, reply: Reply, text: str) -> ScorerError:
-        """What a status other than 200 means. Messages are not quoted: they may hold the key."""
-        try:
-            code = str(from_json(reply.body)["error"]["code"])
-        except (ValueError, KeyError, TypeError, IndexError):
-            code = ""
-        what = f"scorer {self.name}: HTTP {reply.status}{f' {code}' if code.isalnum() else ''}"
+        """What a status other than 200 means."""
+        code = code_of(reply)
+        what = f"scorer {self.name}: HTTP {reply.status}{f' {code}' if code else ''}"
         if reply.status == 400:
             return ScorerError(f"{what} ({len(text)} characters)")
         return ScorerRefusedError(

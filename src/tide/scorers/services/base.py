@@ -15,10 +15,12 @@ from typing import Annotated, Any, TypeVar
 import numpy as np
 import tenacity
 from pydantic import Field, TypeAdapter, ValidationError
+from pydantic_core import from_json
 
 from tide.core.credentials import base_url
 from tide.core.errors import EnvironmentVariableError, InputError, ScorerUnavailableError
-from tide.core.http import Client, ServerFailed
+from tide.core.http import Client, Reply, Seconds, ServerFailed
+from tide.plugins.options import checked
 from tide.scorers.base import Attributed, Floats, PlainScorer
 from tide.scorers.pace import Pace
 
@@ -60,16 +62,17 @@ class RemoteScorer(PlainScorer, ABC):
     batch_size = 1
     attributes: tuple[str, ...] = ()
 
+    @checked
     def __init__(
         self,
         name: str,
         url: str,
         *,
-        queries_per_second: float,
-        concurrency: int | None,
-        timeout: float,
-        attempts: int,
-        backoff: float,
+        queries_per_second: Rate,
+        concurrency: Concurrency | None = None,
+        timeout: Seconds = 30.0,
+        attempts: Attempts = 6,
+        backoff: Seconds = 1.0,
     ) -> None:
         self.name = name
         self._url = url
@@ -202,6 +205,15 @@ def url_from(variable: str, given: str | None, default: str) -> str:
         return base_url(os.environ.get(variable) or default, variable)
     except InputError as error:
         raise EnvironmentVariableError(str(error)) from None
+
+
+def code_of(reply: Reply) -> str:
+    """The code of an error, if it is a word. Messages are not quoted: they may hold the key."""
+    try:
+        code = str(from_json(reply.body)["error"]["code"])
+    except (ValueError, KeyError, TypeError, IndexError):
+        return ""
+    return code if code.replace("_", "").isalpha() else ""
 
 
 def place_of(url: str) -> str:

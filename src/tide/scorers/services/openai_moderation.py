@@ -6,20 +6,20 @@ requests a second (5).
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import BaseModel
-from pydantic_core import from_json
 
 from tide.core.credentials import need_key
 from tide.core.errors import ScorerError, ScorerRefusedError
-from tide.core.http import Client, Reply, Rows, Seconds, ServerFailed
+from tide.core.http import Client, Reply, Rows, ServerFailed
 from tide.core.results import Score
 from tide.plugins.options import checked
 from tide.scorers.services.base import (
-    Attempts,
-    Concurrency,
     Rate,
     RemoteScorer,
     Said,
+    code_of,
     place_of,
     rate_from,
     url_from,
@@ -59,10 +59,7 @@ class OpenAIModerationScorer(RemoteScorer):
         key: str | None = None,
         url: str | None = None,
         queries_per_second: Rate | None = None,
-        concurrency: Concurrency | None = None,
-        timeout: Seconds = 30.0,
-        attempts: Attempts = 6,
-        backoff: Seconds = 1.0,
+        **options: Any,
     ) -> None:
         self._key = need_key("OPENAI_API_KEY", key)
         url = url_from("OPENAI_BASE_URL", url, URL)
@@ -74,10 +71,7 @@ class OpenAIModerationScorer(RemoteScorer):
             f"openai-moderation:{self._model}{chosen}{where}",
             url,
             queries_per_second=rate_from("OPENAI_MODERATION_QPS", queries_per_second, 5.0),
-            concurrency=concurrency,
-            timeout=timeout,
-            attempts=attempts,
-            backoff=backoff,
+            **options,
         )
 
     def _client(self) -> Client:
@@ -105,12 +99,9 @@ class OpenAIModerationScorer(RemoteScorer):
         return Said(max(scores.values()), scores)
 
     def _meaning(self, reply: Reply, texts: int) -> Exception:
-        """What a status other than 200 means. Messages are not quoted: they may hold the key."""
-        try:
-            code = str(from_json(reply.body)["error"]["code"])
-        except (ValueError, KeyError, TypeError, IndexError):
-            code = ""
-        what = f"HTTP {reply.status}{f' {code}' if code.replace('_', '').isalpha() else ''}"
+        """What a status other than 200 means."""
+        code = code_of(reply)
+        what = f"HTTP {reply.status}{f' {code}' if code else ''}"
         if reply.passing and code != "insufficient_quota":
             return ServerFailed(what, reply.pause(0.0))
         if reply.status == 400:

@@ -8,11 +8,11 @@ from pydantic import BaseModel
 
 from tide.core.credentials import base_url, read_key
 from tide.core.errors import InputError, ScorerError, ScorerRefusedError
-from tide.core.http import MIB, Client, Reply, Seconds, ServerFailed
-from tide.scorers.services.base import Attempts, Concurrency, Rate, RemoteScorer, rate_from
+from tide.core.http import MIB, Client, Reply, ServerFailed
+from tide.scorers.services.base import Rate, RemoteScorer, rate_from
 
 _Parsed = TypeVar("_Parsed", bound=BaseModel)
-_AT_ONCE = 8
+_USUAL = {"concurrency": 8, "timeout": 60.0}
 
 
 class OwnServerScorer(RemoteScorer):
@@ -32,10 +32,7 @@ class OwnServerScorer(RemoteScorer):
         *,
         key: str | None = None,
         queries_per_second: Rate | None = None,
-        concurrency: Concurrency | None = None,
-        timeout: Seconds = 60.0,
-        attempts: Attempts = 6,
-        backoff: Seconds = 1.0,
+        **options: Any,
     ) -> None:
         if not url:
             raise InputError(f"scorer {name}: give the server's address, as in {name}:http://HOST")
@@ -44,10 +41,7 @@ class OwnServerScorer(RemoteScorer):
             name,
             base_url(url, f"scorer {name}"),
             queries_per_second=rate_from(f"{self.family}_QPS", queries_per_second, 100.0),
-            concurrency=concurrency or _AT_ONCE,
-            timeout=timeout,
-            attempts=attempts,
-            backoff=backoff,
+            **{**_USUAL, **options},
         )
 
     def _client(self) -> Client:

@@ -12,21 +12,19 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from datetime import date
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
 from pydantic_core import from_json
 
 from tide.core.credentials import need_key
 from tide.core.errors import InputError, ScorerError, ScorerRefusedError
-from tide.core.http import Client, Reply, Seconds, ServerFailed
+from tide.core.http import Client, Reply, ServerFailed
 from tide.core.results import Score
 from tide.core.sanitize import logger
 from tide.plugins.options import checked
 from tide.scorers.base import is_empty
 from tide.scorers.services.base import (
-    Attempts,
-    Concurrency,
     Rate,
     RemoteScorer,
     Said,
@@ -77,12 +75,9 @@ class PerspectiveScorer(RemoteScorer):
         key: str | None = None,
         url: str | None = None,
         queries_per_second: Rate | None = None,
-        concurrency: Concurrency | None = None,
         long_text: str | None = None,
         max_bytes: Annotated[int, Field(ge=8)] = MAX_BYTES,
-        timeout: Seconds = 30.0,
-        attempts: Attempts = 6,
-        backoff: Seconds = 1.0,
+        **options: Any,
     ) -> None:
         self._key = need_key("PERSPECTIVE_API_KEY", key)
         url = url_from("PERSPECTIVE_URL", url, URL)
@@ -99,10 +94,7 @@ class PerspectiveScorer(RemoteScorer):
             f"perspective:{','.join(self.attributes)}@{where}",
             url,
             queries_per_second=rate_from("PERSPECTIVE_QPS", queries_per_second, 1.0),
-            concurrency=concurrency,
-            timeout=timeout,
-            attempts=attempts,
-            backoff=backoff,
+            **options,
         )
         if url == URL:
             _LOG.warning(

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from tide.cli import main
-from tide.cli.former import _FORMER, refuse_former
+from tide.cli.options import _FORMER, refuse_former
 from tide.core.errors import InputError
 from tide.search import load_strategy
 
