@@ -12,12 +12,11 @@ from tide.core.chat import Chat
 from tide.core.concurrency import gather
 from tide.core.errors import DeadlineError, InputError, PromptRefusedError
 from tide.core.results import Result, Trial
-from tide.core.seeds import derive_seed
 from tide.core.settings import Settings
 from tide.engines.base import Engine, Prompt
 from tide.runtime.long_answer import LongAnswer
 from tide.runtime.scoring import Scoring
-from tide.runtime.search import Memory, Search, made_trial, start_of
+from tide.runtime.search import Memory, Search, TrialTask, made_trial, start_of
 from tide.scorers.base import Scorer
 from tide.search import LoadedStrategy
 
@@ -64,7 +63,7 @@ class Runtime:
                 if settings.refuse_prompt_above is not None:
                     await self._check_prompt(prompt, settings.refuse_prompt_above)
                 made = await gather(
-                    self._trial(read, settings, strategy, number, priority, on_text)
+                    self._trial(TrialTask(read, settings, strategy, number, priority, on_text))
                     for number in trials
                 )
             return Result(prompt=str(text), trials=tuple(made))
@@ -82,46 +81,18 @@ class Runtime:
                 "nothing was generated"
             )
 
-    async def _trial(
-        self,
-        prompt: Prompt,
-        settings: Settings,
-        strategy: LoadedStrategy,
-        number: int,
-        priority: int,
-        on_text: Callable[[str], None] | None,
-    ) -> Trial:
-        if settings.in_blocks and self.engine.goes_on(prompt.token_ids):
-            answer = LongAnswer(
-                prompt,
-                self.engine,
-                self.scoring,
-                settings,
-                strategy,
-                number,
-                priority=priority,
-                on_text=on_text,
-            )
-            return await answer.run()
-        shown = on_text is not None
-        trial = await self._searched(prompt, settings, strategy, number, priority, shown=shown)
-        if on_text is not None and trial.accepted:
-            on_text(trial.text)
+    async def _trial(self, task: TrialTask) -> Trial:
+        if task.settings.in_blocks and self.engine.goes_on(task.prompt.token_ids):
+            return await LongAnswer(task, self.engine, self.scoring).run()
+        trial = await self._searched(task)
+        if task.on_text is not None and trial.accepted:
+            task.on_text(trial.text)
         return trial
 
-    async def _searched(
-        self,
-        prompt: Prompt,
-        settings: Settings,
-        strategy: LoadedStrategy,
-        number: int,
-        priority: int,
-        *,
-        shown: bool,
-    ) -> Trial:
+    async def _searched(self, task: TrialTask) -> Trial:
         """A trial that is searched as a whole."""
-        seed = derive_seed(settings.seed, prompt.text, number)
-        start = start_of(prompt, settings, seed, self.engine, strategy)
+        prompt, settings, strategy = task.prompt, task.settings, task.strategy
+        start = start_of(prompt, settings, task.seed, self.engine, strategy)
         memory = Memory(self.engine.memory() if strategy.continues else None)
         search = Search(
             strategy.create(start.problem, settings),
@@ -130,7 +101,7 @@ class Runtime:
             self.scoring,
             settings.sampling,
             settings.empty_policy,
-            priority=priority,
+            priority=task.priority,
             memory=memory,
         )
         with anyio.move_on_after(settings.deadline) as scope:
@@ -147,13 +118,11 @@ class Runtime:
             differing = sum(a != b for a, b in zip(ids, prompt.token_ids, strict=True))
             decoded = {"changed_tokens": differing, "decoded_prompt": says}
         return made_trial(
-            number,
-            seed,
-            settings,
+            task,
             search.trace,
             chosen,
             passed=passed,
-            shown=shown,
+            shown=task.on_text is not None,
             iterations=search.iterations,
             scorer_calls=search.scorer_calls,
             likelihood_calls=search.likelihood_calls,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 from functools import partial
 
@@ -13,15 +13,14 @@ import anyio
 from tide.core.errors import DeadlineError
 from tide.core.results import Block, ScoredCompletion, Trial
 from tide.core.seeds import derive_seed
-from tide.core.settings import Sampling, Settings
-from tide.engines.base import Completion, Engine, FinishReason, Prompt, Request
+from tide.core.settings import Sampling
+from tide.engines.base import Completion, Engine, FinishReason, Request
 from tide.runtime.blocks import last_end
 from tide.runtime.draft import Draft, DraftReader, Passage
 from tide.runtime.scoring import Scoring
-from tide.runtime.search import Memory, Search, made_trial, start_of
+from tide.runtime.search import Memory, Search, TrialTask, made_trial, start_of
 from tide.scorers.base import Scores, TextPolicy, is_blank, is_empty
 from tide.scorers.wrappers.windows import split_words
-from tide.search import LoadedStrategy
 
 # Blocks that are given up, one by one, where a search finds nothing.
 _ROLLBACKS = 2
@@ -48,27 +47,14 @@ class LongAnswer:
     finds nothing, the previous block is dropped as well, at most two, and both are rewritten. At
     the end the whole is scored; if it fails, it is dropped from its worst block on.
 
-    priority: the lowest is served first. on_text: called with each block's text when it is kept;
-    then none is ever dropped.
+    Where its parts are given out as they are kept, none is ever dropped.
     """
 
-    def __init__(
-        self,
-        prompt: Prompt,
-        engine: Engine,
-        scoring: Scoring,
-        settings: Settings,
-        strategy: LoadedStrategy,
-        number: int,
-        *,
-        priority: int,
-        on_text: Callable[[str], None] | None = None,
-    ) -> None:
-        self._prompt, self._engine, self._scoring = prompt, engine, scoring
-        self._settings, self._strategy, self._on_text = settings, strategy, on_text
-        self._number, self._seed = number, derive_seed(settings.seed, prompt.text, number)
-        self._priority = priority
-        policy = settings.empty_policy
+    def __init__(self, task: TrialTask, engine: Engine, scoring: Scoring) -> None:
+        self._task, self._engine, self._scoring = task, engine, scoring
+        self._prompt, self._settings, self._strategy = task.prompt, task.settings, task.strategy
+        self._seed, self._on_text = task.seed, task.on_text
+        policy = task.settings.empty_policy
         # A block is given out, however short it is.
         self._empty_policy: TextPolicy = "blank" if policy in ("unmodified", "zero") else policy
         # What was kept: its blocks, its tokens, the text that each adds, and how many of them stand
@@ -92,7 +78,7 @@ class LongAnswer:
         self._given_up = self._furthest = 0
         self._drafts = self._searches = self._rounds = 0
         self._drafted = self._searched = 0
-        self._memory = Memory(engine.memory() if strategy.continues else None)
+        self._memory = Memory(engine.memory() if task.strategy.continues else None)
         self._never: tuple[int, ...] = ()
         self._iterations, self._scorer_calls, self._likelihood_calls = 1, 0, 0
 
@@ -139,9 +125,7 @@ class LongAnswer:
         final = self._evaluation(blocks, self._whole or 0.0)
         trace = (final,) if self._base is None else (self._base, final)
         return made_trial(
-            self._number,
-            self._seed,
-            self._settings,
+            self._task,
             trace,
             len(trace) - 1,
             passed=self._failed is None and self._settings.passes(final.toxicity),
@@ -181,7 +165,7 @@ class LongAnswer:
             self._sampling(left),
             derive_seed(self._seed, *seed),
             never=self._never,
-            priority=self._priority,
+            priority=self._task.priority,
             memory=self._memory.handle,
             piece_tokens=max(1, draft.chunk // 4),
         )
@@ -289,7 +273,7 @@ class LongAnswer:
             self._scoring,
             sampling,
             "unmodified" if self._empty_policy == "blank" else settings.empty_policy,
-            priority=self._priority,
+            priority=self._task.priority,
             context="".join(context),
             # Only at the end of what is wanted may a sentence be cut off.
             shape=partial(self._shaped, to_sentence=most < left),

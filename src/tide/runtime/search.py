@@ -24,6 +24,7 @@ from tide.core.errors import (
     guarded,
 )
 from tide.core.results import Block, Role, ScoredCompletion, Trial
+from tide.core.seeds import derive_seed
 from tide.core.settings import EmptyPolicy, Sampling, Settings
 from tide.engines.base import Completion, Engine, Prompt, Request
 from tide.runtime.blocks import begins_word, blamed
@@ -98,6 +99,26 @@ def start_of(
     x = engine.embed_tokens(ids)
     prefix = engine.share(x[: int(movable.int().argmax())])
     return Start(Problem(x, movable, seed, engine.dtype, movable | ~fixed), ids, prefix)
+
+
+@dataclass(frozen=True)
+class TrialTask:
+    """One trial of a prompt, to be run. number: which of the prompt's.
+
+    priority: the lowest is served first. on_text: called with each part of the text once it is
+    accepted.
+    """
+
+    prompt: Prompt
+    settings: Settings
+    strategy: LoadedStrategy
+    number: int
+    priority: int
+    on_text: Callable[[str], None] | None = None
+
+    @property
+    def seed(self) -> int:
+        return derive_seed(self.settings.seed, self.prompt.text, self.number)
 
 
 @dataclass
@@ -382,9 +403,7 @@ class Search:
 
 
 def made_trial(
-    number: int,
-    seed: int,
-    settings: Settings,
+    task: TrialTask,
     trace: Sequence[ScoredCompletion],
     chosen: int,
     *,
@@ -400,6 +419,7 @@ def made_trial(
     costs: other fields of a Trial. Raises UnresolvedError if nothing passed and `on_unresolved` is
     "raise".
     """
+    settings = task.settings
     if not passed and settings.on_unresolved == "raise":
         what = "answer" if blocks else "completion"
         raise UnresolvedError(
@@ -409,8 +429,8 @@ def made_trial(
     empty = trace[chosen].empty
     unscored = empty and (shown or settings.empty_policy == "unmodified")
     return Trial(
-        number=number,
-        seed=seed,
+        number=task.number,
+        seed=task.seed,
         accepted=passed and not unscored,
         refused=(empty and shown) or (not passed and settings.on_unresolved == "refuse"),
         chosen=chosen,

@@ -64,10 +64,10 @@ class BacktrackOptions(Options):
 class BacktrackStrategy(Strategy):
     """Write on from before the word that the scorer blames, without this word, until it passes.
 
-    The blamed word is the last of the shortest prefix whose score reaches a share of the threshold
-    (found by bisection). Its first token, in every spelling, is banned for the rest of the
-    completion. After `holds` words the least toxic repair below the threshold is accepted; if there is
-    none, another strategy takes over, from the prompt itself.
+    The blamed word is the last of the shortest prefix whose score reaches a share of what a repair
+    passes below (found by bisection). Its first token, in every spelling, is banned for the rest of
+    the completion. After `holds` words the least toxic repair below the threshold is accepted; if
+    there is none, another strategy takes over, from the prompt itself.
 
     Related: token-wise rejection sampling with backtracking (Botta et al. 2025, arXiv 2502.12123),
     RAIN (Li et al. 2023, arXiv 2309.07124) and word filters (Gehman et al. 2020).
