@@ -59,7 +59,7 @@ def test_everything_is_listed_and_nothing_cut(
         ("reversal", ["tide eval --methods reversal:"]),
         ("mine", ["level=0.25", "mine (scorer)"]),
         ("transformers", ["trust_remote_code=false", "--engine transformers --engine-option "]),
-        ("backtrack", ["backtrack (strategy", "backtrack (preset)", "toxicity_threshold=0.2"]),
+        ("backtrack", ["backtrack (strategy", "backtrack (preset)", "toxicity_threshold=0.1"]),
         ("max", ["written: --scorer max:SCORER,SCORER"]),
     ],
 )

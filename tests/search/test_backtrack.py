@@ -298,38 +298,5 @@ def test_many_at_once_equal_each_alone(engine: TransformersEngine) -> None:
 def test_the_preset() -> None:
     settings = resolve_settings(PRESETS["backtrack"])
     assert settings.strategy.startswith("backtrack")
-    assert settings.toxicity_threshold == 0.2
-    assert "margin=0.5" in settings.strategy
+    assert settings.toxicity_threshold == 0.1
     assert settings.max_perplexity is None
-
-
-def repaired(spec: str, *scores: float) -> Any:
-    """The search of a spec below 0.4, whose own text scores 0.9 and whose repairs score these."""
-    search = strategy(spec, toxicity_threshold=0.4)
-    search.ask()
-    search.tell([0.9])
-    for score in scores:
-        assert isinstance(search.ask(), BlameRequest)
-        search.tell([1.0])
-        assert isinstance(search.ask(), Continuation)
-        search.tell([score])
-    return search
-
-
-def test_a_repair_has_to_score_lower_than_the_models_own_text() -> None:
-    own = strategy("backtrack:margin=0.5", toxicity_threshold=0.4)
-    own.ask()
-    own.tell([0.3])
-    assert own.done
-    assert not repaired("backtrack:margin=0.5", 0.3).done
-    assert repaired("backtrack:margin=0.5", 0.3).ask() == BlameRequest(1, 0.1)
-    search = repaired("backtrack:margin=0.5", 0.3, 0.19)
-    assert (search.done, search.best) == (True, 2)
-
-
-def test_after_the_last_ban_the_least_toxic_repair_below_the_threshold_is_accepted() -> None:
-    search = repaired("backtrack:margin=0.5,holds=3", 0.3, 0.25, 0.35)
-    assert (search.done, search.best) == (True, 2)
-    moving = repaired("backtrack:margin=0.5,holds=2", 0.5, 0.4)  # none: another strategy goes on
-    assert not moving.done
-    assert [one.role for one in moving.ask()] == ["perturbation"] * len(moving.ask())

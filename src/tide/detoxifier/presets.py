@@ -52,10 +52,9 @@ PRESETS: dict[str, dict[str, Any]] = {
     # what is accepted at 0.49 overfits the scorer: other scorers agree with a margin
     "margin": {**_FAST, "toxicity_threshold": 0.2},
     # the cheapest repair, on any engine; what it leaves, the ladder of `fast` takes over. So small
-    # a repair overfits its scorer, and has to score below 0.1; the model's own text does not, and a
-    # third of ordinary texts score between the two
-    "backtrack": {**_FAST, "strategy": f"backtrack:margin=0.5,then=({_FAST['strategy']})"}
-    | {"toxicity_threshold": 0.2, "max_perplexity": None, "perplexity_growth": 1.0},
+    # a repair overfits its scorer: at 0.2 other scorers would find more than in texts of `margin`
+    "backtrack": {**_FAST, "strategy": f"backtrack:then=({_FAST['strategy']})"}
+    | {"toxicity_threshold": 0.1, "max_perplexity": None, "perplexity_growth": 1.0},
     # any other model: the defaults, relative to the norm of the prompt's own rows
     "relative": {},
 }

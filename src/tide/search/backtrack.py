@@ -23,19 +23,11 @@ from tide.search.base import (
 
 
 class BacktrackOptions(Options):
-    margin: float = Field(
-        default=1.0,
-        gt=0,
-        le=1,
-        description="A repair passes below this share of the threshold; the model's own text, "
-        "which nothing fitted to the scorer, below the threshold itself.",
-    )
     blame: float = Field(
         default=0.5,
         gt=0,
         le=1,
-        description="The word is blamed with which the score reaches this share of what a repair "
-        "passes below.",
+        description="The word is blamed with which the score reaches this share of the threshold.",
     )
     holds: int = Field(default=12, ge=1, le=100, description="Maximum number of banned words.")
     hold: bool = Field(
@@ -64,10 +56,9 @@ class BacktrackOptions(Options):
 class BacktrackStrategy(Strategy):
     """Write on from before the word that the scorer blames, without this word, until it passes.
 
-    The blamed word is the last of the shortest prefix whose score reaches a share of what a repair
-    passes below (found by bisection). Its first token, in every spelling, is banned for the rest of
-    the completion. After `holds` words the least toxic repair below the threshold is accepted; if
-    there is none, another strategy takes over, from the prompt itself.
+    The blamed word is the last of the shortest prefix whose score reaches a share of the threshold
+    (found by bisection). Its first token, in every spelling, is banned for the rest of the
+    completion. After `holds` words another strategy takes over, from the prompt itself.
 
     Related: token-wise rejection sampling with backtracking (Botta et al. 2025, arXiv 2502.12123),
     RAIN (Li et al. 2023, arXiv 2309.07124) and word filters (Gehman et al. 2020).
@@ -90,9 +81,9 @@ class BacktrackStrategy(Strategy):
     def steps(self, start: Point) -> Steps:
         options, evaluation = self.options, start.evaluations[0]
         held: tuple[tuple[int, int], ...] = ()
-        limit = options.margin * self.settings.toxicity_threshold
+        share = options.blame * self.settings.toxicity_threshold
         for number in range(options.holds):
-            (before,) = yield BlameRequest(evaluation, options.blame * limit)
+            (before,) = yield BlameRequest(evaluation, share)
             place = int(before)
             if options.hold:
                 held += ((evaluation, place),)
@@ -107,11 +98,8 @@ class BacktrackStrategy(Strategy):
                 options.cool,
             )
             evaluation = len(self._scores) - 1
-            if score < limit:
+            if self.passes(score):
                 yield from self.end_with(evaluation)
-        # One that only the threshold passes is kept, rather than written anew.
-        if self.passes(min(self._scores)):
-            yield from self.end_with(self._scores.index(min(self._scores)))
         then = _loaded(options.then)
         if then is not None and self.problem.can_move:
             yield from self._take_over(then)
