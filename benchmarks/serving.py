@@ -113,6 +113,8 @@ def started(name: str, options: argparse.Namespace) -> Iterator[Server]:
     tide = [*TIDE, "--model", options.model, "--preset", options.preset]
     tide += ["--served-model-name", "bench"]
     ours = ["--scorer", options.scorer]
+    if options.toxicity_threshold is not None:
+        ours += ["--toxicity-threshold", str(options.toxicity_threshold)]
     if name == "vllm":
         with _vllm(options) as server:
             yield server
@@ -300,6 +302,7 @@ def main() -> None:
     parser.add_argument("--model", default="pocket")
     parser.add_argument("--scorer", default="pocket")
     parser.add_argument("--preset", default="backtrack")
+    parser.add_argument("--toxicity-threshold", type=float, help="without it, the preset's")
     parser.add_argument("--dtype", default="float32", help="what vLLM computes in")
     parser.add_argument(
         "--servers",

@@ -148,7 +148,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--threads", type=int, default=1, help="of the server")
     parser.add_argument("--seed", type=int, default=0)
-    parser.set_defaults(dtype="float32")
+    parser.set_defaults(dtype="float32", toxicity_threshold=None)
     options = parser.parse_args()
     if options.faults:
         options.scorer = f"{serving.__file__}:Failing"
