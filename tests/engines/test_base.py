@@ -14,7 +14,7 @@ from tests.worlds import scripted_engine
 from tide.core.chat import Chat
 from tide.core.errors import CompletionError, EngineError, InputError
 from tide.core.settings import Sampling
-from tide.engines import Engine
+from tide.engines import Engine, load_engine
 from tide.engines.base import Completion, Piece, Request
 from tide.evaluation.caching_engine import CachingEngine
 
@@ -177,3 +177,9 @@ def test_leaving_a_request_ends_what_writes_it(inside: bool) -> None:
 def test_a_request_that_cannot_be_written_is_its_own_fault(prompt: Any, problem: str) -> None:
     with Words() as engine, pytest.raises(CompletionError, match=problem):
         engine.complete([prompt], Sampling(max_new_tokens=20), [0])
+
+
+def test_an_engine_in_the_place_of_a_name_is_told_where_it_belongs() -> None:
+    engine: Any = scripted_engine()
+    with pytest.raises(InputError, match=r"^engine: must be a name, .*; give an engine as model$"):
+        load_engine(engine, "pocket")

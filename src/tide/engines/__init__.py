@@ -37,9 +37,13 @@ def load_engine(name: str, model: str | Path, **options: Any) -> Engine:
         **options: Options of the engine; `tide methods NAME` lists them.
 
     Raises:
-        InputError: The name or an option is unknown, or the class is not an engine.
+        InputError: `name` is not a string, it or an option is unknown, or the class is not an
+            engine.
         EngineError: The model cannot be loaded.
     """
+    if not isinstance(name, str):
+        what = type(name).__name__
+        raise InputError(f"engine: must be a name, not a {what}; give an engine as model")
     create = REGISTRY.load(name)
     known = inspect.signature(create).parameters
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in known.values())
