@@ -41,8 +41,9 @@ def load_engine(name: str, model: str | Path, **options: Any) -> Engine:
             engine.
         EngineError: The model cannot be loaded.
     """
-    if not isinstance(name, str):
-        what = type(name).__name__
+    given: Any = name  # callers may not check types
+    if not isinstance(given, str):
+        what = type(given).__name__
         raise InputError(f"engine: must be a name, not a {what}; give an engine as model")
     create = REGISTRY.load(name)
     known = inspect.signature(create).parameters
