@@ -21,6 +21,8 @@ TORCH ?= auto
 # Processes that share the tests; each takes about 1 GB.
 JOBS ?= 2
 BIN := $(VENV)/bin
+# Tests with verbs and environments of their own, which a marker of this one must not take in.
+HERE := not vllm and not llama_cpp and not docs and not clients
 
 .PHONY: demo test test-slow test-attacks test-docs site test-clients test-vllm test-llama-cpp mutate check clean
 .DELETE_ON_ERROR:
@@ -32,10 +34,10 @@ test: $(VENV)/.with-test
 	$(BIN)/python -m pytest -n $(JOBS)
 
 test-slow: $(VENV)/.with-test
-	$(BIN)/python -m pytest -m slow -n $(JOBS)
+	$(BIN)/python -m pytest -m 'slow and $(HERE)' -n $(JOBS)
 
 test-attacks: $(VENV)/.with-test
-	$(BIN)/python -m pytest --hypothesis-profile=long -m 'attack or slow' -n $(JOBS)
+	$(BIN)/python -m pytest --hypothesis-profile=long -m '(attack or slow) and $(HERE)' -n $(JOBS)
 
 test-docs: $(VENV)/.with-test $(VENV)/.with-docs
 	$(BIN)/python -m pytest -m docs tests/test_docs.py tests/test_site.py -n $(JOBS) --dist loadgroup
