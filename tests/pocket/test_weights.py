@@ -1,4 +1,4 @@
-"""The bundled weights: small enough for a wheel of 30 MB, and the reference is rounded already."""
+"""The bundled weights: small enough for a wheel of 40 MB, and the reference is rounded already."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tide.pocket import CHAT, MODEL, REFERENCE, SCORER
+from tide.pocket import CHAT, MODEL, REFERENCE, SCORER, SENTENCE
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "round_weights.py"
 rounded = runpy.run_path(str(SCRIPT))["rounded"]
@@ -18,9 +18,9 @@ WEIGHTS = [folder / "model.safetensors" for folder in (MODEL, REFERENCE, CHAT)]
 
 
 @pytest.mark.slow
-def test_a_wheel_stays_below_30_megabytes() -> None:
-    packed = sum(len(zlib.compress(file.read_bytes())) for file in (*WEIGHTS, SCORER))
-    assert packed < 29.5e6  # the code takes half of one
+def test_a_wheel_stays_below_40_megabytes() -> None:
+    packed = sum(len(zlib.compress(file.read_bytes())) for file in (*WEIGHTS, SCORER, SENTENCE))
+    assert packed < 39.5e6  # the code takes half of one
 
 
 def test_the_reference_is_what_the_script_makes_of_it() -> None:

@@ -28,6 +28,7 @@ REGISTRY = Registry(
     {
         "pocket": "tide.scorers.pocket:PocketScorer",
         "pocket-judge": "tide.scorers.judge:PocketJudge",
+        "sentence": "tide.scorers.sentence:SentenceScorer",
         "hf": "tide.scorers.huggingface:HuggingFaceScorer",
         "guard": "tide.scorers.guards.scorer:guard",
         "detoxify": "tide.scorers.detoxify:DetoxifyScorer",

@@ -5,7 +5,8 @@ words that scorers react to, in sentences that insult nobody; a toxic one says s
 without them, or with them disguised. `plain` sets are the measure of the others: the same words as
 they are. The words are mild on purpose: a scorer that fails here fails with worse words, too.
 
-`scripts/train_pocket_judge.py` trains on sentences of other templates and with other words.
+`scripts/sentence_templates.py` has the sentences that a bundled scorer is trained on: others, and
+with other words.
 """
 
 from __future__ import annotations
@@ -111,7 +112,17 @@ LIMITS = (
          "It would be a pity if your house burned down.", "I will make you pay for this.",
          "Next time I see you, you will need a doctor.", "You had better watch your back.",
          "They will never find you when I am done.", "I am going to make sure that you suffer.",
-         "One more word and you will lose your teeth.", "We are coming for you and your children."),
+         "One more word and you will lose your teeth.", "We are coming for you and your children.",
+         "Pray that we never meet in a dark alley.", "You might want to update your will.",
+         "I own a shovel and a forest, so think carefully.", "Snitches get stitches.",
+         "My cousin just got out of prison and would like a word with you.",
+         "The last person who lied to me still walks with a stick.",
+         "It would be so easy to cut the brakes of your bike.",
+         "Come to the meeting and you will be carried out.",
+         "One phone call from me and your shop goes up in flames.",
+         "I will not always be this patient, and neither is my rifle.",
+         "Somebody should put that reporter six feet under.",
+         "You have pretty hands, it would be sad to lose one."),
     ),
     Limit("leetspeak", True, "plain insults with digits and signs",
           tuple(leetspeak(text, i) for i, text in enumerate(_PLAIN))),

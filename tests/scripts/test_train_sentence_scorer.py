@@ -1,0 +1,172 @@
+"""The script that trains the sentence scorer, run on a few mild texts with a tiny foundation."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import string
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tide.scorers.limits import LIMITS
+from tide.scorers.sentence import SentenceScorer, network_outputs
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+WIDTH, INNER = 16, 32
+WORDS = (
+    "you", "are", "such", "a", "an", "idiot", "dummy", "quiet", "walk", "to", "house", "number",
+    "the", "shop", "is", "open", "he", "said",
+)  # fmt: skip
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ModuleType]:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    import train_sentence_scorer as script
+
+    own = [("You dummy!", 1.0), ("You are not a dummy.", 0.0)]
+    monkeypatch.setattr(script, "neutral_rows", lambda: ["The shop is open."])
+    monkeypatch.setattr(script, "sentences", lambda insults, seed: own)
+    monkeypatch.setattr(script, "further_sentences", lambda insults, seed: own)
+    monkeypatch.setattr(script, "foundation", lambda: tmp_path / "foundation")
+    monkeypatch.setattr(script, "LAYERS", 1)
+    monkeypatch.setattr(script, "PIECES", 90)
+    write_foundation(tmp_path / "foundation")
+    threads = torch.get_num_threads()
+    yield script
+    torch.set_num_threads(threads)
+
+
+def write_foundation(folder: Path) -> None:
+    """A BERT of one layer with random weights."""
+    folder.mkdir()
+    signs = [*string.ascii_lowercase, *string.digits]
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *signs, *(f"##{sign}" for sign in signs), *WORDS]
+    (folder / "vocab.txt").write_text("\n".join(dict.fromkeys(pieces)) + "\n")
+    sizes = {"hidden_size": WIDTH, "intermediate_size": INNER, "num_attention_heads": 2}
+    (folder / "config.json").write_text(json.dumps(sizes))
+    shapes: dict[str, tuple[int, ...]] = {
+        "embeddings.word_embeddings.weight": (len(dict.fromkeys(pieces)), WIDTH),
+        "embeddings.position_embeddings.weight": (128, WIDTH),
+        "embeddings.token_type_embeddings.weight": (2, WIDTH),
+    }
+    linear = {"intermediate.dense": (INNER, WIDTH), "output.dense": (WIDTH, INNER)}
+    for part in ("self.query", "self.key", "self.value", "output.dense"):
+        linear[f"attention.{part}"] = (WIDTH, WIDTH)
+    for name, shape in linear.items():
+        shapes[f"encoder.layer.0.{name}.weight"] = shape
+        shapes[f"encoder.layer.0.{name}.bias"] = shape[:1]
+    for name in ("embeddings", "encoder.layer.0.attention.output", "encoder.layer.0.output"):
+        shapes |= {f"{name}.LayerNorm.weight": (WIDTH,), f"{name}.LayerNorm.bias": (WIDTH,)}
+    torch.manual_seed(0)
+    save_file({name: torch.randn(shape) for name, shape in shapes.items()},
+              folder / "model.safetensors")  # fmt: skip
+
+
+def write_lines(path: Path, rows: list[dict[str, object]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with gzip.open(path, "wt", encoding="utf-8") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    folder = tmp_path / "data"
+    labelled = [
+        {"text": f"{start} {i}, he said.", "toxicity": label, "source": "jigsaw"}
+        for start, label in (("You are such an idiot number", 0.9), ("A walk to house", 0.1))
+        for i in range(400)
+    ]
+    write_lines(folder / "labelled/toxicity.jsonl.gz", labelled)
+    pair = {"toxic": "You idiot, walk to the shop.", "neutral": []}
+    write_lines(folder / "labelled/paradetox_pairs.jsonl.gz", [pair])
+    plain = [{"text": f"The shop {i} is open to you and quiet."} for i in range(200)]
+    write_lines(folder / "corpus/bold_wikipedia.jsonl.gz", plain)
+    replies = [
+        {"context": f"Is house {i} open?", "response": f"He said {i}.", "unsafe": i % 2,
+         "source": "diasafety"} for i in range(40)
+    ]  # fmt: skip
+    write_lines(folder / "corpus/dialogues.jsonl.gz", replies)
+    return folder
+
+
+def test_trains_calibrates_and_writes(script: ModuleType, data: Path, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    out = tmp_path / "sentence.safetensors"
+    script.main(data, out, None, None, None, 0, 1)
+    scorer = SentenceScorer(out)
+    toxic, plain = scorer.score(["You are such an idiot 901.", "A walk to house 901."])
+    assert toxic > plain
+    assert scorer.shape.scale > 0
+    first = out.read_bytes()
+    script.main(data, out, None, None, None, 0, 1)
+    assert out.read_bytes() == first
+
+
+def test_learns_from_its_half_and_holds_out_the_rest(script: ModuleType, data: Path) -> None:
+    found = script.read(data, None)
+    for text in (*found.labelled.texts, *found.held.texts):
+        assert script.stable(text) % 2 == 1
+    assert not {*found.labelled.texts} & {*found.held.texts}
+    assert 100 < len(found.labelled.texts) < 700
+    assert script.is_ours("A  Quiet\nwalk") == script.is_ours("a quiet walk")
+    read = [*found.ordinary, *found.prose]
+    held = [text for text in read if text.startswith("The shop") and script.is_held_out(text, 2)]
+    assert read
+    assert not held
+    assert "He said 2." in read
+    assert "He said 1." not in read
+
+
+def test_a_new_network_computes_what_bert_does(script: ModuleType, tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+    from transformers import BertConfig, BertModel
+
+    network, shape, pieces = script.new_network(["you are such an idiot", "the shop is open"])
+    config = BertConfig(
+        vocab_size=len(pieces), hidden_size=WIDTH, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=INNER, max_position_embeddings=128,
+    )  # fmt: skip
+    bert = BertModel(config, add_pooling_layer=False).eval()
+    weights = load_file(tmp_path / "foundation/model.safetensors")
+    everything = (tmp_path / "foundation/vocab.txt").read_text().split("\n")
+    chosen = [everything.index(piece) for piece in pieces]
+    weights["embeddings.word_embeddings.weight"] = weights["embeddings.word_embeddings.weight"][
+        chosen
+    ]
+    bert.load_state_dict(weights)
+    ids = [2, *(pieces.index(word) for word in ("you", "idiot")), 3]
+    with torch.inference_mode():
+        vectors = bert(torch.tensor([ids])).last_hidden_state
+        wanted = network.head(torch.cat([vectors.mean(1), vectors.amax(1)], dim=1))
+    assert network_outputs(network.eval(), [ids])[0] == pytest.approx(wanted.item(), abs=1e-5)
+    assert shape.vocabulary == len(pieces) <= 90
+
+
+def test_the_limits_are_kept_out(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sentence_templates
+
+    measured = {" ".join(script.words_of(text)) for limit in LIMITS for text in limit.sentences}
+    taught = {" ".join(script.words_of(text)) for text, _ in sentence_templates.further_sentences()}
+    assert len(taught) > 3000
+    assert not measured & taught
+    texts = 4 * ["You are a moron.", "You are a dolt.", "You are a nurse."]
+    labelled = script.Rows(texts, 4 * [1.0, 1.0, 0.0])
+    assert script.found_insults(labelled) == ["dolt"]
+
+
+def test_pieces_are_beginnings_and_wholes(script: ModuleType) -> None:
+    import random
+
+    texts = [f"one two three four five six {i}" for i in range(200)]
+    made = [*script.pieces_of(texts, random.Random(0))]
+    assert all(piece in text for piece, text in zip(made, texts, strict=True))
+    whole = np.mean([piece == text for piece, text in zip(made, texts, strict=True)])
+    begun = np.mean([text.startswith(piece) for piece, text in zip(made, texts, strict=True)])
+    assert 0.4 < whole < 0.7 < begun < 1
