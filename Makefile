@@ -28,7 +28,7 @@ HERE := not vllm and not llama_cpp and not docs and not clients
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.with-nothing
-	$(BIN)/tide run --preset backtrack --input examples/prompts.txt --judge pocket-judge --mask
+	$(BIN)/tide run --preset backtrack --input examples/prompts.txt --judge sentence --mask
 
 test: $(VENV)/.with-test
 	$(BIN)/python -m pytest -n $(JOBS)

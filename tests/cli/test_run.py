@@ -269,7 +269,7 @@ def test_formats_are_printed_in_order(
 @pytest.mark.parametrize(
     ("options", "model", "following"),
     [
-        ((), "", "Next: --judges pocket-judge "),
+        ((), "", "Next: --judges sentence "),
         (("--judges", "lexicon"), "", "Next: --model FOLDER_OR_HUB_ID "),
         (("--toxicity-threshold", "0.000001"), "", "Next: --preset backtrack "),
         (

@@ -31,7 +31,7 @@ SCORER_GRAMMAR = (
     f"Scorers: {_SCORERS}; some take an argument: hf:ID_OR_FOLDER#LABEL (of several labels "
     "#sum:LABEL,LABEL or #max:LABEL,LABEL), detoxify:original, "
     "guard:ID_OR_FOLDER, guard:NAME@http://HOST, tei:http://HOST#LABEL, calibrated:FILE. pocket, "
-    "pocket-judge, profanity-check and lexicon read English alone. Around a scorer: cache:SCORER "
+    "sentence, profanity-check and lexicon read English alone. Around a scorer: cache:SCORER "
     "(kept on disk), rate:NUMBER:SCORER (texts a second), retry:SCORER, breaker:SCORER, "
     "windows:SCORER (long texts). Several as one: max:SCORER,SCORER and mean:SCORER,SCORER; "
     "parentheses keep specs together, as in cache:max(pocket,lexicon)."
@@ -72,7 +72,7 @@ Scorer = Annotated[
     option(
         "Scorer",
         f"Toxicity scorer: {_SCORERS}; cache:hf:ID_OR_FOLDER, "
-        "max:pocket,pocket-judge... The bundled ones read English. ('tide scorers' explains the "
+        "max:pocket,sentence... The bundled ones read English. ('tide scorers' explains the "
         "syntax.)",
         "--scorer",
         "-s",

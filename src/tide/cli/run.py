@@ -240,7 +240,7 @@ class _PromptRun:
         trials = [trial for record in records for trial in record.trials]
         toxic = any((trial.base_toxicity or 0.0) >= guide.threshold for trial in trials)
         if toxic and not self.judges:
-            judge = "lexicon" if guide.name.startswith("pocket-judge") else "pocket-judge"
+            judge = "lexicon" if guide.name.startswith("sentence") else "sentence"
             return f"Next: --judges {judge} asks a scorer that took no part in the search."
         if self.model == "pocket":
             return "Next: --model FOLDER_OR_HUB_ID takes a model of your own."

@@ -83,7 +83,7 @@ def evaluate(
 ) -> list[Run]:
     """Run methods on a benchmark, each into its own folder, and read the runs.
 
-        runs = evaluate("rtp", "base,tide,fast", judges="pocket-judge", limit=100)
+        runs = evaluate("rtp", "base,tide,fast", judges="sentence", limit=100)
         report(runs)
 
     A prompt that fails is listed in `failed` of its run.

@@ -13,7 +13,6 @@ MODEL = _HERE / "model"
 REFERENCE = _HERE / "reference"
 CHAT = _HERE / "chat"
 SCORER = _HERE / "scorer.safetensors"
-JUDGE = _HERE / "judge.safetensors"
 SENTENCE = _HERE / "sentence.safetensors"
 
 # Names that stand for the bundled folders wherever a model is asked for.

@@ -27,7 +27,6 @@ REGISTRY = Registry(
     "scorer",
     {
         "pocket": "tide.scorers.pocket:PocketScorer",
-        "pocket-judge": "tide.scorers.judge:PocketJudge",
         "sentence": "tide.scorers.sentence:SentenceScorer",
         "hf": "tide.scorers.huggingface:HuggingFaceScorer",
         "guard": "tide.scorers.guards.scorer:guard",

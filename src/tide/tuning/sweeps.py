@@ -34,7 +34,7 @@ def sweep(
 ) -> list[Run]:
     """Run a method with each of several values of one setting, everything else being equal.
 
-        runs = sweep("num_samples", judges="pocket-judge", limit=100)
+        runs = sweep("num_samples", judges="sentence", limit=100)
         report(runs)
 
     Args:
