@@ -91,9 +91,7 @@ TO_JUDGE = 4000  # beginnings of toxic texts
 CALIBRATION_SOURCES = ("jigsaw", "toxic_spans")
 LEAST = 3  # how often the labelled texts must use an insult
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
-_INSULT = re.compile(
-    r"\b(?:you|you're|he|he's|she|she's|they|what|such|is|are|fucking|stupid) an? ([a-z]{3,})\b"
-)
+_INSULT = re.compile(r"\b(?:you|you're|he|he's|she|she's|they|what|such|is|are) an? ([a-z]{3,})\b")
 console = Console()
 
 
