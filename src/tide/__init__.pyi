@@ -14,7 +14,6 @@ from .core.errors import ScorerUnavailableError as ScorerUnavailableError
 from .core.errors import StrategyError as StrategyError
 from .core.errors import TideError as TideError
 from .core.errors import UnresolvedError as UnresolvedError
-from .core.results import Block as Block
 from .core.results import Result as Result
 from .core.results import ScoredCompletion as ScoredCompletion
 from .core.results import Trial as Trial

@@ -104,8 +104,6 @@ def test_a_long_answer_has_the_largest_of_its_parts(bad: Any) -> None:
     assert trial.accepted
     whole = len(trial.text) / 1000
     assert trial.returned.attributes == {"threat": 0.0, "insult": pytest.approx(whole)}
-    for block in trial.blocks:
-        assert block.returned.attributes["threat"] == 0.0
     if bad is third:
         assert trial.base.attributes["threat"] == 1.0
 

@@ -19,7 +19,7 @@ from tide.evaluation import Benchmark, Run, evaluate, report
 from tide.evaluation.metrics import summarize
 
 PROMPTS = ["once upon a time", "an other tale here", "and again a time", "so it is told"]
-_BLOCKS = ["block_tokens", "block_context", "draft_tokens"]
+_BLOCKS = ["block_tokens", "block_context"]
 COMMON: dict[str, Any] = {k: v for k, v in SETTINGS.items() if k != "strategy"}
 
 
@@ -47,27 +47,22 @@ def timeless(folder: Path) -> list[dict[str, Any]]:
     return [one.model_dump(exclude=_EXCLUDED) for one in records]
 
 
-def test_records_hold_the_blocks(tmp_path: Path) -> None:
+def test_records_hold_the_searches_of_blocks(tmp_path: Path) -> None:
     base, blocks, whole = run(tmp_path)
     detox = Detoxifier(Storyteller(third), scorer=Reader(), settings=None, **SETTINGS)
     for record in blocks.records:
         trial = detox(record.prompt, empty_policy="zero").best
         (made,) = record.trials
-        entries = made.blocks or []
-        assert [one.text for one in entries] == [block.text for block in trial.blocks]
-        assert made.evaluations == trial.evaluations == sum(len(b.trace) for b in entries)
+        assert made.evaluations == trial.evaluations == len(made.trace or [])
         assert made.generated_tokens == trial.generated_tokens
-        assert made.drafted_tokens == trial.drafted_tokens
         assert made.forward_tokens == trial.generated_tokens + trial.read_tokens
-        assert made.whole_toxicity == trial.whole_toxicity
-        assert made.base_text == text("Good0", "Good1") + " Bad2 w1 w2 w3"
-        first, last = made.steps or []
+        assert made.base_text == text("Good0", "Good1", "Bad2")
+        first, *_, last = made.steps or []
         assert (first.text, last.text) == (trial.base.text, trial.text)
         assert from_columns(json.loads(record.to_json())) == record
     for record in base.records:
-        assert record.trials[0].blocks is None
         assert "Bad2" in record.trials[0].text
-    assert all(record.trials[0].blocks is None for record in whole.records)
+    assert all(record.trials[0].accepted for record in whole.records)
 
 
 def test_a_run_in_blocks_resumes(tmp_path: Path) -> None:
@@ -106,7 +101,7 @@ def test_clean_answers_have_not_moved(tmp_path: Path) -> None:
     result = Detoxifier(Storyteller(lambda *_: False), scorer=Reader(), **SETTINGS)(PROMPTS[0])
     record = to_record(0, result)
     assert len(record.trials[0].steps or []) == 1
-    assert record.trials[0].evaluations == 6
+    assert record.trials[0].evaluations == 1
 
 
 def test_runs_of_short_answers_are_those_of_earlier_versions(tmp_path: Path) -> None:

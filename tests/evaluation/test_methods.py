@@ -206,7 +206,7 @@ def test_base_completions_are_written_once() -> None:
 def test_options_that_earlier_versions_lacked_are_recorded_where_they_are_set() -> None:
     """At their defaults names and configurations are what they were, so that old runs go on."""
     runner = CachingEngine(scripted_engine()), ReadingScorer()
-    later = {"min_new_tokens", "stop", "repetition_penalty", "block_tokens", "draft_tokens"}
+    later = {"min_new_tokens", "stop", "repetition_penalty", "block_tokens"}
     protocol = load_protocol("tide")
     for spec in ("base", "tide", "resample:n=3"):
         method = load_method(spec, *runner, protocol, {"stop": ()})

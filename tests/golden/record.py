@@ -107,17 +107,11 @@ def described(result: Result) -> list[dict[str, Any]]:
 
 
 def _trial(trial: Trial) -> dict[str, Any]:
-    plain = trial.model_dump(exclude={"trace", "blocks", "decoded_prompt", "whole_toxicity"})
-    blocks = [
-        [block.context_tokens, block.rollbacks, block.chosen, [_evaluation(e) for e in block.trace]]
-        for block in trial.blocks
-    ]
+    plain = trial.model_dump(exclude={"trace", "decoded_prompt", "shown"})
     return {
         **plain,
-        "whole": None if trial.whole_toxicity is None else round(trial.whole_toxicity, 5),
         "text": _digest(trial.text),
         "trace": [_evaluation(one) for one in trial.trace],
-        "blocks": blocks,
     }
 
 

@@ -169,7 +169,7 @@ def test_further_trials_are_those_of_a_run_with_all_of_them() -> None:
 
 def test_deadlines_of_prompts() -> None:
     detox = Detoxifier(scripted_engine(), scorer=ReadingScorer(), deadline=1e-9)
-    with pytest.raises(DeadlineError, match="no completion was scored within 1e-09 s"):
+    with pytest.raises(DeadlineError, match="no text was scored within 1e-09 s"):
         detox(PROMPTS[0])
     whole = Detoxifier(scripted_engine(), scorer=ReadingScorer())(PROMPTS[0])
     assert detox(PROMPTS[0], deadline=3600.0) == whole

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.generated import examples
-from tide.runtime.blocks import LEAST, WHERE_NONE, blamed, first_end, last_end, last_word
+from tide.runtime.blocks import LEAST, WHERE_NONE, blamed, first_end, last_end
 
 WORDS = [f" w{i}" for i in range(200)]
 
@@ -58,11 +58,6 @@ def test_what_was_cut_off_ends_with_its_last_sentence() -> None:
     assert last_end(WORDS[:9]) == 9
     assert last_end([*WORDS[:9], "", ""]) == 9
     assert last_end([]) == 0
-
-
-def test_the_last_word_may_go_on() -> None:
-    assert last_word([" w", "o", " x", "y"]) == 2
-    assert last_word(["w", "o"]) == last_word([" w"]) == last_word([]) == 0
 
 
 pieces_of_text = st.lists(

@@ -152,7 +152,7 @@ def test_texts_are_scored_behind_their_context_and_in_their_shape() -> None:
         return type(completion)(completion.text[:12], completion.token_ids[:1], "length")
 
     def make(scoring: Scoring) -> list[Search]:
-        return [search(engine, scoring, PROMPTS[0], context="before it, ", shape=short)]
+        return [search(engine, scoring, PROMPTS[0], context=["before it, "], shape=short)]
 
     (made,), _ = outcomes(engine, scorer, make)
     sent = {text for batch in scorer.batches for text in batch}
@@ -428,7 +428,7 @@ def test_which_rows_move(
         # Of every five texts one fails, whatever it says.
         scorer=lambda texts: [0.9 if sum(map(ord, text)) % 5 == 0 else 0.1 for text in texts],
         strategy="ladder", num_samples=2, temperature=1.0, max_new_tokens=40, block_tokens=10,
-        min_new_tokens=40, perturb=perturb, draft_tokens=64,
+        min_new_tokens=40, perturb=perturb,
     )  # fmt: skip
     for seed in range(8):
         stream = detox.stream(chat, seed=seed)

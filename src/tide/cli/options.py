@@ -42,7 +42,7 @@ _CHOICES = {
     "('tide methods NAME' lists the options of one)."
 }
 _PANELS = {
-    **dict.fromkeys(("block_tokens", "block_context", "draft_tokens"), "Long answers"),
+    **dict.fromkeys(("block_tokens", "block_context"), "Long answers"),
     "on_unresolved": "Output",
 }
 

@@ -199,20 +199,14 @@ class Settings(Sampling):
         default=64,
         ge=0,
         le=4096,
-        description="Longest block, in tokens: longer answers are written in blocks, each "
-        "accepted before the next; 0: search answers as a whole.",
+        description="Longest block, in tokens: a strategy that moves the prompt writes longer "
+        "answers in blocks, each accepted before the next; 0: search answers as a whole.",
     )
     block_context: int = Field(
         default=50,
         ge=0,
         le=100_000,
-        description="Answer tokens before a block that are scored with it.",
-    )
-    draft_tokens: int = Field(
-        default=24,
-        ge=1,
-        le=4096,
-        description="Tokens per draft chunk; each is written while the previous one is scored.",
+        description="Answer tokens before what is new that are scored with it.",
     )
 
     @field_validator("perturb")
@@ -279,4 +273,3 @@ class Overrides(TypedDict, total=False):
     decode: bool
     block_tokens: int
     block_context: int
-    draft_tokens: int

@@ -17,7 +17,7 @@ from pydantic import (
 from pydantic_core import to_json
 
 from tide.core.chat import Message
-from tide.core.results import Block, Result, Role, Score, Trial
+from tide.core.results import Result, Role, Score, Trial
 
 RecordId = int | str
 # Sums and squares of these are finite, too.
@@ -58,18 +58,6 @@ class Step(_Frozen):
     toxicity: Score
 
 
-class BlockEntry(_Frozen):
-    """A block of an answer; see `tide.Block`. trace: as those of a record."""
-
-    text: str
-    toxicity: Score
-    num_tokens: _Count
-    context_tokens: _Count
-    rollbacks: _Count
-    chosen: _Count
-    trace: list[TraceEntry] = Field(min_length=1)
-
-
 class Likelihood(_Frozen):
     """Of a completion, under a reference model.
 
@@ -88,9 +76,7 @@ class TrialRecord(_Frozen):
     scorer says beside `toxicity` (threat, insult...), if it says more of one. changed_tokens,
     decoded_prompt: of an accepted point, as a `tide.Trial` has them.
     steps: what a search would return if it were cut off, from its first evaluation to the one that
-    is returned or withheld. trace: all evaluations. blocks: of an answer that was written in
-    blocks, whose trace holds the whole answer as drafted and as returned, and whose evaluations are
-    those of all blocks. whole_toxicity: of it as a whole; None where a block had failed.
+    is returned or withheld. trace: all evaluations.
     judge_scores: by judge, of the completion as it was before it was withheld. step_judge_scores:
     by judge, of each step. judge_attributes: by judge and attribute (threat, insult...), for judges
     that have some; none of a completion that was too short to be scored.
@@ -121,7 +107,6 @@ class TrialRecord(_Frozen):
     rounds: _Count | None = None
     num_tokens: _Count | None = None
     generated_tokens: _Count | None = None
-    drafted_tokens: _Count | None = None
     forward_tokens: _Count | None = None
     scorer_calls: _Count | None = None
     likelihood_calls: _Count | None = None
@@ -129,8 +114,6 @@ class TrialRecord(_Frozen):
     base_toxicity: Score | None = None
     trace: Annotated[list[TraceEntry], Field(min_length=1)] | None = None
     steps: Annotated[list[Step], Field(min_length=1)] | None = None
-    blocks: Annotated[list[BlockEntry], Field(min_length=1)] | None = None
-    whole_toxicity: Score | None = None
     judge_scores: dict[str, Score] = {}
     step_judge_scores: dict[str, list[Score]] = {}
     judge_attributes: dict[str, dict[str, Score | None]] = {}
@@ -244,13 +227,6 @@ def to_record(
 
 
 def _trial(trial: Trial, forward_tokens: int | None) -> TrialRecord:
-    in_blocks: dict[str, Any] = {}
-    if trial.blocks:
-        in_blocks = {
-            "blocks": [_block(block) for block in trial.blocks],
-            "whole_toxicity": trial.whole_toxicity,
-            "drafted_tokens": trial.drafted_tokens,
-        }
     return TrialRecord(
         number=trial.number,
         text=trial.text,
@@ -275,23 +251,10 @@ def _trial(trial: Trial, forward_tokens: int | None) -> TrialRecord:
         base_toxicity=trial.base.toxicity,
         trace=_trace(trial),
         steps=_steps(trial),
-        **in_blocks,
     )
 
 
-def _block(block: Block) -> BlockEntry:
-    return BlockEntry(
-        text=block.text,
-        toxicity=block.toxicity,
-        num_tokens=block.num_tokens,
-        context_tokens=block.context_tokens,
-        rollbacks=block.rollbacks,
-        chosen=block.chosen,
-        trace=_trace(block),
-    )
-
-
-def _trace(of: Trial | Block) -> list[TraceEntry]:
+def _trace(of: Trial) -> list[TraceEntry]:
     return [
         (e.round, e.iteration, e.role, e.toxicity, round(e.cosine, 6), round(e.displacement, 6))
         for e in of.trace
@@ -307,9 +270,7 @@ def _steps(trial: Trial) -> list[Step]:
         if trace[number].toxicity < trace[least[-1]].toxicity:
             least.append(number)
     ends = [(number + 1, number) for number in least]
-    if trial.blocks:  # as drafted, after at least one evaluation; as returned, after all of them
-        ends = [(1, 0), (trial.evaluations, trial.chosen)][-len(trace) :]
-    elif least[-1] != trial.chosen:
+    if least[-1] != trial.chosen:
         ends = [*(end for end in ends if end[0] < spent), (spent, trial.chosen)]
     return [
         Step(evaluations=count, text=trace[number].text, toxicity=trace[number].toxicity)

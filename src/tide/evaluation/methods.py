@@ -47,7 +47,7 @@ _GUESSES = {
 # Settings that hold for methods without a search too.
 _OF_ALL = (*Sampling.model_fields, "num_trials", "seed", "empty_policy")
 # Settings that earlier versions did not have, and that are recorded where they do something.
-_OF_BLOCKS = {"block_tokens", "block_context", "draft_tokens"}
+_OF_BLOCKS = {"block_tokens", "block_context"}
 _LATER = {"min_new_tokens", "stop", "repetition_penalty"}
 _LATER_OPTIONS = {"unresolved", "baseline", "redraw", "test_prompt"}
 # A scale that the other one of its pair replaces is not a setting of its own.
@@ -55,8 +55,7 @@ _SCALES = ("mu", "mu_relative", "step_size", "step_relative")
 # What a record says of a search, and means nothing where there was none.
 _OF_A_SEARCH = (
     *("accepted", "refused", "iterations", "cosine", "displacement", "trace", "steps"),
-    *("base_text", "base_toxicity", "blocks", "whole_toxicity", "drafted_tokens"),
-    *("changed_tokens", "decoded_prompt"),
+    *("base_text", "base_toxicity", "changed_tokens", "decoded_prompt"),
 )
 # What decides nothing of what is written.
 _WITHOUT_EFFECT = {"num_trials", "decode"}

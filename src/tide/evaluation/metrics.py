@@ -372,8 +372,6 @@ def _moved(run: Run, kept: Sequence[TrialRecord]) -> list[TrialRecord]:
     def was_moved(trial: TrialRecord) -> bool:
         if trial.base_text is None:
             return False
-        if trial.blocks is not None:  # such an answer takes an evaluation for each block
-            return len(trial.trace or ()) > 1
         return trial.evaluations is not None and trial.evaluations > int(first)
 
     return [trial for trial in kept if was_moved(trial)]

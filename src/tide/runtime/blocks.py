@@ -1,4 +1,4 @@
-"""Where the blocks of an answer end (at sentence ends), and its words; which word is toxic."""
+"""Where the sentences and words of an answer begin and end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def first_end(
     for end in _ends(pieces, ended):
         if end > most:
             break
-        if end >= least and not _begins(stop, pieces[:end]):
+        if end >= least and not maybe_stops(stop, pieces[:end]):
             return end
     if len(pieces) <= most:
         return len(pieces) if ended else None
@@ -39,7 +39,7 @@ def first_end(
     later = range(around[0] + 1, len(pieces) + ended if stop else 0)
     whole = [end for end in chain(around, later) if _is_whole(pieces[end - 1])]
     for end in chain(words, whole):
-        if not _begins(stop, pieces[:end]):
+        if not maybe_stops(stop, pieces[:end]):
             return end
     if stop:
         return len(pieces) if ended else None
@@ -51,7 +51,7 @@ def last_end(pieces: Sequence[str], stop: Sequence[str] = ()) -> int:
     least = min(LEAST, len(pieces))
     ends = [end for end in _ends(pieces, True) if end >= least]
     for end in chain(reversed(ends), range(len(pieces), 0, -1)):
-        if _is_whole(pieces[end - 1]) and not _begins(stop, pieces[:end]):
+        if _is_whole(pieces[end - 1]) and not maybe_stops(stop, pieces[:end]):
             return end
     return len(pieces)
 
@@ -60,11 +60,6 @@ def begins_word(piece: str) -> bool:
     """Whether a word begins with this token: after a space, or in a script that writes none."""
     first = piece[:1]
     return first.isspace() or unicodedata.category(first or "a") == "Lo"
-
-
-def last_word(pieces: Sequence[str]) -> int:
-    """Number of tokens before the last that begins a word."""
-    return max((end for end, piece in enumerate(pieces) if piece[:1].isspace()), default=0)
 
 
 async def blamed(
@@ -107,6 +102,7 @@ def _is_whole(piece: str) -> bool:
     return piece != "" and not piece.endswith(HALF)
 
 
-def _begins(stop: Sequence[str], pieces: Sequence[str]) -> bool:
+def maybe_stops(stop: Sequence[str], pieces: Sequence[str]) -> bool:
+    """Whether a stop string may begin at the end of the pieces."""
     text = "".join(pieces) if stop else ""
     return any(text.endswith(one[:count]) for one in stop for count in range(1, len(one)))

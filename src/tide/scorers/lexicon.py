@@ -28,6 +28,8 @@ class LexiconScorer(PlainScorer):
     InputError for a file that cannot be read or holds no words.
     """
 
+    pace = "word"
+
     def __init__(self, path: str = "") -> None:
         try:
             if path:

@@ -213,21 +213,10 @@ class Serving:
     def _told(self, result: Result, call: Call, length: int, traces: bool) -> dict[str, Any]:
         """What a completion cost, and how it ended. length: of the prompt, in tokens."""
         best, settings = result.best, self._detox.settings
-        parts = best.blocks or (best,)
         is_base = best.accepted and best.base.text == best.text
         evaluations = [
-            {**one.model_dump(exclude={"cosine"}), "returned": number == part.chosen}
-            for part in parts
-            for number, one in enumerate(part.trace)
-        ]
-        blocks = [
-            {
-                "characters": len(block.text),
-                "toxicity": block.toxicity,
-                "evaluations": len(block.trace),
-                "rollbacks": block.rollbacks,
-            }
-            for block in best.blocks
+            {**one.model_dump(exclude={"cosine"}), "returned": number == best.chosen}
+            for number, one in enumerate(best.trace)
         ]
         return {
             "accepted": best.accepted,
@@ -241,7 +230,6 @@ class Serving:
             "scorer_calls": best.scorer_calls,
             "generated_tokens": best.generated_tokens,
             "seed": call.settings["seed"],
-            "blocks": blocks,
             # Without traces it is shown where it was accepted, too.
             **({"base": best.base.text} if traces or is_base else {}),
             **({"trace": evaluations} if traces else {}),
@@ -278,7 +266,7 @@ def given(trial: Trial) -> str:
 def tokens(trial: Trial) -> int:
     """Those of the text that leaves."""
     if trial.refused:
-        return sum(block.num_tokens for block in trial.blocks[: trial.streamed])
+        return trial.shown_tokens
     return trial.returned.num_tokens if trial.accepted else 0
 
 

@@ -32,6 +32,8 @@ class _LocalGuard(PlainScorer, ABC):
     start. From then on its answers are begun so, and the verdict is their first token.
     """
 
+    pace = "sentence"
+
     _tokenizer: Any
 
     def __init__(self, settings: GuardSettings) -> None:

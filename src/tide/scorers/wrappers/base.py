@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tide.scorers.base import Attributed, Floats, Scorer, ask_attributes, attributes_of
+from tide.scorers.base import Attributed, Floats, Scorer, ask_attributes, attributes_of, pace_of
 
 
 class Guard:
@@ -17,6 +17,7 @@ class Guard:
         self._scorer = scorer
         self.name = scorer.name
         self.threshold = scorer.threshold
+        self.pace = pace_of(scorer)
         self.attributes = attributes_of(scorer)
 
     def score(self, texts: Sequence[str]) -> Floats:

@@ -10,7 +10,12 @@ import numpy as np
 
 from tide.core.errors import InputError
 from tide.plugins.options import checked
-from tide.scorers.base import Attributed, Floats, Scorer, ask_attributes, attributes_of
+from tide.scorers.base import Attributed, Floats, Scorer, ask_attributes, attributes_of, pace_of
+
+
+def _tokens(pace: str) -> int:
+    """About how many tokens are written between two texts that are scored."""
+    return {"word": 1, "sentence": 32, "whole": 1 << 30}.get(pace) or int(pace)
 
 
 class _Ensemble:
@@ -33,6 +38,7 @@ class _Ensemble:
         self.name = f"{self.kind}:{','.join(scorer.name for scorer in scorers)}"
         self.attributes = tuple(dict.fromkeys(n for one in scorers for n in attributes_of(one)))
         self.threshold = self.threshold_of([scorer.threshold for scorer in scorers])
+        self.pace = max(map(pace_of, scorers), key=_tokens)
 
     def score(self, texts: Sequence[str]) -> Floats:
         return self.score_attributes(texts).values

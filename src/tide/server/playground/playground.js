@@ -286,15 +286,7 @@ function show() {
   }
   $("base-legend").hidden = !base.some((node) => node.localName === "mark");
   put($("base"), shown, base);
-  const characters = Array.from(text); // as the server counts them
-  const blocks = tide?.accepted ? tide.blocks : [];
-  const found = blocks.map((one) =>
-    piece(characters.splice(0, one.characters).join(""), "block", `toxicity ${one.toxicity.toFixed(2)}`));
-  put($("found"), shown, [...found, piece(characters.join(""), "")]);
-  $("legend").hidden = !blocks.length;
-  $("legend").textContent = blocks.length === 1
-    ? "Underlined: a block, scored before it was sent."
-    : `Underlined: ${blocks.length} blocks, each scored before it was sent; solid and dashed lines take turns.`;
+  put($("found"), shown, [piece(text, "")]);
   if (tide) search(tide, unmasked);
 }
 
