@@ -185,11 +185,12 @@ def test_a_word_that_was_held_back_stays_away_for_the_rest_of_an_answer(
 
     def word_of(refused: list[str], after: int) -> str:
         text = Detoxifier(engine, scorer=Refusing(*refused), **settings)(PROMPT).text.lower()
-        words = [one for one in text.split()[after:] if one.isalpha() and len(one) > 3]
-        return next(one for one in words if one not in refused)
+        before, words = text.split()[:after], text.split()[after:]
+        words = [one for one in words if one.isalpha() and len(one) > 2]
+        return next(one for one in words if one not in refused and one not in before)
 
     early = word_of([], 4)
-    words = [early, word_of([early], 12)]
+    words = [early, word_of([early], 6)]
     asked: list[Request] = []
     write = engine._write
     monkeypatch.setattr(engine, "_write", lambda one: (asked.append(one), write(one))[1])

@@ -29,6 +29,10 @@ from tide.search import REGISTRY
 pytestmark = pytest.mark.attack
 
 PROMPTS = ["once upon a time", "an other tale", "so"]
+STRATEGIES = [
+    *REGISTRY.names(),
+    *(f"backtrack:pace={pace},lag=1" for pace in ("word", "5", "whole")),
+]
 WORDS = ["a", "b.", "cc", "d!", "e", "ff", "g", "h?", "i", "j.", "kk", "l"]
 
 
@@ -79,12 +83,7 @@ class Oracle:
 
 overrides = st.fixed_dictionaries(
     {
-        "strategy": st.sampled_from(
-            [
-                *REGISTRY.names(),
-                *(f"backtrack:pace={pace},lag=1" for pace in ("word", "5", "whole")),
-            ]
-        ),
+        "strategy": st.sampled_from(STRATEGIES),
         "empty_policy": st.sampled_from(["unmodified", "zero", "score", "one"]),
         "toxicity_threshold": st.sampled_from([0.3, 0.5, 0.8]),
         "on_unresolved": st.sampled_from(["best", "refuse", "raise"]),

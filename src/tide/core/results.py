@@ -86,8 +86,8 @@ class Trial(BaseModel):
 
     While a text is watched, its trace holds what was written up to each rewind, and at the end what
     is returned. generated_tokens: all that the model wrote, for what is returned and for what was
-    thrown away. read_tokens: prompt and answer tokens prefilled for continuations; those in the KV
-        cache count once. 0 if every evaluation prefilled the prompt.
+    thrown away. read_tokens: prompt and answer tokens prefilled, also for likelihoods; those in
+    the KV cache count once. 0 if every evaluation prefilled the prompt.
     shown, shown_tokens: what a stream had given out of an answer that was then withheld.
     """
 
@@ -140,11 +140,13 @@ class Trial(BaseModel):
         return len(self.trace)
 
     def forward_tokens(self, prompt_tokens: int) -> int:
-        """Tokens through the model: every evaluation's own, and those of likelihoods on average.
+        """Tokens through the model. Where `read_tokens` is 0, likelihoods count on average.
 
         prompt_tokens: length of the prompt.
         """
-        read = self.read_tokens or prompt_tokens * self.evaluations
+        if self.read_tokens:
+            return self.generated_tokens + self.read_tokens
+        read = prompt_tokens * self.evaluations
         likelihoods = self.likelihood_calls / self.evaluations
         whole = sum(one.num_tokens for one in self.trace) + prompt_tokens * self.evaluations
         return self.generated_tokens + read + round(likelihoods * whole)

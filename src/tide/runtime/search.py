@@ -228,6 +228,8 @@ class Search:
                 pairs, priority=self.priority, prefix=self.start.prefix
             )
             values.update(zip(some, found, strict=True))
+            written = sum(len(ids) for _, ids in pairs)
+            self.read_tokens += written + self.start.read_tokens(len(some), first=False)
         if any(math.isnan(value) for value in values.values()):
             raise EngineError(f"engine {self.engine.name}: a likelihood is not a number")
         self.likelihood_calls += len(asked.evaluations)

@@ -136,7 +136,8 @@ class Watch:
         return None
 
     def _failure(self) -> Failure:
-        assert self._failed is not None and self._risen is not None
+        assert self._failed is not None
+        assert self._risen is not None
         words = (*word_ends(self.texts[: self._risen], self.passed), self._risen)
         return Failure(*self._failed, words)
 
