@@ -81,6 +81,12 @@ class DetoxifyScorer(PlainScorer):
     @torch.inference_mode()
     def _probabilities(self, texts: list[str]) -> Floats:
         """Of every output, shape (len(texts), outputs)."""
-        inputs = self._tokenizer(texts, return_tensors="pt", truncation=True, padding=True)
+        inputs = self._tokenizer(
+            texts,
+            return_tensors="pt",
+            truncation=True,
+            padding=True,
+            split_special_tokens=True,  # a text that holds "[SEP]" does not end there
+        )
         logits = self._model(**inputs.to(self._device))[0]
         return np.asarray(logits.double().sigmoid().cpu().numpy())
