@@ -16,6 +16,7 @@ import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from tide.core.errors import ScorerError
+from tide.core.sanitize import shown
 from tide.core.validation import unknown
 from tide.scorers.base import Scores, attributes_of, is_empty, score_groups
 from tide.server.guardrail import GuardrailRequest, Unread
@@ -165,7 +166,7 @@ class ScoringApi:
         try:
             texts = request.said()
         except Unread as error:
-            return {"action": "BLOCKED", "blocked_reason": str(error)}
+            return {"action": "BLOCKED", "blocked_reason": shown(str(error))}
         worst = max((await self._score(texts)).values.tolist(), default=0.0)
         if worst < self._scorer.threshold:
             return {"action": "NONE"}
