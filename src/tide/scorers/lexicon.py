@@ -42,10 +42,10 @@ class LexiconScorer(PlainScorer):
             raise InputError(f"scorer lexicon: {path}: holds no words")
         digest = hashlib.sha256("\n".join(words).encode()).hexdigest()[:8]
         self.name = f"lexicon@{digest}"
-        self._english = not path
+        self.languages = None if path else ("en",)
         self._listed = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, words))})(?!\w)")
 
     def score(self, texts: Sequence[str]) -> Floats:
-        if self._english:
+        if self.languages:
             warn_of_other_languages("lexicon", texts)
         return np.array([float(bool(self._listed.search(text.casefold()))) for text in texts])
