@@ -6,6 +6,7 @@ import codecs
 import gzip
 import os
 import socket
+import stat
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -118,10 +119,16 @@ def writing(path: Path) -> Iterator[Path]:
             raise InputError(f"{path}: cannot be written: it is a folder or a device, no file")
         real.parent.mkdir(parents=True, exist_ok=True)
         beside = real.with_name(f"{real.name}.lock")
-        holder = ""
-        with suppress(FileNotFoundError), beside.open(encoding="utf-8", errors="replace") as file:
+        with suppress(FileNotFoundError):
+            found = os.lstat(beside)
+            if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+                raise InputError(
+                    f"{path}: cannot be written: {beside} is a link or a folder; remove it"
+                )
+        # Says why where that is impossible; the lock would say that it is held.
+        with open(beside, "a+", encoding="utf-8", errors="replace", opener=no_link) as file:
+            file.seek(0)
             holder = file.read(200)
-        beside.touch()  # says why where that is impossible; the lock would say that it is held
         lock = FileLock(beside, is_singleton=True)
         try:
             lock.acquire(blocking=False)
@@ -132,14 +139,29 @@ def writing(path: Path) -> Iterator[Path]:
             ) from None
     try:
         if lock.lock_counter == 1:
-            with suppress(OSError):  # a full disk; who holds it is only for messages
-                beside.write_text(f"process {os.getpid()} on {socket.gethostname()}", "utf-8")
+            me = f"process {os.getpid()} on {socket.gethostname()}"
+            # A full disk: who holds it is only for messages.
+            with suppress(OSError), open(beside, "w", encoding="utf-8", opener=no_link) as file:
+                file.write(me)
         yield real
     finally:
         if lock.lock_counter == 1:
             with suppress(OSError):
                 beside.unlink()
         lock.release()
+
+
+def no_link(path: str, flags: int) -> int:
+    """Open what stands beside an output, and never what a link there leads to."""
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+
+
+def new_part(real: Path) -> Path:
+    """A new, empty file beside `real`, which is to take its place."""
+    part = real.with_name(f"{real.name}.part")
+    part.unlink(missing_ok=True)  # of a process that was killed, or a link of somebody else
+    part.open("xb").close()
+    return part
 
 
 @contextmanager
@@ -149,9 +171,9 @@ def replaced(path: Path) -> Iterator[IO[bytes]]:
     Raises InputError where that is impossible.
     """
     with writing(path) as real, reported(path, "written"):
-        unfinished = real.with_name(f"{real.name}.part")
+        unfinished = new_part(real)
         try:
-            with unfinished.open("wb") as file:
+            with open(unfinished, "wb", opener=no_link) as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
