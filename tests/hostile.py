@@ -162,8 +162,10 @@ CONTROL_TOKENS = (
 def texts_with(tokens: Sequence[str]) -> st.SearchStrategy[str]:
     """Texts that hold these tokens, parts of them and parts put together."""
     part = st.sampled_from(tokens).flatmap(
-        lambda token: st.integers(1, len(token)).map(lambda n: token[:n])
-        | st.integers(0, len(token) - 1).map(lambda n: token[n:])
+        lambda token: (
+            st.integers(1, len(token)).map(lambda n: token[:n])
+            | st.integers(0, len(token) - 1).map(lambda n: token[n:])
+        )
     )
     ordinary = st.sampled_from(["people are rude", " ", "\n\n", "<", ">", "[1]", "\u4eba", ""])
     pieces = st.sampled_from(tokens) | part | ordinary | st.text(max_size=3)

@@ -18,7 +18,7 @@ from tide.core.errors import InputError
 
 # Bytes. A record of a thousand long trials has a few million; a longer line is not ours,
 # and a gzipped file that unpacks to more is made to fill the memory.
-_LINE, _WHOLE, _UNPACKED = 1 << 26, 1 << 28, 1 << 32
+_LINE, _WHOLE, _UNPACKED, _SMALL = 1 << 26, 1 << 28, 1 << 32, 1 << 20
 
 
 @contextmanager
@@ -72,11 +72,23 @@ def read_lines(path: Path) -> Iterator[tuple[str, bytes]]:
 
 def read_whole(path: Path) -> bytes:
     """All of a file of at most 256 MiB, without a byte order mark."""
-    with opened(path) as file:
-        content = file.read(_WHOLE + 1)
+    content = _read(path, _WHOLE)
     if len(content) > _WHOLE:
         raise InputError(f"{path}: has more than {_WHOLE >> 20} MiB; use .jsonl for so much")
-    return without_mark(content)
+    return content
+
+
+def read_small(path: Path) -> bytes:
+    """All of a file of at most 1 MiB, such as settings, without a byte order mark."""
+    content = _read(path, _SMALL)
+    if len(content) > _SMALL:
+        raise InputError(f"{path}: has more than {_SMALL >> 20} MiB; no file that is meant has")
+    return content
+
+
+def _read(path: Path, most: int) -> bytes:
+    with opened(path) as file:
+        return without_mark(file.read(most + 1))
 
 
 def without_mark(content: bytes) -> bytes:

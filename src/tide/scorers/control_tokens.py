@@ -8,8 +8,11 @@ from collections.abc import Iterable
 from typing import Any
 
 # How control tokens are written: <|im_end|>, <start_of_turn>, <s>, <<SYS>>, </think>, [INST], ]~b].
-# A bracket with a word that another one of its kind ends, without a space. Citations ([1]) are none.
-_OPENING = re.compile(r"([<>＜＞])(?=[^\s<>＜＞]+[<>＜＞])|([\[\]])(?=[^\s\[\]\d][^\s\[\]]*[\[\]])")
+# A bracket, and a word without a space that another bracket ends. Citations ([1]) are none. Wide
+# brackets become narrow ones where a tokenizer normalises.
+_OPENING = re.compile(
+    r"[<>\uff1c\uff1e](?=[^\s<>\uff1c\uff1e]+[<>\uff1c\uff1e])|[\[\]](?=[^\s\[\]\d][^\s\[\]]*[\[\]])"
+)
 
 
 def break_up(text: str) -> str:

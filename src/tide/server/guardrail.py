@@ -1,7 +1,7 @@
 """Input of litellm's generic guardrail: every text of a request or response, or none.
 
-Text occurs anywhere: in `texts`, in messages, in names, ids and arguments of calls, in tools, and in
-fields that are not known here. All strings and all keys are read, also as they are without their
+Text occurs anywhere: in `texts`, in messages, in names, ids and arguments of calls, in tools, and
+in fields that are not known here. All strings and all keys are read, also as they are without their
 escapes, because arguments of calls are JSON inside of JSON. What cannot be read is blocked.
 """
 

@@ -39,7 +39,7 @@ class Guard(_LocalGuard):
         super().__init__(GuardSettings(model="none", format="llama-guard", **settings))
 
     def _load(self) -> Any:
-        return SimpleNamespace(get_text_config=lambda: SimpleNamespace())
+        return SimpleNamespace(get_text_config=SimpleNamespace)
 
     def _answers(self, prompts: Sequence[Sequence[int]], tokens: int) -> list[list[Place]]:
         return [[Place("safe", [("safe", 0.0)])] for _ in prompts]
