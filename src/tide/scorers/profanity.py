@@ -21,6 +21,7 @@ class ProfanityCheckScorer(PlainScorer):
     """Probability of profanity (English)."""
 
     pace = "word"
+    languages = ("en",)
 
     def __init__(self) -> None:
         self._package: Any = require("profanity_check", extra="profanity")
