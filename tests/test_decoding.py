@@ -12,7 +12,7 @@ from tests.evaluation.runs import changed, column, search_run
 from tests.worlds import PROMPTS as MORE
 from tests.worlds import ReadingScorer, scripted_engine
 from tide.cli.display import completions_table
-from tide.cli.masking import Masker
+from tide.evaluation.masking import Masker
 from tide.core.errors import EngineError
 from tide.core.results import Result, Trial
 from tide.data.records import to_record

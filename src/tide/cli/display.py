@@ -16,10 +16,11 @@ from tide.core.errors import InputError
 from tide.core.sanitize import visible
 from tide.data.files import refuse_inputs
 from tide.data.records import Record, TrialRecord, all_or_none
+from tide.evaluation.masking import Masker
 from tide.evaluation.progress import CleanConsole, bar_on
 
 if TYPE_CHECKING:
-    from tide.cli.masking import Marker, Masker
+    from tide.evaluation.masking import Marker
     from tide.scorers import Scorer
 
     Words = Masker | Marker
@@ -85,13 +86,12 @@ def completions_table(
     records: Sequence[Record],
     threshold: float,
     words: Words | None,
-    of_prompts: Masker | None = None,
 ) -> Table:
     """Prompt, completion before, completion after: a row a trial. records: of searches.
 
-    words: marks or masks what is toxic in completions. of_prompts: masks it in prompts.
+    words: marks what is toxic in completions, or masks it in prompts as well.
     """
-    as_shown = of_prompts or str
+    as_shown = words if isinstance(words, Masker) else str
     table = Table(show_lines=True)
     for name, ratio in (("prompt", 2), ("before", 3), ("after", 3)):
         table.add_column(name, ratio=ratio, overflow="fold")

@@ -22,7 +22,7 @@ from tide.cli.display import (
     on_one_line,
     summary_table,
 )
-from tide.cli.masking import Marker, Masker
+from tide.evaluation.masking import Marker, Masker
 from tide.core.errors import InputError, PromptRefusedError, TideError
 from tide.core.sanitize import visible
 from tide.data.files import writing
@@ -206,15 +206,13 @@ class _PromptRun:
             if records:
                 scorer = self.detoxifier.scorer
                 words = Masker(scorer) if mask else Marker(scorer) if OUTPUT.is_terminal else None
-                of_prompts = Masker.of_prompts(scorer) if mask else None
-                OUTPUT.print(completions_table(records, scorer.threshold, words, of_prompts))
+                OUTPUT.print(completions_table(records, scorer.threshold, words))
         self.summarize(records)
         self.hint(self._next(records))
 
     def print(self, shape: PrintFormat | None, mask: bool) -> None:
         """Completions, a line each as they finish, in the order of the prompts."""
-        scorer = self.detoxifier.scorer
-        masks = {"text": Masker(scorer), "prompt": Masker.of_prompts(scorer)} if mask else {}
+        masks = dict.fromkeys(("text", "prompt"), Masker(self.detoxifier.scorer)) if mask else {}
         for record in self._counted(self.records()):
             whole = record.to_columns()
             for one in [whole] if shape is PrintFormat.RECORDS else compact(record):

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from tide.cli import options
 from tide.cli.display import ERRORS, OUTPUT, on_one_line, refuse_existing, scored
-from tide.cli.masking import Masker
+from tide.evaluation.masking import Masker
 from tide.core.errors import InputError
 from tide.data.files import replaced, writing
 from tide.data.prompts import Row, read_rows

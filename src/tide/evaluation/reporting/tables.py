@@ -417,7 +417,7 @@ def to_html(table: Table) -> str:
 def to_rich(table: Table, width: int = 80) -> Group:
     """For a terminal: columns that do not fit into `width` go on below, after the first one."""
     console = Console(width=10 * width)
-    parts: list[RichTable] = []
+    parts = [_rich(table, [0], width)]
     columns: list[int] = []
     for number in range(1, len(table.columns)):
         wider = _rich(table, [0, *columns, number], width)
