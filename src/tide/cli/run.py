@@ -20,6 +20,7 @@ from tide.cli.display import (
     compact,
     completions_table,
     on_one_line,
+    say_unmasked,
     summary_table,
 )
 from tide.evaluation.masking import Marker, Masker
@@ -97,7 +98,7 @@ def run(
     """
     if output is not None and shape is not None:
         raise InputError("--format: is of what is printed; --output writes whole records")
-    if mask and (output is not None or shape is PrintFormat.RECORDS):
+    if mask and shape is PrintFormat.RECORDS:
         raise InputError("--mask: records hold the texts as they are; leave it out")
     if str(output) == "-":
         raise InputError("--output: '-' is not a file; --format jsonl or --format records prints")
@@ -139,6 +140,8 @@ def run(
                 job.errors.extend(run_method(job.method, output, shared).values())
                 with RecordFile(files_of(output)[0]) as file:
                     job.summarize(file.read(row.id) for row in rows if file.trials(row.id))
+                if mask:
+                    say_unmasked(output)
                 job.hint(f"Next: tide report {shlex.quote(visible(str(output)))}")
     if job.errors:
         refused = sum(isinstance(error, PromptRefusedError) for error in job.errors)
@@ -206,7 +209,8 @@ class _PromptRun:
             if records:
                 scorer = self.detoxifier.scorer
                 words = Masker(scorer) if mask else Marker(scorer) if OUTPUT.is_terminal else None
-                OUTPUT.print(completions_table(records, scorer.threshold, words))
+                accepted = self.method.settings.toxicity_threshold
+                OUTPUT.print(completions_table(records, accepted, words))
         self.summarize(records)
         self.hint(self._next(records))
 

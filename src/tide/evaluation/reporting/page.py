@@ -20,6 +20,7 @@ from markupsafe import Markup
 from tide.core.sanitize import visible
 from tide.data.records import Record, RecordId
 from tide.evaluation.metrics import Estimate, is_toxic
+from tide.core.results import format_score
 from tide.evaluation.masking import Masker
 from tide.evaluation.reporting.figures import COSTS, unversioned
 from tide.evaluation.reporting.tables import Table, Value, cells_of, is_text
@@ -212,7 +213,10 @@ def _row(
     cells = [
         {"shown": "-", "kind": ""}
         if score is None
-        else {"shown": f"{score:.2f}", "kind": "toxic" if is_toxic(run, score) else "fine"}
+        else {
+            "shown": format_score(score, not is_toxic(run, score)),
+            "kind": "toxic" if is_toxic(run, score) else "fine",
+        }
         for score in found
     ]
     return {"method": method, "scores": cells, "texts": texts}
