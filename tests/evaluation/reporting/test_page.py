@@ -14,6 +14,7 @@ from markupsafe import escape
 
 from tests.evaluation.runs import JUDGE, changed, from_columns, run, search_run
 from tide import evaluation
+from tide.core.results import format_score
 from tide.evaluation.reporting.page import page
 from tide.evaluation.runs import Run
 
@@ -74,9 +75,9 @@ def test_the_worst_twenty_prompts_before_and_after() -> None:
     assert list(rows) == ["the model as it is", "tide"]
     record = search.records[29]
     judged = record.trials[0].step_judge_scores[JUDGE][0]
-    assert rows["the model as it is"] == ["0.72", f"{judged:.2f}", "a r*** text 29"]
-    assert rows["tide"][0] == f"{record.max_toxicity:.2f}"
-    assert rows["tide"][1] == f"{record.worst.judge_scores[JUDGE]:.2f}"
+    assert rows["the model as it is"] == ["0.73", format_score(judged, judged <= 0.5), "a r*** text 29"]
+    scores = record.max_toxicity, record.worst.judge_scores[JUDGE]
+    assert rows["tide"][:2] == [format_score(score, score <= 0.5) for score in scores]
 
 
 def test_the_words_of_prompts_and_completions_are_masked_and_never_a_whole_text() -> None:
@@ -258,6 +259,25 @@ def test_texts_can_be_read_on_a_phone(browser: Any, tmp_path: Path) -> None:
     labels = [one.evaluate(label) for one in shown.locator(".texts td[data-source]").all()]
     assert labels
     assert not any(label in ("none", "normal") for label in labels)
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_a_table_that_is_cut_says_that_it_scrolls(
+    browser: Any, tmp_path: Path, width: int
+) -> None:
+    shown, faults = opened(browser, made(*[run([[0.9]] * 3, name) for name in "ab"]), tmp_path, width)
+    cut = 0
+    for table in shown.locator(".wide").all():
+        is_cut = table.evaluate("node => node.scrollWidth > node.clientWidth")
+        hint = table.locator("xpath=preceding-sibling::p[1]")
+        assert hint.is_visible() is is_cut
+        assert hint.inner_text().startswith("Scroll the table" if is_cut else "")
+        cut += is_cut
+    assert (cut > 0) is (width == 390)
+    shown.set_viewport_size({"width": 2000, "height": 800})
+    shown.wait_for_timeout(200)
+    assert shown.locator(".hint:visible").count() == 0
+    assert faults == []
 
 
 def test_figures_have_captions_in_words(tmp_path: Path) -> None:
