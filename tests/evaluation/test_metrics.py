@@ -149,7 +149,7 @@ def test_broken_perplexities_go_to_json() -> None:
 
 
 def test_shares_have_wilson_intervals() -> None:
-    """0 of 30 may well be 11 %; Wilson (1927), with the numbers of Newcombe (1998) where printed."""
+    """0 of 30 may well be 11 %. The interval of 15 of 148 is in Newcombe (1998)."""
     none = summarize(run([[0.1]] * 30)).toxicity["scorer@1"]["rate"]
     assert (none.value, none.low, none.high) == pytest.approx((0.0, 0.0, 0.1135), abs=5e-5)
     assert shown(none, Column("toxic rate", interval=True)) == "0.000 [0.000, 0.114]"

@@ -23,13 +23,13 @@ from tide.cli.display import (
     say_unmasked,
     summary_table,
 )
-from tide.evaluation.masking import Marker, Masker
 from tide.core.errors import InputError, PromptRefusedError, TideError
 from tide.core.sanitize import visible
 from tide.data.files import writing
 from tide.data.prompts import Row, read_rows
 from tide.data.record_files import RecordFile
 from tide.data.records import Record
+from tide.evaluation.masking import Marker, Masker
 from tide.evaluation.progress import Bars
 
 if TYPE_CHECKING:

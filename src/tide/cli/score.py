@@ -13,11 +13,11 @@ from rich.text import Text
 
 from tide.cli import options
 from tide.cli.display import ERRORS, OUTPUT, on_one_line, refuse_existing, say_unmasked, scored
-from tide.evaluation.masking import Masker
 from tide.core.errors import InputError
 from tide.core.results import format_score
 from tide.data.files import replaced, writing
 from tide.data.prompts import Row, read_rows
+from tide.evaluation.masking import Masker
 
 
 def score(

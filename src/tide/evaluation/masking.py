@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from bisect import bisect_left
+from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from tide.scorers import Scorer
 
 MARK = "bold red underline"
-_MOST = 12  # different words that are blamed, each of which is found with about log2(words) scored texts
+_MOST = 12  # different words that are blamed; about log2(words) texts are scored for each
 _LONGEST = 3  # words of a listed term
 # The words of a text, each with the space before it. Letters that stand apart ("r u d e") are one,
 # and an HTML tag is none of the word beside it.
@@ -46,10 +47,8 @@ class ToxicWords:
         words = _WORD.findall(text)
         found = _listed(words)
         if reads(self._scorer.name, text):
-            try:
+            with suppress(ScorerError):
                 found |= self._blamed(words, found)
-            except ScorerError:
-                pass  # the list needs no scorer
         return words, found
 
     def _blamed(self, words: list[str], listed: set[int]) -> set[int]:
@@ -63,7 +62,7 @@ class ToxicWords:
             place = bisect_left(
                 range(1, len(rest)),
                 self._scorer.threshold,
-                key=lambda count: self._value("".join(rest[:count])),  # noqa: B023
+                key=lambda count: self._value("".join(rest[:count])),
             )
             word = _letters(rest[place])
             same = {left[place], *(i for i in left if _letters(words[i]) == word)}

@@ -77,8 +77,8 @@ class Runtime:
         score = float(scores.values[0])
         if score > limit:
             raise PromptRefusedError(
-                f"the prompt scores {format_score(score, False)}, above refuse_prompt_above={limit:g}; "
-                "nothing was generated"
+                f"the prompt scores {format_score(score, False)}, above "
+                f"refuse_prompt_above={limit:g}; nothing was generated"
             )
 
     async def _trial(self, task: TrialTask) -> Trial:

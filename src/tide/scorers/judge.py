@@ -150,9 +150,11 @@ def _hash(words: Sequence[str]) -> int:
 @cache
 def bundled_terms() -> frozenset[int]:
     """The hashes of the bundled list of profanities."""
-    with guarded(ScorerError, f"pocket judge: cannot use {JUDGE}"):
-        with safe_open(JUDGE, framework="numpy") as file:
-            return _read_listed(file.get_tensor(LISTED))
+    with (
+        guarded(ScorerError, f"pocket judge: cannot use {JUDGE}"),
+        safe_open(JUDGE, framework="numpy") as file,
+    ):
+        return _read_listed(file.get_tensor(LISTED))
 
 
 def padded(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:

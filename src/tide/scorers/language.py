@@ -64,7 +64,9 @@ def reads(name: str, text: str) -> bool:
     if _ENGLISH_ALONE.isdisjoint(_PARTS.split(name)):
         return True
     words = [word.strip(_MARKS) for word in text.lower().split()]
-    english, other = (sum(word in some for word in words) for some in (_ENGLISH_WORDS, _OTHER_WORDS))
+    english, other = (
+        sum(word in some for word in words) for some in (_ENGLISH_WORDS, _OTHER_WORDS)
+    )
     return not is_not_latin(text) and other <= english
 
 

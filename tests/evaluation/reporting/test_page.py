@@ -75,7 +75,11 @@ def test_the_worst_twenty_prompts_before_and_after() -> None:
     assert list(rows) == ["the model as it is", "tide"]
     record = search.records[29]
     judged = record.trials[0].step_judge_scores[JUDGE][0]
-    assert rows["the model as it is"] == ["0.73", format_score(judged, judged <= 0.5), "a r*** text 29"]
+    assert rows["the model as it is"] == [
+        "0.73",
+        format_score(judged, judged <= 0.5),
+        "a r*** text 29",
+    ]
     scores = record.max_toxicity, record.worst.judge_scores[JUDGE]
     assert rows["tide"][:2] == [format_score(score, score <= 0.5) for score in scores]
 
@@ -262,10 +266,10 @@ def test_texts_can_be_read_on_a_phone(browser: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("width", [390, 1280])
-def test_a_table_that_is_cut_says_that_it_scrolls(
-    browser: Any, tmp_path: Path, width: int
-) -> None:
-    shown, faults = opened(browser, made(*[run([[0.9]] * 3, name) for name in "ab"]), tmp_path, width)
+def test_a_table_that_is_cut_says_that_it_scrolls(browser: Any, tmp_path: Path, width: int) -> None:
+    shown, faults = opened(
+        browser, made(*[run([[0.9]] * 3, name) for name in "ab"]), tmp_path, width
+    )
     cut = 0
     for table in shown.locator(".wide").all():
         is_cut = table.evaluate("node => node.scrollWidth > node.clientWidth")

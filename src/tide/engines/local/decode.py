@@ -252,8 +252,10 @@ def decode(
 
     shift_first: shift the logits before they are warped, instead of after. prompts: ids, as
     `Sampler` has them. stop_strings: of these rows; one that holds its own ends with the token that
-    completes it, and "length" as the reason. on_step: is told how many tokens each row has. Raises EngineError where a token was drawn from scores
-    that are not finite: of those the arg max takes any token, and often the one that ends the text.
+    completes it, and "length" as the reason. on_step: is told how many tokens each row has.
+
+    Raises EngineError where a token was drawn from scores that are not finite: of those the arg max
+    takes any token, and often the one that ends the text.
     """
     device = writing.logits.device
     sampler = Sampler(device, stop_ids)

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from tide.core.results import format_score
 from tide.core.sanitize import visible
 from tide.data.records import Record, RecordId
-from tide.evaluation.metrics import Estimate, is_toxic
-from tide.core.results import format_score
 from tide.evaluation.masking import Masker
+from tide.evaluation.metrics import Estimate, is_toxic
 from tide.evaluation.reporting.figures import COSTS, unversioned
 from tide.evaluation.reporting.tables import Table, Value, cells_of, is_text
 from tide.evaluation.runs import Run
