@@ -159,6 +159,21 @@ def test_words_that_need_no_mask_are_shown(page: Any) -> None:
     assert shown == "one so? the r*** man" * 2
 
 
+def test_only_words_that_are_toxic_by_themselves_are_masked_among_several(page: Any) -> None:
+    shown = page.evaluate(
+        """async () => {
+            const { marked, parts } = await import("./words.js");
+            const one = (text) => /rude/.test(text) ? 0.9 : / dog$/.test(text) ? 0.6 : 0;
+            const score = async (texts) => texts.map(one);
+            const node = document.createElement("p");
+            const text = "<b>Rude</b>, rude, rude! His big dog";
+            node.append(...marked(await parts(text.toLowerCase(), 0.5, score), false));
+            return node.textContent;
+        }"""
+    )
+    assert shown == "<b>r***</b>, r***, r***! his big dog"
+
+
 def test_markup_of_a_model_is_text(page: Any) -> None:
     detoxify(page, "<img src=x onerror=alert(1)> a second one")
     assert page.locator("main img").count() == 0
