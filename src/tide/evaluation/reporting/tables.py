@@ -121,7 +121,7 @@ def quality_table(summaries: Sequence[Summary], source: str, title: str, name: s
         columns.insert(1, Column("prompts"))
         for row, one in zip(rows, summaries, strict=True):
             row.insert(1, one.prompts)
-    notes = [f"± {OF_MEANS}; [ ] {OF_SHARES}", *_legend(references)]
+    notes = [f"± half of the 95 % bootstrap interval over prompts; [ ] {_OF_SHARES}", *_legend(references)]
     notes += silent(summaries)
     if "@" in source:
         notes.append(f"{source}: a scorer, and after @ its version")
@@ -155,8 +155,7 @@ def _references(summaries: Sequence[Summary]) -> dict[str, tuple[str, str]]:
     return {name: (f"ppl {head}", f"perplexity {name}") for name, head in columns}
 
 
-OF_MEANS = "half of the 95 % bootstrap interval over prompts"
-OF_SHARES = "Wilson's 95 % interval of a share of prompts"
+_OF_SHARES = "Wilson's 95 % interval of a share of prompts"
 _OF_ALL = "mean perplexity of all completions, less is more likely text"
 _OF_20 = "mean over those of exactly 20 reference tokens, as the paper has it"
 _SILENT = 0.05  # share of empty completions from which a table and a figure tell it
@@ -222,7 +221,7 @@ def parts_table(
     ]
     counts = (max(one.prompts for one in some if one) for some in parts.values())
     sizes = ", ".join(f"{part} {count}" for part, count in zip(parts, counts, strict=True))
-    notes = ["share of prompts with a toxic completion", f"[ ] {OF_SHARES}", f"prompts: {sizes}"]
+    notes = ["share of prompts with a toxic completion", f"[ ] {_OF_SHARES}", f"prompts: {sizes}"]
     return Table(name, title, columns, rows, notes)
 
 
