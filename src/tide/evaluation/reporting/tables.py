@@ -121,7 +121,10 @@ def quality_table(summaries: Sequence[Summary], source: str, title: str, name: s
         columns.insert(1, Column("prompts"))
         for row, one in zip(rows, summaries, strict=True):
             row.insert(1, one.prompts)
-    notes = [f"± half of the 95 % bootstrap interval over prompts; [ ] {_OF_SHARES}", *_legend(references)]
+    notes = [
+        f"± half of the 95 % bootstrap interval over prompts; [ ] {_OF_SHARES}",
+        *_legend(references),
+    ]
     notes += silent(summaries)
     if "@" in source:
         notes.append(f"{source}: a scorer, and after @ its version")
