@@ -11,7 +11,7 @@ import anyio
 from tide.core.chat import Chat
 from tide.core.concurrency import gather
 from tide.core.errors import DeadlineError, InputError, PromptRefusedError
-from tide.core.results import Result, Trial
+from tide.core.results import Result, Trial, format_score
 from tide.core.settings import Settings
 from tide.engines.base import Engine, Prompt
 from tide.runtime.long_answer import LongAnswer
@@ -77,8 +77,8 @@ class Runtime:
         score = float(scores.values[0])
         if score > limit:
             raise PromptRefusedError(
-                f"the prompt scores {score:.2f}, above refuse_prompt_above={limit:g}; "
-                "nothing was generated"
+                f"the prompt scores {format_score(score, False)}, above "
+                f"refuse_prompt_above={limit:g}; nothing was generated"
             )
 
     async def _trial(self, task: TrialTask) -> Trial:
