@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.generated import examples
-from tide.runtime.blocks import LEAST, WHERE_NONE, blamed, first_end, last_end
+from tide.runtime.blocks import LEAST, WHERE_NONE, first_end, last_end
 
 WORDS = [f" w{i}" for i in range(200)]
 
@@ -86,17 +84,3 @@ def test_blocks_hold_everything_once_and_do_not_depend_on_chunks(
     filled = [piece or "x" for piece in pieces]
     early = cut(filled[:known], False)
     assert early == cut(filled, True)[: len(early)]
-
-
-@pytest.mark.parametrize("number", range(9))
-def test_it_is_the_first_word_with_which_the_level_is_reached(number: int) -> None:
-    """The level itself is reached, as a text that scores the threshold is not accepted."""
-    words = [f" w{i}" for i in range(9)]
-    asked: list[str] = []
-
-    async def score(text: str) -> float:
-        asked.append(text)
-        return 0.5 if words[number] in text else 0.4
-
-    assert asyncio.run(blamed(words, score, 0.5)) == number
-    assert len(asked) <= 4

@@ -13,13 +13,15 @@ from rich.table import Table
 from rich.text import Text
 
 from tide.core.errors import InputError
+from tide.core.results import format_score
 from tide.core.sanitize import visible
 from tide.data.files import refuse_inputs
 from tide.data.records import Record, TrialRecord, all_or_none
+from tide.evaluation.masking import Masker
 from tide.evaluation.progress import CleanConsole, bar_on
 
 if TYPE_CHECKING:
-    from tide.cli.masking import Marker, Masker
+    from tide.evaluation.masking import Marker
     from tide.scorers import Scorer
 
     Words = Masker | Marker
@@ -36,12 +38,13 @@ def on_one_line(text: str) -> str:
 
 
 def shown(text: str, toxicity: float, threshold: float, words: Words | None) -> Text:
-    """`text` after its score; `words` masks or marks those that carry the toxicity."""
-    colour = "red" if toxicity >= threshold else "green"
+    """`text` after its score, which is green below `threshold`; `words` masks or marks it."""
+    is_below = toxicity < threshold
     body = words(text) if words else text
     if isinstance(body, str):
         body = Text(on_one_line(body))
-    return Text.assemble((f"{toxicity:.2f} ", colour), body or "(empty)")
+    score = format_score(toxicity, is_below)
+    return Text.assemble((f"{score} ", "green" if is_below else "red"), body or "(empty)")
 
 
 def _completion(
@@ -81,17 +84,22 @@ def refuse_existing(
             raise InputError(f"{path}: exists; write to another file, or use --overwrite")
 
 
+def say_unmasked(output: Path) -> None:
+    """Say that a file is not masked, though `--mask` was given."""
+    said = f"{output}: holds the texts as they are; --mask masks only what is printed"
+    ERRORS.print(said, highlight=False, soft_wrap=True)
+
+
 def completions_table(
     records: Sequence[Record],
     threshold: float,
     words: Words | None,
-    of_prompts: Masker | None = None,
 ) -> Table:
     """Prompt, completion before, completion after: a row a trial. records: of searches.
 
-    words: marks or masks what is toxic in completions. of_prompts: masks it in prompts.
+    words: marks what is toxic in completions, or masks it in prompts as well.
     """
-    as_shown = of_prompts or str
+    as_shown = words if isinstance(words, Masker) else str
     table = Table(show_lines=True)
     for name, ratio in (("prompt", 2), ("before", 3), ("after", 3)):
         table.add_column(name, ratio=ratio, overflow="fold")

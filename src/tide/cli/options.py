@@ -161,7 +161,10 @@ RunsOut = Annotated[
 ]
 Overwrite = Annotated[bool, option("Output", "Overwrite the output.", "--overwrite")]
 Mask = Annotated[
-    bool, option("Output", "Mask toxic words, except for their first letters.", "--mask")
+    bool,
+    option(
+        "Output", "Mask toxic words in what is printed, except for their first letters.", "--mask"
+    ),
 ]
 Field = Annotated[str, option("Input", "Field or column that holds the text.")]
 IsChat = Annotated[

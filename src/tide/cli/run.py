@@ -20,15 +20,16 @@ from tide.cli.display import (
     compact,
     completions_table,
     on_one_line,
+    say_unmasked,
     summary_table,
 )
-from tide.cli.masking import Marker, Masker
 from tide.core.errors import InputError, PromptRefusedError, TideError
 from tide.core.sanitize import visible
 from tide.data.files import writing
 from tide.data.prompts import Row, read_rows
 from tide.data.record_files import RecordFile
 from tide.data.records import Record
+from tide.evaluation.masking import Marker, Masker
 from tide.evaluation.progress import Bars
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def run(
     """
     if output is not None and shape is not None:
         raise InputError("--format: is of what is printed; --output writes whole records")
-    if mask and (output is not None or shape is PrintFormat.RECORDS):
+    if mask and shape is PrintFormat.RECORDS:
         raise InputError("--mask: records hold the texts as they are; leave it out")
     if str(output) == "-":
         raise InputError("--output: '-' is not a file; --format jsonl or --format records prints")
@@ -139,6 +140,8 @@ def run(
                 job.errors.extend(run_method(job.method, output, shared).values())
                 with RecordFile(files_of(output)[0]) as file:
                     job.summarize(file.read(row.id) for row in rows if file.trials(row.id))
+                if mask:
+                    say_unmasked(output)
                 job.hint(f"Next: tide report {shlex.quote(visible(str(output)))}")
     if job.errors:
         refused = sum(isinstance(error, PromptRefusedError) for error in job.errors)
@@ -206,15 +209,14 @@ class _PromptRun:
             if records:
                 scorer = self.detoxifier.scorer
                 words = Masker(scorer) if mask else Marker(scorer) if OUTPUT.is_terminal else None
-                of_prompts = Masker.of_prompts(scorer) if mask else None
-                OUTPUT.print(completions_table(records, scorer.threshold, words, of_prompts))
+                accepted = self.method.settings.toxicity_threshold
+                OUTPUT.print(completions_table(records, accepted, words))
         self.summarize(records)
         self.hint(self._next(records))
 
     def print(self, shape: PrintFormat | None, mask: bool) -> None:
         """Completions, a line each as they finish, in the order of the prompts."""
-        scorer = self.detoxifier.scorer
-        masks = {"text": Masker(scorer), "prompt": Masker.of_prompts(scorer)} if mask else {}
+        masks = dict.fromkeys(("text", "prompt"), Masker(self.detoxifier.scorer)) if mask else {}
         for record in self._counted(self.records()):
             whole = record.to_columns()
             for one in [whole] if shape is PrintFormat.RECORDS else compact(record):

@@ -12,11 +12,12 @@ from rich.table import Table
 from rich.text import Text
 
 from tide.cli import options
-from tide.cli.display import ERRORS, OUTPUT, on_one_line, refuse_existing, scored
-from tide.cli.masking import Masker
+from tide.cli.display import ERRORS, OUTPUT, on_one_line, refuse_existing, say_unmasked, scored
 from tide.core.errors import InputError
+from tide.core.results import format_score
 from tide.data.files import replaced, writing
 from tide.data.prompts import Row, read_rows
+from tide.evaluation.masking import Masker
 
 
 def score(
@@ -57,6 +58,8 @@ def score(
                     record = {"id": row.id, "text": row.text, "scores": by_name}
                     file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
             ERRORS.print(f"{output}: {len(rows)} records")
+            if mask:
+                say_unmasked(output)
             return
     table = Table()
     table.add_column("text", overflow="fold")
@@ -68,5 +71,7 @@ def score(
         for masker in maskers:
             body = masker(body)
         body = on_one_line(body) or "(empty)"
-        table.add_row(Text(body), *(f"{values[i]:.3f}" for values in columns.values()))
+        found = [(scorer, columns[scorer.name][i]) for scorer in loaded]
+        scores = (format_score(score, score < one.threshold, digits=3) for one, score in found)
+        table.add_row(Text(body), *scores)
     OUTPUT.print(table)

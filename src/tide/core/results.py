@@ -7,6 +7,7 @@ round-trip, and equal results compare equal.
 from __future__ import annotations
 
 import re
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from html import escape
 from typing import Annotated, Literal
 
@@ -35,6 +36,12 @@ def mask(text: str) -> str:
         return word[:kept] + re.sub(r"\w", "*", word[kept:])
 
     return re.sub(r"\S+", masked, text)
+
+
+def format_score(score: float, is_below: bool, digits: int = 2) -> str:
+    """`score`, rounded away from its threshold: down if it is below, so 0.096 is not 0.10."""
+    towards = ROUND_FLOOR if is_below else ROUND_CEILING
+    return str(Decimal(repr(float(score))).quantize(Decimal(1).scaleb(-digits), towards))
 
 
 class ScoredCompletion(BaseModel):
@@ -206,8 +213,9 @@ class Result(BaseModel):
         best = self.best
         states = {"accepted": best.accepted, "refused": best.refused, "empty": best.empty}
         state = next((name for name, holds in states.items() if holds), "not accepted")
+        toxicity = format_score(self.toxicity, self.accepted, digits=3)
         trials = f", {len(self.trials)} trials" if len(self.trials) > 1 else ""
-        return f"Result({state}, toxicity {self.toxicity:.3f}{trials}: {text!r})"
+        return f"Result({state}, toxicity {toxicity}{trials}: {text!r})"
 
     __str__ = __repr__
 
@@ -241,7 +249,7 @@ def _html_text(text: str, trial: Trial, masked: bool, is_returned: bool) -> str:
     body = escape(text if accepted or not masked else mask(text)) or "<i>empty</i>"
     return (
         f'<div style="text-align:left;max-width:28em;white-space:pre-wrap">'
-        f'<b style="color:{colour}">{score:.2f}</b> {body}</div>'
+        f'<b style="color:{colour}">{format_score(score, accepted)}</b> {body}</div>'
     )
 
 

@@ -300,7 +300,7 @@ def _generate(method: Method, file: RecordFile, job: Job) -> Failed:
     job.progress.begin(method.name, count)
     try:
         for trials, rows in left.items():
-            for row, record in method.records(rows, trials):
+            for row, record in method.records(rows, trials, progress=job.progress):
                 if isinstance(record, TideError):
                     failed[row.id] = record
                     job.progress.failed(method.name, row.id, record)

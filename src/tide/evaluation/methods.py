@@ -25,6 +25,7 @@ from tide.detoxifier.presets import PRESETS, is_file, preset_values
 from tide.detoxifier.sync import Detoxifier, outcomes
 from tide.engines import Engine
 from tide.evaluation.caching_engine import CachingEngine
+from tide.evaluation.progress import Progress
 from tide.evaluation.protocols import EvaluationProtocol
 from tide.plugins.options import Options, format_value
 from tide.plugins.specs import format_spec, parse_spec
@@ -73,14 +74,48 @@ class Method(Protocol):
     settings: Settings
 
     def records(
-        self, rows: Sequence[Row], trials: Sequence[int], *, ordered: bool = False
+        self,
+        rows: Sequence[Row],
+        trials: Sequence[int],
+        *,
+        ordered: bool = False,
+        progress: Progress | None = None,
     ) -> Iterator[tuple[Row, Record | TideError]]:
         """The trials of these numbers of each row as it is finished, or why it has no record.
 
-        A row that fails does so alone. ordered: in the order of the rows.
+        A row that fails does so alone. ordered: in the order of the rows. progress: is told what is
+        written of rows that end together.
         Raises what concerns all rows: EngineError, ScorerUnavailableError, ScorerError.
         """
         ...
+
+
+class TimeShares:
+    """What each prompt of a run took: time is shared equally by the prompts that are under way."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock, self._last = clock, clock()
+        self._each = 0.0  # seconds that a prompt has got that was always under way
+        self._begun: dict[int, float] = {}
+
+    def begin(self, number: int, prompt: str | Chat) -> str | Chat:
+        self._share()
+        self._begun[number] = self._each
+        return prompt
+
+    def end(self, number: int) -> float:
+        """The seconds of a prompt."""
+        self._share()
+        return self._each - self._begun.pop(number)
+
+    def skip(self) -> None:
+        """The time since the last call was nobody's."""
+        self._last = self._clock()
+
+    def _share(self) -> None:
+        now = self._clock()
+        self._each += (now - self._last) / max(1, len(self._begun))
+        self._last = now
 
 
 class SearchMethod:
@@ -107,19 +142,24 @@ class SearchMethod:
         self._engine, self._base = model if isinstance(model, Engine) else None, base
 
     def records(
-        self, rows: Sequence[Row], trials: Sequence[int], *, ordered: bool = False
+        self,
+        rows: Sequence[Row],
+        trials: Sequence[int],
+        *,
+        ordered: bool = False,
+        progress: Progress | None = None,
     ) -> Iterator[tuple[Row, Record | TideError]]:
-        asked, started = [row.asked for row in rows], self._clock()
+        shares = TimeShares(self._clock)
+        asked = (shares.begin(number, row.asked) for number, row in enumerate(rows))
         if self._on_cluster is None:
             detoxifier = Detoxifier(self._model, scorer=self._scorer, settings=self.settings)
             finished = outcomes(detoxifier, asked, ordered=ordered, trials=trials)
         else:
-            finished = self._on_cluster(self.settings, asked, trials)
+            finished = self._on_cluster(self.settings, list(asked), trials)
         for number, result in finished:
-            spent = self._clock() - started
-            row = rows[number]
+            row, spent = rows[number], shares.end(number)
             yield row, result if isinstance(result, TideError) else self._record(row, result, spent)
-            started = self._clock()
+            shares.skip()
 
     def _clock(self) -> float:
         """Seconds; what a shared base completion took counts for every method that used it."""
@@ -152,29 +192,39 @@ class BaselineMethod:
         self._baseline, self._scorer, self._engine = baseline, scorer, engine
 
     def records(
-        self, rows: Sequence[Row], trials: Sequence[int], *, ordered: bool = False
+        self,
+        rows: Sequence[Row],
+        trials: Sequence[int],
+        *,
+        ordered: bool = False,
+        progress: Progress | None = None,
     ) -> Iterator[tuple[Row, Record | TideError]]:
         # As many prompts as fill a batch: a record is on disk as soon as its batch is done.
         size = max(1, self._engine.max_batch // len(trials))
+        progress = progress or Progress()
         for start in range(0, len(rows), size):
-            yield from self._batch(rows[start : start + size], trials)
+            yield from self._batch(rows[start : start + size], trials, progress)
 
     def _batch(
-        self, rows: Sequence[Row], trials: Sequence[int]
+        self, rows: Sequence[Row], trials: Sequence[int], progress: Progress
     ) -> Iterator[tuple[Row, Record | TideError]]:
+        from tide.baselines.common.decoding import DecodingBaseline  # noqa: PLC0415  (slow import)
+
         started, seed = time.perf_counter(), self.settings.seed
         try:
             texts = [self._engine.text_of(row.asked) for row in rows]
             prompts = [text for text in texts for _ in trials]
             own = (derive_seed(seed, text, trial) for text in texts for trial in trials)
             seeds = [derive_seed(one, "sampling", 0) for one in own]
+            if isinstance(self._baseline, DecodingBaseline):
+                self._baseline.on_progress = lambda share: progress.under_way(share * len(rows))
             generated = self._baseline.generate(prompts, self.settings.sampling, seeds)
         except InputError as error:
             if len(rows) == 1:
                 yield rows[0], error
             else:  # find out whose fault it is, and let it fail alone
                 for row in rows:
-                    yield from self._batch([row], trials)
+                    yield from self._batch([row], trials, progress)
             return
         count = len(trials)
         of = [generated[start : start + count] for start in range(0, len(generated), count)]

@@ -25,7 +25,7 @@ import anyio
 from tide.core.chat import Chat
 from tide.core.concurrency import gather
 from tide.core.errors import DeadlineError, InputError, PromptRefusedError, UnresolvedError
-from tide.core.results import Result, Role, ScoredCompletion, Trial
+from tide.core.results import Result, Role, ScoredCompletion, Trial, format_score
 from tide.core.seeds import derive_seed
 from tide.core.settings import Sampling, Settings
 from tide.engines.base import Completion, Engine, FinishReason, Prompt, Request
@@ -103,8 +103,8 @@ class Runtime:
         score = float(scores.values[0])
         if score > limit:
             raise PromptRefusedError(
-                f"the prompt scores {score:.2f}, above refuse_prompt_above={limit:g}; "
-                "nothing was generated"
+                f"the prompt scores {format_score(score, False)}, above "
+                f"refuse_prompt_above={limit:g}; nothing was generated"
             )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, chain
 
 from tide.engines.token_texts import HALF
@@ -60,24 +60,6 @@ def begins_word(piece: str) -> bool:
     """Whether a word begins with this token: after a space, or in a script that writes none."""
     first = piece[:1]
     return first.isspace() or unicodedata.category(first or "a") == "Lo"
-
-
-async def blamed(
-    words: Sequence[str], score: Callable[[str], Awaitable[float]], level: float
-) -> int:
-    """Which word carries the toxicity: it ends the shortest prefix whose score reaches `level`.
-
-    words: joined, they are the text, whose own score is `level` or more. That score is nearly
-        monotone in prefix length, so it is bisected: about log2(words) texts are scored.
-    """
-    low, high = 0, len(words)  # beginnings of so many words: one that is below, one that is not
-    while high - low > 1:
-        middle = (low + high) // 2
-        if await score("".join(words[:middle])) < level:
-            low = middle
-        else:
-            high = middle
-    return low
 
 
 def _ends(pieces: Sequence[str], ended: bool) -> list[int]:

@@ -13,6 +13,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -144,6 +145,16 @@ def listed_hashes(terms: Iterable[str]) -> NDArray[np.uint64]:
 def _hash(words: Sequence[str]) -> int:
     digest = hashlib.blake2b(" ".join(words).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big")
+
+
+@cache
+def bundled_terms() -> frozenset[int]:
+    """The hashes of the bundled list of profanities."""
+    with (
+        guarded(ScorerError, f"pocket judge: cannot use {JUDGE}"),
+        safe_open(JUDGE, framework="numpy") as file,
+    ):
+        return _read_listed(file.get_tensor(LISTED))
 
 
 def padded(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import unicodedata
 from collections.abc import Sequence
@@ -30,6 +31,8 @@ _OTHER = (
     "i\u00e7in"
 )
 _ENGLISH_WORDS, _OTHER_WORDS = frozenset(_ENGLISH.split()), frozenset(_OTHER.split())
+_ENGLISH_ALONE = frozenset(("pocket", "pocket-judge", "profanity-check", "lexicon"))
+_PARTS = re.compile(r"[:,@]")  # of a scorer's name, as max:pocket@1,detoxify:original
 _warned: set[str] = set()
 _lock = threading.Lock()
 
@@ -56,6 +59,21 @@ def is_not_english(text: str) -> bool:
     ):
         return False
     return 6 * sum(word in _OTHER_WORDS for word in words) >= len(words)
+
+
+def reads(name: str, text: str) -> bool:
+    """Whether the scorer called `name` can say which words of `text` are toxic.
+
+    Those that read English alone cannot where a text, however short, has more frequent words of
+    other languages than English ones.
+    """
+    if _ENGLISH_ALONE.isdisjoint(_PARTS.split(name)):
+        return True
+    words = [word.strip(_MARKS) for word in text.lower().split()]
+    english, other = (
+        sum(word in some for word in words) for some in (_ENGLISH_WORDS, _OTHER_WORDS)
+    )
+    return not is_not_latin(text) and other <= english
 
 
 def warn_of_other_languages(name: str, texts: Sequence[str]) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from tide.core.errors import ScorerError
+from tide.core.results import format_score
 from tide.core.sanitize import shown
 from tide.core.validation import unknown
 from tide.scorers.base import Scores, attributes_of, is_empty, score_groups
@@ -195,7 +196,7 @@ class ScoringApi:
         worst = max((await self._score(texts)).values.tolist(), default=0.0)
         if worst < self._scorer.threshold:
             return {"action": "NONE"}
-        return {"action": "BLOCKED", "blocked_reason": f"toxicity {worst:.2f}"}
+        return {"action": "BLOCKED", "blocked_reason": f"toxicity {format_score(worst, False)}"}
 
     async def answers(self) -> bool:
         """Whether the scorer answers, as far as is known."""

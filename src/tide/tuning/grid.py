@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tide.core.errors import InputError
+from tide.core.results import format_score
 from tide.evaluation import Benchmark
 from tide.evaluation.metrics import summarize
 from tide.tuning.bench import Bench, TuningTrial, with_values
@@ -74,7 +75,7 @@ def _hard(bench: Bench, prompts: Benchmark, above: float) -> Benchmark:
     if not rows:
         raise InputError(
             f"--above {above:g}: no prompt of {len(means)} has such a mean toxicity, the largest "
-            f"is {max(means.values()):.2f}; {_instead(list(means.values()))}"
+            f"is {format_score(max(means.values()), True)}; {_instead(list(means.values()))}"
         )
     bench.progress.say(f"{len(rows)} of {len(means)} prompts have a mean toxicity above {above:g}")
     if len(rows) < _FEW:

@@ -24,8 +24,7 @@ from tide.evaluation.caching_engine import CachingEngine
 from tide.evaluation.comparison import AnyScorer, open_scorer
 from tide.evaluation.perplexity import Reference, reference_named
 from tide.evaluation.progress import Progress
-from tide.evaluation.reporting.reports import write_tables
-from tide.evaluation.reporting.tables import Column, Table, slug
+from tide.evaluation.reporting.tables import WRITERS, Column, Table, slug
 from tide.plugins.specs import parse_spec
 from tide.tuning.bench import Bench, TuningTrial
 from tide.tuning.grid import by_grid
@@ -192,7 +191,8 @@ def tune(
     made = report(runs, out=folder, against=runs[1].name, tests=changed)
     plots, problem = _plots(out / _JOURNAL, folder) if search == "optuna" else ({}, made.problem)
     tuned = Tuned(preset, settings, tried, changed, made, problem, plots)
-    write_tables([tuned.table(None)], folder)
+    for suffix, written in WRITERS.items():
+        write_text(folder / f"tried{suffix}", written(tuned.table(None)))
     return tuned
 
 

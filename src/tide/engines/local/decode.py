@@ -246,13 +246,16 @@ def decode(
     shift_first: bool = False,
     prompts: Sequence[Sequence[int]] = (),
     stop_strings: StopStrings | None = None,
+    on_step: Callable[[int], None] | None = None,
 ) -> list[tuple[list[int], FinishReason]]:
     """Each row whole: up to its own `max_new_tokens` ids, of which a stop id is the last.
 
     shift_first: shift the logits before they are warped, instead of after. prompts: ids, as
     `Sampler` has them. stop_strings: of these rows; one that holds its own ends with the token that
-    completes it, and "length" as the reason. Raises EngineError where a token was drawn from scores
-    that are not finite: of those the arg max takes any token, and often the one that ends the text.
+    completes it, and "length" as the reason. on_step: is told how many tokens each row has.
+
+    Raises EngineError where a token was drawn from scores that are not finite: of those the arg max
+    takes any token, and often the one that ends the text.
     """
     device = writing.logits.device
     sampler = Sampler(device, stop_ids)
@@ -276,6 +279,8 @@ def decode(
             scores = writing.shift(sampler.warp(scores))
         tokens, finite = sampler.draw(scores)
         drawn.append(tokens)
+        if on_step is not None:
+            on_step(len(drawn))
         broken |= ~(finite | ended)
         last, looks = len(drawn) == max(limits), len(drawn) % look_every == 0
         if (last or looks) and bool(broken.any()):

@@ -46,6 +46,7 @@ _STYLE = {
 _WIDTH, _PANEL = 3.5, 2.1  # inches: half a page
 # The longest label with which a legend has so many columns; a longer one is broken.
 _COLUMNS = ((14, 3), (26, 2), (56, 1), (math.inf, 1))
+_LABEL = 46  # characters of a line below or above a panel
 _NEAR = 4.0  # points between markers that hide each other
 _LARGEST = 1e6  # perplexity that is drawn
 _FEW_DECADES = 300.0
@@ -96,12 +97,12 @@ def _points(
                 style = {**_line(number), "ls": "", "elinewidth": 0.8}
                 bars = {"xerr": _bars(x), "yerr": _bars(y)}
                 panel.errorbar(x.value, y.value, **bars, **style, label=one.method)
-            panel.set_title(f"by {titles[source]}")
+            panel.set_title(_wrapped(f"by {titles[source]}", _LABEL))
             panel.set_ylabel(_MEASURES[measure])
             from_zero(panel)
         if _spread([x.value for _, x in shown]) > 4:
             _logarithmic(panels[-1].xaxis, 10)
-        panels[-1].set_xlabel(f"{label} (lower left is best)")
+        panels[-1].set_xlabel(textwrap.fill(f"{label} (lower left is best)", _LABEL))
         for panel in panels:
             _nest(panel)
         _legend(figure, panels, "\n".join(silent([summaries[n] for n, _ in shown])))
@@ -139,7 +140,7 @@ def anytime(runs: Sequence[Run], source_names: Sequence[str], measure: str) -> A
                     size = {"lw": 1.2 + 1.4 * wider, "ms": 4.5 + 2.5 * wider}
                     style = {**_line(number), **size, "markevery": _every(x)}
                     panel.step(x, y, where="post", label=run.name, **style)
-            panel.set_title(f"by {titles[source]}")
+            panel.set_title(_wrapped(f"by {titles[source]}", _LABEL))
             panel.set_ylabel(_MEASURES[measure])
             from_zero(panel)
         _logarithmic(panels[-1].xaxis, 2)
@@ -268,7 +269,7 @@ def trajectory(run: Run, record: Record) -> Any:
         if trial.changed_tokens is not None:
             says += ". The nearest tokens of the accepted point are the prompt's"
             says += f", but for {trial.changed_tokens}" if trial.changed_tokens else ""
-        figure.suptitle(_wrapped(f"{run.name}, prompt {record.id}", 50), fontsize=8)
+        figure.suptitle(_wrapped(f"{run.name}, prompt {record.id}", _LABEL), fontsize=8)
         _legend(figure, [panel], f"{says}.")
     return figure
 
@@ -307,7 +308,7 @@ def landscape(world: Landscape, title: str, trial: str) -> Any:
             "colour of the toxicity that the search measured. Steepest descent: of a plane fitted "
             "to the map within one step."
         )
-        figure.suptitle(title, fontsize=8)
+        figure.suptitle(_wrapped(title, _LABEL), fontsize=8)
         _legend(figure, [panel], says)
     return figure
 
@@ -326,13 +327,9 @@ def unversioned(sources: Sequence[str]) -> dict[str, str]:
 
 
 def _wrapped(name: str, width: int) -> str:
-    """A name of a method, broken after commas where it is longer than `width`."""
-    lines = [""]
-    for part in name.replace(",", ",\0").split("\0"):
-        if lines[-1] and len(lines[-1]) + len(part) > width:
-            lines.append("  ")
-        lines[-1] += part
-    return "\n".join(lines)
+    """A name of a method, broken after commas, and elsewhere only if it must be."""
+    lines = textwrap.wrap(name.replace(",", ", "), width, subsequent_indent="  ")
+    return "\n".join(lines).replace(", ", ",")
 
 
 def find_record(run: Run, record_id: str) -> Record | None:

@@ -1,5 +1,5 @@
 // Texts of the model enter the page as text nodes, never as markup.
-import { draw } from "./plot.js";
+import { draw, rounded } from "./plot.js";
 import { marked, parts } from "./words.js";
 
 const $ = (id) => document.getElementById(id);
@@ -34,6 +34,7 @@ let running = null; // of the request under way
 let shown = null; // what was found last: {prompt, chat, text, tide, base}
 let turns = []; // of the chat, before what is shown
 
+let own = location.hash.includes("prompt="); // whether a person chose the prompt
 let picked = location.hash.includes("kind="); // whether a person chose what to ask for
 
 const kind = () => $("form").elements.kind.value;
@@ -109,6 +110,7 @@ async function learn(choosing) {
 function choose() {
   const chat = kind() === "chat";
   $("prompt-label").textContent = chat ? "Message" : "Prompt";
+  if (!own) $("prompt").value = EXAMPLES[kind()][0];
   talk();
   $("examples").replaceChildren(...EXAMPLES[kind()].map((example) => {
     const { text, turns: begun } = typeof example === "string" ? { text: example } : example;
@@ -116,6 +118,7 @@ function choose() {
     [button.type, button.className] = ["button", "plain small"];
     button.textContent = begun ? `A chat of ${begun.length + 1} messages: ${text}` : text;
     button.addEventListener("click", () => {
+      own = true;
       if (begun) begin(begun);
       $("prompt").value = text;
       $("prompt").focus();
@@ -197,6 +200,7 @@ async function run() {
   const wrong = Object.keys(NUMBERS).find((id) => $(id).validity.badInput);
   if (wrong) return complain(wrong, "This is no number.");
   if (!$("prompt").value.trim()) return complain("prompt", "Write something first.");
+  own = true;
   running = new AbortController();
   $("go").disabled = true;
   $("stop").disabled = false;
@@ -251,7 +255,7 @@ async function mark() {
 }
 
 function score(node, value, threshold) {
-  node.textContent = value === undefined ? "" : value.toFixed(2);
+  node.textContent = value === undefined ? "" : rounded(value, threshold);
   node.classList.toggle("toxic", value >= threshold);
 }
 
@@ -318,7 +322,7 @@ function search(tide, unmasked) {
 function row(one, threshold, unmasked) {
   const node = document.createElement("tr");
   const text = marked([{ text: one.text, toxic: one.toxicity >= threshold }], unmasked);
-  node.append(...[[one.round], [one.toxicity.toFixed(2)], text].map((content) => {
+  node.append(...[[one.round], [rounded(one.toxicity, threshold)], text].map((content) => {
     const cell = document.createElement("td");
     cell.append(...content);
     return cell;
@@ -344,7 +348,6 @@ function link() {
 function follow() {
   const values = new URLSearchParams(location.hash.slice(1));
   for (const id of ["prompt", ...Object.keys(NUMBERS)]) $(id).value = values.get(id) ?? "";
-  if (!values.has("prompt")) $("prompt").value = EXAMPLES.completion[0];
   $("form").elements.kind.value = values.get("kind") === "chat" ? "chat" : "completion";
   $("settings").open = Object.keys(NUMBERS).some((id) => values.has(id));
   turns = turnsOf(values.get("turns"));
@@ -372,6 +375,7 @@ $("form").addEventListener("change", (event) => {
   picked = true;
   choose();
 });
+$("prompt").addEventListener("input", () => { own = true; });
 $("key").addEventListener("change", () => learn(true));
 $("stop").addEventListener("click", () => running.abort());
 $("link").addEventListener("click", link);
