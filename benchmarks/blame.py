@@ -54,11 +54,8 @@ def without_blamed(text: str, guide: Scorer) -> list[str]:
     while len(found) < DELETIONS and words:
         ends = range(1, len(words) + 1)
         # The score of a beginning is nearly monotone in its length.
-        del words[
-            bisect_left(
-                ends, TAU / 2, hi=len(words) - 1, key=lambda end: value("".join(words[:end]))
-            )
-        ]
+        last = len(words) - 1
+        del words[bisect_left(ends, TAU / 2, hi=last, key=lambda n: value("".join(words[:n])))]
         found.append("".join(words))
         if value(found[-1]) < TAU:
             break
