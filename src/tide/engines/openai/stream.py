@@ -42,6 +42,8 @@ async def streamed(
         async for event in events:
             for part in event.choices:
                 said, told = part.said, part.finish_reason
+                if told == "eos_token":
+                    said = ""  # TGI writes the token that ends the text, as "</s>"
                 end = _ENDS.get(told) if told else None  # "" before the end: Ollama, LocalAI, TGI
                 read += len(said)
                 if read > most:

@@ -272,25 +272,21 @@ class EndpointPool:
     async def _blame(
         self, endpoint: Endpoint, job: _Job, error: ServerFailed | EndpointRefused
     ) -> None:
-        """Find out whether a server or the request is to blame for a failure.
-
-        Raises CompletionError if it is the request, and EngineError if no server accepts any.
-        """
+        """Raise CompletionError if the request is to blame for a failure, and not the server."""
         if isinstance(error, ServerFailed) and error.pause:
             self._rest(endpoint, error)
             return
         refused = isinstance(error, EndpointRefused)
-        if endpoint.available:
-            check = self._checked(endpoint)
-            job.checks.append(check)
-            if not refused and len(job.checks) < _ATTEMPTS and self._fresh(job):
-                return  # another server tries it meanwhile
-            # Not cancelled with this job: others wait for them, too.
-            job.checks = [one for one in job.checks if await asyncio.shield(one)]
-            if len(job.checks) >= _ATTEMPTS or (refused and check in job.checks):
-                raise CompletionError(f"{endpoint.url}: {error}") from None
-        if refused and not self.available:
-            raise EngineError(f"{endpoint.url}: {error}") from None
+        if not endpoint.available:
+            return
+        check = self._checked(endpoint)
+        job.checks.append(check)
+        if not refused and len(job.checks) < _ATTEMPTS and self._fresh(job):
+            return  # another server tries it meanwhile
+        # Not cancelled with this job: others wait for them, too.
+        job.checks = [one for one in job.checks if await asyncio.shield(one)]
+        if len(job.checks) >= _ATTEMPTS or (refused and check in job.checks):
+            raise CompletionError(f"{endpoint.url}: {error}") from None
 
     def _usable(self) -> list[Endpoint]:
         now = asyncio.get_running_loop().time()
