@@ -44,7 +44,7 @@ class _Delta(BaseModel):
 
 class ChatPart(_Part):
     delta: _Delta | None = None  # Azure's events with a filter's results have none
-    text: None = None
+    text: Literal[""] | None = None  # a completion's
 
     @property
     def said(self) -> str:

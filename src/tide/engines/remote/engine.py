@@ -67,8 +67,8 @@ class RemoteEngine(EmbeddingEngine):
     api_key_env: the environment variable that holds the servers' API key, if they want one.
 
     Sequences that share sampling and seed, and all greedy ones that share sampling, share requests;
-    others need one each. A server that fails leaves the pool, its work goes to the others, and it
-    is taken back when it is well again.
+    others need one each. What a server fails at goes to the others. If it fails a check besides, it
+    leaves the pool until it works again; otherwise the request fails alone (CompletionError).
 
     Raises InputError for options that cannot be used, and EngineError if no server answers, if they
     run a vLLM older than 0.32, or if the embeddings cannot be read. Warns if a server does not

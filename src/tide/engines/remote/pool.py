@@ -252,6 +252,8 @@ class EndpointPool:
             raise ServerFailed(str(error)) from None
         endpoint.answered += units
         endpoint.did_well = asyncio.get_running_loop().time()
+        if endpoint.available:  # and not resting any more
+            endpoint.reason = "in use"
         return result
 
     async def _done(
