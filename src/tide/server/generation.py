@@ -15,6 +15,8 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
+import anyio
+
 from tide.core.chat import Chat
 from tide.core.errors import InputError, PromptRefusedError
 from tide.core.results import Result, Trial
@@ -177,11 +179,13 @@ class Serving:
                 if rest <= 0:
                     message = f"no whole answer within {limits.request_seconds:g} seconds"
                     raise Refused(504, message, "server_error", code="deadline")
-                try:
-                    number, item = await asyncio.wait_for(queue.get(), min(rest, limits.keep_alive))
-                except asyncio.TimeoutError:
+                arrived = None
+                with anyio.move_on_after(min(rest, limits.keep_alive)):
+                    arrived = await queue.get()
+                if arrived is None:
                     yield 0, None
                     continue
+                number, item = arrived
                 if isinstance(item, PromptRefusedError):
                     self._metrics.outcomes.labels("prompt_refused").inc()
                 if isinstance(item, InputError):

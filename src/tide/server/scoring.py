@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Annotated, Any
 
+import anyio
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -216,8 +217,9 @@ class ScoringApi:
             # In one thread: what its client gave up before its turn is never begun.
             work = partial(score_groups, self._scorer, [texts], "score")
             scored = asyncio.get_running_loop().run_in_executor(self._thread, work)
-            (scores,) = await asyncio.wait_for(scored, limits.request_seconds)
-        except asyncio.TimeoutError:
+            with anyio.fail_after(limits.request_seconds):
+                (scores,) = await scored
+        except TimeoutError:
             raise Refused(504, "out of time", "server_error", code="deadline") from None
         finally:
             self._waiting -= len(texts)

@@ -67,8 +67,8 @@ class RemoteEngine(EmbeddingEngine):
     api_key_env: the environment variable that holds the servers' API key, if they want one.
 
     Sequences that share sampling and seed, and all greedy ones that share sampling, share requests;
-    others need one each. A server that fails leaves the pool, its work goes to the others, and it
-    is taken back when it is well again.
+    others need one each. What a server fails at goes to the others. If it fails a check besides, it
+    leaves the pool until it works again; otherwise the request fails alone (CompletionError).
 
     Raises InputError for options that cannot be used, and EngineError if no server answers, if they
     run a vLLM older than 0.32, or if the embeddings cannot be read. Warns if a server does not
@@ -101,7 +101,7 @@ class RemoteEngine(EmbeddingEngine):
         self._served: dict[str, ServedModel] = {}  # by address
         self._differences: dict[str, str] = {}
         self.pool = EndpointPool(
-            base_urls, self._admit, timeout, deadline, api_key=read_key(api_key_env)
+            base_urls, self._admit, self._check, timeout, deadline, api_key=read_key(api_key_env)
         )
         try:
             self.home.run(self.pool.start)
@@ -132,7 +132,7 @@ class RemoteEngine(EmbeddingEngine):
                         given.extend(piece.token_ids)
                         put(piece)
 
-            await self.pool.in_time(self.pool.run(1, ask))
+            await self.pool.run(1, ask)
 
         async with aclosing(told(work)) as pieces:
             async for piece in pieces:
@@ -258,7 +258,7 @@ class RemoteEngine(EmbeddingEngine):
 
             await self.pool.run(len(rows), work)
 
-        await self.pool.in_time(gather(ask(rows, body) for rows, body in requests))
+        await gather(ask(rows, body) for rows, body in requests)
         return [by_row[row] for row in range(len(by_row))]
 
     async def _ask(self, endpoint: Endpoint, body: dict[str, Any], count: int) -> list[Choice]:
@@ -322,6 +322,12 @@ class RemoteEngine(EmbeddingEngine):
         if problem is not None:
             self._differences[endpoint.url] = problem
             _log.warning("%s: %s", endpoint.url, problem)
+
+    async def _check(self, endpoint: Endpoint) -> None:
+        """Let a server write a token after embeddings, as it is asked to most often."""
+        (ids,) = self._tokenize(PROBES[:1])
+        rows = [encode(self._embed_ids(ids))]
+        await self._first_tokens(endpoint, {"prompt_embeds": rows}, len(rows))
 
     async def _first_tokens(
         self, endpoint: Endpoint, prompts: dict[str, Any], count: int
