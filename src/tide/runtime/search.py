@@ -27,7 +27,7 @@ from tide.core.results import Block, Role, ScoredCompletion, Trial
 from tide.core.seeds import derive_seed
 from tide.core.settings import EmptyPolicy, Sampling, Settings
 from tide.engines.base import Completion, Engine, Prompt, Request
-from tide.runtime.blocks import begins_word, blamed
+from tide.runtime.blocks import blamed, word_starts
 from tide.runtime.scoring import Scoring
 from tide.scorers.base import Scores, TextPolicy
 from tide.search import LoadedStrategy
@@ -256,9 +256,8 @@ class Search:
         """The score of the model's continuation, without the banned tokens."""
         self._last = ()
         # In a chat that the engine cannot go on with, the whole is written anew.
-        place = asked.kept if self.engine.goes_on(self.start.token_ids) else 0
-        kept = self._completion(asked.evaluation)[:place]
-        self.held = self._spellings(asked.held)
+        goes_on = self.engine.goes_on(self.start.token_ids)
+        kept, first = self._banned(asked, asked.kept if goes_on else 0)
         sampling = self.sampling.model_copy(
             update={
                 "temperature": asked.cool * self.sampling.temperature,
@@ -272,6 +271,7 @@ class Search:
             sampling,
             asked.sampling_seed,
             never=tuple(dict.fromkeys(self.never + self.held)),
+            never_first=first,
             priority=self.priority,
             memory=self.memory.handle,
         )
@@ -289,7 +289,7 @@ class Search:
     async def _blamed(self, asked: BlameRequest) -> int:
         """Number of tokens before the word at which the score first reaches the level."""
         (texts,) = self.engine.token_texts([self._completion(asked.evaluation)])
-        starts = [i for i, text in enumerate(texts) if i == 0 or begins_word(text)]
+        starts = word_starts(texts)
         words = ["".join(texts[a:b]) for a, b in pairwise([*starts, len(texts)])]
 
         async def score(text: str) -> float:
@@ -304,17 +304,27 @@ class Search:
             raise StrategyError(f"asked for evaluation {number} of {len(self.completions)}")
         return self.completions[number]
 
-    def _spellings(self, places: Sequence[tuple[int, int]]) -> tuple[int, ...]:
-        """Tokens to ban: the first with visible text at each place, in every spelling."""
-        held: dict[int, None] = {}
-        for number, place in places:
-            ids = self._completion(number)[place:]
-            (texts,) = self.engine.token_texts([ids])
-            rows = zip(ids, texts, strict=True)
-            token = next((i for i, text in rows if text.strip()), ids[0] if ids else None)
-            if token is not None:
-                held.update(dict.fromkeys(self.engine.spellings(token)))
-        return tuple(held)
+    def _banned(self, asked: Continuation, place: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The tokens to go on from, and what the next one is not to be; sets `held`.
+
+        place: number of tokens of the continued evaluation that may be kept.
+        """
+        kept = self._completion(asked.evaluation)[:place]
+        everywhere: list[int] = []
+        next_ones: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+        for number, before in asked.held:
+            ids = self._completion(number)
+            ban = self.engine.ban(ids[before:])
+            if (
+                ban.everywhere or place < asked.held[-1][1]
+            ):  # what is written anew has no such place
+                everywhere += ban.token_ids
+                continue
+            next_ones.append((ids[: before + ban.kept], ban.token_ids))
+            if (number, before) == (asked.evaluation, place):
+                kept = ids[: before + ban.kept]
+        self.held = tuple(dict.fromkeys(everywhere))
+        return kept, tuple(token for ids, tokens in next_ones if ids == kept for token in tokens)
 
     def _least(self, wanted: int, kept: int) -> int:
         """Tokens to be written before a text may end, where the engine can be told."""
