@@ -17,7 +17,7 @@ from tide.core.text import UNSPACED
 LONGEST_TOKEN = 256
 _LETTERS = rf"[\p{{L}}\p{{M}}--[{UNSPACED}]]{{1,24}}"
 _WORD = regex.compile(
-    rf"(?V1)\s*(?:(?:(?=[{UNSPACED}])\X){{1,2}}|{_LETTERS}(?:['\u2019]{_LETTERS})*|\d{{1,24}}"
+    rf"(?V1)\s*(?:(?:[{UNSPACED}][\p{{M}}\u200d]{{0,8}}+){{1,2}}|{_LETTERS}(?:['\u2019]{_LETTERS})*|\d{{1,24}}"
     rf"|[[^\w\s]--[{UNSPACED}]]{{1,24}}|_+|\w)|\s+"
 )
 _APOSTROPHES = ("'", "\u2019")
