@@ -2,8 +2,8 @@
 
     python benchmarks/characters.py MODEL [--temperature 0.7]
 
-The scorer knows no language: by a checksum it blames one of 20 characters, and for every other
-prompt one of 7 words. A row a script: texts that the model wrote at once with a part of a character
+The scorer knows no language: by a checksum it blames one of 6 characters, and for every other
+prompt one of 3 words. A row a script: texts that the model wrote at once with a part of a character
 before their end, the same of repaired texts, repairs that went on from inside a character, the
 most tokens that one repair banned for the rest of a text, and repairs that banned one as the next
 token alone.
@@ -116,7 +116,7 @@ def main(
     rows: dict[str, list[list[int]]] = defaultdict(list)
     with Recording(model) as engine:
         prompts = [(script, one) for script in BEGINNINGS for one in prompts_of(script)][:COUNT]
-        scorers = blaming(r"\X", 20), blaming(r"\S+", 7)
+        scorers = blaming(r"\X", 6), blaming(r"\S+", 3)
         for part, scorer in enumerate(scorers):
             mine = prompts[part::2]
             detox = Detoxifier(

@@ -11,6 +11,7 @@ import json
 import logging
 import re
 from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,22 @@ def load_pretrained(
         if weight.is_floating_point() and not weight.sum(dtype=torch.float32).isfinite():
             raise ValueError(f"its weight {name} holds NaN, infinite or absurdly large values")
     return tokenizer, model
+
+
+def end_ids(model: Any, tokenizer: Any) -> list[int]:
+    """The tokens that end a text, by the model's generation config, its config and its tokenizer.
+
+    Of a chat model one may name the end of a turn and another the end of a document; both end an
+    answer. The first is that of `generate`.
+    """
+    configs = model.generation_config, model.config.get_text_config()
+    named = [config.eos_token_id for config in configs if config is not None]
+    rows = model.get_input_embeddings().weight.shape[0]
+    own = tokenizer.eos_token_id
+    if own is not None and own < rows:
+        named.append(own)
+    ids = (ids if isinstance(ids, list) else [ids] for ids in named if ids is not None)
+    return list(dict.fromkeys(chain.from_iterable(ids)))
 
 
 def check_tokenizer(tokenizer: Any, rows: int) -> None:

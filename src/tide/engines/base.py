@@ -61,7 +61,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Completion:
-    """What the model wrote after the prompt, without the prompt and without special tokens."""
+    """What the model wrote after the prompt, without the token that ended it."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -231,7 +231,7 @@ class Engine(ABC):
             return self._encode(text)
 
     def texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
-        """What each row of completion ids adds to the prompt's text, without special tokens."""
+        """What each row of completion ids adds to the prompt's text, with its control tokens."""
         with self._calling("texts", CompletionError):
             return self._texts(rows)
 

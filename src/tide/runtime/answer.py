@@ -114,9 +114,14 @@ class Runtime:
             search.find_nearest()
         decoded: dict[str, Any] = {}
         if search.nearest is not None:
-            ids, says = search.nearest
+            ids = search.nearest
             differing = sum(a != b for a, b in zip(ids, prompt.token_ids, strict=True))
-            decoded = {"changed_tokens": differing, "decoded_prompt": says}
+            # Of a text, without what the tokenizer puts around it.
+            plain = prompt.user_mask is None
+            says = [
+                i for i, fixed in zip(ids, prompt.fixed_mask, strict=True) if not plain or not fixed
+            ]
+            decoded = {"changed_tokens": differing, "decoded_prompt": self.engine.texts([says])[0]}
         return made_trial(
             task,
             search.trace,

@@ -163,8 +163,8 @@ class Search:
     the unmodified prompt's completion and its score, if known. memory: the trial's KV cache.
     never: tokens that are not drawn.
     trace and completions (token ids) grow with each round. written_tokens: of all completions,
-    before they were shaped. held: tokens banned in the last continuation. nearest: token ids and
-    text of the chosen point's nearest tokens; None without `find_nearest`, and for the prompt
+    before they were shaped. held: tokens banned for the rest of the text in the last continuation.
+    nearest: the tokens nearest to the chosen point; None without `find_nearest`, and for the prompt
     itself, or a point of an earlier round.
     """
 
@@ -187,7 +187,7 @@ class Search:
     scorer_calls: int = 0
     likelihood_calls: int = 0
     held: tuple[int, ...] = ()
-    nearest: tuple[tuple[int, ...], str] | None = None
+    nearest: tuple[int, ...] | None = None
     _last: Sequence[Candidate] = ()
     _has_read: bool = False
 
@@ -225,8 +225,7 @@ class Search:
         """Look for the nearest tokens of the point that was chosen."""
         place = self.best - (len(self.trace) - len(self._last))
         if place >= 0 and self._last[place].displacement > 0:
-            ids = self.engine.decode_nearest(self._last[place].embeddings)
-            self.nearest = tuple(ids), self.engine.texts([ids])[0]
+            self.nearest = tuple(self.engine.decode_nearest(self._last[place].embeddings))
 
     async def _evaluate(self, asked: Sequence[Candidate]) -> list[float]:
         """The scores of what the model writes after the candidates."""

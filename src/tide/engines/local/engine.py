@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tide.core.concurrency import release_openmp_threads
 from tide.core.errors import EngineError, guarded
-from tide.core.pretrained import find_device, load_pretrained
+from tide.core.pretrained import end_ids, find_device, load_pretrained
 from tide.core.settings import Sampling
 from tide.engines.base import Completion, FinishReason, MaxBatch, Piece, Request, float_dtype
 from tide.engines.checkpoint import context_length, source_of
@@ -92,8 +92,7 @@ class TransformersEngine(EmbeddingEngine):
             self._forward = Forward(self.model)
             super().__init__(tokenizer, self._embedding_layer(), self.model.config)
             self.context_length = context_length(self.model.config)
-            end = self.model.generation_config.eos_token_id
-            stop = [] if end is None else end if isinstance(end, list) else [end]
+            stop = end_ids(self.model, tokenizer)
             self.check_ids([stop])
             longest = self._try()
             self._prefixes = Prefixes(self._forward, prefix_tokens if longest else 0)
