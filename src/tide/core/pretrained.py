@@ -168,6 +168,8 @@ def check_tokenizer(tokenizer: Any, rows: int) -> None:
 
 def _check_files(folder: Path) -> None:
     """Raise ValueError for what is not a file (a folder, a pipe, a link in a circle)."""
+    if folder.suffix.lower() == ".gguf":
+        raise ValueError(_gguf(folder))
     if not folder.is_dir():
         raise ValueError("is not a folder")
     for path in folder.iterdir():
@@ -176,7 +178,18 @@ def _check_files(folder: Path) -> None:
         if path.name in _FIELDS:
             _read_json(path)
     if not (folder / "config.json").exists():
+        if found := next(folder.glob("*.gguf"), None):
+            raise ValueError(_gguf(found))
         raise ValueError("the folder holds no config.json")
+
+
+def _gguf(file: Path) -> str:
+    """Why a GGUF file cannot be read, and what to do."""
+    return (
+        f"{file.name}: GGUF files are not read directly yet; convert it once: "
+        f"AutoModelForCausalLM.from_pretrained(FOLDER, gguf_file={file.name!r}), the same for "
+        "AutoTokenizer, and save_pretrained of both into a new folder (docs/faq.md has the lines)"
+    )
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -116,12 +116,10 @@ class Runtime:
         if search.nearest is not None:
             ids = search.nearest
             differing = sum(a != b for a, b in zip(ids, prompt.token_ids, strict=True))
-            # Of a text, without what the tokenizer puts around it.
-            plain = prompt.user_mask is None
-            says = [
-                i for i, fixed in zip(ids, prompt.fixed_mask, strict=True) if not plain or not fixed
-            ]
-            decoded = {"changed_tokens": differing, "decoded_prompt": self.engine.texts([says])[0]}
+            # Without what the tokenizer puts around a text.
+            plain, pairs = prompt.user_mask is None, zip(ids, prompt.fixed_mask, strict=True)
+            says = self.engine.texts([[i for i, fixed in pairs if not (plain and fixed)]])[0]
+            decoded = {"changed_tokens": differing, "decoded_prompt": says}
         return made_trial(
             task,
             search.trace,

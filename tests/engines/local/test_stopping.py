@@ -215,9 +215,7 @@ def test_a_penalty_far_above_one_repeats_nothing(tmp_path: Path) -> None:
         assert len({*ids, *prompt}) == len(ids) + len(set(prompt))
 
 
-@pytest.mark.parametrize(
-    "where", ["tokenizer_config.json", "generation_config.json", "config.json"]
-)
+@pytest.mark.parametrize("where", ["tokenizer_config", "generation_config", "config"])
 def test_the_end_of_a_turn_and_of_a_document_both_end_a_text(where: str, tmp_path: Path) -> None:
     """Whichever of the two stands where."""
     folder = save_causal_lm(tmp_path, "gpt2")

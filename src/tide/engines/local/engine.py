@@ -18,7 +18,7 @@ from tide.core.settings import Sampling
 from tide.engines.base import Completion, FinishReason, MaxBatch, Piece, Request, float_dtype
 from tide.engines.checkpoint import context_length, source_of
 from tide.engines.embedding_table import EmbeddingEngine
-from tide.engines.local.decode import Forward, StopStrings, cache_in
+from tide.engines.local.decode import Forward, StopStrings, cache_in, not_finite
 from tide.engines.local.kv_cache import longest_row
 from tide.engines.local.open_batch import OpenStream, Row
 from tide.engines.local.packed_weights import speed_up
@@ -212,9 +212,7 @@ class TransformersEngine(EmbeddingEngine):
             if cache is None:
                 raise EngineError(f"model {self.name}: keeps no key-value cache; it cannot be used")
             if not by_ids.logits.isfinite().all():
-                raise EngineError(
-                    f"model {self.name}: its logits are NaN or infinite; are its weights broken?"
-                )
+                raise EngineError(f"model {self.name}: its {not_finite(self.model.dtype)}")
             worst = float((by_ids.logits - by_embeddings.logits).abs().max())
             if not worst <= 1e-2 * max(1.0, float(by_ids.logits.abs().max())):
                 raise EngineError(
