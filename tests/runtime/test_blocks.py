@@ -129,10 +129,11 @@ def test_blocks_hold_everything_once_and_do_not_depend_on_chunks(
         while pieces and (end := first_end(pieces, most, ended=ended)) is not None:
             assert end > 0
             if end < len(pieces):
-                assert whole_at(pieces[end - 1])
                 usual = range(min(LEAST, most), min(most, len(pieces)) + 1)
                 assert end in usual or not any(whole_at(pieces[one - 1]) for one in usual)
                 assert end <= most or not any(map(whole_at, pieces[:most]))
+                assert whole_at(pieces[end - 1]) or not any(map(whole_at, pieces[: most + 3]))
+                assert end <= most + 3
             ends.append(end)
             pieces = pieces[end:]
         return ends

@@ -15,7 +15,8 @@ from tide.core.text import HALF, begins_word, splits_character
 # Tokens of the shortest block, but for the last of an answer, and of one without a sentence end.
 LEAST = 8
 WHERE_NONE = 32
-_NEAR = 16  # tokens of a character that are looked at
+# Tokens of a code point, but for its first, and of a character that is looked at.
+_LONGEST, _NEAR = 3, 16
 # A sentence end with the quotes and brackets that close after it.
 _ENDS = regex.compile(
     r"""(?V1)[.!?\u2026]+["'\u201d\u2019)\]*_]*(?=\s|\Z)|[\p{Sentence_Terminal}--[.!?]]|\n"""
@@ -46,10 +47,12 @@ def first_end(
     near = [*around, *range(least - 1, 0, -1)]
     later = range(around[0] + 1, len(pieces) + ended)
     characters = (end for end in near if not _splits_character(pieces, end))
-    ends: Iterator[int] = chain(words, characters, near, later)
+    ends: Iterator[int] = chain(words, characters, near, later if stop else later[:_LONGEST])
     for end in ends:
         if _is_whole(pieces[end - 1]) and not _begins(stop, pieces[:end]):
             return end
+    if len(later) > _LONGEST and not stop:
+        return around[0]  # what has no end of a character is no text
     return len(pieces) if ended else None
 
 
