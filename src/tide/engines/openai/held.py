@@ -11,6 +11,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from tide.core.http import ServerFailed
+from tide.core.text import is_letter
+from tide.engines.base import MOST_SPELLINGS
 from tide.engines.openai.protocol import Detokenized, Tokens
 from tide.engines.remote.pool import Endpoint, EndpointPool, EndpointRefused
 
@@ -49,6 +51,9 @@ class HeldWords:
     async def ids(self, words: Sequence[str]) -> list[int]:
         """Of words with the spaces before them. None for one of which it cannot be said.
 
+        Nor for one that begins with a token of a single letter, of an alphabet other than the Latin
+        one: without it nothing could be written.
+
         Raises ServerFailed for answers that are none.
         """
         for word in words:
@@ -75,10 +80,11 @@ class HeldWords:
                 break
         else:
             return ()
-        if not word.strip().startswith(core):
+        if not word.strip().startswith(core) or is_letter(core):
             return ()
         alike = [await self._read(one) for one in spellings(says)]
-        return (token, *(ids[0] for ids in alike if len(ids) == 1))
+        found = dict.fromkeys((token, *(ids[0] for ids in alike if len(ids) == 1)))
+        return tuple(found)[:MOST_SPELLINGS]
 
     async def _read(self, text: str) -> list[int]:
         """Its tokens in the middle of a text; none where they cannot be told apart."""
