@@ -10,6 +10,7 @@ from tests.generated import examples
 from tide.runtime.blocks import (
     LEAST,
     WHERE_NONE,
+    before_half,
     blamed,
     first_end,
     last_end,
@@ -80,6 +81,20 @@ def test_a_block_of_few_tokens_ends_with_a_character(most: int) -> None:
 def test_where_words_begin(pieces: list[str], starts: list[int]) -> None:
     assert word_starts(pieces) == starts
     assert last_word(pieces) == max(starts, default=0)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "end"),
+    [
+        (["a", "", "\u4eba", "b"], 4),
+        (["a", "", "", "\ufffdb", "c"], 1),
+        (["a", "", "\u4eba", "", "\ufffd"], 3),
+        (["\ufffd", "a"], 0),
+        ([], 0),
+    ],
+)
+def test_what_stands_before_a_half_character(pieces: list[str], end: int) -> None:
+    assert before_half(pieces) == end
 
 
 def test_a_block_does_not_end_where_a_stop_string_may_begin() -> None:

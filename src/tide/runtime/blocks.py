@@ -81,6 +81,16 @@ def word_starts(pieces: Sequence[str]) -> list[int]:
     return starts
 
 
+def before_half(pieces: Sequence[str]) -> int:
+    """Number of tokens before the first part of a code point that nothing completes; or of all."""
+    end = 0
+    for number, piece in enumerate(pieces, 1):
+        if HALF in piece:
+            return end
+        end = number if piece else end
+    return len(pieces)
+
+
 def last_word(pieces: Sequence[str]) -> int:
     """Number of tokens before the last that begins a word."""
     return max(word_starts(pieces), default=0)

@@ -26,8 +26,9 @@ from tide.core.errors import (
 from tide.core.results import Block, Role, ScoredCompletion, Trial
 from tide.core.seeds import derive_seed
 from tide.core.settings import EmptyPolicy, Sampling, Settings
+from tide.core.text import HALF
 from tide.engines.base import Completion, Engine, Prompt, Request
-from tide.runtime.blocks import blamed, word_starts
+from tide.runtime.blocks import before_half, blamed, word_starts
 from tide.runtime.scoring import Scoring
 from tide.scorers.base import Scores, TextPolicy
 from tide.search import LoadedStrategy
@@ -44,6 +45,8 @@ from tide.search.geometry import movable_rows
 # The rows that the searches of later blocks move, unless `perturb` says how many. The last rows of
 # what the user said found as much at the same cost; but after these all that was read is shared.
 _LAST = "last:8"
+# Times that a repair is drawn, from before a part of a character; then it ends there.
+_DRAWS = 4
 
 
 def check_strategy(strategy: LoadedStrategy, engine: Engine) -> None:
@@ -257,6 +260,30 @@ class Search:
         # In a chat that the engine cannot go on with, the whole is written anew.
         goes_on = self.engine.goes_on(self.start.token_ids)
         kept, first = self._banned(asked, asked.kept if goes_on else 0)
+        whole_part = before_half(self.engine.token_texts([kept])[0])
+        if whole_part < len(kept):
+            kept, first = kept[:whole_part], ()
+        made = Origin(asked.iteration, "continuation", 1.0, 0.0, len(kept))
+        for number in range(_DRAWS):
+            seed = (
+                derive_seed(asked.sampling_seed, "whole", number) if number else asked.sampling_seed
+            )
+            whole = await self._go_on(asked, kept, first, seed)
+            end = before_half(self.engine.token_texts([whole.token_ids])[0])
+            if HALF not in whole.text.rstrip(HALF) or not goes_on:
+                break
+            # The model lost its way inside a character, as it may where others are banned.
+            first = (*(first if end == len(kept) else ()), *whole.token_ids[end : end + 1])
+            kept = whole.token_ids[:end]
+        if HALF in whole.text:
+            ids = whole.token_ids[:end]
+            whole = Completion(self.engine.texts([ids])[0], ids, "length")
+        return await self._scored([made], [whole])
+
+    async def _go_on(
+        self, asked: Continuation, kept: tuple[int, ...], first: tuple[int, ...], seed: int
+    ) -> Completion:
+        """What was kept, with what the model writes after it. first: not to be the next token."""
         sampling = self.sampling.model_copy(
             update={
                 "temperature": asked.cool * self.sampling.temperature,
@@ -268,7 +295,7 @@ class Search:
         request = Request(
             prompt,
             sampling,
-            asked.sampling_seed,
+            seed,
             never=tuple(dict.fromkeys(self.never + self.held)),
             never_first=first,
             priority=self.priority,
@@ -282,8 +309,7 @@ class Search:
         (whole,) = self.engine.completions(
             [(kept + new.token_ids, new.finish_reason)], [self.sampling]
         )
-        made = Origin(asked.iteration, "continuation", 1.0, 0.0, len(kept))
-        return await self._scored([made], [whole])
+        return whole
 
     async def _blamed(self, asked: BlameRequest) -> int:
         """Number of tokens before the word at which the score first reaches the level."""

@@ -11,19 +11,7 @@ from tide.engines.base import MOST_SPELLINGS
 from tide.engines.openai.held import HeldWords
 
 SPELLED = [space + word for word in ("fine", "Fine", "FINE") for space in ("", " ", "\n\n", "  ")]
-VOCABULARY = [
-    "\n",
-    *SPELLED,
-    " \u05e9",
-    "\u05e9",
-    "\u05dc",
-    " \u4eba",
-    "\u4eba",
-    " ",
-    "a",
-    " a",
-    "d",
-]
+VOCABULARY = ["\n", *SPELLED, *" aAdD", " a", " A", " \u05e9", *"\u05e9\u05dc\u4eba", " \u4eba"]
 
 
 async def tokenize(text: str) -> list[int]:
