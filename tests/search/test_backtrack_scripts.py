@@ -90,11 +90,11 @@ class Careless(ByteEngine):
 def test_a_repair_holds_no_half_character_of_the_model_s_own() -> None:
     engine = Careless()
     again = broken = 0
-    for seed in range(60):
-        prompt = list(SENTENCES.values())[seed % 12][: 4 + seed // 6]
+    for seed in range(24):
+        prompt = list(SENTENCES.values())[seed % 12][: 4 + seed]
         engine.requests.clear()
         result = Detoxifier(engine, scorer=Blaming(seed, r"\X"), **SETTINGS)(prompt, seed=seed)
         again += check(engine, prompt, result)
         broken += HALF in result.trace[0].text.rstrip(HALF)
-    assert again > 20
-    assert broken > 20
+    assert again > 8
+    assert broken > 8

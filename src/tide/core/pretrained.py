@@ -141,7 +141,7 @@ def end_ids(model: Any, tokenizer: Any) -> list[int]:
     answer. The first is that of `generate`.
     """
     configs = model.generation_config, model.config.get_text_config()
-    named = [config.eos_token_id for config in configs if config is not None]
+    named = [getattr(config, "eos_token_id", None) for config in configs]
     rows = model.get_input_embeddings().weight.shape[0]
     own = tokenizer.eos_token_id
     if own is not None and own < rows:

@@ -11,12 +11,11 @@ import regex
 HALF = "\ufffd"  # what decoders write for a part of a code point
 
 # For a set of `regex`: scripts without spaces between words (Han, kana, Thai, Lao, Khmer, Burmese),
-# and emoji. These are the code points that Unicode lets a line break beside, without a space.
+# and emoji. By Unicode's line breaking: a line may end beside them without a space.
 UNSPACED = "".join(
     rf"\p{{Line_Break={name}}}" for name in ("ID", "CJ", "SA", "EB", "RI")
 ) + r"\p{Ideographic}"  # fmt: skip
 _UNSPACED = regex.compile(f"[{UNSPACED}]")
-# Letters outside of ASCII, but for the ideographs, which are words.
 _LETTER = regex.compile(r"(?V1)[\p{L}\p{M}--[\p{Ideographic}\p{ASCII}]]\p{M}*")
 _LONGEST = 32  # code points of a character that are looked at
 
@@ -27,7 +26,7 @@ def begins_word(text: str) -> bool:
 
 
 def is_letter(text: str) -> bool:
-    """Whether a text is one letter, of an alphabet other than the Latin one without accents."""
+    """Whether a text is one letter outside of ASCII, and no ideograph."""
     return _LETTER.fullmatch(text) is not None
 
 

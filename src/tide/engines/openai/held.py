@@ -49,10 +49,8 @@ class HeldWords:
         self._anchor: list[int] | None = None
 
     async def ids(self, words: Sequence[str]) -> list[int]:
-        """Of words with the spaces before them. None for one of which it cannot be said.
-
-        Nor for one that begins with a token of a single letter, of an alphabet other than the Latin
-        one: without it nothing could be written.
+        """Of words with the spaces before them. None for one of which it cannot be said, and for one
+        that begins with a token of a single letter outside of ASCII: many others begin with it.
 
         Raises ServerFailed for answers that are none.
         """
