@@ -49,8 +49,10 @@ class HeldWords:
         self._anchor: list[int] | None = None
 
     async def ids(self, words: Sequence[str]) -> list[int]:
-        """Of words with the spaces before them. None for one of which it cannot be said, and for one
-        that begins with a token of a single letter outside of ASCII: many others begin with it.
+        """Of words with the spaces before them.
+
+        None for a word of which it cannot be said, nor for one that begins with a token of a single
+        letter outside of ASCII: many others begin with it.
 
         Raises ServerFailed for answers that are none.
         """
