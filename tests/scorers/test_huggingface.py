@@ -81,6 +81,20 @@ def test_long_texts_are_cut_and_no_texts_are_fine(tmp_path: Path) -> None:
     assert np.array_equal(scorer.score(TEXTS * 40)[:3], scorer.score(TEXTS * 40)[-3:])
 
 
+def test_a_control_token_in_a_text_is_plain_text(tmp_path: Path) -> None:
+    folder = save_classifier(tmp_path, ["ok", "toxic"])
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForSequenceClassification.from_pretrained(folder)
+    text = "the people</s>are<unk> kind<s>"
+    plain = [tokenizer(piece)["input_ids"] for piece in ("the people<", "/s>are<", "unk> kind<")]
+    ids = [i for piece in [*plain, tokenizer("s>")["input_ids"]] for i in piece]
+    assert tokenizer.decode(ids) == text
+    with torch.inference_mode():
+        expected = model(torch.tensor([ids])).logits[0].double().softmax(-1)[1]
+    scorer = HuggingFaceScorer(str(folder))
+    assert scorer.score([text]) == pytest.approx([float(expected)], abs=1e-5)
+
+
 def test_a_model_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ScorerError, match="cannot be loaded"):
         load_scorer(f"hf:{tmp_path}")

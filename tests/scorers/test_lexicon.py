@@ -40,8 +40,10 @@ def test_the_list_of_better_profanity() -> None:
 
 
 def test_what_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InputError, match=r"lexicon: .*none.txt: cannot be read"):
+    with pytest.raises(InputError, match=r"lexicon: .*none.txt: no such file"):
         load_scorer(f"lexicon:{tmp_path / 'none.txt'}")
+    with pytest.raises(InputError, match="/dev/zero: has more than 256 MiB"):
+        load_scorer("lexicon:/dev/zero")
     (tmp_path / "empty.txt").write_text("\n \n")
     with pytest.raises(InputError, match="holds no words"):
         load_scorer(f"lexicon:{tmp_path / 'empty.txt'}")

@@ -225,7 +225,13 @@ def test_a_link_carries_the_turns_of_a_chat(browser: Any, chat_server: Running) 
         page.click("#link")
         with opened(browser, page.url) as other:
             expect(other.locator("#turns li")).to_have_count(2)
-            assert other.text_content("#turns") == page.text_content("#turns")
+            for number, role in enumerate(("a question", "an answer")):
+                turn = other.locator("#turns li").nth(number)
+                said = page.text_content(f"#turns li >> nth={number}").partition(": ")[2]
+                expect(turn).to_have_text(f"From the link, as {role}: {said}")
+                expect(turn.get_by_text("From the link")).to_be_in_viewport()
+                assert turn.locator(".origin").bounding_box()["width"] > 50  # seen, not only read
+            assert "Model:" not in other.text_content("body")
             other.click("#go")
             expect(other.locator("#status")).to_have_text("Accepted.")
             assert other.text_content("#found") == answer

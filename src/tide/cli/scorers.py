@@ -22,7 +22,7 @@ from tide.core.errors import (
     MissingDependencyError,
     ScorerError,
 )
-from tide.data.files import reported, write_text
+from tide.data.files import write_text
 from tide.scorers import load_scorer
 
 if TYPE_CHECKING:
@@ -96,8 +96,7 @@ def compare(
         _write(output, json.dumps(figures, indent=2) + "\n")
     if plot is not None and any(found.values()):
         drawn = {name: one for name, one in found.items() if one is not None}
-        with reported(plot, "written"):
-            plot_calibration(drawn, plot)
+        plot_calibration(drawn, plot)
         ERRORS.print(f"{plot}: calibration of {len(drawn)} scorers")
     if not complete:
         raise typer.Exit(1)

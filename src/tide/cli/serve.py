@@ -22,6 +22,7 @@ from tide.core.errors import InputError, first_line
 from tide.core.optional import require
 from tide.core.sanitize import logger
 from tide.core.validation import one_line
+from tide.data.files import as_text, read_small
 from tide.server.limits import Limits
 
 PREFIX = "TIDE_SERVE"
@@ -33,9 +34,9 @@ def _read_settings(path: Path | None) -> None:
     Raises InputError for an invalid line, and for a variable with no effect.
     """
     try:
-        lines = [] if path is None else path.read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError) as error:
-        raise InputError(f"--settings: {path}: cannot be read: {first_line(error)}") from None
+        lines = [] if path is None else as_text(read_small(path), str(path)).splitlines()
+    except InputError as error:
+        raise InputError(f"--settings: {error}") from None
     for number, line in enumerate(lines, 1):
         name, equals, value = map(str.strip, line.partition("="))
         if not name or name.startswith("#"):

@@ -531,8 +531,9 @@ class Engine(ABC):
         """Free what the engine holds; every other method raises EngineError from then on."""
         if not self._closed:
             self._closed = True
-            self.home.run(self._free)
-            self.home.close()
+            if not self.home.is_forked:  # else what it holds is the parent's
+                self.home.run(self._free)
+                self.home.close()
 
     def __enter__(self) -> Self:
         return self

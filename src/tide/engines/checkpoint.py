@@ -13,6 +13,7 @@ from safetensors import safe_open
 
 from tide import pocket
 from tide.core.errors import EngineError, guarded
+from tide.data.files import read_whole
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
@@ -78,7 +79,7 @@ def _read_tensor(source: str, name: str, prefix: str, revision: str | None) -> t
 
     try:
         index = Path(cached_file(source, _INDEX, revision=revision))
-        files = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        files = json.loads(read_whole(index))["weight_map"]
     except OSError:  # a checkpoint of one file has no index
         file = _SINGLE
     else:

@@ -15,6 +15,8 @@ from tide.core.pretrained import find_device
 from tide.plugins.options import checked
 from tide.scorers.base import Attributed, Floats, PlainScorer, in_batches
 
+_SEVEN = ("en", "fr", "es", "it", "pt", "tr", "ru")
+
 
 class DetoxifyScorer(PlainScorer):
     """The `toxicity` output of a Detoxify model; all its outputs are attributes.
@@ -38,6 +40,7 @@ class DetoxifyScorer(PlainScorer):
                 f"known: {', '.join(package.MODEL_URLS)}"
             )
         self.name = f"detoxify:{variant}@{version('detoxify')}"
+        self.languages = _SEVEN if "multilingual" in variant else ("en",)
         self._device = find_device(device)
         with guarded(ScorerError, f"scorer {self.name}: cannot be loaded"):
             url = package.MODEL_URLS[variant]
@@ -81,6 +84,12 @@ class DetoxifyScorer(PlainScorer):
     @torch.inference_mode()
     def _probabilities(self, texts: list[str]) -> Floats:
         """Of every output, shape (len(texts), outputs)."""
-        inputs = self._tokenizer(texts, return_tensors="pt", truncation=True, padding=True)
+        inputs = self._tokenizer(
+            texts,
+            return_tensors="pt",
+            truncation=True,
+            padding=True,
+            split_special_tokens=True,  # a text that holds "[SEP]" does not end there
+        )
         logits = self._model(**inputs.to(self._device))[0]
         return np.asarray(logits.double().sigmoid().cpu().numpy())

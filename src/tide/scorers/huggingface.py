@@ -108,6 +108,7 @@ class HuggingFaceScorer(PlainScorer):
             padding=len(texts) > 1,
             truncation=True,
             max_length=self._max_tokens,
+            split_special_tokens=True,  # a text that holds "[SEP]" does not end there
         )
         with torch.inference_mode():
             logits = self._model(**inputs.to(self._device)).logits.double()

@@ -199,6 +199,8 @@ class PocketJudge(PlainScorer):
     ScorerError if the file is missing, damaged, or belongs to another tokenizer.
     """
 
+    languages = ("en",)
+
     def __init__(self, weights: str | Path | None = None) -> None:
         path = JUDGE if weights is None else Path(weights)
         with guarded(ScorerError, f"pocket judge: cannot use {path}"):

@@ -7,6 +7,7 @@ import unicodedata
 from collections.abc import Sequence
 
 from tide.core.sanitize import logger
+from tide.scorers.base import Scorer
 
 _LOG = logger(__name__)
 
@@ -31,6 +32,11 @@ _OTHER = (
 _ENGLISH_WORDS, _OTHER_WORDS = frozenset(_ENGLISH.split()), frozenset(_OTHER.split())
 _warned: set[str] = set()
 _lock = threading.Lock()
+
+
+def languages_of(scorer: Scorer) -> tuple[str, ...] | None:
+    """The languages that a scorer says it reads, as `en`; None if it says nothing of them."""
+    return getattr(scorer, "languages", None)
 
 
 def is_not_latin(text: str) -> bool:

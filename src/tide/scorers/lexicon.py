@@ -18,6 +18,7 @@ import regex
 from tide.core.errors import InputError
 from tide.core.optional import require
 from tide.core.text import UNSPACED
+from tide.data.files import as_text, read_whole
 from tide.scorers.base import Floats, PlainScorer
 from tide.scorers.language import warn_of_other_languages
 
@@ -32,18 +33,18 @@ class LexiconScorer(PlainScorer):
     def __init__(self, path: str = "") -> None:
         try:
             if path:
-                listed = Path(path).read_text(encoding="utf-8")
+                listed = as_text(read_whole(Path(path)), path)
             else:
                 require("better_profanity", extra="profanity")
                 listed = (files("better_profanity") / "profanity_wordlist.txt").read_text("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"scorer lexicon: {path}: cannot be read: {error}") from error
+        except InputError as error:
+            raise InputError(f"scorer lexicon: {error}") from None
         words = sorted({line.strip().casefold() for line in listed.splitlines()} - {""})
         if not words:
             raise InputError(f"scorer lexicon: {path}: holds no words")
         digest = hashlib.sha256("\n".join(words).encode()).hexdigest()[:8]
         self.name = f"lexicon@{digest}"
-        self._english = not path
+        self.languages = None if path else ("en",)
         # Beside a script without spaces a word is whole, too.
         letter = rf"[\w--[{UNSPACED}]]"
         self._listed = regex.compile(
@@ -51,6 +52,6 @@ class LexiconScorer(PlainScorer):
         )
 
     def score(self, texts: Sequence[str]) -> Floats:
-        if self._english:
+        if self.languages:
             warn_of_other_languages("lexicon", texts)
         return np.array([float(bool(self._listed.search(text.casefold()))) for text in texts])

@@ -200,6 +200,8 @@ class PocketScorer(PlainScorer):
     ScorerError if the file is missing, damaged, or belongs to other features.
     """
 
+    languages = ("en",)
+
     def __init__(self, weights: str | Path | None = None) -> None:
         path = SCORER if weights is None else Path(weights)
         with guarded(ScorerError, f"pocket scorer: cannot use {path}"):

@@ -20,6 +20,8 @@ from tide.scorers.language import warn_of_other_languages
 class ProfanityCheckScorer(PlainScorer):
     """Probability of profanity (English)."""
 
+    languages = ("en",)
+
     def __init__(self) -> None:
         self._package: Any = require("profanity_check", extra="profanity")
         self.name = f"profanity-check@{version('alt-profanity-check')}"

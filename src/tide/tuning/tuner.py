@@ -14,7 +14,7 @@ from typing import Any
 
 from tide.core.errors import InputError, MissingDependencyError
 from tide.core.settings import Settings
-from tide.data.files import reported, write_text, writing
+from tide.data.files import replaced, write_text, writing
 from tide.data.jsonl import read_object
 from tide.detoxifier.presets import refuse_looser, write_preset
 from tide.engines import Engine, load_engine
@@ -208,9 +208,8 @@ def _plots(journal: Path, folder: Path) -> tuple[dict[str, Any], str | None]:
     except MissingDependencyError as error:
         return {}, f"no figures: {error}"
     for name, figure in drawn.items():
-        path = folder / f"{name}.png"
-        with reported(path, "written"):
-            figure.savefig(path, dpi=150, bbox_inches="tight")
+        with replaced(folder / f"{name}.png") as file:
+            figure.savefig(file, format="png", dpi=150, bbox_inches="tight")
     return drawn, None
 
 

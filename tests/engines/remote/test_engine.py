@@ -578,3 +578,30 @@ async def _broken_once(
         for server in servers:
             server.most_events = None
     return ids
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        "{",
+        "[]",
+        '"gpt2"',
+        "{}",
+        '{"model_type": "gpt2", "n_layer": 100000}',
+        '{"model_type": "gpt2", "n_embd": "wide"}',
+        '{"model_type": "no-such-model"}',
+        '{"model_type": "gpt2", "n_head": 0}',
+        "[" * 100_000,
+        "\x00",
+        None,
+    ],
+)
+def test_a_folder_with_a_broken_config_is_refused(tmp_path: Path, config: str | None) -> None:
+    folder = save_causal_lm(tmp_path / "model", "gpt2")
+    if config is None:
+        (folder / "config.json").unlink()
+    else:
+        (folder / "config.json").write_text(config)
+    with pytest.raises(EngineError, match=f"^model {folder}: cannot ") as caught:
+        RemoteEngine(folder, base_urls="http://127.0.0.1:1")
+    assert "\n" not in str(caught.value)

@@ -265,3 +265,10 @@ def test_many_methods_have_markers_of_their_own() -> None:
 def test_one_broken_text_does_not_break_the_figure() -> None:
     broken = measured(search_run("broken", prompts=2), [[1e304, 2.0], [2.0, 2.0]])
     drawn(figures.trade_off([summarize(search_run("tide")), summarize(broken)], SOURCES))
+
+
+def test_a_dollar_in_a_name_begins_no_formula() -> None:
+    name = r"$\frac{$"
+    runs = [run([[0.1], [0.2]]), search_run(name), search_run("fast", seed=1)]
+    panels = drawn(figures.trade_off([summarize(one) for one in runs], SOURCES))
+    assert panels[0].get_legend_handles_labels()[1] == [name, "fast"]

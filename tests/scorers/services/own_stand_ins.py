@@ -161,6 +161,12 @@ class Azure(OwnServer):
         answer = self.scores(body)
         self.send(200, answer | {"categoriesAnalysis": answer["categoriesAnalysis"][1:]})
 
+    def twice_the_same(self, body: dict[str, Any]) -> None:
+        """A category once as it is, and once as if there were nothing."""
+        answer = self.scores(body)
+        rows = answer["categoriesAnalysis"]
+        self.send(200, answer | {"categoriesAnalysis": [*rows, rows[0] | {"severity": 0}]})
+
     def too_severe(self, body: dict[str, Any]) -> None:
         self.send(200, {"categoriesAnalysis": [{"category": "Hate", "severity": 8}]})
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.hostile import CONTROL_TOKENS
 from tests.scorers.services.own_stand_ins import Azure, GuardServer, Tei, VllmPooling, verdicts
 from tests.scorers.services.stand_ins import Service, running, toxicity
 from tide.core.errors import InputError, ScorerError, ScorerRefusedError, ScorerUnavailableError
@@ -81,6 +82,15 @@ def test_every_text_gets_its_own_score(world: Made) -> None:
     assert max(service.scored.values()) == 1
     sent = [r["headers"].get("Authorization") for r in service.requests]
     assert set(sent) <= {f"Bearer {KEY}", None}
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "azure"])
+def test_no_control_token_of_a_text_is_sent(kind: str) -> None:
+    with made(kind) as (service, scorer, _):
+        scorer.score([f"A{token}B, you idiot" for token in CONTROL_TOKENS])
+        sent = str([request["body"] for request in service.requests])
+        assert sent.count("B, you idiot") == len(CONTROL_TOKENS)
+        assert not [token for token in CONTROL_TOKENS if token in sent]
 
 
 @pytest.mark.parametrize(
@@ -162,7 +172,8 @@ def test_rows_in_another_order_go_by_their_number(kind: str) -> None:
         ("tei", "too few", "3 scores for 4 texts"),
         ("tei", "other labels", "other labels than its model has"),
         ("tei", "one flat list", "cannot be used"),
-        ("azure", "one category less", "without a category that was asked for"),
+        ("azure", "one category less", "without each category that was asked for, once"),
+        ("azure", "twice the same", "without each category that was asked for, once"),
         ("azure", "too severe", "cannot be used: categoriesAnalysis.0.severity"),
         ("chat guard", "no logprobs", "an answer without log-probabilities"),
         ("chat guard", "impossible", "cannot be used: choices.0.logprobs.content.0.logprob"),

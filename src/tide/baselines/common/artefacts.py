@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load, save_file
+from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from tide.core.errors import InputError, guarded
+from tide.data.files import replaced, write_text
 
 FORMAT = "tide-baseline-1"
 _SAMPLES = 16  # values of each parameter that go into a model's fingerprint
@@ -70,16 +71,10 @@ def save_artefact(folder: Path, tensors: dict[str, Tensor], info: dict[str, Any]
     """
     if not all(tensor.isfinite().all() for tensor in tensors.values()):
         raise InputError("learning_rate: the training ended in NaN or infinity; lower it")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        save_file(
-            {name: tensor.contiguous().cpu() for name, tensor in tensors.items()},
-            folder / "weights.safetensors",
-        )
-        note = json.dumps({"format": FORMAT, **info}, indent=2) + "\n"
-        (folder / "artefact.json").write_text(note, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{folder}: cannot be written: {error}") from error
+    with replaced(folder / "weights.safetensors") as file:
+        file.write(save({name: tensor.contiguous().cpu() for name, tensor in tensors.items()}))
+    note = json.dumps({"format": FORMAT, **info}, indent=2) + "\n"
+    write_text(folder / "artefact.json", note)
 
 
 def load_artefact(artefacts: Path | None, kind: str, model: nn.Module, name: str) -> Artefact:

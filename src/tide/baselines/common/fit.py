@@ -18,6 +18,7 @@ from tide.baselines.common.settings import FitSettings
 from tide.core.errors import EngineError, InputError, guarded
 from tide.core.pretrained import find_device
 from tide.core.sanitize import logger
+from tide.data.files import read_small
 from tide.engines.local.engine import load_model
 
 _LOG = logger(__name__)
@@ -107,7 +108,7 @@ def _figures_there(folder: Path, note: dict[str, Any], *, resumes: bool) -> dict
     if not path.exists():
         return None
     try:
-        there = json.loads(path.read_bytes())
+        there = json.loads(read_small(path))
         same = {key: there.get(key) for key in note} == note
     except (OSError, ValueError, AttributeError):
         same = False

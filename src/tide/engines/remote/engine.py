@@ -19,7 +19,7 @@ import torch
 
 from tide.core.concurrency import gather, told
 from tide.core.credentials import read_key
-from tide.core.errors import EngineError
+from tide.core.errors import EngineError, guarded
 from tide.core.http import MIB, Seconds, ServerFailed
 from tide.core.pretrained import read_config
 from tide.core.sanitize import logger
@@ -89,12 +89,12 @@ class RemoteEngine(EmbeddingEngine):
         self.name = str(model)
         self.max_batch = max_batch or _MAX_BATCH
         self._source = source_of(model)
-        config = read_config(self._source, trust_remote_code=trust_remote_code)
-        self.dtype = _dtype(dtype, config)
-        super().__init__(
-            *read_vocabulary(self._source, config, self.dtype, trust_remote_code=trust_remote_code),
-            config,
-        )
+        code: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+        with guarded(EngineError, f"model {self.name}: cannot be loaded"):
+            config = read_config(self._source, **code)
+            self.dtype = _dtype(dtype, config)
+            vocabulary = read_vocabulary(self._source, config, self.dtype, **code)
+            super().__init__(*vocabulary, config)
         self.context_length = None
         self._served: dict[str, ServedModel] = {}  # by address
         self._differences: dict[str, str] = {}

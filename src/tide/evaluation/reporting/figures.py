@@ -41,6 +41,7 @@ _STYLE = {
     "lines.markersize": 4.5,
     "lines.linewidth": 1.2,
     "pdf.fonttype": 42,
+    "text.parse_math": False,  # a dollar in the name of a model begins no formula
 }
 _WIDTH, _PANEL = 3.5, 2.1  # inches: half a page
 # The longest label with which a legend has so many columns; a longer one is broken.
@@ -294,7 +295,7 @@ def landscape(world: Landscape, title: str, trial: str) -> Any:
             rim = {"marker": marker, "s": size, "edgecolors": "black", "linewidths": 0.8}
             points_there = np.atleast_2d(world.path[which]).T
             panel.scatter(*points_there, **colours, **rim, label=label or None, zorder=3)
-        panel.set_xlabel(r"along the first step, $|\Delta X|\,/\,|X_0|$")
+        panel.set_xlabel(r"along the first step, $|\Delta X|\,/\,|X_0|$", parse_math=True)
         panel.set_ylabel("random orthogonal direction")
         panel.set_aspect("equal")
         figure.colorbar(drawn, ax=panel, label="toxicity", shrink=0.85)

@@ -13,7 +13,7 @@ from typing import Any
 
 from tide.core.chat import Chat
 from tide.core.errors import InputError, MissingDependencyError
-from tide.data.files import reported, write_text
+from tide.data.files import replaced, write_text
 from tide.evaluation.metrics import Summary, Valid, over_seeds, summarize
 from tide.evaluation.reporting import figures, tables
 from tide.evaluation.reporting.tables import Table
@@ -90,8 +90,8 @@ class Report:
     def write_figures(self, out: Path, image_format: str = "png") -> None:
         for name, figure in self.figures.items():
             path = out / f"{name}.{image_format}"
-            with reported(path, "written"):
-                figure.savefig(path, dpi=200)
+            with replaced(path) as file:
+                figure.savefig(file, format=image_format, dpi=200)
 
     def write_page(self, out: Path, mask: Mask | None = None, prompts: Mask | None = None) -> None:
         """All of it as `report.html`, which needs no other file; masks as in `page.page`."""

@@ -18,11 +18,13 @@ from rich.console import Console, Group
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from tide.core.sanitize import visible
 from tide.evaluation.metrics import RECOVERED, Estimate, Summary
 from tide.evaluation.significance import MEASURES, Comparison
 
 Value = str | int | float | Estimate | None
 
+_FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 _OF_A_NAME = 0.4  # of a terminal's width, from which a longer name of a method goes on below
 # Name in the summary, heading, digits, what it is.
 _TEXT = (
@@ -348,7 +350,7 @@ def to_markdown(table: Table) -> str:
     marks = ["---" if is_text(table, i) else "---:" for i in range(len(headings))]
     lines = [_pipes([_markdown(cell) for cell in cells]) for cells in (headings, *cells_of(table))]
     lines.insert(1, _pipes(marks))
-    notes = "".join(f"\n{note}.\n" for note in table.legend)
+    notes = "".join(f"\n{_markdown(note)}.\n" for note in table.legend)
     return f"**{_markdown(table.title)}**\n\n" + "\n".join(lines) + "\n" + notes
 
 
@@ -398,7 +400,10 @@ def to_csv(table: Table) -> str:
                 row += [value.value, *(getattr(value, name) for name in further)]
             else:
                 row += [value, *([None] * len(further))]
-    writer.writerows([header, *rows])
+    writer.writerow(map(_csv, header))
+    writer.writerows(
+        [_csv(cell) if isinstance(cell, str) else cell for cell in row] for row in rows
+    )
     return file.getvalue()
 
 
@@ -495,8 +500,13 @@ def _pipes(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+def _one_line(text: str) -> str:
+    """Names are of whoever made the run: without line breaks, control or format characters."""
+    return visible(" ".join(text.splitlines()))
+
+
 def _markdown(text: str) -> str:
-    return text.replace("|", r"\|")
+    return re.sub(r"[\\`*\[\]<>|]", r"\\\g<0>", _one_line(text))
 
 
 _LATEX = {
@@ -507,4 +517,10 @@ _LATEX = {
 
 
 def _latex(text: str) -> str:
-    return "".join(_LATEX.get(char, char) for char in text)
+    return "".join(_LATEX.get(char, char) for char in _one_line(text))
+
+
+def _csv(text: str) -> str:
+    """`text` as a spreadsheet shows it: what begins like a formula gets an apostrophe before it."""
+    text = _one_line(text)
+    return f"'{text}" if text.startswith(_FORMULA) else text

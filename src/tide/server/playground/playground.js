@@ -124,17 +124,19 @@ function choose() {
   }));
 }
 
-function bubble(role, content) {
+// linked: anybody may have written a link, so nothing in it is shown as said by the model, or by who reads it.
+function bubble(role, content, linked = false) {
   const node = document.createElement("li");
   node.className = role;
   const who = document.createElement("span");
-  [who.className, who.textContent] = ["who", role === "user" ? "You: " : "Model: "];
+  const said = role === "user" ? ["You: ", "From the link, as a question: "] : ["Model: ", "From the link, as an answer: "];
+  [who.className, who.textContent] = [linked ? "origin" : "who", said[Number(linked)]];
   node.append(who, ...content);
   return node;
 }
 
 function talk() {
-  $("turns").replaceChildren(...turns.map((one) => bubble(one.role, [one.content])));
+  $("turns").replaceChildren(...turns.map((one) => bubble(one.role, [one.content], one.linked)));
   const chat = kind() === "chat";
   $("talk").hidden = !chat || !turns.length;
   $("new").hidden = !chat || !(turns.length || shown?.chat);
@@ -181,7 +183,7 @@ function request() {
   const prompt = $("prompt").value;
   const chat = kind() === "chat";
   return {
-    ...(chat ? { messages: [...turns, { role: "user", content: prompt }] } : { prompt }),
+    ...(chat ? { messages: [...turns.map(plain), { role: "user", content: prompt }] } : { prompt }),
     max_tokens: number("tokens"),
     temperature: number("temperature"),
     seed: number("seed"),
@@ -339,7 +341,7 @@ function link() {
   for (const id of Object.keys(NUMBERS)) if ($(id).value !== "") values.set(id, $(id).value);
   if (!values.has("seed") && shown?.tide) values.set("seed", shown.tide.seed);
   const before = $("prompt").value ? soFar() : turns;
-  if (kind() === "chat" && before.length) values.set("turns", JSON.stringify(before));
+  if (kind() === "chat" && before.length) values.set("turns", JSON.stringify(before.map(plain)));
   history.replaceState(null, "", `#${values}`);
   const done = () => { $("status").textContent = "The link is in the address bar and on the clipboard."; };
   const alone = () => { $("status").textContent = "The link is in the address bar."; };
@@ -356,12 +358,14 @@ function follow() {
   turns = turnsOf(values.get("turns"));
 }
 
+const plain = ({ role, content }) => ({ role, content });
+
 // Those of a link, which anybody may have written: all of them, or none.
 function turnsOf(written) {
   try {
     const found = JSON.parse(written) ?? [];
     const isTurn = (one) => ["user", "assistant"].includes(one.role) && typeof one.content === "string";
-    return found.every(isTurn) ? found.map(({ role, content }) => ({ role, content })) : [];
+    return found.every(isTurn) ? found.map((one) => ({ ...plain(one), linked: true })) : [];
   } catch {
     return [];
   }
