@@ -100,11 +100,12 @@ def test_clean_answers_are_what_one_call_writes(
         trial, other = result.best, alone.best
         assert trial.accepted
         assert trial.text == "".join(block.text for block in trial.blocks)
-        # Random models write parts of characters, whose marks a cut may multiply.
+        # Random models write parts of characters, whose marks a cut may multiply, and for which a
+        # block may have three tokens more.
         assert trial.text.replace("\ufffd", "") == other.text.replace("\ufffd", "")
         assert trial.returned.num_tokens == other.returned.num_tokens == trial.generated_tokens
         assert trial.returned.finish_reason == other.returned.finish_reason
-        assert all(block.num_tokens <= 16 for block in trial.blocks)
+        assert all(block.num_tokens <= 16 + 3 for block in trial.blocks)
         assert all(block.chosen == 0 and len(block.trace) == 1 for block in trial.blocks)
 
 

@@ -114,8 +114,11 @@ class Runtime:
             search.find_nearest()
         decoded: dict[str, Any] = {}
         if search.nearest is not None:
-            ids, says = search.nearest
+            ids = search.nearest
             differing = sum(a != b for a, b in zip(ids, prompt.token_ids, strict=True))
+            # Without what the tokenizer puts around a text.
+            plain, pairs = prompt.user_mask is None, zip(ids, prompt.fixed_mask, strict=True)
+            says = self.engine.texts([[i for i, fixed in pairs if not (plain and fixed)]])[0]
             decoded = {"changed_tokens": differing, "decoded_prompt": says}
         return made_trial(
             task,

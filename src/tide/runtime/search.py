@@ -26,8 +26,9 @@ from tide.core.errors import (
 from tide.core.results import Block, Role, ScoredCompletion, Trial
 from tide.core.seeds import derive_seed
 from tide.core.settings import EmptyPolicy, Sampling, Settings
+from tide.core.text import HALF
 from tide.engines.base import Completion, Engine, Prompt, Request
-from tide.runtime.blocks import begins_word, blamed
+from tide.runtime.blocks import before_half, blamed, word_starts
 from tide.runtime.scoring import Scoring
 from tide.scorers.base import Scores, TextPolicy
 from tide.search import LoadedStrategy
@@ -44,6 +45,8 @@ from tide.search.geometry import movable_rows
 # The rows that the searches of later blocks move, unless `perturb` says how many. The last rows of
 # what the user said found as much at the same cost; but after these all that was read is shared.
 _LAST = "last:8"
+# Times that a repair is drawn, from before a part of a character; then it ends there.
+_DRAWS = 4
 
 
 def check_strategy(strategy: LoadedStrategy, engine: Engine) -> None:
@@ -163,8 +166,8 @@ class Search:
     the unmodified prompt's completion and its score, if known. memory: the trial's KV cache.
     never: tokens that are not drawn.
     trace and completions (token ids) grow with each round. written_tokens: of all completions,
-    before they were shaped. held: tokens banned in the last continuation. nearest: token ids and
-    text of the chosen point's nearest tokens; None without `find_nearest`, and for the prompt
+    before they were shaped. held: tokens banned for the rest of the text in the last continuation.
+    nearest: the tokens nearest to the chosen point; None without `find_nearest`, and for the prompt
     itself, or a point of an earlier round.
     """
 
@@ -187,7 +190,7 @@ class Search:
     scorer_calls: int = 0
     likelihood_calls: int = 0
     held: tuple[int, ...] = ()
-    nearest: tuple[tuple[int, ...], str] | None = None
+    nearest: tuple[int, ...] | None = None
     _last: Sequence[Candidate] = ()
     _has_read: bool = False
 
@@ -225,8 +228,7 @@ class Search:
         """Look for the nearest tokens of the point that was chosen."""
         place = self.best - (len(self.trace) - len(self._last))
         if place >= 0 and self._last[place].displacement > 0:
-            ids = self.engine.decode_nearest(self._last[place].embeddings)
-            self.nearest = tuple(ids), self.engine.texts([ids])[0]
+            self.nearest = tuple(self.engine.decode_nearest(self._last[place].embeddings))
 
     async def _evaluate(self, asked: Sequence[Candidate]) -> list[float]:
         """The scores of what the model writes after the candidates."""
@@ -256,9 +258,32 @@ class Search:
         """The score of the model's continuation, without the banned tokens."""
         self._last = ()
         # In a chat that the engine cannot go on with, the whole is written anew.
-        place = asked.kept if self.engine.goes_on(self.start.token_ids) else 0
-        kept = self._completion(asked.evaluation)[:place]
-        self.held = self._spellings(asked.held)
+        goes_on = self.engine.goes_on(self.start.token_ids)
+        kept, first = self._banned(asked, asked.kept if goes_on else 0)
+        whole_part = before_half(self.engine.token_texts([kept])[0])
+        if whole_part < len(kept):
+            kept, first = kept[:whole_part], ()
+        made = Origin(asked.iteration, "continuation", 1.0, 0.0, len(kept))
+        for number in range(_DRAWS):
+            seed = (
+                derive_seed(asked.sampling_seed, "whole", number) if number else asked.sampling_seed
+            )
+            whole = await self._go_on(asked, kept, first, seed)
+            end = before_half(self.engine.token_texts([whole.token_ids])[0])
+            if HALF not in whole.text.rstrip(HALF) or not goes_on:
+                break
+            # The model lost its way inside a character, as it may where others are banned.
+            first = (*(first if end == len(kept) else ()), *whole.token_ids[end : end + 1])
+            kept = whole.token_ids[:end]
+        if HALF in whole.text:
+            ids = whole.token_ids[:end]
+            whole = Completion(self.engine.texts([ids])[0], ids, "length")
+        return await self._scored([made], [whole])
+
+    async def _go_on(
+        self, asked: Continuation, kept: tuple[int, ...], first: tuple[int, ...], seed: int
+    ) -> Completion:
+        """What was kept, with what the model writes after it. first: not to be the next token."""
         sampling = self.sampling.model_copy(
             update={
                 "temperature": asked.cool * self.sampling.temperature,
@@ -270,8 +295,9 @@ class Search:
         request = Request(
             prompt,
             sampling,
-            asked.sampling_seed,
+            seed,
             never=tuple(dict.fromkeys(self.never + self.held)),
+            never_first=first,
             priority=self.priority,
             memory=self.memory.handle,
         )
@@ -283,13 +309,12 @@ class Search:
         (whole,) = self.engine.completions(
             [(kept + new.token_ids, new.finish_reason)], [self.sampling]
         )
-        made = Origin(asked.iteration, "continuation", 1.0, 0.0, len(kept))
-        return await self._scored([made], [whole])
+        return whole
 
     async def _blamed(self, asked: BlameRequest) -> int:
         """Number of tokens before the word at which the score first reaches the level."""
         (texts,) = self.engine.token_texts([self._completion(asked.evaluation)])
-        starts = [i for i, text in enumerate(texts) if i == 0 or begins_word(text)]
+        starts = word_starts(texts)
         words = ["".join(texts[a:b]) for a, b in pairwise([*starts, len(texts)])]
 
         async def score(text: str) -> float:
@@ -304,17 +329,27 @@ class Search:
             raise StrategyError(f"asked for evaluation {number} of {len(self.completions)}")
         return self.completions[number]
 
-    def _spellings(self, places: Sequence[tuple[int, int]]) -> tuple[int, ...]:
-        """Tokens to ban: the first with visible text at each place, in every spelling."""
-        held: dict[int, None] = {}
-        for number, place in places:
-            ids = self._completion(number)[place:]
-            (texts,) = self.engine.token_texts([ids])
-            rows = zip(ids, texts, strict=True)
-            token = next((i for i, text in rows if text.strip()), ids[0] if ids else None)
-            if token is not None:
-                held.update(dict.fromkeys(self.engine.spellings(token)))
-        return tuple(held)
+    def _banned(self, asked: Continuation, place: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The tokens to go on from, and what the next one is not to be; sets `held`.
+
+        place: number of tokens of the continued evaluation that may be kept.
+        """
+        kept = self._completion(asked.evaluation)[:place]
+        everywhere: list[int] = []
+        next_ones: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+        for number, before in asked.held:
+            ids = self._completion(number)
+            ban = self.engine.ban(ids[before:])
+            if (
+                ban.everywhere or place < asked.held[-1][1]
+            ):  # what is written anew has no such place
+                everywhere += ban.token_ids
+                continue
+            next_ones.append((ids[: before + ban.kept], ban.token_ids))
+            if (number, before) == (asked.evaluation, place):
+                kept = ids[: before + ban.kept]
+        self.held = tuple(dict.fromkeys(everywhere))
+        return kept, tuple(token for ids, tokens in next_ones if ids == kept for token in tokens)
 
     def _least(self, wanted: int, kept: int) -> int:
         """Tokens to be written before a text may end, where the engine can be told."""
