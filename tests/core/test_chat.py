@@ -116,6 +116,14 @@ def test_a_chat_is_read_as_its_template_writes_it(
     assert len("".join(moved(engine, prompt, "all"))) >= len(text)
 
 
+def test_what_an_assistant_thought_is_left_out() -> None:
+    thoughts = {"reasoning_content": "They ask of rain.", "reasoning": "They ask of rain."}
+    said, answered, asked = LONG
+    assert Chat.of([said, answered | thoughts, asked]) == Chat.of(LONG)
+    with pytest.raises(InputError, match="reasoning"):
+        Chat.of([said | thoughts])
+
+
 def test_a_token_across_the_border_is_not_moved(tmp_path: Path) -> None:
     template = "{% for m in messages %}Rain fell on the {{ m.content }} town{% endfor %}"
     engine = TransformersEngine(save_chat_model(tmp_path, template))

@@ -12,7 +12,7 @@ from torch import Tensor
 from tide.core.chat import Chat, Rendered
 from tide.core.concurrency import HomeLoop
 from tide.core.settings import Sampling
-from tide.engines.base import Completion, Engine, Piece, Prompt, Request
+from tide.engines.base import Ban, Completion, Engine, Piece, Prompt, Request
 
 _Key = tuple[tuple[int, ...], Sampling, int]
 
@@ -99,8 +99,8 @@ class CachingEngine(Engine):
     def _memory(self) -> object:
         return self.engine.memory()
 
-    def spellings(self, token_id: int) -> tuple[int, ...]:
-        return self.engine.spellings(token_id)
+    def ban(self, token_ids: Sequence[int]) -> Ban:
+        return self.engine.ban(token_ids)
 
     def _verify(self) -> None:
         self.engine.verify()

@@ -28,8 +28,9 @@ from tide.core.errors import DeadlineError, InputError, PromptRefusedError, Unre
 from tide.core.results import Result, Role, ScoredCompletion, Trial, format_score
 from tide.core.seeds import derive_seed
 from tide.core.settings import Sampling, Settings
+from tide.core.text import HALF
 from tide.engines.base import Completion, Engine, FinishReason, Prompt, Request
-from tide.runtime.blocks import begins_word, last_end
+from tide.runtime.blocks import before_half, last_end, word_starts
 from tide.runtime.scoring import Scoring
 from tide.runtime.search import Search, start_of
 from tide.runtime.watch import Failure, Watch
@@ -49,6 +50,8 @@ _STRETCH = 32
 _SEARCHED = 10
 # Times that a search which finds nothing gives up text before it, and tokens that it gives up.
 _ROLLBACKS, _ROLLBACK = 2, 16
+# Times that a repair is drawn anew from before a part of a character; then the answer ends there.
+_LOST = 4
 # Iterations after which a search gives up the text before, if it may, rather than go on.
 _ITERATIONS = 5
 
@@ -212,6 +215,8 @@ class Answer:
         self._part = _Part()
         self._places: list[int] = []  # to which it was rewound
         self._banned: tuple[int, ...] = ()
+        self._banned_next: dict[tuple[int, ...], tuple[int, ...]] = {}  # by what stands before
+        self._lost = 0  # times that a repair was drawn anew
         self._searches = self._given_out = self._kept = 0
         self._nearest: dict[str, Any] = {}
 
@@ -233,6 +238,8 @@ class Answer:
             return await self._search(0, self._task.strategy)
         while self._ended is None:
             failure = await self._draft()
+            if self._lost == _LOST:
+                return self._cut_off()
             if failure is not None and not await self._repair(failure):
                 return False
         return True
@@ -248,8 +255,11 @@ class Answer:
         request = Request(
             prompt,
             self._sampling(),
-            derive_seed(self._task.seed, "sampling", len(self._places) + self._searches),
+            derive_seed(
+                self._task.seed, "sampling", len(self._places) + self._searches + self._lost
+            ),
             never=self._banned,
+            never_first=self._banned_next.get(tuple(self._ids), ()),
             priority=self._task.priority,
             memory=self._cache.handle,
             piece_tokens=None if watch.pace == "whole" else 1,
@@ -268,6 +278,8 @@ class Answer:
                     (texts,) = self._engine.token_texts([self._ids[settled:]])
                     watch.texts[settled:] = texts
                     ended = self._stopped() or ended
+                    if self._places and self._goes_on and self._loses_way(ended is not None):
+                        return None
                     new = self._ask(ended is not None)
                     # A quick scorer has answered by now; a slow one has until the next place.
                     if asked and (new or ended or watch.pace == "word"):
@@ -275,8 +287,7 @@ class Answer:
                             return self._failed(failure)
                         asked = None
                     asked = new or asked
-                    words = range(len(watch.texts) - 1, settled, -1)
-                    settled = next((i for i in words if begins_word(watch.texts[i])), settled)
+                    settled += max(word_starts(watch.texts[settled:]), default=0)
             if (failure := await self._judge(asked) if asked else None) is None:
                 failure = watch.finish()
                 self._give_out()
@@ -288,6 +299,26 @@ class Answer:
                 asked.scores.cancel()
         self._ended = ended
         return None
+
+    def _loses_way(self, ended: bool) -> bool:
+        """Whether a repair holds a part of a character that the model does not complete.
+
+        It may lose its way there where other characters are banned. The repair is then drawn anew
+        from before the character; after some times, or at its end, the answer ends there.
+        """
+        half = before_half(self._watch.texts)
+        if half == len(self._watch.texts):
+            return False
+        if HALF not in self._watch.text.rstrip(HALF):
+            if ended:
+                del self._watch.texts[half:], self._ids[half:]
+            return False
+        before = tuple(self._ids[:half])
+        banned = (*self._banned_next.get(before, ()), self._ids[half])
+        self._banned_next[before] = tuple(dict.fromkeys(banned))
+        self._lost += 1
+        self._rewind(half)
+        return True
 
     def _stopped(self) -> FinishReason | None:
         """Cut the answer before a stop string."""
@@ -362,15 +393,9 @@ class Answer:
         self._costs.iterations += 1
         stretch = start - _STRETCH if self._goes_on else -1
         if sum(place > stretch for place in self._places) < self._rewinds.holds:
-            texts = self._watch.texts[start:end]
-            first = next((i for i, text in enumerate(texts) if any(map(str.isalnum, text))), None)
-            if first is None:
-                first = next((i for i, text in enumerate(texts) if text.strip()), 0)
-            place = start + first
-            if self._rewinds.hold and place < end:
-                banned = (*self._banned, *self._engine.spellings(self._ids[place]))
-                self._banned = tuple(dict.fromkeys(banned))
-            place = place if self._goes_on else 0
+            place = self._ban(start, end)
+            if self._task.on_text is None:
+                place = min(place, before_half(self._watch.texts[:place]))
             self._places.append(place)
             self._rewind(place)
             return True
@@ -379,6 +404,26 @@ class Answer:
         if then is None or (then.moves and not self._engine.has_embeddings):
             return False
         return await self._search_back(then)
+
+    def _ban(self, start: int, end: int) -> int:
+        """Ban the word between two places; returns the place to go on from."""
+        assert self._rewinds is not None
+        texts = self._watch.texts[start:end]
+        first = next((i for i, text in enumerate(texts) if any(map(str.isalnum, text))), 0)
+        while first > 0 and not texts[first - 1]:  # the parts of a character before the last
+            first -= 1
+        place = start + first
+        ids = tuple(self._ids[place:end])
+        if ids and self._rewinds.hold:
+            ban = self._engine.ban(ids)
+            place += ban.kept
+            before = tuple(self._ids[:place])
+            if ban.everywhere or not self._goes_on:
+                self._banned = tuple(dict.fromkeys((*self._banned, *ban.token_ids)))
+            else:
+                banned = (*self._banned_next.get(before, ()), *ban.token_ids)
+                self._banned_next[before] = tuple(dict.fromkeys(banned))
+        return place if self._goes_on else 0
 
     async def _blamed(self, failure: Failure) -> tuple[int, int]:
         """Where the word that is to blame begins and ends. What stands before it has passed."""
@@ -413,9 +458,8 @@ class Answer:
             if not self._in_blocks:
                 places = list(dict.fromkeys((start, 0)))
             while self._in_blocks and start > 0 and len(places) <= _ROLLBACKS:
-                start = max(0, start - _ROLLBACK)
-                while start > 0 and not begins_word(self._watch.texts[start]):
-                    start -= 1
+                words = word_starts(self._watch.texts[:start])
+                start = max(place for place in words if place <= max(0, start - _ROLLBACK))
                 places.append(start)
         for place in places:
             self._rewind(place)
@@ -495,10 +539,7 @@ class Answer:
         if whole and settings.decode:
             search.find_nearest()
             if search.nearest is not None:
-                nearest, says = search.nearest
-                pairs = zip(nearest, task.prompt.token_ids, strict=True)
-                changed = sum(a != b for a, b in pairs)
-                self._nearest = {"changed_tokens": changed, "decoded_prompt": says}
+                self._nearest = self._decoded(search.nearest)
         texts = _cut(self._engine.token_texts([ids])[0], len(found.text))
         self._ids += ids[: len(texts)]
         watch.keep(texts, found.toxicity)
@@ -515,6 +556,16 @@ class Answer:
             self._ended = "length"
         self._give_out()
         return True
+
+    def _decoded(self, nearest: tuple[int, ...]) -> dict[str, Any]:
+        """What the nearest tokens of an accepted point say of the prompt."""
+        prompt = self._task.prompt
+        pairs = zip(nearest, prompt.token_ids, strict=True)
+        changed = sum(a != b for a, b in pairs)
+        # Without the tokens that the tokenizer puts around a text.
+        plain, rows = prompt.user_mask is None, zip(nearest, prompt.fixed_mask, strict=True)
+        says = self._engine.texts([[i for i, fixed in rows if not (plain and fixed)]])[0]
+        return {"changed_tokens": changed, "decoded_prompt": says}
 
     def _shaped(self, completion: Completion, *, to_sentence: bool) -> Completion:
         """A completion as it may follow what was kept; if cut off, up to a sentence end."""

@@ -32,6 +32,8 @@ from tide.search.geometry import movable_rows
 # The rows that the searches of later blocks move, unless `perturb` says how many. The last rows of
 # what the user said found as much at the same cost; but after these all that was read is shared.
 _LAST = "last:8"
+# Times that a repair is drawn, from before a part of a character; then it ends there.
+_DRAWS = 4
 
 
 def check_strategy(strategy: LoadedStrategy, engine: Engine) -> None:
@@ -98,9 +100,8 @@ class Search:
     the answer so far. shape: applied to a completion before scoring. first_empty: score of an empty
     completion of the unmodified prompt under the policy "unmodified". never: banned tokens.
     trace (of completions alone) and completions (token ids) grow with each round. written_tokens:
-    of all completions, before they were shaped. nearest: token ids and text of the chosen point's
-    nearest tokens; None without `find_nearest`, and for the prompt itself, or a point of an earlier
-    round.
+    of all completions, before they were shaped. nearest: the tokens nearest to the chosen point;
+    None without `find_nearest`, and for the prompt itself, or a point of an earlier round.
     """
 
     strategy: SearchStrategy
@@ -120,7 +121,7 @@ class Search:
     read_tokens: int = 0
     scorer_calls: int = 0
     likelihood_calls: int = 0
-    nearest: tuple[tuple[int, ...], str] | None = None
+    nearest: tuple[int, ...] | None = None
     _last: Sequence[Candidate] = ()
 
     async def run(self) -> None:
@@ -153,8 +154,7 @@ class Search:
         """Look for the nearest tokens of the point that was chosen."""
         place = self.best - (len(self.trace) - len(self._last))
         if place >= 0 and self._last[place].displacement > 0:
-            ids = self.engine.decode_nearest(self._last[place].embeddings)
-            self.nearest = tuple(ids), self.engine.texts([ids])[0]
+            self.nearest = tuple(self.engine.decode_nearest(self._last[place].embeddings))
 
     async def _evaluate(self, asked: Sequence[Candidate]) -> list[float]:
         """The scores of what the model writes after the candidates."""

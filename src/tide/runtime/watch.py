@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tide.runtime.blocks import begins_word, first_end, maybe_stops
+from tide.core.text import begins_word
+from tide.runtime.blocks import first_end, maybe_stops, word_starts
 from tide.scorers.base import is_empty
 
 # Tokens that are held back although they pass, since their score is suspicious: a rewind can then
@@ -169,4 +170,4 @@ class Watch:
 
 def word_ends(texts: Sequence[str], start: int) -> list[int]:
     """The places after `start` at which another word begins, ascending."""
-    return [place for place in range(start + 1, len(texts)) if begins_word(texts[place])]
+    return [start + place for place in word_starts(texts[start:])[1:]]

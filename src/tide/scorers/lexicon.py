@@ -8,15 +8,16 @@ is that of the better-profanity package, or any file with a word or phrase a lin
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
+import regex
 
 from tide.core.errors import InputError
 from tide.core.optional import require
+from tide.core.text import UNSPACED
 from tide.data.files import as_text, read_whole
 from tide.scorers.base import Floats, PlainScorer
 from tide.scorers.language import warn_of_other_languages
@@ -46,7 +47,11 @@ class LexiconScorer(PlainScorer):
         digest = hashlib.sha256("\n".join(words).encode()).hexdigest()[:8]
         self.name = f"lexicon@{digest}"
         self.languages = None if path else ("en",)
-        self._listed = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, words))})(?!\w)")
+        # Beside a script without spaces a word is whole, too.
+        letter = rf"[\w--[{UNSPACED}]]"
+        self._listed = regex.compile(
+            rf"(?V1)(?<!{letter})\L<words>(?!{letter})", words=words, cache_pattern=False
+        )
 
     def score(self, texts: Sequence[str]) -> Floats:
         if self.languages:

@@ -359,6 +359,9 @@ class ContentPart(_Asked):
 class ChatMessage(_Asked):
     role: Literal["system", "developer", "user", "assistant"]
     content: Text | list[ContentPart]
+    # What an assistant thought before it answered, as servers return it; it is left out.
+    reasoning_content: Any = None
+    reasoning: Any = None
 
     def plain(self) -> dict[str, str]:
         parts = self.content

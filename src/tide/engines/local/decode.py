@@ -92,6 +92,13 @@ class Forward:
         return self(None if bool(mask.all()) else mask, positions, inputs_embeds=x, **kept)
 
 
+def not_finite(dtype: torch.dtype) -> str:
+    """What is said of a model whose logits are not finite."""
+    if dtype is torch.float16:
+        return "logits are NaN or infinite in float16; use dtype bfloat16 or float32"
+    return "logits are NaN or infinite; are its weights broken?"
+
+
 def cache_in(out: Any) -> Any:
     """The key-value cache in what a model gave, None without one.
 
@@ -284,7 +291,7 @@ def decode(
         broken |= ~(finite | ended)
         last, looks = len(drawn) == max(limits), len(drawn) % look_every == 0
         if (last or looks) and bool(broken.any()):
-            raise EngineError("the model's logits are NaN or infinite; are its weights broken?")
+            raise EngineError(f"the model's {not_finite(writing.logits.dtype)}")
         if not last:
             ended |= torch.isin(tokens, stop_ids)
             if len(drawn) in limits:

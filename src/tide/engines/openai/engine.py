@@ -113,6 +113,9 @@ class OpenAIEngine(Engine):
         with self._calling("texts"):
             return [[text_of((one,)) for one in row] for row in rows]
 
+    def _begins_many(self, text: str) -> bool:
+        return False  # a token is a whole word
+
     def _render(self, chat: Chat) -> Rendered:
         def template(messages: list[dict[str, str]]) -> str:
             lines = [f"{message['role']}: {message['content']}" for message in messages]

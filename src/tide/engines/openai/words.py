@@ -1,26 +1,26 @@
 """Words as tokens, for an engine that does not know its model's tokenizer.
 
-A word includes the spaces before it; runs of punctuation, and two characters of a script without
-spaces, are words, too. So there are rarely more words than model tokens, and they do not depend on
-how a server cuts its text into events. Each part of a word has a longest length, so that what
-waits for its end is short. The id of a word is its UTF-8 read as one number: nothing
-has to be remembered, and every process gives the same.
+A word includes the spaces before it; runs of punctuation, and two emoji or characters of a script
+without spaces, are words, too. So there are rarely more words than model tokens, and they do not
+depend on how a server cuts its text into events. Each part of a word has a longest length, so that
+what waits for its end is short. The id of a word is its UTF-8 read as one number: nothing has to be
+remembered, and every process gives the same.
 """
 
 from __future__ import annotations
 
-import re
+import regex
 
 from tide.core.chat import Chat, Rendered
+from tide.core.text import UNSPACED
 
 # A server that sends more characters for a token than this does not keep to what it was asked for.
 LONGEST_TOKEN = 256
-_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\ua4cf\uf900-\ufaff\U00020000-\U0003ffff"
-_MARKS = "\u0300-\u036f\u0591-\u05c7\u064b-\u065f\u0900-\u0dff"  # that stand with letters
-_LETTERS = rf"(?:(?![{_UNSPACED}])(?:[^\W\d_]|[{_MARKS}])){{1,24}}"
-_WORD = re.compile(
-    rf"\s{{0,24}}(?:[{_UNSPACED}]{{1,2}}|{_LETTERS}(?:['\u2019]{_LETTERS}){{0,3}}|\d{{1,24}}"
-    r"|[^\w\s]{1,24}|_{1,24}|\w)|\s{1,24}"
+_LETTERS = rf"[\p{{L}}\p{{M}}--[{UNSPACED}]]{{1,24}}"
+_WORD = regex.compile(
+    rf"(?V1)\s{{0,24}}(?:(?:[{UNSPACED}][\p{{M}}\u200d]{{0,8}}+){{1,2}}"
+    rf"|{_LETTERS}(?:['\u2019]{_LETTERS}){{0,3}}|\d{{1,24}}"
+    rf"|[[^\w\s]--[{UNSPACED}]]{{1,24}}|_{{1,24}}|\w)|\s{{1,24}}"
 )
 # What may stand after a word that may go on.
 _OPEN_ENDS = ("", "'", "\u2019")

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,7 +23,6 @@ from tide.core.errors import EngineError, guarded
 from tide.core.http import MIB, Seconds, ServerFailed
 from tide.core.pretrained import read_config
 from tide.core.sanitize import logger
-from tide.core.seeds import derive_seed
 from tide.core.settings import Sampling
 from tide.engines.base import Completion, MaxBatch, Piece, Request, float_dtype
 from tide.engines.checkpoint import read_vocabulary, source_of
@@ -126,7 +124,7 @@ class RemoteEngine(EmbeddingEngine):
         async def work(put: Callable[[Piece], None]) -> None:
             async def ask(endpoint: Endpoint) -> None:
                 # A server that takes over goes on after what was given out already.
-                rest = request if not given else self._rest(request, given)
+                rest = request if not given else self.after(request, given)
                 async with aclosing(self._parts(endpoint, rest)) as parts:
                     async for piece in parts:
                         given.extend(piece.token_ids)
@@ -156,23 +154,6 @@ class RemoteEngine(EmbeddingEngine):
                     if piece.finish_reason is not None:
                         return
         raise ServerFailed("ended a stream and did not say why")
-
-    def _rest(self, request: Request, given: Sequence[int]) -> Request:
-        prompt, sampling = request.prompt, request.sampling
-        if not isinstance(prompt, Sequence):
-            rest: Any = torch.cat([prompt, self._embed_tokens(given).to(prompt.dtype)])
-        else:
-            rest = (*prompt, *given)
-        update = {
-            "max_new_tokens": sampling.max_new_tokens - len(given),
-            "min_new_tokens": max(0, sampling.min_new_tokens - len(given)),
-        }
-        return replace(
-            request,
-            prompt=rest,
-            sampling=sampling.model_copy(update=update),
-            seed=derive_seed(request.seed, len(given)),
-        )
 
     async def _write_all(self, requests: Sequence[Request]) -> list[Completion]:
         bodies: list[tuple[Sequence[int], dict[str, Any]]] = []

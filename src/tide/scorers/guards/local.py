@@ -13,7 +13,13 @@ import torch
 
 from tide.core.errors import InputError, ScorerError, guarded
 from tide.core.optional import require
-from tide.core.pretrained import check_tokenizer, find_device, load_pretrained, read_config
+from tide.core.pretrained import (
+    check_tokenizer,
+    end_ids,
+    find_device,
+    load_pretrained,
+    read_config,
+)
 from tide.core.templates import render_template
 from tide.scorers.base import HEALTH_TEXT, Floats, PlainScorer, Scorer
 from tide.scorers.control_tokens import ControlTokens
@@ -225,14 +231,13 @@ class TransformersGuard(_LocalGuard):
         for row, prompt in enumerate(prompts):
             ids[row, longest - len(prompt) :] = torch.tensor(prompt)
             mask[row, longest - len(prompt) :] = 1
-        ends = self._model.generation_config.eos_token_id
         written = self._model.generate(
             ids.to(self._device),
             attention_mask=mask.to(self._device),
             generation_config=GenerationConfig(
                 max_new_tokens=tokens,
                 do_sample=False,
-                eos_token_id=ends if ends is not None else self._tokenizer.eos_token_id,
+                eos_token_id=end_ids(self._model, self._tokenizer) or None,
                 pad_token_id=filling,
                 output_logits=True,
                 return_dict_in_generate=True,
