@@ -85,18 +85,18 @@ class ByteEngine(Engine):
     def _vocabulary(self) -> Sequence[str]:
         return self._texts([[one] for one in range(len(self.pieces))])
 
-    async def write_all(self, requests: Sequence[Request]) -> list[Completion]:
+    def write(self, request: Request) -> AsyncGenerator[Piece, None]:
         if self.home.is_current:
-            self.requests += requests
-        return await super().write_all(requests)
+            self.requests.append(request)
+        return super().write(request)
 
     async def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
         assert isinstance(request.prompt, Sequence)
         ids = list(request.prompt)
         first = len(ids)
-        while len(ids) - first < request.max_new_tokens:
-            ids.append(self._draw(ids, request, len(ids) - first))
-        yield Piece(tuple(ids[first:]), "length")
+        while (step := len(ids) - first) < request.max_new_tokens:
+            ids.append(self._draw(ids, request, step))
+            yield Piece((ids[-1],), "length" if step + 1 == request.max_new_tokens else None)
 
     def _draw(self, ids: list[int], request: Request, step: int) -> int:
         for order in (3, 2, 1, 0):
