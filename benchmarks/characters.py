@@ -71,30 +71,34 @@ def is_cut(before: str, whole: str) -> bool:
 
 
 class Recording(TransformersEngine):
-    """Keeps what it was asked."""
+    """Keeps what it was asked, and what it wrote."""
 
     def __init__(self, model: str) -> None:
-        self.asked: list[Request] = []
+        self.asked: list[tuple[Request, Completion]] = []
         super().__init__(model)
 
     async def write_all(self, requests: Sequence[Request]) -> list[Completion]:
+        written = await super().write_all(requests)
         if self.home.is_current:
-            self.asked += requests
-        return await super().write_all(requests)
+            self.asked += zip(requests, written, strict=True)
+        return written
 
 
 def measured(engine: Recording, prompt: str, texts: Sequence[str]) -> list[int]:
-    """The numbers of a row, of one prompt. texts: what was written, in order."""
+    """The numbers of a row, of one prompt. texts: what was scored, in order."""
     (ids,) = engine.tokenize([prompt])
-    repairs = [
-        request
-        for request in engine.asked
+    asked = [
+        (tuple(request.prompt[len(ids) :]), request, written)
+        for request, written in engine.asked
         if isinstance(request.prompt, Sequence) and tuple(request.prompt[: len(ids)]) == tuple(ids)
-    ][1:]
-    kept = engine.texts([list(request.prompt)[len(ids) :] for request in repairs])
+    ]
+    # With those that were drawn again before they were scored.
+    known = engine.texts([kept + written.token_ids for kept, _, written in asked])
+    repairs = asked[1:]
+    starts = engine.texts([kept for kept, _, _ in repairs])
     before: set[int] = set()
     banned = [0]
-    for request in repairs:
+    for _, request, _ in repairs:
         banned.append(len(set(request.never) - before))
         before = set(request.never)
     first, *later = texts
@@ -102,9 +106,9 @@ def measured(engine: Recording, prompt: str, texts: Sequence[str]) -> list[int]:
         HALF in first.rstrip(HALF),
         len(later),
         sum(HALF in text.rstrip(HALF) for text in later),
-        sum(not any(t.startswith(one) and not is_cut(one, t) for t in texts) for one in kept),
+        sum(not any(t.startswith(one) and not is_cut(one, t) for t in known) for one in starts),
         max(banned),
-        sum(bool(request.never_first) for request in repairs),
+        sum(bool(request.never_first) for _, request, _ in repairs),
     ]
 
 
