@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 
 from tide.core.seeds import derive_seed
-from tide.engines.base import Completion, Engine, Piece, Request
+from tide.engines.base import Engine, Piece, Request
 
 SENTENCES = {
     "Latin": "The weather today is fine and the people of the town are kind to each other.",
@@ -86,7 +86,7 @@ class ByteEngine(Engine):
         return self._texts([[one] for one in range(len(self.pieces))])
 
     def write(self, request: Request) -> AsyncGenerator[Piece, None]:
-        if self.home.is_current:
+        if self.home.is_current and request.piece_tokens is not None:  # not the first token alone
             self.requests.append(request)
         return super().write(request)
 

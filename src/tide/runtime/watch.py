@@ -143,9 +143,11 @@ class Watch:
         return Failure(*self._failed, words)
 
     def rewind(self, place: int) -> None:
-        """Go on from this place, of which what has passed stays so."""
+        """Go on from this place. What has passed is then the last beginning of it that did."""
         del self.texts[place:]
-        self.passed = min(self.passed, place)
+        if place < self.passed:
+            passed = (one for one, score in self.scores if score < self.threshold and one <= place)
+            self.passed = max(passed, default=0)
         self.scores = [one for one in self.scores if one[0] <= self.passed]
         self._asked = [self.passed or -1]
         self._risen, self._failed, self._waited = None, None, 0
