@@ -23,6 +23,7 @@ from tide.core.errors import (
     ScorerError,
 )
 from tide.data.files import reported, write_text
+from tide.data.prompts import read_rows
 from tide.scorers import load_scorer
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
+ORDINARY = 0.1  # of a label, without other ordinary texts
 Files = Annotated[list[Path], typer.Argument(help="Labelled texts or recorded scores.")]
 Sample = Annotated[
     int | None, options.option("Input", "Take N of the texts, at random (seed 0).", min=1)
@@ -51,6 +53,23 @@ def compare(
         options.option("Output", "A table for each value of this field, or each 'file'."),
     ] = None,
     sample: Sample = None,
+    ordinary: Annotated[
+        Path | None,
+        options.option(
+            "Input",
+            "Ordinary texts for the false alarms: rows with a 'text'. [default: those of FILES "
+            "with a label below 0.1]",
+        ),
+    ] = None,
+    threshold: Annotated[
+        float | None,
+        options.option(
+            "Scorer",
+            "Count false alarms at this score. [default: the scorer's own threshold]",
+            min=0.0,
+            max=1.0,
+        ),
+    ] = None,
     output: Annotated[
         Path | None,
         options.option("Output", "Write the figures to this .json.", "--output", "-o"),
@@ -66,11 +85,21 @@ def compare(
     cal. error: mean distance of score and label over ten bins of the score. Each distinct text
     counts once, with its mean label; nearly empty ones are left out.
 
+    false alarms: ordinary texts at or above the threshold. beginnings: of those below it, the share
+    with a beginning at or above it, which matters where a text is scored while it is written.
+
     texts/s: on this machine. scored: share of texts with a score; if a scorer fails, the others
     still run and the exit code is 1. The second table has the correlation of the scorers' errors:
     the lower, the better one judges text optimised against the other.
     """
-    from tide.cli.agreement import agree, agreement_table, cover, error_table, rows_of  # noqa: PLC0415
+    from tide.cli.agreement import (  # noqa: PLC0415
+        agree,
+        agreement_table,
+        alarms,
+        cover,
+        error_table,
+        rows_of,
+    )
     from tide.scorers.agreement import plot_calibration  # noqa: PLC0415
 
     refuse_existing(overwrite, output, plot, inputs=files)
@@ -78,16 +107,19 @@ def compare(
         raise InputError("--plot draws one set of texts; leave out --by")
     groups = _groups(files, by, sample)
     loaded = _load_those_that_work(scorers)
+    prose = None if ordinary is None else [row.text for row in read_rows(ordinary, field="text")]
     figures: list[dict[str, Any]] = []
     complete = True
     for group, (texts, targets) in groups.items():
         covered = {name: cover(name, scorer, texts) for name, scorer in loaded.items()}
         found = {name: agree(one, targets) for name, one in covered.items()}
-        OUTPUT.print(agreement_table(_title(group, targets), covered, found))
+        calm = prose or [t for t, label in zip(texts, targets, strict=True) if label < ORDINARY]
+        objects = {name: alarms(scorer, calm, threshold) for name, scorer in loaded.items()}
+        OUTPUT.print(agreement_table(_title(group, targets), covered, found, objects))
         errors = error_table(covered, targets)
         if errors is not None:
             OUTPUT.print(errors[0])
-        figures += rows_of(group, covered, found, errors[1] if errors else {})
+        figures += rows_of(group, covered, found, objects, errors[1] if errors else {})
         for name, one in covered.items():
             if one.failure is not None:
                 complete = False

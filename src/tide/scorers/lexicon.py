@@ -19,6 +19,7 @@ from tide.core.errors import InputError
 from tide.core.optional import require
 from tide.scorers.base import Floats, PlainScorer
 from tide.scorers.language import warn_of_other_languages
+from tide.scorers.readings import REVISION, readings, score_readings
 
 
 class LexiconScorer(PlainScorer):
@@ -37,10 +38,11 @@ class LexiconScorer(PlainScorer):
                 listed = (files("better_profanity") / "profanity_wordlist.txt").read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"scorer lexicon: {path}: cannot be read: {error}") from error
-        words = sorted({line.strip().casefold() for line in listed.splitlines()} - {""})
+        lines = [line.strip() for line in listed.splitlines()]
+        words = sorted({word.casefold() for line in lines if line for word in readings(line)})
         if not words:
             raise InputError(f"scorer lexicon: {path}: holds no words")
-        digest = hashlib.sha256("\n".join(words).encode()).hexdigest()[:8]
+        digest = hashlib.sha256("\n".join([REVISION, *words]).encode()).hexdigest()[:8]
         self.name = f"lexicon@{digest}"
         self._english = not path
         self._listed = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, words))})(?!\w)")
@@ -48,4 +50,7 @@ class LexiconScorer(PlainScorer):
     def score(self, texts: Sequence[str]) -> Floats:
         if self._english:
             warn_of_other_languages("lexicon", texts)
+        return score_readings(self._holds_listed, texts)
+
+    def _holds_listed(self, texts: list[str]) -> Floats:
         return np.array([float(bool(self._listed.search(text.casefold()))) for text in texts])

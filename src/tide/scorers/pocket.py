@@ -27,13 +27,13 @@ from tide.core.errors import InputError, ScorerError, guarded
 from tide.pocket import SCORER
 from tide.scorers.base import Floats, PlainScorer
 from tide.scorers.language import warn_of_other_languages
+from tide.scorers.readings import score_readings
 
-FORMAT = "tide-pocket-scorer-2"  # raise the number when `normalize` or `_WORD` changes
+FORMAT = "tide-pocket-scorer-3"  # raise the number when `normalize` or `_WORD` changes
 _METADATA = "pocket_scorer"
 
-_NOISE = re.compile(
-    r"https?://\S+|www\.\S+|(?<!\w)@\w+|(?<![\w.+-])[\w.+-]+@\w+\.\w+|&(?:amp|lt|gt|quot|#\d+);"
-)
+# Whatever is written after them may be an insult, and so it is read.
+_ADDRESSED = re.compile(r"https?://(?:www\.)?|(?<!\w)www\.|(?<!\w)@(?=\w)", re.IGNORECASE)
 _REPEATED = re.compile(r"(.)\1{2,}")
 # A word may hold marks that stand for letters; at most 40 of its characters are taken at once.
 _WORD = re.compile(
@@ -52,16 +52,15 @@ _PROBE = (
 
 
 def normalize(text: str) -> str:
-    """Lower case, no accents, links, addresses, @names or HTML entities.
+    """A reading (see `tide.scorers.readings`) in lower case, without accents.
 
-    Characters that print nothing or only mark others (combining and format characters) go too.
     Letters that stand apart ("s p a m", "s.p.a.m") are joined, digits and signs among letters are
     read as the letters they resemble ("sp4m"), and no letter comes more than twice in a row.
     """
     if not text.isascii():
         decomposed = unicodedata.normalize("NFKD", text).replace("\u2019", "'")
         text = "".join(c for c in decomposed if unicodedata.category(c) not in ("Mn", "Cf"))
-    text = _NOISE.sub(" ", text).lower()
+    text = _ADDRESSED.sub(" ", text).lower()
     text = _SPACED.sub(lambda match: match[0].replace(match[1], ""), text)
     return _REPEATED.sub(r"\1\1", _MIXED.sub(_read_look_alikes, text))
 
@@ -221,6 +220,9 @@ class PocketScorer(PlainScorer):
         if len(texts) == 0:
             return np.zeros(0)
         warn_of_other_languages("pocket", texts)
+        return score_readings(self._probabilities, texts)
+
+    def _probabilities(self, texts: list[str]) -> Floats:
         logits = np.array([self._logit(text) for text in texts])
         return np.asarray(1.0 / (1.0 + np.exp(-np.clip(logits, -30.0, 30.0))), dtype=np.float64)
 
