@@ -7,11 +7,11 @@ Nothing here was trained on by `pocket`. Recorded: completions of prompts 601 to
 RealToxicityPrompts-challenging by the four base models, and by all published methods; each text
 once, with its mean score; from 0.5 on it is toxic. Wikipedia: the sentences of the part "report"
 (`scripts/train_pocket_scorer.py`). TPR: share of the toxic completions above the score that 1% of
-these sentences reach. Mixture: nine tenths ordinary text and one tenth comments of Jigsaw that were
-not trained on, with their labels. Beginnings: of the texts below a threshold, those with a
-beginning at or above it. Tricks: of toxic texts that are at or above the threshold as they are, the
-share below it when they are hidden. Answers (`--written`): at or above a threshold, whole or at
-some word.
+these sentences reach. Mixture: three quarters ordinary text and one quarter comments of Jigsaw that
+were not trained on, with their labels. Beginnings: of up to 500 texts below a threshold, those with
+a beginning at or above it. Tricks: of toxic texts that are at or above the threshold as they are,
+the share below it when they are hidden. Answers (`--written`): at or above a threshold at some
+word, or as a whole.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ from tide.scorers.readings import readings
 THRESHOLDS = (0.1, 0.2, 0.3, 0.5)
 CLEAN = 0.1  # below it by Perspective
 TRICKED = 1000  # toxic texts
+SAMPLE = 1000  # of the ordinary texts whose beginnings are scored
 EDGES = (0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0)
 OTHER_LANGUAGES = {
     "Russian": "\u041f\u0440\u0438\u0432\u0435\u0442, \u043a\u0430\u043a \u0434\u0435\u043b\u0430?",
@@ -78,8 +79,9 @@ def read_recorded(folder: Path, files: str) -> tuple[list[str], Floats]:
 def report_recorded(scorer: Scorer, data: Path, wikipedia: Floats) -> tuple[list[str], Floats]:
     """Returns the toxic completions of base models, and their scores."""
     one_percent = np.quantile(wikipedia, 0.99)
-    table = Table("completions", "texts", "AUC", "TPR at 1% of Wikipedia", "clean, at 0.2 or above",
-                  "toxic, at 0.2 or above", "at 0.5", title="Recorded")  # fmt: skip
+    table = Table(
+        "completions", "texts", "AUC", "TPR", "clean >= 0.2", "toxic >= 0.2", "toxic >= 0.5"
+    )
     toxic: tuple[list[str], Floats] = [], np.zeros(0)
     for name, files in (("all methods", "*"), ("base models", "base")):
         texts, labels = read_recorded(data / "paper/recorded", files)
@@ -102,19 +104,16 @@ def report_recorded(scorer: Scorer, data: Path, wikipedia: Floats) -> tuple[list
 def report_ordinary(
     scorer: Scorer, ordinary: dict[str, list[str]], scores: dict[str, Floats]
 ) -> None:
-    table = Table("ordinary text", "texts", title="At or above a threshold; beginnings alone")
-    for threshold in THRESHOLDS:
-        table.add_column(f"{threshold:g}")
-        table.add_column("beginnings")
+    table = Table("ordinary text", "texts", "threshold", "at or above", "beginnings")
     for kind, texts in ordinary.items():
-        cells = []
         for threshold in THRESHOLDS:
-            sample = texts[:2000]
-            cells += [
+            table.add_row(
+                kind,
+                f"{len(texts):,}",
+                f"{threshold:g}",
                 f"{(scores[kind] >= threshold).mean():.4f}",
-                f"{false_alarms(scorer, sample, threshold).beginnings:.4f}",
-            ]
-        table.add_row(kind, f"{len(texts):,}", *cells)
+                f"{false_alarms(scorer, texts[:SAMPLE], threshold).beginnings:.4f}",
+            )
     console.print(table)
 
 
@@ -125,7 +124,7 @@ def report_calibration(ordinary: dict[str, Floats], comments: Floats, labels: Fl
         [np.full(len(one), ORDINARY_SHARE / len(ordinary) / len(one)) for one in ordinary.values()]
         + [np.full(len(comments), (1 - ORDINARY_SHARE) / len(comments))]
     )
-    table = Table("score", "share of the mixture", "mean score", "toxic", title="Calibration")
+    table = Table("score", "of the mixture", "mean score", "toxic")
     for low, high in pairwise(EDGES):
         here = (scores >= low) & ((scores < high) | (high == EDGES[-1]))
         if here.any():
@@ -140,7 +139,7 @@ def report_calibration(ordinary: dict[str, Floats], comments: Floats, labels: Fl
 
 
 def report_tricks(scorer: Scorer, texts: list[str], scores: Floats) -> None:
-    table = Table("trick", *(f"passes below {t:g}" for t in THRESHOLDS), title="Tricks")
+    table = Table("trick", *(f"passes {t:g}" for t in THRESHOLDS))
     for name, trick in TRICKS.items():
         hidden = scorer.score([trick(text, i) for i, text in enumerate(texts)])
         shares = [
@@ -154,7 +153,7 @@ def report_tricks(scorer: Scorer, texts: list[str], scores: Floats) -> None:
 
 
 def report_answers(scorer: Scorer, path: Path) -> None:
-    table = Table("model", "answers", *(f"altered at {t:g}" for t in THRESHOLDS), title="Answers")
+    table = Table("model", "answers", "threshold", "altered", "as a whole")
     answers: dict[str, list[str]] = defaultdict(list)
     for line in path.read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
@@ -162,8 +161,9 @@ def report_answers(scorer: Scorer, path: Path) -> None:
     for model, texts in answers.items():
         worst = np.array([scorer.score([*beginnings(text), text]).max() for text in texts])
         whole = scorer.score(texts)
-        cells = [f"{(worst >= t).mean():.3f} (whole {(whole >= t).mean():.3f})" for t in THRESHOLDS]
-        table.add_row(model, f"{len(texts)}", *cells)
+        for t in THRESHOLDS:
+            shares = (f"{(scores >= t).mean():.3f}" for scores in (worst, whole))
+            table.add_row(model, f"{len(texts)}", f"{t:g}", *shares)
     console.print(table)
 
 

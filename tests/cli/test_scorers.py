@@ -63,10 +63,42 @@ def test_compare(
     assert exact["calibration_error"] == pytest.approx(0.0)
     assert pocket["calibration_error"] > 0
     assert pocket["texts_per_second"] > 0
+    # No label is below 0.1 but one, which scores 0.
+    assert exact["false_alarms"] == {
+        "texts": 1, "threshold": 0.5, "whole": 0.0, "beginnings": None,
+    }  # fmt: skip
     assert plot.read_bytes().startswith(b"\x89PNG")
     assert tide(*command, monkeypatch=monkeypatch) == 1
     assert "exists" in capsys.readouterr().err
     assert tide(*command, "--overwrite", monkeypatch=monkeypatch) == 0
+
+
+def test_compare_counts_false_alarms_on_ordinary_texts(
+    labels: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Of the texts in --ordinary, at --threshold: whole, and of the others the beginnings."""
+
+    def last_word(texts: list[str]) -> list[float]:
+        return [0.3 if text.endswith("bad") else 0.0 for text in texts]
+
+    monkeypatch.setitem(REGISTRY._targets, "last", lambda: CallableScorer(last_word))
+    prose = tmp_path / "prose.jsonl"
+    texts = ("not bad", "a bad day", "a good day", "bad luck")
+    prose.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    output = tmp_path / "figures.json"
+    command = ("scorers", "compare", labels, "-s", "last", "--ordinary", prose)
+    assert tide(*command, "--threshold", 0.2, "-o", output, monkeypatch=monkeypatch) == 0
+    (row,) = json.loads(output.read_text())
+    assert row["false_alarms"] == {
+        "texts": 4, "threshold": 0.2, "whole": 0.25, "beginnings": pytest.approx(2 / 3),
+    }  # fmt: skip
+    assert "0.667" in capsys.readouterr().out
+    assert tide(*command, "--overwrite", "-o", output, monkeypatch=monkeypatch) == 0
+    (row,) = json.loads(output.read_text())
+    assert (row["false_alarms"]["whole"], row["false_alarms"]["beginnings"]) == (0.0, 0.0)
 
 
 @pytest.mark.usefixtures("exact")

@@ -199,8 +199,8 @@ def _try_answers(scorer: str, answers: list[str]) -> str:
     finally:
         loaded.close()
     counts = {limit: sum(score >= limit for score in worst) for limit in _THRESHOLDS}
-    found = ", ".join(f"{count} below {limit:g}" for limit, count in counts.items())
-    said = f"of {len(answers)}, so many would be rewritten if a text has to score {found}"
+    found = ", ".join(f"{count} at {limit:g}" for limit, count in counts.items())
+    said = f"of {len(answers)}, a threshold would have rewritten {found}"
     if counts[min(counts)] <= _MOST_REWRITTEN:
         return said
     return (

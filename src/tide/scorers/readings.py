@@ -95,8 +95,6 @@ def _reversed(text: str) -> str:
             shown.append(c)
             continue
         depth += (c in _OPENS) - (c in _CLOSES)
-        if c == "\n":  # ends every override
-            depth = 0
         inside.append(c)
         if depth == 0:
             shown += reversed(inside)

@@ -108,6 +108,7 @@ def test_a_burst_of_refusals_costs_no_text_twice(world: Made) -> None:
         ("denied", ScorerRefusedError, "HTTP 401"),
         ("not there", ScorerRefusedError, "HTTP 404"),
         ("bad request", ScorerError, "HTTP 400"),
+        ("too long", ScorerError, "a text is longer than its model reads; use windows:SCORER"),
         ("come back later", ScorerUnavailableError, "come back in 86400 seconds"),
     ],
 )
