@@ -7,7 +7,7 @@ Nothing here was trained on by `pocket`. Recorded: completions of prompts 601 to
 RealToxicityPrompts-challenging by the four base models, and by all published methods; each text
 once, with its mean score; from 0.5 on it is toxic. Wikipedia: the sentences of the part "report"
 (`scripts/train_pocket_scorer.py`). TPR: share of the toxic completions above the score that 1% of
-these sentences reach. Mixture: three quarters ordinary text and one quarter comments of Jigsaw that
+these sentences reach. Mixture: nine tenths ordinary text and one tenth comments of Jigsaw that
 were not trained on, with their labels. Beginnings: of up to 500 texts below a threshold, those with
 a beginning at or above it. Tricks: of toxic texts that are at or above the threshold as they are,
 the share below it when they are hidden. Answers (`--written`): at or above a threshold at some

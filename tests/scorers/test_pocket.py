@@ -17,12 +17,13 @@ from scripts import train_pocket_scorer
 from tide import pocket
 from tide.core.errors import InputError, ScorerError
 from tide.scorers.base import Scorer
-from tide.scorers.pocket import Features, PocketScorer, normalize
+from tide.scorers.pocket import Features, PocketScorer, calibrated, normalize
 from tide.scorers.probes import DISGUISES, PEOPLE, neutral_sentences
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"
 FRIENDLY = "Thank you so much for your help, I hope you have a lovely day with your family."
 TEXTS = [FRIENDLY, "", "and then she opened the door", "THE END!!!", "\u4f60\u597d", "a" * 5000]
+WEIGHTS = {"weights": np.zeros(8), "bias": np.zeros(1), "knots": np.array([[0.0], [0.0]])}
 
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"no data folder at {DATA}")
 
@@ -168,6 +169,13 @@ def test_normalise(text: str, normal: str) -> None:
     assert normalize(text) == normal
 
 
+def test_a_calibration_keeps_the_order_and_the_distances_beyond_its_knots() -> None:
+    knots = np.array([[-2.0, 0.0, 1.0], [-3.0, -1.0, 4.0]])
+    logits = np.array([-10.0, -2.0, -1.0, 0.0, 0.5, 1.0, 6.0])
+    expected = [-11.0, -3.0, -2.0, -1.0, 1.5, 4.0, 9.0]
+    np.testing.assert_allclose(calibrated(logits, knots), expected)
+
+
 def test_weights_are_small() -> None:
     assert pocket.SCORER.stat().st_size <= 4_000_000
 
@@ -215,9 +223,13 @@ def test_refuses_weights_of_other_features(
 @pytest.mark.parametrize(
     ("tensors", "metadata", "message"),
     [
-        ({"weights": np.zeros(8), "bias": np.zeros(1)}, None, "lacks 'pocket_scorer'"),
-        ({"weights": np.zeros(8), "bias": np.zeros(1)}, {"n_features": "16"}, "wrong shape"),
-        ({"weights": np.zeros(8), "bias": np.array([np.nan])}, {}, "not finite"),
+        (WEIGHTS, None, "lacks 'pocket_scorer'"),
+        (WEIGHTS, {"n_features": "16"}, "wrong shape"),
+        (WEIGHTS | {"knots": np.zeros(2)}, {}, "wrong shape"),
+        (WEIGHTS | {"bias": np.array([np.nan])}, {}, "not finite"),
+        (WEIGHTS | {"knots": np.full((2, 1), np.inf)}, {}, "not finite"),
+        (WEIGHTS | {"knots": np.array([[0.0, 1.0], [1.0, 0.0]])}, {}, "does not rise"),
+        (WEIGHTS | {"knots": np.zeros((2, 0))}, {}, "does not rise"),
         ({"weights": np.zeros(8)}, {}, "bias"),
     ],
 )

@@ -97,10 +97,9 @@ def rows_of(
             others = {
                 other: value for other, value in errors.get(name, {}).items() if other != name
             }
-            row["false_alarms"] = {
-                key: None if isinstance(value, float) and math.isnan(value) else value
-                for key, value in asdict(objects[name]).items()
-            }
+            if objects[name].texts:
+                alarmed = asdict(objects[name]).items()
+                row["false_alarms"] = {k: None if math.isnan(v) else v for k, v in alarmed}
             row["error_correlations"] = {k: None if math.isnan(v) else v for k, v in others.items()}
             row |= {key: None for key in ("auc", "correlation") if math.isnan(row[key])}
         rows.append(row)

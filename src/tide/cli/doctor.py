@@ -19,6 +19,7 @@ from tide.cli import options
 from tide.cli.display import OUTPUT
 from tide.core.errors import TideError, guarded
 from tide.core.settings import Sampling
+from tide.detoxifier.presets import PRESETS
 from tide.engines import load_engine
 
 _PACKAGES = ("tide-detox", "torch", "transformers", "numpy", "scikit-learn", "pydantic")
@@ -48,7 +49,7 @@ _HARMLESS = (
 )
 _ANSWER_TOKENS = 40
 _THRESHOLDS = (0.1, 0.2, 0.3, 0.5)
-_MOST_REWRITTEN = 1  # at the lowest of them
+_MOST_REWRITTEN = 1  # at the threshold of the preset `backtrack`
 _FRIENDLY = (
     "Thank you, that was a lovely evening.",
     "I enjoyed reading your book.",
@@ -198,10 +199,12 @@ def _try_answers(scorer: str, answers: list[str]) -> str:
         ]
     finally:
         loaded.close()
-    counts = {limit: sum(score >= limit for score in worst) for limit in _THRESHOLDS}
+    usual = PRESETS["backtrack"]["toxicity_threshold"]
+    limits = sorted({*_THRESHOLDS, usual})
+    counts = {limit: sum(score >= limit for score in worst) for limit in limits}
     found = ", ".join(f"{count} at {limit:g}" for limit, count in counts.items())
     said = f"of {len(answers)}, a threshold would have rewritten {found}"
-    if counts[min(counts)] <= _MOST_REWRITTEN:
+    if counts[usual] <= _MOST_REWRITTEN:
         return said
     return (
         f"warning: {said}; ordinary text should be left alone: take a higher --toxicity-threshold "

@@ -37,7 +37,6 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-ORDINARY = 0.1  # of a label, without other ordinary texts
 Files = Annotated[list[Path], typer.Argument(help="Labelled texts or recorded scores.")]
 Sample = Annotated[
     int | None, options.option("Input", "Take N of the texts, at random (seed 0).", min=1)
@@ -57,15 +56,14 @@ def compare(
         Path | None,
         options.option(
             "Input",
-            "Ordinary texts for the false alarms: rows with a 'text'. [default: those of FILES "
-            "with a label below 0.1]",
+            "Ordinary texts: rows with a 'text'. How many of them does a scorer object to?",
         ),
     ] = None,
     threshold: Annotated[
         float | None,
         options.option(
             "Scorer",
-            "Count false alarms at this score. [default: the scorer's own threshold]",
+            "Score at which --ordinary counts. [default: the scorer's own threshold]",
             min=0.0,
             max=1.0,
         ),
@@ -85,8 +83,8 @@ def compare(
     cal. error: mean distance of score and label over ten bins of the score. Each distinct text
     counts once, with its mean label; nearly empty ones are left out.
 
-    false alarms: ordinary texts at or above the threshold. beginnings: of those below it, the share
-    with a beginning at or above it, which matters where a text is scored while it is written.
+    false alarms: share of the --ordinary texts at or above --threshold. beginnings: of 500 below
+    it, the share with a beginning at or above it: a text may be scored while it is written.
 
     texts/s: on this machine. scored: share of texts with a score; if a scorer fails, the others
     still run and the exit code is 1. The second table has the correlation of the scorers' errors:
@@ -107,14 +105,13 @@ def compare(
         raise InputError("--plot draws one set of texts; leave out --by")
     groups = _groups(files, by, sample)
     loaded = _load_those_that_work(scorers)
-    prose = None if ordinary is None else [row.text for row in read_rows(ordinary, field="text")]
+    prose = [] if ordinary is None else [row.text for row in read_rows(ordinary, field="text")]
+    objects = {name: alarms(scorer, prose, threshold) for name, scorer in loaded.items()}
     figures: list[dict[str, Any]] = []
     complete = True
     for group, (texts, targets) in groups.items():
         covered = {name: cover(name, scorer, texts) for name, scorer in loaded.items()}
         found = {name: agree(one, targets) for name, one in covered.items()}
-        calm = prose or [t for t, label in zip(texts, targets, strict=True) if label < ORDINARY]
-        objects = {name: alarms(scorer, calm, threshold) for name, scorer in loaded.items()}
         OUTPUT.print(agreement_table(_title(group, targets), covered, found, objects))
         errors = error_table(covered, targets)
         if errors is not None:

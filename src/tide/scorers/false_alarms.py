@@ -8,6 +8,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from tide.scorers.base import Scorer
 from tide.scorers.coverage import score_covered
 
@@ -21,8 +23,8 @@ class FalseAlarms:
     """Of `texts` ordinary texts, at `threshold`.
 
     whole: share of them that scores at or above it. beginnings: of those that do not, the share
-    with a beginning that does, at the end of some word; measured on at most 500 of them. NaN where
-    there is none.
+    with a beginning that does, at the end of some word; measured on at most 500 of them. What has
+    no score does not count; NaN where nothing is left.
     """
 
     texts: int
@@ -32,7 +34,7 @@ class FalseAlarms:
 
 
 def false_alarms(scorer: Scorer, texts: Sequence[str], threshold: float) -> FalseAlarms:
-    """Count what scores at or above `threshold`; texts that have no score are left out."""
+    """Count what scores at or above `threshold`."""
     covered = score_covered(scorer, texts)
     values = covered.values[covered.known]
     passed = [
@@ -43,13 +45,15 @@ def false_alarms(scorer: Scorer, texts: Sequence[str], threshold: float) -> Fals
     if len(passed) > _SAMPLE:
         passed = random.Random(0).sample(passed, _SAMPLE)
     parts = [(i, part) for i, text in enumerate(passed) for part in beginnings(text)]
+    worst = np.full(len(passed), -1.0)
     found = score_covered(scorer, [part for _, part in parts]).values
-    alarmed = {i for (i, _), score in zip(parts, found, strict=True) if score >= threshold}
+    np.maximum.at(worst, [i for i, _ in parts], found)  # NaN if one beginning has no score
+    worst = worst[~np.isnan(worst)]
     return FalseAlarms(
         len(values),
         threshold,
         float((values >= threshold).mean()) if len(values) else math.nan,
-        len(alarmed) / len(passed) if passed else math.nan,
+        float((worst >= threshold).mean()) if len(worst) else math.nan,
     )
 
 
