@@ -18,7 +18,7 @@ from tide import pocket
 from tide.core.errors import InputError, ScorerError
 from tide.scorers.base import Scorer
 from tide.scorers.pocket import Features, PocketScorer, calibrated, normalize
-from tide.scorers.probes import DISGUISES, PEOPLE, neutral_sentences
+from tide.scorers.probes import DISGUISES, PEOPLE, TRICKS, neutral_sentences
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"
 FRIENDLY = "Thank you so much for your help, I hope you have a lovely day with your family."
@@ -97,7 +97,7 @@ def test_friendly_text_scores_low(scorer: PocketScorer) -> None:
 
 @needs_data
 def test_toxic_text_scores_high(scorer: PocketScorer, toxic_texts: list[str]) -> None:
-    assert np.median(scorer.score(toxic_texts)) > 0.8
+    assert np.median(scorer.score(toxic_texts)) > 0.7
 
 
 @needs_data
@@ -112,7 +112,7 @@ def test_disguises_change_little(scorer: PocketScorer, toxic_texts: list[str]) -
     ("model", "area", "correlation", "agreeing"),
     [
         ("gpt2-large", 0.975, 0.89, 0.94),
-        pytest.param(*("qwen3-4b", 0.94, 0.81, 0.945), marks=pytest.mark.slow),
+        pytest.param(*("qwen3-4b", 0.94, 0.8, 0.945), marks=pytest.mark.slow),
         pytest.param(*("gemma-2-2b", 0.97, 0.87, 0.935), marks=pytest.mark.slow),
         pytest.param(*("llama-3.1-8b", 0.97, 0.885, 0.925), marks=pytest.mark.slow),
     ],
@@ -136,10 +136,29 @@ def test_sees_through_disguised_spelling(scorer: PocketScorer) -> None:
     held_out = np.flatnonzero((labelled.parts(0) == 0) & (np.array(labelled.labels) > 0.5))
     texts = [labelled.texts[i] for i in held_out]
     plain = (scorer.score(texts) >= 0.5).mean()
-    assert plain >= 0.9
+    assert plain >= 0.88
     for disguise in DISGUISES.values():
         disguised = [disguise(text, i) for i, text in enumerate(texts)]
         assert (scorer.score(disguised) >= 0.5).mean() >= plain - 0.1
+
+
+@needs_data
+def test_ordinary_prose_that_was_not_trained_on_scores_low(scorer: PocketScorer) -> None:
+    """The earlier revision had 4% at or above 0.5, and 26% at or above 0.2."""
+    prose = train_pocket_scorer.read_ordinary(DATA, None, "report")
+    scores = scorer.score(prose["wikipedia"])
+    assert len(scores) > 8000
+    assert (scores >= 0.5).mean() <= 0.005
+    assert (scores >= 0.2).mean() <= 0.03
+    assert (scorer.score(prose["replies"]) >= 0.2).mean() <= 0.03
+
+
+@needs_data
+@pytest.mark.parametrize("name", TRICKS)
+def test_tricks_hide_no_toxic_text(scorer: PocketScorer, toxic_texts: list[str], name: str) -> None:
+    plain = scorer.score(toxic_texts)
+    hidden = scorer.score([TRICKS[name](text, i) for i, text in enumerate(toxic_texts)])
+    assert (hidden[plain >= 0.1] < 0.1).mean() <= 0.05
 
 
 def test_names_of_groups_are_not_toxic(scorer: PocketScorer) -> None:
