@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import re
 import time
@@ -164,9 +165,10 @@ def _try_model(name: str, engine: str, engine_options: dict[str, Any], answers: 
         model.complete([prompt], Sampling(temperature=0.0), [0])
         seconds = time.perf_counter() - started
         harmless = model.tokenize(_HARMLESS)
+        room = (model.context_length or math.inf) - max(map(len, harmless))
         written = model.complete(
             [model.embed_tokens(ids) for ids in harmless] if model.has_embeddings else harmless,
-            Sampling(temperature=0.7, max_new_tokens=_ANSWER_TOKENS),
+            Sampling(temperature=0.7, max_new_tokens=int(min(_ANSWER_TOKENS, max(1, room)))),
             range(len(_HARMLESS)),
         )
         answers += [one.text for one in written]
