@@ -108,7 +108,7 @@ def test_a_burst_of_refusals_costs_no_text_twice(world: Made) -> None:
         ("denied", ScorerRefusedError, "HTTP 401"),
         ("not there", ScorerRefusedError, "HTTP 404"),
         ("bad request", ScorerError, "HTTP 400"),
-        ("too long", ScorerError, "a text is longer than its model reads; use windows:SCORER"),
+        ("too long", ScorerError, "HTTP 413"),
         ("come back later", ScorerUnavailableError, "come back in 86400 seconds"),
     ],
 )
@@ -123,6 +123,14 @@ def test_a_refusal_is_not_tried_again(
     assert KEY not in str(caught.value)
     assert "a text'" not in str(caught.value)
     assert len(service.requests) == 1
+
+
+def test_tei_is_not_asked_to_cut_a_text() -> None:
+    """What it refuses as too long is an error that says what to do."""
+    with made("tei") as (service, scorer, _):
+        service.answer = lambda number: "too long"
+        with pytest.raises(ScorerError, match="longer than its model reads; use windows:SCORER"):
+            scorer.score(["a text"])
 
 
 def test_a_redirect_takes_neither_text_nor_key_along(world: Made) -> None:
