@@ -108,7 +108,6 @@ def test_a_burst_of_refusals_costs_no_text_twice(world: Made) -> None:
         ("denied", ScorerRefusedError, "HTTP 401"),
         ("not there", ScorerRefusedError, "HTTP 404"),
         ("bad request", ScorerError, "HTTP 400"),
-        ("too long", ScorerError, "HTTP 413"),
         ("come back later", ScorerUnavailableError, "come back in 86400 seconds"),
     ],
 )
