@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Sequence
 
@@ -31,8 +30,6 @@ _OTHER = (
     "i\u00e7in"
 )
 _ENGLISH_WORDS, _OTHER_WORDS = frozenset(_ENGLISH.split()), frozenset(_OTHER.split())
-_ENGLISH_ALONE = frozenset(("pocket", "pocket-judge", "profanity-check", "lexicon"))
-_PARTS = re.compile(r"[:,@]")  # of a scorer's name, as max:pocket@1,detoxify:original
 _warned: set[str] = set()
 _lock = threading.Lock()
 
@@ -61,13 +58,13 @@ def is_not_english(text: str) -> bool:
     return 6 * sum(word in _OTHER_WORDS for word in words) >= len(words)
 
 
-def reads(name: str, text: str) -> bool:
-    """Whether the scorer called `name` can say which words of `text` are toxic.
+def reads(scorer: Scorer, text: str) -> bool:
+    """Whether a scorer can say which words of `text` are toxic.
 
     Those that read English alone cannot where a text, however short, has more frequent words of
     other languages than English ones.
     """
-    if _ENGLISH_ALONE.isdisjoint(_PARTS.split(name)):
+    if languages_of(scorer) != ("en",):
         return True
     words = [word.strip(_MARKS) for word in text.lower().split()]
     english, other = (

@@ -13,7 +13,7 @@ from tide.plugins.options import Options
 from tide.plugins.specs import Spec, parse
 from tide.scorers import AROUND, REGISTRY, load_scorer
 from tide.scorers.base import Attributed, Floats, Scorer, ask_attributes, attributes_of
-from tide.scorers.language import MULTILINGUAL, other_language
+from tide.scorers.language import MULTILINGUAL, languages_of, other_language
 from tide.scorers.wrappers.calibration import Calibration
 
 # By name and argument: "lexicon" has an English list, "lexicon:FILE" one of its own.
@@ -51,6 +51,7 @@ class LanguageScorer:
         )
         self.threshold = min(scorer.threshold for scorer in both)
         self.attributes = tuple(dict.fromkeys(n for one in both for n in attributes_of(one)))
+        self.languages = languages_of(self._english) if self._other is None else None
 
     def score(self, texts: Sequence[str]) -> Floats:
         return self.score_attributes(texts).values
