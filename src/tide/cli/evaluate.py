@@ -39,6 +39,7 @@ def evaluate(
     model: options.Model = "pocket",
     scorer: options.Scorer = "pocket",
     judges: options.Judges = None,
+    strict_language: options.StrictLanguage = False,
     protocol: Protocol = "tide",
     preset: options.Preset = "auto",
     artefacts: Annotated[
@@ -79,8 +80,8 @@ def evaluate(
         benchmark,
         methods,
         model=model,
-        scorer=scorer,
-        judges=options.judges(judges),
+        scorer=options.strict(scorer, strict_language),
+        judges=options.judges(judges, strict_language),
         protocol=protocol,
         preset=preset,
         reference=reference or "auto",

@@ -31,10 +31,11 @@ SCORER_GRAMMAR = (
     f"Scorers: {_SCORERS}; some take an argument: hf:ID_OR_FOLDER#LABEL (of several labels "
     "#sum:LABEL,LABEL or #max:LABEL,LABEL), detoxify:original, "
     "guard:ID_OR_FOLDER, guard:NAME@http://HOST, tei:http://HOST#LABEL, calibrated:FILE. pocket, "
-    "pocket-judge, profanity-check and lexicon read English alone. Around a scorer: cache:SCORER "
-    "(kept on disk), rate:NUMBER:SCORER (texts a second), retry:SCORER, breaker:SCORER, "
-    "windows:SCORER (long texts). Several as one: max:SCORER,SCORER and mean:SCORER,SCORER; "
-    "parentheses keep specs together, as in cache:max(pocket,lexicon)."
+    "pocket-judge, profanity-check and lexicon read English alone; "
+    "language:en=pocket,other=SCORER sends other languages to another one. Around a scorer: "
+    "cache:SCORER (kept on disk), rate:NUMBER:SCORER (texts a second), retry:SCORER, "
+    "breaker:SCORER, windows:SCORER (long texts). Several as one: max:SCORER,SCORER and "
+    "mean:SCORER,SCORER; parentheses keep specs together, as in cache:max(pocket,lexicon)."
 )
 # What a setting may be, where its type does not say.
 _CHOICES = {
@@ -81,6 +82,14 @@ Scorer = Annotated[
 Scorers = Annotated[
     list[str] | None,
     option("Scorer", "A scorer; repeat for several. [default: pocket]", "--scorer", "-s"),
+]
+StrictLanguage = Annotated[
+    bool,
+    option(
+        "Scorer",
+        "A text in a language that the scorer does not read is an error, not a warning.",
+        "--strict-language",
+    ),
 ]
 Judges = Annotated[
     list[str] | None,
@@ -232,14 +241,21 @@ def engine_options(
     return options
 
 
-def judges(values: Iterable[str] | None) -> list[str]:
+def judges(values: Iterable[str] | None, strict_language: bool = False) -> list[str]:
     """The specs of `Judges`. Raises InputError for one that cannot be read."""
     names = SCORERS.names()
     return [
-        str(parse(spec, "--judges", AROUND, names))
+        strict(str(parse(spec, "--judges", AROUND, names)), strict_language)
         for value in values or ()
         for spec in split_specs(value, "--judges", AROUND, names)
     ]
+
+
+def strict(spec: str, strict_language: bool) -> str:
+    """The scorer's spec, with what `StrictLanguage` asks for."""
+    from tide.scorers.wrappers.languages import strict as strictly  # noqa: PLC0415  (slow import)
+
+    return strictly(spec) if strict_language else spec
 
 
 def with_engine(command: Callable[..., None]) -> Callable[..., None]:

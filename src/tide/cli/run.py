@@ -74,6 +74,7 @@ def run(
     model: options.Model = "pocket",
     scorer: options.Scorer = "pocket",
     judges: options.Judges = None,
+    strict_language: options.StrictLanguage = False,
     preset: options.Preset = "auto",
     engine: options.EngineName = "transformers",
     engine_options: dict[str, Any] | None = None,
@@ -111,7 +112,8 @@ def run(
 
     if output is not None and output.suffix not in ("", ".jsonl"):
         raise InputError(f"--output: {output} is neither a .jsonl file nor a folder")
-    loaded = [NamedScorer.of(spec) for spec in options.judges(judges)]
+    scorer = options.strict(scorer, strict_language)
+    loaded = [NamedScorer.of(spec) for spec in options.judges(judges, strict_language)]
     with Detoxifier(
         model,
         scorer=scorer,

@@ -28,6 +28,7 @@ def score(
         options.option("Output", "Write records to this .jsonl.", "--output", "-o"),
     ] = None,
     scorers: options.Scorers = None,
+    strict_language: options.StrictLanguage = False,
     field: options.Field = "text",
     limit: options.Limit = None,
     overwrite: options.Overwrite = False,
@@ -48,7 +49,9 @@ def score(
             if input_file is not None
             else [Row(number, text) for number, text in enumerate((texts or [])[:limit])]
         )
-        loaded = [load_scorer(name) for name in scorers or ["pocket"]]
+        loaded = [
+            load_scorer(options.strict(name, strict_language)) for name in scorers or ["pocket"]
+        ]
         bodies = [row.text for row in rows]
         columns = {scorer.name: scored(scorer, bodies) for scorer in loaded}
         if output is not None:

@@ -70,6 +70,7 @@ def serve(
     ] = None,
     model: options.Model = "pocket",
     scorer: options.Scorer = "pocket",
+    strict_language: options.StrictLanguage = False,
     preset: options.Preset = "backtrack",
     engine: options.EngineName = "transformers",
     engine_options: dict[str, Any] | None = None,
@@ -107,7 +108,7 @@ def serve(
         _logging_as_json(),
         AsyncDetoxifier(
             model,
-            scorer=MeasuredScorer(load_scorer(scorer)),
+            scorer=MeasuredScorer(load_scorer(options.strict(scorer, strict_language))),
             engine=engine,
             preset=preset,
             engine_options=engine_options,

@@ -46,7 +46,7 @@ class ToxicWords:
 
         words = _WORD.findall(text)
         found = _listed(words)
-        if reads(self._scorer.name, text):
+        if reads(self._scorer, text):
             with suppress(ScorerError):
                 found |= self._blamed(words, found)
         return words, found

@@ -36,7 +36,6 @@ _PACE = r"word|sentence|whole|[1-9]\d{0,3}"
 _TAGS = range(0xE0000, 0xE0080)
 # What a nearly empty text scores; "blank": 0.0 without a visible character, else its own score.
 TextPolicy = EmptyPolicy | Literal["blank"]
-_BATCH = 64
 # A scorer that has no score for this either is broken, whatever text it failed for at first.
 HEALTH_TEXT = "The weather is fine today."
 _FUNCTION = "a function takes a list of texts and returns a list of floats from 0 to 1"
@@ -77,6 +76,12 @@ def pace_of(scorer: Scorer) -> str:
             f"(got {pace!r})"
         )
     return pace
+
+
+def slowest_pace(scorers: Sequence[Scorer]) -> str:
+    """The pace of several scorers that are asked together."""
+    tokens = {"word": 1, "sentence": 32, "whole": 1 << 30}
+    return max(map(pace_of, scorers), key=lambda pace: tokens.get(pace) or int(pace))
 
 
 class Attributed(NamedTuple):
@@ -237,12 +242,6 @@ def score_groups(
             return [error]
         return [one for some in groups for one in score_groups(scorer, [some], empty_policy)]
     return [*together.split([len(some) for some in groups])]
-
-
-def in_batches(score: Callable[[list[str]], Floats], texts: Sequence[str]) -> Floats:
-    """What `score` gives for `texts`, of which it gets 64 at a time; rows if it gives rows."""
-    parts = [score(list(texts[i : i + _BATCH])) for i in range(0, len(texts), _BATCH)]
-    return np.concatenate(parts) if parts else np.zeros(0)
 
 
 def _refuse_broken(scorer: Scorer, error: ScorerError) -> None:

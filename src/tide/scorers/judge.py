@@ -31,6 +31,7 @@ from tide.pocket import JUDGE, REFERENCE
 from tide.scorers.base import Floats, PlainScorer
 from tide.scorers.language import warn_of_other_languages
 from tide.scorers.pocket import normalize
+from tide.scorers.readings import score_readings
 
 # Raise the number when `normalize`, `_WORD` or `_hash` changes: the hashes fit no other ones.
 FORMAT = "tide-pocket-judge-2"
@@ -231,6 +232,9 @@ class PocketJudge(PlainScorer):
         if len(texts) == 0:
             return np.zeros(0)
         warn_of_other_languages("pocket-judge", texts)
+        return score_readings(self._probabilities, texts)
+
+    def _probabilities(self, texts: list[str]) -> Floats:
         rows = [(i, part) for i, text in enumerate(texts) for part in self._reader.parts(text)]
         outputs = self.outputs([part for _, part in rows])
         worst = np.full(len(texts), -np.inf)

@@ -21,6 +21,7 @@ from tide.core.text import UNSPACED
 from tide.data.files import as_text, read_whole
 from tide.scorers.base import Floats, PlainScorer
 from tide.scorers.language import warn_of_other_languages
+from tide.scorers.readings import REVISION, readings, score_readings
 
 
 class LexiconScorer(PlainScorer):
@@ -41,10 +42,11 @@ class LexiconScorer(PlainScorer):
                 listed = (files("better_profanity") / "profanity_wordlist.txt").read_text("utf-8")
         except InputError as error:
             raise InputError(f"scorer lexicon: {error}") from None
-        words = sorted({line.strip().casefold() for line in listed.splitlines()} - {""})
+        lines = [line.strip() for line in listed.splitlines()]
+        words = sorted({word.casefold() for line in lines if line for word in readings(line)})
         if not words:
             raise InputError(f"scorer lexicon: {path}: holds no words")
-        digest = hashlib.sha256("\n".join(words).encode()).hexdigest()[:8]
+        digest = hashlib.sha256("\n".join([REVISION, *words]).encode()).hexdigest()[:8]
         self.name = f"lexicon@{digest}"
         self.languages = None if path else ("en",)
         # Beside a script without spaces a word is whole, too.
@@ -56,4 +58,7 @@ class LexiconScorer(PlainScorer):
     def score(self, texts: Sequence[str]) -> Floats:
         if self.languages:
             warn_of_other_languages("lexicon", texts)
+        return score_readings(self._holds_listed, texts)
+
+    def _holds_listed(self, texts: list[str]) -> Floats:
         return np.array([float(bool(self._listed.search(text.casefold()))) for text in texts])

@@ -134,6 +134,14 @@ def test_a_refusal_is_not_tried_again(
     assert len(service.requests) == 1
 
 
+def test_tei_is_not_asked_to_cut_a_text() -> None:
+    """What it refuses as too long is an error that says what to do."""
+    with made("tei") as (service, scorer, _):
+        service.answer = lambda number: "too long"
+        with pytest.raises(ScorerError, match="longer than its model reads; use windows:SCORER"):
+            scorer.score(["a text"])
+
+
 def test_a_redirect_takes_neither_text_nor_key_along(world: Made) -> None:
     service, scorer, _ = world
     with running(VllmPooling) as elsewhere:

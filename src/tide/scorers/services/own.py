@@ -86,4 +86,6 @@ class OwnServerScorer(RemoteScorer):
             raise ScorerRefusedError(
                 f"{what}: there is no {path}; check the address, and what model it serves"
             )
+        if reply.status == 413:
+            raise ScorerError(f"{what}: a text is longer than its model reads; use windows:SCORER")
         raise ScorerError(f"{what} to a request of {texts} texts")

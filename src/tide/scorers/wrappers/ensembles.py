@@ -10,13 +10,15 @@ import numpy as np
 
 from tide.core.errors import InputError
 from tide.plugins.options import checked
-from tide.scorers.base import Attributed, Floats, Scorer, ask_attributes, attributes_of, pace_of
+from tide.scorers.base import (
+    Attributed,
+    Floats,
+    Scorer,
+    ask_attributes,
+    attributes_of,
+    slowest_pace,
+)
 from tide.scorers.language import languages_of
-
-
-def _tokens(pace: str) -> int:
-    """About how many tokens are written between two texts that are scored."""
-    return {"word": 1, "sentence": 32, "whole": 1 << 30}.get(pace) or int(pace)
 
 
 class _Ensemble:
@@ -41,7 +43,7 @@ class _Ensemble:
         known = [set(found) for one in scorers if (found := languages_of(one)) is not None]
         self.languages = tuple(sorted(set.intersection(*known))) if known else None
         self.threshold = self.threshold_of([scorer.threshold for scorer in scorers])
-        self.pace = max(map(pace_of, scorers), key=_tokens)
+        self.pace = slowest_pace(scorers)
 
     def score(self, texts: Sequence[str]) -> Floats:
         return self.score_attributes(texts).values
