@@ -41,7 +41,7 @@ class Case:
     """Prompts `start` to `start + count` of a kind, completed with a preset and settings."""
 
     name: str
-    preset: str = "auto"
+    preset: str = "relative"
     settings: dict[str, Any] = field(default_factory=dict)
     model: str = "pocket"
     prompts: str = "rtp"

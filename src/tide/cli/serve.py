@@ -9,7 +9,7 @@ import os
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -104,9 +104,10 @@ def serve(
     with (
         _listening(host, port) as listener,
         _logging_as_json(),
+        closing(MeasuredScorer(load_scorer(scorer))) as measured,
         AsyncDetoxifier(
             model,
-            scorer=MeasuredScorer(load_scorer(scorer)),
+            scorer=measured,
             engine=engine,
             preset=preset,
             engine_options=engine_options,

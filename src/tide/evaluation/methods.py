@@ -248,8 +248,8 @@ def load_method(
     elif name in PRESETS or is_file(name):
         begun = usual = preset_values(name, model_name)
     else:
-        begun = _for_strategy(name, preset_values(preset, model_name))
-        usual = _for_strategy(name, preset_values("auto", model_name))
+        begun = _for_strategy(name, preset_values(preset, model_name, name))
+        usual = _for_strategy(name, preset_values("auto", model_name, name))
     if is_search:
         rules.append({"decode": True, **protocol.search})
     try:
@@ -311,8 +311,8 @@ def _shown(name: str) -> str:
 def method_of(detoxifier: Detoxifier, preset: str | Path) -> SearchMethod:
     """What `detoxifier`, made with `preset`, does, as a method."""
     settings, engine = detoxifier.settings, detoxifier.engine
-    values = preset_values(preset, engine.name)
     name = parse_spec(settings.strategy)[0]
+    values = preset_values(preset, engine.name, name)
     standard = _for_strategy(name, values)
     if standard is values and preset != "auto":
         name = _shown(str(preset))
