@@ -201,8 +201,9 @@ def _before(
         if one.searched:
             worst = max(one.trials, key=lambda trial: trial.base_toxicity or 0.0)
             scores: Scores = {run.scorer: worst.base_toxicity}
-            scores |= {judge: given[0] for judge, given in worst.step_judge_scores.items()}
+            scores |= {judge: worst.own_score(judge) for judge in worst.step_judge_scores}
             text = _masked(worst.base_text or "", run, scores, mask)
+            text += " (as far as it was written before its repair)" if worst.base_partial else ""
             yield _row(_BEFORE, run, scores, text, sources)
             return
 
