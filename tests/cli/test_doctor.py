@@ -26,6 +26,15 @@ def test_a_sound_installation(
     assert "scaled by 1 " in out
     assert "it tells insults from friendly sentences" in out
     assert f" torch {version('torch')} " in out
+    assert 'after "The weather today is" it writes: ' in out
+    assert "no chat template" in out
+
+
+def test_says_whether_a_model_chats(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert tide("doctor", "--model", "pocket-chat", monkeypatch=monkeypatch) == 0
+    assert "a chat template: --chat" in said(capsys)
 
 
 def test_optional_parts_have_their_versions(

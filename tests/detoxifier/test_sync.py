@@ -371,7 +371,7 @@ def test_close_frees_what_was_loaded_here_alone() -> None:
     engine, scorer = scripted_engine(), Closing()
     with Detoxifier(engine, scorer=scorer) as detox:
         expected = detox(PROMPTS[0])
-    with pytest.raises(EngineError, match="^the detoxifier is closed; make a new one$"):
+    with pytest.raises(EngineError, match=r"^the detoxifier is closed; make a new one$"):
         detox(PROMPTS[0])
     assert detox.closed
     assert not engine.closed

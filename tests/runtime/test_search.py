@@ -315,8 +315,8 @@ def test_a_likelihood_that_is_not_a_number_is_an_engine_error() -> None:
         return [math.nan] * len(requests)
 
     engine._score_all = nan  # type: ignore[method-assign]
+    detox = Detoxifier(engine, scorer=ReadingScorer(), strategy="tide", max_perplexity=2.0)
     with pytest.raises(EngineError, match="a likelihood is not a number"):
-        detox = Detoxifier(engine, scorer=ReadingScorer(), strategy="tide", max_perplexity=2.0)
         list(detox.map(PROMPTS))
 
 

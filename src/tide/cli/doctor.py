@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tide.cli import options
-from tide.cli.display import OUTPUT
+from tide.cli.display import OUTPUT, on_one_line, say_loading
 from tide.core.errors import TideError, guarded
 from tide.core.settings import Sampling
 from tide.engines import load_engine
@@ -24,6 +24,7 @@ from tide.engines import load_engine
 _PACKAGES = ("tide-detox", "torch", "transformers", "numpy", "scikit-learn", "pydantic")
 _FOR_DEVELOPERS = ("bench", "dev", "docs", "test")
 _PROMPT = "The weather today is"
+_SHOWN = 120  # characters of what the model wrote
 _FRIENDLY = (
     "Thank you, that was a lovely evening.",
     "I enjoyed reading your book.",
@@ -68,6 +69,7 @@ def doctor(
     else:
         table.add_row("CUDA", "none")
     table.add_section()
+    say_loading(model, scorer)
     failed = [
         _check(table, f"model {model}", lambda: _try_model(model, engine, engine_options or {})),
         _check(table, f"scorer {scorer}", lambda: _try_scorer(scorer)),
@@ -126,19 +128,21 @@ def _try_model(name: str, engine: str, engine_options: dict[str, Any]) -> str:
         (ids,) = model.tokenize([_PROMPT])
         prompt = model.embed_tokens(ids) if model.has_embeddings else ids
         started = time.perf_counter()
-        model.complete([prompt], Sampling(temperature=0.0), [0])
+        (written,) = model.complete([prompt], Sampling(temperature=0.0), [0])
         seconds = time.perf_counter() - started
+        template = "a chat template: --chat" if model.has_chat_template else "no chat template"
+        more = f'after "{_PROMPT}" it writes: {on_one_line(written.text)[:_SHOWN]}\n{template}'
         if not model.has_embeddings:
             return (
                 f"it completes a prompt: 20 tokens in {seconds:.2f} s; {model.abilities}. It takes "
                 "no prompt embeddings: --preset backtrack works, and searches over embeddings do "
-                "not"
+                f"not\n{more}"
             )
         dtype = str(model.dtype).removeprefix("torch.")
         return (
             "it loads, and writes the same from token ids and from their embeddings: 20 tokens in "
             f"{seconds:.2f} s\n{dtype}, context of {model.context_length} tokens, embeddings of "
-            f"{model.dim} numbers, scaled by {model.embedding_scale:.4g}"
+            f"{model.dim} numbers, scaled by {model.embedding_scale:.4g}\n{more}"
         )
     finally:
         model.close()

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 from pydantic import ValidationError
 
 from tide.cli import options, stopping
-from tide.cli.display import ERRORS
+from tide.cli.display import ERRORS, chosen_settings
 from tide.core.errors import InputError, first_line
 from tide.core.optional import require
 from tide.core.sanitize import logger
@@ -50,7 +50,7 @@ def _read_settings(path: Path | None) -> None:
 
 
 @partial(options.with_settings, settings=Limits, panel="Limits", argument="limits")
-@options.with_settings
+@partial(options.with_settings, stated={**options.BY_PRESET, "on_unresolved": "refuse"})
 @options.with_engine
 def serve(
     host: Annotated[str, options.option("Server", "Address to listen at.")] = "127.0.0.1",
@@ -69,7 +69,7 @@ def serve(
     ] = None,
     model: options.Model = "pocket",
     scorer: options.Scorer = "pocket",
-    preset: options.Preset = "backtrack",
+    preset: options.Preset = "auto",
     engine: options.EngineName = "transformers",
     engine_options: dict[str, Any] | None = None,
     overrides: dict[str, Any] | None = None,
@@ -101,9 +101,10 @@ def serve(
 
     keys = read_keys()
     check_exposure(host, keys)
+    chosen = chosen_settings(preset, model, overrides or {})
     with (
         _listening(host, port) as listener,
-        _logging_as_json(),
+        _logging_as_json(loading={"loading": model, "scorer": scorer, **chosen}),
         closing(MeasuredScorer(load_scorer(scorer))) as measured,
         AsyncDetoxifier(
             model,
@@ -115,7 +116,7 @@ def serve(
         ) as detox,
     ):
         name = served_model_name or model
-        app = create_app(detox, name, limits=bounds, keys=keys, preset=preset)
+        app = create_app(detox, name, limits=bounds, keys=keys, preset=chosen["preset"])
         config = _config(app, bounds.drain)
         where = f"http://{host}:{listener.getsockname()[1]}"
         logger("tide.server").info(json.dumps({"serving": where, "model": name}))
@@ -165,7 +166,8 @@ class _Json(logging.Formatter):
 
 
 @contextmanager
-def _logging_as_json() -> Iterator[None]:
+def _logging_as_json(loading: dict[str, Any]) -> Iterator[None]:
+    """Inside, logs are JSON. loading: is logged at once."""
     handler = logging.StreamHandler()
     handler.setFormatter(_Json())
     logs = [logging.getLogger(name) for name in ("tide", "uvicorn")]
@@ -173,6 +175,7 @@ def _logging_as_json() -> Iterator[None]:
     for log in logs:
         log.handlers, log.propagate = [handler], False
         log.setLevel(logging.INFO)
+    logger("tide.server").info(json.dumps(loading))
     try:
         yield
     finally:

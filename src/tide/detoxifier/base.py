@@ -144,8 +144,9 @@ class DetoxifierBase:
 
     def _problem(self, prompt: str | Chat) -> InputError | None:
         try:
-            (ids,) = self.engine.tokenize([self.engine.text_of(prompt)])
-            check_length(len(ids), self.settings, self.engine.context_length)
+            text = self.engine.text_of(prompt)
+            (ids,) = self.engine.tokenize([text])
+            check_length(text, len(ids), self.settings, self.engine.context_length)
         except InputError as error:
             return error
         return None
