@@ -131,6 +131,9 @@ class Trial(BaseModel):
     was known. searched_tokens: written by searches. streamed: how many blocks a stream had given
     out; those are never withheld.
 
+    base_partial: whether the evaluation of the prompt itself is only what was written before the
+        first repair of a long answer: a part, which compares with no whole answer.
+
     read_tokens: prompt and answer tokens prefilled for continuations; those in the KV cache count
         once. 0 if every evaluation prefilled the prompt.
     """
@@ -153,6 +156,7 @@ class Trial(BaseModel):
     drafted_tokens: int = 0
     searched_tokens: int = 0
     read_tokens: int = 0
+    base_partial: bool = False
     streamed: int = 0
 
     @property
@@ -237,7 +241,8 @@ class Result(BaseModel):
     def before(self) -> ScoredCompletion:
         """What the model wrote by itself, from the unmodified prompt, with its score.
 
-        Of a long answer that needed a repair: as far as it was written when its first block failed.
+        Of a long answer that needed a repair: as far as it was written when its first block failed
+        (`best.base_partial`).
         """
         return self.best.base
 
@@ -287,6 +292,7 @@ class Result(BaseModel):
 def _html_row(trial: Trial, masked: bool) -> str:
     after = "<i>withheld</i>" if trial.refused else _html_text(trial.text, trial, masked, True)
     before = _html_text(trial.base.text, trial, masked, trial.chosen == 0)
+    before += "<i>as far as it was written before its repair</i>" if trial.base_partial else ""
     return f"<tr><td>{before}</td><td>{after}</td><td>{_html_trace(trial)}</td></tr>"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     AliasGenerator,
@@ -91,6 +91,8 @@ class TrialRecord(_Frozen):
     is returned or withheld. trace: all evaluations. blocks: of an answer that was written in
     blocks, whose trace holds the whole answer as drafted and as returned, and whose evaluations are
     those of all blocks. whole_toxicity: of it as a whole; None where a block had failed.
+    finish_reason: "length" if `max_new_tokens` cut it off. base_partial: whether `base_text` is
+    only what was written before the first repair, which no step holds.
     judge_scores: by judge, of the completion as it was before it was withheld. step_judge_scores:
     by judge, of each step. judge_attributes: by judge and attribute (threat, insult...), for judges
     that have some; none of a completion that was too short to be scored.
@@ -120,6 +122,7 @@ class TrialRecord(_Frozen):
     evaluations: _Count | None = None
     rounds: _Count | None = None
     num_tokens: _Count | None = None
+    finish_reason: Literal["length", "stop"] | None = None
     generated_tokens: _Count | None = None
     drafted_tokens: _Count | None = None
     forward_tokens: _Count | None = None
@@ -127,6 +130,7 @@ class TrialRecord(_Frozen):
     likelihood_calls: _Count | None = None
     base_text: str | None = None
     base_toxicity: Score | None = None
+    base_partial: Literal[True] | None = None
     trace: Annotated[list[TraceEntry], Field(min_length=1)] | None = None
     steps: Annotated[list[Step], Field(min_length=1)] | None = None
     blocks: Annotated[list[BlockEntry], Field(min_length=1)] | None = None
@@ -142,6 +146,17 @@ class TrialRecord(_Frozen):
             if len(scores) != len(self.steps or ()):
                 raise ValueError(f"step_judge_scores.{judge} has not one score a step")
         return self
+
+    def own_score(self, judge: str | None = None) -> float | None:
+        """Score of what the model wrote by itself, by the search's scorer or a judge.
+
+        None where it is not known, or where only a part of it was written.
+        """
+        if self.base_partial:
+            return None
+        if judge is None:
+            return self.base_toxicity
+        return self.step_judge_scores.get(judge, [None])[0]
 
     @property
     def not_accepted(self) -> bool:
@@ -267,12 +282,14 @@ def _trial(trial: Trial, forward_tokens: int | None) -> TrialRecord:
         evaluations=trial.evaluations,
         rounds=trial.rounds,
         num_tokens=trial.returned.num_tokens,
+        finish_reason=trial.returned.finish_reason,
         generated_tokens=trial.generated_tokens,
         forward_tokens=forward_tokens,
         scorer_calls=trial.scorer_calls,
         likelihood_calls=trial.likelihood_calls,
         base_text=trial.base.text,
         base_toxicity=trial.base.toxicity,
+        base_partial=trial.base_partial or None,
         trace=_trace(trial),
         steps=_steps(trial),
         **in_blocks,
@@ -308,7 +325,8 @@ def _steps(trial: Trial) -> list[Step]:
             least.append(number)
     ends = [(number + 1, number) for number in least]
     if trial.blocks:  # as drafted, after at least one evaluation; as returned, after all of them
-        ends = [(1, 0), (trial.evaluations, trial.chosen)][-len(trace) :]
+        drafted = [] if trial.base_partial or len(trace) == 1 else [(1, 0)]
+        ends = [*drafted, (trial.evaluations, trial.chosen)]
     elif least[-1] != trial.chosen:
         ends = [*(end for end in ends if end[0] < spent), (spent, trial.chosen)]
     return [

@@ -8,7 +8,7 @@ from typing import Any
 
 import anyio
 
-from tide.core.chat import Chat
+from tide.core.chat import Chat, Rendered
 from tide.core.concurrency import gather
 from tide.core.errors import DeadlineError, InputError, PromptRefusedError
 from tide.core.results import Result, Trial, format_score
@@ -59,11 +59,15 @@ class Runtime:
         async def answer() -> Result:
             async with self._room:
                 text = self.engine.text_of(prompt)
-                read = await read_prompt(self.engine, text, settings)
-                if settings.refuse_prompt_above is not None:
-                    await self._check_prompt(prompt, settings.refuse_prompt_above)
+                own = settings_for(prompt, settings, self.engine)
+                read = await read_prompt(self.engine, text, own)
+                limit = self.engine.context_length
+                if limit is not None and isinstance(prompt, Chat):
+                    own = own.within(limit - len(read.token_ids))
+                if own.refuse_prompt_above is not None:
+                    await self._check_prompt(prompt, own.refuse_prompt_above)
                 made = await gather(
-                    self._trial(TrialTask(read, settings, strategy, number, priority, on_text))
+                    self._trial(TrialTask(read, own, strategy, number, priority, on_text))
                     for number in trials
                 )
             return Result(prompt=str(text), trials=tuple(made))
@@ -134,6 +138,11 @@ class Runtime:
         )
 
 
+def settings_for(prompt: str | Chat, settings: Settings, engine: Engine) -> Settings:
+    """`settings`, with what they leave open as a chat needs it if the prompt is one."""
+    return settings.for_chat(engine.chat_sampling) if isinstance(prompt, Chat) else settings
+
+
 async def read_prompt(engine: Engine, text: str, settings: Settings) -> Prompt:
     """The tokens of a prompt. Raises InputError for one that cannot be completed."""
     limit = engine.context_length
@@ -143,13 +152,16 @@ async def read_prompt(engine: Engine, text: str, settings: Settings) -> Prompt:
         prompt = await asyncio.to_thread(engine.encode, text)
     else:
         prompt = engine.encode(text)
-    check_length(len(prompt.token_ids), settings, limit)
+    check_length(text, len(prompt.token_ids), settings, limit)
     return prompt
 
 
-def check_length(tokens: int, settings: Settings, limit: int | None) -> None:
+def check_length(text: str, tokens: int, settings: Settings, limit: int | None) -> None:
     """Raise InputError for a prompt of `tokens` tokens that cannot be completed."""
     new = settings.max_new_tokens
+    # An answer of a length that nobody asked for is as long as fits.
+    if isinstance(text, Rendered) and "max_new_tokens" not in settings.model_fields_set:
+        new = 1
     if tokens == 0:
         raise InputError("empty; the tokenizer gives no tokens for it")
     if limit is not None and tokens + new > limit:

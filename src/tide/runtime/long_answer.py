@@ -72,6 +72,7 @@ class LongAnswer:
         self._failed: Block | None = None
         self._drafted_block: tuple[Completion, float] | None = None  # that failed last
         self._base: ScoredCompletion | None = None
+        self._base_partial = False
         # Of texts as they stand; attributes are those of windows.
         self._scores: dict[str, float] = {}
         self._attributes: dict[str, dict[str, float]] = {}
@@ -137,6 +138,7 @@ class LongAnswer:
             drafted_tokens=self._drafted,
             searched_tokens=self._searched,
             read_tokens=self._memory.read_tokens,
+            base_partial=self._base_partial,
             streamed=0 if self._on_text is None else len(self._blocks),
         )
 
@@ -239,7 +241,9 @@ class LongAnswer:
             self._keep(block, passage.token_ids, passage.texts)
         else:
             self._failed = block
-            self._base = self._base or self._evaluation((*self._blocks, block), 0.0)
+            if self._base is None:
+                self._base = self._evaluation((*self._blocks, block), 0.0)
+                self._base_partial = passage.last is None
             drafted = Completion(passage.text, passage.token_ids, passage.last or "length")
             self._drafted_block = None if empty else (drafted, score)
         return passed
