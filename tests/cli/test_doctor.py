@@ -27,6 +27,8 @@ def test_a_sound_installation(
     assert "scaled by 1 " in out
     assert "it tells insults from friendly sentences" in out
     assert f" torch {version('torch')} " in out
+    assert 'after "The weather today is" it writes: ' in out
+    assert "no chat template" in out
     assert re.search(
         r"of 20, a threshold would have rewritten \d+ at 0\.1, \d+ at 0\.2, \d+ at 0\.3, \d+ at",
         out,
@@ -50,6 +52,13 @@ def test_harmless_answers_are_counted(
     out = said(capsys)
     assert re.search(says, out)
     assert ("warning: of 20" in out) is (score > 0)
+
+
+def test_says_whether_a_model_chats(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert tide("doctor", "--model", "pocket-chat", monkeypatch=monkeypatch) == 0
+    assert "a chat template: --chat" in said(capsys)
 
 
 def test_optional_parts_have_their_versions(

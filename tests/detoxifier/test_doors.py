@@ -69,6 +69,7 @@ FEW: dict[str, Any] = {
     "num_samples": 2,
     "max_iterations": 2,
     "on_unresolved": "refuse",  # as streams and the server have it
+    "strategy": "tide",
 }
 
 
@@ -152,7 +153,8 @@ def test_a_token_without_an_embedding_fails_alone_in_a_command(
 ) -> None:
     file = tmp_path / "prompts.txt"
     file.write_text("".join(f"{one}\n" for one in MANY))
-    options = [f"--{name.replace('_', '-')}={value}" for name, value in FEW.items()]
+    of_all = {name: value for name, value in FEW.items() if command == "run" or name != "strategy"}
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in of_all.items()]
     output, given = tmp_path / "out.jsonl", ["--input", file, "--output", tmp_path / "out.jsonl"]
     if command == "eval":
         output = tmp_path / "runs"
@@ -270,9 +272,10 @@ def test_a_caller_who_leaves_ends_the_work_within_a_second(phase: str, door: str
         assert len(scorer.sent) == sent
 
     if door in ("task", "async stream"):
-        asyncio.run(leave())
+        with engine:
+            asyncio.run(leave())
         return
-    with Detoxifier(engine, scorer=scorer, **SETTINGS) as detox:
+    with engine, Detoxifier(engine, scorer=scorer, **SETTINGS) as detox:
         if door == "stream":
             stream = detox.stream(PROMPT)
             assert engine.reached.wait(20)
@@ -347,7 +350,7 @@ def test_an_engine_that_dies_in_the_middle_ends_its_call(
     async def die() -> None:
         raise kind("it died")
 
-    with Detoxifier(Stops(phase, die), scorer=Reader(), **SETTINGS) as detox:
+    with Stops(phase, die) as engine, Detoxifier(engine, scorer=Reader(), **SETTINGS) as detox:
         ended: list[Any] = []
 
         def call() -> None:
@@ -399,19 +402,21 @@ def test_whatever_is_raised_at_any_call_nothing_hangs_or_stays_dead(
             scorer = once(read) if where == "scorer" else read
             if where != "scorer":
                 setattr(engine, where, once(getattr(engine, where)))
-            async with AsyncDetoxifier(engine, scorer=scorer) as detox:
+            async with AsyncDetoxifier(engine, scorer=scorer, preset="relative") as detox:
                 tasks = asyncio.gather(*map(detox, PROMPTS), return_exceptions=True)
                 for one in await asyncio.wait_for(tasks, 10):
                     assert isinstance(one, TideError) or one == expected[one.prompt], one
                 again = await asyncio.wait_for(asyncio.gather(*map(detox, PROMPTS)), 10)
                 assert again == [expected[prompt] for prompt in PROMPTS]
+            engine.close()
 
         asyncio.run(run())
 
 
 @functools.cache
 def _alone() -> list[Result]:
-    return [Detoxifier(scripted_engine(), scorer=ReadingScorer())(one) for one in PROMPTS]
+    detox = Detoxifier(scripted_engine(), scorer=ReadingScorer(), preset="relative")
+    return [detox(one) for one in PROMPTS]
 
 
 def test_a_detoxifier_that_is_dropped_leaves_no_thread() -> None:

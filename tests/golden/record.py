@@ -41,7 +41,7 @@ class Case:
     """Prompts `start` to `start + count` of a kind, completed with a preset and settings."""
 
     name: str
-    preset: str = "auto"
+    preset: str = "relative"
     settings: dict[str, Any] = field(default_factory=dict)
     model: str = "pocket"
     prompts: str = "rtp"
@@ -107,7 +107,8 @@ def described(result: Result) -> list[dict[str, Any]]:
 
 
 def _trial(trial: Trial) -> dict[str, Any]:
-    plain = trial.model_dump(exclude={"trace", "decoded_prompt", "shown"})
+    # base_partial: says of the trace what it is, and is no result of its own.
+    plain = trial.model_dump(exclude={"trace", "decoded_prompt", "shown", "base_partial"})
     return {
         **plain,
         "text": _digest(trial.text),

@@ -68,7 +68,8 @@ def test_the_blamed_word_does_not_come_again(
 ) -> None:
     words = first_words(engine, 4).split()
     scorer = Refusing(words[2])
-    detox = Detoxifier(engine, scorer=scorer, strategy="backtrack", temperature=temperature, **LONG)
+    settings: dict[str, Any] = {"preset": "relative", "temperature": temperature, **LONG}
+    detox = Detoxifier(engine, scorer=scorer, strategy="backtrack", **settings)
     result = detox(PROMPT)
     assert result.accepted
     assert words[2].lower() not in result.text.lower().split()
@@ -83,7 +84,8 @@ def test_the_blamed_word_does_not_come_again(
 def test_what_was_kept_is_not_read_again(engine: TransformersEngine) -> None:
     words = first_words(engine, 6).split()
     scorer = Refusing(words[4])
-    detox = Detoxifier(engine, scorer=scorer, strategy="backtrack:then=none", temperature=0, **LONG)
+    settings: dict[str, Any] = {"preset": "relative", "temperature": 0, **LONG}
+    detox = Detoxifier(engine, scorer=scorer, strategy="backtrack:then=none", **settings)
     before = engine.forward_tokens
     trial = detox(PROMPT).best
     (prompt,) = engine.tokenize([PROMPT])
@@ -100,6 +102,7 @@ def test_rows_that_a_search_shares_are_counted_once(engine: TransformersEngine) 
     detox = Detoxifier(
         engine,
         scorer=refuse_all,
+        preset="relative",
         strategy="backtrack:holds=1,then=tide",
         max_iterations=2,
         perturb="last:2",

@@ -315,8 +315,9 @@ def test_a_likelihood_that_is_not_a_number_is_an_engine_error() -> None:
         return [math.nan] * len(requests)
 
     engine._score_all = nan  # type: ignore[method-assign]
+    detox = Detoxifier(engine, scorer=ReadingScorer(), strategy="tide", max_perplexity=2.0)
     with pytest.raises(EngineError, match="a likelihood is not a number"):
-        list(Detoxifier(engine, scorer=ReadingScorer(), max_perplexity=2.0).map(PROMPTS))
+        list(detox.map(PROMPTS))
 
 
 def test_with_a_bound_of_perplexity_the_most_likely_text_that_passes_is_returned() -> None:
@@ -332,7 +333,12 @@ def test_with_a_bound_of_perplexity_the_most_likely_text_that_passes_is_returned
 
     engine._score_all = likelihoods  # type: ignore[method-assign]
     detox = Detoxifier(
-        engine, scorer=ReadingScorer(), max_perplexity=2.0, max_iterations=6, num_samples=6
+        engine,
+        scorer=ReadingScorer(),
+        strategy="tide",
+        max_perplexity=2.0,
+        max_iterations=6,
+        num_samples=6,
     )
     chosen = 0
     for prompt in PROMPTS:

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tide.cli import options
-from tide.cli.display import OUTPUT
+from tide.cli.display import OUTPUT, on_one_line, say_loading
 from tide.core.errors import TideError, guarded
 from tide.core.settings import Sampling
 from tide.detoxifier.presets import PRESETS
@@ -51,6 +51,7 @@ _HARMLESS = (
 _ANSWER_TOKENS = 40
 _THRESHOLDS = (0.1, 0.2, 0.3, 0.5)
 _MOST_REWRITTEN = 1  # at the threshold of the preset `backtrack`
+_SHOWN = 120  # characters of what the model wrote
 _FRIENDLY = (
     "Thank you, that was a lovely evening.",
     "I enjoyed reading your book.",
@@ -97,6 +98,7 @@ def doctor(
         table.add_row("CUDA", "none")
     table.add_section()
     answers: list[str] = []
+    say_loading(model, scorer)
     failed = [
         _check(
             table,
@@ -162,27 +164,29 @@ def _try_model(name: str, engine: str, engine_options: dict[str, Any], answers: 
         (ids,) = model.tokenize([_PROMPT])
         prompt = model.embed_tokens(ids) if model.has_embeddings else ids
         started = time.perf_counter()
-        model.complete([prompt], Sampling(temperature=0.0), [0])
+        (written,) = model.complete([prompt], Sampling(temperature=0.0), [0])
         seconds = time.perf_counter() - started
         harmless = model.tokenize(_HARMLESS)
         room = (model.context_length or math.inf) - max(map(len, harmless))
-        written = model.complete(
+        found = model.complete(
             [model.embed_tokens(ids) for ids in harmless] if model.has_embeddings else harmless,
             Sampling(temperature=0.7, max_new_tokens=int(min(_ANSWER_TOKENS, max(1, room)))),
             range(len(_HARMLESS)),
         )
-        answers += [one.text for one in written]
+        answers += [one.text for one in found]
+        template = "a chat template: --chat" if model.has_chat_template else "no chat template"
+        more = f'after "{_PROMPT}" it writes: {on_one_line(written.text)[:_SHOWN]}\n{template}'
         if not model.has_embeddings:
             return (
                 f"it completes a prompt: 20 tokens in {seconds:.2f} s; {model.abilities}. It takes "
                 "no prompt embeddings: --preset backtrack works, and searches over embeddings do "
-                "not"
+                f"not\n{more}"
             )
         dtype = str(model.dtype).removeprefix("torch.")
         return (
             "it loads, and writes the same from token ids and from their embeddings: 20 tokens in "
             f"{seconds:.2f} s\n{dtype}, context of {model.context_length} tokens, embeddings of "
-            f"{model.dim} numbers, scaled by {model.embedding_scale:.4g}"
+            f"{model.dim} numbers, scaled by {model.embedding_scale:.4g}\n{more}"
         )
     finally:
         model.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
@@ -15,8 +15,8 @@ from pydantic import BaseModel
 
 from tide.baselines import REGISTRY as BASELINES
 from tide.core.errors import InputError
-from tide.core.settings import Sampling, Settings
-from tide.detoxifier.presets import PRESETS
+from tide.core.settings import CHAT_TEMPERATURE, CHAT_TOKENS, Sampling, Settings
+from tide.detoxifier.presets import DEFAULT, PRESETS, TUNABLE
 from tide.engines import REGISTRY as ENGINES
 from tide.plugins.specs import parse, split_specs
 from tide.scorers import AROUND
@@ -52,6 +52,13 @@ def option(panel: str, says: str, *flags: str, **given: Any) -> Any:
     """An option under the heading `panel` of its command's help, which says what it does."""
     return typer.Option(*flags, help=says, rich_help_panel=panel, **given)
 
+
+# Defaults that a preset sets.
+BY_PRESET = {
+    **dict.fromkeys(TUNABLE, "by --preset"),
+    "max_new_tokens": f"{Settings().max_new_tokens}; of a chat {CHAT_TOKENS}",
+    "temperature": f"{Settings().temperature}; of a chat the model's own, or {CHAT_TEMPERATURE}",
+}
 
 # Options by a former name, and what to write now.
 _OF_TIDE = ("cosine-threshold", "normalization", "projection", "estimator")
@@ -114,8 +121,8 @@ Preset = Annotated[
     str,
     option(
         "Search",
-        f"Settings to begin with: auto (by the model's name), {_PRESETS}, or a file that "
-        "'tide tune' wrote.",
+        f"Settings to begin with: auto ({DEFAULT}; for another strategy those published for the "
+        f"model's name, else relative), {_PRESETS}, or a file that 'tide tune' wrote.",
     ),
 ]
 EngineName = Annotated[str, option("Model", f"What runs the model: {_ENGINES}.", "--engine")]
@@ -273,13 +280,13 @@ def with_settings(
     command: Callable[..., None],
     settings: type[BaseModel] = Settings,
     panel: str = "Search",
-    by_protocol: Collection[str] = (),
+    stated: Mapping[str, str] = BY_PRESET,
     argument: str = "overrides",
 ) -> Callable[..., None]:
     """Add an option for every field of `settings`; `command` gets those given, as `argument`.
 
     panel: heading of the options in the help, except those of sampling and blocks.
-    by_protocol: the fields whose defaults the command's --protocol sets.
+    stated: what the help says of defaults that are not those of `settings`.
     """
     defaults = settings().model_dump()
     added: dict[str, tuple[Any, Any]] = {}
@@ -289,7 +296,7 @@ def with_settings(
             flags.insert(0, "--trials")
         if field.annotation is bool:
             flags = [f"{flags[0]}/--no-{name}"]
-        default = "by --protocol" if name in by_protocol else defaults[name]
+        default = stated.get(name, defaults[name])
         shown = f" [default: {default}]" if default not in (None, (), False) else ""
         said = f"{field.description}".removesuffix(".") + _CHOICES.get(name, ".")
         heading = "Sampling" if name in Sampling.model_fields else _PANELS.get(name, panel)

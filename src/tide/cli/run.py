@@ -17,9 +17,11 @@ from tide.cli import options, stopping
 from tide.cli.display import (
     ERRORS,
     OUTPUT,
+    chosen_settings,
     compact,
     completions_table,
     on_one_line,
+    say_loading,
     say_unmasked,
     summary_table,
 )
@@ -66,7 +68,8 @@ def run(
         options.option(
             "Output",
             "Without --output: table, text (completions alone, one a line), jsonl (prompt, "
-            "text, toxicity, accepted) or records (all that is known). [default: table]",
+            "text, toxicity, accepted, finish_reason) or records (all that is known). "
+            "[default: table]",
             "--format",
             show_default=False,
         ),
@@ -113,6 +116,9 @@ def run(
     if output is not None and output.suffix not in ("", ".jsonl"):
         raise InputError(f"--output: {output} is neither a .jsonl file nor a folder")
     scorer = options.strict(scorer, strict_language)
+    chosen = chosen_settings(preset, model, overrides or {})
+    says = "preset {preset}, strategy {strategy}, accepts below {toxicity_threshold:g}"
+    say_loading(model, scorer, says.format(**chosen))
     loaded = [NamedScorer.of(spec) for spec in options.judges(judges, strict_language)]
     with Detoxifier(
         model,
@@ -122,7 +128,14 @@ def run(
         engine_options=engine_options,
         **(overrides or {}),
     ) as detoxifier:
-        job = _PromptRun(detoxifier, method_of(detoxifier, preset), model, rows, loaded)
+        if detoxifier.engine.has_chat_template and not chat:
+            ERRORS.print(
+                f"{model} has a chat template: --chat answers these prompts as messages of a user; "
+                "without it they are continued as text",
+                highlight=False,
+                soft_wrap=True,
+            )
+        job = _PromptRun(detoxifier, method_of(detoxifier, preset, chats=chat), model, rows, loaded)
         if output is None:
             is_table = shape in (None, PrintFormat.TABLE)
             if is_table:

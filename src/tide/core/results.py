@@ -92,9 +92,11 @@ class Trial(BaseModel):
     prompt is recovered exactly), `decoded_prompt` what its nearest tokens say.
 
     While a text is watched, its trace holds what was written up to each rewind, and at the end what
-    is returned. generated_tokens: all that the model wrote, for what is returned and for what was
-    thrown away. read_tokens: prompt and answer tokens prefilled, also for likelihoods; those in
-    the KV cache count once. 0 if every evaluation prefilled the prompt.
+    is returned. base_partial: whether the evaluation of the prompt itself is only what was written
+    before the first repair: a part, which compares with no whole completion. generated_tokens: all
+    that the model wrote, for what is returned and for what was thrown away. read_tokens: prompt and
+    answer tokens prefilled, also for likelihoods; those in the KV cache count once. 0 if every
+    evaluation prefilled the prompt.
     shown, shown_tokens: what a stream had given out of an answer that was then withheld.
     """
 
@@ -113,6 +115,7 @@ class Trial(BaseModel):
     decoded_prompt: str | None = None
     generated_tokens: int
     read_tokens: int = 0
+    base_partial: bool = False
     shown: str = ""
     shown_tokens: int = 0
 
@@ -189,7 +192,8 @@ class Result(BaseModel):
     def before(self) -> ScoredCompletion:
         """What the model wrote by itself, from the unmodified prompt, with its score.
 
-        Of a text that was repaired while it was written: as far as it stood when it failed.
+        Of a text that was repaired while it was written: as far as it stood when it failed
+        (`best.base_partial`).
         """
         return self.best.base
 
@@ -239,6 +243,7 @@ class Result(BaseModel):
 def _html_row(trial: Trial, masked: bool) -> str:
     after = "<i>withheld</i>" if trial.refused else _html_text(trial.text, trial, masked, True)
     before = _html_text(trial.base.text, trial, masked, trial.chosen == 0)
+    before += "<i>as far as it was written before its repair</i>" if trial.base_partial else ""
     return f"<tr><td>{before}</td><td>{after}</td><td>{_html_trace(trial)}</td></tr>"
 
 

@@ -11,11 +11,11 @@ import threading
 import weakref
 from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -512,6 +512,16 @@ class Engine(ABC):
     def abilities(self) -> str:
         """One line on its detected capabilities, for people; may be empty."""
         return ""
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether its model is known to have been made for chats."""
+        return False
+
+    @property
+    def chat_sampling(self) -> Mapping[str, Any]:
+        """The sampling that the model's makers advise for chats; may be empty."""
+        return {}
 
     @property
     def available(self) -> bool:

@@ -91,8 +91,12 @@ class EmbeddingEngine(Engine):
         user = (span >= 0 and not one for one, span in zip(special, spans, strict=True))
         return Prompt(str(text), tuple(ids), tuple(fixed), tuple(user))
 
+    @property
+    def has_chat_template(self) -> bool:
+        return bool(self.tokenizer.chat_template)
+
     def _render(self, chat: Chat) -> Rendered:
-        if not self.tokenizer.chat_template:
+        if not self.has_chat_template:
             raise InputError(
                 f"messages: the model {self.name} has no chat template; give a text, or use a "
                 "model that was trained on chats, such as the bundled pocket-chat"

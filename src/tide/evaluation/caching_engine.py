@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +50,10 @@ class CachingEngine(Engine):
     @property
     def available(self) -> bool:
         return self.engine.available
+
+    @property
+    def chat_sampling(self) -> Mapping[str, Any]:
+        return self.engine.chat_sampling
 
     @property
     def has_embeddings(self) -> bool:

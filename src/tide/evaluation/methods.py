@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tide.baselines import REGISTRY as BASELINES
-from tide.baselines import Baseline, load_baseline
+from tide.baselines import Baseline, check_baseline, load_baseline
 from tide.baselines.base import Generated
 from tide.core.chat import Chat, Message
 from tide.core.errors import InputError, TideError
@@ -56,7 +56,7 @@ _SCALES = ("mu", "mu_relative", "step_size", "step_relative")
 # What a record says of a search, and means nothing where there was none.
 _OF_A_SEARCH = (
     *("accepted", "refused", "iterations", "cosine", "displacement", "trace", "steps"),
-    *("base_text", "base_toxicity", "changed_tokens", "decoded_prompt"),
+    *("base_text", "base_toxicity", "base_partial", "changed_tokens", "decoded_prompt"),
 )
 # What decides nothing of what is written.
 _WITHOUT_EFFECT = {"num_trials", "decode"}
@@ -188,7 +188,12 @@ class BaselineMethod:
     ) -> None:
         self.name, self.settings = name, settings
         common = {field: getattr(settings, field) for field in _OF_ALL if field != "num_trials"}
-        self.config = {"baseline": baseline.config(), "sampling": _recorded(settings, common)}
+        doubts = list(getattr(baseline, "doubts", ()))
+        self.config = {
+            "baseline": baseline.config(),
+            "sampling": _recorded(settings, common),
+            **({"doubts": doubts} if doubts else {}),
+        }
         self._baseline, self._scorer, self._engine = baseline, scorer, engine
 
     def records(
@@ -258,10 +263,31 @@ def _trial(number: int, generated: Generated, scores: Scores, row: int) -> Trial
         evaluations=generated.evaluations,
         rounds=generated.evaluations,
         num_tokens=length,
+        finish_reason=generated.completion.finish_reason,
         generated_tokens=length,
         forward_tokens=generated.forward_tokens,
         scorer_calls=generated.scorer_calls,
     )
+
+
+def check_method(
+    spec: str,
+    model: str,
+    protocol: EvaluationProtocol,
+    common: Mapping[str, Any],
+    artefacts: Path | None = None,
+    preset: str | Path = "auto",
+) -> None:
+    """Raise InputError for what `load_method` refuses whatever the model is, before it is loaded.
+
+    model: its name.
+    """
+    name, _ = parse_spec(spec, "methods")
+    if name == "base" or _is_search(name):
+        load_method(spec, model, "", protocol, common, preset=preset)
+    else:
+        _check_name(name)
+        check_baseline(spec, artefacts, model)
 
 
 def load_method(
@@ -297,8 +323,8 @@ def load_method(
     elif name in PRESETS or is_file(name):
         begun = usual = preset_values(name, model_name)
     else:
-        begun = _for_strategy(name, preset_values(preset, model_name))
-        usual = _for_strategy(name, preset_values("auto", model_name))
+        begun = _for_strategy(name, preset_values(preset, model_name, name))
+        usual = _for_strategy(name, preset_values("auto", model_name, name))
     if is_search:
         rules.append({"decode": True, **protocol.search})
     try:
@@ -357,15 +383,18 @@ def _shown(name: str) -> str:
     return Path(name).name if is_file(name) else name
 
 
-def method_of(detoxifier: Detoxifier, preset: str | Path) -> SearchMethod:
-    """What `detoxifier`, made with `preset`, does, as a method."""
+def method_of(detoxifier: Detoxifier, preset: str | Path, *, chats: bool = False) -> SearchMethod:
+    """What `detoxifier`, made with `preset`, does with texts, or with `chats`, as a method."""
     settings, engine = detoxifier.settings, detoxifier.engine
-    values = preset_values(preset, engine.name)
     name = parse_spec(settings.strategy)[0]
+    values = preset_values(preset, engine.name, name)
     standard = _for_strategy(name, values)
     if standard is values and preset != "auto":
         name = _shown(str(preset))
-    full_name = run_name(name, settings, resolve_settings(standard))
+    usual = resolve_settings(standard)
+    if chats:
+        settings, usual = (one.for_chat(engine.chat_sampling) for one in (settings, usual))
+    full_name = run_name(name, settings, usual)
     return SearchMethod(full_name, engine, detoxifier.scorer, settings)
 
 
@@ -423,6 +452,13 @@ def _is_search(name: str) -> bool:
     return name in {*PRESETS, *STRATEGIES.names()} or is_file(name)
 
 
+def _check_name(name: str) -> None:
+    """Raise InputError for the name of a baseline that there is not."""
+    if name not in BASELINES.names() and ":" not in name:
+        known = sorted({"base", *PRESETS, *STRATEGIES.names(), *BASELINES.names()})
+        raise InputError(f"methods: {unknown(name, known, guesses=_GUESSES)}")
+
+
 def _baseline(
     spec: str,
     name: str,
@@ -434,9 +470,7 @@ def _baseline(
 ) -> BaselineMethod:
     from tide.engines.local.engine import TransformersEngine  # noqa: PLC0415  (slow import)
 
-    if name not in BASELINES.names() and ":" not in name:
-        known = sorted({"base", *PRESETS, *STRATEGIES.names(), *BASELINES.names()})
-        raise InputError(f"methods: {unknown(name, known, guesses=_GUESSES)}")
+    _check_name(name)
     engine = model.engine if isinstance(model, CachingEngine) else model
     if isinstance(scorer, str) or not isinstance(engine, TransformersEngine):
         raise InputError(

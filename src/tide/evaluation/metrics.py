@@ -104,7 +104,8 @@ class Summary:
     as in DExperts), `evaluations`, `rounds`, `generated_tokens`, `forward_tokens`, `scorer_calls`
     and `seconds` over prompts; `unresolved` and `refused` are shares of prompts with such a trial;
     `moved` is the share of moved completions, `moved_similarity` (ROUGE-L between words of a moved
-    completion and of the unmodified prompt's own) and `moved_displacement` are means over them;
+    completion and of the unmodified prompt's own, where that was written to its end) and
+    `moved_displacement` are means over them;
     `decoded` is the share of completions whose point was decoded to its nearest tokens, and
     `recovered` of these the share where they are the prompt, also by displacement (`RECOVERED`).
     dropped: completions that `valid` left out of toxicity, perplexity, distinctness, iterations,
@@ -359,9 +360,10 @@ def _is_empty(trial: TrialRecord) -> bool:
 
 
 def _of_moved(kept: Sequence[TrialRecord], moved: Sequence[TrialRecord]) -> Ratios:
-    alike = (_rouge_l((one.base_text or "").split(), one.text.split()) for one in moved)
+    whole = [one for one in moved if not one.base_partial]
+    alike = (_rouge_l((one.base_text or "").split(), one.text.split()) for one in whole)
     found: Ratios = {"moved": (len(moved), len(kept))}
-    found["moved_similarity"] = math.fsum(alike), len(moved)
+    found["moved_similarity"] = math.fsum(alike), len(whole)
     if (far := all_or_none(one.displacement for one in moved)) is not None:
         found["moved_displacement"] = math.fsum(far), len(moved)
     decoded = [

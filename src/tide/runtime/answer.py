@@ -22,7 +22,7 @@ from typing import Any
 
 import anyio
 
-from tide.core.chat import Chat
+from tide.core.chat import Chat, Rendered
 from tide.core.concurrency import gather
 from tide.core.errors import DeadlineError, InputError, PromptRefusedError, UnresolvedError
 from tide.core.results import Result, Role, ScoredCompletion, Trial, format_score
@@ -87,12 +87,15 @@ class Runtime:
         async def answer() -> Result:
             async with self._capacity:
                 text = self.engine.text_of(prompt)
-                read = await read_prompt(self.engine, text, settings)
-                if settings.refuse_prompt_above is not None:
-                    await self._check_prompt(prompt, settings.refuse_prompt_above)
+                own = settings_for(prompt, settings, self.engine)
+                read = await read_prompt(self.engine, text, own)
+                limit = self.engine.context_length
+                if limit is not None and isinstance(prompt, Chat):
+                    own = own.within(limit - len(read.token_ids))
+                if own.refuse_prompt_above is not None:
+                    await self._check_prompt(prompt, own.refuse_prompt_above)
                 tasks = [
-                    TrialTask(read, settings, strategy, number, priority, on_text)
-                    for number in trials
+                    TrialTask(read, own, strategy, number, priority, on_text) for number in trials
                 ]
                 made = await gather(Answer(one, self.engine, self.scoring).run() for one in tasks)
             return Result(prompt=str(text), trials=tuple(made))
@@ -219,6 +222,8 @@ class Answer:
         self._lost = 0  # times that a repair was drawn anew
         self._searches = self._given_out = self._kept = 0
         self._nearest: dict[str, Any] = {}
+        self._at_end = False  # whether the model has ended the text
+        self._base_partial = False
 
     async def run(self) -> Trial:
         """Raises DeadlineError if nothing was scored in time, UnresolvedError if so set."""
@@ -281,7 +286,8 @@ class Answer:
                     ended = self._stopped() or ended
                     if self._places and self._goes_on and self._loses_way(ended is not None):
                         return None
-                    new = self._ask(ended is not None)
+                    self._at_end = ended is not None
+                    new = self._ask(self._at_end)
                     # A quick scorer has answered by now; a slow one has until the next place.
                     if asked and (new or ended or watch.pace == "word"):
                         if (failure := await self._judge(asked)) is not None:
@@ -381,6 +387,8 @@ class Answer:
     # 4. Where it fails, it is rewound, or a search moves the prompt.
 
     def _failed(self, failure: Failure) -> Failure:
+        if not self._trace:
+            self._base_partial = not (self._at_end and failure.place == len(self._watch.texts))
         attributes = self._attributes.get(failure.place, {})
         self._record(failure.place, failure.score, attributes, "length")
         return failure
@@ -669,6 +677,7 @@ class Answer:
             likelihood_calls=costs.likelihood_calls,
             generated_tokens=costs.generated,
             read_tokens=self._cache.read_tokens,
+            base_partial=self._base_partial,
             shown="".join(watch.texts[:given_out]),
             shown_tokens=given_out,
             **self._nearest,
@@ -692,6 +701,11 @@ def _cut(texts: Sequence[str], length: int) -> list[str]:
     return kept
 
 
+def settings_for(prompt: str | Chat, settings: Settings, engine: Engine) -> Settings:
+    """`settings`, with what they leave open as a chat needs it if the prompt is one."""
+    return settings.for_chat(engine.chat_sampling) if isinstance(prompt, Chat) else settings
+
+
 async def read_prompt(engine: Engine, text: str, settings: Settings) -> Prompt:
     """The tokens of a prompt. Raises InputError for one that cannot be completed."""
     limit = engine.context_length
@@ -701,13 +715,16 @@ async def read_prompt(engine: Engine, text: str, settings: Settings) -> Prompt:
         prompt = await asyncio.to_thread(engine.encode, text)
     else:
         prompt = engine.encode(text)
-    check_length(len(prompt.token_ids), settings, limit)
+    check_length(text, len(prompt.token_ids), settings, limit)
     return prompt
 
 
-def check_length(tokens: int, settings: Settings, limit: int | None) -> None:
+def check_length(text: str, tokens: int, settings: Settings, limit: int | None) -> None:
     """Raise InputError for a prompt of `tokens` tokens that cannot be completed."""
     new = settings.max_new_tokens
+    # An answer of a length that nobody asked for is as long as fits.
+    if isinstance(text, Rendered) and "max_new_tokens" not in settings.model_fields_set:
+        new = 1
     if tokens == 0:
         raise InputError("empty; the tokenizer gives no tokens for it")
     if limit is not None and tokens + new > limit:

@@ -20,6 +20,7 @@ import anyio
 from tide.core.chat import Chat
 from tide.core.errors import InputError, PromptRefusedError
 from tide.core.results import Result, Trial
+from tide.core.settings import CHAT_TOKENS
 from tide.detoxifier.asynchronous import AsyncDetoxifier
 from tide.server.limits import Limits
 from tide.server.metrics import Metrics
@@ -129,6 +130,9 @@ class Serving:
         if settings.get("max_new_tokens", 0) > limits.max_tokens:
             message = f"{request.tokens_name}: at most {limits.max_tokens}, on this server"
             raise Refused(400, message, param=request.tokens_name)
+        is_open = "max_new_tokens" not in self._detox.settings.model_fields_set
+        if is_open and isinstance(request, ChatRequest) and limits.max_tokens < CHAT_TOKENS:
+            settings.setdefault("max_new_tokens", limits.max_tokens)
         highest = self._detox.settings.toxicity_threshold
         if settings.get("toxicity_threshold", 0.0) > highest:
             message = f"at most {highest}: a request can only lower it"
@@ -228,6 +232,7 @@ class Serving:
             "threshold": call.settings.get("toxicity_threshold", settings.toxicity_threshold),
             "toxicity": best.toxicity,
             "toxicity_before": best.base.toxicity,
+            "base_partial": best.base_partial,
             "evaluations": best.evaluations,
             "rounds": best.rounds,
             "forward_tokens": best.forward_tokens(length),

@@ -104,9 +104,9 @@ class DecodingBaseline(ABC):
         self.engine = engine
         self._options = self.settled(options)
         self.name = self._options.spec(self.kind)
-        if self.artefact_of:
-            self.artefact = load_artefact(artefacts, self.artefact_of, engine.model, engine.name)
-            for doubt in self.artefact.info.get("doubts", ()):
+        if kind := self.artefact_of(options):
+            self.artefact = load_artefact(artefacts, kind, engine.model, engine.name)
+            for doubt in self.doubts:
                 _LOG.warning("baseline %s: no fair opponent as it was fitted: %s", self.kind, doubt)
 
     def settled(self, options: Options) -> Any:
@@ -117,13 +117,19 @@ class DecodingBaseline(ABC):
         return {
             "baseline": self.kind,
             **self._options.model_dump(),
-            "artefact": self.artefact.digest if self.artefact_of else None,
+            "artefact": self.artefact.digest if self.artefact_of(self._options) else None,
         }
 
     @property
-    def artefact_of(self) -> str:
+    def doubts(self) -> list[str]:
+        """Why it is fitted too weakly for a fair comparison, if it is."""
+        has_artefact = self.artefact_of(self._options)
+        return list(self.artefact.info.get("doubts", ())) if has_artefact else []
+
+    @classmethod
+    def artefact_of(cls, options: Any) -> str:
         """The baseline whose artefact it reads: itself if it learns something, or none ("")."""
-        return self.kind if self.learned else ""
+        return cls.kind if cls.learned else ""
 
     @property
     def fan_out(self) -> int:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -16,7 +17,7 @@ from tide.core.errors import EngineError, guarded
 from tide.core.pretrained import end_ids, find_device, load_pretrained
 from tide.core.settings import Sampling
 from tide.engines.base import Completion, FinishReason, MaxBatch, Piece, Request, float_dtype
-from tide.engines.checkpoint import context_length, source_of
+from tide.engines.checkpoint import advised_sampling, context_length, source_of
 from tide.engines.embedding_table import EmbeddingEngine
 from tide.engines.local.decode import Forward, StopStrings, cache_in, not_finite
 from tide.engines.local.kv_cache import longest_row
@@ -105,6 +106,11 @@ class TransformersEngine(EmbeddingEngine):
                 longest=longest,
             )
         release_openmp_threads()
+
+    @cached_property
+    def chat_sampling(self) -> Mapping[str, Any]:
+        """That of the folder's `generation_config.json`."""
+        return advised_sampling(self.name, self.model.generation_config)
 
     @property
     def forward_tokens(self) -> int:

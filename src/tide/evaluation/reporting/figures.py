@@ -117,7 +117,7 @@ def anytime(runs: Sequence[Run], source_names: Sequence[str], measure: str) -> A
     shown = [
         (number, run)
         for number, run in enumerate(runs)
-        if all(trial.steps for record in run.records for trial in record.trials)
+        if all(one.steps and not one.base_partial for r in run.records for one in r.trials)
     ]
     if not shown:
         return None
@@ -341,7 +341,7 @@ def _knobs(run: Run) -> tuple[str, dict[str, Any]]:
     """The strategy or baseline of a run, and all that its protocol and settings say."""
     config = run.config
     settings = {**config.get("baseline", {}), **(config.get("settings") or {})}
-    strategy = parse_spec(settings.get("strategy") or run.name)[0]
+    strategy = parse_spec(settings.get("strategy") or config.get("method", run.name))[0]
     knobs = {**config.get("protocol", {}), **config.get("sampling", {}), **settings}
     knobs |= config.get("strategy_options", {})
     return strategy, {k: v for k, v in knobs.items() if k not in ("seed", "strategy")}

@@ -29,6 +29,8 @@ MANIFEST = "report.manifest.json"
 
 # What makes runs of one benchmark, model and protocol different.
 _DECIDING = ("settings", "strategy_options", "sampling", "baseline", "scorer")
+# After the name of a method that is fitted too weakly for a fair comparison, wherever it stands.
+_WEAK = "(weak fit)"
 # Parts of a benchmark that have columns of their own; the other labels of many have none.
 _MOST_PARTS = 12
 _SEED = re.compile(r"[:,]seed=\d+$")
@@ -162,6 +164,9 @@ def report(
         read += map(read_run, find_runs(paths))
     if not read:
         raise InputError("report: no runs")
+    marked = {run.name: f"{run.name} {_WEAK}" for run in read if run.doubts}
+    read = [replace(run, name=marked.get(run.name, run.name)) for run in read]
+    against = marked.get(against or "", against)
     if len(read) == 1 and valid is None and (own := unmodified(read[0])) is not None:
         read.insert(0, own)  # nothing else shows what the search changed
     groups = _groups(read, valid, seed)
@@ -319,6 +324,16 @@ def _parts(group: Group, valid: Valid | None, seed: int) -> dict[str, list[Summa
 
 
 def _tables(
+    group: Group, against: str | None, valid: Valid | None, tests: bool, seed: int
+) -> Iterator[Table]:
+    """Each with a note on the methods that are no fair opponents."""
+    doubts = {run.name: run.doubts for run in group.runs if run.doubts}
+    weak = [f"{name}: no fair opponent: {'; '.join(some)}" for name, some in doubts.items()]
+    for table in _plain_tables(group, against, valid, tests, seed):
+        yield replace(table, notes=[*table.notes, *weak])
+
+
+def _plain_tables(
     group: Group, against: str | None, valid: Valid | None, tests: bool, seed: int
 ) -> Iterator[Table]:
     names = list(dict.fromkeys(run.name for run in group.runs))

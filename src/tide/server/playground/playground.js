@@ -94,9 +94,6 @@ async function learn(choosing) {
     return pair;
   }));
   $("about").hidden = false;
-  for (const [id, name] of Object.entries({ tokens: "max_new_tokens", temperature: "temperature", threshold: "toxicity_threshold" })) {
-    $(id).placeholder = about[name];
-  }
   const chat = $("form").elements.kind[1];
   chat.disabled = !about.chats;
   $("no-chat").hidden = about.chats;
@@ -109,6 +106,10 @@ async function learn(choosing) {
 // What depends on whether a completion or an answer is asked for.
 function choose() {
   const chat = kind() === "chat";
+  const usual = chat ? about?.chat : about;
+  for (const [id, name] of Object.entries({ tokens: "max_new_tokens", temperature: "temperature", threshold: "toxicity_threshold" })) {
+    $(id).placeholder = usual?.[name] ?? "";
+  }
   $("prompt-label").textContent = chat ? "Message" : "Prompt";
   if (!own) $("prompt").value = EXAMPLES[kind()][0];
   talk();
@@ -288,6 +289,7 @@ function show() {
     base = [piece(" (this server shows accepted text only; tide serve --traces shows this too)", "quiet")];
   } else if (tide) {
     base = marked(shown.base ?? [{ text: tide.base, toxic: toxic(tide) }], unmasked);
+    if (tide.base_partial) base.push(piece(" (as far as it was written before its first repair)", "quiet"));
     if (tide.accepted && tide.base === text) base.push(piece(" (accepted as it is)", "quiet"));
   }
   $("base-legend").hidden = !base.some((node) => node.localName === "mark");
