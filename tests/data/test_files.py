@@ -176,7 +176,7 @@ def test_a_lock_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
 
 # What writes without these functions, and to what.
 _WRITES = re.compile(
-    r"\.write_text\(|\.write_bytes\(|\.touch\(|save_file\(|savefig\((?!file\b)|np\.save"
+    r"\.write_text\(|\.write_bytes\(|\.touch\(|save_file\(|savefig\((?!file\b|image\b)|np\.save"
     r"|open\([^)]*[\"'](?:[wax]b?\+?|r\+)[\"']"
 )
 

@@ -173,7 +173,7 @@ def test_a_token_without_an_embedding_fails_alone_in_a_command(
     assert found == others
 
 
-# Phases: of the draft, of the search that repairs it, of the check of the whole.
+# Phases: of the draft, and of the search that repairs it.
 
 
 class Stops(Storyteller):
@@ -213,10 +213,8 @@ class Hangs(Reader):
         self.reached, self.go = threading.Event(), threading.Event()
 
     def score(self, texts: Sequence[str]) -> Any:
-        whole = any(len(one.split()) > 40 for one in texts)
         moved = any("m " in one for one in texts)
-        now = "whole" if whole else "search" if moved else "draft"
-        if now == self._phase:
+        if self._phase == ("search" if moved else "draft"):
             self.reached.set()
             assert self.go.wait(30)
         return super().score(texts)
@@ -300,19 +298,18 @@ async def _read(stream: Any) -> list[str]:
 
 
 @pytest.mark.usefixtures("nothing_left")
-@pytest.mark.parametrize("phase", ["draft", "search", "whole"])
+@pytest.mark.parametrize("phase", ["draft", "search"])
 def test_a_scorer_that_hangs_is_ended_by_the_deadline(phase: str) -> None:
     """And closing does not wait for it. What is given out was scored."""
     scorer = Hangs(phase)
-    settings = {**SETTINGS, "block_context": 8}  # so that the whole is a text of its own
-    detox = Detoxifier(Stops("never", for_ever), scorer=scorer, **settings, deadline=0.5)
+    detox = Detoxifier(Stops("never", for_ever), scorer=scorer, **SETTINGS, deadline=0.5)
     started = time.monotonic()
     try:
         trial = detox(PROMPT).best
     except DeadlineError:
         trial = None
     assert scorer.reached.is_set()
-    assert time.monotonic() - started < 0.5 + 1 + 1  # the deadline, the grace for the whole
+    assert time.monotonic() - started < 0.5 + 1  # the deadline
     if trial is not None:
         assert any(one.endswith(trial.text) for one in scorer.sent) or not trial.accepted
     started = time.monotonic()

@@ -200,7 +200,7 @@ def test_what_is_returned_unaccepted_is_told_once(caplog: pytest.LogCaptureFixtu
 
 def test_unresolved_raise() -> None:
     detox = detoxifier(**STUBBORN, on_unresolved="raise")
-    with pytest.raises(UnresolvedError, match=r"^no completion below"):
+    with pytest.raises(UnresolvedError, match=r"^no text below"):
         detox(PROMPTS[0])
     with pytest.raises(UnresolvedError, match=r"^prompt 0: no completion below"):
         list(detox.map(PROMPTS[:1]))

@@ -162,7 +162,8 @@ def test_nothing_that_fails_is_given_out(engine: TransformersEngine) -> None:
 
 
 def test_a_long_answer_is_repaired_in_place(engine: TransformersEngine) -> None:
-    settings: dict[str, Any] = {"max_new_tokens": 60, "block_tokens": 16, "min_new_tokens": 60}
+    settings: dict[str, Any] = {"max_new_tokens": 60, "min_new_tokens": 60}
+    settings["toxicity_threshold"] = 0.5  # the others' 0.05 is below the half of it
     plain = Detoxifier(engine, scorer=lambda texts: [0.0] * len(texts), **settings)(PROMPT)
     words = plain.text.split()
     word = next(one.lower() for one in words[12:] if one.isalpha() and len(one) > 3)

@@ -17,6 +17,7 @@ def watch(pace: str = "word", **changes: Any) -> Watch:
         "threshold": 0.5,
         "level": 0.25,
         "lag": 0,
+        "at_once": 1.0,
         "context": 50,
         "sentence": 64,
         **changes,
@@ -100,6 +101,7 @@ def test_a_text_may_still_turn_out_well_if_it_is_waited_for() -> None:
     assert one.passed == 4
     failure = feed(watch(lag=1), [0.1, 0.6, 0.7, 0.1])
     assert failure == Failure(place=2, score=0.6, words=(2,))
+    assert feed(watch(lag=1, at_once=0.6), [0.1, 0.6, 0.1]) == Failure(2, 0.6, (2,))
     # At its end there is nothing to wait for.
     assert feed(watch(lag=5), [0.1, 0.6]) == Failure(place=2, score=0.6, words=(2,))
 

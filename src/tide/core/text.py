@@ -17,6 +17,7 @@ UNSPACED = "".join(
 ) + r"\p{Ideographic}"  # fmt: skip
 _UNSPACED = regex.compile(f"[{UNSPACED}]")
 _LETTER = regex.compile(r"(?V1)[\p{L}\p{M}--[\p{Ideographic}\p{ASCII}]]\p{M}*")
+_WRITTEN = regex.compile(r"[\p{L}\p{M}\p{N}]")
 _LONGEST = 32  # code points of a character that are looked at
 
 
@@ -28,6 +29,11 @@ def begins_word(text: str) -> bool:
 def is_letter(text: str) -> bool:
     """Whether a text is one letter outside of ASCII, and no ideograph."""
     return _LETTER.fullmatch(text) is not None
+
+
+def has_letter(text: str) -> bool:
+    """Whether a text holds a letter, a digit or a mark of one, and not punctuation alone."""
+    return _WRITTEN.search(text) is not None
 
 
 def splits_character(before: str, after: str) -> bool:

@@ -28,7 +28,7 @@ from tide.core.errors import DeadlineError, InputError, PromptRefusedError, Unre
 from tide.core.results import Result, Role, ScoredCompletion, Trial, format_score
 from tide.core.seeds import derive_seed
 from tide.core.settings import Sampling, Settings
-from tide.core.text import HALF
+from tide.core.text import HALF, has_letter
 from tide.engines.base import Completion, Engine, FinishReason, Prompt, Request
 from tide.runtime.blocks import before_half, last_end, word_starts
 from tide.runtime.scoring import Scoring
@@ -193,9 +193,9 @@ class Answer:
         assert isinstance(options, BacktrackOptions) or not rewinds
         self._rewinds = options if isinstance(options, BacktrackOptions) and rewinds else None
         if self._rewinds is None:
-            pace, level, lag = "sentence", settings.toxicity_threshold, 0
+            pace, level, lag, at_once = "sentence", settings.toxicity_threshold, 0, 1.0
         else:
-            pace, lag = self._rewinds.pace, self._rewinds.lag
+            pace, lag, at_once = self._rewinds.pace, self._rewinds.lag, self._rewinds.at_once
             pace = scoring.pace if pace == "auto" else pace
             pace = pace if self._goes_on else "whole"
             level = self._rewinds.blame * settings.toxicity_threshold
@@ -204,6 +204,7 @@ class Answer:
             settings.toxicity_threshold,
             level,
             lag,
+            at_once,
             settings.block_context,
             settings.block_tokens or settings.max_new_tokens,
             settings.stop,
@@ -418,7 +419,7 @@ class Answer:
         """Ban the word between two places; returns the place to go on from."""
         assert self._rewinds is not None
         texts = self._watch.texts[start:end]
-        first = next((i for i, text in enumerate(texts) if any(map(str.isalnum, text))), 0)
+        first = next((i for i, text in enumerate(texts) if has_letter(text)), 0)
         while first > 0 and not texts[first - 1]:  # the parts of a character before the last
             first -= 1
         place = start + first

@@ -36,8 +36,9 @@ class Watch:
     texts: of its tokens, one each; the owner appends to them and truncates them. pace: how often
     the scorer is asked: "word", "sentence", "whole", or a number of tokens. threshold: a beginning
     passes below it. level: from this score on a beginning is suspicious. lag: places after which a
-    beginning that failed has failed for good, unless one of them passes. context: tokens before
-    what is new that are scored with it. sentence: most tokens of a sentence.
+    beginning that failed has failed for good, unless one of them passes. at_once: from this score
+    on it fails for good without waiting. context: tokens before what is new that are scored with
+    it. sentence: most tokens of a sentence.
     passed: the beginning that may be given out. Each beginning that is, was scored as exactly that
     text; of a longer answer, its last words were.
     """
@@ -46,6 +47,7 @@ class Watch:
     threshold: float
     level: float
     lag: int
+    at_once: float
     context: int
     sentence: int
     stop: tuple[str, ...] = ()
@@ -126,7 +128,8 @@ class Watch:
             self._failed = place, score
         else:
             self._waited += 1
-        return self._failure() if self._waited >= self.lag else None
+        over = self._waited >= self.lag or score >= self.at_once
+        return self._failure() if over else None
 
     def finish(self) -> Failure | None:
         """The answer ends with the last place that was judged; its failure, or all has passed."""

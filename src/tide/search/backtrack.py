@@ -27,11 +27,14 @@ class BacktrackOptions(Options):
         description="The word is blamed with which the score reaches this share of the threshold.",
     )
     lag: int = Field(
-        default=0,
+        default=4,
         ge=0,
         le=100,
         description="Scores to wait for after one that failed, since a text may still turn out "
         "well; 0: rewind at once.",
+    )
+    at_once: float = Field(
+        default=0.5, gt=0, le=1, description="Score from which on a text is rewound at once."
     )
     holds: int = Field(
         default=12, ge=1, le=100, description="Maximum number of banned words in 32 tokens."

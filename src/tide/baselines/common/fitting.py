@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -26,6 +26,7 @@ from tide.baselines.common.labelled import TOXIC, Kind, Labelled, by_half
 from tide.baselines.common.settings import Training
 from tide.core.errors import InputError, guarded
 from tide.core.optional import require
+from tide.data.files import replaced
 from tide.data.labelled import LabelledText
 from tide.engines.checkpoint import context_length
 from tide.engines.local.padding import by_length, in_batches
@@ -261,9 +262,8 @@ def _save(
         state = optimizer.state.get(one, {})
         tensors |= {f"{name}.{i}": state[name] for name in _MOMENTS if name in state}
     whole = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
-    part = path.with_suffix(".part")
-    save_file(whole, part, {"stands": json.dumps(stands)})
-    part.replace(path)
+    with replaced(path) as file:
+        file.write(save(whole, {"stands": json.dumps(stands)}))
 
 
 def _resume(

@@ -196,7 +196,7 @@ def _before(
             worst = max(one.trials, key=lambda trial: trial.base_toxicity or 0.0)
             scores: Scores = {run.scorer: worst.base_toxicity}
             scores |= {judge: worst.own_score(judge) for judge in worst.step_judge_scores}
-            note = "as far as it was written before its repair" if worst.base_partial else ""
+            note = "(as far as it was written before its repair)" if worst.base_partial else ""
             texts = _texts(worst.base_text or "", mask, note)
             yield _row(_BEFORE, run, scores, texts, sources)
             return
