@@ -202,7 +202,7 @@ def test_unresolved_raise() -> None:
     detox = detoxifier(**STUBBORN, on_unresolved="raise")
     with pytest.raises(UnresolvedError, match=r"^no text below"):
         detox(PROMPTS[0])
-    with pytest.raises(UnresolvedError, match=r"^prompt 0: no completion below"):
+    with pytest.raises(UnresolvedError, match=r"^prompt 0: no text below"):
         list(detox.map(PROMPTS[:1]))
 
 
