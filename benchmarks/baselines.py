@@ -44,6 +44,7 @@ from rich.table import Table
 
 from tide.evaluation import Bars, Run, evaluate
 from tide.evaluation.metrics import Summary, summarize
+from tide.evaluation.reporting.tables import Column, shown
 from tide.evaluation.significance import compare
 from tide.plugins.specs import parse_spec
 
@@ -140,8 +141,7 @@ def show(
         trials = one.completions / one.prompts
         cells = [", ".join(chosen.get(spec, ()))]
         for judge in judges:
-            rate = one.toxicity[judge]["rate"]
-            cells.append(f"{rate.value:.3f} ±{rate.half_width or 0:.3f}")
+            cells.append(shown(one.toxicity[judge]["rate"], Column(judge, interval=True)))
         mine = [t for t in tests if t.method == runs[spec].name and t.source in judges]
         cells.append(f"{max(t.p_holm for t in mine):.0e}" if mine else "-")
         fluency = one.fluency[reference]

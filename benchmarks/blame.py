@@ -12,9 +12,9 @@ few words are to blame.
 
 from __future__ import annotations
 
-import asyncio
 import random
 import re
+from bisect import bisect_left
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -27,7 +27,6 @@ from rich.progress import track
 from tide.core.errors import InputError
 from tide.data.jsonl import read_objects
 from tide.evaluation.reporting.tables import Column, Table, Value, to_markdown
-from tide.runtime.blocks import blamed
 from tide.scorers import load_scorer
 from tide.scorers.base import Scorer, score_texts
 
@@ -50,13 +49,13 @@ def without_blamed(text: str, guide: Scorer) -> list[str]:
     def value(some: str) -> float:
         return float(score_texts(guide, [some], "zero").values[0])
 
-    async def score(some: str) -> float:
-        return value(some)
-
     words = re.findall(r"\s*\S+", text)
     found = []
     while len(found) < DELETIONS and words:
-        del words[asyncio.run(blamed(words, score, TAU / 2))]
+        ends = range(1, len(words) + 1)
+        # The score of a beginning is nearly monotone in its length.
+        last = len(words) - 1
+        del words[bisect_left(ends, TAU / 2, hi=last, key=lambda n: value("".join(words[:n])))]
         found.append("".join(words))
         if value(found[-1]) < TAU:
             break

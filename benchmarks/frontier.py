@@ -16,12 +16,15 @@ a panel of the long answers that `answers.py` has written, by their worst window
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from pathlib import Path
 from typing import Annotated
 
 import matplotlib.pyplot as plt
 import typer
-from rich import box
+from matplotlib.axes import Axes
+from matplotlib.transforms import Bbox
+from rich import box as borders
 from rich.console import Console
 from rich.table import Table
 
@@ -45,6 +48,7 @@ COSTS = ("evals", "forward", "scored", "unres.")
 FLUENCY = ("moved", "mean", "of 20", "ppl", "of moved", "p95", "empty")
 Row = tuple[str, Summary, list[str]]  # spec, metrics, judges
 Curves = dict[str, list[tuple[float, float, str]]]
+PLACES = ((4, 7), (4, -7), (7, 0), (4, 15), (4, -15))  # of a label beside its point, in points
 TICKS = (30, 50, 75, 100, 150, 200, 300, 500, 1000, 2000, 5000)
 
 
@@ -116,21 +120,44 @@ def draw(panels: dict[str, Curves], path: Path) -> None:
         squeeze=False,
         sharey=True,
     )
+    named: defaultdict[Axes, list[tuple[float, float, str]]] = defaultdict(list)
     for axis, (title, curves) in zip(axes[0], panels.items(), strict=True):
         for name, points in curves.items():
             x, y, labels = zip(*sorted(points), strict=True)
             axis.plot(x, y, f"{marks[name]}-", color=colours[name], markersize=5, label=name)
-            for at in zip(x, y, labels, strict=True):
-                axis.annotate(at[2], at[:2], fontsize=7, xytext=(4, 4), textcoords="offset points")
+            named[axis] += zip(x, y, labels, strict=True)
         axis.set(xscale="log", title=title, xlabel="forward tokens")
         ticks = [tick for tick in TICKS if axis.get_xlim()[0] <= tick <= axis.get_xlim()[1]]
         axis.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
         axis.minorticks_off()
         axis.grid(alpha=0.25)
         axis.legend(title="labels: accepts below", fontsize=8)
+        axis.margins(x=0.08)
     axes[0][0].set_ylim(bottom=-0.005)  # of all, once they hold their points
     axes[0][0].set_ylabel("toxic by the stricter judge, share of prompts")
+    figure.draw_without_rendering()  # where the panels lie
+    for axis, points in named.items():
+        label_points(axis, points)
     figure.savefig(path, dpi=120)
+
+
+def label_points(axis: Axes, points: list[tuple[float, float, str]]) -> None:
+    """A label beside each point, where no other label or point is, if there is such a place."""
+    taken = [
+        Bbox.from_extents(*(at - 3), *(at + 3))
+        for at in axis.transData.transform([(x, y) for x, y, _ in points])
+    ]
+    for x, y, text in points:
+        label = axis.annotate(
+            text, (x, y), (0, 0), fontsize=7, textcoords="offset points", va="center"
+        )
+        for place, align in itertools.product(PLACES, ("left", "right")):
+            label.set(position=place if align == "left" else (-place[0], place[1]), ha=align)
+            box = label.get_window_extent()
+            inside = axis.bbox.x0 < box.x0 and box.x1 < axis.bbox.x1 and axis.bbox.y0 < box.y0
+            if inside and not box.count_overlaps(taken):
+                break
+        taken.append(box)
 
 
 def main(
@@ -151,7 +178,7 @@ def main(
         for method in filter(None, only.split(","))
         for tau in TAUS
     ] + list(add or [])
-    table = Table(box=box.SIMPLE, padding=(0, 0), title=f"prompts {first} to {last}")
+    table = Table(box=borders.SIMPLE, padding=(0, 0), title=f"prompts {first} to {last}")
     table.add_column("method", overflow="fold")
     table.add_column("guides")
     rows: list[Row] = []

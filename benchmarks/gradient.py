@@ -136,7 +136,10 @@ def estimated(
     drawn = np.random.default_rng(0).integers(len(found), size=(RESAMPLES, len(found)))
     again = [value([found[i] for i in row]) for row in drawn.tolist()]
     # A resample whose references do not agree at all says nothing of the gradient.
-    low, high = np.percentile([-math.inf if one is None else one for one in again], [2.5, 97.5])
+    # No value between two, which there is none of where one is infinite.
+    low, high = np.percentile(
+        [-math.inf if one is None else one for one in again], [2.5, 97.5], method="inverted_cdf"
+    )
     return Estimate(whole, float(low), float(high)) if math.isfinite(low) else Estimate(whole)
 
 

@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from itertools import chain
 
+import anyio
 import httpx
 import serving
 from serving import Server, prompts_of, started
@@ -67,9 +68,10 @@ class Crowd:
         }
         patience = dice.expovariate(2) if dice.random() < LEAVING else None
         try:
-            answer = await asyncio.wait_for(http.post("/v1/completions", json=body), patience)
+            with anyio.fail_after(patience):
+                answer = await http.post("/v1/completions", json=body)
             self.met[str(answer.status_code)] += 1
-        except asyncio.TimeoutError:
+        except TimeoutError:
             self.met["left"] += 1
 
     async def _fault(self, http: httpx.AsyncClient, dice: random.Random) -> None:

@@ -1,48 +1,57 @@
 """Train the bundled pocket scorer, and compare it with recorded Perspective scores.
 
-    python scripts/train_pocket_scorer.py [--data ../shared/data] [--out FILE] [--held-out FILE]
-        [--seed 0]
+    python scripts/train_pocket_scorer.py [--data ../shared/data] [--written FILE] [--out FILE]
+        [--held-out FILE] [--seed 0]
 
-Takes about a minute on two cores.
+Takes a few minutes of a core. `benchmarks/scorer.py` measures the result on texts held out.
 
-**Data.** Openly licensed human labels only (`labelled/` in the data folder; its README names the
-licences): toxic_spans, context_toxicity, a slice of the Jigsaw test set, davidson, and ParaDetox
-pairs, whose toxic side counts as 1 and whose neutral rewrites count as 0. Where a text has several
-raters, its label is the share of them who called it toxic. Repeated texts are dropped. Rows are
-split at random into 80% training, 10% calibration and 10% test; a ParaDetox pair stays together.
-(ParaDetox sentences may come from comments that another source holds: test is not wholly apart.)
+**Labelled texts.** Openly licensed human labels only (`labelled/` in the data folder; its README
+names the licences): toxic_spans, context_toxicity, a slice of the Jigsaw test set, davidson, and
+ParaDetox pairs, whose toxic side counts as 1 and whose neutral rewrites count as 0. Where a text
+has several raters, its label is the share of them who called it toxic. Repeated texts are dropped.
+Rows are split at random into 80% training, 10% calibration and 10% test; a ParaDetox pair stays
+together. (ParaDetox sentences may come from comments that another source holds: test is not wholly
+apart.)
 
-**Disguises.** Half of the training rows are given once more in a disguised spelling (asterisks for
+**Ordinary texts.** The Wikipedia sentences behind BOLD, replies that people called safe
+(`corpus/dialogues`), and what models wrote after BOLD's prompts (`--written`, made by
+`scripts/write_ordinary.py`). Two fifths of each are held out, by a hash of a text's first three
+words: sentences about one person mostly begin alike, and a prompt shares its part with its
+sentence. They have a soft label a little above 0: with 0 the model would learn that the style of
+comments is toxic.
+
+**Unlabelled texts.** What four models wrote for prompts 1 to 600 of RealToxicityPrompts-challenging
+(`corpus/base_completions`), and beginnings of up to twelve words of all other texts, because a text
+is scored while it is written. A first model, fitted to the labelled texts alone, labels them; the
+beginning of a text is at most as toxic as the text.
+
+**Disguises.** Half of the labelled rows are given once more in a disguised spelling (asterisks for
 every second of them, else leetspeak or letters that stand apart) of about a third, two thirds or
 all of their words, with the same label. Neutral sentences about people of many groups, and bare
 punctuation marks, are given six times, labelled 0; every fifth group is left out, and the sentences
-differ from those in `tide.scorers.probes` that measure the result.
+differ from those in `tide.scorers.probes` that measure the result. What `tide.scorers.readings`
+sees through needs no training.
 
-**Model.** Logistic regression with soft labels on binary word 1-2-grams and character 3-5-grams,
-all rows with equal weight, L2 (C = 10), 150 steps of L-BFGS.
+**Model.** Logistic regression with soft labels on binary word 1-2-grams and character 3-5-grams, L2
+(C = 10), L-BFGS.
 
-**Calibration.** Platt scaling on the Jigsaw rows of the calibration part. Jigsaw is the source that
-resembles general comments and has as many toxic as other ones (so that 0.5 is the point where both
-are equally likely). The others would move the threshold for reasons of their own: davidson was
-collected by offensive words (83% positive), context_toxicity has 1% positives, toxic_spans holds
-posts already selected as toxic, and ParaDetox asks which of two paraphrases is meant. The scale and
-offset are folded into the weights.
+**Calibration.** Platt scaling, and then a rising, piecewise linear map of the logits, on a mixture
+of texts that were not trained on: ORDINARY_SHARE of it is ordinary (Wikipedia, replies and models
+in equal parts, as far as given, labelled 0), the rest is Jigsaw, half of which is toxic. On such a
+mixture one in five of the texts with a score of 0.2 is toxic. Scale and offset are folded into the
+weights, and the map's knots are stored with them.
 
-**How the configuration was chosen.** It has the best AUC on held-out Jigsaw rows (of another random
-split than the one below) among some twenty settings: C 3/6/10/30, n-gram lengths, 0/1 or counts,
-row norm, word trigrams, weights of the sources, an offset per source. Unless Jigsaw itself was left
-out, they differed by less than 0.01. To go by Jigsaw was settled with all figures in view; the
-average over the sources would have taken a smaller C or left toxic_spans out. The agreement with
-the recorded Perspective scores was printed next to each setting, and for eight of them with six
-choices of the rows for calibration, so it was seen too; nothing was fitted to it. It hardly depends
-on the choice: AUC 0.964-0.972 unless Jigsaw or ParaDetox was left out, accuracy 0.936-0.948.
-Of the disguises and neutral rows four amounts were tried (none; the sentences twice; six times; and
-the marks), again with all figures in view: AUC 0.971 without, 0.972 to 0.973 with them.
+**How the configuration was chosen.** The features and C are those of an earlier revision, which had
+the best AUC on held-out Jigsaw rows among some twenty settings. The weights and soft labels of
+ordinary texts were chosen among a dozen settings by the recorded Perspective scores of base models'
+completions of prompts 401 to 600 (AUC; share of Wikipedia's held-out sentences and of safe replies
+at the score that 3% of the completions below 0.1 reach). Prompts 601 to 1199 were not looked at.
 """
 
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import random
 import re
@@ -60,18 +69,28 @@ from rich.console import Console
 from rich.table import Table
 from safetensors.numpy import save
 from scipy.optimize import minimize
+from scipy.sparse import csr_matrix, vstack
 from scipy.special import expit
 from sklearn.metrics import roc_auc_score
 
 from tide.scorers import probes
-from tide.scorers.pocket import Features, PocketScorer
+from tide.scorers.pocket import Features, PocketScorer, calibrated
 
 Floats = NDArray[np.float64]
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 CALIBRATION_SOURCE = "jigsaw"
 C = 10.0
-STEPS = 150
+STEPS = 100
+# Weight and soft label of each kind of ordinary text, and of beginnings.
+WEIGHTS = {"wikipedia": 3.0, "replies": 1.0, "written": 3.0}
+SOFT = {"wikipedia": 0.03, "replies": 0.05, "written": 0.03}
+BEGINNING_WEIGHT = 0.5
+LONGEST_BEGINNING = 12
+LAST_PROMPT = 600  # of those whose completions are trained on
+KNOTS = (-6.0, -4.5, -3.0, -2.0, -1.0, 0.0, 1.5, 3.0)  # logits
+PULL = 5e-4
+ORDINARY_SHARE = 0.9  # of the mixture that is calibrated on
 LEAST_VISIBLE = 3
 NEUTRAL = (
     "{} lives in this town.",
@@ -130,6 +149,54 @@ def read_labelled(folder: Path) -> Labelled:
     return data
 
 
+def prose_part(text: str) -> str:
+    """Whether an ordinary text, or a prompt for one, is to "train" on, "calibrate" or "report"."""
+    opening = " ".join(re.findall(r"\w+", text.lower())[:3])
+    number = int.from_bytes(hashlib.blake2b(opening.encode(), digest_size=8).digest(), "big")
+    if number % 5 < 2:
+        return "report"
+    return "calibrate" if number // 5 % 6 == 0 else "train"
+
+
+def read_ordinary(data: Path, written: Path | None, part: str) -> dict[str, list[str]]:
+    """By kind, the ordinary texts of a part, each text once."""
+    found = {
+        "wikipedia": [row["text"] for row in rows(data / "corpus/bold_wikipedia.jsonl.gz")],
+        "replies": [
+            row["response"]
+            for row in rows(data / "corpus/dialogues.jsonl.gz")
+            if row["unsafe"] == 0 and row["response"].strip()
+        ],
+    }
+    texts = {
+        kind: [text for text in some if prose_part(text) == part] for kind, some in found.items()
+    }
+    if written is not None:
+        made = [json.loads(line) for line in written.read_text(encoding="utf-8").splitlines()]
+        texts["written"] = [
+            row["text"] for row in made if prose_part(row["prompt"]) == part and row["text"].strip()
+        ]
+    return {kind: list(dict.fromkeys(some)) for kind, some in texts.items()}
+
+
+def read_completions(data: Path) -> list[str]:
+    """What the four base models wrote for the prompts that may be trained on."""
+    completions = rows(data / "corpus/base_completions.jsonl.gz")
+    return list(
+        dict.fromkeys(
+            row["completion"]
+            for row in completions
+            if row["prompt_id"] < LAST_PROMPT and row["completion"].strip()
+        )
+    )
+
+
+def beginning(text: str, rng: random.Random) -> str:
+    """A text up to one of its first twelve words, but the last."""
+    words = text.split()
+    return " ".join(words[: rng.randint(1, max(1, min(len(words) - 1, LONGEST_BEGINNING)))])
+
+
 def write_rows(path: Path, data: Labelled, rows: NDArray[np.int64]) -> None:
     """Labelled texts in the format of `toxicity.jsonl.gz`, for `tide scorers compare`."""
     with gzip.open(path, "wt", encoding="utf-8") as file:
@@ -180,41 +247,76 @@ def report_probes(scorer: PocketScorer, toxic: list[str]) -> None:
     )
 
 
-def cross_entropy(logits: Floats, labels: Floats) -> tuple[float, Floats]:
-    """Sum over rows, and its gradient with respect to the logits."""
-    return float((np.logaddexp(0.0, logits) - labels * logits).sum()), expit(logits) - labels
+def cross_entropy(
+    logits: Floats, labels: Floats, counts: Floats | float = 1.0
+) -> tuple[float, Floats]:
+    """Sum over rows, and its gradient with respect to the logits. counts: of each row."""
+    loss = float((counts * (np.logaddexp(0.0, logits) - labels * logits)).sum())
+    return loss, counts * (expit(logits) - labels)
 
 
-def fit_weights(features: Any, labels: Floats, steps: int = STEPS) -> Floats:
+def fit_weights(
+    features: Any,
+    labels: Floats,
+    steps: int = STEPS,
+    counts: Floats | None = None,
+    start: Floats | None = None,
+) -> Floats:
     """L2-regularised logistic regression. features: CSR (n, d), labels: (n,).
 
-    Returns the weights (d,) without the bias: calibration fits a new one.
+    counts: how much each row counts, (n,). start: weights (d,) to go on from. Returns the weights
+    (d,) without the bias: calibration fits a new one.
     """
     transposed = features.T.tocsr()
+    counts = np.ones(len(labels)) if counts is None else counts
 
     def objective(parameters: Floats) -> tuple[float, Floats]:
         weights, bias = parameters[:-1], parameters[-1]
-        loss, gradient = cross_entropy(features @ weights + bias, labels)
+        loss, gradient = cross_entropy(features @ weights + bias, labels, counts)
         return (
             loss + float(weights @ weights) / (2 * C),
             np.append(transposed @ gradient + weights / C, gradient.sum()),
         )
 
-    start = np.zeros(features.shape[1] + 1)
+    begin = np.zeros(features.shape[1] + 1)
+    if start is not None:
+        begin[:-1] = start
     return minimize(
-        objective, start, jac=True, method="L-BFGS-B", options={"maxiter": steps, "maxcor": 6}
+        objective, begin, jac=True, method="L-BFGS-B", options={"maxiter": steps, "maxcor": 6}
     ).x[:-1]
 
 
-def fit_calibration(logits: Floats, labels: Floats) -> tuple[float, float]:
+def fit_calibration(
+    logits: Floats, labels: Floats, counts: Floats | None = None
+) -> tuple[float, float]:
     """Platt scaling: the scale and offset for which expit(scale * logits + offset) fits best."""
+    counts = np.ones(len(labels)) if counts is None else counts
 
     def objective(parameters: Floats) -> tuple[float, Floats]:
-        loss, gradient = cross_entropy(parameters[0] * logits + parameters[1], labels)
-        return loss / len(labels), np.array([gradient @ logits, gradient.sum()]) / len(labels)
+        loss, gradient = cross_entropy(parameters[0] * logits + parameters[1], labels, counts)
+        return loss / counts.sum(), np.array([gradient @ logits, gradient.sum()]) / counts.sum()
 
     scale, offset = minimize(objective, np.array([1.0, 0.0]), jac=True, method="BFGS").x
     return float(scale), float(offset)
+
+
+def fit_knots(logits: Floats, labels: Floats, counts: Floats) -> Floats:
+    """The rising, piecewise linear map of logits that fits best: from, to, (2, knots).
+
+    A weak penalty draws it to the logits as they are where there are few texts.
+    """
+    before = np.asarray(KNOTS)
+
+    def after(parameters: Floats) -> Floats:
+        return np.asarray(parameters[0] + np.append(0.0, np.cumsum(np.exp(parameters[1:]))))
+
+    def objective(parameters: Floats) -> float:
+        knots = np.stack([before, after(parameters)])
+        loss, _ = cross_entropy(calibrated(logits, knots), labels, counts / counts.sum())
+        return loss + PULL * float(np.square(knots[1] - before).sum())
+
+    start = np.append(before[0], np.log(np.diff(before)))
+    return np.stack([before, after(minimize(objective, start, method="BFGS").x)])
 
 
 def agreement(labels: Floats, scores: Floats) -> tuple[float, float]:
@@ -248,30 +350,6 @@ def read_recorded(folder: Path) -> dict[str, list[tuple[str, float]]]:
     return recorded
 
 
-def report_recorded(scorer: PocketScorer, folder: Path) -> None:
-    columns = ("file", "texts", "Perspective > 0.5", "pocket > 0.5", "AUC", "accuracy", "r")
-    table = Table(*columns, title="Recorded Perspective scores (never trained on)")
-    files = read_recorded(folder)
-    pairs = [pair for recorded in files.values() for pair in recorded]
-    visible = {text: s for text, s in pairs if len("".join(text.split())) >= LEAST_VISIBLE}
-    for name, recorded in [*files.items(), ("all, each text once", list(visible.items()))]:
-        kept = [(text, score) for text, score in recorded if text in visible]
-        scores = scorer.score([text for text, _ in kept])
-        target = np.array([score for _, score in kept])
-        auc, accuracy = agreement(target, scores)
-        r = np.corrcoef(scores, target)[0, 1]
-        shares = [f"{(values > 0.5).mean():.3f}" for values in (target, scores)]
-        figures = [f"{auc:.4f}", f"{accuracy:.4f}", f"{r:.3f}"]
-        table.add_row(name, f"{len(kept)}", *shares, *figures)
-    console.print(table)
-    skipped = sum(text not in visible for text, _ in pairs)
-    console.print(
-        f"{skipped} of {len(pairs)} completions skipped (fewer than {LEAST_VISIBLE} visible"
-        f" characters); {len(visible)} distinct ones remain"
-    )
-    report_speed(scorer, list(visible))
-
-
 def report_speed(scorer: PocketScorer, texts: list[str]) -> None:
     rates = []
     for _ in range(7):
@@ -285,36 +363,121 @@ def report_speed(scorer: PocketScorer, texts: list[str]) -> None:
     )
 
 
+def matrix(features: Features, texts: list[str]) -> Any:
+    """What `features.vectorizer` makes of the texts, many times as fast: CSR (n, n_features)."""
+    columns = [features.columns(text) for text in texts]
+    sizes = np.array([len(some) for some in columns])
+    return csr_matrix(
+        (
+            np.repeat(1 / np.sqrt(np.maximum(sizes, 1)), sizes),
+            np.concatenate(columns),
+            np.concatenate([[0], np.cumsum(sizes)]),
+        ),
+        shape=(len(texts), features.n_features),
+    )
+
+
+class Rows:
+    """Rows to fit: texts with a label and how much each counts."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self._labels: list[Floats] = []
+        self._counts: list[Floats] = []
+
+    def add(self, texts: list[str], labels: Floats | float, count: float = 1.0) -> None:
+        self.texts += texts
+        self._labels.append(np.broadcast_to(labels, len(texts)))
+        self._counts.append(np.full(len(texts), count))
+
+    @property
+    def labels(self) -> Floats:
+        return np.concatenate(self._labels)
+
+    @property
+    def counts(self) -> Floats:
+        return np.concatenate(self._counts)
+
+
+def mixture(ordinary: dict[str, list[str]], comments: list[str], labels: Floats) -> Rows:
+    """ORDINARY_SHARE of ordinary texts, all kinds alike, and comments with their labels."""
+    found = Rows()
+    for texts in ordinary.values():
+        if texts:
+            found.add(texts, 0.0, ORDINARY_SHARE / len(ordinary) / len(texts))
+    found.add(comments, labels, (1 - ORDINARY_SHARE) / len(comments))
+    return found
+
+
 def main(
     data: Annotated[Path, typer.Option(help="The data folder.")] = REPOSITORY / "../shared/data",
+    written: Annotated[
+        Path | None, typer.Option(help="What models wrote: a file of scripts/write_ordinary.py.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Weights file to write.")] = (
         REPOSITORY / "src/tide/pocket/scorer.safetensors"
     ),
     held_out: Annotated[
-        Path | None, typer.Option(help="Write the rows of the test part to this .jsonl.gz.")
+        Path | None,
+        typer.Option(help="Write the labelled rows of the test part to this .jsonl.gz."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the split.")] = 0,
 ) -> None:
-    """Train on the labels, write the weights, and compare with the recorded scores."""
+    """Train on labels and ordinary text, write the weights, and compare with recorded scores."""
+    rng = random.Random(seed)
     labelled = read_labelled(data / "labelled")
     labels, sources = np.array(labelled.labels), np.array(labelled.sources)
     part = labelled.parts(seed)
     training, calibration = part >= 2, (part == 1) & (sources == CALIBRATION_SOURCE)
     features = Features()
-    count = features.vectorizer().transform
     texts = [labelled.texts[i] for i in np.flatnonzero(training)]
-    more, their_labels = disguised(texts, labels[training], seed)
-    neutral = neutral_rows()
-    targets = np.concatenate([labels[training], their_labels, np.zeros(len(neutral))])
-    with console.status(f"fitting {len(targets):,} rows"):
-        weights = fit_weights(count([*texts, *more, *neutral]), targets)
-    counts = count([labelled.texts[i] for i in np.flatnonzero(calibration)])
-    scale, offset = fit_calibration(counts @ weights, labels[calibration])
-    console.print(f"calibration on {calibration.sum()} rows: {scale:.3f} * s {offset:+.3f}")
+    ordinary = read_ordinary(data, written, "train")
+
+    # 1. A model of the labels alone, which labels what has none.
+    plain = Rows()
+    plain.add(texts, labels[training])
+    plain.add(*disguised(texts, labels[training], seed))
+    plain.add(neutral_rows(), 0.0)
+    counted = matrix(features, plain.texts)
+    first = fit_weights(counted, plain.labels)
+    comments = [labelled.texts[i] for i in np.flatnonzero(calibration)]
+    scale, offset = fit_calibration(matrix(features, comments) @ first, labels[calibration])
+
+    def guessed(matrix: Any) -> Floats:
+        return np.asarray(expit(scale * (matrix @ first) + offset))
+
+    # 2. All texts.
+    more = Rows()
+    for kind, some in ordinary.items():
+        more.add(some, SOFT[kind], WEIGHTS[kind])
+        more.add([beginning(text, rng) for text in some], SOFT[kind], BEGINNING_WEIGHT)
+    completions = read_completions(data)
+    begun = [beginning(text, rng) for text in texts]
+    guesses = guessed(matrix(features, [*completions, *begun]))
+    more.add(completions, guesses[: len(completions)])
+    bound = np.maximum(labels[training], SOFT["replies"])
+    more.add(begun, np.minimum(guesses[len(completions) :], bound), BEGINNING_WEIGHT)
+    weights = fit_weights(
+        vstack([counted, matrix(features, more.texts)]).tocsr(),
+        np.concatenate([plain.labels, more.labels]),
+        counts=np.concatenate([plain.counts, more.counts]),
+        start=first,
+    )
+    console.print(f"fitted to {len(plain.texts) + len(more.texts):,} rows")
+
+    # 3. The scale of the scores.
+    calm = read_ordinary(data, written, "calibrate")
+    mixed = mixture(calm, comments, labels[calibration])
+    outputs = matrix(features, mixed.texts) @ weights
+    scale, offset = fit_calibration(outputs, mixed.labels, mixed.counts)
+    knots = fit_knots(scale * outputs + offset, mixed.labels, mixed.counts)
+    console.print(f"calibration on {len(mixed.texts):,} rows: {scale:.3f} * s {offset:+.3f}")
+    console.print(f"knots: {np.array2string(knots, precision=2)}")
 
     tensors = {
         "weights": (scale * weights).astype(np.float16),
         "bias": np.array([offset], dtype=np.float32),
+        "knots": knots.astype(np.float32),
     }
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_bytes(save(tensors, metadata=features.metadata()))
@@ -326,7 +489,7 @@ def main(
         write_rows(held_out, labelled, test)
     report_labelled(scorer.score([labelled.texts[i] for i in test]), labels[test], sources[test])
     report_probes(scorer, [labelled.texts[i] for i in test if labels[i] > 0.5])
-    report_recorded(scorer, data / "paper" / "recorded")
+    report_speed(scorer, [labelled.texts[i] for i in test[:2000]])
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import gzip
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -148,3 +148,25 @@ def network(answer: Callable[[httpx.Request], httpx.Response]) -> Iterator[None]
 
     with patch.object(httpx.AsyncHTTPTransport, "handle_async_request", handle):
         yield
+
+
+# As models of several makers write them.
+CONTROL_TOKENS = (
+    "<s>", "</s>", "<bos>", "<eos>", "<unk>", "<pad>", "<mask>", "<|user|>", "<|guard|>",
+    "<|im_start|>", "<|im_end|>", "<|eot_id|>", "<start_of_turn>", "<end_of_turn>", "<|turn>",
+    "<unused99>", "<think>", "</think>", "<tool_call>", "[INST]", "[/INST]", "<<SYS>>", "[CLS]",
+    "[gMASK]", "[|assistant|]", "]~b]", "[e~[", "<\uff5cUser\uff5c>", "<seed:bos>", ">>ANSWER<<",
+)  # fmt: skip
+
+
+def texts_with(tokens: Sequence[str]) -> st.SearchStrategy[str]:
+    """Texts that hold these tokens, parts of them and parts put together."""
+    part = st.sampled_from(tokens).flatmap(
+        lambda token: (
+            st.integers(1, len(token)).map(lambda n: token[:n])
+            | st.integers(0, len(token) - 1).map(lambda n: token[n:])
+        )
+    )
+    ordinary = st.sampled_from(["people are rude", " ", "\n\n", "<", ">", "[1]", "\u4eba", ""])
+    pieces = st.sampled_from(tokens) | part | ordinary | st.text(max_size=3)
+    return st.lists(pieces, max_size=8).map("".join)

@@ -12,12 +12,12 @@ from tests.evaluation.runs import changed, column, search_run
 from tests.worlds import PROMPTS as MORE
 from tests.worlds import ReadingScorer, scripted_engine
 from tide.cli.display import completions_table
-from tide.cli.masking import Masker
 from tide.core.errors import EngineError
 from tide.core.results import Result, Trial
 from tide.data.records import to_record
 from tide.detoxifier.sync import Detoxifier
 from tide.engines.scripted import ScriptedEngine
+from tide.evaluation.masking import Masker
 from tide.evaluation.metrics import summarize
 from tide.evaluation.reporting.tables import decoding_table, to_markdown
 

@@ -2,6 +2,7 @@ from .baselines import Baseline as Baseline
 from .baselines import load_baseline as load_baseline
 from .baselines.common.fit import fit as fit
 from .core.chat import Chat as Chat
+from .core.errors import CompletionError as CompletionError
 from .core.errors import DeadlineError as DeadlineError
 from .core.errors import EngineError as EngineError
 from .core.errors import InputError as InputError
@@ -14,7 +15,6 @@ from .core.errors import ScorerUnavailableError as ScorerUnavailableError
 from .core.errors import StrategyError as StrategyError
 from .core.errors import TideError as TideError
 from .core.errors import UnresolvedError as UnresolvedError
-from .core.results import Block as Block
 from .core.results import Result as Result
 from .core.results import ScoredCompletion as ScoredCompletion
 from .core.results import Trial as Trial

@@ -7,6 +7,20 @@ from tide.cli.display import completions_table
 from tide.evaluation.progress import CleanConsole
 
 
+def test_a_score_below_the_threshold_is_not_shown_as_the_threshold() -> None:
+    run = search_run("tide", prompts=1)
+    trials = len(run.records[0].trials)
+    changed(
+        run, 0, base_toxicity_scores=[0.104] * trials, toxicity_scores=[0.096] * trials,
+        base_completions=["one"] * trials, completions=["two"] * trials,
+    )  # fmt: skip
+    console = CleanConsole(width=100)
+    with console.capture() as shown:
+        console.print(completions_table(run.records, 0.1, None))
+    assert "0.11 one" in shown.get()
+    assert "0.09 two" in shown.get()
+
+
 def test_a_text_that_no_scorer_saw_has_no_score() -> None:
     run = search_run("tide", prompts=1)
     trials = len(run.records[0].trials)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from importlib.metadata import version
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 from tests.cli.test_run import tide
 from tests.core.test_pretrained import BROKEN
 from tests.models import save_causal_lm, save_classifier, save_mamba
-from tide.cli.doctor import _FRIENDLY
+from tide.cli.doctor import _FRIENDLY, _INSULTS
 from tide.scorers import REGISTRY, CallableScorer
 
 
@@ -26,6 +27,38 @@ def test_a_sound_installation(
     assert "scaled by 1 " in out
     assert "it tells insults from friendly sentences" in out
     assert f" torch {version('torch')} " in out
+    assert 'after "The weather today is" it writes: ' in out
+    assert "no chat template" in out
+    assert re.search(
+        r"of 20, a threshold would have rewritten \d+ at 0\.1, \d+ at 0\.2, \d+ at 0\.3, \d+ at",
+        out,
+    )
+
+
+@pytest.mark.parametrize(
+    ("score", "says"),
+    [(0.15, r"(1[5-9]|20) at 0\.1, 0 at 0\.2"), (0.0, r"rewritten 0 at 0\.1, 0 at")],
+)
+def test_harmless_answers_are_counted(
+    score: float, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A scorer that objects to every answer is a warning."""
+
+    def scorer(texts: list[str]) -> list[float]:
+        return [0.9 if text in _INSULTS else 0.01 if text in _FRIENDLY else score for text in texts]
+
+    monkeypatch.setitem(REGISTRY._targets, "sharp", lambda: CallableScorer(scorer))
+    assert tide("doctor", "--scorer", "sharp", monkeypatch=monkeypatch) == 0
+    out = said(capsys)
+    assert re.search(says, out)
+    assert ("warning: of 20" in out) is (score > 0)
+
+
+def test_says_whether_a_model_chats(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert tide("doctor", "--model", "pocket-chat", monkeypatch=monkeypatch) == 0
+    assert "a chat template: --chat" in said(capsys)
 
 
 def test_optional_parts_have_their_versions(

@@ -33,7 +33,7 @@ def test_methods_side_by_side(
     assert tide(*command, monkeypatch=monkeypatch) == 0
     runs = {folder.name: read_run(folder) for folder in out.iterdir() if folder.is_dir()}
     assert set(runs) == {"base", "fast", "resample-temperature=1"}
-    shown = capsys.readouterr().out
+    shown = " ".join(capsys.readouterr().out.split())
     assert "the search's scorer" in shown
     assert "a judge" in shown
     for run in runs.values():

@@ -48,3 +48,25 @@ def test_what_it_says_can_be_written(new: str) -> None:
     }
     option = new.partition(":")[2].partition("=")[0]
     load_strategy(new.replace("VALUE", usual.get(option, "1")))
+
+
+@pytest.mark.parametrize("command", ["run", "serve"])
+def test_the_help_states_the_defaults_that_hold(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those that a preset sets are the preset's; a server withholds what is not accepted."""
+    monkeypatch.setattr(sys, "argv", ["tide", command, "--help"])
+    monkeypatch.setenv("COLUMNS", "400")
+    with pytest.raises(SystemExit):
+        main()
+    shown = " ".join(capsys.readouterr().out.split())
+
+    def default(flag: str) -> str:
+        _, _, says = shown.partition(f" {flag} <")
+        return says.partition("default: ")[2].partition("]")[0]
+
+    for flag in ("--toxicity-threshold", "--strategy", "--num-samples"):
+        assert default(flag) == "by --preset"
+    assert default("--preset") == "auto"
+    assert default("--max-new-tokens") == "20; of a chat 512"
+    assert default("--on-unresolved") == ("refuse" if command == "serve" else "best")

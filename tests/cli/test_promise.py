@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from tests.cli import test_run
 from tests.generated import examples
-from tests.runtime.test_promise import PROMPTS, Babbler, Oracle, overrides, scarce, worlds
+from tests.runtime.test_promise import PROMPTS, Babbler, Oracle, overrides, passed, worlds
 from tide.cli.display import on_one_line
 from tide.engines import REGISTRY as ENGINES
 from tide.scorers import REGISTRY as SCORERS
-from tide.scorers.wrappers.windows import split_words
+from tide.scorers.base import is_empty
 
 pytestmark = pytest.mark.attack
 
@@ -99,10 +99,8 @@ def completions(lines: list[str]) -> list[dict[str, Any]]:
 
 def check(one: dict[str, Any], oracle: Oracle, given: dict[str, Any]) -> None:
     text, threshold = one["text"], given["toxicity_threshold"]
-    if scarce(text):
-        return
-    if one["accepted"]:
+    if one["accepted"] and not is_empty(text):
         assert one["toxicity"] < threshold
-        assert all(oracle.said[window] < threshold for window in split_words(text, 100))
-    elif given["on_unresolved"] == "refuse":  # the blocks before the one that is withheld
-        assert any(text.startswith(one) for one, score in oracle.said.items() if score < threshold)
+        assert passed(text, oracle, given)
+    elif given["on_unresolved"] == "refuse" and not one["accepted"]:
+        assert text == ""

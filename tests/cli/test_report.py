@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -57,16 +58,47 @@ def test_tables_figures_and_metrics(
     expected = {f"{name}{suffix}" for name in names for suffix in (".md", ".tex", ".csv")}
     expected |= {"trade-off.png", "anytime-rate.png", "anytime-mean.png", "summary.json"}
     expected |= {"cost-forward-tokens.png", "cost-scorer-calls.png", "cost-rounds.png"}
-    expected |= {"report.html"}
+    expected |= {"report.html", "report.manifest.json"}
     expected |= {"trajectory-2-tide.png", "trajectory-2-fast.png"}
     assert {path.name for path in (runs / "report").iterdir()} == expected
     methods = [one["method"] for one in json.loads((runs / "report/summary.json").read_text())]
     assert methods == ["base", "tide", "fast"]
     page = (runs / "report/report.html").read_text(encoding="utf-8")
     assert page.count("data:image/png;base64,") == 8
-    assert "The words that carry the toxicity are masked, by the bundled scorer." in page
+    assert "Toxic words are masked" in page
     # A report is not a run: it is not reported on the next time.
     assert tide("report", runs, monkeypatch=monkeypatch) == 0
+
+
+@pytest.mark.usefixtures("no_matplotlib")
+def test_a_report_takes_the_place_of_an_earlier_one_and_leaves_what_is_somebodys_own(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert tide("report", runs, "--out", out, monkeypatch=monkeypatch) == 0
+    first = {path.name for path in out.iterdir()}
+    assert {"significance-judge-1.md", "quality-judge-1.csv"} < first
+    (out / "notes.md").write_text("my own")
+    (out / "significance-judge-1.md").write_text("my own, too")
+    manifest = out / "report.manifest.json"
+    victim = tmp_path / "victim"
+    victim.write_text("x")
+    digest = sha256(b"x").hexdigest()
+    lies = {"../victim": digest, str(victim): digest, "..": "", "notes.md": 3}
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | lies))
+    write(run([[0.9, 0.2]] * 6), tmp_path / "alone/base", judges=[])
+    assert tide("report", tmp_path / "alone", "--out", out, monkeypatch=monkeypatch) == 0
+    left = {path.name for path in out.iterdir()}
+    assert {name for name in left if "judge" in name} == {"significance-judge-1.md"}
+    assert left > {"notes.md", "quality-scorer-1.md"}
+    assert victim.exists()
+    assert set(json.loads(manifest.read_text())) < left - {"notes.md", "significance-judge-1.md"}
+    capsys.readouterr()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/cost.md").write_text("my own")
+    assert tide("report", runs, "--out", tmp_path / "mine", monkeypatch=monkeypatch) == 1
+    assert "cost.md: exists, and no report wrote it" in refused(capsys)
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["cost.md"]
 
 
 def test_folder_format_and_opponent_of_ones_own(
@@ -261,12 +293,6 @@ def test_parts_of_several_seeds_are_their_mean() -> None:
     spread = pytest.approx(0.5**1.5)
     assert table.rows == [["base (2 seeds)", Estimate(0.25, std=spread), Estimate(1.0, std=0.0)]]
     assert table.notes[-1] == "prompts: insults 2, threats 1"
-
-
-def test_parts_are_resampled_with_the_seed_of_the_report() -> None:
-    one = run([[0.1 * (i % 7)] for i in range(90)])
-    tables = [parts_of(one, labels=["insults", "threats"], seed=seed) for seed in range(4)]
-    assert len({str(table.rows) for table in tables}) > 1
 
 
 def test_landscape_of_a_run_of_the_bundled_model(

@@ -17,6 +17,7 @@ from tests.engines.remote.vllm_server import VllmServer
 from tests.models import save_causal_lm, save_classifier
 from tide.cli import main
 from tide.cli.display import on_one_line
+from tide.core.errors import EngineError
 from tide.engines import REGISTRY as ENGINES
 from tide.engines.local.engine import TransformersEngine
 from tide.evaluation.progress import CleanConsole
@@ -112,6 +113,26 @@ def test_what_is_withheld_is_not_counted_as_toxic_output(
         assert rows.get("withheld") == ("1" if policy == "refuse" else None)
 
 
+def test_it_says_what_it_loads_and_what_holds_before_the_wait(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def loaded(*arguments: Any, **more: Any) -> None:
+        told.append(capsys.readouterr().err)
+        raise EngineError("no model today")
+
+    told: list[str] = []
+    monkeypatch.setattr("tide.detoxifier.base.load_engine", loaded)
+    for options in ([], ["--strategy", "tide"], ["--preset", "margin"]):
+        assert tide("run", "Hello", "--model", "mine", *options, monkeypatch=monkeypatch) == 1
+        assert capsys.readouterr().err == "error: no model today\n"
+    begins = "loading model mine and scorer pocket; preset "
+    assert [" ".join(line.split()) for line in told] == [
+        f"{begins}backtrack, strategy backtrack, accepts below 0.1",
+        f"{begins}relative, strategy tide, accepts below 0.5",
+        f"{begins}margin, strategy ladder, accepts below 0.2",
+    ]
+
+
 def test_lines_of_standard_input_are_prompts(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -190,7 +211,7 @@ def test_a_file_with_a_judge(
     config = json.loads((tmp_path / "out.jsonl.config.json").read_text())
     assert (config["settings"]["seed"], config["settings"]["max_new_tokens"]) == (3, 8)
     assert [judge["spec"] for judge in config["judges"]] == ["profanity-check"]
-    assert config["method"] == "tide:max_new_tokens=8,seed=3"
+    assert config["method"] == "backtrack:max_new_tokens=8,seed=3"
 
 
 def test_both_commands_write_one_format(
@@ -199,7 +220,7 @@ def test_both_commands_write_one_format(
     """Records of `tide run` are those of `tide eval`, and `tide report` reads both."""
     judged = ("--judge", "profanity-check", "--trials", 2)
     single, folder = tmp_path / "out.jsonl", tmp_path / "runs"
-    as_evaluated = ("--empty-policy", "zero", "--decode")
+    as_evaluated = ("--empty-policy", "zero", "--decode", "--strategy", "tide")
     run = ("run", "-i", prompts_file, "-o", single, *as_evaluated)
     assert tide(*run, *judged, monkeypatch=monkeypatch) == 0
     evaluated = ("eval", prompts_file, "--methods", "tide", "-o", folder, "--reference", "none")
@@ -247,9 +268,10 @@ def test_formats_are_printed_in_order(
     whole = [json.loads(line) for line in printed["records"]]
     assert [record["prompt"] for record in whole] == PROMPTS[:2]
     short = [json.loads(line) for line in printed["jsonl"]]
-    columns = ("completions", "toxicity_scores", "accepted")
+    columns = ("completions", "toxicity_scores", "accepted", "finish_reason")
+    fields = ("prompt", "text", "toxicity", "accepted", "finish_reason")
     assert short == [
-        dict(zip(("prompt", "text", "toxicity", "accepted"), (r["prompt"], *one), strict=True))
+        dict(zip(fields, (r["prompt"], *one), strict=True))
         for r in whole
         for one in zip(*(r[column] for column in columns), strict=True)
     ]
@@ -271,7 +293,11 @@ def test_formats_are_printed_in_order(
     [
         ((), "", "Next: --judges sentence "),
         (("--judges", "lexicon"), "", "Next: --model FOLDER_OR_HUB_ID "),
-        (("--toxicity-threshold", "0.000001"), "", "Next: --preset backtrack "),
+        (
+            ("--strategy", "tide", "--toxicity-threshold", "0.000001"),
+            "",
+            "Next: --preset backtrack ",
+        ),
         (
             ("--preset", "backtrack", "--toxicity-threshold", "0.000001"),
             "",
@@ -447,9 +473,9 @@ def test_bad_input_is_one_clear_line(
 ) -> None:
     assert tide(*arguments, monkeypatch=monkeypatch) == 1
     err = capsys.readouterr().err
-    assert err.startswith("error: ")
-    assert message in err
-    assert err.count("\n") == 1
+    (line,) = [line for line in err.splitlines() if not line.startswith("loading model ")]
+    assert line.startswith("error: ")
+    assert message in line
 
 
 @pytest.mark.parametrize(
@@ -463,7 +489,7 @@ def test_a_bad_prompt_is_one_line_and_the_others_are_completed(
 ) -> None:
     assert tide("run", prompt, PROMPTS[0], "--format", "text", monkeypatch=monkeypatch) == 1
     out, err = capsys.readouterr()
-    assert message in err.splitlines()[0]
+    assert message in err.splitlines()[1]
     assert err.splitlines()[-1] == "error: 1 of 2 prompts failed (see above)"
     assert len(out.splitlines()) == 1
 
@@ -501,7 +527,7 @@ def test_a_scorer_that_breaks_in_the_middle_loses_nothing(
         nonlocal calls
         calls += 1
         if calls <= 2:
-            return [0.1] * len(texts)
+            return [0.01] * len(texts)
         if answer == "raise":
             raise OSError("disk on fire")
         return {"nan": [float("nan")] * len(texts), "1.3": [1.3] * len(texts)}.get(answer, [])

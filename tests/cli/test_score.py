@@ -35,6 +35,22 @@ def test_a_file_to_a_file(
     assert tide(*command, "--overwrite", monkeypatch=monkeypatch) == 0
 
 
+@pytest.mark.parametrize("command", [("run", "--strategy", "resample:n=1"), ("score",)])
+def test_a_file_is_not_masked_and_the_terminal_says_so(
+    command: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    name, *options = command
+    output = tmp_path / "out.jsonl"
+    arguments = (name, "you stupid idiot", *options, "-o", output, "--mask")
+    assert tide(*arguments, monkeypatch=monkeypatch) == 0
+    assert "you stupid idiot" in output.read_text()
+    said = f"{output}: holds the texts as they are; --mask masks only what is printed"
+    assert said in capsys.readouterr().err
+
+
 def test_masking_hides_toxic_texts_only(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -69,6 +69,34 @@ def test_compare(
     assert tide(*command, "--overwrite", monkeypatch=monkeypatch) == 0
 
 
+def test_compare_counts_false_alarms_on_ordinary_texts(
+    labels: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Of the texts in --ordinary, at --threshold: whole, and of the others the beginnings."""
+
+    def last_word(texts: list[str]) -> list[float]:
+        return [0.3 if text.endswith("bad") else 0.0 for text in texts]
+
+    monkeypatch.setitem(REGISTRY._targets, "last", lambda: CallableScorer(last_word))
+    prose = tmp_path / "prose.jsonl"
+    texts = ("not bad", "a bad day", "a good day", "bad luck")
+    prose.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    output = tmp_path / "figures.json"
+    command = ("scorers", "compare", labels, "-s", "last", "--ordinary", prose)
+    assert tide(*command, "--threshold", 0.2, "-o", output, monkeypatch=monkeypatch) == 0
+    (row,) = json.loads(output.read_text())
+    assert row["false_alarms"] == {
+        "texts": 4, "threshold": 0.2, "whole": 0.25, "beginnings": pytest.approx(2 / 3),
+    }  # fmt: skip
+    assert "0.667" in capsys.readouterr().out
+    assert tide(*command, "--overwrite", "-o", output, monkeypatch=monkeypatch) == 0
+    (row,) = json.loads(output.read_text())
+    assert (row["false_alarms"]["whole"], row["false_alarms"]["beginnings"]) == (0.0, 0.0)
+
+
 @pytest.mark.usefixtures("exact")
 def test_compare_by_a_field(
     labels: Path,
@@ -197,7 +225,7 @@ def test_limits(
     assert rows[0]["set"] == "plain insults"
     (scores,) = rows[0]["scores"].values()
     assert len(scores) == len(rows[0]["sentences"])
-    assert min(scores) > 0.5
+    assert np.mean(np.array(scores) > 0.5) > 0.9
 
 
 def test_probe(

@@ -64,6 +64,7 @@ def test_it_serves_and_ends_its_requests_when_it_is_told_to(tmp_path: Path) -> N
         (["--temperature", "-1"], "temperature"),
         (["--settings", "no/such/file"], "--settings"),
         (["--settings", __file__], "line 1"),
+        (["--settings", "/dev/zero"], "--settings: /dev/zero: has more than 1 MiB"),
     ],
 )
 def test_what_cannot_be_served(

@@ -20,12 +20,14 @@ from tide import AsyncDetoxifier, Detoxifier, evaluate
 from tide.cli import main
 from tide.core.chat import Chat, Rendered, render
 from tide.core.errors import EngineError, InputError
+from tide.core.settings import Sampling
 from tide.data.prompts import read_rows
 from tide.data.record_files import read_records
 from tide.detoxifier.sync import outcomes
 from tide.engines.base import Engine, Prompt, Request
 from tide.engines.local.engine import TransformersEngine
 from tide.engines.scripted import ScriptedEngine
+from tide.evaluation import read_run
 from tide.search.geometry import movable_rows
 
 HELLO = [{"role": "user", "content": "The weather today"}]
@@ -38,7 +40,7 @@ SYSTEM = [{"role": "system", "content": "be kind"}]
 
 
 def quiet(texts: list[str]) -> list[float]:
-    return [0.1] * len(texts)
+    return [0.01] * len(texts)
 
 
 def template_of(source: str) -> Any:
@@ -114,6 +116,14 @@ def test_a_chat_is_read_as_its_template_writes_it(
     assert moved(engine, prompt) == moved(engine, prompt, "user")[-1:]
     assert moved(engine, prompt, "last:1")[0] in said[-1]
     assert len("".join(moved(engine, prompt, "all"))) >= len(text)
+
+
+def test_what_an_assistant_thought_is_left_out() -> None:
+    thoughts = {"reasoning_content": "They ask of rain.", "reasoning": "They ask of rain."}
+    said, answered, asked = LONG
+    assert Chat.of([said, answered | thoughts, asked]) == Chat.of(LONG)
+    with pytest.raises(InputError, match="reasoning"):
+        Chat.of([said | thoughts])
 
 
 def test_a_token_across_the_border_is_not_moved(tmp_path: Path) -> None:
@@ -315,6 +325,79 @@ def test_a_chat_stands_where_a_prompt_stands(chatml: TransformersEngine) -> None
     assert here.prompt == "user: The weather today\nassistant:"
 
 
+def asked_of(engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch) -> list[Request]:
+    """The requests that the engine gets."""
+    seen: list[Request] = []
+    write, write_all = engine.write, engine.write_all
+    monkeypatch.setattr(engine, "write", lambda one: (seen.append(one), write(one))[1])
+    monkeypatch.setattr(engine, "write_all", lambda some: (seen.extend(some), write_all(some))[1])
+    return seen
+
+
+def test_a_chat_is_answered_as_the_folder_advises_and_at_length(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is set wins; a text is completed as ever."""
+    folder = save_chat_model(tmp_path / "model", GOOD["chatml"], bos=True)
+    advised = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 7}
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 2, **advised}))
+    with TransformersEngine(folder) as engine:
+        seen = asked_of(engine, monkeypatch)
+        detox = Detoxifier(engine, scorer=quiet)
+        (prompt,) = engine.tokenize([engine.render(Chat.of(HELLO))])
+        assert engine.context_length is not None
+        room = engine.context_length - len(prompt)
+        expected = Sampling(max_new_tokens=min(512, room), temperature=0.6, top_p=0.9, top_k=7)
+        detox.chat(HELLO)
+        assert seen[-1].sampling == expected
+        detox.chat(HELLO, temperature=0.3, max_new_tokens=4)
+        assert seen[-1].sampling == Sampling(max_new_tokens=4, temperature=0.3)
+        Detoxifier(engine, scorer=quiet, temperature=0.2).chat(HELLO)
+        assert seen[-1].sampling.temperature == 0.2
+        detox("The weather")
+        assert seen[-1].sampling == Sampling()
+        with pytest.raises(InputError, match="new ones exceed the model's context"):
+            detox.chat(HELLO, max_new_tokens=room + 1)
+
+
+def test_a_chat_that_nobody_advises_on_is_no_longer_cold(
+    chatml: TransformersEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = asked_of(chatml, monkeypatch)
+    Detoxifier(chatml, scorer=quiet).chat(HELLO)
+    assert seen[-1].sampling.temperature == 0.7
+
+
+def test_the_record_of_a_chat_says_how_it_was_drawn_and_the_table_where_it_was_cut(
+    tmp_path: Path,
+    chatml: TransformersEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    command = ["run", "--chat", "The weather", "--model", chatml.name]
+    out = tmp_path / "out.jsonl"
+    assert tide(*command, "-o", out, monkeypatch=monkeypatch) == 0
+    settings = read_run(out).config["settings"]
+    assert (settings["max_new_tokens"], settings["temperature"]) == (512, 0.7)
+    assert read_run(out).config["method"] == "backtrack"
+    (record,) = read_records(out)
+    alone = Detoxifier(chatml).chat([{"role": "user", "content": "The weather"}])
+    assert record.trials[0].text == alone.text
+    capsys.readouterr()
+    cut = ("--max-new-tokens", 2, "--min-new-tokens", 2)
+    assert tide(*command, *cut, monkeypatch=monkeypatch) == 0
+    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "(cut off by max_new_tokens)" in shown
+    assert tide(*command, *cut, "--format", "jsonl", monkeypatch=monkeypatch) == 0
+    assert json.loads(capsys.readouterr().out)["finish_reason"] == "length"
+    # A completion of a text is as long as was asked for. Who meant a chat is told.
+    command.remove("--chat")
+    assert tide(*command, *cut, monkeypatch=monkeypatch) == 0
+    told = capsys.readouterr()
+    assert "cut off" not in told.out
+    assert f"{chatml.name} has a chat template: --chat answers" in " ".join(told.err.split())
+
+
 def test_only_what_users_said_moves_in_a_search(chatml: TransformersEngine) -> None:
     """Seen at the engine: all other rows of every candidate are the chat's own, bit for bit."""
     seen: list[Request] = []
@@ -336,6 +419,7 @@ def test_only_what_users_said_moves_in_a_search(chatml: TransformersEngine) -> N
             "max_iterations": 2,
             "max_new_tokens": 4,
             "min_new_tokens": 4,
+            "strategy": "tide",
         }
         Detoxifier(engine, scorer=lambda texts: [0.9] * len(texts), **options).chat(SYSTEM + LONG)
         first, *others = [request.prompt for request in seen]
@@ -349,10 +433,9 @@ def test_what_shares_all_its_tokens_with_the_template_cannot_be_moved(tmp_path: 
     template = "The {{ messages[0].content }}eather today"
     engine = TransformersEngine(save_chat_model(tmp_path, template))
     with pytest.raises(InputError, match="only special tokens, or a chat's markers; perturb='all'"):
-        Detoxifier(engine, scorer=quiet).chat([{"role": "user", "content": "w"}])
-    assert Detoxifier(engine, scorer=quiet, perturb="all")(Chat.said("w")).prompt.startswith(
-        "The w"
-    )
+        Detoxifier(engine, scorer=quiet, strategy="tide", max_new_tokens=4)(Chat.said("w"))
+    detoxifier = Detoxifier(engine, scorer=quiet, strategy="tide", perturb="all", max_new_tokens=4)
+    assert detoxifier(Chat.said("w")).prompt.startswith("The w")
 
 
 def test_a_closed_engine_renders_nothing(tmp_path: Path) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
@@ -400,3 +403,40 @@ def test_the_text_of_an_error_is_made_when_it_is_needed() -> None:
     assert made == []
     with pytest.raises(EngineError, match=r"^made: x$"), guarded(EngineError, what):
         raise ValueError("x")
+
+
+FORKED = """
+import os, sys, warnings
+import tide
+from tide.engines import ScriptedEngine
+
+warnings.simplefilter("ignore")  # of newer Pythons, about the fork
+def made(word):
+    engine = ScriptedEngine(lambda x, seed: word)
+    return tide.Detoxifier(engine, scorer=lambda texts: [0.0] * len(texts))
+
+detox = made("word")
+detox("before")
+if (child := os.fork()) == 0:
+    ways = [lambda: detox("x"), lambda: list(detox.map(["x"])), lambda: list(detox.stream("x"))]
+    for use in ways:
+        try:
+            use()
+        except tide.TideError as error:
+            print(type(error).__name__, error, flush=True)
+    detox.close()
+    print(made("new")("x").text, flush=True)
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+print(detox("after").text)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_after_a_fork_the_loop_says_that_it_is_elsewhere() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    said = "EngineError the process was forked; make a new engine in the new process"
+    assert done.stdout.splitlines() == [said, said, said, "new", "word"]

@@ -9,9 +9,10 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from pathlib import Path
 
+import anyio
 import httpx
 import pytest
 from pydantic import BaseModel
@@ -105,6 +106,23 @@ def echo_in_a_header(connection: socket.socket, request: bytes) -> None:
     connection.sendall(b"HTTP/1.1 200 " + KEY.encode() + b"\r\n" + KEY.encode() + b"\r\n\r\n")
 
 
+def flood(connection: socket.socket, request: bytes) -> None:
+    """Events that come faster than they are read."""
+    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n")
+    while True:
+        connection.sendall(b"data: 1\n\n" * 1000)
+
+
+def drip_a_line(connection: socket.socket, request: bytes) -> None:
+    """One long event in many pieces."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked"
+    connection.sendall(head + b"\r\n\r\n6\r\ndata: \r\n" + b"1\r\n7\r\n" * 3_000 + b"0\r\n\r\n")
+    connection.shutdown(socket.SHUT_WR)
+    while connection.recv(65536):
+        pass
+
+
 def ask(url: str, timeout: float = 30.0) -> Reply:
     async def once() -> Reply:
         async with Client(timeout) as client:
@@ -119,6 +137,49 @@ def test_an_answer_without_an_end_is_given_up(script: Script) -> None:
     with serving(script) as (url, _), pytest.raises(ServerFailed, match=r"within 0\.3 seconds"):
         ask(url, timeout=0.3)
     assert time.monotonic() - began < 10
+
+
+async def _read(client: Client, url: str) -> None:
+    async with aclosing(client.events(url, {}, limit=10**12)) as events:
+        async for _ in events:
+            pass
+
+
+def test_a_stream_that_is_faster_than_its_reader_ends_with_it() -> None:
+    """However its reader ends: cancelled, or by the deadline of a scope around or of its task."""
+
+    async def read_all(url: str) -> None:
+        async with Client(30.0) as client:
+            tasks = [asyncio.create_task(_read(client, url)) for _ in range(3)]
+            await asyncio.sleep(0.2)
+            for task in tasks:
+                task.cancel()
+            _, left = await asyncio.wait(tasks, timeout=5)
+            assert not left
+            assert all(task.cancelled() for task in tasks)
+            for outer, inner in ((0.2, 20.0), (20.0, 0.2)):
+                began = time.monotonic()
+                with anyio.move_on_after(outer), anyio.move_on_after(inner):
+                    await asyncio.gather(_read(client, url), _read(client, url))
+                assert time.monotonic() - began < 5
+                assert client.under_way == 0
+            task = asyncio.create_task(_read(client, url))
+            with anyio.move_on_after(0.2):
+                await task
+            assert task.cancelled()
+
+    with serving(flood) as (url, _):
+        asyncio.run(read_all(url))
+
+
+def test_an_event_in_many_pieces_that_ends_without_a_newline() -> None:
+
+    async def read(url: str) -> list[Reply | bytes]:
+        async with Client(30.0) as client:
+            return [one async for one in client.events(url, {})]
+
+    with serving(drip_a_line) as (url, _):
+        assert asyncio.run(read(url)) == [b"7" * 3_000]
 
 
 @pytest.mark.parametrize(

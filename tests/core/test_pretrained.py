@@ -244,6 +244,22 @@ def test_weights_that_are_broken_by_computing_are_met_at_loading(tmp_path: Path)
         TransformersEngine(folder)
 
 
+def test_a_model_that_overflows_float16_is_told_another_dtype(tmp_path: Path) -> None:
+    folder = save_causal_lm(tmp_path, "llama")
+    weights(lambda t: t.update({k: v * 100 for k, v in t.items() if "mlp" in k}))(folder)
+    TransformersEngine(folder).close()
+    with pytest.raises(EngineError, match=r"in float16; use dtype bfloat16 or float32$"):
+        TransformersEngine(folder, dtype="float16")
+
+
+@pytest.mark.parametrize("given", ["the file", "its folder"])
+def test_a_gguf_file_is_told_how_to_be_converted(given: str, tmp_path: Path) -> None:
+    file = tmp_path / "small.Q4_K_M.gguf"
+    file.write_bytes(b"GGUF")
+    with pytest.raises(EngineError, match=r"read directly yet; .*gguf_file='small.Q4_K_M.gguf'"):
+        TransformersEngine(file if given == "the file" else tmp_path)
+
+
 def test_a_broken_row_of_positions_is_met_where_a_prompt_reaches_it(tmp_path: Path) -> None:
     engine = TransformersEngine(save_causal_lm(tmp_path, "gpt2"))
     with torch.inference_mode():

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gzip
 import os
+import re
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ from tide.data.record_files import RecordFile
 
 HOLDER = """
 import sys, time
+from contextlib import nullcontext
 from pathlib import Path
 from tide.data.record_files import RecordFile
 with RecordFile(Path(sys.argv[1])):
@@ -136,3 +139,55 @@ def test_a_folder_that_takes_no_file_is_no_other_process() -> None:
         writing(Path("/proc/out.jsonl")),
     ):
         pass
+
+
+@pytest.mark.parametrize("link", ["symlink", "hard link"])
+def test_a_link_beside_an_output_is_not_followed(tmp_path: Path, link: str) -> None:
+    """Whoever may write to the folder must not lead the writer to another file."""
+    path, secret = tmp_path / "out.jsonl", tmp_path / "secret"
+    secret.write_text("kept")
+
+    def lay(ending: str) -> Path:
+        beside = tmp_path / f"out.jsonl{ending}"
+        if link == "symlink":
+            beside.symlink_to(secret)
+        else:
+            beside.hardlink_to(secret)
+        return beside
+
+    lay(".part")
+    write_text(path, "new")
+    lay(".part")
+    with RecordFile(path, instead=nullcontext()):
+        pass
+    assert (path.read_text(), secret.read_text()) == ("", "kept")
+    lay(".lock")
+    with pytest.raises(InputError, match=r"out.jsonl.lock is a link or a folder; remove it"):
+        write_text(path, "newer")
+    assert (path.read_text(), secret.read_text()) == ("", "kept")
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_a_lock_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "out.jsonl.lock")
+    with pytest.raises(InputError, match="remove it"):
+        write_text(tmp_path / "out.jsonl", "text")
+
+
+# What writes without these functions, and to what.
+_WRITES = re.compile(
+    r"\.write_text\(|\.write_bytes\(|\.touch\(|save_file\(|savefig\((?!file\b|image\b)|np\.save"
+    r"|open\([^)]*[\"'](?:[wax]b?\+?|r\+)[\"']"
+)
+
+
+def test_everything_that_writes_files_does_it_here() -> None:
+    source = Path(files.__file__).parents[1]
+    found = {
+        f"{path.relative_to(source)}: {line.strip()}"
+        for path in source.rglob("*.py")
+        if path.name not in ("files.py", "record_files.py")
+        for line in path.read_text("utf-8").splitlines()
+        if _WRITES.search(line) and "os.devnull" not in line
+    }
+    assert found == set()

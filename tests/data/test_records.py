@@ -47,6 +47,7 @@ def test_steps_end_with_what_is_returned_or_withheld(refuse: bool) -> None:
     detox = Detoxifier(
         scripted_engine(),
         scorer=ReadingScorer(),
+        strategy="tide",
         max_perplexity=1.0001,
         max_iterations=2,
         on_unresolved="refuse" if refuse else "best",
@@ -303,7 +304,8 @@ def test_how_many_were_not_accepted() -> None:
 
 def test_steps_do_not_say_twice_what_the_last_evaluation_gave() -> None:
     """Returned is the second of three, though the third is the least toxic."""
-    found = Detoxifier(scripted_engine(), scorer=ReadingScorer(), max_iterations=2)(PROMPTS[1])
+    detox = Detoxifier(scripted_engine(), scorer=ReadingScorer(), strategy="tide", max_iterations=2)
+    found = detox(PROMPTS[1])
     trial = found.best
     assert len(trial.trace) > 2
     one = trial.trace[0]

@@ -161,6 +161,37 @@ def test_closing_ends_what_is_under_way() -> None:
     asyncio.run(run())
 
 
+def test_a_shared_engine_outlives_its_first_user() -> None:
+    """Closing ends the calls of its own, and those of no other."""
+    engine, scorer = Gated(0), ReadingScorer()
+
+    async def run() -> None:
+        other = AsyncDetoxifier(engine, scorer=scorer)
+        kept = asyncio.create_task(other(PROMPTS[1]))
+        async with AsyncDetoxifier(engine, scorer=scorer) as detox:
+            ended = [asyncio.create_task(detox(PROMPTS[0])) for _ in range(3)]
+            left = asyncio.create_task(detox(PROMPTS[2]))
+            stream = detox.stream(PROMPTS[3])
+            while engine.begun < 6:
+                await asyncio.sleep(0.005)
+            left.cancel()
+            await asyncio.wait([left])
+        found = await asyncio.gather(*ended, left, return_exceptions=True)
+        assert [type(one) for one in found] == [EngineError] * 3 + [asyncio.CancelledError]
+        with pytest.raises(EngineError, match="closed"):
+            await anext(stream)
+        with pytest.raises(EngineError, match="the detoxifier is closed"):
+            await detox(PROMPTS[0])
+        engine.open.set()
+        expected = Detoxifier(scripted_engine(), scorer=ReadingScorer())
+        assert await kept == expected(PROMPTS[1])
+        async with AsyncDetoxifier(engine, scorer=scorer) as third:
+            assert await third(PROMPTS[0]) == expected(PROMPTS[0])
+
+    asyncio.run(run())
+    engine.close()
+
+
 @pytest.mark.parametrize("hook", ["_tokenize", "_encode", "_embed_tokens", "_write", "_write_all"])
 @pytest.mark.parametrize("kind", [ZeroDivisionError, KeyboardInterrupt, SystemExit, GeneratorExit])
 def test_whatever_the_engine_raises_reaches_every_call_and_ends_with_it(

@@ -69,6 +69,7 @@ FEW: dict[str, Any] = {
     "num_samples": 2,
     "max_iterations": 2,
     "on_unresolved": "refuse",  # as streams and the server have it
+    "strategy": "tide",
 }
 
 
@@ -152,7 +153,8 @@ def test_a_token_without_an_embedding_fails_alone_in_a_command(
 ) -> None:
     file = tmp_path / "prompts.txt"
     file.write_text("".join(f"{one}\n" for one in MANY))
-    options = [f"--{name.replace('_', '-')}={value}" for name, value in FEW.items()]
+    of_all = {name: value for name, value in FEW.items() if command == "run" or name != "strategy"}
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in of_all.items()]
     output, given = tmp_path / "out.jsonl", ["--input", file, "--output", tmp_path / "out.jsonl"]
     if command == "eval":
         output = tmp_path / "runs"
@@ -171,7 +173,7 @@ def test_a_token_without_an_embedding_fails_alone_in_a_command(
     assert found == others
 
 
-# Phases: of the draft, of the search that repairs it, of the check of the whole.
+# Phases: of the draft, and of the search that repairs it.
 
 
 class Stops(Storyteller):
@@ -211,10 +213,8 @@ class Hangs(Reader):
         self.reached, self.go = threading.Event(), threading.Event()
 
     def score(self, texts: Sequence[str]) -> Any:
-        whole = any(len(one.split()) > 40 for one in texts)
         moved = any("m " in one for one in texts)
-        now = "whole" if whole else "search" if moved else "draft"
-        if now == self._phase:
+        if self._phase == ("search" if moved else "draft"):
             self.reached.set()
             assert self.go.wait(30)
         return super().score(texts)
@@ -270,9 +270,10 @@ def test_a_caller_who_leaves_ends_the_work_within_a_second(phase: str, door: str
         assert len(scorer.sent) == sent
 
     if door in ("task", "async stream"):
-        asyncio.run(leave())
+        with engine:
+            asyncio.run(leave())
         return
-    with Detoxifier(engine, scorer=scorer, **SETTINGS) as detox:
+    with engine, Detoxifier(engine, scorer=scorer, **SETTINGS) as detox:
         if door == "stream":
             stream = detox.stream(PROMPT)
             assert engine.reached.wait(20)
@@ -297,19 +298,18 @@ async def _read(stream: Any) -> list[str]:
 
 
 @pytest.mark.usefixtures("nothing_left")
-@pytest.mark.parametrize("phase", ["draft", "search", "whole"])
+@pytest.mark.parametrize("phase", ["draft", "search"])
 def test_a_scorer_that_hangs_is_ended_by_the_deadline(phase: str) -> None:
     """And closing does not wait for it. What is given out was scored."""
     scorer = Hangs(phase)
-    settings = {**SETTINGS, "block_context": 8}  # so that the whole is a text of its own
-    detox = Detoxifier(Stops("never", for_ever), scorer=scorer, **settings, deadline=0.5)
+    detox = Detoxifier(Stops("never", for_ever), scorer=scorer, **SETTINGS, deadline=0.5)
     started = time.monotonic()
     try:
         trial = detox(PROMPT).best
     except DeadlineError:
         trial = None
     assert scorer.reached.is_set()
-    assert time.monotonic() - started < 0.5 + 1 + 1  # the deadline, the grace for the whole
+    assert time.monotonic() - started < 0.5 + 1  # the deadline
     if trial is not None:
         assert any(one.endswith(trial.text) for one in scorer.sent) or not trial.accepted
     started = time.monotonic()
@@ -347,7 +347,7 @@ def test_an_engine_that_dies_in_the_middle_ends_its_call(
     async def die() -> None:
         raise kind("it died")
 
-    with Detoxifier(Stops(phase, die), scorer=Reader(), **SETTINGS) as detox:
+    with Stops(phase, die) as engine, Detoxifier(engine, scorer=Reader(), **SETTINGS) as detox:
         ended: list[Any] = []
 
         def call() -> None:
@@ -399,19 +399,21 @@ def test_whatever_is_raised_at_any_call_nothing_hangs_or_stays_dead(
             scorer = once(read) if where == "scorer" else read
             if where != "scorer":
                 setattr(engine, where, once(getattr(engine, where)))
-            async with AsyncDetoxifier(engine, scorer=scorer) as detox:
+            async with AsyncDetoxifier(engine, scorer=scorer, preset="relative") as detox:
                 tasks = asyncio.gather(*map(detox, PROMPTS), return_exceptions=True)
                 for one in await asyncio.wait_for(tasks, 10):
                     assert isinstance(one, TideError) or one == expected[one.prompt], one
                 again = await asyncio.wait_for(asyncio.gather(*map(detox, PROMPTS)), 10)
                 assert again == [expected[prompt] for prompt in PROMPTS]
+            engine.close()
 
         asyncio.run(run())
 
 
 @functools.cache
 def _alone() -> list[Result]:
-    return [Detoxifier(scripted_engine(), scorer=ReadingScorer())(one) for one in PROMPTS]
+    detox = Detoxifier(scripted_engine(), scorer=ReadingScorer(), preset="relative")
+    return [detox(one) for one in PROMPTS]
 
 
 def test_a_detoxifier_that_is_dropped_leaves_no_thread() -> None:

@@ -17,15 +17,22 @@ from torch import Tensor
 
 import tide
 from tests.worlds import PROMPTS, ReadingScorer, read, scripted_engine
-from tide.core.errors import InputError, ScorerError, UnresolvedError
+from tide.core.errors import EngineError, InputError, ScorerError, UnresolvedError
 from tide.core.results import Result
+from tide.detoxifier.asynchronous import AsyncDetoxifier
+from tide.detoxifier.base import settings_of
+from tide.detoxifier.presets import PRESETS
 from tide.detoxifier.sync import Detoxifier, outcomes
 from tide.engines.scripted import ScriptedEngine
 from tide.plugins import specs
+from tide.scorers import REGISTRY as SCORERS
+from tide.search import resolve_settings
 
 
 def detoxifier(max_batch: int = 16, **overrides: Any) -> Detoxifier:
-    return Detoxifier(scripted_engine(max_batch=max_batch), scorer=ReadingScorer(), **overrides)
+    """The paper's search, whose evaluations these tests count."""
+    engine = scripted_engine(max_batch=max_batch)
+    return Detoxifier(engine, scorer=ReadingScorer(), **{"preset": "relative", **overrides})
 
 
 @pytest.fixture(scope="module")
@@ -193,9 +200,9 @@ def test_what_is_returned_unaccepted_is_told_once(caplog: pytest.LogCaptureFixtu
 
 def test_unresolved_raise() -> None:
     detox = detoxifier(**STUBBORN, on_unresolved="raise")
-    with pytest.raises(UnresolvedError, match=r"^no completion below"):
+    with pytest.raises(UnresolvedError, match=r"^no text below"):
         detox(PROMPTS[0])
-    with pytest.raises(UnresolvedError, match=r"^prompt 0: no completion below"):
+    with pytest.raises(UnresolvedError, match=r"^prompt 0: no text below"):
         list(detox.map(PROMPTS[:1]))
 
 
@@ -251,7 +258,8 @@ def test_an_empty_completion_of_a_moved_prompt_is_accepted_as_published_alone(
 def test_of_several_trials_an_accepted_one_is_better_than_an_empty_one() -> None:
     texts = iter([".", "toxicity 0.3"])
     engine = ScriptedEngine(lambda x, seed: next(texts))
-    assert Detoxifier(engine, scorer=ReadingScorer(), num_trials=2)("a prompt").accepted
+    detox = Detoxifier(engine, scorer=ReadingScorer(), preset="relative", num_trials=2)
+    assert detox("a prompt").accepted
 
 
 # What a person sees
@@ -352,9 +360,44 @@ def test_the_example_of_an_own_strategy_runs() -> None:
     assert tried == {1, 4}
 
 
-def test_close_frees_engine_and_scorer() -> None:
-    with detoxifier() as detox:
-        assert detox("some prompt").prompt == "some prompt"
+class Closing(ReadingScorer):
+    closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_close_frees_what_was_loaded_here_alone() -> None:
+    engine, scorer = scripted_engine(), Closing()
+    with Detoxifier(engine, scorer=scorer) as detox:
+        expected = detox(PROMPTS[0])
+    with pytest.raises(EngineError, match=r"^the detoxifier is closed; make a new one$"):
+        detox(PROMPTS[0])
+    assert detox.closed
+    assert not engine.closed
+    assert not scorer.closed
+    with Detoxifier(engine, scorer=scorer) as other:
+        assert other(PROMPTS[0]) == expected
+
+
+def test_close_frees_an_engine_and_a_scorer_that_it_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SCORERS, "_targets", {**SCORERS._targets, "closing": Closing})
+    with Detoxifier(scorer="closing") as detox:
+        assert detox(PROMPTS[0]).prompt == PROMPTS[0]
+    assert detox.engine.closed
+    assert detox.scorer.closed  # type: ignore[attr-defined]
+
+
+def test_every_door_has_one_default() -> None:
+    """Another strategy begins with the settings of its model."""
+    usual = resolve_settings(PRESETS["backtrack"])
+    for detox in (Detoxifier(scripted_engine()), AsyncDetoxifier(scripted_engine())):
+        assert detox.settings == usual
+    assert Detoxifier(scripted_engine(), strategy="backtrack").settings.toxicity_threshold == 0.1
+    other = Detoxifier(scripted_engine(), strategy="tide:cosine_threshold=0.5").settings
+    assert other == resolve_settings({"strategy": "tide:cosine_threshold=0.5"})
+    published = settings_of("auto", "openai-community/gpt2-large", {"strategy": "tide"})
+    assert published == resolve_settings(PRESETS["gpt2-large"])
 
 
 def test_public_names_exist_and_load_no_torch() -> None:

@@ -4,18 +4,22 @@ import asyncio
 import inspect
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from tests.byte_engine import ByteEngine
 from tests.worlds import scripted_engine
 from tide.core.chat import Chat
 from tide.core.errors import CompletionError, EngineError, InputError
 from tide.core.settings import Sampling
+from tide.core.text import HALF
 from tide.engines import Engine, load_engine
-from tide.engines.base import Completion, Piece, Request
+from tide.engines.base import MOST_SPELLINGS, Completion, Piece, Request
+from tide.engines.scripted import ScriptedEngine
 from tide.evaluation.caching_engine import CachingEngine
 
 
@@ -34,6 +38,8 @@ def calls_of_a_closed_engine(engine: Engine, x: Tensor) -> None:
         "share": (x,),
         "memory": (),
         "spellings": (1,),
+        "ban": ([1],),
+        "after": (Request(x), [1]),
         "write": (Request(x),),
         "write_all": ([Request(x)],),
         "log_likelihoods": ([([1], [2])],),
@@ -149,6 +155,78 @@ def test_what_an_engine_answers_is_looked_at(
     monkeypatch.setattr(Words, "_write", write)
     with Words() as engine, pytest.raises(EngineError, match=problem):
         engine.complete([[1]], Sampling(max_new_tokens=9), [0])
+
+
+def test_a_part_of_a_character_is_its_own_only_spelling() -> None:
+    with ByteEngine() as engine:
+        for token, text in enumerate(engine._vocabulary()):
+            alike = engine.spellings(token)
+            assert alike[0] == token
+            assert len(alike) <= MOST_SPELLINGS
+            assert HALF not in text or alike == (token,)
+            for other in engine.texts([[one] for one in alike]):
+                assert other.strip().casefold() == text.strip().casefold()
+
+
+def test_of_many_spellings_the_plainest_are_banned() -> None:
+    with ScriptedEngine(lambda x, seed: "") as engine:
+        spaces = ["\n" * n for n in range(10, 0, -1)]
+        ids = engine._ids("") + [engine._id(f"{space}.") for space in spaces] + [engine._id(".")]
+        assert engine.spellings(ids[0]) == (ids[0], *ids[:3:-1])
+
+
+@pytest.mark.parametrize(
+    ("written", "ban"),
+    [
+        ([b"The", b" "], (0, [b"The", b" The"], True)),
+        ([b" ", b"The"], (1, [b"The", b" The"], True)),
+        ([b"\xe4", b"\xbb", b"\x8a"], (0, [b"\xe4"], False)),
+        ([b"\n", b" ", b" \xd8", b"\xa7"], (2, [b" \xd8"], False)),
+        (["\u05de".encode()], (0, ["\u05de".encode()], False)),  # a letter begins many words
+        (["\u4eca".encode()], (0, ["\u4eca".encode(), " \u4eca".encode()], True)),
+        ([b" "], (0, [b" "], True)),
+        ([], (0, [], True)),
+    ],
+)
+def test_what_is_banned_where_a_text_stood(
+    written: list[bytes], ban: tuple[int, list[bytes], bool]
+) -> None:
+    with ByteEngine() as engine:
+        for piece in (b"The", b" The"):
+            engine.pieces.append(piece)
+        ids = [engine.pieces.index(one) for one in written]
+        kept, pieces, everywhere = ban
+        found = engine.ban(ids)
+        assert (found.kept, found.everywhere) == (kept, everywhere)
+        assert [engine.pieces[one] for one in found.token_ids] == pieces
+
+
+def test_a_token_that_is_not_to_be_the_first_may_come_later() -> None:
+    with ByteEngine() as engine:
+        (ids,) = engine.tokenize(["The weather"])
+        own, later = Sampling(max_new_tokens=30), 0
+        for seed in range(20):
+            plain = Request(ids, own, seed)
+            whole, other = (
+                asyncio.run(engine.write_all([one]))[0]
+                for one in (plain, replace(plain, never=(5,), never_first=(3, 4)))
+            )
+            first = whole.token_ids[0]
+            request = replace(plain, never_first=(first,), piece_tokens=7)
+            (again,) = asyncio.run(engine.write_all([request]))
+            assert again.token_ids[0] != first
+            assert len(again.token_ids) == len(other.token_ids) == 30
+            later += first in again.token_ids
+            pieces = asyncio.run(_pieces(engine, request))
+            assert tuple(token for piece in pieces for token in piece.token_ids) == again.token_ids
+            assert [piece.finish_reason for piece in pieces][-1] == "length"
+            only = replace(request, sampling=Sampling(max_new_tokens=1))
+            assert asyncio.run(engine.write_all([only]))[0].token_ids == again.token_ids[:1]
+        assert later > 5
+
+
+async def _pieces(engine: Engine, request: Request) -> list[Piece]:
+    return [piece async for piece in engine.write(request)]
 
 
 @pytest.mark.parametrize("inside", [False, True])

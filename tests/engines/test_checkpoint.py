@@ -3,21 +3,48 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncGenerator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import GenerationConfig
 
 from tests.models import CONFIGS, save_causal_lm
-from tide.core.errors import EngineError
+from tide.core.errors import EngineError, InputError
 from tide.core.pretrained import read_config
 from tide.engines import checkpoint
 from tide.engines.base import Piece, Request
-from tide.engines.checkpoint import read_vocabulary, source_of
+from tide.engines.checkpoint import advised_sampling, read_vocabulary, source_of
 from tide.engines.embedding_table import EmbeddingEngine
 from tide.engines.local.engine import TransformersEngine
 
 PROMPT = "The weather today is fine"
+
+
+@pytest.mark.parametrize(
+    ("config", "sampling"),
+    [
+        ({}, {}),
+        ({"temperature": 0.6, "top_p": 0.95}, {"temperature": 0.6, "top_p": 0.95}),
+        ({"do_sample": False, "temperature": 1.0, "top_k": 50}, {"temperature": 0.0}),
+        (
+            {"do_sample": True, "top_k": 20, "repetition_penalty": 1.1, "max_length": 9},
+            {"top_k": 20, "repetition_penalty": 1.1},
+        ),
+    ],
+)
+def test_what_the_makers_of_a_model_advise(
+    config: dict[str, Any], sampling: dict[str, Any]
+) -> None:
+    assert advised_sampling("m", GenerationConfig(**config)) == sampling
+
+
+def test_advice_that_nobody_can_follow_is_one_line() -> None:
+    config = GenerationConfig(do_sample=True)
+    config.top_p = 1.5
+    with pytest.raises(InputError, match=r"^model m: its generation_config.json: top_p: .*; set"):
+        advised_sampling("m", config)
 
 
 class Vocabulary(EmbeddingEngine):

@@ -53,7 +53,7 @@ def test_ids_that_the_tokenizer_does_not_know_are_no_empty_text(tmp_path: Path) 
     assert size < VOCAB - 1
     known, unknown = engine.tokenizer.encode("town"), [size, VOCAB - 1]
     assert engine.completions([(known + unknown, "length")], PLAIN[:1])[0].text.strip() == "town"
-    assert engine.completions([([], "length"), ([1], "stop")], PLAIN)[1].text == ""
+    assert engine.completions([([], "length"), ([], "stop")], PLAIN)[1].text == ""
     with pytest.raises(EngineError, match="its tokenizer knows none of the ids"):
         engine.completions([(known, "length"), (unknown, "length")], PLAIN)
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,3 +26,23 @@ def test_pieces_join_to_the_text(text: str) -> None:
         count += len(piece)
         whole = texts([ids[:end]])[0].rstrip("\ufffd")
         assert text[:count] == whole
+
+
+@examples(200, 5000)
+@given(st.text(st.sampled_from("a\u4e2d\U0001f600"), max_size=9), st.data())
+def test_a_text_may_be_cut_after_a_token_that_adds_something(
+    text: str, data: st.DataObject
+) -> None:
+    """Tokens hold any bytes: the end of a character with the beginning of the next one."""
+    encoded = text.encode()
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(encoded)))) | {0, len(encoded)})
+    tokens = [encoded[a:b] for a, b in pairwise(cuts)]
+
+    def texts(rows: object) -> list[str]:
+        return [b"".join(tokens[i] for i in row).decode(errors="replace") for row in rows]  # type: ignore[attr-defined]
+
+    (pieces,) = TokenTexts(texts).of([range(len(tokens))])
+    assert "".join(pieces) == text
+    for end, piece in enumerate(pieces, 1):
+        if piece:
+            assert b"".join(tokens[:end]).decode() == "".join(pieces[:end])

@@ -104,8 +104,6 @@ def test_a_long_answer_has_the_largest_of_its_parts(bad: Any) -> None:
     assert trial.accepted
     whole = len(trial.text) / 1000
     assert trial.returned.attributes == {"threat": 0.0, "insult": pytest.approx(whole)}
-    for block in trial.blocks:
-        assert block.returned.attributes["threat"] == 0.0
     if bad is third:
         assert trial.base.attributes["threat"] == 1.0
 
@@ -115,7 +113,7 @@ def test_a_score_that_has_no_attributes_yet_leaves_them_out() -> None:
         def score_attributes(self, texts: Sequence[str]) -> Attributed:
             found = super().score_attributes(texts)
             # As a cache of before, which knows some texts' scores alone.
-            found.attributes["threat"][::2] = np.nan
+            found.attributes["threat"][:] = np.nan
             return found
 
     trial = story(never, Half())(PROMPT).best

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +11,22 @@ import pytest
 
 from tests.evaluation.runs import from_columns
 from tests.runtime.world import SETTINGS, Reader, Storyteller, text, third
+from tide.cli.display import completions_table, summary_table
 from tide.core.errors import ScorerUnavailableError
+from tide.core.results import Result
 from tide.data.prompts import Row
 from tide.data.record_files import read_records
 from tide.data.records import to_record
 from tide.detoxifier.sync import Detoxifier
 from tide.evaluation import Benchmark, Run, evaluate, report
 from tide.evaluation.metrics import summarize
+from tide.evaluation.progress import CleanConsole
+from tide.evaluation.reporting.figures import anytime
+from tide.evaluation.reporting.page import page
+from tide.evaluation.runs import unmodified
 
 PROMPTS = ["once upon a time", "an other tale here", "and again a time", "so it is told"]
-_BLOCKS = ["block_tokens", "block_context", "draft_tokens"]
+_BLOCKS = ["block_tokens", "block_context"]
 COMMON: dict[str, Any] = {k: v for k, v in SETTINGS.items() if k != "strategy"}
 
 
@@ -47,27 +54,22 @@ def timeless(folder: Path) -> list[dict[str, Any]]:
     return [one.model_dump(exclude=_EXCLUDED) for one in records]
 
 
-def test_records_hold_the_blocks(tmp_path: Path) -> None:
+def test_records_hold_the_searches_of_blocks(tmp_path: Path) -> None:
     base, blocks, whole = run(tmp_path)
     detox = Detoxifier(Storyteller(third), scorer=Reader(), settings=None, **SETTINGS)
     for record in blocks.records:
         trial = detox(record.prompt, empty_policy="zero").best
         (made,) = record.trials
-        entries = made.blocks or []
-        assert [one.text for one in entries] == [block.text for block in trial.blocks]
-        assert made.evaluations == trial.evaluations == sum(len(b.trace) for b in entries)
+        assert made.evaluations == trial.evaluations == len(made.trace or [])
         assert made.generated_tokens == trial.generated_tokens
-        assert made.drafted_tokens == trial.drafted_tokens
         assert made.forward_tokens == trial.generated_tokens + trial.read_tokens
-        assert made.whole_toxicity == trial.whole_toxicity
-        assert made.base_text == text("Good0", "Good1") + " Bad2 w1 w2 w3"
-        first, last = made.steps or []
-        assert (first.text, last.text) == (trial.base.text, trial.text)
+        assert made.base_text == text("Good0", "Good1", "Bad2")
+        assert made.base_partial is trial.base_partial is True
+        assert [step.text for step in made.steps or []] == [trial.text]
         assert from_columns(json.loads(record.to_json())) == record
     for record in base.records:
-        assert record.trials[0].blocks is None
         assert "Bad2" in record.trials[0].text
-    assert all(record.trials[0].blocks is None for record in whole.records)
+    assert all(record.trials[0].accepted for record in whole.records)
 
 
 def test_a_run_in_blocks_resumes(tmp_path: Path) -> None:
@@ -102,11 +104,57 @@ def test_a_run_in_blocks_is_judged_measured_and_reported(tmp_path: Path) -> None
     assert "ladder" in str(tables)
 
 
+def test_the_part_before_a_repair_is_compared_with_nothing(tmp_path: Path) -> None:
+    """It is shown as a part; the model's own whole answers are those of `base`."""
+
+    class Judge(Reader):
+        name = "judge"
+
+    base, blocks, whole = run(tmp_path, judges=Judge())
+    assert unmodified(blocks) is None
+    assert unmodified(whole) is not None
+    assert all(trial.own_score() is None for one in blocks.records for trial in one.trials)
+    assert all(trial.own_score("judge") is None for one in blocks.records for trial in one.trials)
+    assert all(
+        trial.own_score("judge") is not None for one in whole.records for trial in one.trials
+    )
+    assert "moved_similarity" not in summarize(blocks).averages
+    assert "moved_similarity" in summarize(whole).averages
+    assert anytime([blocks], ["reader"], "rate") is None
+    alone = report(blocks, draw=False)
+    assert [one.method for one in alone.summaries] == [blocks.name]
+    assert not any(table.name.startswith("significance") for table in alone.tables)
+    assert "(as far as it was written before its repair)" in page(report([blocks], draw=False))
+    assert "(as far as it was" not in page(report([whole, base], draw=False))
+    told = [("reader", 0.5), ("judge", 0.5)]
+    console = CleanConsole(width=600)
+    with console.capture() as shown:
+        console.print(completions_table(blocks.records, 0.5, None))
+        console.print(summary_table(blocks.records, scorer=told[0], judges=told[1:], seconds=1.0))
+    rows = [re.split(" *│ *", line)[1:-1] for line in shown.get().splitlines()]
+    assert "as far as it was written before its repair" in " ".join(shown.get().split())
+    assert [row[1] for row in rows if row[:1] == ["toxic rate"]] == ["-", "-"]
+    assert [row[2] for row in rows if row[:1] == ["repaired while written"]] == ["4"]
+
+
+def test_a_draft_that_fails_at_its_end_was_written_whole() -> None:
+    last = 5
+    detox = Detoxifier(
+        Storyteller(lambda number, moved, _: number == last and not moved),
+        scorer=Reader(),
+        **SETTINGS,
+    )
+    trial = detox(PROMPTS[0]).best
+    assert "Bad5" in trial.base.text
+    assert not trial.base_partial
+    assert len(to_record(0, Result(prompt="a", trials=(trial,))).trials[0].steps or []) == 2
+
+
 def test_clean_answers_have_not_moved(tmp_path: Path) -> None:
     result = Detoxifier(Storyteller(lambda *_: False), scorer=Reader(), **SETTINGS)(PROMPTS[0])
     record = to_record(0, result)
     assert len(record.trials[0].steps or []) == 1
-    assert record.trials[0].evaluations == 6
+    assert record.trials[0].evaluations == 1
 
 
 def test_runs_of_short_answers_are_those_of_earlier_versions(tmp_path: Path) -> None:

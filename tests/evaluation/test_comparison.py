@@ -9,6 +9,8 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from tests.evaluation.runs import run as made_up
+from tests.evaluation.runs import search_run
 from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
 from tide.core.errors import InputError, ScorerError, ScorerUnavailableError, TideError
 from tide.data.prompts import Row
@@ -16,7 +18,7 @@ from tide.data.record_files import merged, read_records
 from tide.detoxifier.sync import outcomes
 from tide.engines.base import Request
 from tide.engines.scripted import ScriptedEngine
-from tide.evaluation import Benchmark, Progress, Run, evaluate, judge, read_run
+from tide.evaluation import Benchmark, Progress, Run, evaluate, judge, read_run, report
 from tide.evaluation import comparison as evaluating
 from tide.evaluation.caching_engine import CachingEngine
 from tide.evaluation.comparison import Job, describe, run_method
@@ -467,7 +469,7 @@ def test_a_cluster_gets_names_and_gives_the_records_of_one_process(
     assert asked["create"].keywords["engine_options"] == options
     assert asked["create"].keywords["settings"].seed == 3
     with pytest.raises(InputError, match="reaches into the model"):
-        evaluate(PROMPTS[:2], "sasa", out=tmp_path, reference="none", cluster="auto")
+        evaluate(PROMPTS[:2], "self-debias", out=tmp_path, reference="none", cluster="auto")
 
 
 @pytest.mark.parametrize("judges", [(), (Judge(), Judge("kinder"))])
@@ -501,3 +503,66 @@ def test_each_record_is_parsed_twice_at_most(
     for trial in (trial for record in whole.records for trial in record.trials):
         assert trial.judge_scores.keys() == {judge.name for judge in judges}
         assert trial.perplexity.keys() == set(references)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"methods": "base,tyde"}, "^methods: unknown 'tyde'; did you mean 'tide'"),
+        ({"methods": "tide:cosine=1"}, "no option 'cosine'"),
+        ({"methods": "base,rad"}, "^baseline rad: learns something: name the folder"),
+        ({"methods": "dapt", "artefacts": Path("nowhere")}, "dexperts/artefact.json is missing"),
+        ({"methods": "word-filter:words=0"}, "^baseline word-filter: words: "),
+        ({"methods": "base", "preset": "nonsense"}, None),
+        ({"methods": "tide", "preset": "nonsense"}, "nonsense"),
+    ],
+)
+def test_a_cheap_mistake_costs_no_loading(
+    options: dict[str, Any], message: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Loading(Exception):
+        pass
+
+    def load(*arguments: Any, **more: Any) -> None:
+        raise Loading
+
+    monkeypatch.setattr("tide.evaluation.comparison.load_engine", load)
+    with pytest.raises(InputError if message else Loading, match=message):
+        evaluate(["a prompt"], model="anything", **options)
+
+
+def test_an_unknown_reference_says_what_to_pass_before_the_work(tmp_path: Path) -> None:
+    class Says(Progress):
+        def __init__(self) -> None:
+            self.told: list[str] = []
+
+        def say(self, message: str) -> None:
+            self.told.append(message)
+
+        def begin(self, what: str, total: int) -> None:
+            self.told.append(what)
+
+    says = Says()
+    evaluate(
+        PROMPTS[:1], "base", model=scripted_engine(), scorer=ReadingScorer(), out=tmp_path,
+        progress=says,
+    )  # fmt: skip
+    assert "pass one with --reference FOLDER_OR_HUB_ID" in says.told[0]
+    assert says.told[1] == "base"
+
+
+def test_a_weak_opponent_is_marked_wherever_it_stands(tmp_path: Path) -> None:
+    doubt = "the expert knows held-out text of its kind hardly better than the other"
+    runs = [search_run("tide", prompts=6), made_up([[0.1, 0.6]] * 6, "dexperts")]
+    runs[1].config["doubts"] = [doubt]
+    made = report(runs, out=tmp_path, against="dexperts")
+    name = "dexperts (weak fit)"
+    for table in made.tables:
+        rows = {str(row[0]) for row in table.rows}
+        assert "dexperts" not in rows
+        assert any(note == f"{name}: no fair opponent: {doubt}" for note in table.notes)
+    assert {"tide", name} == {one.method for one in made.summaries}
+    for figure in made.figures.values():
+        labels = {text.get_text() for legend in figure.legends for text in legend.get_texts()}
+        assert "dexperts" not in labels
+    assert "(weak fit)" in (tmp_path / "report.html").read_text()

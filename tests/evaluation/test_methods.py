@@ -16,7 +16,7 @@ from tide.data.prompts import Row
 from tide.data.records import Record
 from tide.detoxifier.presets import PRESETS
 from tide.evaluation.caching_engine import CachingEngine
-from tide.evaluation.methods import load_method
+from tide.evaluation.methods import TimeShares, load_method
 from tide.evaluation.protocols import PROTOCOLS, load_protocol
 
 ROWS = [Row(i, prompt) for i, prompt in enumerate(PROMPTS)]
@@ -57,6 +57,26 @@ def test_a_record_of_a_search() -> None:
             assert trial.steps[-1].text == trial.text
         assert record.seconds is not None
         assert record.seconds > 0
+
+
+def test_time_is_shared_by_the_prompts_under_way() -> None:
+    now = 0.0
+    shares = TimeShares(lambda: now)
+    now = 3.0  # before the first: nobody's
+    shares.begin(0, "a")
+    shares.begin(1, "b")
+    now = 5.0
+    assert shares.end(0) == 1.0
+    shares.begin(2, "c")
+    now = 5.5
+    shares.skip()
+    now = 7.5
+    assert [shares.end(2), shares.end(1)] == [1.0, 2.0]
+
+
+def test_prompts_that_end_together_took_about_as_long() -> None:
+    seconds = [record.seconds or 0.0 for record in records("resample:n=1").values()]
+    assert min(seconds) > max(seconds) / 10
 
 
 def test_trials_are_the_same_alone_and_together() -> None:
@@ -206,7 +226,7 @@ def test_base_completions_are_written_once() -> None:
 def test_options_that_earlier_versions_lacked_are_recorded_where_they_are_set() -> None:
     """At their defaults names and configurations are what they were, so that old runs go on."""
     runner = CachingEngine(scripted_engine()), ReadingScorer()
-    later = {"min_new_tokens", "stop", "repetition_penalty", "block_tokens", "draft_tokens"}
+    later = {"min_new_tokens", "stop", "repetition_penalty", "block_tokens"}
     protocol = load_protocol("tide")
     for spec in ("base", "tide", "resample:n=3"):
         method = load_method(spec, *runner, protocol, {"stop": ()})

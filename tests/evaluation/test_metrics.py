@@ -4,6 +4,8 @@ import json
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy.stats import bootstrap
 
 from tests.evaluation.runs import (
@@ -16,10 +18,12 @@ from tests.evaluation.runs import (
     run,
     search_run,
 )
+from tests.generated import examples
 from tide.core.errors import InputError
 from tide.core.seeds import derive_seed
 from tide.evaluation import metrics
 from tide.evaluation.metrics import over_seeds, summarize
+from tide.evaluation.reporting.tables import Column, shown
 from tide.evaluation.runs import Run
 
 
@@ -142,6 +146,39 @@ def test_broken_perplexities_go_to_json() -> None:
     found = json.loads(json.dumps(summarize(one).to_dict(), allow_nan=False))
     assert found["fluency"][REFERENCE]["mean"]["value"] == pytest.approx(5e299)
     assert found["toxicity"]["scorer@1"]["max"]["value"] == pytest.approx(0.15)
+
+
+def test_shares_have_wilson_intervals() -> None:
+    """0 of 30 may well be 11 %. The interval of 15 of 148 is in Newcombe (1998)."""
+    none = summarize(run([[0.1]] * 30)).toxicity["scorer@1"]["rate"]
+    assert (none.value, none.low, none.high) == pytest.approx((0.0, 0.0, 0.1135), abs=5e-5)
+    assert shown(none, Column("toxic rate", interval=True)) == "0.000 [0.000, 0.114]"
+    fifteen = summarize(run([[0.9]] * 15 + [[0.1]] * 133)).toxicity["scorer@1"]["rate"]
+    assert (fifteen.low, fifteen.high) == pytest.approx((0.0624, 0.1605), abs=5e-5)
+    alone = summarize(run([[0.9]])).toxicity["scorer@1"]["rate"]
+    assert (alone.value, alone.low, alone.high) == pytest.approx((1.0, 0.2065, 1.0), abs=5e-5)
+
+
+def test_shares_of_completions_are_as_sure_as_their_prompts() -> None:
+    """All of one prompt's completions may be toxic together."""
+    each = [summarize(run([[0.1] * n] * 30)).toxicity["scorer@1"]["each"] for n in (1, 3)]
+    assert each[0] == each[1]
+    assert each[0].high == pytest.approx(0.1135, abs=5e-5)
+    both = summarize(run([[0.9, 0.9]] * 15 + [[0.1, 0.1]] * 15)).toxicity["scorer@1"]["each"]
+    assert both.low is not None
+    assert 0.3 < both.low < 0.36
+
+
+@given(st.integers(1, 40), st.integers(0, 40))
+@examples(20, 200)
+def test_the_interval_of_a_share_holds_it(prompts: int, toxic: int) -> None:
+    toxic = min(toxic, prompts)
+    scores = [[0.9]] * toxic + [[0.1]] * (prompts - toxic)
+    rate = summarize(run(scores)).toxicity["scorer@1"]["rate"]
+    assert rate.low is not None
+    assert rate.high is not None
+    assert 0 <= rate.low <= rate.value <= rate.high <= 1
+    assert rate.high - rate.low > 0.05
 
 
 def test_equal_seeds_give_equal_intervals() -> None:

@@ -41,7 +41,7 @@ class Case:
     """Prompts `start` to `start + count` of a kind, completed with a preset and settings."""
 
     name: str
-    preset: str = "auto"
+    preset: str = "relative"
     settings: dict[str, Any] = field(default_factory=dict)
     model: str = "pocket"
     prompts: str = "rtp"
@@ -107,17 +107,12 @@ def described(result: Result) -> list[dict[str, Any]]:
 
 
 def _trial(trial: Trial) -> dict[str, Any]:
-    plain = trial.model_dump(exclude={"trace", "blocks", "decoded_prompt", "whole_toxicity"})
-    blocks = [
-        [block.context_tokens, block.rollbacks, block.chosen, [_evaluation(e) for e in block.trace]]
-        for block in trial.blocks
-    ]
+    # base_partial: says of the trace what it is, and is no result of its own.
+    plain = trial.model_dump(exclude={"trace", "decoded_prompt", "shown", "base_partial"})
     return {
         **plain,
-        "whole": None if trial.whole_toxicity is None else round(trial.whole_toxicity, 5),
         "text": _digest(trial.text),
         "trace": [_evaluation(one) for one in trial.trace],
-        "blocks": blocks,
     }
 
 

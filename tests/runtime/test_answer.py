@@ -51,7 +51,8 @@ def test_prompts_are_written_while_texts_are_scored() -> None:
         return read(texts)
 
     waits = [1] * 3
-    assert len(list(Detoxifier(engine, scorer=scorer).map(PROMPTS))) == len(PROMPTS)
+    detox = Detoxifier(engine, scorer=scorer, preset="relative")
+    assert len(list(detox.map(PROMPTS))) == len(PROMPTS)
 
 
 class Busy(ScriptedEngine):
@@ -169,7 +170,7 @@ def test_further_trials_are_those_of_a_run_with_all_of_them() -> None:
 
 def test_deadlines_of_prompts() -> None:
     detox = Detoxifier(scripted_engine(), scorer=ReadingScorer(), deadline=1e-9)
-    with pytest.raises(DeadlineError, match="no completion was scored within 1e-09 s"):
+    with pytest.raises(DeadlineError, match="no text was scored within 1e-09 s"):
         detox(PROMPTS[0])
     whole = Detoxifier(scripted_engine(), scorer=ReadingScorer())(PROMPTS[0])
     assert detox(PROMPTS[0], deadline=3600.0) == whole
@@ -178,7 +179,7 @@ def test_deadlines_of_prompts() -> None:
 def test_unresolved_prompts_fail_alone() -> None:
     detox = Detoxifier(
         scripted_engine(), scorer=ReadingScorer(), on_unresolved="raise", num_trials=2,
-        toxicity_threshold=0.3, max_iterations=2, num_samples=2,
+        toxicity_threshold=0.3, max_iterations=2, num_samples=2, strategy="tide",
     )  # fmt: skip
     found = dict(outcomes(detox, PROMPTS))
     assert set(found) == set(range(len(PROMPTS)))
@@ -220,9 +221,10 @@ def test_a_late_search_ends_with_the_best_it_has() -> None:
                 yield piece
 
     prompt = PROMPTS[2]
-    whole = Detoxifier(scripted_engine(), scorer=ReadingScorer())(prompt).best
+    whole = Detoxifier(scripted_engine(), scorer=ReadingScorer(), strategy="tide")(prompt).best
     assert len(whole.trace) > 3
-    late = Detoxifier(Slow(), scorer=ReadingScorer(), deadline=0.3)(prompt).best
+    detox = Detoxifier(Slow(), scorer=ReadingScorer(), strategy="tide", deadline=0.3)
+    late = detox(prompt).best
     assert late.trace == whole.trace[: len(late.trace)]
     assert 0 < len(late.trace) <= 3
     assert late.toxicity == min(one.toxicity for one in late.trace)
@@ -252,7 +254,8 @@ def test_an_empty_text_that_is_sent_to_the_scorer_is_counted(policy: str, calls:
         return [0.1] * len(texts)
 
     engine = ScriptedEngine(lambda x, seed: ".")
-    trial = Detoxifier(engine, scorer=score, empty_policy=policy)("a prompt").best
+    detox = Detoxifier(engine, scorer=score, preset="relative", empty_policy=policy)
+    trial = detox("a prompt").best
     assert (trial.scorer_calls, len(sent), trial.empty) == (calls, calls, True)
 
 
@@ -314,7 +317,7 @@ def test_no_row_of_a_prompt_that_is_too_long_is_embedded() -> None:
         return embed(ids)
 
     engine._embed_tokens = watched  # type: ignore[method-assign]
-    detox = Detoxifier(engine, scorer=ReadingScorer())
+    detox = Detoxifier(engine, scorer=ReadingScorer(), strategy="tide")
     found = dict(outcomes(detox, [*(["word " * 500] * 20), PROMPTS[0]]))
     assert all(isinstance(found[i], InputError) for i in range(20))
     assert isinstance(found[20], Result)

@@ -1,13 +1,18 @@
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.generated import examples
-from tide.runtime.blocks import LEAST, WHERE_NONE, blamed, first_end, last_end, last_word
+from tide.runtime.blocks import (
+    LEAST,
+    WHERE_NONE,
+    before_half,
+    first_end,
+    last_end,
+    word_starts,
+)
 
 WORDS = [f" w{i}" for i in range(200)]
 
@@ -31,6 +36,9 @@ WORDS = [f" w{i}" for i in range(200)]
         ([*WORDS[:63], ".", " a"], 64),
         ([*WORDS[:30], "a", "b", "c", *WORDS[:40]], 29),  # not inside of a word
         (["w"] * 70, WHERE_NONE),
+        ([*["\u0939"] * 32, "\u093f", *["\u0939"] * 40], 31),  # before a letter with its mark
+        ([*WORDS[:9], "\u0964", *WORDS[:3]], 10),
+        ([*WORDS[:9], "\u061f", *WORDS[:3]], 10),
         ([*["w"] * 30, "", "", "\u4e2d", *["w"] * 40], 30),  # nor of a character
     ],
 )
@@ -38,6 +46,50 @@ def test_where_a_block_ends(pieces: list[str], end: int | None) -> None:
     assert first_end(pieces, 64, ended=False) == end
     ended = first_end(pieces, 64, ended=True)
     assert ended == (end or len(pieces))
+
+
+@pytest.mark.parametrize("most", range(1, 9))
+def test_a_block_of_few_tokens_ends_with_a_character(most: int) -> None:
+    """Each of these has three tokens, the first two without a text."""
+    pieces = ["", "", "\ud55c"] * 5
+    end = first_end(pieces, most, ended=False)
+    assert end == max(3, most - most % 3)
+    assert first_end(["", ""], 1, ended=False) is None
+    assert first_end(["", "\ufffd"], 1, ended=True) == 2
+
+
+@pytest.mark.parametrize(
+    ("pieces", "starts"),
+    [
+        (["The", " wea", "ther", " is"], [0, 1, 3]),
+        (["\u0645", "\u0631", " \u062d", "\u0628"], [0, 2]),  # Arabic: letters are no words
+        (["\u05e9", "\u05dc", " \u05e2", "\u05dd"], [0, 2]),
+        (["\u0928", "\u092e", " \u0938", "\u094d"], [0, 2]),
+        (["\ud55c", "\uad6d", " \ub9d0"], [0, 2]),
+        (["\u4eba", "\u4eec", "\u3002", "\u597d"], [0, 1, 3]),
+        (["", "", "\u4eba", "", "\u4eec"], [0, 3]),  # by their first token, not their last
+        ([" a", "", " \u4eba", ""], [0, 1]),
+        (["\u0e01", "\u0e33", "\u0e25"], [0, 2]),  # a vowel stands with its consonant
+        (["x", "\U0001f468", "\u200d", "\U0001f469", "\U0001f600"], [0, 1, 4]),
+        ([], []),
+    ],
+)
+def test_where_words_begin(pieces: list[str], starts: list[int]) -> None:
+    assert word_starts(pieces) == starts
+
+
+@pytest.mark.parametrize(
+    ("pieces", "end"),
+    [
+        (["a", "", "\u4eba", "b"], 4),
+        (["a", "", "", "\ufffdb", "c"], 1),
+        (["a", "", "\u4eba", "", "\ufffd"], 3),
+        (["\ufffd", "a"], 0),
+        ([], 0),
+    ],
+)
+def test_what_stands_before_a_half_character(pieces: list[str], end: int) -> None:
+    assert before_half(pieces) == end
 
 
 def test_a_block_does_not_end_where_a_stop_string_may_begin() -> None:
@@ -57,12 +109,12 @@ def test_what_was_cut_off_ends_with_its_last_sentence() -> None:
     assert last_end([*WORDS[:9], "."]) == 10
     assert last_end(WORDS[:9]) == 9
     assert last_end([*WORDS[:9], "", ""]) == 9
+    assert last_end([" a", "\u0939", "\u093f", ""]) == 3
     assert last_end([]) == 0
 
 
-def test_the_last_word_may_go_on() -> None:
-    assert last_word([" w", "o", " x", "y"]) == 2
-    assert last_word(["w", "o"]) == last_word([" w"]) == last_word([]) == 0
+def whole_at(piece: str) -> bool:
+    return piece != "" and not piece.endswith("\ufffd")
 
 
 pieces_of_text = st.lists(
@@ -80,8 +132,13 @@ def test_blocks_hold_everything_once_and_do_not_depend_on_chunks(
     def cut(pieces: list[str], ended: bool) -> list[int]:
         ends = []
         while pieces and (end := first_end(pieces, most, ended=ended)) is not None:
-            assert 0 < end <= most
-            assert end >= min(LEAST, most) or end == len(pieces)
+            assert end > 0
+            if end < len(pieces):
+                usual = range(min(LEAST, most), min(most, len(pieces)) + 1)
+                assert end in usual or not any(whole_at(pieces[one - 1]) for one in usual)
+                assert end <= most or not any(map(whole_at, pieces[:most]))
+                assert whole_at(pieces[end - 1]) or not any(map(whole_at, pieces[: most + 3]))
+                assert end <= most + 3
             ends.append(end)
             pieces = pieces[end:]
         return ends
@@ -91,17 +148,3 @@ def test_blocks_hold_everything_once_and_do_not_depend_on_chunks(
     filled = [piece or "x" for piece in pieces]
     early = cut(filled[:known], False)
     assert early == cut(filled, True)[: len(early)]
-
-
-@pytest.mark.parametrize("number", range(9))
-def test_it_is_the_first_word_with_which_the_level_is_reached(number: int) -> None:
-    """The level itself is reached, as a text that scores the threshold is not accepted."""
-    words = [f" w{i}" for i in range(9)]
-    asked: list[str] = []
-
-    async def score(text: str) -> float:
-        asked.append(text)
-        return 0.5 if words[number] in text else 0.4
-
-    assert asyncio.run(blamed(words, score, 0.5)) == number
-    assert len(asked) <= 4

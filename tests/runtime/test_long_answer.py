@@ -1,9 +1,8 @@
-"""Long answers: drafted, scored block by block, and searched where a block fails."""
+"""Long answers of strategies that move the prompt: scored by block, searched where one fails."""
 
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +15,6 @@ from tests.runtime.world import (
     Reader,
     Storyteller,
     never,
-    sentence,
     story,
     text,
     third,
@@ -43,68 +41,56 @@ ALL_GOOD = text(*(f"Good{i}" for i in range(6)))
 REPAIRED = text("Good0", "Good1", "Good2m", "Good3", "Good4", "Good5")
 
 
-def test_a_clean_answer_is_drafted_once_and_scored_block_by_block() -> None:
+def test_a_clean_answer_is_written_once_and_scored_by_block() -> None:
     scorer = Reader()
     trial = story(never, scorer)(PROMPT).best
     assert (trial.accepted, trial.text) == (True, ALL_GOOD)
-    assert [block.text for block in trial.blocks] == [sentence(f"Good{i}") for i in range(6)]
-    assert trial.generated_tokens == trial.drafted_tokens == trial.returned.num_tokens == 48
-    assert (trial.evaluations, trial.iterations, trial.searched_tokens) == (6, 1, 0)
+    assert trial.generated_tokens == trial.returned.num_tokens == 48
+    assert (trial.evaluations, trial.iterations) == (1, 1)
     assert (trial.returned.finish_reason, len(trial.trace)) == ("stop", 1)
-    # Each block behind those before it; the last is the whole, which is not scored twice.
-    blocks = [text(*(f"Good{i}" for i in range(n))) for n in range(1, 7)]
-    begun = blocks[1] + " Good2 w1 w2 w3"  # where the draft waits, up to the last whole word
-    assert scorer.sent == [*blocks[:2], begun, *blocks[2:]]
-    assert trial.scorer_calls == 7
-    assert trial.whole_toxicity == trial.toxicity == 0.1
+    # Each block behind those before it; the last is the whole.
+    assert scorer.sent == [text(*(f"Good{i}" for i in range(n))) for n in range(1, 7)]
+    assert trial.scorer_calls == 6
+    assert trial.toxicity == 0.1
 
 
 def test_a_block_that_fails_is_searched_in_its_place() -> None:
     trial = story(third)(PROMPT).best
     assert (trial.accepted, trial.text) == (True, REPAIRED)
-    assert trial.base.text == text("Good0", "Good1") + " Bad2 w1 w2 w3"  # seen before its end
+    assert trial.base.text == text("Good0", "Good1", "Bad2")
     assert (trial.base.toxicity, trial.toxicity) == (0.9, 0.1)
-    searched = trial.blocks[2]
-    assert [one.role for one in searched.trace] == ["initial"] * 2 + ["perturbation"] * 2
+    roles = [one.role for one in trial.trace]
+    assert roles == ["initial", "initial", "perturbation", "perturbation", "perturbation"]
     # What replaces a block has 10 tokens; cut off, it ends with its last sentence.
-    assert searched.text == sentence("Good2m")
-    assert searched.trace[1].text.startswith(searched.trace[0].text)
-    assert (searched.context_tokens, searched.rollbacks) == (16, 0)
-    # Drafted: a short chunk, one in which the third sentence begins, and the rest.
-    assert trial.drafted_tokens == 9 + 12 + 24
-    assert trial.generated_tokens == trial.drafted_tokens + trial.searched_tokens
-    assert trial.evaluations == sum(len(block.trace) for block in trial.blocks) == 9
-    rounds = [one.round for block in trial.blocks for one in block.trace]
+    assert trial.trace[2].text == text("Good0", "Good1", "Good2m")
+    assert [one.kept_tokens for one in trial.trace[1:4]] == [16, 16, 16]
+    assert trial.returned.text == REPAIRED
+    rounds = [one.round for one in trial.trace]
     assert rounds == sorted(rounds)
+    assert trial.returned.round == trial.rounds
 
 
 def test_the_last_block_may_end_in_the_middle_of_a_sentence() -> None:
     """What replaces a block ends with a sentence, unless the answer ends there."""
     trial = story(third, max_new_tokens=25)(PROMPT).best
     assert trial.accepted
-    assert [block.text for block in trial.blocks[2:]] == [sentence("Good2m") + " Good3m"]
+    assert trial.text == text("Good0", "Good1", "Good2m") + " Good3m"
     assert trial.returned.num_tokens == 25
 
 
-def test_the_rounds_of_an_answer_are_those_of_its_searches() -> None:
-    trial = story(third)(PROMPT).best
-    searched = [one for block in trial.blocks for one in block.trace]
-    assert trial.returned.round == trial.rounds == searched[-1].round > 1
-
-
-def test_a_search_that_finds_nothing_gives_up_the_block_before() -> None:
+def test_a_search_that_finds_nothing_gives_up_the_text_before() -> None:
     trial = story(third_unless_second_moved)(PROMPT).best
     assert trial.accepted
-    assert trial.text == text("Good0", "Good1m", "Good2m", "Good3", "Good4", "Good5")
-    assert [block.rollbacks for block in trial.blocks] == [0, 1, 0, 0, 0]
-    assert trial.base.text == text("Good0", "Good1") + " Bad2 w1 w2 w3"
+    assert "Good1m" in trial.text
+    assert "Bad" not in trial.text
+    assert trial.base.text == text("Good0", "Good1", "Bad2")
 
 
-def test_a_search_gives_up_the_block_before_early_while_there_is_one() -> None:
+def test_a_search_gives_up_the_text_before_early_while_there_is_some() -> None:
     trial = story(third_unless_second_moved, max_iterations=9)(PROMPT).best
-    assert max(one.iteration for one in trial.blocks[1].trace) == 5
+    assert trial.accepted
     first = story(lambda number, *_: number == 0, max_iterations=9)(PROMPT).best
-    assert (first.accepted, max(one.iteration for one in first.blocks[0].trace)) == (False, 9)
+    assert (first.accepted, max(one.iteration for one in first.trace)) == (False, 9)
 
 
 def second(number: int, moved: bool, words: list[str | None]) -> bool:
@@ -112,7 +98,7 @@ def second(number: int, moved: bool, words: list[str | None]) -> bool:
     return (number == 4 and "Good1m" not in words) or (number == 1 and not moved)
 
 
-def test_a_new_draft_goes_on_from_what_a_search_wrote() -> None:
+def test_the_model_goes_on_from_what_a_search_wrote() -> None:
     trial = story(second)(PROMPT).best
     assert trial.accepted
     assert trial.text == text("Good0", "Good1m", "Good2", "Good3", "Good4", "Good5")
@@ -120,55 +106,41 @@ def test_a_new_draft_goes_on_from_what_a_search_wrote() -> None:
 
 @pytest.mark.parametrize("on_unresolved", ["best", "refuse"])
 def test_an_answer_that_cannot_go_on_ends_there(on_unresolved: str) -> None:
-    """Two blocks are given up, and what is left has failed as well."""
+    """What is given up, twice, has failed as well."""
     found = story(third_always, on_unresolved=on_unresolved)(PROMPT).best
     assert not found.accepted
     assert found.refused == (on_unresolved == "refuse")
     assert found.toxicity == 0.9
-    (failed,) = found.blocks
-    assert failed.rollbacks == 2
-    assert failed.text.split()[::8] == ["Good0", "Good1", "Bad2"]
-    assert found.returned.text == failed.text
-    assert found.text == ("" if found.refused else failed.text)
-    assert found.whole_toxicity is None
+    assert "Bad2" in found.returned.text
+    assert found.text == ("" if found.refused else found.returned.text)
 
 
 def test_an_answer_that_cannot_go_on_raises_if_it_is_to() -> None:
-    with pytest.raises(UnresolvedError, match=r"no answer below 0\.5"):
+    with pytest.raises(UnresolvedError, match=r"no text below 0\.5"):
         story(third_always, on_unresolved="raise")(PROMPT)
 
 
-def both(text: str) -> bool:
-    """Bad is only who reads the first sentence and the fifth, unless that was moved."""
-    return "Bad" in text or ("Good0" in text and "Good4 " in text)
-
-
-def test_a_whole_that_fails_gives_up_its_worst_block() -> None:
-    class Scorer(Reader):
-        def score(self, texts: Sequence[str]) -> Any:
-            return [
-                0.9 if both(one) else 0.3 if one.split()[-8] == "Good4" else 0.1 for one in texts
-            ]
-
-    trial = story(never, Scorer(both), block_context=8)(PROMPT).best
-    assert trial.accepted
-    assert trial.whole_toxicity == 0.1
-    assert trial.base.text == ALL_GOOD
-    assert trial.base.toxicity == 0.9
-    assert trial.blocks[4].rollbacks == 2
-    assert "Good4m" in trial.text
-
-
-def test_the_whole_is_scored_in_windows() -> None:
-    scorer = Reader(lambda text: "Good0" in text and len(text.split()) > 100)
+def test_long_answers_are_scored_in_windows_near_and_far() -> None:
+    scorer = Reader()
     engine = Storyteller(never, sentences=30, context_length=400)
-    detox = Detoxifier(engine, scorer=scorer, **{**SETTINGS, "max_new_tokens": 250})
+    detox = Detoxifier(
+        engine, scorer=scorer, **{**SETTINGS, "max_new_tokens": 250, "block_context": 30}
+    )
     trial = detox(PROMPT).best
     assert trial.accepted
     assert trial.returned.num_tokens == 240
-    windows = [one for one in scorer.sent if len(one.split()) == 100]
-    assert len(windows) == 3  # and a shorter one
-    assert max(len(one.split()) for one in scorer.sent) == 100
+    sizes = [len(one.split()) for one in scorer.sent]
+    assert max(sizes) == 3 * 30 + WORDS
+    last = [one for one in scorer.sent if trial.text.endswith(one)]
+    assert sorted(len(one.split()) for one in last) == [30 + WORDS, 3 * 30 + WORDS]
+
+
+def test_a_wide_window_that_fails_fails_the_answer() -> None:
+    """Where each part passes with little before it, and together they do not."""
+    scorer = Reader(lambda text: "Good0" in text and "Good2 " in text)
+    trial = story(never, scorer, block_context=8)(PROMPT).best
+    assert trial.accepted
+    assert "Good2m" in trial.text
 
 
 CASES: list[Any] = [never, third, third_unless_second_moved, second, third_always]
@@ -196,15 +168,15 @@ def test_trials_differ_in_their_seeds_alone_and_can_be_added() -> None:
 def test_short_answers_are_searched_as_a_whole() -> None:
     for changes in ({"max_new_tokens": 16}, {"block_tokens": 0}):
         trial = story(third, **changes)(PROMPT).best
-        assert trial.blocks == ()
+        assert all(one.kept_tokens == 0 for one in trial.trace)
         assert trial.generated_tokens == sum(one.num_tokens for one in trial.trace)
 
 
 @pytest.mark.parametrize("stop", ["w6 end. Good2", "end. Good2 w1 w2", " w3"])
-@pytest.mark.parametrize("chunk", [5, 12, 32])
-def test_an_answer_ends_before_a_stop_string(stop: str, chunk: int) -> None:
-    """Wherever chunks and blocks part."""
-    trial = story(never, stop=stop, draft_tokens=chunk)(PROMPT).best
+@pytest.mark.parametrize("block", [5, 12, 32])
+def test_an_answer_ends_before_a_stop_string(stop: str, block: int) -> None:
+    """Wherever blocks part."""
+    trial = story(never, stop=stop, block_tokens=block)(PROMPT).best
     assert trial.text == ALL_GOOD[: ALL_GOOD.index(stop)]
     assert trial.returned.finish_reason == "stop"
 
@@ -219,51 +191,8 @@ def test_a_deadline_ends_an_answer_with_what_was_accepted() -> None:
     assert ALL_GOOD.startswith(trial.text)
     assert 0 < len(trial.text) < len(ALL_GOOD)
     assert trial.returned.finish_reason == "length"
-    assert trial.whole_toxicity is not None
-    with pytest.raises(DeadlineError, match="no block was scored within 1e-09 s"):
+    with pytest.raises(DeadlineError, match="no text was scored within 1e-09 s"):
         story(never)(PROMPT, deadline=1e-9)
-
-
-class Late(Storyteller):
-    """Goes on after three sentences an hour later."""
-
-    async def _pause(self, request: Request, written: int) -> None:
-        await asyncio.sleep(3600 if written >= 3 * WORDS else 0)
-
-
-@pytest.mark.parametrize("on_unresolved", ["best", "refuse", "raise"])
-def test_a_late_answer_is_accepted_only_if_its_whole_passes(on_unresolved: str) -> None:
-    """Its blocks passed, each with little before it; what they say together does not."""
-
-    def together(text: str) -> bool:
-        return "Good0" in text and "Good1" in text
-
-    settings = {**SETTINGS, "block_context": 0, "deadline": 0.3}
-    scorer = Reader(together)
-    detox = Detoxifier(Late(never), scorer=scorer, **settings, on_unresolved=on_unresolved)
-    if on_unresolved == "raise":
-        with pytest.raises(UnresolvedError):
-            detox(PROMPT)
-    else:
-        trial = detox(PROMPT).best
-        assert len(trial.blocks) >= 2
-        assert (trial.accepted, trial.whole_toxicity, trial.toxicity) == (False, 0.9, 0.9)
-        assert trial.text == ("" if on_unresolved == "refuse" else trial.returned.text)
-    assert any(together(one) for one in scorer.sent)
-
-
-def test_a_late_answer_whose_whole_is_not_scored_is_an_error() -> None:
-    go = threading.Event()
-
-    class Hangs(Reader):
-        def score(self, texts: Sequence[str]) -> Any:
-            assert not any("Good0" in one and "Good1" in one for one in texts) or go.wait(20)
-            return super().score(texts)
-
-    settings = {**SETTINGS, "block_context": 0, "deadline": 0.3}
-    with pytest.raises(DeadlineError, match="the answer was not scored within"):
-        Detoxifier(Late(never), scorer=Hangs(), **settings)(PROMPT)
-    go.set()
 
 
 def test_a_scorer_that_dies_is_the_error_of_the_answer() -> None:
@@ -362,7 +291,7 @@ def test_the_beginning_of_a_block_is_not_an_empty_answer() -> None:
         def _texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
             return [one.replace("Good", "") for one in super()._texts(rows)]
 
-    settings = {**SETTINGS, "draft_tokens": 1, "empty_policy": "one"}
+    settings = {**SETTINGS, "empty_policy": "one"}
     trial = Detoxifier(Curt(never), scorer=Reader(), **settings)(PROMPT).best
     assert trial.accepted
-    assert trial.blocks[0].text == " 0 w1 w2 w3 w4 w5 w6 end."
+    assert trial.text.startswith(" 0 w1 w2 w3 w4 w5 w6 end.")

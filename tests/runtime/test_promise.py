@@ -24,12 +24,15 @@ from tide.detoxifier.asynchronous import AsyncDetoxifier
 from tide.detoxifier.sync import Detoxifier
 from tide.detoxifier.sync import outcomes as numbered
 from tide.engines.base import FinishReason, Request
-from tide.scorers.wrappers.windows import split_words
 from tide.search import REGISTRY
 
 pytestmark = pytest.mark.attack
 
 PROMPTS = ["once upon a time", "an other tale", "so"]
+STRATEGIES = [
+    *REGISTRY.names(),
+    *(f"backtrack:pace={pace},lag=1" for pace in ("word", "5", "whole")),
+]
 WORDS = ["a", "b.", "cc", "d!", "e", "ff", "g", "h?", "i", "j.", "kk", "l"]
 
 
@@ -80,14 +83,13 @@ class Oracle:
 
 overrides = st.fixed_dictionaries(
     {
-        "strategy": st.sampled_from(REGISTRY.names()),
+        "strategy": st.sampled_from(STRATEGIES),
         "empty_policy": st.sampled_from(["unmodified", "zero", "score", "one"]),
         "toxicity_threshold": st.sampled_from([0.3, 0.5, 0.8]),
         "on_unresolved": st.sampled_from(["best", "refuse", "raise"]),
         "max_new_tokens": st.sampled_from([17, 40, 250]),
         "block_tokens": st.sampled_from([1, 8, 16]),
         "block_context": st.sampled_from([0, 5, 50]),
-        "draft_tokens": st.sampled_from([1, 7, 32]),
         "perturb": st.sampled_from(["content", "last:3"]),
         "stop": st.sampled_from([(), ("kk a",), ("d! g", "cc")]),
         "num_samples": st.integers(1, 2),
@@ -124,7 +126,6 @@ HALVES = {
     "max_new_tokens": 40,
     "block_tokens": 1,
     "block_context": 0,
-    "draft_tokens": 1,
     "perturb": "content",
     "stop": ("d! g", "cc"),
     "num_samples": 2,
@@ -162,24 +163,15 @@ def test_what_is_yielded_was_accepted(given: dict[str, Any], world: Any) -> None
     seen.end(stream.result)
 
 
-def scarce(text: str) -> bool:
-    """Of fewer than 3 visible characters, which is shown only as a whole that nobody scores."""
-    return len("".join(text.split())) < 3
-
-
 class Seen:
     """What a reader of a stream has seen so far; each further piece is checked."""
 
     def __init__(self, oracle: Oracle, given: dict[str, Any]) -> None:
-        self._oracle, self._given, self._text, self._words = oracle, given, "", 0
+        self._oracle, self._given, self._text = oracle, given, ""
 
     def next(self, one: str) -> None:
-        before = self._text.split()[max(0, self._words - self._given["block_context"]) :]
-        score = self._oracle.said.get("".join(f" {word}" for word in before) + one)
-        assert scarce("".join(before) + one) or (
-            score is not None and score < self._given["toxicity_threshold"]
-        )
-        self._text, self._words = self._text + one, self._words + len(one.split())
+        self._text += one
+        assert passed(self._text, self._oracle, self._given)
 
     def end(self, result: Result) -> None:
         assert result.text == self._text
@@ -216,26 +208,26 @@ def test_it_holds_with_asyncio(given: dict[str, Any], world: Any, doors: list[st
             raise error
 
 
-def check(trial: Trial, oracle: Oracle, given: dict[str, Any]) -> None:
-    assert trial.blocks
-    threshold = given["toxicity_threshold"]
-    text = "".join(block.text for block in trial.blocks)
-    assert text == trial.returned.text
-    assert not any(stop in text for stop in given["stop"])
-    assert trial.returned.num_tokens <= given["max_new_tokens"]
-    assert trial.toxicity == max(
-        trial.whole_toxicity or 0.0, *(block.toxicity for block in trial.blocks)
+def passed(text: str, oracle: Oracle, given: dict[str, Any]) -> bool:
+    """Whether it was scored, as exactly that text or in its last words."""
+    least = min(len(text.split()), 1 + given["block_context"])
+    return any(
+        score < given["toxicity_threshold"]
+        and (text.endswith(said) or text.rstrip().endswith(said))
+        and len(said.split()) >= least
+        for said, score in oracle.said.items()
     )
-    words = 0
-    for block in trial.blocks:
-        before = text.split()[words - block.context_tokens : words] if words else []
-        sent = "".join(f" {word}" for word in before) + block.text
-        assert block.returned.empty or oracle.said[sent] == block.toxicity
-        words += block.num_tokens
+
+
+def check(trial: Trial, oracle: Oracle, given: dict[str, Any]) -> None:
+    returned = trial.returned
+    assert not any(stop in returned.text for stop in given["stop"])
+    assert returned.num_tokens <= given["max_new_tokens"]
+    assert returned.num_tokens >= len(returned.text.split())
+    if not returned.empty:
+        assert trial.toxicity in {0.0, *oracle.said.values()}
     if trial.accepted:
-        assert trial.toxicity < threshold
-        for window in split_words(text, 100):
-            assert oracle.said.get(window, 0.0) < threshold
-            assert window in oracle.said or trial.returned.empty or not window.strip()
+        assert trial.toxicity < given["toxicity_threshold"]
+        assert returned.empty or passed(trial.text, oracle, given)
     elif given["on_unresolved"] == "refuse" and not trial.empty:
-        assert trial.text == "".join(block.text for block in trial.blocks[: trial.streamed])
+        assert trial.text == trial.shown

@@ -93,7 +93,6 @@ SETTINGS: dict[str, Any] = {
     "max_iterations": 3,
     "max_new_tokens": 100,
     "block_tokens": 16,
-    "draft_tokens": 12,
     "temperature": 0.0,
 }
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tide.core.errors import InputError, ScorerError, ScorerUnavailableError
 from tide.scorers import REGISTRY, CallableScorer, Scorer, load_scorer, score_texts
-from tide.scorers.base import believed, in_batches, is_empty
+from tide.scorers.base import believed, is_empty
 from tide.scorers.wrappers.ensembles import MaxScorer
 
 TEXTS = ["one text", "another", "a third one"]
@@ -167,20 +167,6 @@ def test_a_third_party_scorer_is_found_by_name() -> None:
 def test_a_tensor_is_an_answer(kind: Any, dtype: torch.dtype) -> None:
     answer = kind([0.25, 0.5, 0.75]).to(dtype)
     assert believed("a scorer", answer, 3).tolist() == [0.25, 0.5, 0.75]
-
-
-@pytest.mark.parametrize("count", [0, 1, 64, 65, 130])
-def test_batches_give_what_one_call_would(count: int) -> None:
-    sizes: list[int] = []
-
-    def score(texts: list[str]) -> Any:
-        sizes.append(len(texts))
-        return np.array([float(text) for text in texts])
-
-    found = in_batches(score, [str(number) for number in range(count)])
-    assert found.tolist() == list(range(count))
-    assert sum(sizes) == count
-    assert all(0 < size <= 64 for size in sizes)
 
 
 def test_what_comes_to_end_the_work_is_no_answer_of_a_scorer() -> None:

@@ -14,6 +14,7 @@ from tide.core.errors import InputError, ScorerError
 from tide.scorers import load_scorer
 from tide.scorers.huggingface import HuggingFaceScorer
 
+WORDS = ("rain", "weather", "Paris", "fine", "the")
 TEXTS = ["The weather is fine", "Rain", "the people are kind " * 3]
 
 
@@ -73,12 +74,43 @@ def test_two_unnamed_labels_take_the_second_with_a_warning(
     assert scorer.score(TEXTS) == pytest.approx(logits(folder).softmax(-1)[:, 1].numpy(), abs=1e-5)
 
 
-def test_long_texts_are_cut_and_no_texts_are_fine(tmp_path: Path) -> None:
+def test_a_long_text_is_read_to_its_end(tmp_path: Path) -> None:
+    """The worst window counts, and no word stands outside of all of them."""
     scorer = HuggingFaceScorer(str(save_classifier(tmp_path, ["ok", "toxic"])))
-    (score,) = scorer.score(["kind people " * CONTEXT])
-    assert 0.0 <= score <= 1.0
+    head = "kind people " * 2 * CONTEXT
+    scores = scorer.score([head, *(head + f"{word} " * CONTEXT for word in WORDS)])
+    assert scores.min() >= scores[0] - 1e-6
+    assert scores.max() > scores[0] + 1e-4  # some end is worse than the beginning
+
+
+def test_attributes_of_a_long_text_are_the_largest_of_its_windows(tmp_path: Path) -> None:
+    folder = save_classifier(
+        tmp_path, ["toxic", "insult", "other"], problem_type="multi_label_classification"
+    )
+    scorer = HuggingFaceScorer(str(folder))
+    said = scorer.score_attributes(["kind people " * CONTEXT, "Rain"])
+    assert said.values == pytest.approx(np.maximum(*list(said.attributes.values())[:2]))
+    assert said.values == pytest.approx(scorer.score(["kind people " * CONTEXT, "Rain"]))
+
+
+def test_no_texts_are_fine_and_a_score_is_its_own(tmp_path: Path) -> None:
+    scorer = HuggingFaceScorer(str(save_classifier(tmp_path, ["ok", "toxic"])))
     assert scorer.score([]).shape == (0,)
     assert np.array_equal(scorer.score(TEXTS * 40)[:3], scorer.score(TEXTS * 40)[-3:])
+
+
+def test_a_control_token_in_a_text_is_plain_text(tmp_path: Path) -> None:
+    folder = save_classifier(tmp_path, ["ok", "toxic"])
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForSequenceClassification.from_pretrained(folder)
+    text = "the people</s>are<unk> kind<s>"
+    plain = [tokenizer(piece)["input_ids"] for piece in ("the people<", "/s>are<", "unk> kind<")]
+    ids = [i for piece in [*plain, tokenizer("s>")["input_ids"]] for i in piece]
+    assert tokenizer.decode(ids) == text
+    with torch.inference_mode():
+        expected = model(torch.tensor([ids])).logits[0].double().softmax(-1)[1]
+    scorer = HuggingFaceScorer(str(folder))
+    assert scorer.score([text]) == pytest.approx([float(expected)], abs=1e-5)
 
 
 def test_a_model_that_is_not_there(tmp_path: Path) -> None:

@@ -56,6 +56,7 @@ def running(
     engine = scripted_engine(max_batch=64) if engine is None else engine
     scorer = ReadingScorer() if scorer is None else scorer
     measured = MeasuredScorer(load_scorer(scorer))
+    settings = {"preset": "relative", **settings}  # the scripted engine's texts follow embeddings
     with AsyncDetoxifier(engine, scorer=measured, **settings) as detox:
         app = create_app(detox, MODEL, limits=limits, keys=[SecretStr(key) for key in keys])
         with listening(app) as (url, server):

@@ -8,8 +8,8 @@ import re
 import socket
 import threading
 import time
-from collections.abc import AsyncGenerator
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import httpx
@@ -20,9 +20,13 @@ from pydantic import SecretStr
 from tests.server.running import MODEL, Running, running, wait_until
 from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
 from tide.core.errors import InputError, ScorerError, ScorerRefusedError, ScorerUnavailableError
+from tide.core.settings import Settings
 from tide.engines.base import Piece, Request
-from tide.server.gate import _traced, check_exposure, read_keys
+from tide.server.gate import Gate, _traced, check_exposure, read_keys
+from tide.server.generation import Serving
 from tide.server.limits import Limits
+from tide.server.metrics import Metrics
+from tide.server.schemas import CompletionRequest
 
 KEYS = ("sk-the-first-of-two", "sk-the-second-of-two")
 
@@ -189,6 +193,50 @@ def test_a_client_that_leaves_within_its_request() -> None:
         with post(server, b'{"prompt"', "Content-Length: 1000"):
             wait_until(lambda: server.metric("tide_requests_in_flight") == 2)
         wait_until(lambda: server.metric("tide_requests_in_flight") == 1)
+
+
+def test_work_whose_items_come_faster_than_they_are_read_is_cancelled() -> None:
+    """A request that goes on while it is read, and a stream that goes on while it is sent."""
+
+    class Flood:
+        settings = Settings(toxicity_threshold=0.5)
+
+        @asynccontextmanager
+        async def stream(self, prompt: str, **settings: Any) -> AsyncIterator[Any]:
+            async def texts() -> AsyncIterator[str]:
+                while True:
+                    await asyncio.sleep(0)
+                    yield "x"
+
+            yield texts()
+
+    serving = Serving(Flood(), MODEL, Limits(), Metrics())  # type: ignore[arg-type]
+
+    async def send() -> None:
+        async for _ in serving.stream(CompletionRequest(prompt="x", stream=True)):
+            pass
+
+    async def receive() -> Any:
+        await asyncio.sleep(0)
+        return {"type": "http.request", "body": b"x", "more_body": True}
+
+    async def nothing(*_: Any) -> None:
+        raise AssertionError
+
+    async def read() -> None:
+        gate = Gate(nothing, [], Limits(max_body=2**30), Metrics())
+        scope = {"type": "http", "method": "POST", "path": "/", "client": ("127.0.0.1", 5)}
+        await gate({**scope, "headers": [(b"host", b"localhost")]}, receive, nothing)
+
+    async def check() -> None:
+        tasks = [asyncio.create_task(work()) for work in (send, read) for _ in range(5)]
+        await asyncio.sleep(0.2)
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks, timeout=5)
+        assert all(task.cancelled() for task in tasks), tasks
+
+    asyncio.run(check())
 
 
 def test_a_stream_says_that_it_is_alive_and_a_deadline_ends_it() -> None:

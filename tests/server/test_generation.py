@@ -31,7 +31,9 @@ def client(server: Running) -> Iterator[openai.OpenAI]:
 
 
 def test_a_completion_is_that_of_the_library(client: openai.OpenAI) -> None:
-    alone = Detoxifier(scripted_engine(), scorer=ReadingScorer(), max_iterations=40)
+    alone = Detoxifier(
+        scripted_engine(), scorer=ReadingScorer(), preset="relative", max_iterations=40
+    )
     for prompt in PROMPTS:
         result = alone(prompt, seed=7)
         answer = client.completions.create(model=MODEL, prompt=prompt, seed=7)
@@ -50,9 +52,10 @@ def test_what_the_search_cost_is_in_headers(client: openai.OpenAI) -> None:
     tide = raw.parse().tide
     assert int(raw.headers["x-tide-evaluations"]) == tide["evaluations"] >= 1
     assert int(raw.headers["x-tide-rounds"]) == tide["rounds"]
-    best = Detoxifier(scripted_engine(), scorer=ReadingScorer(), max_iterations=40)(
-        PROMPTS[0], seed=1
-    ).best
+    detox = Detoxifier(
+        scripted_engine(), scorer=ReadingScorer(), preset="relative", max_iterations=40
+    )
+    best = detox(PROMPTS[0], seed=1).best
     spent = best.forward_tokens(len(PROMPTS[0].split()))
     assert int(raw.headers["x-tide-forward-tokens"]) == tide["forward_tokens"] == spent
     assert spent >= len(PROMPTS[0].split()) + best.generated_tokens
@@ -120,12 +123,13 @@ def test_chat(client: openai.OpenAI) -> None:
     message = whole.choices[0].message
     assert message.role == "assistant"
     assert read([message.content or ""]) < [0.5]
-    chunks = list(client.chat.completions.create(model=MODEL, messages=SAID, seed=3, stream=True))
+    asked: dict[str, Any] = {"model": MODEL, "seed": 3, "max_tokens": 9}
+    chunks = list(client.chat.completions.create(messages=SAID, stream=True, **asked))
     assert chunks[0].choices[0].delta.role == "assistant"
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == message.content
     assert [chunk.choices[0].finish_reason for chunk in chunks][-1] == "length"
     parts = [{"role": "user", "content": [{"type": "text", "text": "a second one"}]}]
-    same = client.chat.completions.create(model=MODEL, messages=parts, seed=3)
+    same = client.chat.completions.create(messages=parts, **asked)
     assert same.choices[0].message.content == message.content
 
 

@@ -159,6 +159,21 @@ def test_words_that_need_no_mask_are_shown(page: Any) -> None:
     assert shown == "one so? the r*** man" * 2
 
 
+def test_only_words_that_are_toxic_by_themselves_are_masked_among_several(page: Any) -> None:
+    shown = page.evaluate(
+        """async () => {
+            const { marked, parts } = await import("./words.js");
+            const one = (text) => /rude/.test(text) ? 0.9 : / dog$/.test(text) ? 0.6 : 0;
+            const score = async (texts) => texts.map(one);
+            const node = document.createElement("p");
+            const text = "<b>Rude</b>, rude, rude! His big dog";
+            node.append(...marked(await parts(text.toLowerCase(), 0.5, score), false));
+            return node.textContent;
+        }"""
+    )
+    assert shown == "<b>r***</b>, r***, r***! his big dog"
+
+
 def test_markup_of_a_model_is_text(page: Any) -> None:
     detoxify(page, "<img src=x onerror=alert(1)> a second one")
     assert page.locator("main img").count() == 0
@@ -191,7 +206,7 @@ def test_toxic_words_are_masked_and_the_others_can_be_read(browser: Any) -> None
         page.get_by_role("button", name="He was so angry").click()
         page.click("#go")
         # Until its words have been scored, the text is masked as a whole.
-        readable = re.compile(r"that he called her a.*\b[a-z]{2,}\b", re.DOTALL)
+        readable = re.compile(r"that he called her a")
         expect(page.locator("#base")).to_have_text(readable)
         words = page.locator("#base mark").all_text_contents()
         assert any("*" in word for word in words)
@@ -225,7 +240,13 @@ def test_a_link_carries_the_turns_of_a_chat(browser: Any, chat_server: Running) 
         page.click("#link")
         with opened(browser, page.url) as other:
             expect(other.locator("#turns li")).to_have_count(2)
-            assert other.text_content("#turns") == page.text_content("#turns")
+            for number, role in enumerate(("a question", "an answer")):
+                turn = other.locator("#turns li").nth(number)
+                said = page.text_content(f"#turns li >> nth={number}").partition(": ")[2]
+                expect(turn).to_have_text(f"From the link, as {role}: {said}")
+                expect(turn.get_by_text("From the link")).to_be_in_viewport()
+                assert turn.locator(".origin").bounding_box()["width"] > 50  # seen, not only read
+            assert "Model:" not in other.text_content("body")
             other.click("#go")
             expect(other.locator("#status")).to_have_text("Accepted.")
             assert other.text_content("#found") == answer
@@ -249,6 +270,32 @@ def test_what_was_accepted_as_it_is_is_shown_without_traces(browser: Any) -> Non
         found = page.text_content("#found")
         assert page.text_content("#base") == f"{found} (accepted as it is)"
         assert "traces" not in page.text_content("#answers")
+
+
+def test_the_example_that_stands_there_is_of_what_is_asked_for(
+    browser: Any, chat_server: Running
+) -> None:
+    with opened(browser, chat_server.url) as page:
+        expect(page.locator("#prompt")).to_have_value("Why is everybody here so rude?")
+        page.check("input[value=completion]")
+        expect(page.locator("#prompt")).to_have_value("My neighbour came over to say that")
+        page.fill("#prompt", "Mine")
+        page.check("input[value=chat]")
+        expect(page.locator("#prompt")).to_have_value("Mine")
+    with opened(browser, f"{chat_server.url}#prompt=") as page:
+        expect(page.locator("input[value=chat]")).to_be_checked()
+        expect(page.locator("#prompt")).to_have_value("")
+
+
+def test_no_score_is_rounded_across_the_threshold(page: Any) -> None:
+    shown = page.evaluate(
+        """async () => {
+            const { rounded } = await import("./plot.js");
+            return [[0.096, 0.1], [0.1, 0.1], [0.4999, 0.5], [0.5, 0.5], [0.5001, 0.5], [0.29, 0.5],
+              [0.57, 0.5], [0, 0.5], [1, 0.5]].map((pair) => rounded(...pair));
+        }"""
+    )
+    assert shown == ["0.09", "0.10", "0.49", "0.50", "0.51", "0.29", "0.57", "0.00", "1.00"]
 
 
 def test_a_chat_has_turns(browser: Any, chat_server: Running) -> None:

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.generated import examples
-from tests.runtime.test_promise import PROMPTS, Babbler, Oracle, Seen, overrides, scarce, worlds
+from tests.runtime.test_promise import PROMPTS, Babbler, Oracle, Seen, overrides, passed, worlds
 from tide.detoxifier.asynchronous import AsyncDetoxifier
 from tide.scorers import load_scorer
-from tide.scorers.wrappers.windows import split_words
+from tide.scorers.base import is_empty
 from tide.server.app import create_app
 from tide.server.limits import Limits
 from tide.server.metrics import MeasuredScorer
@@ -63,6 +63,5 @@ def test_what_a_client_is_shown_was_scored(
         seen = Seen(oracle, given)
         for piece in shown:
             seen.next(piece)
-    elif not scarce("".join(shown)):
-        for window in split_words("".join(shown), 100):
-            assert oracle.said[window] < given["toxicity_threshold"]
+    elif not is_empty("".join(shown)):
+        assert passed("".join(shown), oracle, given)

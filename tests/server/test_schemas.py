@@ -259,7 +259,14 @@ def test_messages_that_are_none(server: Running, messages: Any) -> None:
 
 def test_an_answer_may_be_sent_back_as_it_came(server: Running) -> None:
     message = chat(server).json()["choices"][0]["message"]
-    extra = {"audio": None, "tool_calls": [], "annotations": [], "function_call": None}
+    extra = {
+        "reasoning_content": "They ask of rain.",
+        "reasoning": "They ask of rain.",
+        "audio": None,
+        "tool_calls": [],
+        "annotations": [],
+        "function_call": None,
+    }
     assert chat(server, [USER, {**message, **extra}, USER]).status_code == 200
 
 

@@ -121,6 +121,53 @@ def test_perspective_s_other_attributes_are_those_that_the_scorer_has() -> None:
         assert server.metric("tide_scorer_texts_total") == 7
 
 
+CHINESE = "\u4eca\u5929\u5929\u6c14\u5f88\u597d\u6211\u4eec\u51fa\u53bb\u8d70\u8d70"
+GERMAN = "Das Wetter ist heute sch\u00f6n und die Leute sind nicht auf der Stra\u00dfe"
+
+
+@pytest.fixture(scope="module")
+def english() -> Iterator[Running]:
+    with running(scorer=load_scorer("breaker:windows:max:lexicon,pocket")) as found:
+        yield found
+
+
+@pytest.mark.parametrize(
+    ("text", "languages", "unread"),
+    [
+        (GERMAN, ["de"], ["de"]),
+        ("a plain text", ["fr", "en"], ["fr"]),
+        (CHINESE, [], ["und"]),
+        (GERMAN, [], ["und"]),
+        ("a plain text", [], []),
+        ("a plain text", ["en-GB"], []),
+        (GERMAN, ["en"], []),  # the client should know
+    ],
+)
+def test_a_language_that_the_scorer_does_not_read(
+    english: Running, text: str, languages: list[str], unread: list[str]
+) -> None:
+    answer = analyze(english, comment={"text": text}, languages=languages)
+    if not unread:
+        assert answer.status_code == 200
+        return
+    error = answer.json()["error"]
+    assert (answer.status_code, error["status"]) == (400, "INVALID_ARGUMENT")
+    said = f"Attribute TOXICITY does not support request languages: {', '.join(unread)}"
+    assert error["message"] == said
+    (detail,) = error["details"]
+    assert detail["@type"].endswith("google.commentanalyzer.v1alpha1.Error")
+    assert detail["errorType"] == "LANGUAGE_NOT_SUPPORTED_BY_ATTRIBUTE"
+    assert detail["languageNotSupportedByAttributeError"] == {
+        "detectedLanguages": [] if languages else ["und"],
+        "requestedLanguages": languages,
+        "attribute": "TOXICITY",
+    }
+
+
+def test_a_scorer_that_says_nothing_of_languages_is_asked(server: Running) -> None:
+    assert analyze(server, languages=["de"]).status_code == 200
+
+
 def test_moderations(server: Running) -> None:
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY) as client:
         found = client.moderations.create(input=TEXTS)

@@ -11,7 +11,7 @@ from tests.tuning.world import TEXTS, Killed, Kills, tuned
 from tests.worlds import ReadingScorer, scripted_engine
 from tide import Detoxifier
 from tide.core.errors import InputError
-from tide.evaluation import evaluate, find_runs, read_run
+from tide.evaluation import Progress, evaluate, find_runs, read_run
 from tide.tuning import grid, published
 from tide.tuning.bench import TuningTrial
 
@@ -154,8 +154,8 @@ def test_the_result_is_a_preset(tmp_path: Path) -> None:
         ("paper", {"grid_scale": "nan"}, "--grid-scale: expected ratio, literal, or a number"),
         ("paper", {"mu": 1.0, "num_samples": 2, "step_relative": 1.0}, "nothing is left to tune"),
         ("paper", {"toxicity_threshold": 0.7}, "toxicity_threshold: a preset may be stricter"),
-        ("optuna", {"judges": []}, "--judges, --reference: the search needs a judge"),
-        ("optuna", {"reference": "none"}, "--judges, --reference: "),
+        ("optuna", {"judges": []}, "--judges: optuna needs a scorer that takes no part"),
+        ("optuna", {"reference": "none"}, "--reference: optuna needs the perplexity, and no"),
         ("optuna", {"start": "resample"}, "--start: resample has no ranges to try"),
     ],
 )
@@ -165,6 +165,28 @@ def test_what_cannot_be_used(
     with pytest.raises(InputError) as caught:
         tuned(tmp_path, search, **options)
     assert str(caught.value).startswith(message)
+
+
+def test_it_is_tuned_on_the_prompts_that_the_model_completes_worst(tmp_path: Path) -> None:
+    """However harmless: no threshold leaves none of them."""
+
+    class Says(Progress):
+        def __init__(self) -> None:
+            self.told: list[str] = []
+
+        def say(self, message: str) -> None:
+            self.told.append(message)
+
+    says = Says()
+    tuned(tmp_path, "paper", above=None, worst=3, mu=0.5, num_samples=2, progress=says)
+    base = read_run(tmp_path / "base" / "base")
+    ranked = sorted(base.records, key=lambda one: one.avg_toxicity, reverse=True)
+    for run in map(read_run, find_runs([tmp_path / "tries"])):
+        assert {one.id for one in run.records} == {one.id for one in ranked[:3]}
+    ends = f"{ranked[2].avg_toxicity:.2f} to {ranked[0].avg_toxicity:.2f}"
+    assert f"on the 3 of 8 prompts that the model completes worst: mean toxicity {ends}" in str(
+        says.told
+    )
 
 
 def test_another_call_in_the_same_folder_is_refused(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import lazy_loader
 
@@ -63,13 +63,30 @@ def load_baseline(
         InputError: The spec or an artefact cannot be used.
         EngineError: The layers of the model are not supported.
     """
+    create, options = _read(spec)
+    baseline: Baseline = create(engine, options, artefacts=artefacts, scorer=scorer)
+    return baseline
+
+
+def check_baseline(spec: str, artefacts: Path | None, model: str) -> None:
+    """Raise InputError for a spec that cannot be read, and for a missing artefact.
+
+    model: the name of what is to be loaded.
+    """
+    from tide.baselines.common.artefacts import find_artefact  # noqa: PLC0415  (slow import)
+
+    create, options = _read(spec)
+    if (artefact_of := getattr(create, "artefact_of", None)) and (kind := artefact_of(options)):
+        find_artefact(artefacts, kind, model)
+
+
+def _read(spec: str) -> tuple[Any, Any]:
+    """The class of a baseline, and its options. Raises InputError."""
     name, settings = parse_spec(spec, "baseline")
     create = REGISTRY.load(name)
     if not hasattr(create, "options_class"):
         raise InputError(f"baseline {name}: has no options_class")
-    options = create.options_class.of("baseline", name, settings)
-    baseline: Baseline = create(engine, options, artefacts=artefacts, scorer=scorer)
-    return baseline
+    return create, create.options_class.of("baseline", name, settings)
 
 
 __getattr__, _, _ = lazy_loader.attach(
@@ -90,5 +107,6 @@ __all__ = [
     "Generated",
     "Options",
     "Reader",
+    "check_baseline",
     "load_baseline",
 ]

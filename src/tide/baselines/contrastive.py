@@ -59,9 +59,9 @@ class Contrastive(DecodingBaseline):
     options_class = ContrastiveOptions
     _options: ContrastiveOptions
 
-    @property
-    def artefact_of(self) -> str:
-        return "" if self._options.amateur else "dexperts"
+    @classmethod
+    def artefact_of(cls, options: ContrastiveOptions) -> str:
+        return "" if options.amateur else "dexperts"
 
     def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
         readers = (Reader(self.engine.model), self._amateur)

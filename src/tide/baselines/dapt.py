@@ -33,9 +33,12 @@ class Dapt(DecodingBaseline):
 
     kind = "dapt"
     options_class = DaptOptions
-    artefact_of = "dexperts"
     part = "expert"
     _options: DaptOptions
+
+    @classmethod
+    def artefact_of(cls, options: DaptOptions) -> str:
+        return "dexperts"
 
     def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
         return Writing(self._reader.read(ids, tokens), [len(row) for row in ids])
@@ -44,7 +47,7 @@ class Dapt(DecodingBaseline):
     def _reader(self) -> Reader:
         if other := self.artefact.info.get("auxiliary"):
             raise InputError(
-                f"baseline {self.kind}: {self.artefact_of} was fitted on the smaller model "
+                f"baseline {self.kind}: its artefact was fitted on the smaller model "
                 f"{other!r}, and this one writes with the model itself; fit without --auxiliary"
             )
         return Reader(ready(self.fitted_model(self.part, self._options.scale)))

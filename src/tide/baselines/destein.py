@@ -28,7 +28,7 @@ from torch.nn.functional import cosine_similarity, normalize
 
 from tide.baselines.base import Options
 from tide.baselines.common.decoding import DecodingBaseline, Reader
-from tide.baselines.common.fitting import FitTask, Fitted, auc
+from tide.baselines.common.fitting import LEAST_AUC, FitTask, Fitted, auc, weak_auc
 from tide.baselines.common.layers import Heads, find_heads
 from tide.baselines.common.settings import Strength
 from tide.baselines.reversal import Reversal
@@ -137,7 +137,8 @@ class Destein(DecodingBaseline):
         )
         labels = [True] * len(toxic) + [False] * len(neutral)
         figures = {"auc": auc(labels, toxic + neutral), "probes": float(weights.mean()) - 1}
-        return Fitted({"directions": directions}, figures)
+        doubts = weak_auc("direction", figures["auc"], LEAST_AUC)
+        return Fitted({"directions": directions}, figures, doubts)
 
 
 def _cut(hidden: Tensor, heads: int) -> Tensor:

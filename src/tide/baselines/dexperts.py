@@ -23,6 +23,10 @@ from tide.baselines.common.settings import Strength
 from tide.engines.local.decode import Writing
 from tide.engines.local.sampling import keep_likely
 
+# How many times the perplexity of text of a kind is to be larger by the expert of the other kind:
+# with less, the two are one model, whose differences are noise.
+_APART = 1.05
+
 
 class DexpertsOptions(Options):
     strength = "alpha"
@@ -82,8 +86,10 @@ class Dexperts(DecodingBaseline):
             tensors |= {f"{side}.{name}": tensor for name, tensor in fitted.tensors.items()}
             figures |= {f"{side} {name}": value for name, value in fitted.held_out.items()}
             doubts += fitted.doubts
-            if fitted.held_out["perplexity"] >= other.held_out["perplexity of the other kind"]:
+            own = fitted.held_out["perplexity"]
+            if _APART * own > (others := other.held_out["perplexity of the other kind"]):
                 doubts.append(
-                    f"the {side} knows held-out text of its kind no better than the other"
+                    f"the {side} knows held-out text of its kind hardly better than the other: "
+                    f"perplexity {own:.1f} against {others:.1f}"
                 )
         return Fitted(tensors, figures, tuple(doubts))

@@ -91,8 +91,11 @@ class SafeDecoding(DecodingBaseline):
 
     kind = "safe-decoding"
     options_class = SafeDecodingOptions
-    artefact_of = "dexperts"
     _options: SafeDecodingOptions
+
+    @classmethod
+    def artefact_of(cls, options: SafeDecodingOptions) -> str:
+        return "dexperts"
 
     def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
         readers = (Reader(self.engine.model), self._expert)

@@ -22,7 +22,15 @@ from torch import Tensor
 
 from tide.baselines.base import Options, Order
 from tide.baselines.common.decoding import CandidateWriting, DecodingBaseline, Reader
-from tide.baselines.common.fitting import FitTask, Fitted, auc, read, right_pad
+from tide.baselines.common.fitting import (
+    LEAST_AUC,
+    FitTask,
+    Fitted,
+    auc,
+    read,
+    right_pad,
+    weak_auc,
+)
 from tide.baselines.common.labelled import by_any, by_half
 from tide.baselines.common.layers import output_layer
 from tide.baselines.common.settings import Candidates, Strength
@@ -140,7 +148,7 @@ class Sasa(DecodingBaseline):
             seen = torch.from_numpy(_hidden_states(task, held_out)).float()
             tensors |= {f"{labels}.weight": weight, f"{labels}.midpoint": midpoint}
             figures[name] = auc(measured, margins(seen, weight, midpoint).tolist())
-        return Fitted(tensors, figures)
+        return Fitted(tensors, figures, weak_auc("classifier", figures["auc"], LEAST_AUC))
 
 
 @torch.inference_mode()

@@ -19,7 +19,7 @@ from tide.baselines.common.labelled import TOXIC
 from tide.baselines.common.mixing import MixedWriting
 from tide.baselines.common.rollouts import write
 from tide.baselines.contrastive import ContrastiveOptions, contrast
-from tide.baselines.dapt import Dapt
+from tide.baselines.dapt import Dapt, DaptOptions
 from tide.core.settings import Sampling
 from tide.engines.checkpoint import context_length
 from tide.engines.local.decode import Writing
@@ -30,9 +30,13 @@ _TEXTS, _TOP_K = 640, 50
 class Unidetox(Dapt):
     """The model with `scale` times the update that it learned from text distilled of toxicity."""
 
-    kind = artefact_of = "unidetox"
+    kind = "unidetox"
     learned = True
     part = ""
+
+    @classmethod
+    def artefact_of(cls, options: DaptOptions) -> str:
+        return cls.kind
 
     @staticmethod
     def fit(task: FitTask) -> Fitted:

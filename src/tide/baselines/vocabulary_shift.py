@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from tide.baselines.base import Options, Order
 from tide.baselines.common.decoding import DecodingBaseline, Reader
 from tide.baselines.common.fitting import (
+    LEAST_AUC,
     FitTask,
     Fitted,
     auc,
@@ -25,6 +26,7 @@ from tide.baselines.common.fitting import (
     right_pad,
     token_losses,
     train,
+    weak_auc,
 )
 from tide.baselines.common.labelled import TOXIC
 from tide.baselines.common.settings import Strength
@@ -105,4 +107,5 @@ class VocabularyShift(DecodingBaseline):
 
         scores = read(toxic_by, task.tokenize([text.text for text in held_out]))
         figure = auc([text.toxicity >= TOXIC for text in held_out], scores)
-        return Fitted({"weight": (weight.detach() * said).half()}, {"auc": figure})
+        doubts = weak_auc("vocabulary", figure, LEAST_AUC)
+        return Fitted({"weight": (weight.detach() * said).half()}, {"auc": figure}, doubts)

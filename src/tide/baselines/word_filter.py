@@ -117,9 +117,9 @@ class WordFilter(DecodingBaseline):
     learned = True
     _options: WordFilterOptions
 
-    @property
-    def artefact_of(self) -> str:
-        return "" if self._options.file else self.kind
+    @classmethod
+    def artefact_of(cls, options: WordFilterOptions) -> str:
+        return "" if options.file else cls.kind
 
     def config(self) -> dict[str, Any]:
         listed = repr(sorted(self._banned.items())).encode()
@@ -186,7 +186,8 @@ class WordFilter(DecodingBaseline):
             sum(bool(default & set(_WORD.findall(text.casefold()))) for text in kind) / len(kind)
             for kind in _kinds(held_out)
         )
-        return Fitted(tensors, {"toxic texts hit": toxic, "other texts hit": other})
+        doubts = ("its words are as often in other texts",) if toxic <= other else ()
+        return Fitted(tensors, {"toxic texts hit": toxic, "other texts hit": other}, doubts)
 
 
 def read_words(path: Path) -> list[str]:

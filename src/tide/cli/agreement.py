@@ -16,6 +16,7 @@ from tide.scorers import Scorer
 from tide.scorers.agreement import Agreement, agreement, error_correlations
 from tide.scorers.base import Floats
 from tide.scorers.coverage import Covered, score_covered
+from tide.scorers.false_alarms import FalseAlarms, false_alarms
 
 
 def cover(name: str, scorer: Scorer | str, texts: Sequence[str]) -> Covered:
@@ -27,23 +28,35 @@ def cover(name: str, scorer: Scorer | str, texts: Sequence[str]) -> Covered:
         return score_covered(scorer, texts, lambda count: bar.advance(task, count))
 
 
+def alarms(scorer: Scorer | str, texts: Sequence[str], threshold: float | None) -> FalseAlarms:
+    """False alarms at the threshold, or the scorer's own; NaN for one that could not be loaded."""
+    if isinstance(scorer, str):
+        return FalseAlarms(0, math.nan, math.nan, math.nan)
+    return false_alarms(scorer, texts, scorer.threshold if threshold is None else threshold)
+
+
 def agree(covered: Covered, targets: Floats) -> Agreement | None:
     known = covered.known
     return agreement(covered.values[known], targets[known]) if known.any() else None
 
 
 def agreement_table(
-    title: Text, covered: Mapping[str, Covered], found: Mapping[str, Agreement | None]
+    title: Text,
+    covered: Mapping[str, Covered],
+    found: Mapping[str, Agreement | None],
+    objects: Mapping[str, FalseAlarms],
 ) -> Table:
     table = Table(title=title)
     table.add_column("scorer")
-    for column in ("AUC", "accuracy", "r", "cal. error", "texts/s", "scored"):
+    columns = ("AUC", "accuracy", "r", "cal. error", "false alarms", "beginnings", "texts/s")
+    for column in (*columns, "scored"):
         table.add_column(column, justify="right")
     for name, one in covered.items():
         values, rate = [math.nan] * 4, "-"
         if (figures := found[name]) is not None:
             values = [figures.auc, figures.accuracy, figures.correlation, figures.calibration_error]
             rate = f"{figures.texts / one.seconds:,.0f}"
+        values += [objects[name].whole, objects[name].beginnings]
         table.add_row(Text(name), *map(shown, values), rate, f"{one.share:.3f}")
     return table
 
@@ -69,6 +82,7 @@ def rows_of(
     group: str,
     covered: Mapping[str, Covered],
     found: Mapping[str, Agreement | None],
+    objects: Mapping[str, FalseAlarms],
     errors: Mapping[str, Mapping[str, float]],
 ) -> list[dict[str, Any]]:
     """What --output holds: a row a scorer."""
@@ -83,6 +97,9 @@ def rows_of(
             others = {
                 other: value for other, value in errors.get(name, {}).items() if other != name
             }
+            if objects[name].texts:
+                alarmed = asdict(objects[name]).items()
+                row["false_alarms"] = {k: None if math.isnan(v) else v for k, v in alarmed}
             row["error_correlations"] = {k: None if math.isnan(v) else v for k, v in others.items()}
             row |= {key: None for key in ("auc", "correlation") if math.isnan(row[key])}
         rows.append(row)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -13,13 +13,15 @@ from rich.table import Table
 from rich.text import Text
 
 from tide.core.errors import InputError
+from tide.core.results import format_score
 from tide.core.sanitize import visible
 from tide.data.files import refuse_inputs
 from tide.data.records import Record, TrialRecord, all_or_none
+from tide.evaluation.masking import Masker
 from tide.evaluation.progress import CleanConsole, bar_on
 
 if TYPE_CHECKING:
-    from tide.cli.masking import Marker, Masker
+    from tide.evaluation.masking import Marker
     from tide.scorers import Scorer
 
     Words = Masker | Marker
@@ -36,12 +38,13 @@ def on_one_line(text: str) -> str:
 
 
 def shown(text: str, toxicity: float, threshold: float, words: Words | None) -> Text:
-    """`text` after its score; `words` masks or marks those that carry the toxicity."""
-    colour = "red" if toxicity >= threshold else "green"
+    """`text` after its score, which is green below `threshold`; `words` masks or marks it."""
+    is_below = toxicity < threshold
     body = words(text) if words else text
     if isinstance(body, str):
         body = Text(on_one_line(body))
-    return Text.assemble((f"{toxicity:.2f} ", colour), body or "(empty)")
+    score = format_score(toxicity, is_below)
+    return Text.assemble((f"{score} ", "green" if is_below else "red"), body or "(empty)")
 
 
 def _completion(
@@ -51,6 +54,26 @@ def _completion(
     if trial.empty and text == trial.text:
         return Text.assemble(("-    ", "dim"), on_one_line(text), (" (too short to score)", "dim"))
     return shown(text, toxicity, threshold, words)
+
+
+def say_loading(model: str, scorer: str | None = None, chosen: str = "") -> None:
+    """A line before what may be silent for a minute. chosen: what it will work with."""
+    also = f" and scorer {scorer}" if scorer else ""
+    told = f"loading model {model}{also}{chosen and f'; {chosen}'}"
+    ERRORS.print(told, style="dim", highlight=False, soft_wrap=True)
+
+
+def chosen_settings(preset: str, model: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """What a command will work with, before anything is loaded. Raises InputError."""
+    from tide.detoxifier.base import settings_of  # noqa: PLC0415  (slow import)
+    from tide.detoxifier.presets import preset_name  # noqa: PLC0415
+
+    settings = settings_of(preset, model, overrides)
+    return {
+        "preset": preset_name(preset, model, overrides.get("strategy")),
+        "strategy": settings.strategy.partition(":")[0],
+        "toxicity_threshold": settings.toxicity_threshold,
+    }
 
 
 def progress_bar() -> Progress:
@@ -81,17 +104,22 @@ def refuse_existing(
             raise InputError(f"{path}: exists; write to another file, or use --overwrite")
 
 
+def say_unmasked(output: Path) -> None:
+    """Say that a file is not masked, though `--mask` was given."""
+    said = f"{output}: holds the texts as they are; --mask masks only what is printed"
+    ERRORS.print(said, highlight=False, soft_wrap=True)
+
+
 def completions_table(
     records: Sequence[Record],
     threshold: float,
     words: Words | None,
-    of_prompts: Masker | None = None,
 ) -> Table:
     """Prompt, completion before, completion after: a row a trial. records: of searches.
 
-    words: marks or masks what is toxic in completions. of_prompts: masks it in prompts.
+    words: marks what is toxic in completions, or masks it in prompts as well.
     """
-    as_shown = of_prompts or str
+    as_shown = words if isinstance(words, Masker) else str
     table = Table(show_lines=True)
     for name, ratio in (("prompt", 2), ("before", 3), ("after", 3)):
         table.add_column(name, ratio=ratio, overflow="fold")
@@ -110,6 +138,11 @@ def completions_table(
             before = _completion(
                 trial, trial.base_text or "", trial.base_toxicity or 0.0, threshold, words
             )
+            if trial.base_partial:
+                before.append(" (as far as it was written before its repair)", "dim")
+            # A completion of a text is as long as was asked for; an answer is meant to end.
+            if record.messages and trial.finish_reason == "length" and not trial.refused:
+                after.append(" (cut off by max_new_tokens)", "yellow")
             table.add_row(asked, before, after)
             asked = Text()
     return table
@@ -127,6 +160,7 @@ def summary_table(
     Toxic rate: share of prompts with any completion at or above the threshold. Max and mean
     toxicity: averages over prompts of the largest and the mean score of their completions.
     Withheld completions are counted apart: nobody sees them, so they are not toxic output.
+    There is no average before where a long answer was repaired while it was written.
     None if there are no records.
     """
     # By scorer, and then for before and after: rate, max and mean of each prompt.
@@ -139,6 +173,10 @@ def summary_table(
             counts.update({label: getattr(trial, field) or 0 for label, field in _COSTS.items()})
             counts["not accepted"] += trial.not_accepted
             counts["withheld"] += trial.refused is True
+            counts["repaired while written"] += trial.base_partial is True
+            counts["cut off by max_new_tokens"] += (
+                bool(record.messages) and trial.finish_reason == "length"
+            )
             counts["empty completions"] += trial.empty is True
         for number, (name, threshold) in enumerate([scorer, *judges]):
             columns = found.setdefault(name, ([], []))
@@ -159,12 +197,14 @@ def summary_table(
     for name, columns in found.items():
         table.add_row(Text(name, style="bold"))
         for place, label in labels.items():
-            means = [_mean_of(row[place] for row in rows) for rows in columns]
+            # Of some of the prompts alone, an average compares with none of all.
+            whole = [rows if len(rows) == counts["prompts"] else [] for rows in columns]
+            means = [_mean_of(row[place] for row in rows) for rows in whole]
             cells = ("-" if mean is None else f"{mean:.3f}" for mean in means)
             table.add_row(f"  {label}", *cells)
     table.add_section()
     always = {"prompts": counts["prompts"], "not accepted": counts["not accepted"]}
-    rare = {label: counts[label] for label in ("withheld", "empty completions") if counts[label]}
+    rare = {label: counts[label] for label in _RARE if counts[label]}
     if counts["trials"] > counts["prompts"]:
         rare["completions"] = counts["trials"]
     for label, count in {**always, **rare}.items():
@@ -177,6 +217,11 @@ def summary_table(
     return table
 
 
+_RARE = (
+    *("withheld", "empty completions", "cut off by max_new_tokens"),
+    "repaired while written",  # their answers before the repair are parts: there is no "before"
+)
+
 _Rates = tuple[float, float | None, float | None]
 
 
@@ -184,10 +229,10 @@ def _scores(record: Record, judge: str | None) -> tuple[list[float] | None, list
     """Of the completions before and after: the scorer's, or a judge's if there are any."""
     trials = record.trials
     if judge is None:
-        before = all_or_none(trial.base_toxicity for trial in trials)
+        before = all_or_none(trial.own_score() for trial in trials)
         after: list[float] | None = [trial.toxicity for trial in trials]
     else:
-        before = all_or_none(t.step_judge_scores.get(judge, [None])[0] for t in trials)
+        before = all_or_none(trial.own_score(judge) for trial in trials)
         after = record.scores_by(judge)
     if after is not None:
         after = [score for score, t in zip(after, trials, strict=True) if not t.refused]
@@ -215,13 +260,14 @@ _COSTS = {
 
 
 def compact(record: Record) -> list[dict[str, Any]]:
-    """The main fields of a record, one object per trial: `prompt, text, toxicity, accepted`."""
+    """The main fields of a record, one object per trial."""
     return [
         {
             "prompt": _asked(record),
             "text": trial.text,
             "toxicity": trial.toxicity,
             "accepted": trial.accepted,
+            "finish_reason": trial.finish_reason,
         }
         for trial in record.trials
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import re
 import time
@@ -16,14 +17,41 @@ from rich.table import Table
 from rich.text import Text
 
 from tide.cli import options
-from tide.cli.display import OUTPUT
+from tide.cli.display import OUTPUT, on_one_line, say_loading
 from tide.core.errors import TideError, guarded
 from tide.core.settings import Sampling
+from tide.detoxifier.presets import PRESETS
 from tide.engines import load_engine
 
 _PACKAGES = ("tide-detox", "torch", "transformers", "numpy", "scikit-learn", "pydantic")
 _FOR_DEVELOPERS = ("bench", "dev", "docs", "test")
 _PROMPT = "The weather today is"
+_HARMLESS = (
+    "The best way to cook rice is",
+    "My favourite season is autumn because",
+    "The museum opens at nine and",
+    "To repair a bicycle tyre, first",
+    "She planted tomatoes in the garden, and",
+    "The train from Vienna arrives",
+    "In the evening we usually",
+    "A good teacher is someone who",
+    "The recipe needs two eggs and",
+    "He learned to play the piano when",
+    "The weather tomorrow will be",
+    "Our team met on Monday to",
+    "The library has a large collection of",
+    "When water freezes, it",
+    "The new bridge was built",
+    "My grandmother told me a story about",
+    "The company announced that its",
+    "Children like to play",
+    "A healthy breakfast is",
+    "The capital of France is",
+)
+_ANSWER_TOKENS = 40
+_THRESHOLDS = (0.1, 0.2, 0.3, 0.5)
+_MOST_REWRITTEN = 1  # at the threshold of the preset `backtrack`
+_SHOWN = 120  # characters of what the model wrote
 _FRIENDLY = (
     "Thank you, that was a lovely evening.",
     "I enjoyed reading your book.",
@@ -46,7 +74,8 @@ def doctor(
     """Check versions, devices, the model and the scorer; exit code 1 if a check fails.
 
     The model must produce the same output from token ids and from their embeddings. The scorer must
-    rate insults above friendly sentences; a small gap is a warning.
+    rate insults above friendly sentences; a small gap is a warning. The model then continues 20
+    harmless prompts: how many of these answers would be rewritten at which threshold?
     """
     import torch  # noqa: PLC0415  (slow import)
 
@@ -68,10 +97,18 @@ def doctor(
     else:
         table.add_row("CUDA", "none")
     table.add_section()
+    answers: list[str] = []
+    say_loading(model, scorer)
     failed = [
-        _check(table, f"model {model}", lambda: _try_model(model, engine, engine_options or {})),
+        _check(
+            table,
+            f"model {model}",
+            lambda: _try_model(model, engine, engine_options or {}, answers),
+        ),
         _check(table, f"scorer {scorer}", lambda: _try_scorer(scorer)),
     ]
+    if not any(failed):
+        failed.append(_check(table, "harmless answers", lambda: _try_answers(scorer, answers)))
     OUTPUT.print(table)
     if any(failed):
         raise typer.Exit(1)
@@ -119,29 +156,66 @@ def _check(table: Table, name: str, check: Callable[[], str]) -> bool:
     return False
 
 
-def _try_model(name: str, engine: str, engine_options: dict[str, Any]) -> str:
+def _try_model(name: str, engine: str, engine_options: dict[str, Any], answers: list[str]) -> str:
+    """answers: gets the model's answers to the harmless prompts."""
     model = load_engine(engine, name, **engine_options)
     try:
         model.verify()
         (ids,) = model.tokenize([_PROMPT])
         prompt = model.embed_tokens(ids) if model.has_embeddings else ids
         started = time.perf_counter()
-        model.complete([prompt], Sampling(temperature=0.0), [0])
+        (written,) = model.complete([prompt], Sampling(temperature=0.0), [0])
         seconds = time.perf_counter() - started
+        harmless = model.tokenize(_HARMLESS)
+        room = (model.context_length or math.inf) - max(map(len, harmless))
+        found = model.complete(
+            [model.embed_tokens(ids) for ids in harmless] if model.has_embeddings else harmless,
+            Sampling(temperature=0.7, max_new_tokens=int(min(_ANSWER_TOKENS, max(1, room)))),
+            range(len(_HARMLESS)),
+        )
+        answers += [one.text for one in found]
+        template = "a chat template: --chat" if model.has_chat_template else "no chat template"
+        more = f'after "{_PROMPT}" it writes: {on_one_line(written.text)[:_SHOWN]}\n{template}'
         if not model.has_embeddings:
             return (
                 f"it completes a prompt: 20 tokens in {seconds:.2f} s; {model.abilities}. It takes "
                 "no prompt embeddings: --preset backtrack works, and searches over embeddings do "
-                "not"
+                f"not\n{more}"
             )
         dtype = str(model.dtype).removeprefix("torch.")
         return (
             "it loads, and writes the same from token ids and from their embeddings: 20 tokens in "
             f"{seconds:.2f} s\n{dtype}, context of {model.context_length} tokens, embeddings of "
-            f"{model.dim} numbers, scaled by {model.embedding_scale:.4g}"
+            f"{model.dim} numbers, scaled by {model.embedding_scale:.4g}\n{more}"
         )
     finally:
         model.close()
+
+
+def _try_answers(scorer: str, answers: list[str]) -> str:
+    """How many of the model's answers the scorer would have rewritten, whole or while written."""
+    from tide.scorers import load_scorer, score_texts  # noqa: PLC0415  (slow import)
+    from tide.scorers.false_alarms import beginnings  # noqa: PLC0415
+
+    loaded = load_scorer(scorer)
+    try:
+        worst = [
+            score_texts(loaded, [*beginnings(answer), answer], "zero").values.max()
+            for answer in answers
+        ]
+    finally:
+        loaded.close()
+    usual = PRESETS["backtrack"]["toxicity_threshold"]
+    limits = sorted({*_THRESHOLDS, usual})
+    counts = {limit: sum(score >= limit for score in worst) for limit in limits}
+    found = ", ".join(f"{count} at {limit:g}" for limit, count in counts.items())
+    said = f"of {len(answers)}, a threshold would have rewritten {found}"
+    if counts[usual] <= _MOST_REWRITTEN:
+        return said
+    return (
+        f"warning: {said}; ordinary text should be left alone: take a higher --toxicity-threshold "
+        "or another scorer"
+    )
 
 
 def _try_scorer(name: str) -> str:

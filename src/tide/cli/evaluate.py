@@ -9,12 +9,13 @@ from typing import Annotated, Any
 import typer
 
 from tide.cli import options, stopping
-from tide.cli.display import ERRORS
+from tide.cli.display import ERRORS, say_loading
 from tide.cli.judge import refuse_failures
 from tide.cli.report import print_tables
 
 _SAMPLING = ("max_new_tokens", "temperature", "top_p", "top_k")
-BY_PROTOCOL = (*_SAMPLING, "num_trials", "completions_per_evaluation", "decode")
+_OF_PROTOCOLS = (*_SAMPLING, "num_trials", "completions_per_evaluation", "decode")
+BY_PROTOCOL = {**options.BY_PRESET, **dict.fromkeys(_OF_PROTOCOLS, "by --protocol")}
 Benchmark = Annotated[
     str,
     typer.Argument(
@@ -31,7 +32,7 @@ Protocol = Annotated[
 ]
 
 
-@partial(options.with_settings, by_protocol=BY_PROTOCOL)
+@partial(options.with_settings, stated=BY_PROTOCOL)
 @options.with_engine
 def evaluate(
     benchmark: Benchmark,
@@ -39,6 +40,7 @@ def evaluate(
     model: options.Model = "pocket",
     scorer: options.Scorer = "pocket",
     judges: options.Judges = None,
+    strict_language: options.StrictLanguage = False,
     protocol: Protocol = "tide",
     preset: options.Preset = "auto",
     artefacts: Annotated[
@@ -74,13 +76,14 @@ def evaluate(
     """
     from tide import evaluation  # noqa: PLC0415  (slow import)
 
+    say_loading(model, scorer)
     stopping.keeps("finished records are kept; the same command goes on with them")
     runs = evaluation.evaluate(
         benchmark,
         methods,
         model=model,
-        scorer=scorer,
-        judges=options.judges(judges),
+        scorer=options.strict(scorer, strict_language),
+        judges=options.judges(judges, strict_language),
         protocol=protocol,
         preset=preset,
         reference=reference or "auto",

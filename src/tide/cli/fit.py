@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +12,7 @@ from rich.table import Table
 
 from tide.baselines.common.settings import FitSettings
 from tide.cli import options
-from tide.cli.display import OUTPUT, progress_bar
+from tide.cli.display import ERRORS, OUTPUT, progress_bar, say_loading
 
 
 @partial(options.with_settings, settings=FitSettings, panel="Training")
@@ -43,11 +44,13 @@ def fit(
 ) -> None:
     """Fit BASELINE for a model: statistics, steering vectors or fine-tuning.
 
-    A tenth of the data is held out for the figures that are printed. `all` resumes: finished
-    baselines are kept, unless --overwrite is given.
+    A tenth of the data, and at least 40 rows where there are 80, is held out for the figures that
+    are printed. The same command goes on with an interrupted training; `all` keeps finished
+    baselines, unless --overwrite is given.
     """
     from tide.baselines.common.fit import fit as learn  # noqa: PLC0415  (slow import)
 
+    say_loading(model)
     with progress_bar() as bar:
         task = bar.add_task(baseline, total=None)
         figures = learn(
@@ -63,9 +66,17 @@ def fit(
             progress=lambda what, done, total: bar.update(
                 task, description=what, completed=done, total=total
             ),
+            say=lambda line: bar.console.print(line, highlight=False, soft_wrap=True),
             **(overrides or {}),
         )
     table = Table("baseline", "held out")
     for kind, held_out in figures.items():
         table.add_row(kind, ", ".join(f"{name} {value:.3f}" for name, value in held_out.items()))
     OUTPUT.print(table)
+    methods = ",".join(["base", *figures])
+    ERRORS.print(
+        f"Next: tide eval rtp --limit 100 --methods {methods} --model {shlex.quote(model)} "
+        f"--artefacts {shlex.quote(str(out))}",
+        highlight=False,
+        soft_wrap=True,
+    )

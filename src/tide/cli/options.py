@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
@@ -15,8 +15,8 @@ from pydantic import BaseModel
 
 from tide.baselines import REGISTRY as BASELINES
 from tide.core.errors import InputError
-from tide.core.settings import Sampling, Settings
-from tide.detoxifier.presets import PRESETS
+from tide.core.settings import CHAT_TEMPERATURE, CHAT_TOKENS, Sampling, Settings
+from tide.detoxifier.presets import DEFAULT, PRESETS, TUNABLE
 from tide.engines import REGISTRY as ENGINES
 from tide.plugins.specs import parse, split_specs
 from tide.scorers import AROUND
@@ -31,10 +31,11 @@ SCORER_GRAMMAR = (
     f"Scorers: {_SCORERS}; some take an argument: hf:ID_OR_FOLDER#LABEL (of several labels "
     "#sum:LABEL,LABEL or #max:LABEL,LABEL), detoxify:original, "
     "guard:ID_OR_FOLDER, guard:NAME@http://HOST, tei:http://HOST#LABEL, calibrated:FILE. pocket, "
-    "sentence, profanity-check and lexicon read English alone. Around a scorer: cache:SCORER "
-    "(kept on disk), rate:NUMBER:SCORER (texts a second), retry:SCORER, breaker:SCORER, "
-    "windows:SCORER (long texts). Several as one: max:SCORER,SCORER and mean:SCORER,SCORER; "
-    "parentheses keep specs together, as in cache:max(pocket,lexicon)."
+    "sentence, profanity-check and lexicon read English alone; "
+    "language:en=pocket,other=SCORER sends other languages to another one. Around a scorer: "
+    "cache:SCORER (kept on disk), rate:NUMBER:SCORER (texts a second), retry:SCORER, "
+    "breaker:SCORER, windows:SCORER (long texts). Several as one: max:SCORER,SCORER and "
+    "mean:SCORER,SCORER; parentheses keep specs together, as in cache:max(pocket,lexicon)."
 )
 # What a setting may be, where its type does not say.
 _CHOICES = {
@@ -42,7 +43,7 @@ _CHOICES = {
     "('tide methods NAME' lists the options of one)."
 }
 _PANELS = {
-    **dict.fromkeys(("block_tokens", "block_context", "draft_tokens"), "Long answers"),
+    **dict.fromkeys(("block_tokens", "block_context"), "Long answers"),
     "on_unresolved": "Output",
 }
 
@@ -51,6 +52,13 @@ def option(panel: str, says: str, *flags: str, **given: Any) -> Any:
     """An option under the heading `panel` of its command's help, which says what it does."""
     return typer.Option(*flags, help=says, rich_help_panel=panel, **given)
 
+
+# Defaults that a preset sets.
+BY_PRESET = {
+    **dict.fromkeys(TUNABLE, "by --preset"),
+    "max_new_tokens": f"{Settings().max_new_tokens}; of a chat {CHAT_TOKENS}",
+    "temperature": f"{Settings().temperature}; of a chat the model's own, or {CHAT_TEMPERATURE}",
+}
 
 # Options by a former name, and what to write now.
 _OF_TIDE = ("cosine-threshold", "normalization", "projection", "estimator")
@@ -82,6 +90,14 @@ Scorers = Annotated[
     list[str] | None,
     option("Scorer", "A scorer; repeat for several. [default: pocket]", "--scorer", "-s"),
 ]
+StrictLanguage = Annotated[
+    bool,
+    option(
+        "Scorer",
+        "A text in a language that the scorer does not read is an error, not a warning.",
+        "--strict-language",
+    ),
+]
 Judges = Annotated[
     list[str] | None,
     option(
@@ -105,8 +121,8 @@ Preset = Annotated[
     str,
     option(
         "Search",
-        f"Settings to begin with: auto (by the model's name), {_PRESETS}, or a file that "
-        "'tide tune' wrote.",
+        f"Settings to begin with: auto ({DEFAULT}; for another strategy those published for the "
+        f"model's name, else relative), {_PRESETS}, or a file that 'tide tune' wrote.",
     ),
 ]
 EngineName = Annotated[str, option("Model", f"What runs the model: {_ENGINES}.", "--engine")]
@@ -161,7 +177,10 @@ RunsOut = Annotated[
 ]
 Overwrite = Annotated[bool, option("Output", "Overwrite the output.", "--overwrite")]
 Mask = Annotated[
-    bool, option("Output", "Mask toxic words, except for their first letters.", "--mask")
+    bool,
+    option(
+        "Output", "Mask toxic words in what is printed, except for their first letters.", "--mask"
+    ),
 ]
 Field = Annotated[str, option("Input", "Field or column that holds the text.")]
 IsChat = Annotated[
@@ -229,14 +248,21 @@ def engine_options(
     return options
 
 
-def judges(values: Iterable[str] | None) -> list[str]:
+def judges(values: Iterable[str] | None, strict_language: bool = False) -> list[str]:
     """The specs of `Judges`. Raises InputError for one that cannot be read."""
     names = SCORERS.names()
     return [
-        str(parse(spec, "--judges", AROUND, names))
+        strict(str(parse(spec, "--judges", AROUND, names)), strict_language)
         for value in values or ()
         for spec in split_specs(value, "--judges", AROUND, names)
     ]
+
+
+def strict(spec: str, strict_language: bool) -> str:
+    """The scorer's spec, with what `StrictLanguage` asks for."""
+    from tide.scorers.wrappers.languages import strict as strictly  # noqa: PLC0415  (slow import)
+
+    return strictly(spec) if strict_language else spec
 
 
 def with_engine(command: Callable[..., None]) -> Callable[..., None]:
@@ -254,13 +280,13 @@ def with_settings(
     command: Callable[..., None],
     settings: type[BaseModel] = Settings,
     panel: str = "Search",
-    by_protocol: Collection[str] = (),
+    stated: Mapping[str, str] = BY_PRESET,
     argument: str = "overrides",
 ) -> Callable[..., None]:
     """Add an option for every field of `settings`; `command` gets those given, as `argument`.
 
     panel: heading of the options in the help, except those of sampling and blocks.
-    by_protocol: the fields whose defaults the command's --protocol sets.
+    stated: what the help says of defaults that are not those of `settings`.
     """
     defaults = settings().model_dump()
     added: dict[str, tuple[Any, Any]] = {}
@@ -270,7 +296,7 @@ def with_settings(
             flags.insert(0, "--trials")
         if field.annotation is bool:
             flags = [f"{flags[0]}/--no-{name}"]
-        default = "by --protocol" if name in by_protocol else defaults[name]
+        default = stated.get(name, defaults[name])
         shown = f" [default: {default}]" if default not in (None, (), False) else ""
         said = f"{field.description}".removesuffix(".") + _CHOICES.get(name, ".")
         heading = "Sampling" if name in Sampling.model_fields else _PANELS.get(name, panel)

@@ -10,14 +10,12 @@ import typer
 
 from tide.cli import options
 from tide.cli.display import ERRORS, OUTPUT
-from tide.cli.masking import Masker
 from tide.core.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tide.evaluation.metrics import Valid
-    from tide.evaluation.reporting.reports import Report
     from tide.evaluation.reporting.tables import Table
 
 
@@ -84,7 +82,8 @@ def report(
     """Print the tables of RUNS and write them, their figures and their metrics to a folder.
 
     `report.html` in it holds all of that in one file, and the texts before and after of the twenty
-    worst prompts, with the toxic words masked.
+    worst prompts, whose toxic words are masked until a button shows them. What an earlier report
+    wrote to the folder is removed, and nothing else.
 
     Runs of different benchmarks, models or protocols go to separate tables. Runs that differ only
     in seed share one row: mean and standard deviation. With --paper, published runs are shown next
@@ -100,6 +99,7 @@ def report(
     if not runs and paper is None:
         raise InputError("nothing to report on: give run folders, or --paper")
     which: Valid | None = "exact-20" if valid else None
+    of_paper = made = None
     if paper is not None:
         from tide.evaluation.paper_report import paper_report  # noqa: PLC0415
 
@@ -113,37 +113,30 @@ def report(
             valid=which,
             seed=seed,
         )
-        if out is not None:
-            of_paper.write_tables(out)
-            of_paper.write_figures(out, image_format.value)
-            of_paper.write_page(out)
-        show(of_paper, out)
-    if not runs:
-        return
-    paths = find_runs(runs)
-    out = out or paths[0].parent / "report"
-    bundled = load_scorer("pocket")
-    made = reports.report(
-        paths,
-        out=out,
-        against=against,
-        valid=which,
-        trajectory=trajectory,
-        landscape=landscape,
-        grid=grid,
-        image_format=image_format.value,
-        seed=seed,
-        mask=Masker(bundled),
-        mask_prompt=Masker.of_prompts(bundled),
+    if runs:
+        paths = find_runs(runs)
+        out = out or paths[0].parent / "report"
+        made = reports.report(
+            paths,
+            against=against,
+            valid=which,
+            trajectory=trajectory,
+            landscape=landscape,
+            grid=grid,
+            seed=seed,
+        )
+    both = [one for one in (of_paper, made) if one is not None]
+    whole = reports.Report(
+        groups=[group for one in both for group in one.groups],
+        tables=[table for one in both for table in one.tables],
+        figures={name: figure for one in both for name, figure in one.figures.items()},
+        problem=both[-1].problem,
     )
-    show(made, out)
-
-
-def show(made: Report, out: Path | None) -> None:
-    """Print the tables, why there are no figures, and where both were written."""
-    print_tables(made.tables)
-    if made.problem:
-        ERRORS.print(made.problem, highlight=False, soft_wrap=True)
+    if out is not None:
+        whole.write(out, image_format.value)
+    print_tables(whole.tables)
+    if whole.problem:
+        ERRORS.print(whole.problem, highlight=False, soft_wrap=True)
     if out is not None:
         ERRORS.print(
             f"written to {out}; report.html in it has all of it", highlight=False, soft_wrap=True

@@ -17,18 +17,21 @@ from tide.cli import options, stopping
 from tide.cli.display import (
     ERRORS,
     OUTPUT,
+    chosen_settings,
     compact,
     completions_table,
     on_one_line,
+    say_loading,
+    say_unmasked,
     summary_table,
 )
-from tide.cli.masking import Marker, Masker
 from tide.core.errors import InputError, PromptRefusedError, TideError
 from tide.core.sanitize import visible
 from tide.data.files import writing
 from tide.data.prompts import Row, read_rows
 from tide.data.record_files import RecordFile
 from tide.data.records import Record
+from tide.evaluation.masking import Marker, Masker
 from tide.evaluation.progress import Bars
 
 if TYPE_CHECKING:
@@ -65,7 +68,8 @@ def run(
         options.option(
             "Output",
             "Without --output: table, text (completions alone, one a line), jsonl (prompt, "
-            "text, toxicity, accepted) or records (all that is known). [default: table]",
+            "text, toxicity, accepted, finish_reason) or records (all that is known). "
+            "[default: table]",
             "--format",
             show_default=False,
         ),
@@ -73,6 +77,7 @@ def run(
     model: options.Model = "pocket",
     scorer: options.Scorer = "pocket",
     judges: options.Judges = None,
+    strict_language: options.StrictLanguage = False,
     preset: options.Preset = "auto",
     engine: options.EngineName = "transformers",
     engine_options: dict[str, Any] | None = None,
@@ -97,7 +102,7 @@ def run(
     """
     if output is not None and shape is not None:
         raise InputError("--format: is of what is printed; --output writes whole records")
-    if mask and (output is not None or shape is PrintFormat.RECORDS):
+    if mask and shape is PrintFormat.RECORDS:
         raise InputError("--mask: records hold the texts as they are; leave it out")
     if str(output) == "-":
         raise InputError("--output: '-' is not a file; --format jsonl or --format records prints")
@@ -110,7 +115,11 @@ def run(
 
     if output is not None and output.suffix not in ("", ".jsonl"):
         raise InputError(f"--output: {output} is neither a .jsonl file nor a folder")
-    loaded = [NamedScorer.of(spec) for spec in options.judges(judges)]
+    scorer = options.strict(scorer, strict_language)
+    chosen = chosen_settings(preset, model, overrides or {})
+    says = "preset {preset}, strategy {strategy}, accepts below {toxicity_threshold:g}"
+    say_loading(model, scorer, says.format(**chosen))
+    loaded = [NamedScorer.of(spec) for spec in options.judges(judges, strict_language)]
     with Detoxifier(
         model,
         scorer=scorer,
@@ -119,7 +128,14 @@ def run(
         engine_options=engine_options,
         **(overrides or {}),
     ) as detoxifier:
-        job = _PromptRun(detoxifier, method_of(detoxifier, preset), model, rows, loaded)
+        if detoxifier.engine.has_chat_template and not chat:
+            ERRORS.print(
+                f"{model} has a chat template: --chat answers these prompts as messages of a user; "
+                "without it they are continued as text",
+                highlight=False,
+                soft_wrap=True,
+            )
+        job = _PromptRun(detoxifier, method_of(detoxifier, preset, chats=chat), model, rows, loaded)
         if output is None:
             is_table = shape in (None, PrintFormat.TABLE)
             if is_table:
@@ -139,6 +155,8 @@ def run(
                 job.errors.extend(run_method(job.method, output, shared).values())
                 with RecordFile(files_of(output)[0]) as file:
                     job.summarize(file.read(row.id) for row in rows if file.trials(row.id))
+                if mask:
+                    say_unmasked(output)
                 job.hint(f"Next: tide report {shlex.quote(visible(str(output)))}")
     if job.errors:
         refused = sum(isinstance(error, PromptRefusedError) for error in job.errors)
@@ -206,15 +224,14 @@ class _PromptRun:
             if records:
                 scorer = self.detoxifier.scorer
                 words = Masker(scorer) if mask else Marker(scorer) if OUTPUT.is_terminal else None
-                of_prompts = Masker.of_prompts(scorer) if mask else None
-                OUTPUT.print(completions_table(records, scorer.threshold, words, of_prompts))
+                accepted = self.method.settings.toxicity_threshold
+                OUTPUT.print(completions_table(records, accepted, words))
         self.summarize(records)
         self.hint(self._next(records))
 
     def print(self, shape: PrintFormat | None, mask: bool) -> None:
         """Completions, a line each as they finish, in the order of the prompts."""
-        scorer = self.detoxifier.scorer
-        masks = {"text": Masker(scorer), "prompt": Masker.of_prompts(scorer)} if mask else {}
+        masks = dict.fromkeys(("text", "prompt"), Masker(self.detoxifier.scorer)) if mask else {}
         for record in self._counted(self.records()):
             whole = record.to_columns()
             for one in [whole] if shape is PrintFormat.RECORDS else compact(record):

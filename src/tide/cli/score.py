@@ -12,11 +12,12 @@ from rich.table import Table
 from rich.text import Text
 
 from tide.cli import options
-from tide.cli.display import ERRORS, OUTPUT, on_one_line, refuse_existing, scored
-from tide.cli.masking import Masker
+from tide.cli.display import ERRORS, OUTPUT, on_one_line, refuse_existing, say_unmasked, scored
 from tide.core.errors import InputError
+from tide.core.results import format_score
 from tide.data.files import replaced, writing
 from tide.data.prompts import Row, read_rows
+from tide.evaluation.masking import Masker
 
 
 def score(
@@ -27,6 +28,7 @@ def score(
         options.option("Output", "Write records to this .jsonl.", "--output", "-o"),
     ] = None,
     scorers: options.Scorers = None,
+    strict_language: options.StrictLanguage = False,
     field: options.Field = "text",
     limit: options.Limit = None,
     overwrite: options.Overwrite = False,
@@ -47,7 +49,9 @@ def score(
             if input_file is not None
             else [Row(number, text) for number, text in enumerate((texts or [])[:limit])]
         )
-        loaded = [load_scorer(name) for name in scorers or ["pocket"]]
+        loaded = [
+            load_scorer(options.strict(name, strict_language)) for name in scorers or ["pocket"]
+        ]
         bodies = [row.text for row in rows]
         columns = {scorer.name: scored(scorer, bodies) for scorer in loaded}
         if output is not None:
@@ -57,6 +61,8 @@ def score(
                     record = {"id": row.id, "text": row.text, "scores": by_name}
                     file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
             ERRORS.print(f"{output}: {len(rows)} records")
+            if mask:
+                say_unmasked(output)
             return
     table = Table()
     table.add_column("text", overflow="fold")
@@ -68,5 +74,7 @@ def score(
         for masker in maskers:
             body = masker(body)
         body = on_one_line(body) or "(empty)"
-        table.add_row(Text(body), *(f"{values[i]:.3f}" for values in columns.values()))
+        found = [(scorer, columns[scorer.name][i]) for scorer in loaded]
+        scores = (format_score(score, score < one.threshold, digits=3) for one, score in found)
+        table.add_row(Text(body), *scores)
     OUTPUT.print(table)

@@ -22,7 +22,8 @@ from tide.core.errors import (
     MissingDependencyError,
     ScorerError,
 )
-from tide.data.files import reported, write_text
+from tide.data.files import write_text
+from tide.data.prompts import read_rows
 from tide.scorers import load_scorer
 
 if TYPE_CHECKING:
@@ -51,6 +52,22 @@ def compare(
         options.option("Output", "A table for each value of this field, or each 'file'."),
     ] = None,
     sample: Sample = None,
+    ordinary: Annotated[
+        Path | None,
+        options.option(
+            "Input",
+            "Ordinary texts: rows with a 'text'. How many of them does a scorer object to?",
+        ),
+    ] = None,
+    threshold: Annotated[
+        float | None,
+        options.option(
+            "Scorer",
+            "Score at which --ordinary counts. [default: the scorer's own threshold]",
+            min=0.0,
+            max=1.0,
+        ),
+    ] = None,
     output: Annotated[
         Path | None,
         options.option("Output", "Write the figures to this .json.", "--output", "-o"),
@@ -66,11 +83,21 @@ def compare(
     cal. error: mean distance of score and label over ten bins of the score. Each distinct text
     counts once, with its mean label; nearly empty ones are left out.
 
+    false alarms: share of the --ordinary texts at or above --threshold. beginnings: of 500 below
+    it, the share with a beginning at or above it: a text may be scored while it is written.
+
     texts/s: on this machine. scored: share of texts with a score; if a scorer fails, the others
     still run and the exit code is 1. The second table has the correlation of the scorers' errors:
     the lower, the better one judges text optimised against the other.
     """
-    from tide.cli.agreement import agree, agreement_table, cover, error_table, rows_of  # noqa: PLC0415
+    from tide.cli.agreement import (  # noqa: PLC0415
+        agree,
+        agreement_table,
+        alarms,
+        cover,
+        error_table,
+        rows_of,
+    )
     from tide.scorers.agreement import plot_calibration  # noqa: PLC0415
 
     refuse_existing(overwrite, output, plot, inputs=files)
@@ -78,16 +105,18 @@ def compare(
         raise InputError("--plot draws one set of texts; leave out --by")
     groups = _groups(files, by, sample)
     loaded = _load_those_that_work(scorers)
+    prose = [] if ordinary is None else [row.text for row in read_rows(ordinary, field="text")]
+    objects = {name: alarms(scorer, prose, threshold) for name, scorer in loaded.items()}
     figures: list[dict[str, Any]] = []
     complete = True
     for group, (texts, targets) in groups.items():
         covered = {name: cover(name, scorer, texts) for name, scorer in loaded.items()}
         found = {name: agree(one, targets) for name, one in covered.items()}
-        OUTPUT.print(agreement_table(_title(group, targets), covered, found))
+        OUTPUT.print(agreement_table(_title(group, targets), covered, found, objects))
         errors = error_table(covered, targets)
         if errors is not None:
             OUTPUT.print(errors[0])
-        figures += rows_of(group, covered, found, errors[1] if errors else {})
+        figures += rows_of(group, covered, found, objects, errors[1] if errors else {})
         for name, one in covered.items():
             if one.failure is not None:
                 complete = False
@@ -96,8 +125,7 @@ def compare(
         _write(output, json.dumps(figures, indent=2) + "\n")
     if plot is not None and any(found.values()):
         drawn = {name: one for name, one in found.items() if one is not None}
-        with reported(plot, "written"):
-            plot_calibration(drawn, plot)
+        plot_calibration(drawn, plot)
         ERRORS.print(f"{plot}: calibration of {len(drawn)} scorers")
     if not complete:
         raise typer.Exit(1)

@@ -9,7 +9,7 @@ import os
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,11 +17,12 @@ from typing import Annotated, Any
 from pydantic import ValidationError
 
 from tide.cli import options, stopping
-from tide.cli.display import ERRORS
+from tide.cli.display import ERRORS, chosen_settings
 from tide.core.errors import InputError, first_line
 from tide.core.optional import require
 from tide.core.sanitize import logger
 from tide.core.validation import one_line
+from tide.data.files import as_text, read_small
 from tide.server.limits import Limits
 
 PREFIX = "TIDE_SERVE"
@@ -33,9 +34,9 @@ def _read_settings(path: Path | None) -> None:
     Raises InputError for an invalid line, and for a variable with no effect.
     """
     try:
-        lines = [] if path is None else path.read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError) as error:
-        raise InputError(f"--settings: {path}: cannot be read: {first_line(error)}") from None
+        lines = [] if path is None else as_text(read_small(path), str(path)).splitlines()
+    except InputError as error:
+        raise InputError(f"--settings: {error}") from None
     for number, line in enumerate(lines, 1):
         name, equals, value = map(str.strip, line.partition("="))
         if not name or name.startswith("#"):
@@ -50,7 +51,7 @@ def _read_settings(path: Path | None) -> None:
 
 
 @partial(options.with_settings, settings=Limits, panel="Limits", argument="limits")
-@options.with_settings
+@partial(options.with_settings, stated={**options.BY_PRESET, "on_unresolved": "refuse"})
 @options.with_engine
 def serve(
     host: Annotated[str, options.option("Server", "Address to listen at.")] = "127.0.0.1",
@@ -69,7 +70,8 @@ def serve(
     ] = None,
     model: options.Model = "pocket",
     scorer: options.Scorer = "pocket",
-    preset: options.Preset = "backtrack",
+    strict_language: options.StrictLanguage = False,
+    preset: options.Preset = "auto",
     engine: options.EngineName = "transformers",
     engine_options: dict[str, Any] | None = None,
     overrides: dict[str, Any] | None = None,
@@ -101,12 +103,14 @@ def serve(
 
     keys = read_keys()
     check_exposure(host, keys)
+    chosen = chosen_settings(preset, model, overrides or {})
     with (
         _listening(host, port) as listener,
-        _logging_as_json(),
+        _logging_as_json(loading={"loading": model, "scorer": scorer, **chosen}),
+        closing(MeasuredScorer(load_scorer(options.strict(scorer, strict_language)))) as measured,
         AsyncDetoxifier(
             model,
-            scorer=MeasuredScorer(load_scorer(scorer)),
+            scorer=measured,
             engine=engine,
             preset=preset,
             engine_options=engine_options,
@@ -114,7 +118,7 @@ def serve(
         ) as detox,
     ):
         name = served_model_name or model
-        app = create_app(detox, name, limits=bounds, keys=keys, preset=preset)
+        app = create_app(detox, name, limits=bounds, keys=keys, preset=chosen["preset"])
         config = _config(app, bounds.drain)
         where = f"http://{host}:{listener.getsockname()[1]}"
         logger("tide.server").info(json.dumps({"serving": where, "model": name}))
@@ -164,7 +168,8 @@ class _Json(logging.Formatter):
 
 
 @contextmanager
-def _logging_as_json() -> Iterator[None]:
+def _logging_as_json(loading: dict[str, Any]) -> Iterator[None]:
+    """Inside, logs are JSON. loading: is logged at once."""
     handler = logging.StreamHandler()
     handler.setFormatter(_Json())
     logs = [logging.getLogger(name) for name in ("tide", "uvicorn")]
@@ -172,6 +177,7 @@ def _logging_as_json() -> Iterator[None]:
     for log in logs:
         log.handlers, log.propagate = [handler], False
         log.setLevel(logging.INFO)
+    logger("tide.server").info(json.dumps(loading))
     try:
         yield
     finally:

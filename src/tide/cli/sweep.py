@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from tide.cli import options, stopping
-from tide.cli.display import ERRORS
+from tide.cli.display import ERRORS, say_loading
 from tide.cli.evaluate import BY_PROTOCOL, Benchmark, Protocol
 from tide.cli.judge import refuse_failures
 from tide.cli.report import print_tables
@@ -18,7 +18,7 @@ from tide.tuning.published import SWEEPS
 _SWEEPS = ", ".join(SWEEPS)
 
 
-@partial(options.with_settings, by_protocol=BY_PROTOCOL)
+@partial(options.with_settings, stated=BY_PROTOCOL)
 @options.with_engine
 def sweep(
     setting: Annotated[
@@ -62,6 +62,7 @@ def sweep(
         numbers = [float(value) for value in values.split(",")] if values else None
     except ValueError:
         raise InputError(f"--values: expected numbers and commas (got {values!r})") from None
+    say_loading(model, scorer)
     stopping.keeps("finished records are kept; the same command goes on with them")
     runs = tuning.sweep(
         setting,

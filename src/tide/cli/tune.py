@@ -6,13 +6,13 @@ from functools import partial
 from typing import Annotated, Any
 
 from tide.cli import options, stopping
-from tide.cli.display import ERRORS, OUTPUT
+from tide.cli.display import ERRORS, OUTPUT, say_loading
 from tide.cli.evaluate import BY_PROTOCOL, Benchmark, Protocol
 from tide.cli.report import print_tables
-from tide.tuning.published import ABOVE
+from tide.tuning.published import WORST
 
 
-@partial(options.with_settings, by_protocol=BY_PROTOCOL)
+@partial(options.with_settings, stated=BY_PROTOCOL)
 @options.with_engine
 def tune(
     benchmark: Benchmark = "rtp",
@@ -44,10 +44,21 @@ def tune(
             "Tuning", "Prompts to report on, e.g. 601-. [default: all others]", metavar="PLACES"
         ),
     ] = None,
+    worst: Annotated[
+        int,
+        options.option(
+            "Tuning", "paper: tune on the N prompts that the model completes worst.", min=1
+        ),
+    ] = WORST,
     above: Annotated[
-        float,
-        options.option("Tuning", "paper: only prompts with a higher mean toxicity.", min=0, max=1),
-    ] = ABOVE,
+        float | None,
+        options.option(
+            "Tuning",
+            "paper: instead, on those with a higher mean toxicity; the paper's is 0.9.",
+            min=0,
+            max=1,
+        ),
+    ] = None,
     grid_scale: Annotated[
         str,
         options.option(
@@ -86,6 +97,7 @@ def tune(
     from tide import tuning  # noqa: PLC0415  (slow imports)
     from tide.evaluation import Bars  # noqa: PLC0415
 
+    say_loading(model, scorer)
     stopping.keeps("finished settings are kept; the same command goes on with them")
     tuned = tuning.tune(
         benchmark,
@@ -98,6 +110,7 @@ def tune(
         reference=reference,
         tune_on=tune_on,
         report_on=report_on,
+        worst=worst,
         above=above,
         grid_scale=grid_scale,
         tries=tries,

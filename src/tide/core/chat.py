@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from tide.core.errors import InputError, guarded
 from tide.core.sanitize import half_character
@@ -23,15 +23,27 @@ if TYPE_CHECKING:
 
 # Without a meaning in any text: stands for the users' words while a template is looked at.
 _MARK = "\ue000"
+_THOUGHTS = ("reasoning_content", "reasoning")
 
 
 class Message(BaseModel):
-    """What one side said. Users say something; the others may be silent."""
+    """What one side said. Users say something; the others may be silent.
+
+    The thoughts of an assistant (`reasoning_content`, `reasoning`) are taken and left out, as
+    templates leave them out of earlier turns.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     role: Literal["system", "user", "assistant"]
     content: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_thoughts(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("role") == "assistant":
+            return {name: value for name, value in values.items() if name not in _THOUGHTS}
+        return values
 
     @field_validator("content")
     @classmethod

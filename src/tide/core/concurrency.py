@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import functools
+import os
 import sys
 import threading
 from collections import deque
@@ -28,6 +29,7 @@ class HomeLoop:
     """
 
     def __init__(self, name: str) -> None:
+        self._owner = os.getpid()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._closed = False
@@ -39,8 +41,15 @@ class HomeLoop:
         """Whether the caller runs in it."""
         return threading.current_thread() is self._thread
 
+    @property
+    def is_forked(self) -> bool:
+        """Whether this process is a fork: of threads, it has the one that forked alone."""
+        return self._owner != os.getpid()
+
     def start(self, call: Callable[..., Awaitable[_T]], *arguments: Any) -> Future[_T]:
         """Begin `await call(*arguments)` in the loop; cancelling the future cancels it there."""
+        if self.is_forked:
+            raise EngineError("the process was forked; make a new engine in the new process")
         future: Future[_T] = Future()
         self._waited_for.add(future)
         future.add_done_callback(self._waited_for.discard)
@@ -97,6 +106,8 @@ class HomeLoop:
 
     def close(self, *, wait: bool = True) -> None:
         """Cancel what is under way, and end the thread. wait: until it has ended."""
+        if self.is_forked:
+            return
         if not self._closed:
             self._closed = True
             with suppress(RuntimeError):

@@ -6,7 +6,6 @@ Proxies are those of the environment, as for other programs; a .netrc file is no
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import json
 import math
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from http.cookiejar import CookieJar
 from typing import Annotated, Any, TypeVar
 
+import anyio
 import httpx
 from pydantic import BaseModel, Field, ValidationError
 from pydantic_core import from_json
@@ -126,8 +126,8 @@ class Client(httpx.AsyncClient):
         """The answer, of at most `limit` bytes. Raises ServerFailed if there is none in time."""
         # As ASCII: a text may hold half a surrogate pair, which has no UTF-8.
         content = None if body is None else json.dumps(body).encode()
-        with self._asking():
-            return await asyncio.wait_for(self._read(method, url, content, limit), self._seconds)
+        with self._asking(), anyio.fail_after(self._seconds):
+            return await self._read(method, url, content, limit)
 
     async def events(
         self, url: str, body: Any, *, limit: int = MIB
@@ -140,10 +140,11 @@ class Client(httpx.AsyncClient):
         with self._asking():
             async with aclosing(self._events(url, content, limit)) as events:
                 while True:
-                    try:
-                        yield await asyncio.wait_for(anext(events), self._seconds)
-                    except StopAsyncIteration:
+                    with anyio.fail_after(self._seconds):
+                        event = await anext(events, None)
+                    if event is None:
                         return
+                    yield event
 
     @contextmanager
     def _asking(self) -> Iterator[None]:
@@ -153,7 +154,7 @@ class Client(httpx.AsyncClient):
             yield
         except ServerFailed:
             raise
-        except (TimeoutError, asyncio.TimeoutError):
+        except TimeoutError:
             raise ServerFailed(f"no answer within {self._seconds:g} seconds") from None
         except Exception as error:
             raise ServerFailed(described(error), broken=isinstance(error, _BROKEN)) from None
@@ -169,15 +170,20 @@ class Client(httpx.AsyncClient):
                 body = await _bounded(response, limit)
                 yield Reply(response.status_code, response.headers, body)
                 return
-            read, rest = 0, b""
+            read, rest = 0, bytearray()
             async for chunk in response.aiter_raw():
                 read += len(chunk)
                 if read > limit:
                     raise ServerFailed(f"an answer of more than {limit:,} bytes")
-                *lines, rest = (rest + chunk).split(b"\n")
+                rest += chunk
+                if b"\n" not in chunk:  # a long line that drips is split once
+                    continue
+                *lines, rest = rest.split(b"\n")
                 for line in lines:
                     if line.startswith(b"data:"):
-                        yield line[5:].strip()
+                        yield bytes(line[5:].strip())
+            if rest.startswith(b"data:"):  # some servers end without a newline
+                yield bytes(rest[5:].strip())
 
     async def _read(self, method: str, url: str, content: bytes | None, limit: int) -> Reply:
         async with self._opened(method, url, content) as response:

@@ -11,6 +11,7 @@ import json
 import logging
 import re
 from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,22 @@ def load_pretrained(
     return tokenizer, model
 
 
+def end_ids(model: Any, tokenizer: Any) -> list[int]:
+    """The tokens that end a text, by the model's generation config, its config and its tokenizer.
+
+    Of a chat model one may name the end of a turn and another the end of a document; both end an
+    answer. The first is that of `generate`.
+    """
+    configs = model.generation_config, model.config.get_text_config()
+    named = [getattr(config, "eos_token_id", None) for config in configs]
+    rows = model.get_input_embeddings().weight.shape[0]
+    own = tokenizer.eos_token_id
+    if own is not None and own < rows:
+        named.append(own)
+    ids = (ids if isinstance(ids, list) else [ids] for ids in named if ids is not None)
+    return list(dict.fromkeys(chain.from_iterable(ids)))
+
+
 def check_tokenizer(tokenizer: Any, rows: int) -> None:
     """Raise ValueError unless `tokenizer` tells texts apart, by ids below `rows`.
 
@@ -151,6 +168,8 @@ def check_tokenizer(tokenizer: Any, rows: int) -> None:
 
 def _check_files(folder: Path) -> None:
     """Raise ValueError for what is not a file (a folder, a pipe, a link in a circle)."""
+    if folder.suffix.lower() == ".gguf":
+        raise ValueError(_gguf(folder))
     if not folder.is_dir():
         raise ValueError("is not a folder")
     for path in folder.iterdir():
@@ -159,7 +178,18 @@ def _check_files(folder: Path) -> None:
         if path.name in _FIELDS:
             _read_json(path)
     if not (folder / "config.json").exists():
+        if found := next(folder.glob("*.gguf"), None):
+            raise ValueError(_gguf(found))
         raise ValueError("the folder holds no config.json")
+
+
+def _gguf(file: Path) -> str:
+    """Why a GGUF file cannot be read, and what to do."""
+    return (
+        f"{file.name}: GGUF files are not read directly yet; convert it once: "
+        f"AutoModelForCausalLM.from_pretrained(FOLDER, gguf_file={file.name!r}), the same for "
+        "AutoTokenizer, and save_pretrained of both into a new folder (docs/faq.md has the lines)"
+    )
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -7,6 +7,7 @@ round-trip, and equal results compare equal.
 from __future__ import annotations
 
 import re
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from html import escape
 from typing import Annotated, Literal
 
@@ -37,6 +38,12 @@ def mask(text: str) -> str:
     return re.sub(r"\S+", masked, text)
 
 
+def format_score(score: float, is_below: bool, digits: int = 2) -> str:
+    """`score`, rounded away from its threshold: down if it is below, so 0.096 is not 0.10."""
+    towards = ROUND_FLOOR if is_below else ROUND_CEILING
+    return str(Decimal(repr(float(score))).quantize(Decimal(1).scaleb(-digits), towards))
+
+
 class ScoredCompletion(BaseModel):
     """One completion, generated and scored.
 
@@ -44,8 +51,10 @@ class ScoredCompletion(BaseModel):
         round: Number of the engine call in this trial, from 1.
         iteration: As the paper counts: the prompt itself is 1.
         role: "initial" (the prompt), "iterate" (a point of the path), "perturbation" (a sample
-            around one) or "continuation" (of the first `kept_tokens` tokens of an earlier
-            completion).
+            around one) or "continuation" (the model went on from text that was kept).
+        text: The whole answer as it stood: what was kept before, and what was written now.
+        toxicity: Of the text; of a long answer, the highest of its windows of words.
+        num_tokens: Of the text. The first `kept_tokens` of them were kept from before.
         cosine: Between the embeddings that were completed and the prompt's, as one vector each.
         displacement: |X - X0| / |X0| of the same embeddings.
         empty: Whether the text is nearly empty, and so scored by `empty_policy`.
@@ -69,42 +78,6 @@ class ScoredCompletion(BaseModel):
     attributes: dict[str, Score] = {}
 
 
-class Block(BaseModel):
-    """One part of a long answer.
-
-    Attributes:
-        context_tokens: Tokens of the answer before this block; `toxicity` is that of the text after
-            them.
-        rollbacks: How many blocks were given up for it.
-        chosen: Index in `trace` of the evaluation that is in the answer.
-        trace: Everything that was tried for it: the model's draft, searches, and blocks that were
-            rolled back.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    context_tokens: int
-    rollbacks: int
-    chosen: int
-    trace: tuple[ScoredCompletion, ...] = Field(min_length=1)
-
-    @property
-    def returned(self) -> ScoredCompletion:
-        return self.trace[self.chosen]
-
-    @property
-    def text(self) -> str:
-        return self.returned.text
-
-    @property
-    def toxicity(self) -> float:
-        return self.returned.toxicity
-
-    @property
-    def num_tokens(self) -> int:
-        return self.returned.num_tokens
-
-
 class Trial(BaseModel):
     """One independent run on a prompt: its full trace and which evaluation is returned.
 
@@ -118,14 +91,13 @@ class Trial(BaseModel):
     says how many of its rows are nearer, by cosine, to another token than to the prompt's (0: the
     prompt is recovered exactly), `decoded_prompt` what its nearest tokens say.
 
-    An answer in `blocks` has at most two evaluations in `trace`: the draft up to the first failure,
-    and the returned text of all blocks. Its toxicity is the maximum over the blocks and the whole
-    (`whole_toxicity`; None if the last block failed). drafted_tokens: written before their score
-    was known. searched_tokens: written by searches. streamed: how many blocks a stream had given
-    out; those are never withheld.
-
-    read_tokens: prompt and answer tokens prefilled for continuations; those in the KV cache count
-        once. 0 if every evaluation prefilled the prompt.
+    While a text is watched, its trace holds what was written up to each rewind, and at the end what
+    is returned. base_partial: whether the evaluation of the prompt itself is only what was written
+    before the first repair: a part, which compares with no whole completion. generated_tokens: all
+    that the model wrote, for what is returned and for what was thrown away. read_tokens: prompt and
+    answer tokens prefilled, also for likelihoods; those in the KV cache count once. 0 if every
+    evaluation prefilled the prompt.
+    shown, shown_tokens: what a stream had given out of an answer that was then withheld.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -141,12 +113,11 @@ class Trial(BaseModel):
     trace: tuple[ScoredCompletion, ...]
     changed_tokens: int | None = None
     decoded_prompt: str | None = None
-    blocks: tuple[Block, ...] = ()
-    whole_toxicity: Score | None = None
-    drafted_tokens: int = 0
-    searched_tokens: int = 0
+    generated_tokens: int
     read_tokens: int = 0
-    streamed: int = 0
+    base_partial: bool = False
+    shown: str = ""
+    shown_tokens: int = 0
 
     @property
     def returned(self) -> ScoredCompletion:
@@ -161,9 +132,7 @@ class Trial(BaseModel):
     @property
     def text(self) -> str:
         """The completion that was scored; if it is withheld (`refused`), what was streamed."""
-        if self.refused:
-            return "".join(block.text for block in self.blocks[: self.streamed])
-        return self.returned.text
+        return self.shown if self.refused else self.returned.text
 
     @property
     def empty(self) -> bool:
@@ -178,16 +147,16 @@ class Trial(BaseModel):
     @property
     def evaluations(self) -> int:
         """Completions generated and scored."""
-        return sum(len(block.trace) for block in self.blocks) or len(self.trace)
+        return len(self.trace)
 
     def forward_tokens(self, prompt_tokens: int) -> int:
-        """Tokens through the model: every evaluation's own, and those of likelihoods on average.
+        """Tokens through the model. Where `read_tokens` is 0, likelihoods count on average.
 
         prompt_tokens: length of the prompt.
         """
-        if self.blocks:
+        if self.read_tokens:
             return self.generated_tokens + self.read_tokens
-        read = self.read_tokens or prompt_tokens * self.evaluations
+        read = prompt_tokens * self.evaluations
         likelihoods = self.likelihood_calls / self.evaluations
         whole = sum(one.num_tokens for one in self.trace) + prompt_tokens * self.evaluations
         return self.generated_tokens + read + round(likelihoods * whole)
@@ -196,13 +165,6 @@ class Trial(BaseModel):
     def rounds(self) -> int:
         """Engine calls that this trial took part in."""
         return self.trace[-1].round
-
-    @property
-    def generated_tokens(self) -> int:
-        """All that the model wrote, for what is returned and for what was thrown away."""
-        if self.blocks:
-            return self.drafted_tokens + self.searched_tokens
-        return sum(one.num_tokens - one.kept_tokens for one in self.trace)
 
 
 class Result(BaseModel):
@@ -230,7 +192,8 @@ class Result(BaseModel):
     def before(self) -> ScoredCompletion:
         """What the model wrote by itself, from the unmodified prompt, with its score.
 
-        Of a long answer that needed a repair: as far as it was written when its first block failed.
+        Of a text that was repaired while it was written: as far as it stood when it failed
+        (`best.base_partial`).
         """
         return self.best.base
 
@@ -254,8 +217,9 @@ class Result(BaseModel):
         best = self.best
         states = {"accepted": best.accepted, "refused": best.refused, "empty": best.empty}
         state = next((name for name, holds in states.items() if holds), "not accepted")
+        toxicity = format_score(self.toxicity, self.accepted, digits=3)
         trials = f", {len(self.trials)} trials" if len(self.trials) > 1 else ""
-        return f"Result({state}, toxicity {self.toxicity:.3f}{trials}: {text!r})"
+        return f"Result({state}, toxicity {toxicity}{trials}: {text!r})"
 
     __str__ = __repr__
 
@@ -279,6 +243,7 @@ class Result(BaseModel):
 def _html_row(trial: Trial, masked: bool) -> str:
     after = "<i>withheld</i>" if trial.refused else _html_text(trial.text, trial, masked, True)
     before = _html_text(trial.base.text, trial, masked, trial.chosen == 0)
+    before += "<i>as far as it was written before its repair</i>" if trial.base_partial else ""
     return f"<tr><td>{before}</td><td>{after}</td><td>{_html_trace(trial)}</td></tr>"
 
 
@@ -289,14 +254,13 @@ def _html_text(text: str, trial: Trial, masked: bool, is_returned: bool) -> str:
     body = escape(text if accepted or not masked else mask(text)) or "<i>empty</i>"
     return (
         f'<div style="text-align:left;max-width:28em;white-space:pre-wrap">'
-        f'<b style="color:{colour}">{score:.2f}</b> {body}</div>'
+        f'<b style="color:{colour}">{format_score(score, accepted)}</b> {body}</div>'
     )
 
 
 def _html_trace(trial: Trial) -> str:
     """The toxicity of every evaluation as a bar; those that are returned stand out."""
-    parts = trial.blocks or (trial,)
-    tried = [(e, i == part.chosen) for part in parts for i, e in enumerate(part.trace)]
+    tried = [(e, i == trial.chosen) for i, e in enumerate(trial.trace)]
     bars = "".join(
         f'<rect x="{4 * i}" y="{30 - 30 * e.toxicity:.1f}" width="3" '
         f'height="{max(30 * e.toxicity, 0.5):.1f}" '

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypedDict
 
 from pydantic import (
@@ -26,6 +26,11 @@ _COLDEST = 1e-3
 
 # Absolute and relative name of a scale, and the relative default for models without published ones.
 SCALES = {("mu", "mu_relative"): 1.2, ("step_size", "step_relative"): 0.6}
+
+
+# What a chat is answered with where the caller sets nothing: its length, and the temperature of a
+# model whose makers advise none.
+CHAT_TOKENS, CHAT_TEMPERATURE = 512, 0.7
 
 
 class Sampling(BaseModel):
@@ -199,20 +204,14 @@ class Settings(Sampling):
         default=64,
         ge=0,
         le=4096,
-        description="Longest block, in tokens: longer answers are written in blocks, each "
-        "accepted before the next; 0: search answers as a whole.",
+        description="Longest block, in tokens: a strategy that moves the prompt writes longer "
+        "answers in blocks, each accepted before the next; 0: search answers as a whole.",
     )
     block_context: int = Field(
         default=50,
         ge=0,
         le=100_000,
-        description="Answer tokens before a block that are scored with it.",
-    )
-    draft_tokens: int = Field(
-        default=24,
-        ge=1,
-        le=4096,
-        description="Tokens per draft chunk; each is written while the previous one is scored.",
+        description="Answer tokens before what is new that are scored with it.",
     )
 
     @field_validator("perturb")
@@ -241,6 +240,26 @@ class Settings(Sampling):
     def passes(self, score: float) -> bool:
         """Whether a text of this score is accepted."""
         return score < self.toxicity_threshold
+
+    def for_chat(self, advised: Mapping[str, Any]) -> Settings:
+        """These settings, with what nobody set as a chat needs it; it still counts as not set.
+
+        advised: the sampling that the model's makers advise; a temperature that is set replaces all
+        of it.
+        """
+        values: dict[str, Any] = {"max_new_tokens": CHAT_TOKENS}
+        if "temperature" not in self.model_fields_set:
+            values |= {"temperature": CHAT_TEMPERATURE, **advised}
+        return self._with_unset(values)
+
+    def within(self, tokens: int) -> Settings:
+        """These settings, for a completion that has room for `tokens`: of a length nobody set."""
+        return self._with_unset({"max_new_tokens": max(1, min(tokens, self.max_new_tokens))})
+
+    def _with_unset(self, values: Mapping[str, Any]) -> Settings:
+        given = self.model_fields_set
+        new = {name: value for name, value in values.items() if name not in given}
+        return self.model_construct(_fields_set=given, **{**dict(self), **new})
 
     @property
     def sampling(self) -> Sampling:
@@ -279,4 +298,3 @@ class Overrides(TypedDict, total=False):
     decode: bool
     block_tokens: int
     block_context: int
-    draft_tokens: int

@@ -6,6 +6,7 @@ import codecs
 import gzip
 import os
 import socket
+import stat
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -17,7 +18,7 @@ from tide.core.errors import InputError
 
 # Bytes. A record of a thousand long trials has a few million; a longer line is not ours,
 # and a gzipped file that unpacks to more is made to fill the memory.
-_LINE, _WHOLE, _UNPACKED = 1 << 26, 1 << 28, 1 << 32
+_LINE, _WHOLE, _UNPACKED, _SMALL = 1 << 26, 1 << 28, 1 << 32, 1 << 20
 
 
 @contextmanager
@@ -71,11 +72,23 @@ def read_lines(path: Path) -> Iterator[tuple[str, bytes]]:
 
 def read_whole(path: Path) -> bytes:
     """All of a file of at most 256 MiB, without a byte order mark."""
-    with opened(path) as file:
-        content = file.read(_WHOLE + 1)
+    content = _read(path, _WHOLE)
     if len(content) > _WHOLE:
         raise InputError(f"{path}: has more than {_WHOLE >> 20} MiB; use .jsonl for so much")
-    return without_mark(content)
+    return content
+
+
+def read_small(path: Path) -> bytes:
+    """All of a file of at most 1 MiB, such as settings, without a byte order mark."""
+    content = _read(path, _SMALL)
+    if len(content) > _SMALL:
+        raise InputError(f"{path}: has more than {_SMALL >> 20} MiB; no file that is meant has")
+    return content
+
+
+def _read(path: Path, most: int) -> bytes:
+    with opened(path) as file:
+        return without_mark(file.read(most + 1))
 
 
 def without_mark(content: bytes) -> bytes:
@@ -118,10 +131,16 @@ def writing(path: Path) -> Iterator[Path]:
             raise InputError(f"{path}: cannot be written: it is a folder or a device, no file")
         real.parent.mkdir(parents=True, exist_ok=True)
         beside = real.with_name(f"{real.name}.lock")
-        holder = ""
-        with suppress(FileNotFoundError), beside.open(encoding="utf-8", errors="replace") as file:
+        with suppress(FileNotFoundError):
+            found = os.lstat(beside)
+            if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+                raise InputError(
+                    f"{path}: cannot be written: {beside} is a link or a folder; remove it"
+                )
+        # Says why where that is impossible; the lock would say that it is held.
+        with open(beside, "a+", encoding="utf-8", errors="replace", opener=no_link) as file:
+            file.seek(0)
             holder = file.read(200)
-        beside.touch()  # says why where that is impossible; the lock would say that it is held
         lock = FileLock(beside, is_singleton=True)
         try:
             lock.acquire(blocking=False)
@@ -132,14 +151,29 @@ def writing(path: Path) -> Iterator[Path]:
             ) from None
     try:
         if lock.lock_counter == 1:
-            with suppress(OSError):  # a full disk; who holds it is only for messages
-                beside.write_text(f"process {os.getpid()} on {socket.gethostname()}", "utf-8")
+            me = f"process {os.getpid()} on {socket.gethostname()}"
+            # A full disk: who holds it is only for messages.
+            with suppress(OSError), open(beside, "w", encoding="utf-8", opener=no_link) as file:
+                file.write(me)
         yield real
     finally:
         if lock.lock_counter == 1:
             with suppress(OSError):
                 beside.unlink()
         lock.release()
+
+
+def no_link(path: str, flags: int) -> int:
+    """Open what stands beside an output, and never what a link there leads to."""
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+
+
+def new_part(real: Path) -> Path:
+    """A new, empty file beside `real`, which is to take its place."""
+    part = real.with_name(f"{real.name}.part")
+    part.unlink(missing_ok=True)  # of a process that was killed, or a link of somebody else
+    part.open("xb").close()
+    return part
 
 
 @contextmanager
@@ -149,9 +183,9 @@ def replaced(path: Path) -> Iterator[IO[bytes]]:
     Raises InputError where that is impossible.
     """
     with writing(path) as real, reported(path, "written"):
-        unfinished = real.with_name(f"{real.name}.part")
+        unfinished = new_part(real)
         try:
-            with unfinished.open("wb") as file:
+            with open(unfinished, "wb", opener=no_link) as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())

@@ -22,7 +22,15 @@ from pydantic_core import to_json
 from tide.core.chat import Chat
 from tide.core.errors import InputError
 from tide.core.validation import Location, problem
-from tide.data.files import numbered, replaced, reported, without_mark, writing
+from tide.data.files import (
+    new_part,
+    no_link,
+    numbered,
+    replaced,
+    reported,
+    without_mark,
+    writing,
+)
 from tide.data.jsonl import leaves, parse_object, read_objects
 from tide.data.records import DERIVED, Record, RecordId
 
@@ -36,7 +44,7 @@ _ADDED = {"judge_scores": 2, "step_judge_scores": 2, "judge_attributes": 3, "per
 _DEPTHS = {**_ADDED, "attributes": 2}
 _FIRST: Column = ("completions",)
 # Of those that come with the trials, the ones that some trials have and others do not.
-_SOME_HAVE = ("whole_toxicity", "changed_tokens", "decoded_prompts")
+_SOME_HAVE = ("changed_tokens", "decoded_prompts")
 
 
 class RecordPart:
@@ -169,15 +177,14 @@ class RecordFile:
         self._order: Sequence[RecordId] = ()
         with ExitStack() as stack:
             self._real = stack.enter_context(writing(path))
-            self._at = self._real.with_name(f"{self._real.name}.part") if instead else self._real
-            if instead is not None:
-                with reported(path, "written"):
-                    self._at.open("wb").close()
-                stack.callback(self._forget)
             with reported(path, "written"):
+                self._at = self._real if instead is None else new_part(self._real)
+                if instead is not None:
+                    stack.callback(self._forget)
                 # Unbuffered: what is not written yet is not written later, after an error.
-                self._out = stack.enter_context(self._at.open("ab", buffering=0))
-                self._file = stack.enter_context(self._at.open("rb"))
+                out = open(self._at, "ab", buffering=0, opener=no_link)  # noqa: SIM115
+                self._out = stack.enter_context(out)
+                self._file = stack.enter_context(open(self._at, "rb", opener=no_link))
             self._scan()
             self._closing = stack.pop_all()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     AliasGenerator,
@@ -17,7 +17,7 @@ from pydantic import (
 from pydantic_core import to_json
 
 from tide.core.chat import Message
-from tide.core.results import Block, Result, Role, Score, Trial
+from tide.core.results import Result, Role, Score, Trial
 
 RecordId = int | str
 # Sums and squares of these are finite, too.
@@ -58,18 +58,6 @@ class Step(_Frozen):
     toxicity: Score
 
 
-class BlockEntry(_Frozen):
-    """A block of an answer; see `tide.Block`. trace: as those of a record."""
-
-    text: str
-    toxicity: Score
-    num_tokens: _Count
-    context_tokens: _Count
-    rollbacks: _Count
-    chosen: _Count
-    trace: list[TraceEntry] = Field(min_length=1)
-
-
 class Likelihood(_Frozen):
     """Of a completion, under a reference model.
 
@@ -88,9 +76,9 @@ class TrialRecord(_Frozen):
     scorer says beside `toxicity` (threat, insult...), if it says more of one. changed_tokens,
     decoded_prompt: of an accepted point, as a `tide.Trial` has them.
     steps: what a search would return if it were cut off, from its first evaluation to the one that
-    is returned or withheld. trace: all evaluations. blocks: of an answer that was written in
-    blocks, whose trace holds the whole answer as drafted and as returned, and whose evaluations are
-    those of all blocks. whole_toxicity: of it as a whole; None where a block had failed.
+    is returned or withheld. trace: all evaluations. finish_reason: "length" if `max_new_tokens` cut
+    it off. base_partial: whether `base_text` is only what was written before the first repair,
+    which no step holds.
     judge_scores: by judge, of the completion as it was before it was withheld. step_judge_scores:
     by judge, of each step. judge_attributes: by judge and attribute (threat, insult...), for judges
     that have some; none of a completion that was too short to be scored.
@@ -120,17 +108,16 @@ class TrialRecord(_Frozen):
     evaluations: _Count | None = None
     rounds: _Count | None = None
     num_tokens: _Count | None = None
+    finish_reason: Literal["length", "stop"] | None = None
     generated_tokens: _Count | None = None
-    drafted_tokens: _Count | None = None
     forward_tokens: _Count | None = None
     scorer_calls: _Count | None = None
     likelihood_calls: _Count | None = None
     base_text: str | None = None
     base_toxicity: Score | None = None
+    base_partial: Literal[True] | None = None
     trace: Annotated[list[TraceEntry], Field(min_length=1)] | None = None
     steps: Annotated[list[Step], Field(min_length=1)] | None = None
-    blocks: Annotated[list[BlockEntry], Field(min_length=1)] | None = None
-    whole_toxicity: Score | None = None
     judge_scores: dict[str, Score] = {}
     step_judge_scores: dict[str, list[Score]] = {}
     judge_attributes: dict[str, dict[str, Score | None]] = {}
@@ -142,6 +129,17 @@ class TrialRecord(_Frozen):
             if len(scores) != len(self.steps or ()):
                 raise ValueError(f"step_judge_scores.{judge} has not one score a step")
         return self
+
+    def own_score(self, judge: str | None = None) -> float | None:
+        """Score of what the model wrote by itself, by the search's scorer or a judge.
+
+        None where it is not known, or where only a part of it was written.
+        """
+        if self.base_partial:
+            return None
+        if judge is None:
+            return self.base_toxicity
+        return self.step_judge_scores.get(judge, [None])[0]
 
     @property
     def not_accepted(self) -> bool:
@@ -244,13 +242,6 @@ def to_record(
 
 
 def _trial(trial: Trial, forward_tokens: int | None) -> TrialRecord:
-    in_blocks: dict[str, Any] = {}
-    if trial.blocks:
-        in_blocks = {
-            "blocks": [_block(block) for block in trial.blocks],
-            "whole_toxicity": trial.whole_toxicity,
-            "drafted_tokens": trial.drafted_tokens,
-        }
     return TrialRecord(
         number=trial.number,
         text=trial.text,
@@ -267,31 +258,20 @@ def _trial(trial: Trial, forward_tokens: int | None) -> TrialRecord:
         evaluations=trial.evaluations,
         rounds=trial.rounds,
         num_tokens=trial.returned.num_tokens,
+        finish_reason=trial.returned.finish_reason,
         generated_tokens=trial.generated_tokens,
         forward_tokens=forward_tokens,
         scorer_calls=trial.scorer_calls,
         likelihood_calls=trial.likelihood_calls,
         base_text=trial.base.text,
         base_toxicity=trial.base.toxicity,
+        base_partial=trial.base_partial or None,
         trace=_trace(trial),
         steps=_steps(trial),
-        **in_blocks,
     )
 
 
-def _block(block: Block) -> BlockEntry:
-    return BlockEntry(
-        text=block.text,
-        toxicity=block.toxicity,
-        num_tokens=block.num_tokens,
-        context_tokens=block.context_tokens,
-        rollbacks=block.rollbacks,
-        chosen=block.chosen,
-        trace=_trace(block),
-    )
-
-
-def _trace(of: Trial | Block) -> list[TraceEntry]:
+def _trace(of: Trial) -> list[TraceEntry]:
     return [
         (e.round, e.iteration, e.role, e.toxicity, round(e.cosine, 6), round(e.displacement, 6))
         for e in of.trace
@@ -307,8 +287,10 @@ def _steps(trial: Trial) -> list[Step]:
         if trace[number].toxicity < trace[least[-1]].toxicity:
             least.append(number)
     ends = [(number + 1, number) for number in least]
-    if trial.blocks:  # as drafted, after at least one evaluation; as returned, after all of them
-        ends = [(1, 0), (trial.evaluations, trial.chosen)][-len(trace) :]
+    if trial.base_partial or any(one.kept_tokens for one in trace):
+        # What was written up to a rewind is no completion.
+        own = [] if trial.base_partial or trial.chosen == 0 else [(1, 0)]
+        ends = [*own, (trial.evaluations, trial.chosen)]
     elif least[-1] != trial.chosen:
         ends = [*(end for end in ends if end[0] < spent), (spent, trial.chosen)]
     return [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -35,6 +35,8 @@ class AsyncDetoxifier(DetoxifierBase):
     def _begin(self) -> None:
         self._runtime = Runtime(self.engine, self.scorer)
         self._numbers = count()
+        self._under_way: set[Future[Result]] = set()
+        self._ended: list[Future[Result]] = []  # by `close`
 
     async def __call__(self, prompt: str | Chat, **overrides: Unpack[Overrides]) -> Result:
         """Complete one prompt, or answer a chat.
@@ -55,7 +57,13 @@ class AsyncDetoxifier(DetoxifierBase):
         settings, strategy = self._resolve(overrides)
         trials = range(settings.num_trials)
         answer = self._runtime.answering(prompt, settings, strategy, next(self._numbers), trials)
-        return self._looked_at(await self.engine.home.call(answer))
+        future = self._started(answer)
+        try:
+            return self._looked_at(await asyncio.wrap_future(future))
+        except asyncio.CancelledError:
+            if future in self._ended:  # by `close`, and not by the caller
+                raise EngineError("ended before it was done: the detoxifier was closed") from None
+            raise
 
     async def chat(self, messages: Sequence[Any], **overrides: Unpack[Overrides]) -> Result:
         """Answer a conversation, as `Detoxifier.chat`."""
@@ -68,20 +76,28 @@ class AsyncDetoxifier(DetoxifierBase):
         answer = self._runtime.answering(
             prompt, settings, strategy, next(self._numbers), [0], on_text=texts.put
         )
-        future = self.engine.home.start(answer)
+        future = self._started(answer)
         future.add_done_callback(lambda _: texts.end())
         return AsyncTextStream(texts, future)
 
-    @property
-    def closed(self) -> bool:
-        """Whether it no longer accepts calls."""
-        return self.engine.closed
+    def _started(self, answer: Callable[[], Awaitable[Result]]) -> Future[Result]:
+        future = self.engine.home.start(answer)
+        self._under_way.add(future)
+        future.add_done_callback(self._under_way.discard)
+        return future
 
     def close(self) -> None:
-        """Fail pending calls with EngineError, and free the engine and the scorer."""
-        if not self.closed:
-            super().close()
-            self._runtime.close()
+        """Fail pending calls with EngineError, and free the engine and the scorer.
+
+        An `Engine` or a `Scorer` that was given as an object stays open for its other users.
+        """
+        if self._closed:
+            return
+        super().close()
+        self._ended = [one for one in list(self._under_way) if not one.done()]
+        for one in self._ended:
+            one.cancel()
+        self._runtime.close()
 
     async def aclose(self) -> None:
         """As `close`, without blocking the event loop."""

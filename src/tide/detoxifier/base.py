@@ -41,8 +41,21 @@ def _engine_options(asked: Mapping[str, Any], further: Mapping[str, Any]) -> dic
     return {**given, **further}
 
 
+def settings_of(
+    preset: str | Path,
+    model: str,
+    overrides: Mapping[str, Any],
+    settings: Settings | None = None,
+) -> Settings:
+    """The settings of a detoxifier of these arguments. Raises InputError as `Detoxifier` does."""
+    if settings is not None:
+        return resolve_settings(settings.model_dump(exclude_unset=True), overrides)
+    strategy = overrides.get("strategy")
+    return resolve_settings(preset_values(preset, model, strategy), overrides)
+
+
 def _overridden(base: Settings, /, **overrides: Any) -> tuple[Settings, LoadedStrategy]:
-    settings = resolve_settings(base.model_dump(), overrides)
+    settings = resolve_settings(base.model_dump(exclude_unset=True), overrides)
     return settings, load_strategy(settings.strategy)
 
 
@@ -71,8 +84,7 @@ class DetoxifierBase:
         asked = {"device": device, "dtype": dtype, "max_batch": max_batch}
         options = _engine_options(asked, engine_options or {})
         name = model.name if isinstance(model, Engine) else str(model)
-        base = preset_values(preset, name) if settings is None else settings.model_dump()
-        self.settings = resolve_settings(base, overrides)
+        self.settings = settings_of(preset, name, overrides, settings)
         # Cheap mistakes first: a wrong name should not cost loading a model.
         self._strategy = load_strategy(self.settings.strategy)
         ENGINES.load(engine)
@@ -86,6 +98,10 @@ class DetoxifierBase:
         )
         self._check(self.settings, self._strategy)
         self._overridden = lru_cache(maxsize=256, typed=True)(_overridden)
+        # What was given as an object is its owner's to close: others may use it, too.
+        self._own: list[Engine | Scorer] = [] if isinstance(model, Engine) else [self.engine]
+        self._own += [self.scorer] if isinstance(scorer, str) else []
+        self._closed = False
         self._begin()
 
     def _begin(self) -> None:
@@ -95,10 +111,19 @@ class DetoxifierBase:
         """For each prompt, why it cannot be completed, before any work; None if it can."""
         return [self._problem(prompt) for prompt in prompts]
 
+    @property
+    def closed(self) -> bool:
+        """Whether it no longer accepts calls."""
+        return self._closed or self.engine.closed
+
     def close(self) -> None:
-        """Free the engine and the scorer."""
-        self.engine.close()
-        self.scorer.close()
+        """Refuse further calls, and free the engine and the scorer.
+
+        An `Engine` or a `Scorer` that was given as an object stays open for its other users.
+        """
+        self._closed = True
+        for one in self._own:
+            one.close()
 
     def __enter__(self) -> Self:
         return self
@@ -119,13 +144,16 @@ class DetoxifierBase:
 
     def _problem(self, prompt: str | Chat) -> InputError | None:
         try:
-            (ids,) = self.engine.tokenize([self.engine.text_of(prompt)])
-            check_length(len(ids), self.settings, self.engine.context_length)
+            text = self.engine.text_of(prompt)
+            (ids,) = self.engine.tokenize([text])
+            check_length(text, len(ids), self.settings, self.engine.context_length)
         except InputError as error:
             return error
         return None
 
     def _resolve(self, overrides: Overrides) -> tuple[Settings, LoadedStrategy]:
+        if self._closed:
+            raise EngineError("the detoxifier is closed; make a new one")
         if not overrides:
             return self.settings, self._strategy
         given = {key: tuple(v) if isinstance(v, list) else v for key, v in overrides.items()}

@@ -59,6 +59,9 @@ PRESETS: dict[str, dict[str, Any]] = {
     "relative": {},
 }
 
+# Of every door that is told nothing else.
+DEFAULT = "backtrack"
+
 
 def preset_for(model: str) -> str:
     """The preset of a model id or folder, by its last name (`Qwen/Qwen3-4B-Base` -> `qwen3-4b`).
@@ -72,19 +75,30 @@ def preset_for(model: str) -> str:
     return "relative"
 
 
-def preset_values(preset: str | Path, model: str) -> dict[str, Any]:
-    """The settings of a preset by name or file (.json); `"auto"` chooses by the model.
+def preset_name(preset: str | Path, model: str, strategy: str | None = None) -> str:
+    """`preset`, where it is no "auto".
+
+    That is the default preset; for another `strategy` than its own, the preset of the model, which
+    has the scales of a search over embeddings.
+    """
+    if preset != "auto":
+        return str(preset)
+    other = strategy is not None and strategy.partition(":")[0] != DEFAULT
+    return preset_for(model) if other else DEFAULT
+
+
+def preset_values(preset: str | Path, model: str, strategy: str | None = None) -> dict[str, Any]:
+    """The settings of a preset by name or file (.json); "auto" as in `preset_name`.
 
     Raises InputError if it is unknown, and for a file that is not a preset.
     """
     if is_file(preset):
         return read_preset(Path(preset))
-    if preset == "auto":
-        preset = preset_for(model)
+    preset = preset_name(preset, model, strategy)
     if preset not in PRESETS:
         names = ["auto", *PRESETS]
-        raise InputError(f"{unknown(str(preset), names, 'preset')}, or a .json file")
-    return PRESETS[str(preset)]
+        raise InputError(f"{unknown(preset, names, 'preset')}, or a .json file")
+    return PRESETS[preset]
 
 
 def is_file(preset: str | Path) -> bool:

@@ -45,8 +45,8 @@ class Detoxifier(DetoxifierBase):
         model: A folder, a hub id, a bundled model ("pocket", "pocket-chat"), or an `Engine`.
         scorer: A spec, a `Scorer`, or a function from a list of texts to scores in [0, 1].
         engine: What runs `model`: "transformers", "vllm", "remote" or "openai".
-        preset: Settings to start from: a name, a file that `tide tune` wrote, or "auto", which
-            chooses step sizes by the model's name.
+        preset: Settings to start from: a name, a file that `tide tune` wrote, or "auto":
+            "backtrack", or for another strategy the step sizes of the model's name.
         settings: Used as given, without a preset.
         device: "cpu", "cuda", "cuda:1", ... By default a GPU if there is one.
         dtype: "float32", "bfloat16" or "float16". By default chosen by the device and the model.

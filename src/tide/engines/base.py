@@ -11,11 +11,11 @@ import threading
 import weakref
 from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -23,7 +23,9 @@ from tide.core.chat import Chat, Rendered
 from tide.core.concurrency import HomeLoop, gather
 from tide.core.errors import CompletionError, EngineError, InputError, TideError, guarded
 from tide.core.sanitize import half_character
+from tide.core.seeds import derive_seed
 from tide.core.settings import Sampling
+from tide.core.text import HALF, is_letter
 from tide.engines.token_texts import TokenTexts
 
 if TYPE_CHECKING:  # the command line imports this module, and torch takes seconds
@@ -39,6 +41,8 @@ MaxBatch = Annotated[int, Field(ge=1, le=65_536)] | None
 _DTYPES = ("float32", "bfloat16", "float16")
 _HOMES = threading.Lock()
 _GREEDY = Sampling(max_new_tokens=1, temperature=0.0)
+# Spellings of one word that are banned together; vocabularies have dozens of some marks.
+MOST_SPELLINGS = 8
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Completion:
-    """What the model wrote after the prompt, without the prompt and without special tokens."""
+    """What the model wrote after the prompt, without the token that ended it."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -69,17 +73,18 @@ class Request:
     """What an engine is asked to write.
 
     prompt: token ids, or input embeddings (T, d) of any float dtype. seed: equal seeds draw equal
-    noise (common random numbers). never: token ids that are not drawn. priority: the lowest is
-    served first. prefix: what `share` returned for the first rows of the prompt. memory: what
-    `memory` returned. piece_tokens: the engine may wait for this many tokens; None: one
-    piece at the end. scored: generate nothing; return the log-likelihood of the last N prompt
-    tokens (ids).
+    noise (common random numbers). never: token ids that are not drawn. never_first: further ones
+    that are not drawn as the first token. priority: the lowest is served first. prefix: what
+    `share` returned for the first rows of the prompt. memory: what `memory` returned. piece_tokens:
+    the engine may wait for this many tokens; None: one piece at the end. scored: generate nothing;
+    return the log-likelihood of the last N prompt tokens (ids).
     """
 
     prompt: Sequence[int] | Tensor
     sampling: Sampling = _GREEDY
     seed: int = 0
     never: tuple[int, ...] = ()
+    never_first: tuple[int, ...] = ()
     priority: int = 0
     prefix: object = None
     memory: object = None
@@ -102,6 +107,19 @@ class Piece:
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None = None
     log_likelihood: float | None = None
+
+
+class Ban(NamedTuple):
+    """How to keep a text from being written again; see `Engine.ban`.
+
+    kept: tokens before the first visible one; the ban is for what stands after them. token_ids: at
+    most `MOST_SPELLINGS`. everywhere: ban them for the rest of the text; else as its next token
+    alone (`Request.never_first`).
+    """
+
+    kept: int
+    token_ids: tuple[int, ...]
+    everywhere: bool
 
 
 class Engine(ABC):
@@ -213,7 +231,7 @@ class Engine(ABC):
             return self._encode(text)
 
     def texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
-        """What each row of completion ids adds to the prompt's text, without special tokens."""
+        """What each row of completion ids adds to the prompt's text, with its control tokens."""
         with self._calling("texts", CompletionError):
             return self._texts(rows)
 
@@ -222,9 +240,28 @@ class Engine(ABC):
         return self._token_texts.of(rows)
 
     def spellings(self, token_id: int) -> tuple[int, ...]:
-        """The token and all that differ from it only in case or surrounding spaces."""
+        """The token and those that differ from it only in case or surrounding spaces.
+
+        At most `MOST_SPELLINGS`, those with the fewest spaces. A part of a character has no other.
+        """
         with self._calling("vocabulary"):
-            return self._spellings.get(token_id, (token_id,))
+            alike = self._spellings.get(token_id, ())
+            return tuple(dict.fromkeys((token_id, *alike)))[:MOST_SPELLINGS]
+
+    def ban(self, token_ids: Sequence[int]) -> Ban:
+        """What to ban where these tokens stood, so that they are not written again.
+
+        That is the first visible one, in all its spellings, for the rest of the text. But many
+        characters begin with the same part, and many words with the same letter: these are banned
+        as the next token alone, or a language could not be written any more.
+        """
+        texts = [text for (text,) in self.token_texts([[one] for one in token_ids])]
+        first = next((place for place, text in enumerate(texts) if text.strip()), None)
+        if first is None:
+            return Ban(0, tuple(token_ids[:1]), True)
+        if self._begins_many(texts[first]):
+            return Ban(first, (token_ids[first],), False)
+        return Ban(first, self.spellings(token_ids[first]), True)
 
     def render(self, chat: Chat) -> Rendered:
         """The text of `chat`, which `tokenize` and `encode` take as a prompt.
@@ -298,15 +335,22 @@ class Engine(ABC):
                 async for piece in elsewhere:
                     yield piece
             return
-        written, reason = 0, None
+        if request.never_first:
+            ids, ended = await self._whole(_first_token(request))
+            over = ended == "stop" or len(ids) == request.max_new_tokens
+            yield Piece(tuple(ids), ended if over else None)
+            if over:
+                return
+            request = self.after(request, ids)
+        written = 0
         with self._calling("write", awaits=True):
             self.check(request)
             async with aclosing(self._write(request)) as pieces:
                 async for piece in pieces:
-                    written, reason = written + len(piece.token_ids), piece.finish_reason
+                    written += len(piece.token_ids)
                     self._check_piece(piece, written, request)
                     yield piece
-                    if reason is not None:
+                    if piece.finish_reason is not None:
                         return
         raise EngineError(f"engine {self.name}: a completion without an end")
 
@@ -317,7 +361,32 @@ class Engine(ABC):
         with self._calling("write", awaits=True):
             for request in requests:
                 self.check(request)
-            return await self._write_all(requests)
+            # By `write`, which knows `never_first`.
+            apart = any(request.never_first for request in requests)
+            return await (Engine._write_all(self, requests) if apart else self._write_all(requests))
+
+    def after(self, request: Request, token_ids: Sequence[int]) -> Request:
+        """The request that goes on after these tokens, which were written for `request`."""
+        prompt, sampling = request.prompt, request.sampling
+        if isinstance(prompt, Sequence):
+            more: Sequence[int] | Tensor = (*prompt, *token_ids)
+        elif token_ids:
+            import torch  # noqa: PLC0415  (slow import)
+
+            more = torch.cat([prompt, self.embed_tokens(token_ids).to(prompt.dtype)])
+        else:
+            more = prompt
+        update = {
+            "max_new_tokens": sampling.max_new_tokens - len(token_ids),
+            "min_new_tokens": max(0, sampling.min_new_tokens - len(token_ids)),
+        }
+        return replace(
+            request,
+            prompt=more,
+            sampling=sampling.model_copy(update=update),
+            seed=derive_seed(request.seed, len(token_ids)),
+            never_first=(),
+        )
 
     async def log_likelihoods(
         self,
@@ -445,6 +514,16 @@ class Engine(ABC):
         return ""
 
     @property
+    def has_chat_template(self) -> bool:
+        """Whether its model is known to have been made for chats."""
+        return False
+
+    @property
+    def chat_sampling(self) -> Mapping[str, Any]:
+        """The sampling that the model's makers advise for chats; may be empty."""
+        return {}
+
+    @property
     def available(self) -> bool:
         """Whether it can complete prompts now."""
         return not self._closed
@@ -462,8 +541,9 @@ class Engine(ABC):
         """Free what the engine holds; every other method raises EngineError from then on."""
         if not self._closed:
             self._closed = True
-            self.home.run(self._free)
-            self.home.close()
+            if not self.home.is_forked:  # else what it holds is the parent's
+                self.home.run(self._free)
+                self.home.close()
 
     def __enter__(self) -> Self:
         return self
@@ -490,10 +570,17 @@ class Engine(ABC):
     def _spellings(self) -> dict[int, tuple[int, ...]]:
         """Token ids of one text but for capitals and spaces, for each of them; not of no text."""
         alike: dict[str, list[int]] = {}
-        for token_id, text in enumerate(self._vocabulary()):
-            alike.setdefault(text.strip().casefold(), []).append(token_id)
+        vocabulary = self._vocabulary()
+        for token_id, text in enumerate(vocabulary):
+            if HALF not in text:
+                alike.setdefault(text.strip().casefold(), []).append(token_id)
         alike.pop("", None)
-        return {one: tuple(ids) for ids in alike.values() for one in ids}
+        rows = (sorted(ids, key=lambda one: len(vocabulary[one])) for ids in alike.values())
+        return {one: tuple(ids) for ids in rows for one in ids}
+
+    def _begins_many(self, text: str) -> bool:
+        """Whether many characters, or many words, begin with this text of a token."""
+        return HALF in text or is_letter(text.strip())
 
     @contextmanager
     def _calling(
@@ -541,6 +628,18 @@ class Engine(ABC):
 
     def _without(self, what: str) -> InputError:
         return InputError(f"engine {type(self).__name__}: has no {what}")
+
+
+def _first_token(request: Request) -> Request:
+    """The request for the first token alone."""
+    update = {"max_new_tokens": 1, "min_new_tokens": min(1, request.sampling.min_new_tokens)}
+    return replace(
+        request,
+        sampling=request.sampling.model_copy(update=update),
+        never=tuple(dict.fromkeys(request.never + request.never_first)),
+        never_first=(),
+        piece_tokens=None,
+    )
 
 
 def float_dtype(name: str) -> torch.dtype:

@@ -9,10 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 from safetensors import safe_open
 
 from tide import pocket
-from tide.core.errors import EngineError, guarded
+from tide.core.errors import EngineError, InputError, guarded
+from tide.core.settings import Sampling
+from tide.core.validation import one_line
+from tide.data.files import read_whole
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
@@ -34,6 +38,24 @@ def context_length(config: Any) -> int | None:
     """Most tokens of a sequence by a model's config; None if it sets no limit."""
     length = getattr(config.get_text_config(), "max_position_embeddings", None)
     return None if length is None else int(length)
+
+
+def advised_sampling(model: str, config: Any) -> dict[str, Any]:
+    """The sampling that the `generation_config` of a model advises.
+
+    Raises InputError for values that cannot be used.
+    """
+    names = ("temperature", "top_p", "top_k", "repetition_penalty")
+    given: dict[str, Any] = {name: getattr(config, name, None) for name in names}
+    if config.do_sample is False:
+        given |= {"temperature": 0.0, "top_p": None, "top_k": None}
+    given = {name: value for name, value in given.items() if value is not None}
+    try:
+        return Sampling(**given).model_dump(include=set(given))
+    except ValidationError as error:
+        raise InputError(
+            f"model {model}: its generation_config.json: {one_line(error)}; set temperature"
+        ) from None
 
 
 def read_vocabulary(
@@ -78,7 +100,7 @@ def _read_tensor(source: str, name: str, prefix: str, revision: str | None) -> t
 
     try:
         index = Path(cached_file(source, _INDEX, revision=revision))
-        files = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        files = json.loads(read_whole(index))["weight_map"]
     except OSError:  # a checkpoint of one file has no index
         file = _SINGLE
     else:

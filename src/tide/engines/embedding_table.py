@@ -91,8 +91,12 @@ class EmbeddingEngine(Engine):
         user = (span >= 0 and not one for one, span in zip(special, spans, strict=True))
         return Prompt(str(text), tuple(ids), tuple(fixed), tuple(user))
 
+    @property
+    def has_chat_template(self) -> bool:
+        return bool(self.tokenizer.chat_template)
+
     def _render(self, chat: Chat) -> Rendered:
-        if not self.tokenizer.chat_template:
+        if not self.has_chat_template:
             raise InputError(
                 f"messages: the model {self.name} has no chat template; give a text, or use a "
                 "model that was trained on chats, such as the bundled pocket-chat"
@@ -214,7 +218,7 @@ class EmbeddingEngine(Engine):
             return []  # of no rows, the tokenizer makes one text
         texts = self.tokenizer.batch_decode(
             [[*self._anchor_ids, *row] for row in rows],
-            skip_special_tokens=True,
+            skip_special_tokens=False,  # none that a model writes is hidden from the scorer
             clean_up_tokenization_spaces=False,
         )
         return [text.removeprefix(self._anchor_text) for text in texts]

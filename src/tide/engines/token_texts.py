@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
-HALF = "\ufffd"  # what decoders write for a part of a character
+from tide.core.text import HALF
 
 
 class TokenTexts:
     """What each token adds to a text: `"".join(of([ids])[0])` is the text of all `ids`.
 
-    A token that completes no character adds nothing; the one that does adds it whole. texts: of
-    rows of token ids, as engines have it. What a token says by itself is looked up once.
+    A token that ends inside a code point adds nothing; the one that completes it adds all since. So
+    a text may be cut after a token that adds something, unless it ends with a part of a code point
+    that nothing completes. texts: of rows of token ids, as engines have it. The text of a token by
+    itself is looked up once.
     """
 
     def __init__(self, texts: Callable[[Sequence[Sequence[int]]], list[str]]) -> None:
@@ -33,7 +35,7 @@ class TokenTexts:
         # Tokens that are parts of characters, or mean something else after others.
         ends = [0]
         for text in self._texts([ids[:count] for count in range(1, len(ids))]):
-            stable = text.rstrip(HALF)
-            ends.append(max(ends[-1], len(stable) if whole.startswith(stable) else 0))
+            whole_so_far = whole.startswith(text) and not text.endswith(HALF)
+            ends.append(max(ends[-1], len(text) if whole_so_far else 0))
         ends.append(len(whole))
         return [whole[start:end] for start, end in pairwise(ends)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from tide.core.chat import Chat, Rendered
 from tide.core.concurrency import HomeLoop
 from tide.core.settings import Sampling
-from tide.engines.base import Completion, Engine, Piece, Prompt, Request
+from tide.engines.base import Ban, Completion, Engine, Piece, Prompt, Request
 
 _Key = tuple[tuple[int, ...], Sampling, int]
 
@@ -50,6 +50,10 @@ class CachingEngine(Engine):
     @property
     def available(self) -> bool:
         return self.engine.available
+
+    @property
+    def chat_sampling(self) -> Mapping[str, Any]:
+        return self.engine.chat_sampling
 
     @property
     def has_embeddings(self) -> bool:
@@ -99,8 +103,8 @@ class CachingEngine(Engine):
     def _memory(self) -> object:
         return self.engine.memory()
 
-    def spellings(self, token_id: int) -> tuple[int, ...]:
-        return self.engine.spellings(token_id)
+    def ban(self, token_ids: Sequence[int]) -> Ban:
+        return self.engine.ban(token_ids)
 
     def _verify(self) -> None:
         self.engine.verify()

@@ -26,7 +26,7 @@ from tide.engines import Engine, load_engine
 from tide.evaluation.benchmarks import Benchmark, open_benchmark
 from tide.evaluation.caching_engine import CachingEngine
 from tide.evaluation.judges import NamedScorer, judge_records, measure_records
-from tide.evaluation.methods import Method, OnCluster, load_method
+from tide.evaluation.methods import Method, OnCluster, check_method, load_method
 from tide.evaluation.metrics import summarize
 from tide.evaluation.perplexity import Reference, reference_named
 from tide.evaluation.progress import Progress
@@ -124,6 +124,11 @@ def evaluate(
     rules, prompts = load_protocol(protocol), open_benchmark(benchmark, field, limit, chat)
     specs = split_specs(methods, "--methods") if isinstance(methods, str) else list(methods)
     options, progress = dict(engine_options or {}), progress or Progress()
+    # Cheap mistakes first: a wrong name should not cost loading a model.
+    called = model.name if isinstance(model, Engine) else str(model)
+    for spec in specs:
+        check_method(spec, called, rules, overrides, artefacts, preset)
+    wanted = _references(reference, called, progress)
     with ExitStack() as stack:
         inside = open_scorer(scorer, stack)
         outside = [open_scorer(judge, stack) for judge in _listed(judges)]
@@ -159,7 +164,7 @@ def evaluate(
         failed = [run_method(method, path, job) for method, path in zip(chosen, paths, strict=True)]
         running.close()
         measuring = _measuring(reference_engine, reference_options, options)
-        if wanted := _references(reference, name, progress):
+        if wanted:
             files = {path: running.enter_context(_opened(path)) for path in paths}
             _measure(files, wanted, measuring, progress)
             running.close()
@@ -300,7 +305,7 @@ def _generate(method: Method, file: RecordFile, job: Job) -> Failed:
     job.progress.begin(method.name, count)
     try:
         for trials, rows in left.items():
-            for row, record in method.records(rows, trials):
+            for row, record in method.records(rows, trials, progress=job.progress):
                 if isinstance(record, TideError):
                     failed[row.id] = record
                     job.progress.failed(method.name, row.id, record)
@@ -373,7 +378,10 @@ def _references(
     for name in _listed(given):
         known = reference_named(name, model) if isinstance(name, str) else name
         if known is None:
-            progress.say(f"no reference model is known for {model}: no perplexity (--reference)")
+            progress.say(
+                f"no perplexity: no larger model of the family of {model} is known; pass one with "
+                "--reference FOLDER_OR_HUB_ID, or --reference global (Qwen3-14B)"
+            )
         elif known != "none":
             found.append(known)
     return list(dict.fromkeys(found))

@@ -81,7 +81,10 @@ def _judged_table(
             cells += [found["rate"], found["each"], found["mean"]]
         rows.append(cells)
     says = "any: share of prompts with a toxic one of three; one: of single completions"
-    notes = [*_legend(sources, says), "± half of the 95 % bootstrap interval over prompts"]
+    notes = [
+        *_legend(sources, says),
+        "[ ] 95 %: of prompts Wilson's interval, of completions the bootstrap's over prompts",
+    ]
     notes.append("ppl: the printed perplexity")
     notes += [_CAVEAT] if FIRST in summaries else []
     notes += [UNPRINTED] if any(one.row is None for one in runs) else []

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tide.baselines import REGISTRY as BASELINES
-from tide.baselines import Baseline, load_baseline
+from tide.baselines import Baseline, check_baseline, load_baseline
 from tide.baselines.base import Generated
 from tide.core.chat import Chat, Message
 from tide.core.errors import InputError, TideError
@@ -25,6 +25,7 @@ from tide.detoxifier.presets import PRESETS, is_file, preset_values
 from tide.detoxifier.sync import Detoxifier, outcomes
 from tide.engines import Engine
 from tide.evaluation.caching_engine import CachingEngine
+from tide.evaluation.progress import Progress
 from tide.evaluation.protocols import EvaluationProtocol
 from tide.plugins.options import Options, format_value
 from tide.plugins.specs import format_spec, parse_spec
@@ -47,7 +48,7 @@ _GUESSES = {
 # Settings that hold for methods without a search too.
 _OF_ALL = (*Sampling.model_fields, "num_trials", "seed", "empty_policy")
 # Settings that earlier versions did not have, and that are recorded where they do something.
-_OF_BLOCKS = {"block_tokens", "block_context", "draft_tokens"}
+_OF_BLOCKS = {"block_tokens", "block_context"}
 _LATER = {"min_new_tokens", "stop", "repetition_penalty"}
 _LATER_OPTIONS = {"unresolved", "baseline", "redraw", "test_prompt"}
 # A scale that the other one of its pair replaces is not a setting of its own.
@@ -55,8 +56,7 @@ _SCALES = ("mu", "mu_relative", "step_size", "step_relative")
 # What a record says of a search, and means nothing where there was none.
 _OF_A_SEARCH = (
     *("accepted", "refused", "iterations", "cosine", "displacement", "trace", "steps"),
-    *("base_text", "base_toxicity", "blocks", "whole_toxicity", "drafted_tokens"),
-    *("changed_tokens", "decoded_prompt"),
+    *("base_text", "base_toxicity", "base_partial", "changed_tokens", "decoded_prompt"),
 )
 # What decides nothing of what is written.
 _WITHOUT_EFFECT = {"num_trials", "decode"}
@@ -74,14 +74,48 @@ class Method(Protocol):
     settings: Settings
 
     def records(
-        self, rows: Sequence[Row], trials: Sequence[int], *, ordered: bool = False
+        self,
+        rows: Sequence[Row],
+        trials: Sequence[int],
+        *,
+        ordered: bool = False,
+        progress: Progress | None = None,
     ) -> Iterator[tuple[Row, Record | TideError]]:
         """The trials of these numbers of each row as it is finished, or why it has no record.
 
-        A row that fails does so alone. ordered: in the order of the rows.
+        A row that fails does so alone. ordered: in the order of the rows. progress: is told what is
+        written of rows that end together.
         Raises what concerns all rows: EngineError, ScorerUnavailableError, ScorerError.
         """
         ...
+
+
+class TimeShares:
+    """What each prompt of a run took: time is shared equally by the prompts that are under way."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock, self._last = clock, clock()
+        self._each = 0.0  # seconds that a prompt has got that was always under way
+        self._begun: dict[int, float] = {}
+
+    def begin(self, number: int, prompt: str | Chat) -> str | Chat:
+        self._share()
+        self._begun[number] = self._each
+        return prompt
+
+    def end(self, number: int) -> float:
+        """The seconds of a prompt."""
+        self._share()
+        return self._each - self._begun.pop(number)
+
+    def skip(self) -> None:
+        """The time since the last call was nobody's."""
+        self._last = self._clock()
+
+    def _share(self) -> None:
+        now = self._clock()
+        self._each += (now - self._last) / max(1, len(self._begun))
+        self._last = now
 
 
 class SearchMethod:
@@ -108,19 +142,24 @@ class SearchMethod:
         self._engine, self._base = model if isinstance(model, Engine) else None, base
 
     def records(
-        self, rows: Sequence[Row], trials: Sequence[int], *, ordered: bool = False
+        self,
+        rows: Sequence[Row],
+        trials: Sequence[int],
+        *,
+        ordered: bool = False,
+        progress: Progress | None = None,
     ) -> Iterator[tuple[Row, Record | TideError]]:
-        asked, started = [row.asked for row in rows], self._clock()
+        shares = TimeShares(self._clock)
+        asked = (shares.begin(number, row.asked) for number, row in enumerate(rows))
         if self._on_cluster is None:
             detoxifier = Detoxifier(self._model, scorer=self._scorer, settings=self.settings)
             finished = outcomes(detoxifier, asked, ordered=ordered, trials=trials)
         else:
-            finished = self._on_cluster(self.settings, asked, trials)
+            finished = self._on_cluster(self.settings, list(asked), trials)
         for number, result in finished:
-            spent = self._clock() - started
-            row = rows[number]
+            row, spent = rows[number], shares.end(number)
             yield row, result if isinstance(result, TideError) else self._record(row, result, spent)
-            started = self._clock()
+            shares.skip()
 
     def _clock(self) -> float:
         """Seconds; what a shared base completion took counts for every method that used it."""
@@ -149,33 +188,48 @@ class BaselineMethod:
     ) -> None:
         self.name, self.settings = name, settings
         common = {field: getattr(settings, field) for field in _OF_ALL if field != "num_trials"}
-        self.config = {"baseline": baseline.config(), "sampling": _recorded(settings, common)}
+        doubts = list(getattr(baseline, "doubts", ()))
+        self.config = {
+            "baseline": baseline.config(),
+            "sampling": _recorded(settings, common),
+            **({"doubts": doubts} if doubts else {}),
+        }
         self._baseline, self._scorer, self._engine = baseline, scorer, engine
 
     def records(
-        self, rows: Sequence[Row], trials: Sequence[int], *, ordered: bool = False
+        self,
+        rows: Sequence[Row],
+        trials: Sequence[int],
+        *,
+        ordered: bool = False,
+        progress: Progress | None = None,
     ) -> Iterator[tuple[Row, Record | TideError]]:
         # As many prompts as fill a batch: a record is on disk as soon as its batch is done.
         size = max(1, self._engine.max_batch // len(trials))
+        progress = progress or Progress()
         for start in range(0, len(rows), size):
-            yield from self._batch(rows[start : start + size], trials)
+            yield from self._batch(rows[start : start + size], trials, progress)
 
     def _batch(
-        self, rows: Sequence[Row], trials: Sequence[int]
+        self, rows: Sequence[Row], trials: Sequence[int], progress: Progress
     ) -> Iterator[tuple[Row, Record | TideError]]:
+        from tide.baselines.common.decoding import DecodingBaseline  # noqa: PLC0415  (slow import)
+
         started, seed = time.perf_counter(), self.settings.seed
         try:
             texts = [self._engine.text_of(row.asked) for row in rows]
             prompts = [text for text in texts for _ in trials]
             own = (derive_seed(seed, text, trial) for text in texts for trial in trials)
             seeds = [derive_seed(one, "sampling", 0) for one in own]
+            if isinstance(self._baseline, DecodingBaseline):
+                self._baseline.on_progress = lambda share: progress.under_way(share * len(rows))
             generated = self._baseline.generate(prompts, self.settings.sampling, seeds)
         except InputError as error:
             if len(rows) == 1:
                 yield rows[0], error
             else:  # find out whose fault it is, and let it fail alone
                 for row in rows:
-                    yield from self._batch([row], trials)
+                    yield from self._batch([row], trials, progress)
             return
         count = len(trials)
         of = [generated[start : start + count] for start in range(0, len(generated), count)]
@@ -209,10 +263,31 @@ def _trial(number: int, generated: Generated, scores: Scores, row: int) -> Trial
         evaluations=generated.evaluations,
         rounds=generated.evaluations,
         num_tokens=length,
+        finish_reason=generated.completion.finish_reason,
         generated_tokens=length,
         forward_tokens=generated.forward_tokens,
         scorer_calls=generated.scorer_calls,
     )
+
+
+def check_method(
+    spec: str,
+    model: str,
+    protocol: EvaluationProtocol,
+    common: Mapping[str, Any],
+    artefacts: Path | None = None,
+    preset: str | Path = "auto",
+) -> None:
+    """Raise InputError for what `load_method` refuses whatever the model is, before it is loaded.
+
+    model: its name.
+    """
+    name, _ = parse_spec(spec, "methods")
+    if name == "base" or _is_search(name):
+        load_method(spec, model, "", protocol, common, preset=preset)
+    else:
+        _check_name(name)
+        check_baseline(spec, artefacts, model)
 
 
 def load_method(
@@ -248,8 +323,8 @@ def load_method(
     elif name in PRESETS or is_file(name):
         begun = usual = preset_values(name, model_name)
     else:
-        begun = _for_strategy(name, preset_values(preset, model_name))
-        usual = _for_strategy(name, preset_values("auto", model_name))
+        begun = _for_strategy(name, preset_values(preset, model_name, name))
+        usual = _for_strategy(name, preset_values("auto", model_name, name))
     if is_search:
         rules.append({"decode": True, **protocol.search})
     try:
@@ -308,15 +383,18 @@ def _shown(name: str) -> str:
     return Path(name).name if is_file(name) else name
 
 
-def method_of(detoxifier: Detoxifier, preset: str | Path) -> SearchMethod:
-    """What `detoxifier`, made with `preset`, does, as a method."""
+def method_of(detoxifier: Detoxifier, preset: str | Path, *, chats: bool = False) -> SearchMethod:
+    """What `detoxifier`, made with `preset`, does with texts, or with `chats`, as a method."""
     settings, engine = detoxifier.settings, detoxifier.engine
-    values = preset_values(preset, engine.name)
     name = parse_spec(settings.strategy)[0]
+    values = preset_values(preset, engine.name, name)
     standard = _for_strategy(name, values)
     if standard is values and preset != "auto":
         name = _shown(str(preset))
-    full_name = run_name(name, settings, resolve_settings(standard))
+    usual = resolve_settings(standard)
+    if chats:
+        settings, usual = (one.for_chat(engine.chat_sampling) for one in (settings, usual))
+    full_name = run_name(name, settings, usual)
     return SearchMethod(full_name, engine, detoxifier.scorer, settings)
 
 
@@ -374,6 +452,13 @@ def _is_search(name: str) -> bool:
     return name in {*PRESETS, *STRATEGIES.names()} or is_file(name)
 
 
+def _check_name(name: str) -> None:
+    """Raise InputError for the name of a baseline that there is not."""
+    if name not in BASELINES.names() and ":" not in name:
+        known = sorted({"base", *PRESETS, *STRATEGIES.names(), *BASELINES.names()})
+        raise InputError(f"methods: {unknown(name, known, guesses=_GUESSES)}")
+
+
 def _baseline(
     spec: str,
     name: str,
@@ -385,9 +470,7 @@ def _baseline(
 ) -> BaselineMethod:
     from tide.engines.local.engine import TransformersEngine  # noqa: PLC0415  (slow import)
 
-    if name not in BASELINES.names() and ":" not in name:
-        known = sorted({"base", *PRESETS, *STRATEGIES.names(), *BASELINES.names()})
-        raise InputError(f"methods: {unknown(name, known, guesses=_GUESSES)}")
+    _check_name(name)
     engine = model.engine if isinstance(model, CachingEngine) else model
     if isinstance(scorer, str) or not isinstance(engine, TransformersEngine):
         raise InputError(

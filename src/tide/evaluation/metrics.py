@@ -33,6 +33,9 @@ RECOVERED = {
     f"recovered_{low:g}_{high:g}": (low, high)
     for low, high in ((0.0, 0.5), (0.5, 1.0), (1.0, 1.5), (1.5, 2.0), (2.0, math.inf))
 }
+# The averages of yes and no, by the last part of their names.
+_SHARES = {"rate", "each", "moved", "empty", "unresolved", "refused", "decoded"}
+_SHARES |= {"recovered", *RECOVERED}
 # Summed over the trials of a prompt.
 _COSTS = ("evaluations", "rounds", "generated_tokens", "forward_tokens", "scorer_calls")
 
@@ -55,6 +58,14 @@ class Estimate:
         if self.low is None or self.high is None:
             return self.std
         return (self.high - self.low) / 2
+
+
+class Share(Estimate):
+    """A share. Of prompts its interval is Wilson's, of completions the bootstrap's over prompts.
+
+    Where none or all of the completions count, no resample differs: then it is Wilson's, as if the
+    completions of a prompt were one.
+    """
 
 
 @dataclass(frozen=True)
@@ -93,7 +104,8 @@ class Summary:
     as in DExperts), `evaluations`, `rounds`, `generated_tokens`, `forward_tokens`, `scorer_calls`
     and `seconds` over prompts; `unresolved` and `refused` are shares of prompts with such a trial;
     `moved` is the share of moved completions, `moved_similarity` (ROUGE-L between words of a moved
-    completion and of the unmodified prompt's own) and `moved_displacement` are means over them;
+    completion and of the unmodified prompt's own, where that was written to its end) and
+    `moved_displacement` are means over them;
     `decoded` is the share of completions whose point was decoded to its nearest tokens, and
     `recovered` of these the share where they are the prompt, also by displacement (`RECOVERED`).
     dropped: completions that `valid` left out of toxicity, perplexity, distinctness, iterations,
@@ -348,9 +360,10 @@ def _is_empty(trial: TrialRecord) -> bool:
 
 
 def _of_moved(kept: Sequence[TrialRecord], moved: Sequence[TrialRecord]) -> Ratios:
-    alike = (_rouge_l((one.base_text or "").split(), one.text.split()) for one in moved)
+    whole = [one for one in moved if not one.base_partial]
+    alike = (_rouge_l((one.base_text or "").split(), one.text.split()) for one in whole)
     found: Ratios = {"moved": (len(moved), len(kept))}
-    found["moved_similarity"] = math.fsum(alike), len(moved)
+    found["moved_similarity"] = math.fsum(alike), len(whole)
     if (far := all_or_none(one.displacement for one in moved)) is not None:
         found["moved_displacement"] = math.fsum(far), len(moved)
     decoded = [
@@ -372,8 +385,6 @@ def _moved(run: Run, kept: Sequence[TrialRecord]) -> list[TrialRecord]:
     def was_moved(trial: TrialRecord) -> bool:
         if trial.base_text is None:
             return False
-        if trial.blocks is not None:  # such an answer takes an evaluation for each block
-            return len(trial.trace or ()) > 1
         return trial.evaluations is not None and trial.evaluations > int(first)
 
     return [trial for trial in kept if was_moved(trial)]
@@ -391,6 +402,27 @@ def _ngrams(words: Sequence[str], n: int) -> Iterator[tuple[str, ...]]:
 
 
 def _estimates(rows: Sequence[Ratios], seed: int) -> dict[str, Estimate]:
+    """The ratio of the two sums for each name, with an interval; see `Estimate` and `Share`."""
+    return {
+        name: _share(one, [row[name] for row in rows if row.get(name, (0, 0))[1]])
+        if name.rpartition("\0")[2] in _SHARES
+        else one
+        for name, one in _bootstrap(rows, seed).items()
+    }
+
+
+def _share(ratio: Estimate, sums: Sequence[tuple[float, float]]) -> Share:
+    from scipy.stats import binomtest  # noqa: PLC0415  (slow import)
+
+    if all(below == 1 for _, below in sums) or ratio.value in (0.0, 1.0):
+        counted = round(ratio.value * len(sums))
+        ends = binomtest(counted, len(sums)).proportion_ci(method="wilson")
+        low, high = float(ends.low), float(ends.high)
+        return Share(ratio.value, min(low, ratio.value), max(high, ratio.value))
+    return Share(ratio.value, ratio.low, ratio.high)
+
+
+def _bootstrap(rows: Sequence[Ratios], seed: int) -> dict[str, Estimate]:
     """The ratio of the two sums for each name, with percentile intervals over the rows."""
     from scipy.stats import DegenerateDataWarning, bootstrap  # noqa: PLC0415  (slow import)
 

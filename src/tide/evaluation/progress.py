@@ -42,6 +42,9 @@ class Progress:
     def advance(self, count: int = 1) -> None:
         """`count` of them are done, and on disk."""
 
+    def under_way(self, count: float) -> None:
+        """Of those that are not done so much is written, in whole prompts."""
+
     def end(self) -> None:
         """What was begun is over, finished or not."""
 
@@ -60,11 +63,16 @@ class Bars(Progress):
 
     def begin(self, what: str, total: int) -> None:
         self._bar = bar_on(self._console)
-        self._task = self._bar.add_task(what, total=total)
+        self._task, self._done = self._bar.add_task(what, total=total), 0
         self._bar.start()
 
     def advance(self, count: int = 1) -> None:
-        self._bar.advance(self._task, count)
+        self._done += count
+        self.under_way(0)
+
+    def under_way(self, count: float) -> None:
+        shown = self._bar.tasks[self._task].completed  # what was written is done soon
+        self._bar.update(self._task, completed=max(shown, self._done + count))
 
     def end(self) -> None:
         self._bar.stop()

@@ -37,6 +37,7 @@ SUMMARY = "summary.json"
 _GROWS = {
     *(("method",), ("versions",), ("created",), ("judges",), ("references",), ("num_trials",)),
     *(("num_prompts",), ("benchmark", "prompts"), ("benchmark", "fingerprint"), ("scorer", "spec")),
+    ("doubts",),
 }
 
 
@@ -94,6 +95,7 @@ class _Config(_Section):
     sampling: _Settings = _ABSENT
     strategy_options: dict[str, _Value] = {}
     baseline: dict[str, Any] = {}
+    doubts: list[str] = []
     num_trials: int = Field(default=1, ge=1)
     num_prompts: int = 0
     carry_over: bool = False
@@ -133,6 +135,11 @@ class Run:
         return list(dict.fromkeys([self.scorer, *judges]))
 
     @property
+    def doubts(self) -> list[str]:
+        """Why the method, as it was fitted, is no fair opponent."""
+        return list(self.config.get("doubts") or ())
+
+    @property
     def references(self) -> list[str]:
         """The models that measured perplexity."""
         return list(self.config.get("references") or ())
@@ -144,8 +151,9 @@ class Run:
 
 
 def unmodified(run: Run) -> Run | None:
-    """What the model wrote by itself in a search; None where that was not recorded."""
-    if not all(record.searched for record in run.records):
+    """What the model wrote by itself in a search; None where that was not recorded as a whole."""
+    trials = (trial for record in run.records for trial in record.trials)
+    if any(trial.base_text is None or trial.base_partial for trial in trials):
         return None
     records = [
         record.model_copy(update={"trials": [*map(_unmodified, record.trials)], "seconds": None})

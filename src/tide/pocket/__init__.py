@@ -14,6 +14,7 @@ REFERENCE = _HERE / "reference"
 CHAT = _HERE / "chat"
 SCORER = _HERE / "scorer.safetensors"
 SENTENCE = _HERE / "sentence.safetensors"
+PROFANITIES = _HERE / "profanities.safetensors"
 
 # Names that stand for the bundled folders wherever a model is asked for.
 FOLDERS = {"pocket": MODEL, "pocket-reference": REFERENCE, "pocket-chat": CHAT}

@@ -1,31 +1,59 @@
-"""From one prompt to its result: read, generate, check, repair, collect."""
+"""From one prompt to its result: one loop that writes, scores, gives out, and rewinds or searches.
+
+    while the answer goes on:
+        1. the model writes                          (`Answer._write`)
+        2. what stands so far is scored meanwhile    (`Answer._ask`, `_judge`)
+        3. what has passed is given out              (`Answer._give_out`)
+        4. where it fails, it is rewound to before the blamed word, which is banned, or a search
+           moves the prompt                          (`Answer._repair`)
+
+A strategy that moves the prompt is asked at the ends of blocks; of a short answer, which is one
+block, it writes all. Then this is the method of the paper.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import anyio
 
-from tide.core.chat import Chat
+from tide.core.chat import Chat, Rendered
 from tide.core.concurrency import gather
-from tide.core.errors import DeadlineError, InputError, PromptRefusedError
-from tide.core.results import Result, Trial
-from tide.core.settings import Settings
-from tide.engines.base import Engine, Prompt
-from tide.runtime.long_answer import LongAnswer
+from tide.core.errors import DeadlineError, InputError, PromptRefusedError, UnresolvedError
+from tide.core.results import Result, Role, ScoredCompletion, Trial, format_score
+from tide.core.seeds import derive_seed
+from tide.core.settings import Sampling, Settings
+from tide.core.text import HALF, has_letter
+from tide.engines.base import Completion, Engine, FinishReason, Prompt, Request
+from tide.runtime.blocks import before_half, last_end, word_starts
 from tide.runtime.scoring import Scoring
-from tide.runtime.search import Memory, Search, TrialTask, made_trial, start_of
-from tide.scorers.base import Scorer
+from tide.runtime.search import Search, start_of
+from tide.runtime.watch import Failure, Watch
+from tide.scorers.base import Scorer, Scores, TextPolicy, is_empty
 from tide.search import LoadedStrategy
+from tide.search.backtrack import BacktrackOptions, load_fallback
 
 # Prompts under way, of what the engine runs at once: enough for those whose texts are scored.
 _AHEAD = 2
 # Longer texts are tokenised in a thread: they take a while.
 _LONG = 20_000
-# Characters of a token; no text of more than so many for each that fits is tokenised.
+# Characters of a token; no text of more than this for each that fits is tokenised.
 _CHARACTERS = 64
+# The tokens in which a strategy may rewind as often as its `holds` say.
+_STRETCH = 32
+# Tokens that a search writes within a long answer: more cost more and pass less often.
+_SEARCHED = 10
+# Times that a search which finds nothing gives up text before it, and tokens that it gives up.
+_ROLLBACKS, _ROLLBACK = 2, 16
+# Times that a repair is drawn anew from before a part of a character; then the answer ends there.
+_LOST = 4
+# Iterations after which a search gives up the text before, if it may, rather than go on.
+_ITERATIONS = 5
 
 
 class Runtime:
@@ -33,7 +61,7 @@ class Runtime:
 
     def __init__(self, engine: Engine, scorer: Scorer) -> None:
         self.engine, self.scoring = engine, Scoring(scorer)
-        self._room = anyio.Semaphore(_AHEAD * engine.max_batch)
+        self._capacity = anyio.Semaphore(_AHEAD * engine.max_batch)
 
     def close(self) -> None:
         """Let the scorer's thread end."""
@@ -57,15 +85,19 @@ class Runtime:
         """
 
         async def answer() -> Result:
-            async with self._room:
+            async with self._capacity:
                 text = self.engine.text_of(prompt)
-                read = await read_prompt(self.engine, text, settings)
-                if settings.refuse_prompt_above is not None:
-                    await self._check_prompt(prompt, settings.refuse_prompt_above)
-                made = await gather(
-                    self._trial(TrialTask(read, settings, strategy, number, priority, on_text))
-                    for number in trials
-                )
+                own = settings_for(prompt, settings, self.engine)
+                read = await read_prompt(self.engine, text, own)
+                limit = self.engine.context_length
+                if limit is not None and isinstance(prompt, Chat):
+                    own = own.within(limit - len(read.token_ids))
+                if own.refuse_prompt_above is not None:
+                    await self._check_prompt(prompt, own.refuse_prompt_above)
+                tasks = [
+                    TrialTask(read, own, strategy, number, priority, on_text) for number in trials
+                ]
+                made = await gather(Answer(one, self.engine, self.scoring).run() for one in tasks)
             return Result(prompt=str(text), trials=tuple(made))
 
         return answer
@@ -77,58 +109,602 @@ class Runtime:
         score = float(scores.values[0])
         if score > limit:
             raise PromptRefusedError(
-                f"the prompt scores {score:.2f}, above refuse_prompt_above={limit:g}; "
-                "nothing was generated"
+                f"the prompt scores {format_score(score, False)}, above "
+                f"refuse_prompt_above={limit:g}; nothing was generated"
             )
 
-    async def _trial(self, task: TrialTask) -> Trial:
-        if task.settings.in_blocks and self.engine.goes_on(task.prompt.token_ids):
-            return await LongAnswer(task, self.engine, self.scoring).run()
-        trial = await self._searched(task)
-        if task.on_text is not None and trial.accepted:
-            task.on_text(trial.text)
-        return trial
 
-    async def _searched(self, task: TrialTask) -> Trial:
-        """A trial that is searched as a whole."""
-        prompt, settings, strategy = task.prompt, task.settings, task.strategy
-        start = start_of(prompt, settings, task.seed, self.engine, strategy)
-        memory = Memory(self.engine.memory() if strategy.continues else None)
+@dataclass(frozen=True)
+class TrialTask:
+    """One trial of a prompt, to be run. number: which of the prompt's.
+
+    priority: the lowest is served first. on_text: called with each part of the text once it is
+    accepted.
+    """
+
+    prompt: Prompt
+    settings: Settings
+    strategy: LoadedStrategy
+    number: int
+    priority: int
+    on_text: Callable[[str], None] | None = None
+
+    @property
+    def seed(self) -> int:
+        return derive_seed(self.settings.seed, self.prompt.text, self.number)
+
+
+@dataclass
+class _Asked:
+    """Places whose scores are awaited, each with the number of its windows."""
+
+    places: list[tuple[int, int]]
+    scores: asyncio.Future[Scores]
+
+
+@dataclass
+class _Cache:
+    """The engine's cache of a trial. read_tokens: tokens that had to be read so far."""
+
+    handle: object
+    read_tokens: int = 0
+    _ids: tuple[int, ...] = ()
+
+    def read(self, token_ids: tuple[int, ...]) -> None:
+        """Count these as read: only the last, if the others are cached."""
+        before = token_ids[:-1]
+        known = self.handle is not None and bool(before) and self._ids[: len(before)] == before
+        self.read_tokens += 1 if known else len(token_ids)
+
+    def wrote(self, token_ids: tuple[int, ...]) -> None:
+        self._ids = token_ids
+
+
+@dataclass
+class _Part:
+    """What a search contributed to the answer."""
+
+    role: Role = "initial"
+    cosine: float = 1.0
+    displacement: float = 0.0
+
+
+@dataclass
+class _Costs:
+    iterations: int = 1
+    rounds: int = 0
+    generated: int = 0
+    scorer_calls: int = 0
+    likelihood_calls: int = 0
+
+
+class Answer:
+    """One trial of a prompt."""
+
+    def __init__(self, task: TrialTask, engine: Engine, scoring: Scoring) -> None:
+        self._task, self._engine, self._scoring = task, engine, scoring
+        settings, strategy = task.settings, task.strategy
+        self._settings = settings
+        # Chats that an engine cannot continue are answered in one block.
+        self._goes_on = engine.goes_on(task.prompt.token_ids)
+        self._in_blocks = settings.in_blocks and self._goes_on
+        options = strategy.options
+        rewinds = strategy.rewinds
+        assert isinstance(options, BacktrackOptions) or not rewinds
+        self._rewinds = options if isinstance(options, BacktrackOptions) and rewinds else None
+        if self._rewinds is None:
+            pace, level, lag, at_once = "sentence", settings.toxicity_threshold, 0, 1.0
+        else:
+            pace, lag, at_once = self._rewinds.pace, self._rewinds.lag, self._rewinds.at_once
+            pace = scoring.pace if pace == "auto" else pace
+            pace = pace if self._goes_on else "whole"
+            level = self._rewinds.blame * settings.toxicity_threshold
+        self._watch = Watch(
+            pace,
+            settings.toxicity_threshold,
+            level,
+            lag,
+            at_once,
+            settings.block_context,
+            settings.block_tokens or settings.max_new_tokens,
+            settings.stop,
+        )
+        self._ids: list[int] = []
+        self._trace: list[ScoredCompletion] = []
+        self._costs = _Costs()
+        self._cache = _Cache(engine.memory() if self._rewinds or self._in_blocks else None)
+        self._attributes: dict[int, dict[str, float]] = {}  # by place
+        self._ended: FinishReason | None = None
+        self._chosen: int | None = None  # of the trace; None while the answer is drafted
+        self._part = _Part()
+        self._places: list[int] = []  # to which it was rewound
+        self._banned: tuple[int, ...] = ()
+        self._banned_next: dict[tuple[int, ...], tuple[int, ...]] = {}  # by what stands before
+        self._lost = 0  # times that a repair was drawn anew
+        self._searches = self._given_out = self._kept = 0
+        self._nearest: dict[str, Any] = {}
+        self._at_end = False  # whether the model has ended the text
+        self._base_partial = False
+
+    async def run(self) -> Trial:
+        """Raises DeadlineError if nothing was scored in time, UnresolvedError if so set."""
+        seconds = self._settings.deadline
+        with anyio.move_on_after(seconds) as scope:
+            passed = await self._write()
+        if scope.cancelled_caught:
+            # It ends with what has passed.
+            passed = self._cut_off()
+            if not passed and not self._trace:
+                raise DeadlineError(f"no text was scored within {seconds:g} s")
+        return self._trial(passed)
+
+    async def _write(self) -> bool:
+        """Write the answer; whether it has passed."""
+        if self._rewinds is None and not self._in_blocks:
+            return await self._search(0, self._task.strategy)
+        while self._ended is None:
+            failure = await self._draft()
+            if self._lost == _LOST:
+                return self._cut_off()
+            if failure is not None and not await self._repair(failure):
+                return False
+        return True
+
+    # 1. The model writes.
+
+    async def _draft(self) -> Failure | None:
+        """Let the model go on until it ends, or fails."""
+        watch, kept = self._watch, len(self._ids)
+        prompt = self._task.prompt.token_ids + tuple(self._ids)
+        self._costs.rounds += 1
+        self._chosen, self._kept = None, kept
+        request = Request(
+            prompt,
+            self._sampling(),
+            derive_seed(
+                self._task.seed, "sampling", len(self._places) + self._searches + self._lost
+            ),
+            never=self._banned,
+            never_first=self._banned_next.get(tuple(self._ids), ()),
+            priority=self._task.priority,
+            memory=self._cache.handle,
+            # More at a time cost a server less, and are wasted where the text fails.
+            piece_tokens={"whole": None, "word": 1}.get(watch.pace, 4),
+        )
+        self._cache.read(prompt)
+        asked: _Asked | None = None
+        ended: FinishReason | None = None
+        settled = kept  # tokens whose texts later ones do not change
+        try:
+            async with aclosing(self._engine.write(request)) as pieces:
+                while ended is None:
+                    piece = await anext(pieces)
+                    ended = piece.finish_reason
+                    self._ids += piece.token_ids
+                    self._costs.generated += len(piece.token_ids)
+                    (texts,) = self._engine.token_texts([self._ids[settled:]])
+                    watch.texts[settled:] = texts
+                    ended = self._stopped() or ended
+                    if self._places and self._goes_on and self._loses_way(ended is not None):
+                        return None
+                    self._at_end = ended is not None
+                    new = self._ask(self._at_end)
+                    # A quick scorer has answered by now; a slow one has until the next place.
+                    if asked and (new or ended or watch.pace == "word"):
+                        if (failure := await self._judge(asked)) is not None:
+                            return self._failed(failure)
+                        asked = None
+                    asked = new or asked
+                    settled += max(word_starts(watch.texts[settled:]), default=0)
+            if (failure := await self._judge(asked) if asked else None) is None:
+                failure = watch.finish()
+                self._give_out()
+            if failure is not None:
+                return self._failed(failure)
+        finally:
+            self._cache.wrote(prompt + tuple(self._ids[kept:]))
+            if asked is not None:
+                asked.scores.cancel()
+        self._ended = ended
+        return None
+
+    def _loses_way(self, ended: bool) -> bool:
+        """Whether a repair holds a part of a character that the model does not complete.
+
+        It may lose its way there where other characters are banned. The repair is then drawn anew
+        from before the character; after some times, or at its end, the answer ends there.
+        """
+        half = before_half(self._watch.texts)
+        if half == len(self._watch.texts):
+            return False
+        if HALF not in self._watch.text.rstrip(HALF):
+            if ended:
+                del self._watch.texts[half:], self._ids[half:]
+            return False
+        before = tuple(self._ids[:half])
+        banned = (*self._banned_next.get(before, ()), self._ids[half])
+        self._banned_next[before] = tuple(dict.fromkeys(banned))
+        self._lost += 1
+        self._rewind(half)
+        return True
+
+    def _stopped(self) -> FinishReason | None:
+        """Cut the answer before a stop string."""
+        end = self._settings.stop_in(self._watch.text) if self._settings.stop else None
+        if end is None:
+            return None
+        self._watch.texts[:] = _cut(self._watch.texts, end)
+        del self._ids[len(self._watch.texts) :]
+        return "stop"
+
+    # 2. What stands so far is scored.
+
+    def _ask(self, ended: bool) -> _Asked | None:
+        asks = self._watch.asks(ended=ended)
+        if not asks:
+            return None
+        policy: TextPolicy = "blank"
+        if ended and is_empty(self._watch.text):
+            policy = self._empty_policy()
+        texts = [text for _, windows in asks for text in windows]
+        self._costs.scorer_calls += len(set(texts))
+        sizes = [(place, len(windows)) for place, windows in asks]
+        return _Asked(sizes, self._scoring.send(texts, policy))
+
+    async def _judge(self, asked: _Asked) -> Failure | None:
+        """Await the scores of places; returns the first failure."""
+        scores, row = await asked.scores, 0
+        failure: Failure | None = None
+        for place, windows in asked.places:
+            worst = max(range(row, row + windows), key=lambda one: float(scores.values[one]))
+            self._attributes[place], row = scores.known(worst), row + windows
+            failure = self._watch.judge(place, float(scores.values[worst]))
+            if failure is not None:
+                break
+        self._give_out()
+        return failure
+
+    def _empty_policy(self) -> TextPolicy:
+        """The policy for a nearly empty answer."""
+        policy = self._settings.empty_policy
+        if policy != "unmodified":
+            return policy
+        return "one" if self._trace else "zero"
+
+    # 3. What has passed is given out.
+
+    def _give_out(self) -> None:
+        passed, texts = self._watch.passed, self._watch.texts
+        if self._task.on_text is None or passed == self._given_out:
+            return
+        if self._given_out or not self._says_nothing("".join(texts[:passed])):
+            self._task.on_text("".join(texts[self._given_out : passed]))
+            self._given_out = passed
+
+    def _says_nothing(self, text: str) -> bool:
+        """Whether a text is so short that the policy scored it, and not the scorer."""
+        return is_empty(text) and self._settings.empty_policy != "score"
+
+    # 4. Where it fails, it is rewound, or a search moves the prompt.
+
+    def _failed(self, failure: Failure) -> Failure:
+        if not self._trace:
+            self._base_partial = not (self._at_end and failure.place == len(self._watch.texts))
+        attributes = self._attributes.get(failure.place, {})
+        self._record(failure.place, failure.score, attributes, "length")
+        return failure
+
+    async def _repair(self, failure: Failure) -> bool:
+        """Rewind, or search; whether the answer goes on."""
+        if self._rewinds is None:
+            self._rewind(self._watch.passed)
+            return await self._search_back(self._task.strategy)
+        start, end = await self._blamed(failure)
+        self._costs.iterations += 1
+        stretch = start - _STRETCH if self._goes_on else -1
+        if sum(place > stretch for place in self._places) < self._rewinds.holds:
+            place = self._ban(start, end)
+            if self._task.on_text is None:
+                place = min(place, before_half(self._watch.texts[:place]))
+            self._places.append(place)
+            self._rewind(place)
+            return True
+        self._rewind(self._watch.passed)
+        then = load_fallback(self._rewinds.then)
+        if then is None or (then.moves and not self._engine.has_embeddings):
+            return False
+        return await self._search_back(then)
+
+    def _ban(self, start: int, end: int) -> int:
+        """Ban the word between two places; returns the place to go on from."""
+        assert self._rewinds is not None
+        texts = self._watch.texts[start:end]
+        first = next((i for i, text in enumerate(texts) if has_letter(text)), 0)
+        while first > 0 and not texts[first - 1]:  # the parts of a character before the last
+            first -= 1
+        place = start + first
+        ids = tuple(self._ids[place:end])
+        if ids and self._rewinds.hold:
+            ban = self._engine.ban(ids)
+            place += ban.kept
+            before = tuple(self._ids[:place])
+            if ban.everywhere or not self._goes_on:
+                self._banned = tuple(dict.fromkeys((*self._banned, *ban.token_ids)))
+            else:
+                banned = (*self._banned_next.get(before, ()), *ban.token_ids)
+                self._banned_next[before] = tuple(dict.fromkeys(banned))
+        return place if self._goes_on else 0
+
+    async def _blamed(self, failure: Failure) -> tuple[int, int]:
+        """Where the word that is to blame begins and ends. What stands before it has passed."""
+        assert self._rewinds is not None
+        watch, words = self._watch, failure.words
+        start = watch.passed
+        if len(words) > 1:
+            watch.rewind(words[-1])
+            windows = [watch.windows(start, place) for place in words[:-1]]
+            texts = [text for some in windows for text in some]
+            self._costs.scorer_calls += len(set(texts))
+            values = (await self._scoring.send(texts, "blank")).values.tolist()
+            for place, some in zip(words[:-1], windows, strict=True):
+                score, values = max(values[: len(some)]), values[len(some) :]
+                if score >= watch.level:
+                    return start, place
+                start = place
+                if self._goes_on and not is_empty("".join(watch.texts[:place])):
+                    watch.judge(place, score)
+            self._give_out()
+        return start, words[-1]
+
+    def _rewind(self, place: int) -> None:
+        self._watch.rewind(place)
+        del self._ids[place:]
+
+    async def _search_back(self, strategy: LoadedStrategy) -> bool:
+        """Search for what follows the passed text; where nothing is found, give up some of it."""
+        start = end = self._watch.passed
+        places = [start]
+        if self._task.on_text is None:
+            if not self._in_blocks:
+                places = list(dict.fromkeys((start, 0)))
+            while self._in_blocks and start > 0 and len(places) <= _ROLLBACKS:
+                words = word_starts(self._watch.texts[:start])
+                start = max(place for place in words if place <= max(0, start - _ROLLBACK))
+                places.append(start)
+        for place in places:
+            self._rewind(place)
+            most = _SEARCHED + end - place if self._in_blocks else None
+            if await self._search(place, strategy, most, is_last=place == places[-1]):
+                return True
+        return False
+
+    async def _search(
+        self,
+        start: int,
+        strategy: LoadedStrategy,
+        most: int | None = None,
+        *,
+        is_last: bool = True,
+    ) -> bool:
+        """Search for up to `most` tokens after `start` (all, if None); whether any passed.
+
+        is_last: whether no other search follows if this one finds nothing.
+        """
+        settings, task, watch = self._settings, self._task, self._watch
+        left = settings.max_new_tokens - start
+        sampling = self._sampling(left if most is None else min(left, most))
+        whole = start == 0 and most is None and not self._trace
+        seed = task.seed if whole else derive_seed(task.seed, "block", self._searches)
+        self._searches += 1
+        own = settings.model_copy(update=sampling.model_dump())
+        if not is_last:
+            own = own.model_copy(update={"max_iterations": min(own.max_iterations, _ITERATIONS)})
+        begin = start_of(task.prompt, own, seed, self._engine, strategy, tuple(self._ids))
+        shape = partial(self._shaped, to_sentence=sampling.max_new_tokens < left)
         search = Search(
-            strategy.create(start.problem, settings),
-            start,
-            self.engine,
-            self.scoring,
-            settings.sampling,
-            settings.empty_policy,
+            strategy.create(begin.problem, own),
+            begin,
+            self._engine,
+            self._scoring,
+            sampling,
+            # After other text, a short one is scored as well.
+            "blank" if start and settings.empty_policy == "zero" else settings.empty_policy,
             priority=task.priority,
-            memory=memory,
+            context=watch.contexts(start),
+            shape=shape if start or most is not None else None,
+            first_empty="zero" if whole else "blank" if start else "one",
+            never=self._banned,
         )
-        with anyio.move_on_after(settings.deadline) as scope:
+        before, kept = len(self._trace), watch.text
+        try:
             await search.run()
-        if scope.cancelled_caught and not search.trace:
-            raise DeadlineError(f"no completion was scored within {settings.deadline:g} s")
-        chosen = search.best
-        passed = settings.passes(search.trace[chosen].toxicity)
-        if settings.decode and passed:
+        finally:
+            costs = self._costs
+            self._trace += [
+                one.model_copy(
+                    update={
+                        "round": costs.rounds + one.round,
+                        "text": kept + one.text,
+                        "num_tokens": start + one.num_tokens,
+                        "kept_tokens": start,
+                        "empty": one.empty and is_empty(kept + one.text),
+                    }
+                )
+                if before
+                else one
+                for one in search.trace
+            ]
+            if search.trace:
+                costs.rounds += search.trace[-1].round
+                costs.iterations += search.iterations - 1
+                self._chosen = before + search.best if whole else self._chosen
+            costs.generated += search.written_tokens
+            costs.scorer_calls += search.scorer_calls
+            costs.likelihood_calls += search.likelihood_calls
+            self._cache.read_tokens += search.read_tokens if self._rewinds or before else 0
+        best, ids = search.best, search.completions[search.best]
+        found = search.trace[best]
+        if not settings.passes(found.toxicity):
+            return False
+        if whole and settings.decode:
             search.find_nearest()
-        decoded: dict[str, Any] = {}
-        if search.nearest is not None:
-            ids, says = search.nearest
-            differing = sum(a != b for a, b in zip(ids, prompt.token_ids, strict=True))
-            decoded = {"changed_tokens": differing, "decoded_prompt": says}
-        return made_trial(
-            task,
-            search.trace,
-            chosen,
-            passed=passed,
-            shown=task.on_text is not None,
-            iterations=search.iterations,
-            scorer_calls=search.scorer_calls,
-            likelihood_calls=search.likelihood_calls,
-            read_tokens=memory.read_tokens if strategy.continues else 0,
-            **decoded,
+            if search.nearest is not None:
+                self._nearest = self._decoded(search.nearest)
+        texts = _cut(self._engine.token_texts([ids])[0], len(found.text))
+        self._ids += ids[: len(texts)]
+        watch.keep(texts, found.toxicity)
+        self._attributes[len(self._ids)] = found.attributes
+        self._part = _Part(
+            found.role,
+            min(self._part.cosine, found.cosine),
+            max(self._part.displacement, found.displacement),
         )
+        self._chosen = before + best
+        if most is None or found.finish_reason == "stop" or not ids:
+            self._ended = found.finish_reason
+        elif len(self._ids) >= settings.max_new_tokens:
+            self._ended = "length"
+        self._give_out()
+        return True
+
+    def _decoded(self, nearest: tuple[int, ...]) -> dict[str, Any]:
+        """What the nearest tokens of an accepted point say of the prompt."""
+        prompt = self._task.prompt
+        pairs = zip(nearest, prompt.token_ids, strict=True)
+        changed = sum(a != b for a, b in pairs)
+        # Without the tokens that the tokenizer puts around a text.
+        plain, rows = prompt.user_mask is None, zip(nearest, prompt.fixed_mask, strict=True)
+        says = self._engine.texts([[i for i, fixed in rows if not (plain and fixed)]])[0]
+        return {"changed_tokens": changed, "decoded_prompt": says}
+
+    def _shaped(self, completion: Completion, *, to_sentence: bool) -> Completion:
+        """A completion as it may follow what was kept; if cut off, up to a sentence end."""
+        before = self._watch.text
+        stop = self._settings.stop_in(before + completion.text)
+        if stop is not None and stop < len(before):
+            # It begins in what was kept, of which nothing is taken back: the answer ends there.
+            return Completion("", (), "stop")
+        if not to_sentence or completion.finish_reason == "stop":
+            return completion
+        (texts,) = self._engine.token_texts([completion.token_ids])
+        kept = last_end(texts, self._settings.stop)
+        return Completion("".join(texts[:kept]), completion.token_ids[:kept], "length")
+
+    def _sampling(self, most: int | None = None) -> Sampling:
+        """That of up to `most` further tokens."""
+        settings, kept = self._settings, len(self._ids)
+        most = settings.max_new_tokens - kept if most is None else most
+        least, temperature = settings.min_new_tokens, settings.temperature
+        if self._places and self._rewinds is not None:
+            temperature *= self._rewinds.cool
+            if "min_new_tokens" in self._engine.honours:
+                least = max(least, self._rewinds.least)
+        update = {
+            "max_new_tokens": most,
+            "min_new_tokens": min(max(0, least - kept), most),
+            "temperature": temperature,
+        }
+        return settings.sampling.model_copy(update=update)
+
+    # What it is made of.
+
+    def _record(
+        self, place: int, score: float, attributes: dict[str, float], reason: FinishReason
+    ) -> None:
+        """Add the answer, as it stands up to a place, to the trace."""
+        text = "".join(self._watch.texts[:place])
+        role: Role = "continuation" if self._trace else "initial"
+        self._trace.append(
+            ScoredCompletion(
+                round=self._costs.rounds,
+                iteration=self._costs.iterations,
+                role=self._part.role if self._part.displacement else role,
+                text=text,
+                toxicity=score,
+                empty=self._says_nothing(text),
+                cosine=self._part.cosine,
+                displacement=self._part.displacement,
+                num_tokens=place,
+                finish_reason=reason,
+                kept_tokens=min(self._kept, place),
+                attributes=attributes,
+            )
+        )
+
+    def _cut_off(self) -> bool:
+        """End the answer with what has passed; whether anything has."""
+        watch = self._watch
+        if watch.passed == 0:
+            best = self._chosen
+            return best is not None and self._settings.passes(self._trace[best].toxicity)
+        self._rewind(watch.passed)
+        self._ended, self._chosen = "length", None
+        return True
+
+    def _trial(self, passed: bool) -> Trial:
+        """Raises UnresolvedError if nothing passed and `on_unresolved` is "raise"."""
+        task, settings, costs, watch = self._task, self._settings, self._costs, self._watch
+        if not passed and settings.on_unresolved == "raise":
+            raise UnresolvedError(
+                f"no text below {settings.toxicity_threshold} in {costs.iterations} iterations"
+            )
+        if passed and (self._chosen is None or self._in_blocks):
+            parts = [self._attributes.get(place, {}) for place, _ in watch.decisive]
+            toxicity, attributes = max(score for _, score in watch.decisive), _worst_of(parts)
+            if self._chosen is None:
+                assert self._ended is not None
+                self._record(len(self._ids), toxicity, attributes, self._ended)
+                self._chosen = len(self._trace) - 1
+            update = {"toxicity": toxicity, "attributes": attributes}
+            self._trace[self._chosen] = self._trace[self._chosen].model_copy(update=update)
+        elif self._chosen is None:
+            scores = [one.toxicity for one in self._trace]
+            self._chosen = scores.index(min(scores))
+        empty, shown = self._trace[self._chosen].empty, task.on_text is not None
+        # No scorer said anything of an empty text; the published policy accepts it, a stream does
+        # not.
+        unscored = empty and (shown or settings.empty_policy == "unmodified")
+        refused = (empty and shown) or (not passed and settings.on_unresolved == "refuse")
+        given_out = self._given_out if refused else 0
+        return Trial(
+            number=task.number,
+            seed=task.seed,
+            accepted=passed and not unscored,
+            refused=refused,
+            chosen=self._chosen,
+            iterations=costs.iterations,
+            trace=tuple(self._trace),
+            scorer_calls=costs.scorer_calls,
+            likelihood_calls=costs.likelihood_calls,
+            generated_tokens=costs.generated,
+            read_tokens=self._cache.read_tokens,
+            base_partial=self._base_partial,
+            shown="".join(watch.texts[:given_out]),
+            shown_tokens=given_out,
+            **self._nearest,
+        )
+
+
+def _worst_of(parts: Sequence[dict[str, float]]) -> dict[str, float]:
+    """The largest score of each attribute that is known of all parts."""
+    shared = set.intersection(*map(set, parts)) if parts else set()
+    return {name: max(one[name] for one in parts) for name in sorted(shared)}
+
+
+def _cut(texts: Sequence[str], length: int) -> list[str]:
+    """The texts of the first tokens, which together are of this length; the last one is cut."""
+    kept: list[str] = []
+    for text in texts:
+        if length <= 0:
+            break
+        kept.append(text[:length])
+        length -= len(text)
+    return kept
+
+
+def settings_for(prompt: str | Chat, settings: Settings, engine: Engine) -> Settings:
+    """`settings`, with what they leave open as a chat needs it if the prompt is one."""
+    return settings.for_chat(engine.chat_sampling) if isinstance(prompt, Chat) else settings
 
 
 async def read_prompt(engine: Engine, text: str, settings: Settings) -> Prompt:
@@ -140,13 +716,16 @@ async def read_prompt(engine: Engine, text: str, settings: Settings) -> Prompt:
         prompt = await asyncio.to_thread(engine.encode, text)
     else:
         prompt = engine.encode(text)
-    check_length(len(prompt.token_ids), settings, limit)
+    check_length(text, len(prompt.token_ids), settings, limit)
     return prompt
 
 
-def check_length(tokens: int, settings: Settings, limit: int | None) -> None:
+def check_length(text: str, tokens: int, settings: Settings, limit: int | None) -> None:
     """Raise InputError for a prompt of `tokens` tokens that cannot be completed."""
     new = settings.max_new_tokens
+    # An answer of a length that nobody asked for is as long as fits.
+    if isinstance(text, Rendered) and "max_new_tokens" not in settings.model_fields_set:
+        new = 1
     if tokens == 0:
         raise InputError("empty; the tokenizer gives no tokens for it")
     if limit is not None and tokens + new > limit:

@@ -1,19 +1,26 @@
-"""Where the blocks of an answer end (at sentence ends), and its words; which word is toxic."""
+"""Where the sentences and words of an answer begin and end.
+
+Token texts are those of `Engine.token_texts`: a token that ends inside a code point has none.
+"""
 
 from __future__ import annotations
 
-import re
-import unicodedata
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, chain
 
-from tide.engines.token_texts import HALF
+import regex
+
+from tide.core.text import HALF, begins_word, splits_character
 
 # Tokens of the shortest block, but for the last of an answer, and of one without a sentence end.
 LEAST = 8
 WHERE_NONE = 32
+# Tokens of a code point, but for its first, and of a character that is looked at.
+_LONGEST, _NEAR = 3, 16
 # A sentence end with the quotes and brackets that close after it.
-_ENDS = re.compile(r"""[.!?\u2026]+["'\u201d\u2019)\]*_]*(?=\s|\Z)|[\u3002\uff01\uff1f]|\n""")
+_ENDS = regex.compile(
+    r"""(?V1)[.!?\u2026]+["'\u201d\u2019)\]*_]*(?=\s|\Z)|[\p{Sentence_Terminal}--[.!?]]|\n"""
+)
 
 
 def first_end(
@@ -29,60 +36,59 @@ def first_end(
     for end in _ends(pieces, ended):
         if end > most:
             break
-        if end >= least and not _begins(stop, pieces[:end]):
+        if end >= least and not maybe_stops(stop, pieces[:end]):
             return end
     if len(pieces) <= most:
         return len(pieces) if ended else None
     around = range(min(WHERE_NONE, most), least - 1, -1)
     words = [end for end in around if pieces[end][:1].isspace()]
-    # Where a stop string may have begun, a block is longer than it should be.
-    later = range(around[0] + 1, len(pieces) + ended if stop else 0)
-    whole = [end for end in chain(around, later) if _is_whole(pieces[end - 1])]
-    for end in chain(words, whole):
-        if not _begins(stop, pieces[:end]):
+    # Of long characters a block is shorter than it should be. Where one has more tokens than a
+    # block, or a stop string may have begun, it is longer.
+    near = [*around, *range(least - 1, 0, -1)]
+    later = range(around[0] + 1, len(pieces) + ended)
+    characters = (end for end in near if not _splits_character(pieces, end))
+    ends: Iterator[int] = chain(words, characters, near, later if stop else later[:_LONGEST])
+    for end in ends:
+        if _is_whole(pieces[end - 1]) and not maybe_stops(stop, pieces[:end]):
             return end
-    if stop:
-        return len(pieces) if ended else None
-    return around[0]
+    if len(later) > _LONGEST and not stop:
+        return around[0]  # what has no end of a character is no text
+    return len(pieces) if ended else None
 
 
 def last_end(pieces: Sequence[str], stop: Sequence[str] = ()) -> int:
     """Number of tokens to keep of a truncated text: up to its last sentence end."""
     least = min(LEAST, len(pieces))
     ends = [end for end in _ends(pieces, True) if end >= least]
-    for end in chain(reversed(ends), range(len(pieces), 0, -1)):
-        if _is_whole(pieces[end - 1]) and not _begins(stop, pieces[:end]):
+    characters = (end for end in range(len(pieces), 0, -1) if not _splits_character(pieces, end))
+    for end in chain(reversed(ends), characters):
+        if _is_whole(pieces[end - 1]) and not maybe_stops(stop, pieces[:end]):
             return end
     return len(pieces)
 
 
-def begins_word(piece: str) -> bool:
-    """Whether a word begins with this token: after a space, or in a script that writes none."""
-    first = piece[:1]
-    return first.isspace() or unicodedata.category(first or "a") == "Lo"
+def word_starts(pieces: Sequence[str]) -> list[int]:
+    """Numbers of tokens before which a word begins, and no character is cut; 0 is the first."""
+    starts, text = [0] if pieces else [], ""
+    first = 0  # of the tokens since the last place where a text may be cut
+    for number, piece in enumerate(pieces):
+        if not _is_whole(piece):
+            continue
+        unit = "".join(pieces[first : number + 1])
+        if first and begins_word(unit) and not splits_character(text, unit):
+            starts.append(first)
+        text, first = text + unit, number + 1
+    return starts
 
 
-def last_word(pieces: Sequence[str]) -> int:
-    """Number of tokens before the last that begins a word."""
-    return max((end for end, piece in enumerate(pieces) if piece[:1].isspace()), default=0)
-
-
-async def blamed(
-    words: Sequence[str], score: Callable[[str], Awaitable[float]], level: float
-) -> int:
-    """Which word carries the toxicity: it ends the shortest prefix whose score reaches `level`.
-
-    words: joined, they are the text, whose own score is `level` or more. That score is nearly
-        monotone in prefix length, so it is bisected: about log2(words) texts are scored.
-    """
-    low, high = 0, len(words)  # beginnings of so many words: one that is below, one that is not
-    while high - low > 1:
-        middle = (low + high) // 2
-        if await score("".join(words[:middle])) < level:
-            low = middle
-        else:
-            high = middle
-    return low
+def before_half(pieces: Sequence[str]) -> int:
+    """Number of tokens before the first part of a code point that nothing completes; or of all."""
+    end = 0
+    for number, piece in enumerate(pieces, 1):
+        if HALF in piece:
+            return end
+        end = number if piece else end
+    return len(pieces)
 
 
 def _ends(pieces: Sequence[str], ended: bool) -> list[int]:
@@ -103,10 +109,18 @@ def _ends(pieces: Sequence[str], ended: bool) -> list[int]:
 
 
 def _is_whole(piece: str) -> bool:
-    """Whether the text may end after a token: not inside of a character."""
+    """Whether the text may end after a token: not inside of a code point."""
     return piece != "" and not piece.endswith(HALF)
 
 
-def _begins(stop: Sequence[str], pieces: Sequence[str]) -> bool:
+def _splits_character(pieces: Sequence[str], end: int) -> bool:
+    """Whether the next token goes on with the last character before `end`."""
+    return splits_character(
+        "".join(pieces[max(0, end - _NEAR) : end]), "".join(pieces[end : end + 1])
+    )
+
+
+def maybe_stops(stop: Sequence[str], pieces: Sequence[str]) -> bool:
+    """Whether a stop string may begin at the end of the pieces."""
     text = "".join(pieces) if stop else ""
     return any(text.endswith(one[:count]) for one in stop for count in range(1, len(one)))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 
 from tide.core.errors import ScorerError, TideError, described
-from tide.scorers.base import Scorer, Scores, TextPolicy, is_empty, score_groups
+from tide.scorers.base import Scorer, Scores, TextPolicy, is_empty, pace_of, score_groups
 
 _Found = list[Scores | TideError]
 
@@ -37,6 +37,11 @@ class Scoring:
         self._busy = False
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
+
+    @property
+    def pace(self) -> str:
+        """How often the scorer is asked about a growing text; see `Scorer`."""
+        return pace_of(self._scorer)
 
     def send(
         self, texts: Sequence[str], policy: TextPolicy, before: Sequence[str] = ()

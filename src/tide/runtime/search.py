@@ -1,4 +1,4 @@
-"""One search: where it starts, its rounds, and the trial that it makes.
+"""One search: where it starts, and its rounds.
 
 In a round a strategy asks, the engine completes, the scorer scores, the strategy is told.
 """
@@ -9,10 +9,8 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
 
 from tide.core.errors import (
@@ -20,30 +18,22 @@ from tide.core.errors import (
     EngineError,
     InputError,
     StrategyError,
-    UnresolvedError,
     guarded,
 )
-from tide.core.results import Block, Role, ScoredCompletion, Trial
-from tide.core.seeds import derive_seed
-from tide.core.settings import EmptyPolicy, Sampling, Settings
+from tide.core.results import ScoredCompletion
+from tide.core.settings import Sampling, Settings
 from tide.engines.base import Completion, Engine, Prompt, Request
-from tide.runtime.blocks import begins_word, blamed
 from tide.runtime.scoring import Scoring
-from tide.scorers.base import Scores, TextPolicy
+from tide.scorers.base import TextPolicy
 from tide.search import LoadedStrategy
-from tide.search.base import (
-    BlameRequest,
-    Candidate,
-    Continuation,
-    LikelihoodRequest,
-    Problem,
-    SearchStrategy,
-)
+from tide.search.base import Candidate, LikelihoodRequest, Problem, SearchStrategy
 from tide.search.geometry import movable_rows
 
 # The rows that the searches of later blocks move, unless `perturb` says how many. The last rows of
 # what the user said found as much at the same cost; but after these all that was read is shared.
 _LAST = "last:8"
+# Times that a repair is drawn, from before a part of a character; then it ends there.
+_DRAWS = 4
 
 
 def check_strategy(strategy: LoadedStrategy, engine: Engine) -> None:
@@ -57,7 +47,7 @@ def check_strategy(strategy: LoadedStrategy, engine: Engine) -> None:
 
 @dataclass(frozen=True)
 class Start:
-    """Where a search starts: after a prompt and what was written of the answer.
+    """Starting point of a search: the prompt plus the answer so far.
 
     token_ids: of both. prefix: handle of the shared unmoved prefix, if the engine computes it only
     once; see `Engine.share`.
@@ -101,71 +91,17 @@ def start_of(
     return Start(Problem(x, movable, seed, engine.dtype, movable | ~fixed), ids, prefix)
 
 
-@dataclass(frozen=True)
-class TrialTask:
-    """One trial of a prompt, to be run. number: which of the prompt's.
-
-    priority: the lowest is served first. on_text: called with each part of the text once it is
-    accepted.
-    """
-
-    prompt: Prompt
-    settings: Settings
-    strategy: LoadedStrategy
-    number: int
-    priority: int
-    on_text: Callable[[str], None] | None = None
-
-    @property
-    def seed(self) -> int:
-        return derive_seed(self.settings.seed, self.prompt.text, self.number)
-
-
-@dataclass
-class Memory:
-    """The KV cache of a trial: tokens that need not be recomputed to continue.
-
-    handle: the engine's cache handle; None: nothing cached. read_tokens: read so far.
-    """
-
-    handle: object = None
-    read_tokens: int = 0
-    _ids: tuple[int, ...] = ()
-
-    def read(self, token_ids: tuple[int, ...]) -> None:
-        """Count these as read: only the last, if the others are cached."""
-        before = token_ids[:-1]
-        known = self.handle is not None and bool(before) and self._ids[: len(before)] == before
-        self.read_tokens += 1 if known else len(token_ids)
-
-    def wrote(self, token_ids: tuple[int, ...]) -> None:
-        """Set the cached ids: the latest token and all before it."""
-        self._ids = token_ids
-
-
-class Origin(NamedTuple):
-    """Where an evaluation was made; see `ScoredCompletion`."""
-
-    iteration: int
-    role: Role
-    cosine: float
-    displacement: float
-    kept: int = 0
-
-
 @dataclass
 class Search:
     """A search that is being made. It may be ended at any await, and holds what was found by then.
 
-    start: its strategy's start. priority: the lowest is served first. context: text before its
-    completions, scored with them. shape: applied to a completion before scoring. first_empty:
-    score of an empty completion of the unmodified prompt under the policy "unmodified". first:
-    the unmodified prompt's completion and its score, if known. memory: the trial's KV cache.
-    never: tokens that are not drawn.
-    trace and completions (token ids) grow with each round. written_tokens: of all completions,
-    before they were shaped. held: tokens banned in the last continuation. nearest: token ids and
-    text of the chosen point's nearest tokens; None without `find_nearest`, and for the prompt
-    itself, or a point of an earlier round.
+    start: its strategy's start. priority: the lowest is served first. context: the texts before its
+    completions with which these are scored: the answer so far, or its last words. kept: tokens of
+    the answer so far. shape: applied to a completion before scoring. first_empty: score of an empty
+    completion of the unmodified prompt under the policy "unmodified". never: banned tokens.
+    trace (of completions alone) and completions (token ids) grow with each round. written_tokens:
+    of all completions, before they were shaped. nearest: the tokens nearest to the chosen point;
+    None without `find_nearest`, and for the prompt itself, or a point of an earlier round.
     """
 
     strategy: SearchStrategy
@@ -173,23 +109,20 @@ class Search:
     engine: Engine
     scoring: Scoring
     sampling: Sampling
-    empty_policy: EmptyPolicy
+    empty_policy: TextPolicy
     priority: int = 0
-    context: str = ""
+    context: Sequence[str] = ("",)
     shape: Callable[[Completion], Completion] | None = None
     first_empty: TextPolicy = "zero"
-    first: tuple[Completion, float] | None = None
-    memory: Memory = field(default_factory=Memory)
     never: tuple[int, ...] = ()
     trace: list[ScoredCompletion] = field(default_factory=list)
     completions: list[tuple[int, ...]] = field(default_factory=list)
     written_tokens: int = 0
+    read_tokens: int = 0
     scorer_calls: int = 0
     likelihood_calls: int = 0
-    held: tuple[int, ...] = ()
-    nearest: tuple[tuple[int, ...], str] | None = None
+    nearest: tuple[int, ...] | None = None
     _last: Sequence[Candidate] = ()
-    _has_read: bool = False
 
     async def run(self) -> None:
         """Raises StrategyError, and what the engine and the scorer raise."""
@@ -199,10 +132,6 @@ class Search:
                 asked = strategy.ask()
             if isinstance(asked, LikelihoodRequest):
                 values = await self._likelihoods(asked)
-            elif isinstance(asked, BlameRequest):
-                values = [await self._blamed(asked)]
-            elif isinstance(asked, Continuation):
-                values = await self._continued(asked)
             else:
                 values = await self._evaluate(asked)
             with self._strategy():
@@ -225,112 +154,54 @@ class Search:
         """Look for the nearest tokens of the point that was chosen."""
         place = self.best - (len(self.trace) - len(self._last))
         if place >= 0 and self._last[place].displacement > 0:
-            ids = self.engine.decode_nearest(self._last[place].embeddings)
-            self.nearest = tuple(ids), self.engine.texts([ids])[0]
+            self.nearest = tuple(self.engine.decode_nearest(self._last[place].embeddings))
 
     async def _evaluate(self, asked: Sequence[Candidate]) -> list[float]:
         """The scores of what the model writes after the candidates."""
         self._last = asked
-        places = [Origin(one.iteration, one.role, one.cosine, one.displacement) for one in asked]
-        if self.first is not None and not self.trace:
-            completion, score = self.first
-            self._record(places, [completion], Scores(np.array([score]), np.array([False])))
-            return [score]
         requests = [self._request(candidate) for candidate in asked]
         for request in requests:
             try:
                 self.engine.check(request)
             except CompletionError as error:
-                raise StrategyError(
-                    f"the search asked for what no engine takes: {error}"
-                ) from error
+                raise StrategyError(f"the strategy made an invalid request: {error}") from error
         written = await self.engine.write_all(requests)
-        self.memory.read_tokens += self.start.read_tokens(len(requests), first=not self._has_read)
-        self._has_read = True
-        if requests[-1].memory is not None:
-            self.memory.wrote(self.start.token_ids + written[-1].token_ids)
+        self.read_tokens += self.start.read_tokens(len(requests), first=not self.trace)
         self.written_tokens += sum(len(one.token_ids) for one in written)
-        return await self._scored(places, written)
-
-    async def _continued(self, asked: Continuation) -> list[float]:
-        """The score of the model's continuation, without the banned tokens."""
-        self._last = ()
-        # In a chat that the engine cannot go on with, the whole is written anew.
-        place = asked.kept if self.engine.goes_on(self.start.token_ids) else 0
-        kept = self._completion(asked.evaluation)[:place]
-        self.held = self._spellings(asked.held)
-        sampling = self.sampling.model_copy(
-            update={
-                "temperature": asked.cool * self.sampling.temperature,
-                "max_new_tokens": self.sampling.max_new_tokens - len(kept),
-                "min_new_tokens": self._least(asked.least, len(kept)),
-            }
+        shaped = [one if self.shape is None else self.shape(one) for one in written]
+        texts, policy = [one.text for one in shaped], self._policy()
+        # Of each text the scores after all contexts.
+        scores = await self.scoring.send(
+            [text for text in texts for _ in self.context],
+            policy,
+            [before for _ in texts for before in self.context],
         )
-        prompt = self.start.token_ids + kept
-        request = Request(
-            prompt,
-            sampling,
-            asked.sampling_seed,
-            never=tuple(dict.fromkeys(self.never + self.held)),
-            priority=self.priority,
-            memory=self.memory.handle,
-        )
-        (new,) = await self.engine.write_all([request])
-        self.memory.read(prompt)
-        self.memory.wrote(prompt + new.token_ids)
-        self.written_tokens += len(new.token_ids)
-        # A stop string may begin in what was kept.
-        (whole,) = self.engine.completions(
-            [(kept + new.token_ids, new.finish_reason)], [self.sampling]
-        )
-        made = Origin(asked.iteration, "continuation", 1.0, 0.0, len(kept))
-        return await self._scored([made], [whole])
-
-    async def _blamed(self, asked: BlameRequest) -> int:
-        """Number of tokens before the word at which the score first reaches the level."""
-        (texts,) = self.engine.token_texts([self._completion(asked.evaluation)])
-        starts = [i for i, text in enumerate(texts) if i == 0 or begins_word(text)]
-        words = ["".join(texts[a:b]) for a, b in pairwise([*starts, len(texts)])]
-
-        async def score(text: str) -> float:
-            scores = await self.scoring.send([text], "zero", [self.context])
-            self.scorer_calls += not scores.empty[0]
-            return float(scores.values[0])
-
-        return starts[await blamed(words, score, asked.score)] if starts else 0
-
-    def _completion(self, number: int) -> tuple[int, ...]:
-        if not 0 <= number < len(self.completions):
-            raise StrategyError(f"asked for evaluation {number} of {len(self.completions)}")
-        return self.completions[number]
-
-    def _spellings(self, places: Sequence[tuple[int, int]]) -> tuple[int, ...]:
-        """Tokens to ban: the first with visible text at each place, in every spelling."""
-        held: dict[int, None] = {}
-        for number, place in places:
-            ids = self._completion(number)[place:]
-            (texts,) = self.engine.token_texts([ids])
-            rows = zip(ids, texts, strict=True)
-            token = next((i for i, text in rows if text.strip()), ids[0] if ids else None)
-            if token is not None:
-                held.update(dict.fromkeys(self.engine.spellings(token)))
-        return tuple(held)
-
-    def _least(self, wanted: int, kept: int) -> int:
-        """Tokens to be written before a text may end, where the engine can be told."""
-        own = self.sampling.min_new_tokens
-        wanted = min(max(wanted, own), self.sampling.max_new_tokens)
-        return max(0, wanted - kept) if "min_new_tokens" in self.engine.honours else 0
-
-    async def _scored(self, places: Sequence[Origin], written: Sequence[Completion]) -> list[float]:
-        completions = [one if self.shape is None else self.shape(one) for one in written]
-        texts = [one.text for one in completions]
-        policy = self._policy()
-        scores = await self.scoring.send(texts, policy, [self.context] * len(texts))
-        self._record(places, completions, scores)
-        pairs = zip(texts, scores.empty.tolist(), strict=True)
-        self.scorer_calls += len({text for text, empty in pairs if policy == "score" or not empty})
-        return list(scores.values.tolist())
+        rows = [
+            max(range(row, row + len(self.context)), key=lambda one: float(scores.values[one]))
+            for row in range(0, len(scores.values), len(self.context))
+        ]
+        number = self.trace[-1].round + 1 if self.trace else 1
+        for candidate, completion, row in zip(asked, shaped, rows, strict=True):
+            self.completions.append(completion.token_ids)
+            self.trace.append(
+                ScoredCompletion(
+                    round=number,
+                    iteration=candidate.iteration,
+                    role=candidate.role,
+                    text=completion.text,
+                    toxicity=float(scores.values[row]),
+                    empty=bool(scores.empty[row]),
+                    cosine=candidate.cosine,
+                    displacement=candidate.displacement,
+                    num_tokens=len(completion.token_ids),
+                    finish_reason=completion.finish_reason,
+                    attributes=scores.known(row),
+                )
+            )
+        empty = {texts[i] for i, row in enumerate(rows) if scores.empty[row]}
+        sent = set(texts) - (set() if policy == "score" else empty)
+        self.scorer_calls += len(self.context) * len(sent)
+        return [float(scores.values[row]) for row in rows]
 
     def _request(self, candidate: Candidate) -> Request:
         # The prompt as it is goes as its tokens: engines read these faster, and share what is read.
@@ -342,7 +213,6 @@ class Search:
             never=self.never,
             priority=self.priority,
             prefix=self.start.prefix,
-            memory=None if moved else self.memory.handle,
         )
 
     async def _likelihoods(self, asked: LikelihoodRequest) -> list[float]:
@@ -358,6 +228,8 @@ class Search:
                 pairs, priority=self.priority, prefix=self.start.prefix
             )
             values.update(zip(some, found, strict=True))
+            written = sum(len(ids) for _, ids in pairs)
+            self.read_tokens += written + self.start.read_tokens(len(some), first=False)
         if any(math.isnan(value) for value in values.values()):
             raise EngineError(f"engine {self.engine.name}: a likelihood is not a number")
         self.likelihood_calls += len(asked.evaluations)
@@ -369,30 +241,6 @@ class Search:
             return self.empty_policy
         return "one" if self.trace else self.first_empty
 
-    def _record(
-        self, places: Sequence[Origin], written: Sequence[Completion], scores: Scores
-    ) -> None:
-        number = self.trace[-1].round + 1 if self.trace else 1
-        rows = zip(places, written, scores.values.tolist(), scores.empty.tolist(), strict=True)
-        for row, (place, completion, score, empty) in enumerate(rows):
-            self.completions.append(completion.token_ids)
-            self.trace.append(
-                ScoredCompletion(
-                    round=number,
-                    iteration=place.iteration,
-                    role=place.role,
-                    text=completion.text,
-                    toxicity=score,
-                    empty=empty,
-                    cosine=place.cosine,
-                    displacement=place.displacement,
-                    num_tokens=len(completion.token_ids),
-                    finish_reason=completion.finish_reason,
-                    kept_tokens=min(place.kept, len(completion.token_ids)),
-                    attributes=scores.known(row),
-                )
-            )
-
     def _asks(self, name: str) -> Any:
         """An attribute of the strategy, maybe computed by user code."""
         with self._strategy():
@@ -400,42 +248,3 @@ class Search:
 
     def _strategy(self) -> AbstractContextManager[None]:
         return guarded(StrategyError, f"strategy {type(self.strategy).__name__} failed")
-
-
-def made_trial(
-    task: TrialTask,
-    trace: Sequence[ScoredCompletion],
-    chosen: int,
-    *,
-    passed: bool,
-    shown: bool = False,
-    iterations: int,
-    blocks: Sequence[Block] = (),
-    **costs: Any,
-) -> Trial:
-    """The trial that returns evaluation `chosen` of `trace`.
-
-    passed: whether all parts did. shown: whether the text is given out as soon as it is accepted.
-    costs: other fields of a Trial. Raises UnresolvedError if nothing passed and `on_unresolved` is
-    "raise".
-    """
-    settings = task.settings
-    if not passed and settings.on_unresolved == "raise":
-        what = "answer" if blocks else "completion"
-        raise UnresolvedError(
-            f"no {what} below {settings.toxicity_threshold} in {iterations} iterations"
-        )
-    # No scorer said anything of an empty text; the published policy accepts it, a stream does not.
-    empty = trace[chosen].empty
-    unscored = empty and (shown or settings.empty_policy == "unmodified")
-    return Trial(
-        number=task.number,
-        seed=task.seed,
-        accepted=passed and not unscored,
-        refused=(empty and shown) or (not passed and settings.on_unresolved == "refuse"),
-        chosen=chosen,
-        iterations=iterations,
-        trace=tuple(trace),
-        blocks=tuple(blocks),
-        **costs,
-    )

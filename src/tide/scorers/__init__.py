@@ -40,6 +40,7 @@ REGISTRY = Registry(
         "vllm-classify": "tide.scorers.services.vllm:VllmClassifyScorer",
         "vllm-score": "tide.scorers.services.vllm:VllmScoreScorer",
         "calibrated": "tide.scorers.wrappers.calibration:CalibratedScorer",
+        "language": "tide.scorers.wrappers.languages:LanguageScorer",
         "cache": "tide.scorers.wrappers.cache:CachedScorer",
         "rate": "tide.scorers.wrappers.rate:RateLimitedScorer",
         "retry": "tide.scorers.wrappers.retry:RetryScorer",
@@ -70,6 +71,7 @@ def load_scorer(scorer: str | Scorer | Callable[[list[str]], Any]) -> Scorer:
         WRAPPER:SCORER              cache:perspective
         WRAPPER:NUMBER:SCORER       rate:5:hf:ID, windows:50:pocket
         max:SCORER,SCORER...        max:pocket,cache:perspective  (and mean:)
+        language:en=SCORER,other=SCORER
 
     NAME may also be `module:Class`, `file.py:Class`, or `file.py:function`, a function from a list
     of texts to a list of scores. In `max` and `mean` a comma separates scorers unless it is in

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from tide.core.optional import require
+from tide.data.files import replaced
 from tide.scorers.base import Floats
 
 BINS = 10
@@ -99,4 +100,5 @@ def plot_calibration(by_scorer: dict[str, Agreement], path: Path) -> None:
     below.set(xlabel="score", ylabel="share of texts", xlim=(0, 1), ylim=(0, None))
     for axes in (above, below):
         axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=120)
+    with replaced(path) as file:
+        figure.savefig(file, format=path.suffix[1:] or None, dpi=120)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
@@ -30,10 +31,11 @@ Floats = NDArray[np.float64]
 
 # The published code scores a completion with fewer visible characters than this as 0.
 _LEAST_VISIBLE = 3
+_UNKNOWN_PACE = "8"
+_PACE = r"word|sentence|whole|[1-9]\d{0,3}"
 _TAGS = range(0xE0000, 0xE0080)
 # What a nearly empty text scores; "blank": 0.0 without a visible character, else its own score.
 TextPolicy = EmptyPolicy | Literal["blank"]
-_BATCH = 64
 # A scorer that has no score for this either is broken, whatever text it failed for at first.
 HEALTH_TEXT = "The weather is fine today."
 _FUNCTION = "a function takes a list of texts and returns a list of floats from 0 to 1"
@@ -48,6 +50,8 @@ class Scorer(Protocol):
     Attributes:
         name: With a version or revision, so that a record says what scored it.
         threshold: A hint: from about this score on, a text is toxic.
+        pace: How often to ask it about a growing text: "word" (at each), "sentence", "whole", or a
+            number of tokens. A scorer may leave it out; then it is 8 tokens.
     """
 
     name: str
@@ -58,6 +62,26 @@ class Scorer(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+def pace_of(scorer: Scorer) -> str:
+    """How often to ask the scorer about a growing text.
+
+    A constant of the scorer, never a measured time: results must not depend on the machine.
+    """
+    pace = str(getattr(scorer, "pace", _UNKNOWN_PACE))
+    if not re.fullmatch(_PACE, pace):
+        raise ScorerError(
+            f"scorer {scorer.name}: pace: must be word, sentence, whole, or a number of tokens "
+            f"(got {pace!r})"
+        )
+    return pace
+
+
+def slowest_pace(scorers: Sequence[Scorer]) -> str:
+    """The pace of several scorers that are asked together."""
+    tokens = {"word": 1, "sentence": 32, "whole": 1 << 30}
+    return max(map(pace_of, scorers), key=lambda pace: tokens.get(pace) or int(pace))
 
 
 class Attributed(NamedTuple):
@@ -98,12 +122,15 @@ class PlainScorer:
 class CallableScorer(PlainScorer):
     """Any function from a list of texts to a list of scores; its name, unless one is given.
 
+    The function may have a `pace`; see `Scorer`.
+
     The usual mistake is a function of one text, so errors say what is asked for.
     """
 
     def __init__(self, function: Callable[[list[str]], Any], name: str = "") -> None:
         own = getattr(function, "__qualname__", type(function).__name__)
         self.name = name or f"callable:{own}"
+        self.pace = getattr(function, "pace", _UNKNOWN_PACE)
         self._function = function
 
     def score(self, texts: Sequence[str]) -> Floats:
@@ -215,12 +242,6 @@ def score_groups(
             return [error]
         return [one for some in groups for one in score_groups(scorer, [some], empty_policy)]
     return [*together.split([len(some) for some in groups])]
-
-
-def in_batches(score: Callable[[list[str]], Floats], texts: Sequence[str]) -> Floats:
-    """What `score` gives for `texts`, of which it gets 64 at a time; rows if it gives rows."""
-    parts = [score(list(texts[i : i + _BATCH])) for i in range(0, len(texts), _BATCH)]
-    return np.concatenate(parts) if parts else np.zeros(0)
 
 
 def _refuse_broken(scorer: Scorer, error: ScorerError) -> None:

@@ -13,7 +13,10 @@ from tide.core.errors import InputError, ScorerError, guarded
 from tide.core.optional import require
 from tide.core.pretrained import find_device
 from tide.plugins.options import checked
-from tide.scorers.base import Attributed, Floats, PlainScorer, in_batches
+from tide.scorers.base import Attributed, Floats, PlainScorer
+from tide.scorers.huggingface import Windows, worst
+
+_SEVEN = ("en", "fr", "es", "it", "pt", "tr", "ru")
 
 
 class DetoxifyScorer(PlainScorer):
@@ -24,6 +27,7 @@ class DetoxifyScorer(PlainScorer):
 
     The checkpoint comes from the project's releases, at first use. The package would unpickle it;
     here it is read with `weights_only`, which runs no code from the file.
+    A text longer than the model's context is read in windows, as by `hf`.
     Raises InputError for an unknown variant or output, ScorerError if the checkpoint cannot be had
     or read, or lacks weights.
     """
@@ -38,6 +42,7 @@ class DetoxifyScorer(PlainScorer):
                 f"known: {', '.join(package.MODEL_URLS)}"
             )
         self.name = f"detoxify:{variant}@{version('detoxify')}"
+        self.languages = _SEVEN if "multilingual" in variant else ("en",)
         self._device = find_device(device)
         with guarded(ScorerError, f"scorer {self.name}: cannot be loaded"):
             url = package.MODEL_URLS[variant]
@@ -46,21 +51,29 @@ class DetoxifyScorer(PlainScorer):
             )
             arguments = checkpoint["config"]["arch"]["args"]
             labels = checkpoint["config"]["dataset"]["args"]["classes"]
-            self._model, self._tokenizer = package.get_model_and_tokenizer(
+            self._model, tokenizer = package.get_model_and_tokenizer(
                 **arguments, state_dict=checkpoint["state_dict"]
             )
             if missing := sorted(self._model.state_dict().keys() - checkpoint["state_dict"].keys()):
                 raise ValueError(f"its checkpoint lacks the weight {missing[0]}")
             self.attributes = tuple(map(str, labels))
             self._columns = self._chosen(wanted)
+            self._windows = Windows(tokenizer, self._model.config)
             self._model.to(self._device).eval().requires_grad_(False)
 
     def score(self, texts: Sequence[str]) -> Floats:
-        return in_batches(lambda batch: self._largest(self._probabilities(batch)), texts)
+        return self.score_attributes(texts).values
 
     def score_attributes(self, texts: Sequence[str]) -> Attributed:
-        rows = in_batches(self._probabilities, texts).reshape(len(texts), len(self.attributes))
-        return Attributed(self._largest(rows), dict(zip(self.attributes, rows.T, strict=True)))
+        rows, owners = self._windows.read(texts, self._probabilities)
+        rows = rows.reshape(-1, len(self.attributes))
+        return Attributed(
+            worst(rows[:, self._columns].max(axis=1, initial=0.0), owners, len(texts)),
+            {
+                name: worst(column, owners, len(texts))
+                for name, column in zip(self.attributes, rows.T, strict=True)
+            },
+        )
 
     def close(self) -> None:
         del self._model
@@ -75,12 +88,8 @@ class DetoxifyScorer(PlainScorer):
         self.name += f"#{wanted}" if wanted else ""
         return [self.attributes.index(label) for label in chosen]
 
-    def _largest(self, rows: Floats) -> Floats:
-        return np.asarray(rows[:, self._columns].max(axis=1, initial=0.0))
-
     @torch.inference_mode()
-    def _probabilities(self, texts: list[str]) -> Floats:
-        """Of every output, shape (len(texts), outputs)."""
-        inputs = self._tokenizer(texts, return_tensors="pt", truncation=True, padding=True)
+    def _probabilities(self, inputs: Any) -> Floats:
+        """Of every output, shape (windows, outputs)."""
         logits = self._model(**inputs.to(self._device))[0]
-        return np.asarray(logits.double().sigmoid().cpu().numpy())
+        return np.asarray(logits.double().sigmoid().cpu().numpy(), dtype=np.float64)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,12 @@ import torch
 from tide.core.errors import InputError, ScorerError, guarded
 from tide.core.pretrained import check_tokenizer, find_device, load_pretrained
 from tide.plugins.options import checked
-from tide.scorers.base import Attributed, Floats, PlainScorer, in_batches
+from tide.scorers.base import Attributed, Floats, PlainScorer
 from tide.scorers.labels import how_joined, toxic_columns
 
-# A model that reads less of a text scores something else.
+# A model that reads less of a text at once scores something else.
 _LEAST_TOKENS = 16
+_BATCH = 64  # windows
 _PROBE = "The weather is fine today."
 
 
@@ -30,8 +31,8 @@ class HuggingFaceScorer(PlainScorer):
 
     A model of exclusive labels gives their summed softmax, or with `#max:LABEL,LABEL` the largest;
     its toxic labels are its attributes, where there are several. A multi-label one (sigmoid
-    outputs) gives the largest of them, and all its labels are attributes. Texts longer than the
-    model's context are cut at its end.
+    outputs) gives the largest of them, and all its labels are attributes. A text longer than the
+    model's context is read in windows that overlap by half, of which the worst counts.
 
     Raises ScorerError if the model cannot be loaded whole, its head included, and InputError for
     labels that it does not have and a device that cannot be used.
@@ -68,26 +69,26 @@ class HuggingFaceScorer(PlainScorer):
         reported = [*range(len(names))] if self._multi_label else self._toxic
         self._reported = reported if len(reported) > 1 else []
         self.attributes = tuple(names[i] for i in self._reported)
-        positions = getattr(config, "max_position_embeddings", 10**9)
-        if "roberta" in config.model_type:  # its first positions are the padding's
-            positions -= config.pad_token_id + 1
-        self._max_tokens = min(self._tokenizer.model_max_length, positions)
-        if self._max_tokens < _LEAST_TOKENS:
-            raise ValueError(f"reads {self._max_tokens} tokens of a text; it needs {_LEAST_TOKENS}")
+        self._windows = Windows(self._tokenizer, config)
         folder = Path(model)
         revision = digest_of(folder) if folder.is_dir() else getattr(config, "_commit_hash", None)
         chosen = ",".join(names[i] for i in self._toxic)
         chosen = f"max:{chosen}" if how == "max" and not self._multi_label else chosen
         self.name = f"hf:{model}{f'@{revision[:8]}' if revision else ''}#{chosen}"
-        self._probabilities([_PROBE, _PROBE + " " + _PROBE])
+        self.score([_PROBE, _PROBE + " " + _PROBE])
 
     def score(self, texts: Sequence[str]) -> Floats:
-        return in_batches(lambda batch: self._chosen(self._probabilities(batch)), texts)
+        rows, owners = self._windows.read(texts, self._probabilities)
+        return worst(self._chosen(rows.reshape(-1, self._labels)), owners, len(texts))
 
     def score_attributes(self, texts: Sequence[str]) -> Attributed:
-        rows = in_batches(self._probabilities, texts).reshape(len(texts), self._labels)
+        rows, owners = self._windows.read(texts, self._probabilities)
+        rows = rows.reshape(-1, self._labels)
         columns = zip(self.attributes, self._reported, strict=True)
-        return Attributed(self._chosen(rows), {name: rows[:, i] for name, i in columns})
+        return Attributed(
+            worst(self._chosen(rows), owners, len(texts)),
+            {name: worst(rows[:, i], owners, len(texts)) for name, i in columns},
+        )
 
     def close(self) -> None:
         del self._model
@@ -97,22 +98,63 @@ class HuggingFaceScorer(PlainScorer):
         scores = toxic.max(axis=1, initial=0.0) if self._largest else toxic.sum(axis=1)
         return np.asarray(scores.clip(max=1.0), dtype=np.float64)
 
-    def _probabilities(self, texts: list[str]) -> Floats:
-        """Of every label, shape (len(texts), labels)."""
-        if self._tokenizer.pad_token is None and len(texts) > 1:
-            # No padding token, no padding: one text at a time.
-            return np.concatenate([self._probabilities([text]) for text in texts])
-        inputs: Any = self._tokenizer(
-            texts,
-            return_tensors="pt",
-            padding=len(texts) > 1,
-            truncation=True,
-            max_length=self._max_tokens,
-        )
-        with torch.inference_mode():
-            logits = self._model(**inputs.to(self._device)).logits.double()
+    @torch.inference_mode()
+    def _probabilities(self, inputs: Any) -> Floats:
+        """Of every label, shape (windows, labels)."""
+        logits = self._model(**inputs.to(self._device)).logits.double()
         rows = logits.sigmoid() if self._multi_label else logits.softmax(dim=-1)
         return np.asarray(rows.cpu().numpy(), dtype=np.float64)
+
+
+class Windows:
+    """Reads texts by a classifier's tokenizer: long ones in windows that overlap by half.
+
+    Raises ValueError for a model that reads fewer than 16 tokens.
+    """
+
+    def __init__(self, tokenizer: Any, config: Any) -> None:
+        positions = getattr(config, "max_position_embeddings", 10**9)
+        if "roberta" in config.model_type:  # its first positions are the padding's
+            positions -= config.pad_token_id + 1
+        self._tokenizer = tokenizer
+        self._tokens = min(tokenizer.model_max_length, positions)
+        if self._tokens < _LEAST_TOKENS:
+            raise ValueError(f"reads {self._tokens} tokens of a text; it needs {_LEAST_TOKENS}")
+
+    def read(
+        self, texts: Sequence[str], score: Callable[[Any], Floats]
+    ) -> tuple[Floats, list[int]]:
+        """What `score` gives for each window, and the place of the text that it is of.
+
+        score: of padded inputs of the model; it gives a row a window.
+        """
+        owners: list[int] = []
+        windows: list[dict[str, list[int]]] = []
+        if texts:
+            read = self._tokenizer(
+                list(texts),
+                truncation=True,
+                max_length=self._tokens,
+                stride=self._tokens // 2,
+                return_overflowing_tokens=True,
+                split_special_tokens=True,  # a text that holds "[SEP]" does not end there
+            )
+            owners = read.pop("overflow_to_sample_mapping")
+            windows = [{name: read[name][i] for name in read} for i in range(len(owners))]
+        # Without a padding token, one window at a time.
+        size = _BATCH if self._tokenizer.pad_token is not None else 1
+        rows = [
+            score(self._tokenizer.pad(windows[i : i + size], padding=size > 1, return_tensors="pt"))
+            for i in range(0, len(windows), size)
+        ]
+        return np.concatenate(rows) if rows else np.zeros(0), owners
+
+
+def worst(values: Floats, owners: Sequence[int], count: int) -> Floats:
+    """The largest value of each text's windows, shape (count,)."""
+    largest = np.zeros(count)
+    np.maximum.at(largest, np.asarray(owners, dtype=np.int64), values)
+    return largest
 
 
 def digest_of(folder: Path) -> str:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import threading
-import unicodedata
 from collections.abc import Sequence
 
 from tide.core.sanitize import logger
+from tide.scorers.base import Scorer
+from tide.scorers.readings import is_latin, readings
 
 _LOG = logger(__name__)
 
 # Fewer letters than this say nothing of a language.
 _LEAST_LETTERS = 8
-_MULTILINGUAL = "detoxify:multilingual, or a guard as guard:Qwen/Qwen3Guard-Gen-0.6B"
+MULTILINGUAL = "detoxify:multilingual, or a guard as guard:Qwen/Qwen3Guard-Gen-0.6B"
 # Of a text of eight words and more: in English nearly every one has some of the first, and none has
 # many of the second, which are frequent in other languages of Latin script and no English words.
 _LEAST_WORDS, _MOST_WORDS = 8, 60
@@ -33,12 +34,17 @@ _warned: set[str] = set()
 _lock = threading.Lock()
 
 
+def languages_of(scorer: Scorer) -> tuple[str, ...] | None:
+    """The languages that a scorer says it reads, as `en`; None if it says nothing of them."""
+    return getattr(scorer, "languages", None)
+
+
 def is_not_latin(text: str) -> bool:
     """Whether most letters of `text` are of another script than the Latin one."""
     if text.isascii():
         return False
     letters = [c for c in text if c.isalpha()]
-    foreign = sum(not _is_latin(c) for c in letters)
+    foreign = sum(not is_latin(c) for c in letters)
     return len(letters) >= _LEAST_LETTERS and 2 * foreign > len(letters)
 
 
@@ -52,6 +58,29 @@ def is_not_english(text: str) -> bool:
     return 6 * sum(word in _OTHER_WORDS for word in words) >= len(words)
 
 
+def reads(scorer: Scorer, text: str) -> bool:
+    """Whether a scorer can say which words of `text` are toxic.
+
+    Those that read English alone cannot where a text, however short, has more frequent words of
+    other languages than English ones.
+    """
+    if languages_of(scorer) != ("en",):
+        return True
+    words = [word.strip(_MARKS) for word in text.lower().split()]
+    english, other = (
+        sum(word in some for word in words) for some in (_ENGLISH_WORDS, _OTHER_WORDS)
+    )
+    return not is_not_latin(text) and other <= english
+
+
+def other_language(text: str) -> str:
+    """Where `text` is mostly, if plainly not in English: "in another script" or "language"."""
+    text = readings(text)[0]
+    if is_not_latin(text):
+        return "in another script"
+    return "in another language" if is_not_english(text) else ""
+
+
 def warn_of_other_languages(name: str, texts: Sequence[str]) -> None:
     """Warn, once for each scorer and process, if one of `texts` is mostly in another language.
 
@@ -59,11 +88,8 @@ def warn_of_other_languages(name: str, texts: Sequence[str]) -> None:
     """
     if name in _warned:
         return
-    if any(map(is_not_latin, texts)):
-        where = "in another script"
-    elif any(map(is_not_english, texts)):
-        where = "in another language"
-    else:
+    where = next(filter(None, map(other_language, texts)), "")
+    if not where:
         return
     with _lock:
         if name in _warned:
@@ -71,11 +97,5 @@ def warn_of_other_languages(name: str, texts: Sequence[str]) -> None:
         _warned.add(name)
     _LOG.warning(
         "scorer %s: reads English, and a text is mostly %s: its score means nothing; take a scorer "
-        "that knows the language (%s)", name, where, _MULTILINGUAL,
+        "that knows the language (%s)", name, where, MULTILINGUAL,
     )  # fmt: skip
-
-
-def _is_latin(character: str) -> bool:
-    return character.isascii() or unicodedata.name(character, "").startswith(
-        ("LATIN", "FULLWIDTH L")
-    )

@@ -8,17 +8,20 @@ is that of the better-profanity package, or any file with a word or phrase a lin
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
+import regex
 
 from tide.core.errors import InputError
 from tide.core.optional import require
+from tide.core.text import UNSPACED
+from tide.data.files import as_text, read_whole
 from tide.scorers.base import Floats, PlainScorer
 from tide.scorers.language import warn_of_other_languages
+from tide.scorers.readings import REVISION, readings, score_readings
 
 
 class LexiconScorer(PlainScorer):
@@ -28,24 +31,34 @@ class LexiconScorer(PlainScorer):
     InputError for a file that cannot be read or holds no words.
     """
 
+    pace = "word"
+
     def __init__(self, path: str = "") -> None:
         try:
             if path:
-                listed = Path(path).read_text(encoding="utf-8")
+                listed = as_text(read_whole(Path(path)), path)
             else:
                 require("better_profanity", extra="profanity")
                 listed = (files("better_profanity") / "profanity_wordlist.txt").read_text("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"scorer lexicon: {path}: cannot be read: {error}") from error
-        words = sorted({line.strip().casefold() for line in listed.splitlines()} - {""})
+        except InputError as error:
+            raise InputError(f"scorer lexicon: {error}") from None
+        lines = [line.strip() for line in listed.splitlines()]
+        words = sorted({word.casefold() for line in lines if line for word in readings(line)})
         if not words:
             raise InputError(f"scorer lexicon: {path}: holds no words")
-        digest = hashlib.sha256("\n".join(words).encode()).hexdigest()[:8]
+        digest = hashlib.sha256("\n".join([REVISION, *words]).encode()).hexdigest()[:8]
         self.name = f"lexicon@{digest}"
-        self._english = not path
-        self._listed = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, words))})(?!\w)")
+        self.languages = None if path else ("en",)
+        # Beside a script without spaces a word is whole, too.
+        letter = rf"[\w--[{UNSPACED}]]"
+        self._listed = regex.compile(
+            rf"(?V1)(?<!{letter})\L<words>(?!{letter})", words=words, cache_pattern=False
+        )
 
     def score(self, texts: Sequence[str]) -> Floats:
-        if self._english:
+        if self.languages:
             warn_of_other_languages("lexicon", texts)
+        return score_readings(self._holds_listed, texts)
+
+    def _holds_listed(self, texts: list[str]) -> Floats:
         return np.array([float(bool(self._listed.search(text.casefold()))) for text in texts])

@@ -27,13 +27,13 @@ from tide.core.errors import InputError, ScorerError, guarded
 from tide.pocket import SCORER
 from tide.scorers.base import Floats, PlainScorer
 from tide.scorers.language import warn_of_other_languages
+from tide.scorers.readings import score_readings
 
-FORMAT = "tide-pocket-scorer-2"  # raise the number when `normalize` or `_WORD` changes
+FORMAT = "tide-pocket-scorer-3"  # raise the number when `normalize` or `_WORD` changes
 _METADATA = "pocket_scorer"
 
-_NOISE = re.compile(
-    r"https?://\S+|www\.\S+|(?<!\w)@\w+|(?<![\w.+-])[\w.+-]+@\w+\.\w+|&(?:amp|lt|gt|quot|#\d+);"
-)
+# Whatever is written after them may be an insult, and so it is read.
+_ADDRESSED = re.compile(r"https?://(?:www\.)?|(?<!\w)www\.|(?<!\w)@(?=\w)", re.IGNORECASE)
 _REPEATED = re.compile(r"(.)\1{2,}")
 # A word may hold marks that stand for letters; at most 40 of its characters are taken at once.
 _WORD = re.compile(
@@ -52,16 +52,15 @@ _PROBE = (
 
 
 def normalize(text: str) -> str:
-    """Lower case, no accents, links, addresses, @names or HTML entities.
+    """A reading (see `tide.scorers.readings`) in lower case, without accents.
 
-    Characters that print nothing or only mark others (combining and format characters) go too.
     Letters that stand apart ("s p a m", "s.p.a.m") are joined, digits and signs among letters are
     read as the letters they resemble ("sp4m"), and no letter comes more than twice in a row.
     """
     if not text.isascii():
         decomposed = unicodedata.normalize("NFKD", text).replace("\u2019", "'")
         text = "".join(c for c in decomposed if unicodedata.category(c) not in ("Mn", "Cf"))
-    text = _NOISE.sub(" ", text).lower()
+    text = _ADDRESSED.sub(" ", text).lower()
     text = _SPACED.sub(lambda match: match[0].replace(match[1], ""), text)
     return _REPEATED.sub(r"\1\1", _MIXED.sub(_read_look_alikes, text))
 
@@ -186,6 +185,14 @@ def _column(ngram: str, count: int) -> int:
     return abs(int(murmurhash3_32(ngram, seed=0))) % count
 
 
+def calibrated(logits: Floats, knots: Floats) -> Floats:
+    """The logits, (n,), on the rising line through the knots (from, to), (2, k)."""
+    before, after = knots
+    # Beyond the knots they keep their distances, so that no two texts become alike.
+    outside = np.minimum(logits - before[0], 0.0) + np.maximum(logits - before[-1], 0.0)
+    return np.asarray(np.interp(logits, before, after) + outside, dtype=np.float64)
+
+
 def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:8]
 
@@ -196,9 +203,12 @@ class PocketScorer(PlainScorer):
     Other languages get a score too, but it means little.
 
     weights: a file written by `scripts/train_pocket_scorer.py`; the bundled one by default. It
-    holds `weights` (n_features,) and `bias` (1,), with the calibration folded in. Raises
+    holds `weights` (n_features,), `bias` (1,) and the `knots` of the calibration (2, k). Raises
     ScorerError if the file is missing, damaged, or belongs to other features.
     """
+
+    pace = "word"
+    languages = ("en",)
 
     def __init__(self, weights: str | Path | None = None) -> None:
         path = SCORER if weights is None else Path(weights)
@@ -208,10 +218,18 @@ class PocketScorer(PlainScorer):
                 features = Features.from_metadata(file.metadata() or {})
                 self._weights: Floats = file.get_tensor("weights").astype(np.float64)
                 bias: Floats = file.get_tensor("bias").astype(np.float64)
-        if self._weights.shape != (features.n_features,) or bias.shape != (1,):
+                self._knots: Floats = file.get_tensor("knots").astype(np.float64)
+        if (
+            self._weights.shape != (features.n_features,)
+            or bias.shape != (1,)
+            or self._knots.ndim != 2
+            or len(self._knots) != 2
+        ):
             raise ScorerError(f"pocket scorer: {path} holds tensors of the wrong shape")
-        if not (np.isfinite(self._weights).all() and np.isfinite(bias).all()):
+        if not all(np.isfinite(one).all() for one in (self._weights, bias, self._knots)):
             raise ScorerError(f"pocket scorer: {path} holds values that are not finite")
+        if not (np.diff(self._knots) > 0).all() or not self._knots.size:
+            raise ScorerError(f"pocket scorer: {path} holds a calibration that does not rise")
         self._bias = float(bias[0])
         self._features = features
         self.name = f"pocket@{revision}"
@@ -221,7 +239,10 @@ class PocketScorer(PlainScorer):
         if len(texts) == 0:
             return np.zeros(0)
         warn_of_other_languages("pocket", texts)
-        logits = np.array([self._logit(text) for text in texts])
+        return score_readings(self._probabilities, texts)
+
+    def _probabilities(self, texts: list[str]) -> Floats:
+        logits = calibrated(np.array([self._logit(text) for text in texts]), self._knots)
         return np.asarray(1.0 / (1.0 + np.exp(-np.clip(logits, -30.0, 30.0))), dtype=np.float64)
 
     def _logit(self, text: str) -> float:

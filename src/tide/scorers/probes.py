@@ -60,6 +60,71 @@ DISGUISES: dict[str, Callable[[str, int], str]] = {
     "spacing": spacing,
 }
 
+# What a person sees or is shown as the text, and a scorer may not.
+_HOMOGLYPHS = str.maketrans(
+    "aceiopsxyABCEHIKMOPTX",
+    "\u0430\u0441\u0435\u0456\u043e\u0440\u0455\u0445\u0443"
+    "\u0410\u0412\u0421\u0415\u041d\u0406\u041a\u041c\u041e\u0420\u0422\u0425",
+)
+
+
+def fillers(text: str, seed: int = 0) -> str:
+    """A Hangul filler, which shows nothing, inside every word."""
+    return _inside(text, seed, "\u3164")
+
+
+def backspaces(text: str, seed: int = 0) -> str:
+    """A letter and the backspace that erases it inside every word."""
+    return _inside(text, seed, "x\b")
+
+
+def entities(text: str, seed: int = 0) -> str:
+    """Every letter as a numeric HTML entity, decimal or hexadecimal."""
+    rng = random.Random(seed)
+    return re.sub(
+        "[A-Za-z]",
+        lambda c: f"&#{ord(c[0])};" if rng.random() < 0.5 else f"&#x{ord(c[0]):x};",
+        text,
+    )
+
+
+def homoglyphs(text: str, seed: int = 0) -> str:
+    """Latin letters as the Cyrillic ones that look the same."""
+    return text.translate(_HOMOGLYPHS)
+
+
+def overrides(text: str, seed: int = 0) -> str:
+    """Every word, or with an odd seed the whole, backwards in a right-to-left override."""
+    if seed % 2:
+        return f"\u202e{text[::-1]}\u202c"
+    return _WORD.sub(lambda word: f"\u202e{word[0][::-1]}\u202c", text)
+
+
+def addresses(text: str, seed: int = 0) -> str:
+    """Every word as an address or a name of an account."""
+    rng = random.Random(seed)
+    return _WORD.sub(lambda word: rng.choice(("www.", "http://", "@")) + word[0], text)
+
+
+def _inside(text: str, seed: int, hidden: str) -> str:
+    rng = random.Random(seed)
+
+    def hide(match: re.Match[str]) -> str:
+        at = rng.randrange(1, len(match[0]))
+        return match[0][:at] + hidden + match[0][at:]
+
+    return _WORD.sub(hide, text)
+
+
+TRICKS: dict[str, Callable[[str, int], str]] = {
+    "Hangul fillers": fillers,
+    "HTML entities": entities,
+    "backspaces": backspaces,
+    "Cyrillic homoglyphs": homoglyphs,
+    "right-to-left override": overrides,
+    "address": addresses,
+}
+
 PEOPLE = (
     # nationality and origin
     "American", "Mexican", "Nigerian", "Chinese person", "German", "Indian", "Iranian", "Pole",

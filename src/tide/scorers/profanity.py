@@ -10,22 +10,22 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
-import numpy as np
-
 from tide.core.optional import require
 from tide.scorers.base import Floats, PlainScorer
 from tide.scorers.language import warn_of_other_languages
+from tide.scorers.readings import REVISION, score_readings
 
 
 class ProfanityCheckScorer(PlainScorer):
     """Probability of profanity (English)."""
 
+    pace = "word"
+    languages = ("en",)
+
     def __init__(self) -> None:
         self._package: Any = require("profanity_check", extra="profanity")
-        self.name = f"profanity-check@{version('alt-profanity-check')}"
+        self.name = f"profanity-check@{version('alt-profanity-check')}-{REVISION}"
 
     def score(self, texts: Sequence[str]) -> Floats:
-        if not texts:
-            return np.zeros(0)
         warn_of_other_languages("profanity-check", texts)
-        return np.asarray(self._package.predict_prob(list(texts)), dtype=np.float64)
+        return score_readings(self._package.predict_prob, texts)

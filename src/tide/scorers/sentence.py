@@ -28,6 +28,7 @@ from tide.pocket import SENTENCE
 from tide.scorers.base import Floats, PlainScorer
 from tide.scorers.language import warn_of_other_languages
 from tide.scorers.pocket import normalize
+from tide.scorers.readings import score_readings
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -158,6 +159,8 @@ class SentenceScorer(PlainScorer):
     Raises ScorerError if the file is missing or damaged.
     """
 
+    languages = ("en",)
+
     def __init__(self, weights: str | Path | None = None) -> None:
         path = SENTENCE if weights is None else Path(weights)
         with guarded(ScorerError, f"sentence scorer: cannot use {path}"):
@@ -179,6 +182,9 @@ class SentenceScorer(PlainScorer):
         if len(texts) == 0:
             return np.zeros(0)
         warn_of_other_languages("sentence", texts)
+        return score_readings(self._probabilities, texts)
+
+    def _probabilities(self, texts: list[str]) -> Floats:
         logits = self.shape.scale * self.outputs(texts) + self.shape.offset
         return np.asarray(1.0 / (1.0 + np.exp(-np.clip(logits, -30.0, 30.0))), dtype=np.float64)
 

@@ -17,9 +17,7 @@ from tide.plugins.registry import Registry
 from tide.plugins.specs import format_spec, parse_spec
 
 if TYPE_CHECKING:
-    from tide.search.base import BlameRequest as BlameRequest
     from tide.search.base import Candidate as Candidate
-    from tide.search.base import Continuation as Continuation
     from tide.search.base import LikelihoodRequest as LikelihoodRequest
     from tide.search.base import Point as Point
     from tide.search.base import Problem as Problem
@@ -55,9 +53,9 @@ class LoadedStrategy:
         return bool(getattr(self.strategy, "moves", True))
 
     @property
-    def continues(self) -> bool:
-        """Whether it writes on from the beginning of a completion."""
-        return bool(getattr(self.strategy, "continues", False))
+    def rewinds(self) -> bool:
+        """Whether it repairs a text while it is written, rather than search for another."""
+        return bool(getattr(self.strategy, "rewinds", False))
 
     def check(self, settings: Settings) -> None:
         """Raise InputError if the strategy cannot run with its options under `settings`."""
@@ -129,5 +127,5 @@ def resolve_settings(*layers: Mapping[str, Any]) -> Settings:
 
 
 _PROTOCOL = ("Candidate", "LikelihoodRequest", "Problem", "SearchStrategy")
-_BASE = ("BlameRequest", "Continuation", "Point", "Steps", "Strategy")
+_BASE = ("Point", "Steps", "Strategy")
 __getattr__, _, _ = lazy_loader.attach(__name__, submod_attrs={"base": [*_PROTOCOL, *_BASE]})

@@ -81,35 +81,7 @@ class LikelihoodRequest:
     evaluations: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class BlameRequest:
-    """Asks for the word of a completion with which its score first reaches `score`.
-
-    The answer is one number: how many of the completion's tokens stand before that word.
-    """
-
-    evaluation: int
-    score: float
-
-
-@dataclass(frozen=True)
-class Continuation:
-    """Asks for a completion that begins with the first `kept` tokens of an earlier evaluation.
-
-    The answer is its score. held: positions (evaluation, token); the tokens there, in any spelling,
-    are banned. least: minimum tokens of the whole completion. cool: factor on the temperature.
-    """
-
-    evaluation: int
-    kept: int
-    held: tuple[tuple[int, int], ...]
-    least: int
-    iteration: int
-    sampling_seed: int
-    cool: float = 1.0
-
-
-SearchRequest = Sequence[Candidate] | LikelihoodRequest | BlameRequest | Continuation
+SearchRequest = Sequence[Candidate] | LikelihoodRequest
 
 
 @runtime_checkable
@@ -153,7 +125,7 @@ class Strategy(ABC):
     of the prompt, `mu` and `step_size` their absolute scales, `options` an instance of
     `options_class`, from the spec.
 
-    moves: whether it needs an engine with embeddings. continues: whether it asks for continuations.
+    moves: whether it needs an engine with embeddings.
 
     Raises InputError for a prompt whose rows are all zero, so that it has no scale.
     """
@@ -161,7 +133,6 @@ class Strategy(ABC):
     options_class: ClassVar[type[Options]] = Options
     options: Options
     moves: ClassVar[bool] = True
-    continues: ClassVar[bool] = False
 
     def __init__(
         self, problem: Problem, settings: Settings, options: Options | None = None
@@ -224,12 +195,8 @@ class Strategy(ABC):
         if isinstance(asked, LikelihoodRequest):
             _check_count(len(asked.evaluations), len(values))
             self._likelihoods.update(zip(asked.evaluations, values, strict=True))
-        elif isinstance(asked, BlameRequest):
-            _check_count(1, len(values))
         else:
-            moved = (
-                [0.0] if isinstance(asked, Continuation) else [x.displacement for x in asked or ()]
-            )
+            moved = [candidate.displacement for candidate in asked or ()]
             _check_count(len(moved), len(values))
             if not all(0.0 <= score <= 1.0 for score in values):
                 raise ValueError("tell: a score is not a number in [0, 1]")
@@ -366,11 +333,6 @@ class Strategy(ABC):
                 f"mu={self.mu:.3g}: {name} rounds a perturbation away; "
                 f"the smallest mu that moves this prompt is about {least:.2g}"
             )
-
-    def end_with(self, evaluation: int) -> Part[None]:
-        """Accept this evaluation, and end the search: this does not come back."""
-        self._accepted = evaluation
-        yield ()
 
     def sampling_seed(self, *parts: int | str) -> int:
         return derive_seed(self.problem.seed, "sampling", *parts)

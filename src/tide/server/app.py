@@ -127,6 +127,7 @@ def create_app(
         return PlainTextResponse(metrics.text(), media_type="text/plain; version=0.0.4")
 
     usual = detox.settings
+    of_chat = usual.for_chat(detox.engine.chat_sampling)
     about = {
         "version": __version__,
         "model": name,
@@ -135,6 +136,7 @@ def create_app(
         "chats": _has_chats(detox.engine),
         "traces": limits.traces,
         **{key: getattr(usual, key) for key in _SHOWN},
+        "chat": {key: getattr(of_chat, key) for key in _SHOWN},
     }
 
     @app.get("/version")

@@ -19,6 +19,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs
 
+import anyio
 from starlette.datastructures import Headers
 
 from tide.core.credentials import read_key
@@ -143,20 +144,19 @@ class Gate:
     async def _read(self, receive: Receive) -> bytes | None:
         """The whole body, None if the client left. Raises Refused if it is too long."""
         limit, body, size = self._limits.max_body, bytearray(), 0
-        until = time.monotonic() + _READING
         more = True
-        while more and size <= _PATIENCE * limit:
-            try:
-                message = await asyncio.wait_for(receive(), until - time.monotonic())
-            except asyncio.TimeoutError:
-                raise Refused(408, "the request does not end", again=True) from None
-            if message["type"] == "http.disconnect":
-                return None
-            chunk = message.get("body", b"")
-            size += len(chunk)
-            if size <= limit:
-                body += chunk
-            more = message.get("more_body", False)
+        with anyio.move_on_after(_READING) as scope:
+            while more and size <= _PATIENCE * limit:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    return None
+                chunk = message.get("body", b"")
+                size += len(chunk)
+                if size <= limit:
+                    body += chunk
+                more = message.get("more_body", False)
+        if scope.cancelled_caught:
+            raise Refused(408, "the request does not end", again=True)
         if size > limit:
             raise Refused(413, f"a request of more than {limit:,} bytes")
         return bytes(body)

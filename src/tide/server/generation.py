@@ -15,9 +15,12 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
+import anyio
+
 from tide.core.chat import Chat
 from tide.core.errors import InputError, PromptRefusedError
 from tide.core.results import Result, Trial
+from tide.core.settings import CHAT_TOKENS
 from tide.detoxifier.asynchronous import AsyncDetoxifier
 from tide.server.limits import Limits
 from tide.server.metrics import Metrics
@@ -127,6 +130,9 @@ class Serving:
         if settings.get("max_new_tokens", 0) > limits.max_tokens:
             message = f"{request.tokens_name}: at most {limits.max_tokens}, on this server"
             raise Refused(400, message, param=request.tokens_name)
+        is_open = "max_new_tokens" not in self._detox.settings.model_fields_set
+        if is_open and isinstance(request, ChatRequest) and limits.max_tokens < CHAT_TOKENS:
+            settings.setdefault("max_new_tokens", limits.max_tokens)
         highest = self._detox.settings.toxicity_threshold
         if settings.get("toxicity_threshold", 0.0) > highest:
             message = f"at most {highest}: a request can only lower it"
@@ -177,11 +183,13 @@ class Serving:
                 if rest <= 0:
                     message = f"no whole answer within {limits.request_seconds:g} seconds"
                     raise Refused(504, message, "server_error", code="deadline")
-                try:
-                    number, item = await asyncio.wait_for(queue.get(), min(rest, limits.keep_alive))
-                except asyncio.TimeoutError:
+                arrived = None
+                with anyio.move_on_after(min(rest, limits.keep_alive)):
+                    arrived = await queue.get()
+                if arrived is None:
                     yield 0, None
                     continue
+                number, item = arrived
                 if isinstance(item, PromptRefusedError):
                     self._metrics.outcomes.labels("prompt_refused").inc()
                 if isinstance(item, InputError):
@@ -213,21 +221,10 @@ class Serving:
     def _told(self, result: Result, call: Call, length: int, traces: bool) -> dict[str, Any]:
         """What a completion cost, and how it ended. length: of the prompt, in tokens."""
         best, settings = result.best, self._detox.settings
-        parts = best.blocks or (best,)
         is_base = best.accepted and best.base.text == best.text
         evaluations = [
-            {**one.model_dump(exclude={"cosine"}), "returned": number == part.chosen}
-            for part in parts
-            for number, one in enumerate(part.trace)
-        ]
-        blocks = [
-            {
-                "characters": len(block.text),
-                "toxicity": block.toxicity,
-                "evaluations": len(block.trace),
-                "rollbacks": block.rollbacks,
-            }
-            for block in best.blocks
+            {**one.model_dump(exclude={"cosine"}), "returned": number == best.chosen}
+            for number, one in enumerate(best.trace)
         ]
         return {
             "accepted": best.accepted,
@@ -235,13 +232,13 @@ class Serving:
             "threshold": call.settings.get("toxicity_threshold", settings.toxicity_threshold),
             "toxicity": best.toxicity,
             "toxicity_before": best.base.toxicity,
+            "base_partial": best.base_partial,
             "evaluations": best.evaluations,
             "rounds": best.rounds,
             "forward_tokens": best.forward_tokens(length),
             "scorer_calls": best.scorer_calls,
             "generated_tokens": best.generated_tokens,
             "seed": call.settings["seed"],
-            "blocks": blocks,
             # Without traces it is shown where it was accepted, too.
             **({"base": best.base.text} if traces or is_base else {}),
             **({"trace": evaluations} if traces else {}),
@@ -278,7 +275,7 @@ def given(trial: Trial) -> str:
 def tokens(trial: Trial) -> int:
     """Those of the text that leaves."""
     if trial.refused:
-        return sum(block.num_tokens for block in trial.blocks[: trial.streamed])
+        return trial.shown_tokens
     return trial.returned.num_tokens if trial.accepted else 0
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
@@ -109,7 +109,8 @@ _ABOUT_THE_CALLER = (
 class Refused(Exception):
     """Why a request is refused, as shown to its client.
 
-    again: whether the same request may succeed later. pause: in how many seconds.
+    again: whether the same request may succeed later. pause: in how many seconds. detail: fields
+    that Google's format has beside the code.
     """
 
     def __init__(
@@ -122,8 +123,10 @@ class Refused(Exception):
         code: str | None = None,
         again: bool = False,
         pause: int | None = None,
+        detail: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(message)
+        self._detail = detail or {}
         self.status, self.param, self.again, self.pause = status, param, again, pause
         # It may quote the request, which may hold what no JSON can be written of.
         self.body = {
@@ -181,18 +184,20 @@ class Refused(Exception):
             headers["x-should-retry"] = "false"
         content: dict[str, Any] = {"error": self.body}
         if path.startswith("/v1alpha1/"):
+            code = self.body["code"]
             status = "INVALID_ARGUMENT" if self.status == 400 else "UNAVAILABLE"
             content = {
                 "error": {
                     "code": self.status,
                     "message": self.body["message"],
                     "status": "UNAUTHENTICATED" if self.status == 401 else status,
-                    "details": [{"errorType": self.body["code"]}] if self.body["code"] else [],
+                    "details": [{**_GOOGLE, "errorType": code, **self._detail}] if code else [],
                 }
             }
         return JSONResponse(content, self.status, headers)
 
 
+_GOOGLE = {"@type": "type.googleapis.com/google.commentanalyzer.v1alpha1.Error"}
 _NO_SCORER = "no scorer: nothing unscored is given"
 _FAILURES: dict[type[Exception], tuple[int, str, str, bool]] = {
     DeadlineError: (504, "deadline", "out of time before a completion was scored", False),
@@ -354,6 +359,9 @@ class ContentPart(_Asked):
 class ChatMessage(_Asked):
     role: Literal["system", "developer", "user", "assistant"]
     content: Text | list[ContentPart]
+    # What an assistant thought before it answered, as servers return it; it is left out.
+    reasoning_content: Any = None
+    reasoning: Any = None
 
     def plain(self) -> dict[str, str]:
         parts = self.content

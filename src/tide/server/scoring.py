@@ -12,12 +12,16 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Annotated, Any
 
+import anyio
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from tide.core.errors import ScorerError
+from tide.core.results import format_score
+from tide.core.sanitize import shown
 from tide.core.validation import unknown
 from tide.scorers.base import Scores, attributes_of, is_empty, score_groups
+from tide.scorers.language import is_not_english, is_not_latin, languages_of
 from tide.server.guardrail import GuardrailRequest, Unread
 from tide.server.limits import Limits
 from tide.server.metrics import MeasuredScorer
@@ -120,6 +124,7 @@ class ScoringApi:
             lacking = ", ".join(request.attributes)
             message = unknown(lacking, names, "attribute")
             raise Refused(400, message, code="UNKNOWN_ATTRIBUTE")
+        self._check_language(request, next(iter(wanted)))
         if is_empty(text):
             raise Refused(400, "the comment is empty", code="COMMENT_EMPTY")
         if len(text.encode()) > _LONGEST:
@@ -136,9 +141,32 @@ class ScoringApi:
                 score = {"value": scores[name], "type": "PROBABILITY"}
                 span = {"begin": 0, "end": len(text), "score": score}
                 found[name] = {"spanScores": [span], "summaryScore": score}
-        # The language is not looked at, so none is said to be detected.
+        # Which language a text is in is not known, so none is said to be detected.
         answer: dict[str, Any] = {"attributeScores": found, "languages": request.languages}
         return answer if request.token is None else {**answer, "clientToken": request.token}
+
+    def _check_language(self, request: AnalyzeRequest, attribute: str) -> None:
+        """Raise Refused, as the service does, for a language that the scorer does not read."""
+        reads, asked = languages_of(self._scorer), request.languages
+        if reads is None:
+            return
+        unread = [one for one in asked if one.lower().partition("-")[0] not in reads]
+        text = request.comment.text
+        if not asked and reads == ("en",) and (is_not_latin(text) or is_not_english(text)):
+            unread = ["und"]
+        if unread:
+            raise Refused(
+                400,
+                f"Attribute {attribute} does not support request languages: {', '.join(unread)}",
+                code="LANGUAGE_NOT_SUPPORTED_BY_ATTRIBUTE",
+                detail={
+                    "languageNotSupportedByAttributeError": {
+                        "detectedLanguages": [] if asked else unread,
+                        "requestedLanguages": asked,
+                        "attribute": attribute,
+                    }
+                },
+            )
 
     async def moderate(self, request: ModerationRequest) -> dict[str, Any]:
         """OpenAI's moderations."""
@@ -165,11 +193,11 @@ class ScoringApi:
         try:
             texts = request.said()
         except Unread as error:
-            return {"action": "BLOCKED", "blocked_reason": str(error)}
+            return {"action": "BLOCKED", "blocked_reason": shown(str(error))}
         worst = max((await self._score(texts)).values.tolist(), default=0.0)
         if worst < self._scorer.threshold:
             return {"action": "NONE"}
-        return {"action": "BLOCKED", "blocked_reason": f"toxicity {worst:.2f}"}
+        return {"action": "BLOCKED", "blocked_reason": f"toxicity {format_score(worst, False)}"}
 
     async def answers(self) -> bool:
         """Whether the scorer answers, as far as is known."""
@@ -189,8 +217,9 @@ class ScoringApi:
             # In one thread: what its client gave up before its turn is never begun.
             work = partial(score_groups, self._scorer, [texts], "score")
             scored = asyncio.get_running_loop().run_in_executor(self._thread, work)
-            (scores,) = await asyncio.wait_for(scored, limits.request_seconds)
-        except asyncio.TimeoutError:
+            with anyio.fail_after(limits.request_seconds):
+                (scores,) = await scored
+        except TimeoutError:
             raise Refused(504, "out of time", "server_error", code="deadline") from None
         finally:
             self._waiting -= len(texts)

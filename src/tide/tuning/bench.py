@@ -111,6 +111,9 @@ class _Counted(Progress):
     def advance(self, count: int = 1) -> None:
         self._inner.advance(count)
 
+    def under_way(self, count: float) -> None:
+        self._inner.under_way(count)
+
     def end(self) -> None:
         self._inner.end()
 

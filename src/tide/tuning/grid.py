@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tide.core.errors import InputError
+from tide.core.results import format_score
 from tide.evaluation import Benchmark
 from tide.evaluation.metrics import summarize
 from tide.tuning.bench import Bench, TuningTrial, with_values
@@ -21,14 +22,16 @@ _SILENT = 0.1
 _GIVEN = {"mu": {"mu", "mu_relative"}, "step_size": {"step_size", "step_relative"}}
 
 
-def by_grid(bench: Bench, prompts: Benchmark, above: float, scale: str) -> list[TuningTrial]:
+def by_grid(
+    bench: Bench, prompts: Benchmark, worst: int, above: float | None, scale: str
+) -> list[TuningTrial]:
     """Every combination of the grid, the winner first.
 
-    The prompts are those of `prompts` whose completions by the model alone, under the protocol,
-    have a mean toxicity above `above`. Decoding is greedy, with one completion a prompt. The winner
-    has the lowest mean toxicity, by the search's scorer, of those settings that leave at most a
-    tenth of the completions empty (where there are any such); of equal ones, the fewest iterations,
-    and then evaluations.
+    The prompts are the `worst` ones of `prompts` by the mean toxicity of the model's own
+    completions under the protocol, or all of more than `above`. Decoding is greedy, with one
+    completion a prompt. The winner has the lowest mean toxicity, by the search's scorer, of those
+    settings that leave at most a tenth of the completions empty (where there are any such); of
+    equal ones, the fewest iterations, and then evaluations.
     """
     grid = {
         name: values
@@ -38,7 +41,7 @@ def by_grid(bench: Bench, prompts: Benchmark, above: float, scale: str) -> list[
     if not grid:
         raise InputError("nothing is left to tune: mu, num_samples and step_size are all given")
     factor = _factor(bench, scale)
-    hard = _hard(bench, prompts, above)
+    hard = _hard(bench, prompts, worst, above)
     tried = []
     total = math.prod(map(len, grid.values()))
     greedy = {"temperature": 0.0, "num_trials": 1}
@@ -67,14 +70,23 @@ def ranked(tried: Sequence[TuningTrial]) -> list[TuningTrial]:
     return sorted(tried, key=lambda one: (one.measures["empty"] > _SILENT, *one.measures.values()))
 
 
-def _hard(bench: Bench, prompts: Benchmark, above: float) -> Benchmark:
+def _hard(bench: Bench, prompts: Benchmark, worst: int, above: float | None) -> Benchmark:
     (base,) = bench.runs(prompts, ["base"], "base", judged=False)
     means = {record.id: record.avg_toxicity for record in base.records}
+    if above is None:
+        chosen = sorted(prompts.rows, key=lambda row: means[row.id], reverse=True)[:worst]
+        ids = {row.id for row in chosen}
+        least, most = means[chosen[-1].id], means[chosen[0].id]
+        bench.progress.say(
+            f"tuning on the {len(ids)} of {len(means)} prompts that the model completes worst: "
+            f"mean toxicity {least:.2f} to {most:.2f} (--worst)"
+        )
+        return replace(prompts, rows=[row for row in prompts.rows if row.id in ids])
     rows = [row for row in prompts.rows if means[row.id] > above]
     if not rows:
         raise InputError(
             f"--above {above:g}: no prompt of {len(means)} has such a mean toxicity, the largest "
-            f"is {max(means.values()):.2f}; {_instead(list(means.values()))}"
+            f"is {format_score(max(means.values()), True)}; {_instead(list(means.values()))}"
         )
     bench.progress.say(f"{len(rows)} of {len(means)} prompts have a mean toxicity above {above:g}")
     if len(rows) < _FEW:

@@ -68,10 +68,8 @@ def by_frontier(
     The first one is `bench.usual`. The winner is no worse than that in any measure; of those that
     are not, it has the largest gain over all (the product of ratios). A try follows from those
     before it and the seed, and is written to `journal` when it is finished.
-    Raises InputError where there are no judges or no reference, and for a strategy without ranges.
+    Raises InputError for a strategy without ranges.
     """
-    if not bench.judges or bench.reference is None:
-        raise InputError("--judges, --reference: the search needs a judge, and a reference model")
     optuna = _optuna()
     space, begun = _space(optuna, bench)
     with _quiet(), guarded(InputError, f"{journal}: cannot be used"):

@@ -14,7 +14,7 @@ from typing import Any
 
 from tide.core.errors import InputError, MissingDependencyError
 from tide.core.settings import Settings
-from tide.data.files import reported, write_text, writing
+from tide.data.files import replaced, write_text, writing
 from tide.data.jsonl import read_object
 from tide.detoxifier.presets import refuse_looser, write_preset
 from tide.engines import Engine, load_engine
@@ -22,15 +22,16 @@ from tide.evaluation import Benchmark, Report, report
 from tide.evaluation.benchmarks import open_benchmark, places
 from tide.evaluation.caching_engine import CachingEngine
 from tide.evaluation.comparison import AnyScorer, open_scorer
+from tide.evaluation.methods import check_method
 from tide.evaluation.perplexity import Reference, reference_named
 from tide.evaluation.progress import Progress
-from tide.evaluation.reporting.reports import write_tables
-from tide.evaluation.reporting.tables import Column, Table, slug
+from tide.evaluation.protocols import load_protocol
+from tide.evaluation.reporting.tables import WRITERS, Column, Table, slug
 from tide.plugins.specs import parse_spec
 from tide.tuning.bench import Bench, TuningTrial
 from tide.tuning.grid import by_grid
 from tide.tuning.pareto import by_frontier, figures
-from tide.tuning.published import ABOVE
+from tide.tuning.published import WORST
 
 # What each search tunes, if nothing else is named.
 SEARCHES = {"paper": "tide", "optuna": "margin"}
@@ -88,7 +89,8 @@ def tune(
     reference: str = "auto",
     tune_on: str | None = None,
     report_on: str | None = None,
-    above: float = ABOVE,
+    worst: int = WORST,
+    above: float | None = None,
     grid_scale: str = "ratio",
     tries: int = 60,
     out: str | Path | None = None,
@@ -117,8 +119,9 @@ def tune(
         reference: As for `evaluate`.
         tune_on: Positions of prompts, from 1: "1-600" or "601-". By default the first half.
         report_on: The same; by default all others.
-        above: Of "paper": tune on prompts that the model itself completes with a toxicity above
-            this.
+        worst: Of "paper": tune on the N prompts that the model itself completes most toxically.
+        above: Of "paper", in place of that: on all that it completes with a toxicity above this,
+            as in the paper (0.9).
         grid_scale: Of "paper": what its grids of mu and eta are multiplied by ("ratio", "paper" or
             a number; see `tide tune --help`).
         tries: Of "optuna"; a later call may add more.
@@ -143,6 +146,16 @@ def tune(
     usual, progress = start or SEARCHES[search], progress or Progress()
     prompts = open_benchmark(benchmark, field, limit, chat)
     chosen_on, held_out = _parts(prompts, tune_on, report_on)
+    # Cheap mistakes first: a wrong name should not cost loading a model.
+    called = model.name if isinstance(model, Engine) else str(model)
+    check_method(usual, called, load_protocol(protocol), overrides)
+    if search == "optuna" and not judges:
+        raise InputError("--judges: optuna needs a scorer that takes no part in the search")
+    if search == "optuna" and _reference_name(reference, called) is None:
+        raise InputError(
+            f"--reference: optuna needs the perplexity, and no larger model of the family of "
+            f"{called} is known; pass one (FOLDER_OR_HUB_ID)"
+        )
     with ExitStack() as stack:
         options = engine_options or {}
         loaded = model if isinstance(model, Engine) else load_engine(engine, model, **options)
@@ -171,8 +184,9 @@ def tune(
             "settings": {key: str(value) for key, value in sorted(overrides.items())},
         }
         if search == "paper":
-            _same(out / _CONFIG, {**made_by, "above": above, "grid_scale": grid_scale})
-            tried = by_grid(bench, chosen_on, above, grid_scale)
+            hard = {"worst": worst} if above is None else {"above": above}
+            _same(out / _CONFIG, {**made_by, **hard, "grid_scale": grid_scale})
+            tried = by_grid(bench, chosen_on, worst, above, grid_scale)
         else:
             _same(out / _CONFIG, made_by)
             tried = by_frontier(bench, chosen_on, tries, before.seed, out / _JOURNAL)
@@ -192,13 +206,19 @@ def tune(
     made = report(runs, out=folder, against=runs[1].name, tests=changed)
     plots, problem = _plots(out / _JOURNAL, folder) if search == "optuna" else ({}, made.problem)
     tuned = Tuned(preset, settings, tried, changed, made, problem, plots)
-    write_tables([tuned.table(None)], folder)
+    for suffix, written in WRITERS.items():
+        write_text(folder / f"tried{suffix}", written(tuned.table(None)))
     return tuned
 
 
-def _reference(given: str, model: str) -> Reference | None:
+def _reference_name(given: str, model: str) -> str | None:
     name = reference_named(given, model)
-    return None if name in (None, "none") else Reference(name)
+    return None if name == "none" else name
+
+
+def _reference(given: str, model: str) -> Reference | None:
+    name = _reference_name(given, model)
+    return None if name is None else Reference(name)
 
 
 def _plots(journal: Path, folder: Path) -> tuple[dict[str, Any], str | None]:
@@ -208,9 +228,8 @@ def _plots(journal: Path, folder: Path) -> tuple[dict[str, Any], str | None]:
     except MissingDependencyError as error:
         return {}, f"no figures: {error}"
     for name, figure in drawn.items():
-        path = folder / f"{name}.png"
-        with reported(path, "written"):
-            figure.savefig(path, dpi=150, bbox_inches="tight")
+        with replaced(folder / f"{name}.png") as file:
+            figure.savefig(file, format="png", dpi=150, bbox_inches="tight")
     return drawn, None
 
 

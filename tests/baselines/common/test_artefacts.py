@@ -160,7 +160,7 @@ def test_an_auxiliary_model_is_checked(gpt2: World, tmp_path: Path) -> None:
     baseline = load_baseline("dexperts", gpt2.engine, artefacts=tmp_path)
     sampling = Sampling(temperature=0.0, max_new_tokens=4)
     own = gpt2.load("dexperts").generate(["kind"], sampling, [0])
-    with pytest.raises(InputError, match=r"dapt: dexperts was fitted on the smaller model"):
+    with pytest.raises(InputError, match=r"dapt: its artefact was fitted on the smaller model"):
         load_baseline("dapt", gpt2.engine, artefacts=tmp_path).generate(["kind"], sampling, [0])
     assert baseline.generate(["kind"], sampling, [0]) == own  # the same model by another name
     # Another one in its place.

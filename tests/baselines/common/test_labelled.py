@@ -97,13 +97,13 @@ def test_as_many_of_either_kind_from_each_source() -> None:
 def test_a_split_is_apart_and_keeps_pairs_together() -> None:
     data = Labelled(many("x", 60, 40), [Pair(f"a{i}", (f"b{i}", f"c{i}")) for i in range(50)])
     train, held_out = data.split(seed=3)
-    assert (len(held_out.singles), len(held_out.pairs)) == (10, 5)
+    assert (len(held_out.singles), len(held_out.pairs)) == (40, 25)
     assert sorted(t.text for t in [*train.texts, *held_out.texts]) == sorted(
         t.text for t in data.texts
     )
     assert data.split(seed=3)[1] == held_out != data.split(seed=4)[1]
-    with pytest.raises(InputError, match="5 pairs of 'toxic' and 'neutral' texts; at least 6"):
-        held_out.need_pairs(6)
+    with pytest.raises(InputError, match="25 pairs of 'toxic' and 'neutral' texts; at least 26"):
+        held_out.need_pairs(26)
 
 
 def test_scores_between() -> None:

@@ -60,5 +60,7 @@ def test_figures() -> None:
     alike = judged({}, rows[1:2], [1.0], "critic")
     assert alike.held_out == {"toxic": 0.0}
     assert alike.doubts == ("the critic saw texts of one kind alone",)
-    learned, measured = held_out(range(20))
-    assert (measured, len(learned)) == ([0, 10], 18)
+    for rows, seen in ((20, 10), (64, 32), (200, 40), (4000, 400)):
+        learned, measured = held_out(range(rows))
+        assert (len(measured), len(learned)) == (seen, rows - seen)
+        assert not set(measured) & set(learned)

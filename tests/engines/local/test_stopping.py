@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,9 +12,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import AutoTokenizer
 
 from tests.generated import examples
-from tests.models import ending_with, save_causal_lm
+from tests.models import VOCAB, ending_with, save_causal_lm
 from tide.core.settings import Sampling
 from tide.engines.base import Completion
 from tide.engines.local import decode as decoding
@@ -211,3 +213,49 @@ def test_a_penalty_far_above_one_repeats_nothing(tmp_path: Path) -> None:
         own = greedy(repetition_penalty=100.0, temperature=temperature)
         ids = written(engine, own, PROMPTS[:1])[0].token_ids
         assert len({*ids, *prompt}) == len(ids) + len(set(prompt))
+
+
+@pytest.mark.parametrize("where", ["tokenizer_config", "generation_config", "config"])
+def test_the_end_of_a_turn_and_of_a_document_both_end_a_text(where: str, tmp_path: Path) -> None:
+    """Whichever of the two stands where."""
+    folder = save_causal_lm(tmp_path, "gpt2")
+    with TransformersEngine(folder) as engine:
+        (whole,) = written(engine, greedy(), PROMPTS[:1])
+        end = whole.token_ids[3]
+        name = engine.tokenizer.convert_ids_to_tokens(end)
+    file = folder / f"{where}.json"
+    fields = json.loads(file.read_text())
+    if where == "tokenizer_config":
+        fields["eos_token"] = name
+    elif where == "config":
+        fields["eos_token_id"] = end
+    else:
+        fields["eos_token_id"] = [2, end]
+    file.write_text(json.dumps(fields))
+    with TransformersEngine(folder) as engine:
+        assert {1, end} <= set(engine.stop_ids.tolist())
+        (text,) = written(engine, greedy(), PROMPTS[:1])
+        ids = whole.token_ids[: whole.token_ids.index(end)]
+        assert text == Completion(engine.texts([ids])[0], ids, "stop")
+
+
+def test_an_end_that_the_model_does_not_embed_is_none(tmp_path: Path) -> None:
+    folder = save_causal_lm(tmp_path, "gpt2", markers=[f"<{n}>" for n in range(20)])
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_special_tokens({"eos_token": "<turn>"})
+    tokenizer.save_pretrained(folder)
+    assert tokenizer.eos_token_id >= VOCAB
+    with TransformersEngine(folder) as engine:
+        assert engine.stop_ids.tolist() == [1]
+
+
+def test_control_tokens_do_not_vanish_from_a_text(tmp_path: Path) -> None:
+    folder = save_causal_lm(tmp_path, "llama", bos=True, markers=["<turn>"])
+    with TransformersEngine(folder) as engine:
+        (marker,) = engine.tokenizer.encode("<turn>", add_special_tokens=False)
+        ids = [*engine.tokenizer.encode("fine", add_special_tokens=False), marker, 0]
+        (one,) = engine.completions([(ids, "length")], [greedy()])
+        assert one.text == "fine<turn><s>"
+        assert engine.token_texts([ids])[0][-2:] == ["<turn>", "<s>"]
+        (cut,) = engine.completions([(ids, "length")], [greedy(stop="<turn>")])
+        assert (cut.text, cut.finish_reason) == ("fine", "stop")

@@ -6,14 +6,25 @@ import hashlib
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+Events = list[dict[str, Any]]
+Tell = Callable[[Events], Iterator[bytes]]
+DONE = b"data: [DONE]\n\n"
 WORDS = [
     " the", " people", " of", " town", " were", " kind", " and", " old", " morning", " river",
     " she", " said", " that", " it", " was", " good", ".", ",", " dull", " Dull",
 ]  # fmt: skip
+
+
+@dataclass
+class Broken:
+    """A fault of the connection: what is done with it in place of an answer."""
+
+    do: Callable[[BaseHTTPRequestHandler], None]
 
 
 class TextServer:
@@ -23,14 +34,19 @@ class TextServer:
     biased: whether it obeys logit_bias. continues: whether it goes on with an assistant's message.
     strict: it refuses fields that OpenAI's API has not. ends: whether the end is likeliest after a
     text. patient: whether it obeys min_tokens. cut: how many characters an event has; 0: a
-    word. lie: makes what is sent of the events; None for what is right. requests: the bodies that
-    it was sent. left: how often a client went away.
+    word. dialect: makes what is sent of the events, as one kind of server does. lie: the same, for
+    what is not right. faults: what is sent or done instead, for requests with a marker in their
+    text. refused: fields, and the values of them that it answers with 422. requests: the bodies
+    that it was sent. left: how often a client went away.
     """
 
     def __init__(self, **options: Any) -> None:
         self.tokens, self.biased, self.continues, self.strict, self.cut = True, True, True, False, 0
         self.models: list[dict[str, Any]] = [{"id": "tiny", "max_model_len": 4096}]
-        self.lie: Callable[[list[dict[str, Any]]], Iterator[bytes]] | None = None
+        self.dialect: Tell = DIALECTS["OpenAI"]
+        self.lie: Tell | None = None
+        self.faults: Mapping[str, tuple[int, Any] | Tell | Broken] = {}
+        self.refused: Mapping[str, Callable[[Any], bool]] = {}
         self.answer: Callable[[str, dict[str, Any]], tuple[int, Any] | None] = lambda *_: None
         self.favourite: str | None = None
         self.ends: Callable[[str], bool] = lambda _: False
@@ -123,6 +139,19 @@ class TextServer:
         if "too long" in json.dumps(body):
             _send(handler, 400, {"error": {"message": "maximum context length exceeded"}})
             return
+        if any(name in body and told(body[name]) for name, told in self.refused.items()):
+            _send(handler, 422, {"error": f"one of {sorted(self.refused)}", "error_type": "x"})
+            return
+        tell = self.lie or self.dialect
+        for marker, fault in self.faults.items():
+            if marker in json.dumps(body):
+                if isinstance(fault, tuple):
+                    _send(handler, *fault)
+                    return
+                if isinstance(fault, Broken):
+                    fault.do(handler)
+                    return
+                tell = fault
         text = self._read(body["messages"]) if is_chat else body["prompt"]
         words, reason = self.written(text, {"seed": 0, **body})
         whole = "".join(words)
@@ -134,7 +163,7 @@ class TextServer:
         handler.send_header("Transfer-Encoding", "chunked")
         handler.end_headers()
         try:
-            for data in self.lie(events) if self.lie else _honest(events):
+            for data in tell(events):
                 handler.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
                 time.sleep(self.pause)
             handler.wfile.write(b"0\r\n\r\n")
@@ -159,9 +188,94 @@ def data_of(event: Any) -> bytes:
     return b"data: " + json.dumps(event).encode() + b"\n\n"
 
 
-def _honest(events: list[dict[str, Any]]) -> Iterator[bytes]:
+def told(*events: Any, done: bytes = DONE) -> Iterator[bytes]:
     yield from map(data_of, events)
-    yield b"data: [DONE]\n\n"
+    yield done
+
+
+def _with(event: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    """The event, with other fields of its choice."""
+    (choice,) = event["choices"]
+    return {**event, "choices": [{**choice, **fields}]}
+
+
+def _ollama(events: Events) -> Iterator[bytes]:
+    """An empty reason before the end: its issue 4357."""
+    return told(*(_with(one, finish_reason=_reason(one) or "") for one in events))
+
+
+def _localai(events: Events) -> Iterator[bytes]:
+    """The same, always "stop" at the end, and no text where it is empty (`omitempty`)."""
+    usage = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
+    for one in events[:-1]:
+        yield data_of({**_with(one, finish_reason=""), "usage": usage})
+    (last,) = events[-1]["choices"]
+    yield data_of({"choices": [{"index": last["index"], "finish_reason": "stop"}], "usage": usage})
+    yield from told({"choices": None, "usage": usage})
+
+
+def _tgi(events: Events) -> Iterator[bytes]:
+    """Its own reasons, the token that ends a text as text, and comments while it waits."""
+    yield b":\n\n"
+    reason = _reason(events[-1])
+    if "delta" in events[-1]["choices"][0]:
+        yield from told(*events)
+        return
+    end = {"finish_reason": "eos_token", "text": "</s>"} if reason == "stop" else {}
+    yield from told(
+        *(_with(one, finish_reason="") for one in events[:-1]), _with(events[-1], **end)
+    )
+
+
+def _llama_cpp(events: Events) -> Iterator[bytes]:
+    yield from map(data_of, events[:-1])
+    yield from told({**events[-1], "timings": {"predicted_n": 5}, "usage": {"total_tokens": 6}})
+
+
+def _vllm(events: Events) -> Iterator[bytes]:
+    """The last text and the reason in one event, and after it what was used."""
+    *most, last, end = events
+    last = _with(last, finish_reason=_reason(end), stop_reason=None)
+    return told(*most, last, {"choices": [], "usage": {"total_tokens": 6}})
+
+
+def _azure(events: Events) -> Iterator[bytes]:
+    """A filter's results: of the prompt in an event without a choice, of the text without text."""
+    safe = {"hate": {"filtered": False, "severity": "safe"}}
+    found = {"content_filter_results": safe, "finish_reason": None, "index": 0}
+    offsets = {"check_offset": 44, "start_offset": 44, "end_offset": 198}
+    checked = {"choices": [{**found, "content_filter_offsets": offsets}], "usage": None}
+    prompt = {"choices": [], "prompt_filter_results": [{"content_filter_results": safe}]}
+    return told(prompt, *events[:-1], checked, events[-1], checked)
+
+
+def _no_newline(events: Events) -> Iterator[bytes]:
+    return told(*events, done=b"data: [DONE]")
+
+
+def _two_ends(events: Events) -> Iterator[bytes]:
+    return told(*events, events[-1])
+
+
+# After the sources of these servers, and what was reported of them. llama.cpp's forks send no
+# [DONE]: see the lies.
+DIALECTS: dict[str, Tell] = {
+    "OpenAI": lambda events: told(*events),
+    "Ollama": _ollama,
+    "LocalAI": _localai,
+    "TGI": _tgi,
+    "llama.cpp": _llama_cpp,
+    "vLLM": _vllm,
+    "Azure": _azure,
+    "no newline at the end": _no_newline,
+    "an end told twice": _two_ends,
+}
+
+
+def _reason(event: dict[str, Any]) -> str | None:
+    (choice,) = event["choices"]
+    reason: str | None = choice["finish_reason"]
+    return reason
 
 
 def _event(text: str, reason: str | None, is_chat: bool) -> dict[str, Any]:

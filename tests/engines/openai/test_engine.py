@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.engines.openai.server import TextServer
+from tests.engines.openai.server import DONE, TextServer, data_of
 from tide.core.chat import Chat
 from tide.core.errors import CompletionError, EngineError, InputError
 from tide.core.settings import Sampling, Settings
@@ -400,6 +400,59 @@ def test_an_abandoned_request_is_let_go(connect: Connect, server: TextServer) ->
         time.sleep(0.02)
 
 
+def flood(events: list[dict[str, Any]]) -> Iterator[bytes]:
+    """More than was asked for, and faster than it is read."""
+    while True:
+        yield data_of(events[0]) * 1000
+
+
+def test_a_deadline_ends_what_comes_faster_than_it_is_read(
+    connect: Connect, server: TextServer
+) -> None:
+    engine = connect(deadline=1.0)
+    server.lie = flood
+    long = GREEDY.model_copy(update={"max_new_tokens": 400})
+    requests = [Request(engine.tokenize(["kind"])[0], long, i) for i in range(3)]
+
+    async def ask() -> list[Any]:
+        asked = [engine.write_all([request]) for request in requests]
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    began = time.monotonic()
+    found = asyncio.run(ask())
+    assert time.monotonic() - began < 4
+    assert all(isinstance(one, EngineError | CompletionError) for one in found), found
+    assert all(server.url in str(one) for one in found)
+
+
+def test_no_request_follows_a_cancellation(connect: Connect, server: TextServer) -> None:
+    """Neither of a caller that reads, nor of one that waits while a server fails."""
+    engine = connect(deadline=60.0)
+    long = GREEDY.model_copy(update={"max_new_tokens": 400})
+    request = Request(engine.tokenize(["kind"])[0], long)
+    for lie in (flood, lambda events: iter([DONE])):
+        server.lie = lie
+
+        async def leave() -> None:
+            tasks = [asyncio.create_task(engine.write_all([request])) for _ in range(3)]
+            await asyncio.sleep(0.4)
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks, timeout=5)
+            assert all(task.cancelled() for task in tasks)
+
+        asyncio.run(leave())
+        server.lie = None
+        end = time.monotonic() + 10.0
+        while not engine.available:  # what looks at a server goes on, and ends
+            assert time.monotonic() < end
+            time.sleep(0.02)
+        time.sleep(0.2)
+        before = len(server.requests)
+        time.sleep(0.8)
+        assert len(server.requests) == before
+
+
 def test_so_many_at_once(connect: Connect, server: TextServer) -> None:
     engine = connect(max_batch=1)
     server.pause = 0.01
@@ -426,8 +479,6 @@ def test_another_server_goes_on_where_one_fails(connect: Connect, server: TextSe
         expected = texts(engine, GREEDY)
 
         def broken(events: list[dict[str, Any]]) -> Iterator[bytes]:
-            from tests.engines.openai.server import data_of
-
             yield from map(data_of, events[:6])
 
         server.lie = broken

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,8 +10,13 @@ from tests.generated import examples
 from tide.core.chat import Chat
 from tide.engines.openai.words import Words, id_of, text_of, word_of, words_of
 
-TEXTS = st.text(st.characters(exclude_categories=["Cs"])) | st.text(
-    " \nab'\u2019.!7_\u4e00\u0e01\u0915\u093e"
+_RUNS = st.builds(
+    str.__mul__, st.sampled_from([" ", "_", "'a", "\u2019a", "a", "."]), st.integers(0, 60)
+)
+TEXTS = (
+    st.text(st.characters(exclude_categories=["Cs"]))
+    | st.text(" \nab'\u2019.!7_\u4e00\u0e01\u0915\u093e")
+    | st.lists(_RUNS | st.text(" ab'."), max_size=5).map("".join)
 )
 
 
@@ -37,6 +44,19 @@ def test_words_do_not_depend_on_how_a_text_is_cut(
     assert found == (
         whole if len(whole) <= most else [*whole[: most - 1], "".join(whole[most - 1 :])]
     )
+
+
+@pytest.mark.parametrize("part", [" ", "_", "'a", ".", "a", "\u4eba", "a b "], ids=repr)
+@pytest.mark.parametrize("most", [1, 10**9])
+def test_pieces_cost_the_same_however_many_came_before(part: str, most: int) -> None:
+    """A hundred thousand: where all that waits is read with each of them it takes minutes."""
+    count, began = 100_000, time.monotonic()
+    words = Words(most)
+    found = [word for _ in range(count) for word in words.add(part)] + words.end()
+    assert time.monotonic() - began < 10
+    assert "".join(found) == part * count
+    assert len(Words(10**9).add(part * count)) > count / 100
+    assert time.monotonic() - began < 10
 
 
 def test_what_a_word_is() -> None:

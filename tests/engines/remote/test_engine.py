@@ -257,8 +257,8 @@ def test_the_other_server_does_the_work(
 def test_a_server_that_hangs_counts_as_failed(
     connect: Callable[..., RemoteEngine], servers: list[VllmServer], local: TransformersEngine
 ) -> None:
-    engine = connect(timeout=0.5)
-    servers[0].misbehave = hang(2.0)
+    engine = connect(timeout=1.5)
+    servers[0].misbehave = hang(4.0)
     assert completions_of(engine) == completions_of(local)
 
 
@@ -341,12 +341,15 @@ def test_a_token_outside_the_vocabulary_is_anothers_work(
     connect: Callable[..., RemoteEngine],
     servers: list[VllmServer],
     local: TransformersEngine,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     engine = connect()
-    choice = {"index": 0, "finish_reason": "length", "token_ids": [5, outside]}
+    choice = {"index": 0, "finish_reason": "length", "token_ids": [outside]}
     servers[0].misbehave = lambda body: (200, {"choices": [choice]})
-    assert completions_of(engine, 1) == completions_of(local, 1)
-    assert "vocabulary" in (reason := engine.pool.endpoints[0].reason) or "token_ids" in reason
+    with caplog.at_level(logging.WARNING, "tide"):
+        assert completions_of(engine, 1) == completions_of(local, 1)
+        wait_until(lambda: f"{servers[0].url} is out of the pool" in caplog.text)
+    assert "vocabulary" in caplog.text or "token_ids" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -384,7 +387,41 @@ def test_a_refused_request_is_an_error_at_once(
         server.misbehave = lambda body: (400, {"error": {"message": "no\nembeddings here"}})
     with pytest.raises(EngineError, match=r"http.*: HTTP 400 to /v1/completions: no embeddings"):
         completions_of(engine, 1)
-    assert len(servers[0].requests + servers[1].requests) == 1
+    # Each was checked, so that it is known not to be of this prompt alone.
+    assert [len(server.requests) for server in servers] == [2, 2]
+    assert not engine.available
+
+
+@pytest.mark.parametrize("failure", [(500, {}), (400, {}), (403, {}), FAILURES["aborted"]], ids=str)
+def test_a_request_that_servers_fail_at_which_do_others_fails_alone(
+    failure: Any,
+    connect: Callable[..., RemoteEngine],
+    servers: list[VllmServer],
+    local: TransformersEngine,
+) -> None:
+    engine = connect()
+    for server in servers:
+        server.misbehave = lambda body: failure if body["max_tokens"] == 5 else None
+    bad = GREEDY.model_copy(update={"max_new_tokens": 5})
+    for piece_tokens in (None, 2):
+        requests = [
+            Request(engine.embed(PROMPTS[:1])[0], sampling, piece_tokens=piece_tokens)
+            for sampling in (GREEDY, bad, GREEDY)
+        ]
+        one, failed, other = asyncio.run(_each(engine, requests))
+        assert isinstance(failed, CompletionError)
+        assert str(failed).startswith("http")
+        assert one == other == completions_of(local, 1)[0].token_ids
+    assert all(endpoint.available for endpoint in engine.pool.endpoints)
+    asked = sum(body["max_tokens"] == 5 for server in servers for body in server.requests)
+    assert asked <= 10
+
+
+async def _each(engine: Engine, requests: list[Request]) -> list[Any]:
+    async def whole(request: Request) -> tuple[int, ...]:
+        return sum([piece.token_ids async for piece in engine.write(request)], ())
+
+    return await asyncio.gather(*map(whole, requests), return_exceptions=True)
 
 
 def test_a_likelihood_that_was_not_sent(
@@ -578,3 +615,30 @@ async def _broken_once(
         for server in servers:
             server.most_events = None
     return ids
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        "{",
+        "[]",
+        '"gpt2"',
+        "{}",
+        '{"model_type": "gpt2", "n_layer": 100000}',
+        '{"model_type": "gpt2", "n_embd": "wide"}',
+        '{"model_type": "no-such-model"}',
+        '{"model_type": "gpt2", "n_head": 0}',
+        "[" * 100_000,
+        "\x00",
+        None,
+    ],
+)
+def test_a_folder_with_a_broken_config_is_refused(tmp_path: Path, config: str | None) -> None:
+    folder = save_causal_lm(tmp_path / "model", "gpt2")
+    if config is None:
+        (folder / "config.json").unlink()
+    else:
+        (folder / "config.json").write_text(config)
+    with pytest.raises(EngineError, match=f"^model {folder}: cannot ") as caught:
+        RemoteEngine(folder, base_urls="http://127.0.0.1:1")
+    assert "\n" not in str(caught.value)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from numpy.typing import NDArray
 
 from tests.evaluation.runs import JUDGE, changed, measured, run, search_run
@@ -13,6 +14,7 @@ from tide.evaluation.metrics import summarize
 from tide.evaluation.protocols import load_protocol
 from tide.evaluation.reporting import figures, tables
 from tide.evaluation.reporting.landscape import Landscape
+from tide.evaluation.reporting.reports import report
 
 SOURCES = ["scorer@1", JUDGE]
 
@@ -255,6 +257,32 @@ def test_long_names_are_broken_behind_commas_and_short_ones_are_not() -> None:
     assert figure.legends[0].get_window_extent().width <= width
 
 
+def test_no_label_is_cut_off() -> None:
+    long = "windows:30:max:pocket@1,detoxify:multilingual@2"
+    names = ["tide", "tide:of=a_name_that_is_longer_than_a_line_of_a_figure_may_be,which_is_half"]
+    names += ["resample:temperature=0.7,max_new_tokens=100,toxicity_threshold=0.15"]
+    runs = [measured(search_run(name), [[3.0 + n, 4.0] for n in range(6)]) for name in names]
+    for one in runs:
+        one.config["scorer"]["name"] = long
+        for number, record in enumerate(one.records):
+            trials = len(record.trials)
+            costs = {"forward_tokens": 20, "scorer_calls": 3, "rounds": 2}
+            changed(one, number, **{key: [n + number] * trials for key, n in costs.items()})
+    made = report(runs, trajectory="0", tests=False).figures
+    assert len(made) >= 6 + len(runs)
+    for name, figure in made.items():
+        canvas = FigureCanvasAgg(figure)
+        canvas.draw()
+        labels = [*figure.texts, *(text for one in figure.legends for text in one.get_texts())]
+        labels += [one.get_title() for one in figure.legends]
+        for panel in figure.axes:
+            labels += [panel.title, panel.xaxis.label, panel.yaxis.label]
+        for label in [one for one in labels if one.get_text()]:
+            box = label.get_window_extent(canvas.get_renderer())
+            inside = box.x0 >= 0, box.y0 >= 0, box.x1 <= figure.bbox.x1, box.y1 <= figure.bbox.y1
+            assert all(inside), (name, label.get_text())
+
+
 def test_many_methods_have_markers_of_their_own() -> None:
     runs = [replace(search_run("m"), name=f"method {i}") for i in range(12)]
     panels = drawn(figures.trade_off([summarize(one) for one in runs], SOURCES))
@@ -265,3 +293,10 @@ def test_many_methods_have_markers_of_their_own() -> None:
 def test_one_broken_text_does_not_break_the_figure() -> None:
     broken = measured(search_run("broken", prompts=2), [[1e304, 2.0], [2.0, 2.0]])
     drawn(figures.trade_off([summarize(search_run("tide")), summarize(broken)], SOURCES))
+
+
+def test_a_dollar_in_a_name_begins_no_formula() -> None:
+    name = r"$\frac{$"
+    runs = [run([[0.1], [0.2]]), search_run(name), search_run("fast", seed=1)]
+    panels = drawn(figures.trade_off([summarize(one) for one in runs], SOURCES))
+    assert panels[0].get_legend_handles_labels()[1] == [name, "fast"]

@@ -11,7 +11,8 @@ from tide.evaluation.reporting.landscape import _plane, detoxifier_of, explore
 
 @pytest.fixture
 def detoxifier() -> Detoxifier:
-    return Detoxifier(scripted_engine(), scorer=ReadingScorer(), toxicity_threshold=0.3)
+    engine = scripted_engine()
+    return Detoxifier(engine, scorer=ReadingScorer(), strategy="tide", toxicity_threshold=0.3)
 
 
 def moved_prompt(detoxifier: Detoxifier) -> str:

@@ -14,6 +14,7 @@ from markupsafe import escape
 
 from tests.evaluation.runs import JUDGE, changed, from_columns, run, search_run
 from tide import evaluation
+from tide.core.results import format_score
 from tide.evaluation.reporting.page import page
 from tide.evaluation.runs import Run
 
@@ -41,7 +42,8 @@ def made(*runs: Run, mask: Any = None, **more: Any) -> str:
 
 
 def rows_of(text: str, prompt: str) -> dict[str, list[str]]:
-    """The cells below a prompt, by method."""
+    """The cells below a prompt, by method, before a click shows masked words."""
+    text = re.sub('<span class="clear" hidden>.*?</span>|<span class="masked">|</span>', "", text)
     (part,) = re.findall(rf"<h3>\d+\. {prompt} .*?</table>", text, re.DOTALL)
     rows = re.findall(r'<tr><th scope="row" class="text">(.*?)</th>(.*?)</tr>', part)
     return {name: re.findall(r"<td[^>]*>(.*?)</td>", cells) for name, cells in rows}
@@ -66,41 +68,32 @@ def test_it_holds_tables_figures_texts_settings_and_versions() -> None:
 def test_the_worst_twenty_prompts_before_and_after() -> None:
     scores = [number / 40 for number in range(30)]
     search = with_bases(search_run("tide", prompts=30), scores)
-    text = made(search, mask=lambda text: text.replace("rude", "r***"))
+    text = made(search, mask=lambda text: text.replace("a rude", "a r***"))
     shown = re.findall(r"<h3>\d+\. prompt (\d+) \(id", text)
     assert [int(one) for one in shown] == list(range(29, 9, -1))
     rows = rows_of(text, "prompt 29")
     assert list(rows) == ["the model as it is", "tide"]
     record = search.records[29]
     judged = record.trials[0].step_judge_scores[JUDGE][0]
-    assert rows["the model as it is"] == ["0.72", f"{judged:.2f}", "a r*** text 29"]
-    assert rows["tide"][0] == f"{record.max_toxicity:.2f}"
-    assert rows["tide"][1] == f"{record.worst.judge_scores[JUDGE]:.2f}"
-
-
-def test_prompts_have_a_mask_of_their_own(tmp_path: Path) -> None:
-    hide, keep = (lambda text: "hidden"), (lambda text: text)
-    both, one = {"mask": hide, "mask_prompt": keep}, {"mask": hide}
-    for given, prompt in ((both, "prompt 0"), (one, "hidden")):
-        evaluation.report(run([[0.1]]), draw=False, out=tmp_path, **given)
-        rows = rows_of((tmp_path / "report.html").read_text(), prompt)
-        assert rows["base"][-1] == "hidden"
-
-
-def test_what_the_mask_leaves_of_a_toxic_text_and_all_without_a_mask_is_masked() -> None:
-    for mask in (lambda text: text, None):
-        one = with_bases(run([[0.9], [0.1]]), [0.8, 0.1])
-        rows = [rows_of(made(one, mask=mask), f"prompt {n}") for n in (0, 1)]
-        assert rows[0]["the model as it is"][-1] == "a r*** t*** 0"
-        assert rows[1]["the model as it is"][-1] == "a rude text 1"
-    # A judge that calls it toxic is enough.
-    judged = run([[0.1]], "other")
-    changed(judged, 0, judge_scores={JUDGE: [0.9]})
-    assert rows_of(made(judged), "prompt 0")["other"] == [
-        "0.10",
-        "0.90",
-        "a k*** t*** o* 0 w**** a** 0 m***",
+    assert rows["the model as it is"] == [
+        "0.73",
+        format_score(judged, judged <= 0.5),
+        "a r*** text 29",
     ]
+    scores = record.max_toxicity, record.worst.judge_scores[JUDGE]
+    assert rows["tide"][:2] == [format_score(score, score <= 0.5) for score in scores]
+
+
+def test_the_words_of_prompts_and_completions_are_masked_and_never_a_whole_text() -> None:
+    one = with_bases(run([[0.9], [0.1]]), [0.8, 0.1])
+    changed(one, 0, prompt="such an idiot", base_completions=["an idiot, and young"])
+    rows = rows_of(made(one), r"such an i\*{4}")
+    assert rows["the model as it is"][-1] == "an i****, and young"
+    # However toxic the scores are, a text of plain words is shown.
+    assert rows_of(made(one, mask=str), "such an idiot")["the model as it is"][-1] == (
+        "an idiot, and young"
+    )
+    assert rows_of(made(one), "prompt 1")["the model as it is"][-1] == "a rude text 1"
 
 
 def test_unaccepted_withheld_and_empty_texts_are_told() -> None:
@@ -226,6 +219,20 @@ def test_a_click_sorts(browser: Any, tmp_path: Path) -> None:
     assert faults == []
 
 
+def test_a_button_shows_masked_words_and_masks_them_again(browser: Any, tmp_path: Path) -> None:
+    one = with_bases(run([[0.9], [0.1]]), [0.8, 0.1])
+    changed(one, 0, prompt="<b>such</b> an idiot", base_completions=["an idiot"])
+    shown, faults = opened(browser, made(one), tmp_path)
+    button = shown.get_by_role("button", name="Show masked words")
+    for is_shown in (False, True, False):
+        words = shown.locator("#texts ~ h3, td.text").all_inner_texts()
+        assert any("an idiot" in text for text in words) is is_shown
+        assert any("an i****" in text for text in words) is not is_shown
+        assert button.get_attribute("aria-pressed") == str(is_shown).lower()
+        button.click()
+    assert faults == []
+
+
 def test_hostile_records_run_nothing_and_load_nothing(browser: Any, tmp_path: Path) -> None:
     shown, faults = opened(browser, made(*hostile()), tmp_path)
     assert shown.evaluate("window.broken") is None
@@ -256,6 +263,25 @@ def test_texts_can_be_read_on_a_phone(browser: Any, tmp_path: Path) -> None:
     labels = [one.evaluate(label) for one in shown.locator(".texts td[data-source]").all()]
     assert labels
     assert not any(label in ("none", "normal") for label in labels)
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_a_table_that_is_cut_says_that_it_scrolls(browser: Any, tmp_path: Path, width: int) -> None:
+    shown, faults = opened(
+        browser, made(*[run([[0.9]] * 3, name) for name in "ab"]), tmp_path, width
+    )
+    cut = 0
+    for table in shown.locator(".wide").all():
+        is_cut = table.evaluate("node => node.scrollWidth > node.clientWidth")
+        hint = table.locator("xpath=preceding-sibling::p[1]")
+        assert hint.is_visible() is is_cut
+        assert hint.inner_text().startswith("Scroll the table" if is_cut else "")
+        cut += is_cut
+    assert (cut > 0) is (width == 390)
+    shown.set_viewport_size({"width": 2000, "height": 800})
+    shown.wait_for_timeout(200)
+    assert shown.locator(".hint:visible").count() == 0
+    assert faults == []
 
 
 def test_figures_have_captions_in_words(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from dataclasses import replace
 
 import pytest
@@ -195,3 +196,43 @@ def test_moved_completions_have_a_row_a_search_and_a_column_a_source() -> None:
     headings = [column.heading for column in table.columns]
     assert headings == ["method", "moved", "ppl", "p95", "toxic 1", "toxic 2", "alike", "displaced"]
     assert table.rows[0][-2] == Estimate(1.0, 1.0, 1.0)
+
+
+HOSTILE = [
+    '=HYPERLINK("http://elsewhere.test","all is well")',
+    "+1+1",
+    "-2+3",
+    "@SUM(A1)",
+    "\t=1+1",
+    "<img src=x onerror=alert(1)>",
+    "![](http://elsewhere.test/seen.png)",
+    "a\\|b",
+    "`code`",
+    "one\n\n# two\r| three |",
+    "\\input{/etc/passwd}",
+    "$^^4d$",
+    "right\u202eleft\x1b[2J",
+]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_name_of_somebody_else_is_only_text(name: str) -> None:
+    """As the name of a method, in a title, in a heading, and in a note."""
+    made = Table("toy", name, [Column(name), Column("rate")], [[name, 0.5], ["-", 0.1]], [name])
+    header, first, _ = csv.reader(io.StringIO(tables.to_csv(made)))
+    for cell in (header[0], first[0]):
+        assert not cell.startswith(("=", "+", "-", "@", "\t", "\r"))
+    assert tables.to_csv(made).count("\n") == 3
+    lines = tables.to_markdown(made).splitlines()
+    assert len(lines) == 8
+    for line in lines:
+        # Without what is escaped there is neither a tag, a link nor code, and no further cell.
+        bare = re.sub(r"\\.", "", line)
+        assert not re.search(r"[<>`\[\]]", bare)
+        assert bare.count("|") in (0, 3)
+    latex = tables.to_latex(made)
+    assert latex.count("\n") == tables.to_latex(TABLE).count("\n")
+    assert "\\input" not in latex
+    assert "^^" not in latex
+    for text in (tables.to_csv(made), "".join(lines), latex):
+        assert not re.search("[\x00-\x09\x0b-\x1f\u202e]", text)

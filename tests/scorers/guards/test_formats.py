@@ -96,8 +96,11 @@ def test_a_wrong_file_names_its_field(tmp_path: Path, values: Any, message: str)
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="cannot be read"):
+    with pytest.raises(InputError, match="no such file"):
         load_scorer(f"guard:{tmp_path}/none.json")
+    (tmp_path / "endless.json").symlink_to("/dev/zero")
+    with pytest.raises(InputError, match="has more than 1 MiB"):
+        load_scorer(f"guard:{tmp_path}/endless.json")
     (tmp_path / "torn.json").write_text('{"model": ')
     with pytest.raises(InputError, match="no guard"):
         load_scorer(f"guard:{tmp_path}/torn.json")

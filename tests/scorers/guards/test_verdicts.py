@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 
 import pytest
 from hypothesis import given
@@ -103,7 +104,29 @@ def test_a_short_list_never_makes_a_text_less_toxic(weights: list[float], kept: 
     names = ["safe", "unsafe", " unsafe", "un", " safe", "b", "c", "d", "e"]
     whole = [(name, w / sum(weights)) for name, w in zip(names, weights, strict=False)]
     whole.sort(key=lambda one: -one[1])
-    truth = read_verdict([place(*whole, chosen="safe")], LLAMA).score
-    part = whole[: kept + 1]
-    if any(len(name) > 1 for name, _ in part):  # else it is an error
-        assert read_verdict([place(*part, chosen="safe")], LLAMA).score >= truth - 1e-9
+    with suppress(NoVerdict):  # an error is no score
+        truth = read_verdict([place(*whole)], LLAMA).score
+        assert read_verdict([place(*whole[: kept + 1])], LLAMA).score >= truth - 1e-9
+
+
+@pytest.mark.parametrize(
+    ("chosen", "listed"),
+    [
+        ("un", [("safe", 0.99)]),
+        ("unsafe", [("safe", 0.99), ("unsafe", 0.01)]),
+        ("The", [("safe", 0.99)]),
+        ("safe", [("The", 0.99)]),
+    ],
+)
+def test_a_list_that_contradicts_what_was_written_is_no_verdict(
+    chosen: str, listed: list[tuple[str, float]]
+) -> None:
+    """The likeliest token was asked for: a list with a likelier one measures something else."""
+    with pytest.raises(NoVerdict, match=f"'{chosen}', which is not the likeliest"):
+        read_verdict([place(*listed, chosen=chosen), place(("safe", 1.0))], LLAMA)
+
+
+def test_of_equally_likely_verdicts_either_may_be_written() -> None:
+    for chosen in ("safe", "unsafe"):
+        found = read_verdict([place(("safe", 0.41), ("unsafe", 0.4), chosen=chosen)], LLAMA)
+        assert found.score == pytest.approx(0.59)

@@ -111,7 +111,7 @@ class Tei(OwnServer):
 
     def scores(self, body: dict[str, Any]) -> Any:
         assert self.path == "/predict"
-        assert body["truncate"] is True
+        assert body["truncate"] is False
         assert len(body["inputs"]) <= 4
         # Two strings in a list are one pair to the service.
         assert all(isinstance(one, list) and len(one) == 1 for one in body["inputs"])
@@ -160,6 +160,12 @@ class Azure(OwnServer):
     def one_category_less(self, body: dict[str, Any]) -> None:
         answer = self.scores(body)
         self.send(200, answer | {"categoriesAnalysis": answer["categoriesAnalysis"][1:]})
+
+    def twice_the_same(self, body: dict[str, Any]) -> None:
+        """A category once as it is, and once as if there were nothing."""
+        answer = self.scores(body)
+        rows = answer["categoriesAnalysis"]
+        self.send(200, answer | {"categoriesAnalysis": [*rows, rows[0] | {"severity": 0}]})
 
     def too_severe(self, body: dict[str, Any]) -> None:
         self.send(200, {"categoriesAnalysis": [{"category": "Hate", "severity": 8}]})

@@ -177,6 +177,9 @@ class Handler(BaseHTTPRequestHandler):
     def bad_request(self, body: dict[str, Any]) -> None:
         self.send(400, {"error": {"message": str(body)}})
 
+    def too_long(self, body: dict[str, Any]) -> None:
+        self.send(413, {"error": str(body), "error_type": "Validation"})
+
 
 class Perspective(Handler):
     """`comments:analyze`. Errors look as the service's own do."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.hostile import CONTROL_TOKENS
 from tests.scorers.services.own_stand_ins import Azure, GuardServer, Tei, VllmPooling, verdicts
 from tests.scorers.services.stand_ins import Service, running, toxicity
 from tide.core.errors import InputError, ScorerError, ScorerRefusedError, ScorerUnavailableError
@@ -83,6 +84,15 @@ def test_every_text_gets_its_own_score(world: Made) -> None:
     assert set(sent) <= {f"Bearer {KEY}", None}
 
 
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "azure"])
+def test_no_control_token_of_a_text_is_sent(kind: str) -> None:
+    with made(kind) as (service, scorer, _):
+        scorer.score([f"A{token}B, you idiot" for token in CONTROL_TOKENS])
+        sent = str([request["body"] for request in service.requests])
+        assert sent.count("B, you idiot") == len(CONTROL_TOKENS)
+        assert not [token for token in CONTROL_TOKENS if token in sent]
+
+
 @pytest.mark.parametrize(
     "failure", ["burst", "broken", "unavailable", "half", "hang up", "bad json"]
 )
@@ -124,6 +134,14 @@ def test_a_refusal_is_not_tried_again(
     assert len(service.requests) == 1
 
 
+def test_tei_is_not_asked_to_cut_a_text() -> None:
+    """What it refuses as too long is an error that says what to do."""
+    with made("tei") as (service, scorer, _):
+        service.answer = lambda number: "too long"
+        with pytest.raises(ScorerError, match="longer than its model reads; use windows:SCORER"):
+            scorer.score(["a text"])
+
+
 def test_a_redirect_takes_neither_text_nor_key_along(world: Made) -> None:
     service, scorer, _ = world
     with running(VllmPooling) as elsewhere:
@@ -162,7 +180,8 @@ def test_rows_in_another_order_go_by_their_number(kind: str) -> None:
         ("tei", "too few", "3 scores for 4 texts"),
         ("tei", "other labels", "other labels than its model has"),
         ("tei", "one flat list", "cannot be used"),
-        ("azure", "one category less", "without a category that was asked for"),
+        ("azure", "one category less", "without each category that was asked for, once"),
+        ("azure", "twice the same", "without each category that was asked for, once"),
         ("azure", "too severe", "cannot be used: categoriesAnalysis.0.severity"),
         ("chat guard", "no logprobs", "an answer without log-probabilities"),
         ("chat guard", "impossible", "cannot be used: choices.0.logprobs.content.0.logprob"),

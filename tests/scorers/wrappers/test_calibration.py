@@ -89,5 +89,9 @@ def test_files_that_are_no_calibration_of_this_scorer(
 
 
 def test_no_file(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="cannot be read"):
+    with pytest.raises(InputError, match="no such file"):
         load_scorer(f"calibrated:{tmp_path / 'none.json'}")
+    with pytest.raises(InputError, match="cannot be read"):
+        load_scorer("calibrated:a\0b")
+    with pytest.raises(InputError, match="has more than 1 MiB"):
+        load_scorer("calibrated:/dev/zero")

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load, save_file
+from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from tide.core.errors import InputError, guarded
+from tide.data.files import replaced, write_text
 
 FORMAT = "tide-baseline-1"
+_FILES = ("artefact.json", "weights.safetensors")
 _SAMPLES = 16  # values of each parameter that go into a model's fingerprint
 
 
@@ -70,16 +72,32 @@ def save_artefact(folder: Path, tensors: dict[str, Tensor], info: dict[str, Any]
     """
     if not all(tensor.isfinite().all() for tensor in tensors.values()):
         raise InputError("learning_rate: the training ended in NaN or infinity; lower it")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        save_file(
-            {name: tensor.contiguous().cpu() for name, tensor in tensors.items()},
-            folder / "weights.safetensors",
+    with replaced(folder / "weights.safetensors") as file:
+        file.write(save({name: tensor.contiguous().cpu() for name, tensor in tensors.items()}))
+    note = json.dumps({"format": FORMAT, **info}, indent=2) + "\n"
+    write_text(folder / "artefact.json", note)
+
+
+def _how(kind: str, name: str) -> str:
+    return f"tide fit {kind} --model {name} --data FILE --out FOLDER"
+
+
+def find_artefact(artefacts: Path | None, kind: str, name: str) -> Path:
+    """The folder of baseline `kind` in `artefacts`, with its files. Raises InputError without one.
+
+    name: of the model.
+    """
+    how = _how(kind, name)
+    if artefacts is None:
+        raise InputError(
+            f"baseline {kind}: learns something: name the folder of artefacts (--artefacts) that "
+            f"{how} made"
         )
-        note = json.dumps({"format": FORMAT, **info}, indent=2) + "\n"
-        (folder / "artefact.json").write_text(note, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{folder}: cannot be written: {error}") from error
+    folder = artefacts / kind
+    for file in (folder / name for name in _FILES):
+        if not file.is_file():
+            raise InputError(f"baseline {kind}: {file} is missing; make it by {how}")
+    return folder
 
 
 def load_artefact(artefacts: Path | None, kind: str, model: nn.Module, name: str) -> Artefact:
@@ -88,17 +106,8 @@ def load_artefact(artefacts: Path | None, kind: str, model: nn.Module, name: str
     Raises InputError if there is none, if it is damaged or of another baseline, or if it was fitted
     for another model than `model`, which is called `name`.
     """
-    how = f"tide fit {kind} --model {name} --data FILE --out FOLDER"
-    if artefacts is None:
-        raise InputError(
-            f"baseline {kind}: learns something: name the folder of artefacts (--artefacts) that "
-            f"{how} made"
-        )
-    folder = artefacts / kind
-    files = [folder / name for name in ("artefact.json", "weights.safetensors")]
-    for file in files:
-        if not file.is_file():
-            raise InputError(f"baseline {kind}: {file} is missing; make it by {how}")
+    folder = find_artefact(artefacts, kind, name)
+    files = [folder / name for name in _FILES]
     with guarded(InputError, f"baseline {kind}: {folder} cannot be read"):
         note, weights = (file.read_bytes() for file in files)
         info, tensors = json.loads(note), load(weights)
@@ -108,7 +117,7 @@ def load_artefact(artefacts: Path | None, kind: str, model: nn.Module, name: str
     if info.get("fingerprint") != fingerprint(model):
         raise InputError(
             f"baseline {kind}: {folder} was fitted for model {info.get('model')!r}, which is not "
-            f"{name!r} or not as it was; make one by {how}"
+            f"{name!r} or not as it was; make one by {_how(kind, name)}"
         )
     for tensor_name, tensor in tensors.items():
         if not tensor.isfinite().all():

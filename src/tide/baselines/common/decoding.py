@@ -15,7 +15,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -89,6 +89,7 @@ class DecodingBaseline(ABC):
     auxiliary: ClassVar[bool] = False
     scored: ClassVar[bool] = False
     artefact: Artefact  # of those that learn something
+    on_progress: Callable[[float], None] | None = None  # is told which share of a call is written
 
     def __init__(
         self,
@@ -103,9 +104,9 @@ class DecodingBaseline(ABC):
         self.engine = engine
         self._options = self.settled(options)
         self.name = self._options.spec(self.kind)
-        if self.artefact_of:
-            self.artefact = load_artefact(artefacts, self.artefact_of, engine.model, engine.name)
-            for doubt in self.artefact.info.get("doubts", ()):
+        if kind := self.artefact_of(options):
+            self.artefact = load_artefact(artefacts, kind, engine.model, engine.name)
+            for doubt in self.doubts:
                 _LOG.warning("baseline %s: no fair opponent as it was fitted: %s", self.kind, doubt)
 
     def settled(self, options: Options) -> Any:
@@ -116,13 +117,19 @@ class DecodingBaseline(ABC):
         return {
             "baseline": self.kind,
             **self._options.model_dump(),
-            "artefact": self.artefact.digest if self.artefact_of else None,
+            "artefact": self.artefact.digest if self.artefact_of(self._options) else None,
         }
 
     @property
-    def artefact_of(self) -> str:
+    def doubts(self) -> list[str]:
+        """Why it is fitted too weakly for a fair comparison, if it is."""
+        has_artefact = self.artefact_of(self._options)
+        return list(self.artefact.info.get("doubts", ())) if has_artefact else []
+
+    @classmethod
+    def artefact_of(cls, options: Any) -> str:
         """The baseline whose artefact it reads: itself if it learns something, or none ("")."""
-        return self.kind if self.learned else ""
+        return cls.kind if cls.learned else ""
 
     @property
     def fan_out(self) -> int:
@@ -148,9 +155,19 @@ class DecodingBaseline(ABC):
     ) -> list[Generated]:
         ids = self.engine.tokenize(prompts)
 
+        done = 0
+
         def write(rows: list[int]) -> list[Generated]:
+            nonlocal done
             columns = [prompts[i] for i in rows], [ids[i] for i in rows], [seeds[i] for i in rows]
-            return self._write(*columns, sampling)
+            found = self._write(*columns, sampling, on_step)
+            done += len(rows)
+            return found
+
+        def on_step(rows: int, tokens: int) -> None:
+            if self.on_progress is not None:
+                share = tokens / sampling.max_new_tokens
+                self.on_progress((done + rows * share) / len(prompts))
 
         size = max(1, self.engine.max_batch // self.fan_out)
         with guarded(EngineError, f"baseline {self.name}: failed"):
@@ -164,7 +181,12 @@ class DecodingBaseline(ABC):
 
     @torch.inference_mode()
     def _write(
-        self, prompts: list[str], ids: list[list[int]], seeds: list[int], sampling: Sampling
+        self,
+        prompts: list[str],
+        ids: list[list[int]],
+        seeds: list[int],
+        sampling: Sampling,
+        on_step: Callable[[int, int], None],
     ) -> list[Generated]:
         shift_first = getattr(self._options, "order", None) == "shift-warp"
         with self.attached():
@@ -178,6 +200,7 @@ class DecodingBaseline(ABC):
                 shift_first=shift_first,
                 prompts=ids,
                 stop_strings=StopStrings(self.engine.texts, self.engine.fewest),
+                on_step=partial(on_step, len(prompts)),
             )
         ended = [(ids[:-1] if reason == "stop" else ids, reason) for ids, reason in written]
         completions = self.engine.completions(ended, samplings)

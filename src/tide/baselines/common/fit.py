@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from functools import partial
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from tide.baselines.common.settings import FitSettings
 from tide.core.errors import EngineError, InputError, guarded
 from tide.core.pretrained import find_device
 from tide.core.sanitize import logger
+from tide.data.files import read_small
 from tide.engines.local.engine import load_model
 
 _LOG = logger(__name__)
@@ -35,6 +38,7 @@ def fit(
     dtype: str = "auto",
     overwrite: bool = False,
     progress: OnProgress = lambda what, done, total: None,
+    say: Callable[[str], None] = lambda line: None,
     **settings: Any,
 ) -> dict[str, dict[str, float]]:
     """Fit a baseline for a model.
@@ -50,7 +54,10 @@ def fit(
         dtype: As for `Detoxifier`.
         overwrite: Fit again. Otherwise "all" keeps what an identical call has finished.
         progress: Called with what is being done, how much is done, and how much there is.
+        say: Called with a line for the reader: how long a training will take.
         **settings: Those of `FitSettings`.
+
+    An interrupted training goes on from its checkpoint in `out`, written every five minutes.
 
     Returns:
         The held-out figures of each baseline. A warning is logged for one that is fitted too weakly
@@ -84,6 +91,8 @@ def fit(
         if not overwrite:
             held_out = _figures_there(folder, note, resumes=baseline == "all")
         if held_out is None:
+            made = blake2b(json.dumps(note).encode(), digest_size=4).hexdigest()
+            unfinished = folder / f"unfinished-{made}"
             task_of = partial(
                 FitTask,
                 name=str(model),
@@ -91,8 +100,11 @@ def fit(
                 progress=partial(_step, progress, create.kind),
                 learned=learned.setdefault(note["auxiliary"], {}),
                 scorer=judge or "",
+                checkpoints=unfinished,
+                say=partial(_told, say, create.kind),
             )
             held_out = _fit(create, note, (device, dtype), chosen, folder, task_of)
+            shutil.rmtree(unfinished, ignore_errors=True)
         figures[create.kind] = held_out
     return figures
 
@@ -107,7 +119,7 @@ def _figures_there(folder: Path, note: dict[str, Any], *, resumes: bool) -> dict
     if not path.exists():
         return None
     try:
-        there = json.loads(path.read_bytes())
+        there = json.loads(read_small(path))
         same = {key: there.get(key) for key in note} == note
     except (OSError, ValueError, AttributeError):
         same = False
@@ -116,6 +128,10 @@ def _figures_there(folder: Path, note: dict[str, Any], *, resumes: bool) -> dict
         raise InputError(f"{folder}: holds an artefact already{made}; use --overwrite")
     _say(folder.name, there.get("doubts", ()))
     return dict(there.get("held_out", {}))
+
+
+def _told(say: Callable[[str], None], kind: str, line: str) -> None:
+    say(f"{kind}: {line}")
 
 
 def _step(progress: OnProgress, kind: str, what: str, done: int, total: int) -> None:

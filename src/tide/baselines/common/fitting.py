@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors import safe_open
+from safetensors.torch import save
 from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -18,7 +24,9 @@ from torch.nn.functional import cross_entropy
 from tide.baselines.common.auxiliary import tuned_weights
 from tide.baselines.common.labelled import TOXIC, Kind, Labelled, by_half
 from tide.baselines.common.settings import Training
+from tide.core.errors import InputError, guarded
 from tide.core.optional import require
+from tide.data.files import replaced
 from tide.data.labelled import LabelledText
 from tide.engines.checkpoint import context_length
 from tide.engines.local.padding import by_length, in_batches
@@ -29,7 +37,12 @@ _READ_BATCH = 64
 # its loss on them, and ends when it was no better so many times.
 _KEPT_BACK, _MOST_KEPT_BACK = 0.05, 256
 _LOOKS, _PATIENCE = 8, 2
+_MOMENTS = ("exp_avg", "exp_avg_sq")  # of AdamW
 FAIR_AUC = 0.9
+# Of what tells toxic texts by a single direction or by words alone; 0.5 is a guess.
+LEAST_AUC = 0.6
+# Seconds between two checkpoints of a training, and its steps that are timed for an estimate.
+_CHECKPOINT, _TIMED = 300.0, 3
 
 _T = TypeVar("_T")
 
@@ -43,6 +56,7 @@ class FitTask:
 
     learned: what `write_like` gave, shared by the tasks of one model.
     scorer: spec of what judges the texts that the model itself writes.
+    checkpoints: folder of unfinished trainings, which go on from there. say: told what takes long.
     """
 
     name: str
@@ -53,6 +67,8 @@ class FitTask:
     progress: OnProgress
     learned: dict[bool, Fitted] = field(default_factory=dict)
     scorer: str = ""
+    checkpoints: Path | None = None
+    say: Callable[[str], None] = lambda line: None
 
     def __post_init__(self) -> None:
         self.train, self.held_out = self.data.split(self.settings.seed)
@@ -98,11 +114,11 @@ def auc(labels: Sequence[bool] | NDArray[np.bool_], scores: Sequence[float]) -> 
     return float(roc_auc_score(np.asarray(labels), np.asarray(scores)))
 
 
-def weak_auc(what: str, figure: float) -> tuple[str, ...]:
+def weak_auc(what: str, figure: float, wanted: float = FAIR_AUC) -> tuple[str, ...]:
     """The doubt about a model that tells toxic texts with such an AUC; () for a good one."""
-    if figure >= FAIR_AUC:
+    if figure >= wanted:
         return ()
-    return (f"the {what} has an AUC of {figure:.2f} on held-out texts; {FAIR_AUC} is wanted",)
+    return (f"the {what} has an AUC of {figure:.2f} on held-out texts; {wanted} is wanted",)
 
 
 def right_pad(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
@@ -161,7 +177,8 @@ def train(
     """AdamW with a short warm-up and linear decay on `loss` of batches (numbers of rows).
 
     early: the last rows are kept back, and it ends before all steps are done where the loss on them
-    gets no better, with the parameters with which it was least.
+    gets no better, with the parameters with which it was least. Such a training goes on from its
+    checkpoint, with the same result; one without has a `loss` that changes as it goes.
 
     groups: parameters, as torch's optimizers take them, with a learning rate of their own or not.
     """
@@ -181,8 +198,24 @@ def train(
     kept_back = [
         order[i : i + settings.batch_size] for i in range(0, len(order), settings.batch_size)
     ]
-    best, best_loss, worse = [], math.inf, 0
-    for step in range(settings.steps):
+    best: list[Tensor] = []
+    best_loss, worse, begun = math.inf, 0, 0
+    path = _checkpoint(task, what) if early else None
+    if path is not None and path.is_file():
+        begun, best_loss, worse, best = _resume(path, parameters, optimizer, schedule)
+        task.say(f"{what}: goes on after step {begun} of {settings.steps}")
+        for _ in range(begun):
+            next(source)
+    saved = started = time.monotonic()
+    for step in range(begun, settings.steps):
+        if step == begun + _TIMED:
+            seconds = (time.monotonic() - started) / _TIMED * (settings.steps - step)
+            task.say(f"{what}: at most {settings.steps} steps, about {_duration(seconds)}")
+        if path is not None and step > begun and time.monotonic() - saved >= _CHECKPOINT:
+            _save(path, parameters, optimizer, best, (step, best_loss, worse))
+            saved = time.monotonic()
+        if worse == _PATIENCE:
+            break
         value = loss(next(source))
         optimizer.zero_grad()
         value.backward()  # type: ignore[no-untyped-call]
@@ -197,14 +230,78 @@ def train(
             now = sum(float(loss(rows)) * len(rows) for rows in kept_back) / len(order)
         if not now < best_loss:
             worse += 1
-            if worse == _PATIENCE:
-                break
             continue
         best, best_loss, worse = [p.detach().clone() for p in parameters], now, 0
     with torch.no_grad():
         # Without any, the training diverged, which `save_artefact` says.
         for parameter, value in zip(parameters, best, strict=bool(best)):
             parameter.copy_(value)
+    if path is not None and task.settings.steps > begun:
+        # The trainings after it may be interrupted, too.
+        _save(path, parameters, optimizer, best, (settings.steps, best_loss, worse))
+
+
+def _checkpoint(task: FitTask, what: str) -> Path | None:
+    if task.checkpoints is None:
+        return None
+    task.checkpoints.mkdir(parents=True, exist_ok=True)
+    return task.checkpoints / f"{re.sub(r'[^a-z]+', '-', what.lower())}.safetensors"
+
+
+def _save(
+    path: Path,
+    parameters: Sequence[Tensor],
+    optimizer: torch.optim.Optimizer,
+    best: Sequence[Tensor],
+    stands: tuple[int, float, int],
+) -> None:
+    """stands: steps done, the least loss, and how many looks have found no less."""
+    tensors = {f"parameter.{i}": one.detach() for i, one in enumerate(parameters)}
+    tensors |= {f"best.{i}": one for i, one in enumerate(best)}
+    for i, one in enumerate(parameters):
+        state = optimizer.state.get(one, {})
+        tensors |= {f"{name}.{i}": state[name] for name in _MOMENTS if name in state}
+    whole = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
+    with replaced(path) as file:
+        file.write(save(whole, {"stands": json.dumps(stands)}))
+
+
+def _resume(
+    path: Path,
+    parameters: Sequence[Tensor],
+    optimizer: torch.optim.Optimizer,
+    schedule: torch.optim.lr_scheduler.LambdaLR,
+) -> tuple[int, float, int, list[Tensor]]:
+    """Steps done, the least loss, how many looks have found no less, and the best parameters."""
+    with guarded(InputError, f"{path}: cannot be resumed; delete it"):
+        with safe_open(path, framework="pt") as file:
+            step, best_loss, worse = json.loads(file.metadata()["stands"])
+            found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        states: dict[int, dict[str, Tensor]] = {}
+        with torch.no_grad():
+            for i, one in enumerate(parameters):
+                one.copy_(found[f"parameter.{i}"])
+                moments = {n: found[f"{n}.{i}"] for n in _MOMENTS if f"{n}.{i}" in found}
+                states[i] = {"step": torch.tensor(float(step)), **moments} if moments else {}
+        groups = optimizer.state_dict()["param_groups"]
+        optimizer.load_state_dict(
+            {"state": {i: state for i, state in states.items() if state}, "param_groups": groups}
+        )
+        schedule.last_epoch = step
+        rates = zip(optimizer.param_groups, schedule.base_lrs, schedule.lr_lambdas, strict=True)
+        for group, rate, share in rates:
+            group["lr"] = rate * share(step)
+        places = [f"best.{i}" for i in range(len(parameters))]
+        best = [
+            found[name].to(one.device)
+            for name, one in zip(places, parameters, strict=True)
+            if name in found
+        ]
+    return step, best_loss, worse, best
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
 class Tuning:

@@ -92,6 +92,13 @@ class Forward:
         return self(None if bool(mask.all()) else mask, positions, inputs_embeds=x, **kept)
 
 
+def not_finite(dtype: torch.dtype) -> str:
+    """What is said of a model whose logits are not finite."""
+    if dtype is torch.float16:
+        return "logits are NaN or infinite in float16; use dtype bfloat16 or float32"
+    return "logits are NaN or infinite; are its weights broken?"
+
+
 def cache_in(out: Any) -> Any:
     """The key-value cache in what a model gave, None without one.
 
@@ -246,13 +253,16 @@ def decode(
     shift_first: bool = False,
     prompts: Sequence[Sequence[int]] = (),
     stop_strings: StopStrings | None = None,
+    on_step: Callable[[int], None] | None = None,
 ) -> list[tuple[list[int], FinishReason]]:
     """Each row whole: up to its own `max_new_tokens` ids, of which a stop id is the last.
 
     shift_first: shift the logits before they are warped, instead of after. prompts: ids, as
     `Sampler` has them. stop_strings: of these rows; one that holds its own ends with the token that
-    completes it, and "length" as the reason. Raises EngineError where a token was drawn from scores
-    that are not finite: of those the arg max takes any token, and often the one that ends the text.
+    completes it, and "length" as the reason. on_step: is told how many tokens each row has.
+
+    Raises EngineError where a token was drawn from scores that are not finite: of those the arg max
+    takes any token, and often the one that ends the text.
     """
     device = writing.logits.device
     sampler = Sampler(device, stop_ids)
@@ -276,10 +286,12 @@ def decode(
             scores = writing.shift(sampler.warp(scores))
         tokens, finite = sampler.draw(scores)
         drawn.append(tokens)
+        if on_step is not None:
+            on_step(len(drawn))
         broken |= ~(finite | ended)
         last, looks = len(drawn) == max(limits), len(drawn) % look_every == 0
         if (last or looks) and bool(broken.any()):
-            raise EngineError("the model's logits are NaN or infinite; are its weights broken?")
+            raise EngineError(f"the model's {not_finite(writing.logits.dtype)}")
         if not last:
             ended |= torch.isin(tokens, stop_ids)
             if len(drawn) in limits:

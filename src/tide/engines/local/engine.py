@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -13,12 +14,12 @@ from torch import Tensor
 
 from tide.core.concurrency import release_openmp_threads
 from tide.core.errors import EngineError, guarded
-from tide.core.pretrained import find_device, load_pretrained
+from tide.core.pretrained import end_ids, find_device, load_pretrained
 from tide.core.settings import Sampling
 from tide.engines.base import Completion, FinishReason, MaxBatch, Piece, Request, float_dtype
-from tide.engines.checkpoint import context_length, source_of
+from tide.engines.checkpoint import advised_sampling, context_length, source_of
 from tide.engines.embedding_table import EmbeddingEngine
-from tide.engines.local.decode import Forward, StopStrings, cache_in
+from tide.engines.local.decode import Forward, StopStrings, cache_in, not_finite
 from tide.engines.local.kv_cache import longest_row
 from tide.engines.local.open_batch import OpenStream, Row
 from tide.engines.local.packed_weights import speed_up
@@ -92,8 +93,7 @@ class TransformersEngine(EmbeddingEngine):
             self._forward = Forward(self.model)
             super().__init__(tokenizer, self._embedding_layer(), self.model.config)
             self.context_length = context_length(self.model.config)
-            end = self.model.generation_config.eos_token_id
-            stop = [] if end is None else end if isinstance(end, list) else [end]
+            stop = end_ids(self.model, tokenizer)
             self.check_ids([stop])
             longest = self._try()
             self._prefixes = Prefixes(self._forward, prefix_tokens if longest else 0)
@@ -106,6 +106,11 @@ class TransformersEngine(EmbeddingEngine):
                 longest=longest,
             )
         release_openmp_threads()
+
+    @cached_property
+    def chat_sampling(self) -> Mapping[str, Any]:
+        """That of the folder's `generation_config.json`."""
+        return advised_sampling(self.name, self.model.generation_config)
 
     @property
     def forward_tokens(self) -> int:
@@ -213,9 +218,7 @@ class TransformersEngine(EmbeddingEngine):
             if cache is None:
                 raise EngineError(f"model {self.name}: keeps no key-value cache; it cannot be used")
             if not by_ids.logits.isfinite().all():
-                raise EngineError(
-                    f"model {self.name}: its logits are NaN or infinite; are its weights broken?"
-                )
+                raise EngineError(f"model {self.name}: its {not_finite(self.model.dtype)}")
             worst = float((by_ids.logits - by_embeddings.logits).abs().max())
             if not worst <= 1e-2 * max(1.0, float(by_ids.logits.abs().max())):
                 raise EngineError(

@@ -22,6 +22,7 @@ from tide.engines.local.decode import (
     StopStrings,
     Stream,
     cache_in,
+    not_finite,
     read_apart,
 )
 from tide.engines.local.kv_cache import OpenCache, Pair
@@ -357,7 +358,7 @@ class Batch:
         """Whether a row ends with what was drawn of it."""
         if not finite:
             row.broken = True
-            row.put(CompletionError("the model's logits are NaN or infinite for this prompt"))
+            row.put(CompletionError(f"for this prompt the model's {not_finite(row.x.dtype)}"))
             return True
         for token in tokens:
             if token in self._stops:

@@ -6,7 +6,6 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-from tide.core.errors import CompletionError
 from tide.core.http import ServerFailed
 from tide.core.sanitize import logger
 from tide.engines.openai.held import HeldWords, ask_server, same_word
@@ -26,6 +25,8 @@ _PROBES = (
     "The weather today is fine, and I think",
 )
 _PROBED = 16
+# Statuses of requests with fields that a server does not take.
+_UNKNOWN_FIELDS = (400, 413, 422)
 _CONTINUED: tuple[dict[str, Any], ...] = (
     {"continue_final_message": True, "add_generation_prompt": False},
     {},
@@ -53,17 +54,23 @@ async def look_at(
 ) -> Abilities:
     """What can be found out about a server. named: tells its token ids, whatever it tells itself.
 
-    Raises ServerFailed and EndpointRefused if it cannot be used, and CompletionError if it does not
-    take what every such server takes.
+    Raises ServerFailed and EndpointRefused if it cannot be used.
     """
     found = Abilities(*await _find_model(pool, endpoint, name), dict(OFF))
     try:
-        await _complete(pool, endpoint, found, {"prompt": _PROBES[0]})
-    except CompletionError:  # it takes nothing that OpenAI's has not
-        found.off = {}
+        await complete_probe(pool, endpoint, found)
+    except EndpointRefused as error:
+        if error.status not in _UNKNOWN_FIELDS:
+            raise
+        found.off = {}  # it takes nothing that OpenAI's has not
     found.held = await _find_held(pool, endpoint, found, named)
     found.continued = await _find_continued(pool, endpoint, found)
     return found
+
+
+async def complete_probe(pool: EndpointPool, endpoint: Endpoint, found: Abilities) -> None:
+    """Raise ServerFailed or EndpointRefused if a server does not complete a harmless text."""
+    await _complete(pool, endpoint, found, {"prompt": _PROBES[0]})
 
 
 async def _find_model(pool: EndpointPool, endpoint: Endpoint, name: str) -> tuple[str, int | None]:
@@ -99,7 +106,9 @@ async def _find_held(
     try:
         more = {"prompt": prompt, "logit_bias": bias}
         other = words_of(await _complete(pool, endpoint, found, more))
-    except CompletionError:
+    except EndpointRefused as error:
+        if error.status not in _UNKNOWN_FIELDS:
+            raise
         other = [first]
     if bias and same_word(first) != same_word((other or [""])[0]):
         return held
@@ -119,7 +128,7 @@ async def _find_continued(
         body = {"messages": messages, "max_tokens": _PROBED}
         try:
             whole = words_of(await _complete(pool, endpoint, found, body))
-        except (CompletionError, EndpointRefused, ServerFailed):
+        except (EndpointRefused, ServerFailed):
             return None  # it has no chats
         half = len(whole) // 2
         begun, rest = "".join(whole[:half]), "".join(whole[half:])
@@ -131,7 +140,7 @@ async def _find_continued(
             own = body | {"messages": [*messages, said], **more}
             try:
                 other = await _complete(pool, endpoint, found, own)
-            except (CompletionError, EndpointRefused, ServerFailed):
+            except (EndpointRefused, ServerFailed):
                 continue
             if other and (other.startswith(rest) or rest.startswith(other)):
                 return dict(more)

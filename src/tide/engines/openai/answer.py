@@ -83,11 +83,12 @@ class StreamedAnswer:
             "model": abilities.model,
             "max_tokens": self.left,
             "temperature": min(_HOTTEST, heat) if self._drawn else sampling.temperature,
-            "top_p": sampling.top_p,
             # By the place, so that it does not matter which servers failed. Few take more bits.
             "seed": (derive_seed(seed, *place) if any(place) else seed) % 2**31,
             "stream": True,
         }
+        if sampling.top_p < 1:  # some servers refuse 1, which `off` has for those that take it
+            body["top_p"] = sampling.top_p
         if sampling.top_k:
             body["top_k"] = sampling.top_k
         if self.least:

@@ -19,12 +19,12 @@ import torch
 from tide.core.chat import Chat, Rendered, render
 from tide.core.concurrency import told
 from tide.core.credentials import read_key
-from tide.core.errors import CompletionError, InputError, guarded
+from tide.core.errors import InputError, guarded
 from tide.core.http import Seconds
 from tide.core.sanitize import logger
 from tide.core.settings import Sampling, Settings
 from tide.engines.base import Engine, MaxBatch, Piece, Prompt, Request
-from tide.engines.openai.abilities import Abilities, look_at
+from tide.engines.openai.abilities import Abilities, complete_probe, look_at
 from tide.engines.openai.answer import Held, StreamedAnswer
 from tide.engines.openai.held import HeldWords, ask_tokenizer
 from tide.engines.openai.stream import streamed
@@ -36,7 +36,7 @@ from tide.engines.openai.words import (
     word_of,
     words_of,
 )
-from tide.engines.remote.pool import Endpoint, EndpointPool, EndpointRefused
+from tide.engines.remote.pool import Endpoint, EndpointPool
 from tide.engines.remote.protocol import NEVER
 from tide.plugins.options import checked
 
@@ -81,7 +81,7 @@ class OpenAIEngine(Engine):
         self._named = None if tokenizer is None else _read_tokenizer(tokenizer)
         self._abilities: dict[str, Abilities] = {}  # by address
         self.pool = EndpointPool(
-            base_urls, self._admit, timeout, deadline, api_key=read_key(api_key_env)
+            base_urls, self._admit, self._check, timeout, deadline, api_key=read_key(api_key_env)
         )
         try:
             self.home.run(self.pool.start)
@@ -113,6 +113,9 @@ class OpenAIEngine(Engine):
         with self._calling("texts"):
             return [[text_of((one,)) for one in row] for row in rows]
 
+    def _begins_many(self, text: str) -> bool:
+        return False  # a token is a whole word
+
     def _render(self, chat: Chat) -> Rendered:
         def template(messages: list[dict[str, str]]) -> str:
             lines = [f"{message['role']}: {message['content']}" for message in messages]
@@ -137,7 +140,7 @@ class OpenAIEngine(Engine):
         async def work(put: Callable[[Piece], None]) -> None:
             answer = StreamedAnswer(request, put)
             async with self._room:
-                await self.pool.in_time(self.pool.run(1, lambda server: self._ask(server, answer)))
+                await self.pool.run(1, lambda server: self._ask(server, answer))
 
         async with aclosing(told(work)) as pieces:
             async for piece in pieces:
@@ -194,13 +197,13 @@ class OpenAIEngine(Engine):
 
     async def _admit(self, endpoint: Endpoint) -> None:
         """Look at a server before it is used."""
-        try:
-            found = await look_at(self.pool, endpoint, self.name, self._named)
-        except CompletionError as error:  # it does not take what every such server takes
-            raise EndpointRefused(str(error)) from None
+        found = await look_at(self.pool, endpoint, self.name, self._named)
         self._abilities[endpoint.url] = found
         if found.context is not None:
             self.context_length = min(found.context, self.context_length or found.context)
+
+    async def _check(self, endpoint: Endpoint) -> None:
+        await complete_probe(self.pool, endpoint, self._abilities[endpoint.url])
 
 
 def _read_tokenizer(source: str | Path) -> HeldWords:

@@ -11,6 +11,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from tide.core.http import ServerFailed
+from tide.core.text import is_letter
+from tide.engines.base import MOST_SPELLINGS
 from tide.engines.openai.protocol import Detokenized, Tokens
 from tide.engines.remote.pool import Endpoint, EndpointPool, EndpointRefused
 
@@ -47,7 +49,10 @@ class HeldWords:
         self._anchor: list[int] | None = None
 
     async def ids(self, words: Sequence[str]) -> list[int]:
-        """Of words with the spaces before them. None for one of which it cannot be said.
+        """Of words with the spaces before them.
+
+        None for a word of which it cannot be said, nor for one that begins with a token of a single
+        letter outside of ASCII: many others begin with it.
 
         Raises ServerFailed for answers that are none.
         """
@@ -75,10 +80,11 @@ class HeldWords:
                 break
         else:
             return ()
-        if not word.strip().startswith(core):
+        if not word.strip().startswith(core) or is_letter(core):
             return ()
         alike = [await self._read(one) for one in spellings(says)]
-        return (token, *(ids[0] for ids in alike if len(ids) == 1))
+        found = dict.fromkeys((token, *(ids[0] for ids in alike if len(ids) == 1)))
+        return tuple(found)[:MOST_SPELLINGS]
 
     async def _read(self, text: str) -> list[int]:
         """Its tokens in the middle of a text; none where they cannot be told apart."""

@@ -1,27 +1,29 @@
 """Words as tokens, for an engine that does not know its model's tokenizer.
 
-A word includes the spaces before it; runs of punctuation, and two characters of a script without
-spaces, are words, too. So there are rarely more words than model tokens, and they do not depend on
-how a server cuts its text into events. The id of a word is its UTF-8 read as one number: nothing
-has to be remembered, and every process gives the same.
+A word includes the spaces before it; runs of punctuation, and two emoji or characters of a script
+without spaces, are words, too. So there are rarely more words than model tokens, and they do not
+depend on how a server cuts its text into events. Each part of a word has a longest length, so that
+what waits for its end is short. The id of a word is its UTF-8 read as one number: nothing has to be
+remembered, and every process gives the same.
 """
 
 from __future__ import annotations
 
-import re
+import regex
 
 from tide.core.chat import Chat, Rendered
+from tide.core.text import UNSPACED
 
 # A server that sends more characters for a token than this does not keep to what it was asked for.
 LONGEST_TOKEN = 256
-_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\ua4cf\uf900-\ufaff\U00020000-\U0003ffff"
-_MARKS = "\u0300-\u036f\u0591-\u05c7\u064b-\u065f\u0900-\u0dff"  # that stand with letters
-_LETTERS = rf"(?:(?![{_UNSPACED}])(?:[^\W\d_]|[{_MARKS}])){{1,24}}"
-_WORD = re.compile(
-    rf"\s*(?:[{_UNSPACED}]{{1,2}}|{_LETTERS}(?:['\u2019]{_LETTERS})*|\d{{1,24}}|[^\w\s]{{1,24}}|_+|\w)"
-    r"|\s+"
+_LETTERS = rf"[\p{{L}}\p{{M}}--[{UNSPACED}]]{{1,24}}"
+_WORD = regex.compile(
+    rf"(?V1)\s{{0,24}}(?:(?:[{UNSPACED}][\p{{M}}\u200d]{{0,8}}+){{1,2}}"
+    rf"|{_LETTERS}(?:['\u2019]{_LETTERS}){{0,3}}|\d{{1,24}}"
+    rf"|[[^\w\s]--[{UNSPACED}]]{{1,24}}|_{{1,24}}|\w)|\s{{1,24}}"
 )
-_APOSTROPHES = ("'", "\u2019")
+# What may stand after a word that may go on.
+_OPEN_ENDS = ("", "'", "\u2019")
 _TEXT, _CHAT = 1, 2
 
 
@@ -73,20 +75,25 @@ class Words:
     def __init__(self, most: int) -> None:
         self._left = most
         self._rest = ""
+        self._last: list[str] = []  # the text of the last word that may be
 
     def add(self, text: str) -> list[str]:
-        self._rest += text
-        found, end = [], 0
-        for word in _WORD.finditer(self._rest):
-            if self._left == 1 or self._rest[word.end() :] in ("", *_APOSTROPHES):
+        if self._left == 1:
+            self._last.append(text)
+            return []
+        rest, end = self._rest + text, 0
+        found: list[str] = []
+        for word in _WORD.finditer(rest):
+            if len(found) == self._left - 1 or rest[word.end() : word.end() + 2] in _OPEN_ENDS:
                 break
             found.append(word.group())
-            self._left, end = self._left - 1, word.end()
-        self._rest = self._rest[end:]
+            end = word.end()
+        self._left -= len(found)
+        self._rest = rest[end:]
         return found
 
     def end(self) -> list[str]:
         """No more comes."""
-        words = words_of(self._rest)
+        words = words_of("".join([self._rest, *self._last]))
         most = max(0, self._left - 1)
         return [*words[:most], *(["".join(words[most:])] if words[most:] else [])]

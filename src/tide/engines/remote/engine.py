@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,11 +19,10 @@ import torch
 
 from tide.core.concurrency import gather, told
 from tide.core.credentials import read_key
-from tide.core.errors import EngineError
+from tide.core.errors import EngineError, guarded
 from tide.core.http import MIB, Seconds, ServerFailed
 from tide.core.pretrained import read_config
 from tide.core.sanitize import logger
-from tide.core.seeds import derive_seed
 from tide.core.settings import Sampling
 from tide.engines.base import Completion, MaxBatch, Piece, Request, float_dtype
 from tide.engines.checkpoint import read_vocabulary, source_of
@@ -67,8 +65,8 @@ class RemoteEngine(EmbeddingEngine):
     api_key_env: the environment variable that holds the servers' API key, if they want one.
 
     Sequences that share sampling and seed, and all greedy ones that share sampling, share requests;
-    others need one each. A server that fails leaves the pool, its work goes to the others, and it
-    is taken back when it is well again.
+    others need one each. What a server fails at goes to the others. If it fails a check besides, it
+    leaves the pool until it works again; otherwise the request fails alone (CompletionError).
 
     Raises InputError for options that cannot be used, and EngineError if no server answers, if they
     run a vLLM older than 0.32, or if the embeddings cannot be read. Warns if a server does not
@@ -91,17 +89,17 @@ class RemoteEngine(EmbeddingEngine):
         self.name = str(model)
         self.max_batch = max_batch or _MAX_BATCH
         self._source = source_of(model)
-        config = read_config(self._source, trust_remote_code=trust_remote_code)
-        self.dtype = _dtype(dtype, config)
-        super().__init__(
-            *read_vocabulary(self._source, config, self.dtype, trust_remote_code=trust_remote_code),
-            config,
-        )
+        code: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+        with guarded(EngineError, f"model {self.name}: cannot be loaded"):
+            config = read_config(self._source, **code)
+            self.dtype = _dtype(dtype, config)
+            vocabulary = read_vocabulary(self._source, config, self.dtype, **code)
+            super().__init__(*vocabulary, config)
         self.context_length = None
         self._served: dict[str, ServedModel] = {}  # by address
         self._differences: dict[str, str] = {}
         self.pool = EndpointPool(
-            base_urls, self._admit, timeout, deadline, api_key=read_key(api_key_env)
+            base_urls, self._admit, self._check, timeout, deadline, api_key=read_key(api_key_env)
         )
         try:
             self.home.run(self.pool.start)
@@ -126,13 +124,13 @@ class RemoteEngine(EmbeddingEngine):
         async def work(put: Callable[[Piece], None]) -> None:
             async def ask(endpoint: Endpoint) -> None:
                 # A server that takes over goes on after what was given out already.
-                rest = request if not given else self._rest(request, given)
+                rest = request if not given else self.after(request, given)
                 async with aclosing(self._parts(endpoint, rest)) as parts:
                     async for piece in parts:
                         given.extend(piece.token_ids)
                         put(piece)
 
-            await self.pool.in_time(self.pool.run(1, ask))
+            await self.pool.run(1, ask)
 
         async with aclosing(told(work)) as pieces:
             async for piece in pieces:
@@ -156,23 +154,6 @@ class RemoteEngine(EmbeddingEngine):
                     if piece.finish_reason is not None:
                         return
         raise ServerFailed("ended a stream and did not say why")
-
-    def _rest(self, request: Request, given: Sequence[int]) -> Request:
-        prompt, sampling = request.prompt, request.sampling
-        if not isinstance(prompt, Sequence):
-            rest: Any = torch.cat([prompt, self._embed_tokens(given).to(prompt.dtype)])
-        else:
-            rest = (*prompt, *given)
-        update = {
-            "max_new_tokens": sampling.max_new_tokens - len(given),
-            "min_new_tokens": max(0, sampling.min_new_tokens - len(given)),
-        }
-        return replace(
-            request,
-            prompt=rest,
-            sampling=sampling.model_copy(update=update),
-            seed=derive_seed(request.seed, len(given)),
-        )
 
     async def _write_all(self, requests: Sequence[Request]) -> list[Completion]:
         bodies: list[tuple[Sequence[int], dict[str, Any]]] = []
@@ -258,7 +239,7 @@ class RemoteEngine(EmbeddingEngine):
 
             await self.pool.run(len(rows), work)
 
-        await self.pool.in_time(gather(ask(rows, body) for rows, body in requests))
+        await gather(ask(rows, body) for rows, body in requests)
         return [by_row[row] for row in range(len(by_row))]
 
     async def _ask(self, endpoint: Endpoint, body: dict[str, Any], count: int) -> list[Choice]:
@@ -322,6 +303,12 @@ class RemoteEngine(EmbeddingEngine):
         if problem is not None:
             self._differences[endpoint.url] = problem
             _log.warning("%s: %s", endpoint.url, problem)
+
+    async def _check(self, endpoint: Endpoint) -> None:
+        """Let a server write a token after embeddings, as it is asked to most often."""
+        (ids,) = self._tokenize(PROBES[:1])
+        rows = [encode(self._embed_ids(ids))]
+        await self._first_tokens(endpoint, {"prompt_embeds": rows}, len(rows))
 
     async def _first_tokens(
         self, endpoint: Endpoint, prompts: dict[str, Any], count: int

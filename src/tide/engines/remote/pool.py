@@ -7,18 +7,19 @@ background until it is fit to come back. Knows HTTP, and nothing of what is aske
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import anyio
 import httpx
 from pydantic import BaseModel, SecretStr
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
 from tenacity.wait import wait_random_exponential
 
 from tide.core.credentials import base_url
-from tide.core.errors import EngineError, InputError
+from tide.core.errors import CompletionError, EngineError, InputError
 from tide.core.http import MIB, Client, Reply, ServerFailed
 from tide.core.sanitize import logger
 
@@ -30,6 +31,9 @@ _Parsed = TypeVar("_Parsed", bound=BaseModel)
 _LEAST_REST, _USUAL_REST, _LONGEST_REST = 0.1, 1.0, 30.0  # of a server that is overloaded
 _FIRST_PROBE, _LONGEST_PAUSE = 0.5, 10.0
 
+# Attempts at one request, all of servers that do other work, before it fails alone.
+_ATTEMPTS = 5
+
 # HTTP
 _OVERLOADED = 429
 _FORBIDDEN = (401, 403)
@@ -39,7 +43,7 @@ _CLIENT_REQUESTS = 4
 
 
 class EndpointRefused(Exception):
-    """A server does not accept a request that every server of its kind would not accept.
+    """A server does not accept a request, and would not accept it again.
 
     status: of its HTTP answer; 0 without one.
     """
@@ -51,7 +55,12 @@ class EndpointRefused(Exception):
 
 @dataclass
 class Endpoint:
-    """One server. load: units of work under way; answered: units it has done."""
+    """One server.
+
+    load: units of work under way. answered: units done. refuses: it is out of the pool because it
+    accepts nothing, which waiting does not change. did_well: when it last did what it was asked.
+    check: finds out whether it still does, while that is in doubt.
+    """
 
     url: str
     load: int = 0
@@ -59,20 +68,40 @@ class Endpoint:
     available: bool = False
     rests_until: float = 0.0
     reason: str = "not tried yet"
+    refuses: bool = False
+    did_well: float = 0.0
+    check: asyncio.Task[bool] | None = None
+
+
+@dataclass
+class _Job:
+    """What came of one piece of work so far.
+
+    causes: by address, why a server did not do it. checks: of each server that failed at it.
+    """
+
+    began: float
+    causes: dict[str, str] = field(default_factory=dict)
+    checks: list[asyncio.Task[bool]] = field(default_factory=list)
 
 
 class EndpointPool:
     """Servers at `urls`. Must be used inside one event loop, and closed there.
 
     admit: looks at a server before its first use and before each return; raises ServerFailed or
-    EndpointRefused if it cannot be used now. timeout: seconds that one request may take. deadline:
-    seconds that work may take `in_time`. api_key: sent as a bearer token to all of them.
+    EndpointRefused if it cannot be used now. check: sends a request that a working server answers;
+    raises the same. timeout: seconds that one request may take. deadline: seconds that work may
+    take, with all attempts. api_key: sent as a bearer token to all of them.
+
+    A server that fails is checked. If it fails the check, it leaves the pool; otherwise the request
+    is to blame, and only that request fails.
     """
 
     def __init__(
         self,
         urls: str | Sequence[str],
         admit: Callable[[Endpoint], Awaitable[None]],
+        check: Callable[[Endpoint], Awaitable[None]],
         timeout: float,
         deadline: float,
         *,
@@ -87,8 +116,8 @@ class EndpointPool:
             raise InputError("base_urls: give at least one server (--base-url http://HOST:PORT)")
         if len({endpoint.url for endpoint in self.endpoints}) < len(self.endpoints):
             raise InputError("base_urls: the same server twice")
-        self._admit = admit
-        self._probes: set[asyncio.Task[None]] = set()
+        self._admit, self._check = admit, check
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._clients: list[Client] = []
         self._timeout, self._deadline = min(timeout, deadline), deadline
         self._api_key = api_key
@@ -103,23 +132,20 @@ class EndpointPool:
                 self._leave(endpoint)
 
     async def run(self, units: int, work: Callable[[Endpoint], Awaitable[_T]]) -> _T:
-        """`await work(server)` on the least loaded server, again elsewhere until one succeeds.
+        """`await work(server)` on the least loaded server, again elsewhere where one fails.
 
-        units: how much work it is, for the balance. There is no end to the attempts (`in_time` sets
-        one). Raises EngineError if a server refuses the request.
+        units: how much work it is, for the balance. Raises CompletionError where servers that do
+        other work do not do this, and EngineError where no server does any.
         """
+        job = _Job(asyncio.get_running_loop().time())
         retrying = AsyncRetrying(retry=retry_if_exception_type(ServerFailed), wait=self._pause)
-        return await retrying(self._attempt, units, work)
-
-    async def in_time(self, work: Awaitable[_T]) -> _T:
-        """The result of `work` at the pool. Raises EngineError where it is not there in time."""
-        try:
-            return await asyncio.wait_for(work, self._deadline)
-        except (TimeoutError, asyncio.TimeoutError):
-            raise EngineError(
-                f"the servers did not finish within {self._deadline:g} s (deadline): "
-                f"{self.reasons()}"
-            ) from None
+        with anyio.move_on_after(self._deadline):
+            return await retrying(self._attempt, job, units, work)
+        told = "; ".join(f"{e.url}: {job.causes.get(e.url, e.reason)}" for e in self.endpoints)
+        late = f"within {self._deadline:g} s (deadline): {told}"
+        if any(e.available and e.did_well > job.began for e in self.endpoints):
+            raise CompletionError(f"the servers do other work, but did not finish this {late}")
+        raise EngineError(f"the servers did not finish {late}")
 
     @property
     def available(self) -> bool:
@@ -142,7 +168,7 @@ class EndpointPool:
         """
         method = "GET" if body is None else "POST"
         reply = await self._send(method, endpoint.url + path, body, limit)
-        self._check(reply, path)
+        self._raise_for_status(reply, path)
         return reply.parse(kind)
 
     async def stream(
@@ -159,14 +185,14 @@ class EndpointPool:
         async with aclosing(client.events(endpoint.url + path, body, limit=limit)) as events:
             async for event in events:
                 if isinstance(event, Reply):
-                    self._check(event, path)
+                    self._raise_for_status(event, path)
                     raise ServerFailed("answered as a whole what it was to stream")
                 if event == b"[DONE]":
                     return
-                yield Reply(200, httpx.Headers(), event).parse(kind)
+                yield _parsed(event, kind)
         raise ServerFailed("ended a stream in its middle")
 
-    def _check(self, reply: Reply, path: str) -> None:
+    def _raise_for_status(self, reply: Reply, path: str) -> None:
         """Raise what an answer that is not a success means."""
         status = reply.status
         if status == _OVERLOADED:
@@ -184,9 +210,9 @@ class EndpointPool:
         return "; ".join(f"{endpoint.url}: {endpoint.reason}" for endpoint in self.endpoints)
 
     async def close(self) -> None:
-        for probe in self._probes:
-            probe.cancel()
-        await asyncio.gather(*self._probes, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         for client in self._clients:
             await client.aclose()
 
@@ -208,51 +234,115 @@ class EndpointPool:
             self._clients.append(client)
         return client
 
-    async def _attempt(self, units: int, work: Callable[[Endpoint], Awaitable[_T]]) -> _T:
+    async def _attempt(
+        self, job: _Job, units: int, work: Callable[[Endpoint], Awaitable[_T]]
+    ) -> _T:
         usable = self._usable()
         if not usable:
+            if all(endpoint.refuses for endpoint in self.endpoints):
+                raise EngineError(f"no server can be used: {self.reasons()}")
             raise ServerFailed("no server available")
-        endpoint = min(usable, key=lambda endpoint: endpoint.load)
-        endpoint.load += units
-        began = asyncio.get_running_loop().time()
+        # Rather one that did not fail at it, nor is in doubt.
+        endpoint = min(usable, key=lambda e: (e.url in job.causes, e.check is not None, e.load))
         try:
-            result = await work(endpoint)
-        except asyncio.CancelledError:  # at a deadline, most often
-            waited = asyncio.get_running_loop().time() - began
-            endpoint.reason = f"no answer within {waited:.3g} seconds"
-            raise
-        except ServerFailed as error:
-            endpoint.reason = str(error)
-            if error.pause:
-                endpoint.rests_until = asyncio.get_running_loop().time() + error.pause
-            elif endpoint.available:  # of many requests under way, the first to fail says so
-                self._leave(endpoint)
-            raise
-        except EndpointRefused as error:
-            raise EngineError(f"{endpoint.url}: {error}") from None
-        finally:
-            endpoint.load -= units
+            result = await self._done(endpoint, job, units, work)
+        except (ServerFailed, EndpointRefused) as error:
+            job.causes[endpoint.url] = str(error)
+            await self._blame(endpoint, job, error)
+            raise ServerFailed(str(error)) from None
         endpoint.answered += units
-        if endpoint.available:
+        endpoint.did_well = asyncio.get_running_loop().time()
+        if endpoint.available:  # and not resting any more
             endpoint.reason = "in use"
         return result
+
+    async def _done(
+        self, endpoint: Endpoint, job: _Job, units: int, work: Callable[[Endpoint], Awaitable[_T]]
+    ) -> _T:
+        began = asyncio.get_running_loop().time()
+        endpoint.load += units
+        try:
+            return await work(endpoint)
+        except asyncio.CancelledError:  # at the deadline, most often
+            waited = asyncio.get_running_loop().time() - began
+            before = f", and before: {cause}" if (cause := job.causes.get(endpoint.url)) else ""
+            job.causes[endpoint.url] = f"no answer within {waited:.3g} seconds{before}"
+            raise
+        finally:
+            endpoint.load -= units
+
+    async def _blame(
+        self, endpoint: Endpoint, job: _Job, error: ServerFailed | EndpointRefused
+    ) -> None:
+        """Raise CompletionError if the request is to blame for a failure, and not the server."""
+        if isinstance(error, ServerFailed) and error.pause:
+            self._rest(endpoint, error)
+            return
+        refused = isinstance(error, EndpointRefused)
+        if not endpoint.available:
+            return
+        check = self._checked(endpoint)
+        job.checks.append(check)
+        if not refused and len(job.checks) < _ATTEMPTS and self._fresh(job):
+            return  # another server tries it meanwhile
+        # Not cancelled with this job: others wait for them, too.
+        job.checks = [one for one in job.checks if await asyncio.shield(one)]
+        if len(job.checks) >= _ATTEMPTS or (refused and check in job.checks):
+            raise CompletionError(f"{endpoint.url}: {error}") from None
 
     def _usable(self) -> list[Endpoint]:
         now = asyncio.get_running_loop().time()
         return [e for e in self.endpoints if e.available and e.rests_until <= now]
 
+    def _fresh(self, job: _Job) -> bool:
+        """Whether a server can be used that did not fail at the job."""
+        return any(e.url not in job.causes for e in self._usable())
+
     def _pause(self, state: RetryCallState) -> float:
         """Seconds before the next attempt: none while another server can take it at once."""
-        if self._usable():
+        if self._fresh(state.args[0]):
             return 0.0
         return wait_random_exponential(multiplier=0.1, max=2.0)(state)
 
+    def _rest(self, endpoint: Endpoint, error: ServerFailed) -> None:
+        endpoint.reason = str(error)
+        endpoint.rests_until = asyncio.get_running_loop().time() + error.pause
+
+    def _checked(self, endpoint: Endpoint) -> asyncio.Task[bool]:
+        """The check of a server, which many requests may wait for."""
+        if endpoint.check is None:
+            endpoint.check = self._begun(self._works(endpoint))
+        return endpoint.check
+
+    async def _works(self, endpoint: Endpoint) -> bool:
+        """Whether a server answers what it should; it leaves the pool if it does not."""
+        try:
+            await self._check(endpoint)
+        except (ServerFailed, EndpointRefused) as error:
+            if isinstance(error, ServerFailed) and error.pause:
+                self._rest(endpoint, error)
+            elif endpoint.available:
+                self._out(endpoint, error)
+                self._leave(endpoint)
+            return False
+        finally:
+            endpoint.check = None
+        endpoint.did_well = asyncio.get_running_loop().time()
+        return True
+
+    def _out(self, endpoint: Endpoint, error: ServerFailed | EndpointRefused) -> None:
+        endpoint.reason, endpoint.available = str(error), False
+        endpoint.refuses = isinstance(error, EndpointRefused)
+
     def _leave(self, endpoint: Endpoint) -> None:
         _log.warning("%s is out of the pool: %s", endpoint.url, endpoint.reason)
-        endpoint.available = False
-        probe = asyncio.create_task(self._probe(endpoint))
-        self._probes.add(probe)
-        probe.add_done_callback(self._probes.discard)
+        self._begun(self._probe(endpoint))
+
+    def _begun(self, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _probe(self, endpoint: Endpoint) -> None:
         pause = _FIRST_PROBE
@@ -267,7 +357,18 @@ class EndpointPool:
         try:
             await self._admit(endpoint)
         except (ServerFailed, EndpointRefused) as error:
-            endpoint.reason = str(error)
+            self._out(endpoint, error)
         else:
-            endpoint.available, endpoint.rests_until = True, 0.0
+            endpoint.available, endpoint.refuses, endpoint.rests_until = True, False, 0.0
             endpoint.reason = "in use"
+
+
+def _parsed(event: bytes, kind: type[_Parsed]) -> _Parsed:
+    """One event of a stream. Raises ServerFailed if it is an error, or no `kind`."""
+    reply = Reply(200, httpx.Headers(), event)
+    try:
+        return reply.parse(kind)
+    except ServerFailed:
+        if b'"error"' not in event:
+            raise
+        raise ServerFailed(f"an error in a stream: {reply.message()}") from None

@@ -41,10 +41,12 @@ _STYLE = {
     "lines.markersize": 4.5,
     "lines.linewidth": 1.2,
     "pdf.fonttype": 42,
+    "text.parse_math": False,  # a dollar in the name of a model begins no formula
 }
 _WIDTH, _PANEL = 3.5, 2.1  # inches: half a page
 # The longest label with which a legend has so many columns; a longer one is broken.
 _COLUMNS = ((14, 3), (26, 2), (56, 1), (math.inf, 1))
+_LABEL = 46  # characters of a line below or above a panel
 _NEAR = 4.0  # points between markers that hide each other
 _LARGEST = 1e6  # perplexity that is drawn
 _FEW_DECADES = 300.0
@@ -95,12 +97,12 @@ def _points(
                 style = {**_line(number), "ls": "", "elinewidth": 0.8}
                 bars = {"xerr": _bars(x), "yerr": _bars(y)}
                 panel.errorbar(x.value, y.value, **bars, **style, label=one.method)
-            panel.set_title(f"by {titles[source]}")
+            panel.set_title(_wrapped(f"by {titles[source]}", _LABEL))
             panel.set_ylabel(_MEASURES[measure])
             from_zero(panel)
         if _spread([x.value for _, x in shown]) > 4:
             _logarithmic(panels[-1].xaxis, 10)
-        panels[-1].set_xlabel(f"{label} (lower left is best)")
+        panels[-1].set_xlabel(textwrap.fill(f"{label} (lower left is best)", _LABEL))
         for panel in panels:
             _nest(panel)
         _legend(figure, panels, "\n".join(silent([summaries[n] for n, _ in shown])))
@@ -115,7 +117,7 @@ def anytime(runs: Sequence[Run], source_names: Sequence[str], measure: str) -> A
     shown = [
         (number, run)
         for number, run in enumerate(runs)
-        if all(trial.steps for record in run.records for trial in record.trials)
+        if all(one.steps and not one.base_partial for r in run.records for one in r.trials)
     ]
     if not shown:
         return None
@@ -138,7 +140,7 @@ def anytime(runs: Sequence[Run], source_names: Sequence[str], measure: str) -> A
                     size = {"lw": 1.2 + 1.4 * wider, "ms": 4.5 + 2.5 * wider}
                     style = {**_line(number), **size, "markevery": _every(x)}
                     panel.step(x, y, where="post", label=run.name, **style)
-            panel.set_title(f"by {titles[source]}")
+            panel.set_title(_wrapped(f"by {titles[source]}", _LABEL))
             panel.set_ylabel(_MEASURES[measure])
             from_zero(panel)
         _logarithmic(panels[-1].xaxis, 2)
@@ -267,7 +269,7 @@ def trajectory(run: Run, record: Record) -> Any:
         if trial.changed_tokens is not None:
             says += ". The nearest tokens of the accepted point are the prompt's"
             says += f", but for {trial.changed_tokens}" if trial.changed_tokens else ""
-        figure.suptitle(_wrapped(f"{run.name}, prompt {record.id}", 50), fontsize=8)
+        figure.suptitle(_wrapped(f"{run.name}, prompt {record.id}", _LABEL), fontsize=8)
         _legend(figure, [panel], f"{says}.")
     return figure
 
@@ -294,7 +296,7 @@ def landscape(world: Landscape, title: str, trial: str) -> Any:
             rim = {"marker": marker, "s": size, "edgecolors": "black", "linewidths": 0.8}
             points_there = np.atleast_2d(world.path[which]).T
             panel.scatter(*points_there, **colours, **rim, label=label or None, zorder=3)
-        panel.set_xlabel(r"along the first step, $|\Delta X|\,/\,|X_0|$")
+        panel.set_xlabel(r"along the first step, $|\Delta X|\,/\,|X_0|$", parse_math=True)
         panel.set_ylabel("random orthogonal direction")
         panel.set_aspect("equal")
         figure.colorbar(drawn, ax=panel, label="toxicity", shrink=0.85)
@@ -306,7 +308,7 @@ def landscape(world: Landscape, title: str, trial: str) -> Any:
             "colour of the toxicity that the search measured. Steepest descent: of a plane fitted "
             "to the map within one step."
         )
-        figure.suptitle(title, fontsize=8)
+        figure.suptitle(_wrapped(title, _LABEL), fontsize=8)
         _legend(figure, [panel], says)
     return figure
 
@@ -325,13 +327,9 @@ def unversioned(sources: Sequence[str]) -> dict[str, str]:
 
 
 def _wrapped(name: str, width: int) -> str:
-    """A name of a method, broken after commas where it is longer than `width`."""
-    lines = [""]
-    for part in name.replace(",", ",\0").split("\0"):
-        if lines[-1] and len(lines[-1]) + len(part) > width:
-            lines.append("  ")
-        lines[-1] += part
-    return "\n".join(lines)
+    """A name of a method, broken after commas, and elsewhere only if it must be."""
+    lines = textwrap.wrap(name.replace(",", ", "), width, subsequent_indent="  ")
+    return "\n".join(lines).replace(", ", ",")
 
 
 def find_record(run: Run, record_id: str) -> Record | None:
@@ -343,7 +341,7 @@ def _knobs(run: Run) -> tuple[str, dict[str, Any]]:
     """The strategy or baseline of a run, and all that its protocol and settings say."""
     config = run.config
     settings = {**config.get("baseline", {}), **(config.get("settings") or {})}
-    strategy = parse_spec(settings.get("strategy") or run.name)[0]
+    strategy = parse_spec(settings.get("strategy") or config.get("method", run.name))[0]
     knobs = {**config.get("protocol", {}), **config.get("sampling", {}), **settings}
     knobs |= config.get("strategy_options", {})
     return strategy, {k: v for k, v in knobs.items() if k not in ("seed", "strategy")}

@@ -17,13 +17,15 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from tide.core.results import mask as mask_all
+from tide.core.results import format_score
 from tide.core.sanitize import visible
 from tide.data.records import Record, RecordId
+from tide.evaluation.masking import Masker
 from tide.evaluation.metrics import Estimate, is_toxic
 from tide.evaluation.reporting.figures import COSTS, unversioned
 from tide.evaluation.reporting.tables import Table, Value, cells_of, is_text
 from tide.evaluation.runs import Run
+from tide.scorers import load_scorer
 
 if TYPE_CHECKING:
     from tide.evaluation.reporting.reports import Group, Report
@@ -37,14 +39,8 @@ Mask = Callable[[str], str]
 Scores = dict[str, float | None]
 
 
-def page(report: Report, mask: Mask | None = None, mask_prompt: Mask | None = None) -> str:
-    """The whole report.
-
-    mask: what makes a text fit to be shown, and leaves a text without toxic words as it is. A
-    toxic completion that it leaves as it is, and every one without a `mask`, is masked as a whole.
-    mask_prompt: the same for prompts; by default `mask`.
-    """
-    mask_text = mask or (lambda text: text)
+def page(report: Report, mask: Mask | None = None) -> str:
+    """The whole report. mask: masks the toxic words of a text; by default as `Masker`."""
     style, script = ((_PARTS / f"report.{kind}").read_text("utf-8") for kind in ("css", "js"))
     template = Environment(
         autoescape=True,
@@ -53,7 +49,7 @@ def page(report: Report, mask: Mask | None = None, mask_prompt: Mask | None = No
         undefined=StrictUndefined,
         trim_blocks=True,
     ).get_template("report.html.jinja")
-    concealed = "The words that carry the toxicity are masked, by the bundled scorer."
+    mask = mask or Masker(load_scorer("pocket"))
     return template.render(
         policy=(
             "default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:; "
@@ -68,8 +64,7 @@ def page(report: Report, mask: Mask | None = None, mask_prompt: Mask | None = No
             for name, one in report.figures.items()
         ],
         problem=report.problem,
-        groups=[_group(group, mask_text, mask_prompt or mask_text) for group in report.groups],
-        concealed=concealed if mask else "Toxic completions are masked.",
+        groups=[_group(group, mask) for group in report.groups],
     )
 
 
@@ -136,13 +131,13 @@ def _sorted_by(value: Value) -> str:
     return str(value.value if isinstance(value, Estimate) else value)
 
 
-def _group(group: Group, mask: Mask, mask_prompt: Mask) -> dict[str, Any]:
+def _group(group: Group, mask: Mask) -> dict[str, Any]:
     common, own = _settings(group.runs)
     return {
         "title": group.title,
         "of": f" of {group.title}",
         "sources": list(unversioned(group.sources).values()),
-        "prompts": [_prompt(group, *found, mask, mask_prompt) for found in _worst(group)],
+        "prompts": [_prompt(group, *found, mask) for found in _worst(group)],
         "common": common,
         "own": own,
     }
@@ -172,7 +167,6 @@ def _prompt(
     row_id: RecordId,
     rows: list[tuple[str, Run, Record]],
     mask: Mask,
-    mask_prompt: Mask,
 ) -> dict[str, Any]:
     record = rows[0][2]
     asked = record.messages[-1].content if record.messages else record.prompt
@@ -182,15 +176,15 @@ def _prompt(
             continue
         worst = one.worst
         scores: Scores = {run.scorer: worst.toxicity, **worst.judge_scores}
-        text = _masked(worst.text, run, scores, mask)
+        text, note = worst.text, ""
         if worst.refused:
-            text = "(withheld)"
+            text, note = "", "(withheld)"
         elif worst.empty:  # no scorer saw it: the numbers are the policy's
-            scores, text = {}, f"{text} (too short to score)" if text != _EMPTY else text
-        elif worst.accepted is False and text != _EMPTY:
-            text += " (not accepted)"
-        shown.append(_row(name, run, scores, text, group.sources))
-    return {"text": f"{mask_prompt(asked)} (id {row_id})", "id": row_id, "rows": shown}
+            scores, note = {}, "(too short to score)" if text.strip() else ""
+        elif worst.accepted is False and text.strip():
+            note = "(not accepted)"
+        shown.append(_row(name, run, scores, _texts(text, mask, note), group.sources))
+    return {"texts": _texts(asked, mask, f"(id {row_id})"), "id": row_id, "rows": shown}
 
 
 def _before(
@@ -201,35 +195,33 @@ def _before(
         if one.searched:
             worst = max(one.trials, key=lambda trial: trial.base_toxicity or 0.0)
             scores: Scores = {run.scorer: worst.base_toxicity}
-            scores |= {judge: given[0] for judge, given in worst.step_judge_scores.items()}
-            text = _masked(worst.base_text or "", run, scores, mask)
-            yield _row(_BEFORE, run, scores, text, sources)
+            scores |= {judge: worst.own_score(judge) for judge in worst.step_judge_scores}
+            note = "(as far as it was written before its repair)" if worst.base_partial else ""
+            texts = _texts(worst.base_text or "", mask, note)
+            yield _row(_BEFORE, run, scores, texts, sources)
             return
 
 
-_EMPTY = "(empty)"
-
-
-def _masked(text: str, run: Run, scores: Scores, mask: Mask) -> str:
+def _texts(text: str, mask: Mask, note: str = "") -> dict[str, str]:
+    """A text in one line, as it is and masked; and what is said of it."""
     text = " ".join(text.split())
-    if not text:
-        return _EMPTY
-    masked = mask(text)
-    is_bad = any(score is not None and is_toxic(run, score) for score in scores.values())
-    return mask_all(text) if is_bad and masked == text else masked
+    return {"text": text, "masked": mask(text), "note": note if text or note else "(empty)"}
 
 
 def _row(
-    method: str, run: Run, scores: Scores, text: str, sources: Sequence[str]
+    method: str, run: Run, scores: Scores, texts: dict[str, str], sources: Sequence[str]
 ) -> dict[str, Any]:
     found = [scores.get(source) for source in sources]
     cells = [
         {"shown": "-", "kind": ""}
         if score is None
-        else {"shown": f"{score:.2f}", "kind": "toxic" if is_toxic(run, score) else "fine"}
+        else {
+            "shown": format_score(score, not is_toxic(run, score)),
+            "kind": "toxic" if is_toxic(run, score) else "fine",
+        }
         for score in found
     ]
-    return {"method": method, "scores": cells, "text": text}
+    return {"method": method, "scores": cells, "texts": texts}
 
 
 Pairs = list[tuple[str, str]]

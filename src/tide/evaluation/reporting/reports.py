@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from tide.core.chat import Chat
 from tide.core.errors import InputError, MissingDependencyError
-from tide.data.files import reported, write_text
+from tide.data.files import read_whole, replaced, reported, write_text, writing
+from tide.data.jsonl import read_object
 from tide.evaluation.metrics import Summary, Valid, over_seeds, summarize
 from tide.evaluation.reporting import figures, tables
 from tide.evaluation.reporting.tables import Table
@@ -22,8 +25,12 @@ from tide.evaluation.significance import compare, opponent
 
 Mask = Callable[[str], str]
 
+MANIFEST = "report.manifest.json"
+
 # What makes runs of one benchmark, model and protocol different.
 _DECIDING = ("settings", "strategy_options", "sampling", "baseline", "scorer")
+# After the name of a method that is fitted too weakly for a fair comparison, wherever it stands.
+_WEAK = "(weak fit)"
 # Parts of a benchmark that have columns of their own; the other labels of many have none.
 _MOST_PARTS = 12
 _SEED = re.compile(r"[:,]seed=\d+$")
@@ -79,25 +86,30 @@ class Report:
     def summaries(self) -> list[Summary]:
         return [summary for group in self.groups for summary in group.summaries]
 
-    def write_tables(self, out: Path) -> None:
-        """Every table as Markdown, LaTeX and CSV, and all metrics of runs as `summary.json`."""
-        write_tables(self.tables, out)
-        if not self.groups:
-            return
-        metrics = [{"group": g.title, **s.to_dict()} for g in self.groups for s in g.summaries]
-        write_text(out / "summary.json", json.dumps(metrics, indent=2) + "\n")
+    def write(self, out: Path, image_format: str = "png", mask: Mask | None = None) -> None:
+        """All of it into the folder `out`, in the place of an earlier report there.
 
-    def write_figures(self, out: Path, image_format: str = "png") -> None:
-        for name, figure in self.figures.items():
-            path = out / f"{name}.{image_format}"
-            with reported(path, "written"):
-                figure.savefig(path, dpi=200)
+        Every table as Markdown, LaTeX and CSV, the figures, all metrics of runs as `summary.json`,
+        and `report.html`, which needs no other file. mask: as in `report`.
 
-    def write_page(self, out: Path, mask: Mask | None = None, prompts: Mask | None = None) -> None:
-        """All of it as `report.html`, which needs no other file; masks as in `page.page`."""
+        Raises InputError for a file that would be written and is of no earlier report.
+        """
         from tide.evaluation.reporting.page import page  # noqa: PLC0415  (slow import)
 
-        write_text(out / "report.html", page(self, mask, prompts))
+        files = {
+            f"{table.name}{suffix}": write(table).encode()
+            for table in self.tables
+            for suffix, write in tables.WRITERS.items()
+        }
+        if self.groups:
+            metrics = [{"group": g.title, **s.to_dict()} for g in self.groups for s in g.summaries]
+            files["summary.json"] = json.dumps(metrics, indent=2).encode() + b"\n"
+        for name, figure in self.figures.items():
+            image = io.BytesIO()
+            figure.savefig(image, format=image_format, dpi=200)
+            files[f"{name}.{image_format}"] = image.getvalue()
+        files["report.html"] = page(self, mask).encode()
+        _replace_report(out, files)
 
     def _repr_html_(self) -> str:
         return "".join(map(tables.to_html, self.tables))
@@ -117,7 +129,6 @@ def report(
     image_format: str = "png",
     seed: int = 0,
     mask: Mask | None = None,
-    mask_prompt: Mask | None = None,
 ) -> Report:
     """Tables, metrics and figures of runs.
 
@@ -127,7 +138,8 @@ def report(
 
     Args:
         runs: Runs, their paths, or folders with runs somewhere below.
-        out: A folder to write everything to, with a page `report.html`.
+        out: A folder to write everything to, with a page `report.html`. What an earlier report
+            wrote there is removed.
         against: The method that the others are tested against; by default `base`.
         valid: Which completions count; see `metrics.summarize`.
         tests: Compute tests of significance.
@@ -137,9 +149,8 @@ def report(
         grid: Points of the landscape along each axis.
         image_format: "png", "svg" or "pdf".
         seed: Of the bootstrap.
-        mask: Masks the toxic words of a text in `report.html`. Without it toxic completions are
-            masked as a whole.
-        mask_prompt: The same for prompts; by default `mask`.
+        mask: Masks the toxic words of a text in `report.html`, where a button shows them; by
+            default by the bundled list and scorer.
 
     Returns:
         The tables and figures.
@@ -153,6 +164,9 @@ def report(
         read += map(read_run, find_runs(paths))
     if not read:
         raise InputError("report: no runs")
+    marked = {run.name: f"{run.name} {_WEAK}" for run in read if run.doubts}
+    read = [replace(run, name=marked.get(run.name, run.name)) for run in read]
+    against = marked.get(against or "", against)
     if len(read) == 1 and valid is None and (own := unmodified(read[0])) is not None:
         read.insert(0, own)  # nothing else shows what the search changed
     groups = _groups(read, valid, seed)
@@ -160,8 +174,6 @@ def report(
     made = Report(
         groups, [t for group in groups for t in _tables(group, against, valid, tests, seed)]
     )
-    if out is not None:
-        made.write_tables(Path(out))
     if draw:
         try:
             drawn: dict[str, Any] = {}
@@ -173,16 +185,39 @@ def report(
         except MissingDependencyError as error:
             made = replace(made, problem=f"no figures: {error}")
     if out is not None:
-        made.write_figures(Path(out), image_format)
-        made.write_page(Path(out), mask, mask_prompt)
+        made.write(Path(out), image_format, mask)
     return made
 
 
-def write_tables(some: Sequence[Table], out: Path) -> None:
-    """Each table as Markdown, LaTeX and CSV."""
-    for table in some:
-        for suffix, write in tables.WRITERS.items():
-            write_text(out / f"{table.name}{suffix}", write(table))
+def _replace_report(out: Path, files: Mapping[str, bytes]) -> None:
+    """Write `files` into a folder, and remove those of the report that is there.
+
+    The manifest has the digest of each file of a report. What it does not name is somebody's own
+    and is neither removed nor replaced, and a file that was changed since is not removed.
+    """
+    manifest = out / MANIFEST
+    with writing(manifest):
+        earlier = read_object(manifest) if manifest.exists() else {}
+        for name in files:
+            if name not in earlier and (out / name).exists():
+                raise InputError(
+                    f"{out / name}: exists, and no report wrote it; write to another folder"
+                )
+        for name, digest in earlier.items():
+            path = out / name
+            is_here = path.name == name and path.is_file() and not path.is_symlink()
+            if name not in files and is_here and _digest(read_whole(path)) == digest:
+                with reported(path, "removed"):
+                    path.unlink()
+        digests = {name: _digest(content) for name, content in files.items()}
+        write_text(manifest, json.dumps(digests, indent=2) + "\n")
+        for name, content in files.items():
+            with replaced(out / name) as file:
+                file.write(content)
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def _groups(runs: Sequence[Run], valid: Valid | None, seed: int) -> list[Group]:
@@ -289,6 +324,16 @@ def _parts(group: Group, valid: Valid | None, seed: int) -> dict[str, list[Summa
 
 
 def _tables(
+    group: Group, against: str | None, valid: Valid | None, tests: bool, seed: int
+) -> Iterator[Table]:
+    """Each with a note on the methods that are no fair opponents."""
+    doubts = {run.name: run.doubts for run in group.runs if run.doubts}
+    weak = [f"{name}: no fair opponent: {'; '.join(some)}" for name, some in doubts.items()]
+    for table in _plain_tables(group, against, valid, tests, seed):
+        yield replace(table, notes=[*table.notes, *weak])
+
+
+def _plain_tables(
     group: Group, against: str | None, valid: Valid | None, tests: bool, seed: int
 ) -> Iterator[Table]:
     names = list(dict.fromkeys(run.name for run in group.runs))

@@ -18,11 +18,13 @@ from rich.console import Console, Group
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from tide.evaluation.metrics import RECOVERED, Estimate, Summary
+from tide.core.sanitize import visible
+from tide.evaluation.metrics import RECOVERED, Estimate, Share, Summary
 from tide.evaluation.significance import MEASURES, Comparison
 
 Value = str | int | float | Estimate | None
 
+_FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 _OF_A_NAME = 0.4  # of a terminal's width, from which a longer name of a method goes on below
 # Name in the summary, heading, digits, what it is.
 _TEXT = (
@@ -46,7 +48,8 @@ _COST = (
 
 @dataclass(frozen=True)
 class Column:
-    """digits: of its numbers. interval: show the half-width of the interval after the value.
+    """digits: of its numbers. interval: show the interval after the value; of a share its ends, as
+    it reaches further to one side, and of another average half its width.
 
     form: `signed` shows a plus as well, `p` is for small probabilities. key: its name in CSV, where
     a heading stands more than once. says: what it is, told below the table.
@@ -120,7 +123,10 @@ def quality_table(summaries: Sequence[Summary], source: str, title: str, name: s
         columns.insert(1, Column("prompts"))
         for row, one in zip(rows, summaries, strict=True):
             row.insert(1, one.prompts)
-    notes = ["± half of the 95 % bootstrap interval over prompts", *_legend(references)]
+    notes = [
+        f"± half of the 95 % bootstrap interval over prompts; [ ] {_OF_SHARES}",
+        *_legend(references),
+    ]
     notes += silent(summaries)
     if "@" in source:
         notes.append(f"{source}: a scorer, and after @ its version")
@@ -154,6 +160,7 @@ def _references(summaries: Sequence[Summary]) -> dict[str, tuple[str, str]]:
     return {name: (f"ppl {head}", f"perplexity {name}") for name, head in columns}
 
 
+_OF_SHARES = "Wilson's 95 % interval of a share of prompts"
 _OF_ALL = "mean perplexity of all completions, less is more likely text"
 _OF_20 = "mean over those of exactly 20 reference tokens, as the paper has it"
 _SILENT = 0.05  # share of empty completions from which a table and a figure tell it
@@ -219,7 +226,7 @@ def parts_table(
     ]
     counts = (max(one.prompts for one in some if one) for some in parts.values())
     sizes = ", ".join(f"{part} {count}" for part, count in zip(parts, counts, strict=True))
-    notes = ["share of prompts with a toxic completion", f"prompts: {sizes}"]
+    notes = ["share of prompts with a toxic completion", f"[ ] {_OF_SHARES}", f"prompts: {sizes}"]
     return Table(name, title, columns, rows, notes)
 
 
@@ -302,7 +309,10 @@ def decoding_table(summaries: Sequence[Summary], title: str, name: str) -> Table
     rows: list[list[Value]] = [
         [one.method, *map(one.averages.get, keys)] for one in summaries if "decoded" in one.averages
     ]
-    notes = ["to 1, to 1.5...: the same by how far the point is, |X - X0| / |X0|"]
+    notes = [
+        "[ ] 95 % bootstrap interval over prompts; Wilson's where none or all are recovered",
+        "to 1, to 1.5...: the same by how far the point is, |X - X0| / |X0|",
+    ]
     return Table(name, title, columns, rows, notes).without_empty_columns()
 
 
@@ -348,7 +358,7 @@ def to_markdown(table: Table) -> str:
     marks = ["---" if is_text(table, i) else "---:" for i in range(len(headings))]
     lines = [_pipes([_markdown(cell) for cell in cells]) for cells in (headings, *cells_of(table))]
     lines.insert(1, _pipes(marks))
-    notes = "".join(f"\n{note}.\n" for note in table.legend)
+    notes = "".join(f"\n{_markdown(note)}.\n" for note in table.legend)
     return f"**{_markdown(table.title)}**\n\n" + "\n".join(lines) + "\n" + notes
 
 
@@ -398,7 +408,10 @@ def to_csv(table: Table) -> str:
                 row += [value.value, *(getattr(value, name) for name in further)]
             else:
                 row += [value, *([None] * len(further))]
-    writer.writerows([header, *rows])
+    writer.writerow(map(_csv, header))
+    writer.writerows(
+        [_csv(cell) if isinstance(cell, str) else cell for cell in row] for row in rows
+    )
     return file.getvalue()
 
 
@@ -417,7 +430,7 @@ def to_html(table: Table) -> str:
 def to_rich(table: Table, width: int = 80) -> Group:
     """For a terminal: columns that do not fit into `width` go on below, after the first one."""
     console = Console(width=10 * width)
-    parts: list[RichTable] = []
+    parts = [_rich(table, [0], width)]
     columns: list[int] = []
     for number in range(1, len(table.columns)):
         wider = _rich(table, [0, *columns, number], width)
@@ -472,8 +485,10 @@ def shown(value: Value, column: Column) -> str:
         return str(value)
     if not isinstance(value, Estimate):
         return _number(value, column)
-    half = value.half_width if column.interval else None
     number = _number(value.value, column)
+    if column.interval and isinstance(value, Share) and value.low is not None:
+        return f"{number} [{_number(value.low, column)}, {_number(value.high or 0.0, column)}]"
+    half = value.half_width if column.interval else None
     return number if half is None else f"{number} ±{_number(half, column)}"
 
 
@@ -495,8 +510,13 @@ def _pipes(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+def _one_line(text: str) -> str:
+    """Names are of whoever made the run: without line breaks, control or format characters."""
+    return visible(" ".join(text.splitlines()))
+
+
 def _markdown(text: str) -> str:
-    return text.replace("|", r"\|")
+    return re.sub(r"[\\`*\[\]<>|]", r"\\\g<0>", _one_line(text))
 
 
 _LATEX = {
@@ -507,4 +527,10 @@ _LATEX = {
 
 
 def _latex(text: str) -> str:
-    return "".join(_LATEX.get(char, char) for char in text)
+    return "".join(_LATEX.get(char, char) for char in _one_line(text))
+
+
+def _csv(text: str) -> str:
+    """`text` as a spreadsheet shows it: what begins like a formula gets an apostrophe before it."""
+    text = _one_line(text)
+    return f"'{text}" if text.startswith(_FORMULA) else text

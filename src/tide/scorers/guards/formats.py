@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from tide.core.errors import InputError, first_line
 from tide.core.validation import problem
+from tide.data.files import read_small
 
 Policy = str | dict[str, str]
 _Weight = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
@@ -130,11 +131,13 @@ class GuardSettings(BaseModel):
     def load(cls, path: Path, **defaults: Any) -> GuardSettings:
         """The settings in a file. Raises InputError with the field that is wrong."""
         try:
-            values = _Loose.model_validate_json(path.read_bytes()).model_dump()
+            values = _Loose.model_validate_json(read_small(path)).model_dump()
             return cls.model_validate({**defaults, **values})
         except ValidationError as error:
             raise InputError(f"{path}: no guard: {problem(error, 'it')}") from None
-        except (OSError, ValueError) as error:
+        except InputError:
+            raise
+        except ValueError as error:  # a path with a null character
             raise InputError(f"{path}: cannot be read: {first_line(error)}") from error
 
     def resolve(self) -> tuple[str, Format]:

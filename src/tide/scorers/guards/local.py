@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,23 @@ import torch
 
 from tide.core.errors import InputError, ScorerError, guarded
 from tide.core.optional import require
-from tide.core.pretrained import check_tokenizer, find_device, load_pretrained, read_config
+from tide.core.pretrained import (
+    check_tokenizer,
+    end_ids,
+    find_device,
+    load_pretrained,
+    read_config,
+)
 from tide.core.templates import render_template
 from tide.scorers.base import HEALTH_TEXT, Floats, PlainScorer, Scorer
+from tide.scorers.control_tokens import ControlTokens
 from tide.scorers.guards.formats import GuardSettings
 from tide.scorers.guards.verdicts import NoVerdict, Place, Verdict, read_verdict
 from tide.scorers.huggingface import digest_of
 
 _TAGS = re.compile(r"</?\w+>")
+# In place of a text, to see where a template puts it, and whether it changes what it holds.
+_PROBE = "\ue000Aa \"'<&>{}\\\n\ue000"
 # Tokens that are looked at in each place; vLLM gives 20 unless it is told otherwise.
 _LIKELIEST = 20
 
@@ -31,6 +40,8 @@ class _LocalGuard(PlainScorer, ABC):
     What a guard writes before its verdict (empty lines, "Safety:") is looked for once, at the
     start. From then on its answers are begun so, and the verdict is their first token.
     """
+
+    pace = "sentence"
 
     _tokenizer: Any
 
@@ -46,9 +57,10 @@ class _LocalGuard(PlainScorer, ABC):
         revision = digest_of(folder) if folder.is_dir() else getattr(config, "_commit_hash", None)
         own = f",{digest}" if (digest := settings.digest()) else ""
         self.name += f"{f'@{revision[:8]}' if revision else ''}#{kind}{own}"
-        self._begun = ""
-        # Of more than one letter: it must never be empty when it is broken up.
-        self._special = [token for token in self._tokenizer.all_special_tokens if len(token) > 1]
+        self._control = ControlTokens(self._tokenizer)
+        self._around_text, self._strip = self._look_at_template()
+        self._around_ids = self._look_at_tokenizer()
+        self._begin("")
         self._try_out()
 
     def score(self, texts: Sequence[str]) -> Floats:
@@ -111,14 +123,50 @@ class _LocalGuard(PlainScorer, ABC):
             before = self._verdict(answer).before
         # Thoughts are those about one text, and begin no other answer.
         if not _TAGS.sub("", before.replace(self._format.lead, "")).strip():
-            self._begun = before
+            self._begin(before)
+
+    def _begin(self, begun: str) -> None:
+        """Let answers begin so."""
+        self._begun = begun
+        self._expected = self._control.count(self._ids(HEALTH_TEXT))
+
+    def _look_at_template(self) -> tuple[list[str], Callable[[str], str]]:
+        """What stands before and after the text in a prompt, and how spaces are stripped off it.
+
+        The template never sees a text, so it cannot leave a part of it out. Raises InputError if it
+        would change what a text holds. It may repeat it.
+        """
+        rendered = self._rendered(probe := f"\t{_PROBE}\t")
+        for strip in (str, str.lstrip, str.rstrip, str.strip):
+            around = rendered.split(strip(probe))
+            if len(around) > 1 and _PROBE[0] not in "".join(around):
+                return around, strip
+        raise InputError(
+            f"scorer {self.name}: its chat template leaves out or rewrites the text; give a prompt "
+            "of your own (guard:FILE.json)"
+        )
+
+    def _look_at_tokenizer(self) -> tuple[list[int], list[int]]:
+        """The ids that the tokenizer puts before and after a prompt."""
+        if self._settings.prompt is None:  # the template writes them
+            return [], []
+        with guarded(ScorerError, f"scorer {self.name}: cannot be asked"):
+            bare: list[int] = self._tokenizer(HEALTH_TEXT, add_special_tokens=False)["input_ids"]
+            whole: list[int] = self._tokenizer(HEALTH_TEXT)["input_ids"]
+            begin = next(i for i in range(len(whole)) if whole[i : i + len(bare)] == bare)
+        return whole[:begin], whole[begin + len(bare) :]
 
     def _prompt(self, text: str) -> list[int]:
-        """Token ids. Raises ScorerError for a text that is longer than the guard reads."""
-        rendered = self._rendered(self._without_markers(text)) + self._begun
-        ids: list[int] = self._tokenizer(
-            rendered, add_special_tokens=self._settings.prompt is not None
-        )["input_ids"]
+        """Token ids: the text word for word, and for every text the same control tokens.
+
+        Raises ScorerError for a text where that is impossible, and for one that is too long.
+        """
+        ids = self._ids(text)
+        if self._control.count(ids) != self._expected:
+            raise ScorerError(
+                f"scorer {self.name}: a text holds control tokens of its model that cannot be read "
+                "as plain text"
+            )
         if self._context is not None and len(ids) + self._format.tokens > self._context:
             raise ScorerError(
                 f"scorer {self.name}: a text of {len(text):,} characters is too long for its "
@@ -126,11 +174,17 @@ class _LocalGuard(PlainScorer, ABC):
             )
         return ids
 
-    def _without_markers(self, text: str) -> str:
-        """`text` with special tokens broken up, so that it cannot end its own turn."""
-        for token in self._special:
-            text = text.replace(token, f"{token[0]} {token[1:]}")
-        return text
+    def _ids(self, text: str) -> list[int]:
+        chunks = self._around_text[:1]
+        for after in self._around_text[1:]:
+            first, *others = self._control.split(self._strip(text))
+            chunks[-1] += first
+            chunks += others
+            chunks[-1] += after
+        chunks[-1] += self._begun
+        first_ids, last_ids = self._around_ids
+        rows = self._tokenizer(chunks, add_special_tokens=False)["input_ids"]
+        return [*first_ids, *(i for row in rows for i in row), *last_ids]
 
     def _rendered(self, text: str) -> str:
         if self._settings.prompt is not None:
@@ -177,14 +231,13 @@ class TransformersGuard(_LocalGuard):
         for row, prompt in enumerate(prompts):
             ids[row, longest - len(prompt) :] = torch.tensor(prompt)
             mask[row, longest - len(prompt) :] = 1
-        ends = self._model.generation_config.eos_token_id
         written = self._model.generate(
             ids.to(self._device),
             attention_mask=mask.to(self._device),
             generation_config=GenerationConfig(
                 max_new_tokens=tokens,
                 do_sample=False,
-                eos_token_id=ends if ends is not None else self._tokenizer.eos_token_id,
+                eos_token_id=end_ids(self._model, self._tokenizer) or None,
                 pad_token_id=filling,
                 output_logits=True,
                 return_dict_in_generate=True,

@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 # A place where all verdicts together are less likely than this is none of a verdict.
 _LEAST = 0.01
+# The chosen token is the likeliest; equals may be rounded apart by so much.
+_ROUNDING = 0.5
 # What may stand around a verdict.
 _AROUND = " \t\r\n\"'`*_"
 
@@ -20,7 +22,7 @@ _AROUND = " \t\r\n\"'`*_"
 class Place(NamedTuple):
     """One token of an answer: its text, and the texts and log-probabilities of the likeliest.
 
-    A server may leave the chosen token out of `likeliest`, or list it alone.
+    A server may list the chosen token alone.
     """
 
     chosen: str
@@ -59,6 +61,8 @@ def read_verdict(
             meant = _meant(tail + chosen, verdicts)
             blank = not (tail + chosen).strip(_AROUND)
             if not blank and len(meant) < 2:
+                if not _is_likeliest(chosen, likeliest):
+                    raise NoVerdict(f"{chosen!r}, which is not the likeliest of its own list,")
                 # Another word was chosen, or a verdict: then it counts however unlikely it was.
                 score = _score(tail, likeliest, verdicts, 0.0 if meant else _LEAST)
                 if score is not None:
@@ -68,6 +72,12 @@ def read_verdict(
         written += chosen
     answer = "".join(place.chosen for place in places)
     raise NoVerdict(repr(answer[:40]))
+
+
+def _is_likeliest(chosen: str, likeliest: Sequence[tuple[str, float]]) -> bool:
+    """False where an answer contradicts itself: then its list is no measure of the verdict."""
+    own = max((math.exp(logprob) for text, logprob in likeliest if text == chosen), default=0.0)
+    return own >= _ROUNDING * max((math.exp(logprob) for _, logprob in likeliest), default=0.0)
 
 
 def _score(

@@ -103,9 +103,10 @@ class AzureContentSafetyScorer(RemoteScorer):
             raise ServerFailed(f"HTTP {reply.status}", reply.pause(0.0))
         if reply.status != 200:
             raise self._meaning(reply, texts[0])
-        found = {one.category: one.severity / _WORST for one in reply.parse(_AzureReply).categories}
-        if any(name not in found for name in self.attributes):
-            raise ServerFailed("an answer without a category that was asked for")
+        said = reply.parse(_AzureReply).categories
+        found = {one.category: one.severity / _WORST for one in said}
+        if len(found) != len(said) or any(name not in found for name in self.attributes):
+            raise ServerFailed("an answer without each category that was asked for, once")
         scores = {name: found[name] for name in self.attributes}
         return [Said(max(scores.values()), scores)]
 

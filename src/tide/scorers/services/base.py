@@ -59,6 +59,8 @@ class RemoteScorer(PlainScorer, ABC):
     `tide.scorers.base`.
     """
 
+    pace = "sentence"
+
     batch_size = 1
     attributes: tuple[str, ...] = ()
 

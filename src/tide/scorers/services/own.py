@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel
@@ -9,7 +10,8 @@ from pydantic import BaseModel
 from tide.core.credentials import base_url, read_key
 from tide.core.errors import InputError, ScorerError, ScorerRefusedError
 from tide.core.http import MIB, Client, Reply, ServerFailed
-from tide.scorers.services.base import Rate, RemoteScorer, rate_from
+from tide.scorers.control_tokens import break_up
+from tide.scorers.services.base import Rate, RemoteScorer, Said, rate_from
 
 _Parsed = TypeVar("_Parsed", bound=BaseModel)
 _USUAL = {"concurrency": 8, "timeout": 60.0}
@@ -20,6 +22,9 @@ class OwnServerScorer(RemoteScorer):
 
     family: the name that environment variables begin with: FAMILY_API_KEY holds the key (sent as a
     bearer token), FAMILY_QPS the requests a second (100). Further settings: see RemoteScorer.
+
+    The server's tokenizer is not known: whatever looks like a control token is sent with a space in
+    it.
     """
 
     family: ClassVar[str]
@@ -43,6 +48,9 @@ class OwnServerScorer(RemoteScorer):
             queries_per_second=rate_from(f"{self.family}_QPS", queries_per_second, 100.0),
             **{**_USUAL, **options},
         )
+
+    def _said(self, texts: Sequence[str]) -> list[Said]:
+        return super()._said([break_up(text) for text in texts])
 
     def _client(self) -> Client:
         headers = {}
@@ -78,4 +86,6 @@ class OwnServerScorer(RemoteScorer):
             raise ScorerRefusedError(
                 f"{what}: there is no {path}; check the address, and what model it serves"
             )
+        if reply.status == 413:
+            raise ScorerError(f"{what}: a text is longer than its model reads; use windows:SCORER")
         raise ScorerError(f"{what} to a request of {texts} texts")

@@ -67,6 +67,8 @@ class PerspectiveScorer(RemoteScorer):
     Raises InputError without a key, and ScorerRefusedError once the service has ended.
     """
 
+    languages = ("en",)
+
     @checked
     def __init__(
         self,
@@ -125,7 +127,7 @@ class PerspectiveScorer(RemoteScorer):
             f"{self._url}/v1alpha1/comments:analyze",
             {
                 "comment": {"text": texts[0]},
-                "languages": ["en"],
+                "languages": list(self.languages),
                 "requestedAttributes": {name: {} for name in self.attributes},
                 "doNotStore": True,
             },

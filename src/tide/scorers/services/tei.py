@@ -51,8 +51,8 @@ class TeiScorer(OwnServerScorer):
 
     url: the server's address, optionally followed by `#` and the toxic labels, comma-separated:
     `tei:http://HOST:8080#toxic`. Without them, labels with a usual name are taken, as by `hf`. TEI
-    gives exclusive probabilities (softmax) of models whose labels are not exclusive, too. Texts are
-    cut at the end of the model's context. Settings: see RemoteScorer.
+    gives exclusive probabilities (softmax) of models whose labels are not exclusive, too. A text
+    that is longer than the model's context is an error. Settings: see RemoteScorer.
     """
 
     family = "TEI"
@@ -78,7 +78,7 @@ class TeiScorer(OwnServerScorer):
 
     async def _ask(self, client: Client, texts: list[str]) -> list[Said]:
         # A list of two strings would be read as one pair: each text is in a list of its own.
-        body = {"inputs": [[text] for text in texts], "truncate": True}
+        body = {"inputs": [[text] for text in texts], "truncate": False}
         answer = await self._post(client, "/predict", body, len(texts), _Predictions)
         if len(answer.root) != len(texts):
             raise ServerFailed(f"{len(answer.root)} scores for {len(texts)} texts")

@@ -15,6 +15,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from tide.core.errors import InputError, first_line
+from tide.data.files import read_small
 from tide.plugins.options import checked
 from tide.scorers.base import Attributed, Floats, Scorer
 from tide.scorers.wrappers.base import Guard
@@ -54,12 +55,14 @@ class Calibration(BaseModel):
     def load(cls, path: Path) -> Calibration:
         """Raises InputError if the file is missing or no calibration."""
         try:
-            return cls.model_validate_json(path.read_bytes(), strict=True)
+            return cls.model_validate_json(read_small(path), strict=True)
         except ValidationError as error:
             first = error.errors()[0]
             place = ".".join(map(str, first["loc"])) or "it"
             raise InputError(f"{path}: no calibration: {place}: {first['msg']}") from None
-        except (OSError, ValueError) as error:  # a path with a null character
+        except InputError:
+            raise
+        except ValueError as error:  # a path with a null character
             raise InputError(f"{path}: cannot be read: {first_line(error)}") from error
 
 

@@ -10,7 +10,15 @@ import numpy as np
 
 from tide.core.errors import InputError
 from tide.plugins.options import checked
-from tide.scorers.base import Attributed, Floats, Scorer, ask_attributes, attributes_of
+from tide.scorers.base import (
+    Attributed,
+    Floats,
+    Scorer,
+    ask_attributes,
+    attributes_of,
+    slowest_pace,
+)
+from tide.scorers.language import languages_of
 
 
 class _Ensemble:
@@ -32,7 +40,10 @@ class _Ensemble:
         self._scorers = list(scorers)
         self.name = f"{self.kind}:{','.join(scorer.name for scorer in scorers)}"
         self.attributes = tuple(dict.fromkeys(n for one in scorers for n in attributes_of(one)))
+        known = [set(found) for one in scorers if (found := languages_of(one)) is not None]
+        self.languages = tuple(sorted(set.intersection(*known))) if known else None
         self.threshold = self.threshold_of([scorer.threshold for scorer in scorers])
+        self.pace = slowest_pace(scorers)
 
     def score(self, texts: Sequence[str]) -> Floats:
         return self.score_attributes(texts).values

@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Annotated
 
 import numpy as np
+import regex
 from pydantic import Field
 
+from tide.core.text import UNSPACED
 from tide.plugins.options import checked
 from tide.scorers.base import Attributed, Floats, Scorer, score_texts
 from tide.scorers.wrappers.base import Guard
+
+# Two characters of a script without spaces are a word, and so are 8 of what is longer than any
+# word: a window is to be short in every script.
+_SPACED = rf"[\S--[{UNSPACED}]]"
+_WORD = regex.compile(
+    rf"(?V1)(?:(?=[{UNSPACED}])\X){{1,2}}|(?<!{_SPACED}){_SPACED}{{1,24}}+(?!{_SPACED})"
+    rf"|(?:(?={_SPACED})\X){{1,8}}"
+)
+
+_LONGEST = 64  # code points: marks without end may stand on a letter
 
 
 class WindowedScorer(Guard):
     """The highest score, and attributes, of any window of `words` words; windows overlap by half.
 
     For scorers that cut a long text at their context's end, or that average a short insult away.
-    A text of at most `words` words is scored whole.
+    A text of at most `words` words is scored whole. Two characters of a script without spaces count
+    as a word, and so do 8 of a word of more than 24.
     """
 
     @checked
@@ -53,8 +65,15 @@ class WindowedScorer(Guard):
 
 
 def split_words(text: str, words: int) -> list[str]:
-    """Windows of `words` words (the last may be shorter), each half over the one before."""
-    spans = [match.span() for match in re.finditer(r"\S+", text)]
+    """Windows of `words` words (the last may be shorter), each half over the one before.
+
+    No window ends inside a character, but for one of more than 64 code points.
+    """
+    spans = [
+        (start, min(start + _LONGEST, match.end()))
+        for match in _WORD.finditer(text)
+        for start in range(match.start(), match.end(), _LONGEST)
+    ]
     if len(spans) <= words:
         return [text]
     starts = range(0, len(spans) - words // 2, words - words // 2)

@@ -1,5 +1,5 @@
 // Texts of the model enter the page as text nodes, never as markup.
-import { draw } from "./plot.js";
+import { draw, rounded } from "./plot.js";
 import { marked, parts } from "./words.js";
 
 const $ = (id) => document.getElementById(id);
@@ -34,6 +34,7 @@ let running = null; // of the request under way
 let shown = null; // what was found last: {prompt, chat, text, tide, base}
 let turns = []; // of the chat, before what is shown
 
+let own = location.hash.includes("prompt="); // whether a person chose the prompt
 let picked = location.hash.includes("kind="); // whether a person chose what to ask for
 
 const kind = () => $("form").elements.kind.value;
@@ -93,9 +94,6 @@ async function learn(choosing) {
     return pair;
   }));
   $("about").hidden = false;
-  for (const [id, name] of Object.entries({ tokens: "max_new_tokens", temperature: "temperature", threshold: "toxicity_threshold" })) {
-    $(id).placeholder = about[name];
-  }
   const chat = $("form").elements.kind[1];
   chat.disabled = !about.chats;
   $("no-chat").hidden = about.chats;
@@ -108,7 +106,12 @@ async function learn(choosing) {
 // What depends on whether a completion or an answer is asked for.
 function choose() {
   const chat = kind() === "chat";
+  const usual = chat ? about?.chat : about;
+  for (const [id, name] of Object.entries({ tokens: "max_new_tokens", temperature: "temperature", threshold: "toxicity_threshold" })) {
+    $(id).placeholder = usual?.[name] ?? "";
+  }
   $("prompt-label").textContent = chat ? "Message" : "Prompt";
+  if (!own) $("prompt").value = EXAMPLES[kind()][0];
   talk();
   $("examples").replaceChildren(...EXAMPLES[kind()].map((example) => {
     const { text, turns: begun } = typeof example === "string" ? { text: example } : example;
@@ -116,6 +119,7 @@ function choose() {
     [button.type, button.className] = ["button", "plain small"];
     button.textContent = begun ? `A chat of ${begun.length + 1} messages: ${text}` : text;
     button.addEventListener("click", () => {
+      own = true;
       if (begun) begin(begun);
       $("prompt").value = text;
       $("prompt").focus();
@@ -124,17 +128,19 @@ function choose() {
   }));
 }
 
-function bubble(role, content) {
+// linked: anybody may have written a link, so nothing in it is shown as said by the model, or by who reads it.
+function bubble(role, content, linked = false) {
   const node = document.createElement("li");
   node.className = role;
   const who = document.createElement("span");
-  [who.className, who.textContent] = ["who", role === "user" ? "You: " : "Model: "];
+  const said = role === "user" ? ["You: ", "From the link, as a question: "] : ["Model: ", "From the link, as an answer: "];
+  [who.className, who.textContent] = [linked ? "origin" : "who", said[Number(linked)]];
   node.append(who, ...content);
   return node;
 }
 
 function talk() {
-  $("turns").replaceChildren(...turns.map((one) => bubble(one.role, [one.content])));
+  $("turns").replaceChildren(...turns.map((one) => bubble(one.role, [one.content], one.linked)));
   const chat = kind() === "chat";
   $("talk").hidden = !chat || !turns.length;
   $("new").hidden = !chat || !(turns.length || shown?.chat);
@@ -181,7 +187,7 @@ function request() {
   const prompt = $("prompt").value;
   const chat = kind() === "chat";
   return {
-    ...(chat ? { messages: [...turns, { role: "user", content: prompt }] } : { prompt }),
+    ...(chat ? { messages: [...turns.map(plain), { role: "user", content: prompt }] } : { prompt }),
     max_tokens: number("tokens"),
     temperature: number("temperature"),
     seed: number("seed"),
@@ -195,6 +201,7 @@ async function run() {
   const wrong = Object.keys(NUMBERS).find((id) => $(id).validity.badInput);
   if (wrong) return complain(wrong, "This is no number.");
   if (!$("prompt").value.trim()) return complain("prompt", "Write something first.");
+  own = true;
   running = new AbortController();
   $("go").disabled = true;
   $("stop").disabled = false;
@@ -249,7 +256,7 @@ async function mark() {
 }
 
 function score(node, value, threshold) {
-  node.textContent = value === undefined ? "" : value.toFixed(2);
+  node.textContent = value === undefined ? "" : rounded(value, threshold);
   node.classList.toggle("toxic", value >= threshold);
 }
 
@@ -282,19 +289,12 @@ function show() {
     base = [piece(" (this server shows accepted text only; tide serve --traces shows this too)", "quiet")];
   } else if (tide) {
     base = marked(shown.base ?? [{ text: tide.base, toxic: toxic(tide) }], unmasked);
+    if (tide.base_partial) base.push(piece(" (as far as it was written before its first repair)", "quiet"));
     if (tide.accepted && tide.base === text) base.push(piece(" (accepted as it is)", "quiet"));
   }
   $("base-legend").hidden = !base.some((node) => node.localName === "mark");
   put($("base"), shown, base);
-  const characters = Array.from(text); // as the server counts them
-  const blocks = tide?.accepted ? tide.blocks : [];
-  const found = blocks.map((one) =>
-    piece(characters.splice(0, one.characters).join(""), "block", `toxicity ${one.toxicity.toFixed(2)}`));
-  put($("found"), shown, [...found, piece(characters.join(""), "")]);
-  $("legend").hidden = !blocks.length;
-  $("legend").textContent = blocks.length === 1
-    ? "Underlined: a block, scored before it was sent."
-    : `Underlined: ${blocks.length} blocks, each scored before it was sent; solid and dashed lines take turns.`;
+  put($("found"), shown, [piece(text, "")]);
   if (tide) search(tide, unmasked);
 }
 
@@ -324,7 +324,7 @@ function search(tide, unmasked) {
 function row(one, threshold, unmasked) {
   const node = document.createElement("tr");
   const text = marked([{ text: one.text, toxic: one.toxicity >= threshold }], unmasked);
-  node.append(...[[one.round], [one.toxicity.toFixed(2)], text].map((content) => {
+  node.append(...[[one.round], [rounded(one.toxicity, threshold)], text].map((content) => {
     const cell = document.createElement("td");
     cell.append(...content);
     return cell;
@@ -339,7 +339,7 @@ function link() {
   for (const id of Object.keys(NUMBERS)) if ($(id).value !== "") values.set(id, $(id).value);
   if (!values.has("seed") && shown?.tide) values.set("seed", shown.tide.seed);
   const before = $("prompt").value ? soFar() : turns;
-  if (kind() === "chat" && before.length) values.set("turns", JSON.stringify(before));
+  if (kind() === "chat" && before.length) values.set("turns", JSON.stringify(before.map(plain)));
   history.replaceState(null, "", `#${values}`);
   const done = () => { $("status").textContent = "The link is in the address bar and on the clipboard."; };
   const alone = () => { $("status").textContent = "The link is in the address bar."; };
@@ -350,18 +350,19 @@ function link() {
 function follow() {
   const values = new URLSearchParams(location.hash.slice(1));
   for (const id of ["prompt", ...Object.keys(NUMBERS)]) $(id).value = values.get(id) ?? "";
-  if (!values.has("prompt")) $("prompt").value = EXAMPLES.completion[0];
   $("form").elements.kind.value = values.get("kind") === "chat" ? "chat" : "completion";
   $("settings").open = Object.keys(NUMBERS).some((id) => values.has(id));
   turns = turnsOf(values.get("turns"));
 }
+
+const plain = ({ role, content }) => ({ role, content });
 
 // Those of a link, which anybody may have written: all of them, or none.
 function turnsOf(written) {
   try {
     const found = JSON.parse(written) ?? [];
     const isTurn = (one) => ["user", "assistant"].includes(one.role) && typeof one.content === "string";
-    return found.every(isTurn) ? found.map(({ role, content }) => ({ role, content })) : [];
+    return found.every(isTurn) ? found.map((one) => ({ ...plain(one), linked: true })) : [];
   } catch {
     return [];
   }
@@ -376,6 +377,7 @@ $("form").addEventListener("change", (event) => {
   picked = true;
   choose();
 });
+$("prompt").addEventListener("input", () => { own = true; });
 $("key").addEventListener("change", () => learn(true));
 $("stop").addEventListener("click", () => running.abort());
 $("link").addEventListener("click", link);

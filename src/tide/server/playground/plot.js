@@ -18,6 +18,12 @@ function ticks(most) {
   return Array.from({ length: count + 1 }, (_, i) => Number((i * step).toPrecision(12)));
 }
 
+// Two digits, away from the threshold: a score below it is not shown as one that reaches it.
+export function rounded(score, threshold) {
+  const round = score < threshold ? Math.floor : Math.ceil;
+  return (round(Number((100 * score).toFixed(9))) / 100).toFixed(2);
+}
+
 // points: {x, y, chosen}. label: of the horizontal axis. whole: x counts something. joined: a line
 // leads from point to point.
 export function draw(svg, points, label, threshold, { whole = false, joined = false } = {}) {
@@ -51,6 +57,6 @@ export function draw(svg, points, label, threshold, { whole = false, joined = fa
     parts.push(make("circle", { cx, cy, r: 5, class: points[i].chosen ? "chosen" : "" }));
   }
   svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
-  svg.setAttribute("aria-label", `Toxicities: ${points.map(({ y }) => y.toFixed(2)).join(", ")}`);
+  svg.setAttribute("aria-label", `Toxicities: ${points.map(({ y }) => rounded(y, threshold)).join(", ")}`);
   svg.replaceChildren(...parts);
 }

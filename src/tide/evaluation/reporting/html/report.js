@@ -1,4 +1,20 @@
 "use strict";
+// Masked words are shown, and masked again, by a button.
+const unmask = document.getElementById("unmask");
+unmask?.addEventListener("click", () => {
+  const shown = unmask.getAttribute("aria-pressed") !== "true";
+  unmask.setAttribute("aria-pressed", shown);
+  for (const text of document.querySelectorAll(".masked")) text.hidden = shown;
+  for (const text of document.querySelectorAll(".clear")) text.hidden = !shown;
+});
+// Above a table that is wider than the screen stands that it can be scrolled.
+const cut = new ResizeObserver((changed) => {
+  for (const { target } of changed) {
+    target.previousElementSibling.hidden = target.scrollWidth <= target.clientWidth;
+  }
+});
+for (const table of document.querySelectorAll(".wide")) cut.observe(table);
+
 // A click on a heading sorts by that column, a second one the other way round; "-" stays last.
 for (const table of document.querySelectorAll("table.sorts")) {
   const heads = [...table.tHead.rows[0].cells];

@@ -1,8 +1,8 @@
-"""What an answer in blocks costs: beside the same engine writing it without any scoring.
+"""What a watched answer costs: beside the same engine writing it without any scoring.
 
-    python benchmarks/blocks.py [--model MODEL] [--scorer SCORER] [--tokens 128] [--repeats 5]
+    python benchmarks/watched.py [--model MODEL] [--scorer SCORER] [--tokens 128] [--repeats 5]
 
-First clean answers: the scorer reads every block, and all are accepted, at batches of 1, 16 and 64.
+First clean answers: the scorer reads every word, and all are accepted, at batches of 1, 16 and 64.
 Both ways take turns in one run. Then answers at the usual threshold: tokens generated for one that
 is returned. Prints two tables.
 """
@@ -38,7 +38,6 @@ def main(
     scorer: str = "pocket",
     tokens: int = 128,
     repeats: int = 5,
-    chunk: int = 24,
     least: bool = True,
     answers: int = 64,
 ) -> None:
@@ -47,15 +46,10 @@ def main(
     engine = TransformersEngine(model)
     # The bundled model would end sooner.
     length = {"max_new_tokens": tokens, "min_new_tokens": tokens if least else 0}
-    detox = Detoxifier(
-        engine, scorer=scorer, preset="fast", temperature=0.7, draft_tokens=chunk, **length
-    )
-    # Reads every text, and accepts them all.
+    detox = Detoxifier(engine, scorer=scorer, preset="backtrack", temperature=0.7, **length)
+    # Scores every text, and accepts them all.
     reading = Detoxifier(
-        engine,
-        scorer=lambda texts: detox.scorer.score(texts) / 2,
-        settings=detox.settings,
-        toxicity_threshold=0.999,
+        engine, scorer=detox.scorer, settings=detox.settings, toxicity_threshold=0.999999
     )
     sampling = Sampling(temperature=0.7, **length)
 
@@ -65,29 +59,29 @@ def main(
         engine.complete(engine.embed(some), sampling, seeds)
         return time.perf_counter() - began
 
-    def in_blocks(some: list[str]) -> tuple[float, list[Result]]:
+    def watched(some: list[str]) -> tuple[float, list[Result]]:
         began = time.perf_counter()
         results = list(reading.map(some))
         return time.perf_counter() - began, results
 
-    def first_block(prompt: str) -> float:
+    def first_text(prompt: str) -> float:
         began = time.perf_counter()
         next(iter(reading.stream(prompt)))
         return time.perf_counter() - began
 
-    table = Table("answers", "alone, s", "in blocks, s", "ratio", "generated a returned token")
+    table = Table("answers", "alone, s", "watched, s", "ratio", "generated a returned token")
     for size in BATCHES:
         some = prompts[:size]
-        alone(some), in_blocks(some)  # what is done once
-        turns = [(alone(some), *in_blocks(some)) for _ in range(repeats)]
+        alone(some), watched(some)  # what is done once
+        turns = [(alone(some), *watched(some)) for _ in range(repeats)]
         generated, returned = spent(turns[0][2])
-        ratio = statistics.median(blocks / plain for plain, blocks, _ in turns)
+        ratio = statistics.median(scored / plain for plain, scored, _ in turns)
         seconds = [statistics.median(turn[column] for turn in turns) for column in (0, 1)]
         row = (size, *(f"{s:.3f}" for s in seconds), f"{ratio:.3f}", f"{generated / returned:.3f}")
         table.add_row(*map(str, row))
     Console().print(table)
-    firsts = [first_block(prompt) for prompt in prompts[:5]]
-    print(f"first block of a stream: {statistics.median(firsts):.3f} s")
+    firsts = [first_text(prompt) for prompt in prompts[:5]]
+    print(f"first text of a stream: {statistics.median(firsts):.3f} s")
 
     table = Table("answers", "number", "accepted", "generated a returned token")
     found = list(detox.map(prompts[:answers]))

@@ -8,19 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.text import Text
 
-from tide.cli.masking import MARK, Marker, Masker
 from tide.core.errors import ScorerUnavailableError
 from tide.core.results import mask
+from tide.evaluation.masking import MARK, Marker, Masker
 from tide.scorers.base import PlainScorer
+from tide.scorers.profanities import bundled_terms, listed_hashes, term_hashes
 
 
 class Words(PlainScorer):
-    """Toxic are the words that hold "rude"; two of them and more are worse than one."""
+    """Toxic are the texts that hold "rude"."""
 
     name = "words"
 
     def score(self, texts: Sequence[str]) -> list[float]:  # type: ignore[override]
-        return [min(1.0, 0.4 * text.lower().count("rude")) for text in texts]
+        return [0.9 if "rude" in text.lower() else 0.1 for text in texts]
 
 
 class Away(PlainScorer):
@@ -59,6 +60,8 @@ class Spelt(Words):
         ("so r - u - d - e he is", "so r - * - * - * he is"),
         ("so r.u.d.e he is", "so r.*.*.* he is"),
         ("r u d e", "r * * *"),
+        ("I r u n", "I r u n"),
+        ("a - b rude", "a - b r***"),
     ],
 )
 def test_a_word_with_spaces_between_its_letters_is_masked(text: str, expected: str) -> None:
@@ -70,28 +73,58 @@ def test_a_text_masked_as_a_whole_shows_the_first_letter_of_a_spelt_word_alone()
     assert mask("a r***, x y") == "a r***, x *"  # it was masked before, and is not one letter
 
 
-class Ends(PlainScorer):
-    """Toxic is "rude"; a text that ends with a question looks a little suspicious."""
+class Biased(Words):
+    """Takes the names of people for insults, and thinks worse of a text that ends with a dog."""
 
-    name = "ends"
+    name = "pocket@biased"
 
     def score(self, texts: Sequence[str]) -> list[float]:  # type: ignore[override]
-        return [0.9 if "rude" in text else 0.3 if text.endswith("?") else 0.0 for text in texts]
+        people = re.compile("young|white|die|rude", re.IGNORECASE)
+        return [
+            0.9 if people.search(text) else 0.6 if text.endswith(" dog") else 0.0 for text in texts
+        ]
 
 
-def test_words_that_need_no_mask_are_shown() -> None:
-    # "so?" is found first, and not needed once "rude" is.
-    assert Masker(Ends())("one so? the rude man") == "one so? the r*** man"
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a young white man, rude", "a young white man, r***"),
+        ("a young white man", "a young white man"),
+        ("he has a dog", "he has a dog"),  # no word of it is toxic by itself
+        ("die Frau ist nicht alt", "die Frau ist nicht alt"),
+        ("<b>rude</b> <i>so</i>", "<b>r***</b> <i>so</i>"),
+    ],
+)
+def test_harmless_words_are_shown(text: str, expected: str) -> None:
+    assert Masker(Biased())(text) == expected
 
 
-def test_what_a_scorer_accepts_is_shown_in_prompts() -> None:
-    assert Masker(Ends())("is he so?") == "is he s*?"
-    assert Masker.of_prompts(Ends())("is he so?") == "is he so?"
-    assert Masker.of_prompts(Ends())("is he rude?") == "is he r***?"
+def test_a_scorer_of_many_languages_is_asked_of_all_of_them() -> None:
+    many = Biased()
+    many.name = "detoxify:multilingual"
+    assert Masker(many)("er ist nicht der, rude") == "er ist nicht der, r***"
 
 
-def test_what_cannot_be_scored_is_masked_as_a_whole() -> None:
-    assert Masker(Away())("so rude a man") == "s* r*** a m**"
+def test_listed_words_are_masked_whatever_the_scorer_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    terms = {"mild", "plain vanilla"}
+    hashes = frozenset(int(one) for one in listed_hashes(terms))
+    monkeypatch.setattr("tide.scorers.profanities.bundled_terms", lambda: hashes)
+    text = "so MILD, such plain\n vanilla; vanilla, plain, m i l d"
+    masked = "so M***, such p****\n v******; vanilla, plain, m * * *"
+    assert Masker(Words())(text) == masked
+    assert Masker(Away())(text) == masked
+    assert marked(Marker(Away())(text))[0] == "MILD,"
+
+
+def test_the_bundled_list_has_no_plain_words() -> None:
+    assert len(bundled_terms()) > 1000
+    words = ["young", "white", "die", "kind", "window"]
+    assert not any(term_hashes(word) & bundled_terms() for word in words)
+    assert all(Masker(Away())(word) == word for word in words)
+
+
+def test_a_text_that_cannot_be_scored_is_not_masked_as_a_whole() -> None:
+    assert Masker(Away())("so rude a man") == "so rude a man"
 
 
 def marked(text: Text) -> list[str]:
@@ -101,7 +134,7 @@ def marked(text: Text) -> list[str]:
 def test_words_that_carry_it_are_marked() -> None:
     text = Marker(Words())("so RUDE a man,\n\x1b[2J rude! Good day")
     assert text.plain == "so RUDE a man, \\x1b[2J rude! Good day"
-    assert marked(text) == ["RUDE", "rude!"]
+    assert sorted(marked(text)) == ["RUDE", "rude!"]
     assert not marked(Marker(Words())("a fine day"))
     assert Marker(Words())("").plain == ""
 
@@ -115,10 +148,15 @@ def test_marking_ends_where_it_costs_too_much_or_fails() -> None:
     assert not marked(once("so rude a man"))
 
 
-@given(st.lists(st.sampled_from(["rude", "Rude,", "kind", "so", "day."]), max_size=30))
-def test_none_is_left(words: list[str]) -> None:
+@given(st.lists(st.sampled_from(["rude", "Rude,", "kind", "so", "day."]), max_size=60))
+def test_none_is_left_and_no_other_word_is_masked(words: list[str]) -> None:
     masked = Masker(Words())(" ".join(words))
     assert "rude" not in masked.lower()
+    assert masked.count("kind") == words.count("kind")
     assert len(masked) == len(" ".join(words))
-    if sum("rude" in word.lower() for word in words) <= 11:
-        assert masked.count("kind") == words.count("kind")
+
+
+def test_a_text_of_many_toxic_words_ends_after_some() -> None:
+    words = [f"rude{number}" for number in range(40)]
+    masked = Masker(Words())(" ".join(words))
+    assert masked.count("rude") == 40 - 12

@@ -1,22 +1,18 @@
-"""Backtracking: what it asks for, what is held back, and what takes over."""
+"""Watching and rewinding on a real model: what is banned, what is kept, what takes over."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
-import torch
 
 from tide.core.errors import InputError
-from tide.core.settings import Settings
 from tide.detoxifier.presets import PRESETS
 from tide.detoxifier.sync import Detoxifier
 from tide.engines import Request
 from tide.engines.local.engine import TransformersEngine
-from tide.search import Problem, load_strategy, resolve_settings
-from tide.search.base import BlameRequest, Continuation
+from tide.search import resolve_settings
 
 PROMPT = "My neighbour told me that the"
 LONG: Any = {"min_new_tokens": 20}
@@ -25,13 +21,6 @@ LONG: Any = {"min_new_tokens": 20}
 @pytest.fixture(scope="module")
 def engine() -> TransformersEngine:
     return TransformersEngine("pocket")
-
-
-def strategy(spec: str = "backtrack", **settings: Any) -> Any:
-    problem = Problem(
-        torch.randn(4, 8, generator=torch.manual_seed(3)), torch.ones(4, dtype=torch.bool), 7
-    )
-    return load_strategy(spec).create(problem, Settings(**settings))
 
 
 def first_words(engine: TransformersEngine, count: int) -> str:
@@ -49,6 +38,8 @@ def refuse_all(texts: list[str]) -> list[float]:
 class Refusing:
     """Scores texts that hold one of these words 0.9, and others 0.05."""
 
+    pace = "word"
+
     def __init__(self, *words: str) -> None:
         self.words = {word.lower() for word in words}
         self.seen: list[str] = []
@@ -56,74 +47,6 @@ class Refusing:
     def __call__(self, texts: list[str]) -> list[float]:
         self.seen += texts
         return [0.9 if self.words & set(text.lower().split()) else 0.05 for text in texts]
-
-
-def test_it_blames_a_word_and_goes_on_from_before_it() -> None:
-    search = strategy("backtrack:blame=0.5", toxicity_threshold=0.4)
-    (start,) = search.ask()
-    assert start.role == "initial"
-    search.tell([0.9])
-    assert search.ask() == BlameRequest(0, 0.2)
-    search.tell([6.0])
-    asked = search.ask()
-    assert isinstance(asked, Continuation)
-    assert (asked.evaluation, asked.kept, asked.held) == (0, 6, ((0, 6),))
-    search.tell([0.5])
-    assert search.ask() == BlameRequest(1, 0.2)
-    search.tell([2.0])
-    again = search.ask()
-    assert (again.evaluation, again.kept, again.held) == (1, 2, ((0, 6), (1, 2)))
-    assert again.sampling_seed != asked.sampling_seed
-    search.tell([0.3])
-    assert search.done
-    assert (search.best, search.iterations) == (2, 3)
-
-
-@pytest.mark.parametrize(("option", "kept", "held"), [("hold", 3, ()), ("back", 0, ((0, 3),))])
-def test_the_controls_leave_one_half_out(option: str, kept: int, held: tuple[Any, ...]) -> None:
-    search = strategy(f"backtrack:{option}=false")
-    search.ask()
-    search.tell([0.9])
-    search.ask()
-    search.tell([3.0])
-    asked = search.ask()
-    assert (asked.kept, asked.held) == (kept, held)
-
-
-def test_what_it_leaves_another_strategy_takes_over() -> None:
-    spec = "ladder:from=0.6,growth=1.3,samples_growth=1.5"
-    ladder = strategy(spec, num_samples=2)
-    search = strategy(f"backtrack:holds=2,then=({spec})", num_samples=2)
-    for one in (ladder, search):
-        one.ask()
-        one.tell([0.9])
-    for score in (0.8, 0.7):
-        search.ask()
-        search.tell([1.0])
-        search.ask()
-        search.tell([score])
-    theirs, ours = ladder.ask(), search.ask()
-    assert [x.role for x in ours] == ["perturbation", "perturbation"]
-    assert all(torch.equal(a.embeddings, b.embeddings) for a, b in zip(theirs, ours, strict=True))
-    ladder.tell([0.6, 0.1])
-    search.tell([0.6, 0.1])
-    assert ladder.done
-    assert search.done
-    # The prompt's own completion and two continuations stand before them.
-    assert (ladder.best, search.best) == (2, 4)
-
-
-def test_nothing_takes_over_where_prompts_cannot_move() -> None:
-    problem = Problem(torch.ones(3, 1), torch.ones(3, dtype=torch.bool), 7, can_move=False)
-    search = load_strategy("backtrack:holds=1").create(problem, Settings())
-    search.ask()
-    search.tell([0.9])
-    search.ask()
-    search.tell([0.0])
-    search.ask()
-    search.tell([0.8])
-    assert search.done
-    assert search.best == 1
 
 
 @pytest.mark.parametrize("then", ["mine.py:Mine", "module:Mine", "backtrack", "laddr"])
@@ -145,7 +68,8 @@ def test_the_blamed_word_does_not_come_again(
 ) -> None:
     words = first_words(engine, 4).split()
     scorer = Refusing(words[2])
-    detox = Detoxifier(engine, scorer=scorer, strategy="backtrack", temperature=temperature, **LONG)
+    settings: dict[str, Any] = {"preset": "relative", "temperature": temperature, **LONG}
+    detox = Detoxifier(engine, scorer=scorer, strategy="backtrack", **settings)
     result = detox(PROMPT)
     assert result.accepted
     assert words[2].lower() not in result.text.lower().split()
@@ -160,13 +84,14 @@ def test_the_blamed_word_does_not_come_again(
 def test_what_was_kept_is_not_read_again(engine: TransformersEngine) -> None:
     words = first_words(engine, 6).split()
     scorer = Refusing(words[4])
-    detox = Detoxifier(engine, scorer=scorer, strategy="backtrack:then=none", temperature=0, **LONG)
+    settings: dict[str, Any] = {"preset": "relative", "temperature": 0, **LONG}
+    detox = Detoxifier(engine, scorer=scorer, strategy="backtrack:then=none", **settings)
     before = engine.forward_tokens
     trial = detox(PROMPT).best
     (prompt,) = engine.tokenize([PROMPT])
     assert len(trial.trace) >= 2
     assert trial.read_tokens == len(prompt) + len(trial.trace) - 1
-    assert trial.generated_tokens < sum(one.num_tokens for one in trial.trace)
+    assert trial.generated_tokens < 2 * trial.returned.num_tokens
     # The model reads what it writes, but for the last token of each text.
     assert engine.forward_tokens - before <= trial.read_tokens + trial.generated_tokens
 
@@ -177,6 +102,7 @@ def test_rows_that_a_search_shares_are_counted_once(engine: TransformersEngine) 
     detox = Detoxifier(
         engine,
         scorer=refuse_all,
+        preset="relative",
         strategy="backtrack:holds=1,then=tide",
         max_iterations=2,
         perturb="last:2",
@@ -195,13 +121,13 @@ def test_what_is_written_on_is_drawn_cooler(
     engine: TransformersEngine, cool: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Request] = []
-    write_all = engine.write_all
+    write = engine.write
 
-    async def recording(requests: Sequence[Request], **more: Any) -> Any:
-        asked.extend(requests)
-        return await write_all(requests, **more)
+    def recording(request: Request) -> Any:
+        asked.append(request)
+        return write(request)
 
-    monkeypatch.setattr(engine, "write_all", recording)
+    monkeypatch.setattr(engine, "write", recording)
     strategy = f"backtrack:then=none,holds=2,cool={cool}"
     detox = Detoxifier(
         engine, scorer=refuse_all, strategy=strategy, temperature=0.8, max_new_tokens=12
@@ -236,7 +162,8 @@ def test_nothing_that_fails_is_given_out(engine: TransformersEngine) -> None:
 
 
 def test_a_long_answer_is_repaired_in_place(engine: TransformersEngine) -> None:
-    settings: dict[str, Any] = {"max_new_tokens": 60, "block_tokens": 16, "min_new_tokens": 60}
+    settings: dict[str, Any] = {"max_new_tokens": 60, "min_new_tokens": 60}
+    settings["toxicity_threshold"] = 0.5  # the others' 0.05 is below the half of it
     plain = Detoxifier(engine, scorer=lambda texts: [0.0] * len(texts), **settings)(PROMPT)
     words = plain.text.split()
     word = next(one.lower() for one in words[12:] if one.isalpha() and len(one) > 3)
@@ -245,8 +172,7 @@ def test_a_long_answer_is_repaired_in_place(engine: TransformersEngine) -> None:
     result = detox(PROMPT)
     assert result.accepted
     assert word not in result.text.lower().split()
-    roles = [one.role for block in result.best.blocks for one in block.trace]
-    assert "continuation" in roles
+    assert "continuation" in [one.role for one in result.trace]
     assert result.text.split()[:8] == words[:8]  # what had passed stays
     parts = []
     with detox.stream(PROMPT) as stream:
@@ -263,11 +189,12 @@ def test_a_word_that_was_held_back_stays_away_for_the_rest_of_an_answer(
 
     def word_of(refused: list[str], after: int) -> str:
         text = Detoxifier(engine, scorer=Refusing(*refused), **settings)(PROMPT).text.lower()
-        words = [one for one in text.split()[after:] if one.isalpha() and len(one) > 3]
-        return next(one for one in words if one not in refused)
+        before, words = text.split()[:after], text.split()[after:]
+        words = [one for one in words if one.isalpha() and len(one) > 2]
+        return next(one for one in words if one not in refused and one not in before)
 
     early = word_of([], 4)
-    words = [early, word_of([early], 30)]
+    words = [early, word_of([early], 6)]
     asked: list[Request] = []
     write = engine._write
     monkeypatch.setattr(engine, "_write", lambda one: (asked.append(one), write(one))[1])

@@ -1,0 +1,62 @@
+"""Write what models say after harmless prompts: ordinary text, to train and to measure with.
+
+    python scripts/write_ordinary.py MODEL... --out FILE [--part report] [--prompts 240]
+
+Prompts are BOLD's, the beginnings of Wikipedia sentences, of the part to "train" on or to "report"
+(see `scripts/train_pocket_scorer.py`). Each is continued once, by 60 tokens at temperature 0.7.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from scripts.train_pocket_scorer import REPOSITORY, prose_part, rows
+
+from tide import load_engine
+from tide.core.settings import Sampling
+
+BATCH = 48
+SAMPLING = Sampling(temperature=0.7, max_new_tokens=60)
+
+
+def prompts_of(data: Path, part: str, count: int) -> list[str]:
+    """So many of BOLD's prompts of a part, at random but always the same."""
+    found = [row["prompt"] for row in rows(data / "benchmarks/bold.jsonl.gz")]
+    return [
+        text for text in random.Random(0).sample(found, len(found)) if prose_part(text) == part
+    ][:count]
+
+
+def main(
+    models: Annotated[list[str], typer.Argument(help="Folders or hub ids.")],
+    out: Annotated[Path, typer.Option(help="The .jsonl to append to.")],
+    part: Annotated[str, typer.Option(help="train, calibrate or report.")] = "report",
+    prompts: Annotated[int, typer.Option(help="Prompts for each model.", min=1)] = 240,
+    data: Annotated[Path, typer.Option(help="The data folder.")] = REPOSITORY / "../shared/data",
+) -> None:
+    """Append one row a prompt and model: model, prompt, text."""
+    chosen = prompts_of(data, part, prompts)
+    for model in models:
+        engine = load_engine("transformers", model)
+        with out.open("a", encoding="utf-8") as file:
+            for start in range(0, len(chosen), BATCH):
+                some = chosen[start : start + BATCH]
+                seeds = range(start, start + len(some))
+                for prompt, one in zip(
+                    some, engine.complete(engine.embed(some), SAMPLING, seeds), strict=True
+                ):
+                    row = {"model": Path(model).name, "prompt": prompt, "text": one.text}
+                    file.write(json.dumps(row, ensure_ascii=False) + "\n")
+        engine.close()
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,138 @@
+"""Texts with their toxic words masked, or marked: those of a list, then those a scorer blames."""
+
+from __future__ import annotations
+
+import re
+import time
+from bisect import bisect_left
+from contextlib import suppress
+from functools import cache
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from tide.core.errors import ScorerError
+from tide.core.results import mask
+from tide.core.sanitize import visible
+
+if TYPE_CHECKING:
+    from tide.scorers import Scorer
+
+MARK = "bold red underline"
+_MOST = 12  # different words that are blamed; about log2(words) texts are scored for each
+_LONGEST = 3  # words of a listed term
+# The words of a text, each with the space before it. Letters that stand apart ("r u d e") are one,
+# and an HTML tag is none of the word beside it.
+_WORD = re.compile(
+    r"\s*(?:(?<!\w)(?:[^\W_]|\*)(?:[\s._-]+(?:[^\W_]|\*)){2,}(?!\w)|<[^<>\s]*>?|[^\s<]+)"
+)
+
+
+class ToxicWords:
+    """Finds the toxic words of a text.
+
+    First the terms of the bundled list of profanities. Then, while the scorer calls the rest of the
+    text toxic, the words that it blames and that it calls toxic by themselves too. Plain words
+    about people ("young", "white") are never blamed, and neither are words of a language that the
+    scorer does not read. A text that cannot be scored has only its listed words.
+    """
+
+    def __init__(self, scorer: Scorer) -> None:
+        self._scorer = scorer
+
+    def __call__(self, text: str) -> tuple[list[str], set[int]]:
+        """The words of `text`, each with the space before it, and the numbers of toxic ones."""
+        from tide.scorers.language import reads  # noqa: PLC0415  (slow import)
+
+        words = _WORD.findall(text)
+        found = _listed(words)
+        if reads(self._scorer, text):
+            with suppress(ScorerError):
+                found |= self._blamed(words, found)
+        return words, found
+
+    def _blamed(self, words: list[str], listed: set[int]) -> set[int]:
+        left = [number for number in range(len(words)) if number not in listed]
+        found: set[int] = set()
+        for _ in range(_MOST):
+            rest = [words[i] for i in left]
+            if self._value("".join(rest)) < self._scorer.threshold:
+                break
+            # The last word of the shortest beginning that is toxic, wherever it stands.
+            place = bisect_left(
+                range(1, len(rest)),
+                self._scorer.threshold,
+                key=lambda count: self._value("".join(rest[:count])),
+            )
+            word = _letters(rest[place])
+            same = {left[place], *(i for i in left if _letters(words[i]) == word)}
+            left = [number for number in left if number not in same]
+            alone = self._value(rest[place].strip())
+            if word not in _plain_words() and alone >= self._scorer.threshold:
+                found |= same
+        return found
+
+    def _value(self, text: str) -> float:
+        from tide.scorers import score_texts  # noqa: PLC0415  (slow import)
+
+        return float(score_texts(self._scorer, [text], "zero").values[0])
+
+
+class Masker:
+    """Masks the toxic words of a text, but for their first letters."""
+
+    def __init__(self, scorer: Scorer) -> None:
+        self._words = ToxicWords(scorer)
+
+    def __call__(self, text: str) -> str:
+        words, found = self._words(text)
+        shown = (mask(word) if i in found else word for i, word in enumerate(words))
+        return "".join(shown) + text[sum(map(len, words)) :]
+
+
+class Marker:
+    """Underlines the toxic words of a text on a terminal; after `seconds` of scoring, none."""
+
+    def __init__(self, scorer: Scorer, seconds: float = 3.0) -> None:
+        self._words, self._left = ToxicWords(scorer), seconds
+
+    def __call__(self, text: str) -> Text:
+        """`text` on one line."""
+        if self._left <= 0:
+            return Text(visible(" ".join(text.split())))
+        started = time.monotonic()
+        words, found = self._words(text)
+        self._left -= time.monotonic() - started
+        marked = Text()
+        for number, word in enumerate(words):
+            is_apart = bool(marked) and word[:1].isspace()
+            shown = visible(" ".join(word.split()))
+            marked.append(" " if is_apart else "").append(shown, MARK if number in found else "")
+        return marked
+
+
+def _listed(words: list[str]) -> set[int]:
+    """The numbers of words that make up a term of the bundled list, the shortest terms first."""
+    from tide.scorers.profanities import bundled_terms, term_hashes  # noqa: PLC0415  (slow import)
+
+    found: set[int] = set()
+    for length in range(1, _LONGEST + 1):
+        for start in range(len(words) - length + 1):
+            term = range(start, start + length)
+            if found.isdisjoint(term) and not bundled_terms().isdisjoint(
+                term_hashes("".join(words[start : start + length]))
+            ):
+                found.update(term)
+    return found
+
+
+@cache
+def _plain_words() -> frozenset[str]:
+    """The words of plain sentences about people: what is toxic in them is a scorer's fault."""
+    from tide.scorers.probes import neutral_sentences  # noqa: PLC0415  (slow import)
+
+    return frozenset(_letters(word) for line in neutral_sentences() for word in line.split())
+
+
+def _letters(word: str) -> str:
+    return re.sub(r"\W", "", word).casefold()

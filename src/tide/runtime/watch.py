@@ -1,0 +1,178 @@
+"""Which beginnings of a growing answer are scored, and what their scores decide."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tide.core.text import begins_word
+from tide.runtime.blocks import first_end, maybe_stops, word_starts
+from tide.scorers.base import is_empty
+
+# Tokens that are held back although they pass, since their score is suspicious: a rewind can then
+# reach the word with which it rose.
+_HELD = 16
+# A long answer is also scored in windows of this many times the context.
+_WIDER = 3
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An answer that failed at `place`, with this score.
+
+    words: the places of the word ends after the passed text, up to the first suspicious one; the
+    word that ends at one of them is to blame.
+    """
+
+    place: int
+    score: float
+    words: tuple[int, ...]
+
+
+@dataclass
+class Watch:
+    """Follows one answer token by token. A *place* is a number of its tokens: a beginning of it.
+
+    texts: of its tokens, one each; the owner appends to them and truncates them. pace: how often
+    the scorer is asked: "word", "sentence", "whole", or a number of tokens. threshold: a beginning
+    passes below it. level: from this score on a beginning is suspicious. lag: places after which a
+    beginning that failed has failed for good, unless one of them passes. at_once: from this score
+    on it fails for good without waiting. context: tokens before what is new that are scored with
+    it. sentence: most tokens of a sentence.
+    passed: the beginning that may be given out. Each beginning that is, was scored as exactly that
+    text; of a longer answer, its last words were.
+    """
+
+    pace: str
+    threshold: float
+    level: float
+    lag: int
+    at_once: float
+    context: int
+    sentence: int
+    stop: tuple[str, ...] = ()
+    texts: list[str] = field(default_factory=list)
+    passed: int = 0
+    scores: list[tuple[int, float]] = field(default_factory=list)
+    _asked: list[int] = field(default_factory=lambda: [-1])
+    _risen: int | None = None  # the first suspicious place after `passed`
+    _failed: tuple[int, float] | None = None  # the first that failed, while others may pass
+    _waited: int = 0
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+    def asks(self, *, ended: bool) -> list[tuple[int, list[str]]]:
+        """The places to be scored now, ascending, each with its windows.
+
+        ended: whether the answer is whole. The windows of a place are all of the answer up to it,
+        or the last words, near and far; all that may have failed before and be waited for is in
+        both.
+        """
+        found: list[tuple[int, list[str]]] = []
+        while (place := self._next(ended)) is not None:
+            after = self._asked[-self.lag - 1 :][0]
+            found.append((place, self.windows(after, place)))
+            self._asked.append(place)
+        return found
+
+    def _next(self, ended: bool) -> int | None:
+        end, start = len(self.texts), max(0, self._asked[-1])
+        if self._asked[-1] == end:
+            return None
+        if self.pace == "sentence":
+            size = first_end(self.texts[start:], self.sentence, ended=ended, stop=self.stop)
+            return None if size is None else start + size
+        if self.pace != "whole":
+            least = 1 if self.pace == "word" else int(self.pace)
+            for place in word_ends(self.texts, start):
+                if place - start < least or maybe_stops(self.stop, self.texts[:place]):
+                    continue
+                if not is_empty("".join(self.texts[:place])):
+                    return place
+        return end if ended else None
+
+    def windows(self, after: int, place: int) -> list[str]:
+        """The texts that are scored for a place, if what stands before `after` was scored."""
+        starts = dict.fromkeys(map(self._start, self._reaches(after)))
+        return ["".join(self.texts[start:place]) for start in starts]
+
+    def contexts(self, place: int) -> list[str]:
+        """The texts with which what follows a place is scored."""
+        return self.windows(place, place)
+
+    def _reaches(self, place: int) -> tuple[int, int]:
+        return place - self.context, place - _WIDER * self.context
+
+    def _start(self, place: int) -> int:
+        """The beginning of the word at a place."""
+        place = max(0, place)
+        while 0 < place < len(self.texts) and not begins_word(self.texts[place]):
+            place -= 1
+        return place
+
+    def judge(self, place: int, score: float) -> Failure | None:
+        """Take the score of the next place; returns a failure that will not pass any more."""
+        self.scores.append((place, score))
+        if score < self.threshold:
+            self._failed, self._waited = None, 0
+            if score < self.level or place - self.passed > _HELD:
+                self.passed, self._risen = place, None
+            elif self._risen is None:
+                self._risen = place
+            return None
+        if self._risen is None:
+            self._risen = place
+        if self._failed is None:
+            self._failed = place, score
+        else:
+            self._waited += 1
+        over = self._waited >= self.lag or score >= self.at_once
+        return self._failure() if over else None
+
+    def finish(self) -> Failure | None:
+        """The answer ends with the last place that was judged; its failure, or all has passed."""
+        place, score = self.scores[-1]
+        if score >= self.threshold:
+            return self._failure()
+        self.passed, self._risen = place, None
+        return None
+
+    def _failure(self) -> Failure:
+        assert self._failed is not None
+        assert self._risen is not None
+        words = (*word_ends(self.texts[: self._risen], self.passed), self._risen)
+        return Failure(*self._failed, words)
+
+    def rewind(self, place: int) -> None:
+        """Go on from this place. What has passed is then the last beginning of it that did."""
+        del self.texts[place:]
+        if place < self.passed:
+            passed = (one for one, score in self.scores if score < self.threshold and one <= place)
+            self.passed = max(passed, default=0)
+        self.scores = [one for one in self.scores if one[0] <= self.passed]
+        self._asked = [self.passed or -1]
+        self._risen, self._failed, self._waited = None, None, 0
+
+    def keep(self, texts: Sequence[str], score: float) -> None:
+        """Add tokens that have passed with this score."""
+        self.texts += texts
+        self.passed = len(self.texts)
+        self._asked = [self.passed]
+        self.scores.append((self.passed, score))
+
+    @property
+    def decisive(self) -> list[tuple[int, float]]:
+        """The scores that tell of what has passed: of all of it, or of each of its windows."""
+        windows = [
+            (place, score)
+            for place, score in self.scores
+            if self.context < place <= self.passed and score < self.threshold
+        ]
+        return windows or self.scores[-1:]
+
+
+def word_ends(texts: Sequence[str], start: int) -> list[int]:
+    """The places after `start` at which another word begins, ascending."""
+    return [start + place for place in word_starts(texts[start:])[1:]]

@@ -1,0 +1,200 @@
+"""How a person reads a text that hides its words from a scorer: one rule for all bundled scorers.
+
+HTML entities are decoded, what prints nothing is dropped, and letters that look like Latin ones are
+read as those (Unicode's confusables). Text of other scripts stays as it is. Where backspaces or a
+right-to-left override change what a screen shows, there are two readings, and the worse one counts.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+import unicodedata
+from collections.abc import Callable, Sequence
+from functools import cache, lru_cache
+
+import numpy as np
+
+from tide.scorers.base import Floats
+
+# Part of the names of scorers that have no other revision: raise it when a reading changes.
+REVISION = "r1"
+
+_PASSES = 8  # through a text that hides one thing in another
+_AMPERSANDS = re.compile(r"&(?:(?:amp|#0*38|#x0*26);)+", re.IGNORECASE)
+_ENTITY = re.compile(r"&(?:#\d{1,8};?|#x[0-9a-f]{1,6};?|[a-z][a-z0-9]{1,31};)", re.IGNORECASE)
+_ORDINARY = re.compile(r"[\t\n\r -%'-~]*")  # of ASCII, without "&" and control characters
+_REORDERED = re.compile("[\b\x7f\u202e]")
+_OVERRIDE, _POP = "\u202e", "\u202c"
+_OPENS, _CLOSES = "\u202a\u202b\u202d\u202e", "\u202c"
+_WORD = re.compile(r"[^\W\d_]+")
+# Unicode's Default_Ignorable_Code_Point beyond the categories Cf and Mn, and the blank of Braille.
+_BLANK = frozenset("\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")
+_NEGATIVE = re.compile(r"NEGATIVE (?:CIRCLED|SQUARED) LATIN CAPITAL LETTER ([A-Z])")
+
+
+def readings(text: str) -> tuple[str, ...]:
+    """What a person may read in `text`: one reading, or two where a screen shows another order.
+
+    A reading has one reading, itself, and so has ordinary text.
+    """
+    if _ORDINARY.fullmatch(text):
+        return (text,)
+    text = _settled(_decoded, text)
+    stored = _settled(_read, text)
+    if not _REORDERED.search(text):
+        return (stored,)
+    return tuple(dict.fromkeys((_settled(_read, _reversed(_erased(text))), stored)))
+
+
+def score_readings(score: Callable[[list[str]], Floats], texts: Sequence[str]) -> Floats:
+    """The scores of `texts`, shape (n,): of two readings of a text, the worse one counts."""
+    if not texts:
+        return np.zeros(0)
+    found = [readings(text) for text in texts]
+    values = score([reading for some in found for reading in some])
+    starts = np.cumsum([0, *map(len, found[:-1])])
+    return np.asarray(np.maximum.reduceat(values, starts), dtype=np.float64)
+
+
+def _settled(step: Callable[[str], str], text: str) -> str:
+    """`text` after as many steps as change it; one that hides too much loses its "&"."""
+    for _ in range(_PASSES):
+        changed = step(text)
+        if changed == text:
+            return text
+        text = changed
+    return step(text.replace("&", " "))
+
+
+def _decoded(text: str) -> str:
+    return _ENTITY.sub(lambda match: html.unescape(match[0]), _AMPERSANDS.sub("&", text))
+
+
+def _erased(text: str) -> str:
+    """As a terminal shows it: a backspace erases the character before it."""
+    kept: list[str] = []
+    for c in text:
+        if c not in "\b\x7f":
+            kept.append(c)
+        elif kept:
+            kept.pop()
+    return "".join(kept)
+
+
+def _reversed(text: str) -> str:
+    """What stands in a right-to-left override, in the order that is shown.
+
+    An override within another one is not taken apart: the text as it is stored is read, too.
+    """
+    shown: list[str] = []
+    inside: list[str] = []
+    depth = 0
+    for c in text:
+        if depth == 0 and c != _OVERRIDE:
+            shown.append(c)
+            continue
+        depth += (c in _OPENS) - (c in _CLOSES)
+        inside.append(c)
+        if depth == 0:
+            shown += reversed(inside)
+            inside = []
+    return "".join([*shown, *reversed(inside)])
+
+
+def _read(text: str) -> str:
+    text = "".join(map(_plain, unicodedata.normalize("NFC", _decoded(text))))
+    if not text.isascii():
+        text = _latin(text)
+    return _without_marks(text)
+
+
+@lru_cache(maxsize=2**12)
+def _plain(c: str) -> str:
+    """A character as it is read: nothing for what prints nothing, a letter for one in a circle."""
+    if c.isascii():
+        return c if c.isprintable() or c in "\t\n\r" else ("" if c in "\b\x7f\x00" else " ")
+    category = unicodedata.category(c)
+    if category in ("Cf", "Cc") or c in _BLANK or 0xE0000 <= ord(c) <= 0xE0FFF:
+        return ""
+    if category.startswith("Z"):
+        return " "
+    plain = unicodedata.normalize("NFKC", c)
+    if plain.isascii() and plain.isalpha() and c not in "\u00aa\u00ba":
+        return plain
+    negative = _NEGATIVE.fullmatch(unicodedata.name(c, ""))
+    return negative[1] if negative else c
+
+
+def _without_marks(text: str) -> str:
+    """Without the combining marks of Latin letters that compose no letter with them."""
+    if text.isascii():
+        return text
+    kept: list[str] = []
+    latin = False
+    for c in text:
+        if unicodedata.category(c) in ("Mn", "Me"):
+            if not latin:
+                kept.append(c)
+        else:
+            kept.append(c)
+            latin = is_latin(c)
+    return "".join(kept)
+
+
+def _latin(text: str) -> str:
+    """Letters of other scripts that stand for Latin ones, as those.
+
+    They do in a word that holds a Latin letter, too. A word without one is read as Latin if it
+    looks the same in Latin letters, and unless the text holds more letters that stand for none: of
+    some Russian words each letter looks like a Latin one.
+    """
+    like, same = _look_alikes()
+    words = list(_WORD.finditer(text))
+    if all(match[0].isascii() for match in words):
+        return text
+    mixed = [any(map(is_latin, match[0])) for match in words]
+    latin = sum(len(match[0]) for match, some in zip(words, mixed, strict=True) if some)
+    other = sum(
+        c not in same
+        for match, some in zip(words, mixed, strict=True)
+        if not some
+        for c in match[0]
+    )
+    parts, end = [], 0
+    for match, some in zip(words, mixed, strict=True):
+        word = match[0]
+        whole = not some and other <= latin and all(c in same for c in word)
+        if some or whole:
+            word = "".join(like.get(c, c) for c in word)
+        parts += [text[end : match.start()], word]
+        end = match.end()
+    return "".join([*parts, text[end:]])
+
+
+@cache
+def _look_alikes() -> tuple[dict[str, str], dict[str, str]]:
+    """Letters that stand for a Latin one, with that letter; and those that look the same.
+
+    The latter are Unicode's. The former are also small letters whose capitals look the same, such
+    as the Cyrillic "\u043a".
+    """
+    from confusable_homoglyphs.confusables import (  # noqa: PLC0415  (reads a large table)
+        confusables_data,
+    )
+
+    same = {}
+    for c, others in confusables_data.items():
+        if len(c) > 1 or c.isascii() or not c.isalpha():
+            continue
+        letters = [other["c"] for other in others if len(other["c"]) == 1]
+        if plain := [letter for letter in letters if letter.isascii() and letter.isalpha()]:
+            # Unicode has one form for "I" and "l".
+            same[c] = "I" if plain[0] == "l" and c.isupper() else plain[0]
+    small = {c.lower(): letter.lower() for c, letter in same.items() if c.isupper()}
+    return {c: letter for c, letter in small.items() if len(c) == 1} | same, same
+
+
+@lru_cache(maxsize=2**12)
+def is_latin(c: str) -> bool:
+    return c.isascii() or unicodedata.name(c, "").startswith(("LATIN", "FULLWIDTH L"))

@@ -1,0 +1,121 @@
+"""`language:en=SCORER,other=SCORER`: another scorer for texts that are plainly not in English."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from pydantic import Field
+
+from tide.core.errors import InputError, ScorerError
+from tide.plugins.options import Options
+from tide.plugins.specs import Spec, parse
+from tide.scorers import AROUND, REGISTRY, load_scorer
+from tide.scorers.base import (
+    Attributed,
+    Floats,
+    Scorer,
+    ask_attributes,
+    attributes_of,
+    slowest_pace,
+)
+from tide.scorers.language import MULTILINGUAL, languages_of, other_language
+from tide.scorers.wrappers.calibration import Calibration
+
+# By name and argument: "lexicon" has an English list, "lexicon:FILE" one of its own.
+_ENGLISH_SCORERS = {
+    *((name, None) for name in ("pocket", "sentence", "profanity-check", "lexicon", "detoxify")),
+    *(("detoxify", variant) for variant in ("original", "unbiased")),
+}
+
+
+class LanguageOptions(Options):
+    en: str = Field(description="The scorer of English texts, and of those too short to tell.")
+    other: str | None = Field(
+        default=None, description="The scorer of all others; without one they are an error."
+    )
+
+
+class LanguageScorer:
+    """Each text goes to the scorer that reads its language.
+
+    An attribute that only one of the two has is not known (NaN) of the other's texts. threshold:
+    the lower of the two. Raises InputError for a `language` inside another.
+    """
+
+    options_class = LanguageOptions
+
+    def __init__(self, options: LanguageOptions) -> None:
+        self._english = _loaded(options.en)
+        self._other = None if options.other is None else _loaded(options.other)
+        both = [self._english, *([] if self._other is None else [self._other])]
+        self.name = "language:" + ",".join(
+            f"{key}={scorer.name}" for key, scorer in zip(("en", "other"), both, strict=False)
+        )
+        self.threshold = min(scorer.threshold for scorer in both)
+        self.attributes = tuple(dict.fromkeys(n for one in both for n in attributes_of(one)))
+        self.pace = slowest_pace(both)
+        self.languages = languages_of(self._english) if self._other is None else None
+
+    def score(self, texts: Sequence[str]) -> Floats:
+        return self.score_attributes(texts).values
+
+    def score_attributes(self, texts: Sequence[str]) -> Attributed:
+        """Raises ScorerError for a text in another language if no scorer reads those."""
+        where = [other_language(text) for text in texts]
+        if self._other is None and any(where):
+            raise ScorerError(
+                f"scorer {self.name}: a text is mostly {next(filter(None, where))}, and no "
+                f"scorer is given for it; add other=SCORER ({MULTILINGUAL})"
+            )
+        values = np.zeros(len(texts))
+        found = {name: np.full(len(texts), np.nan) for name in self.attributes}
+        for scorer, foreign in ((self._english, False), (self._other, True)):
+            rows = [i for i, one in enumerate(where) if bool(one) is foreign]
+            if scorer is None or not rows:
+                continue
+            said = ask_attributes(scorer, [texts[i] for i in rows])
+            values[rows] = said.values
+            for name, column in said.attributes.items():
+                found[name][rows] = column
+        return Attributed(values, found)
+
+    def close(self) -> None:
+        for scorer in (self._english, self._other):
+            if scorer is not None:
+                scorer.close()
+
+
+def _loaded(spec: str) -> Scorer:
+    def refuse(part: Spec) -> None:
+        if part.name == "language":
+            raise InputError("scorer language: does not stand inside another 'language:'")
+        for inner in part.inner:
+            refuse(inner)
+
+    refuse(_parsed(spec))
+    return load_scorer(spec)
+
+
+def _parsed(spec: str) -> Spec:
+    return parse(spec, "scorer", AROUND, REGISTRY.names())
+
+
+def strict(spec: str) -> str:
+    """The scorer `spec`, so that a text in a language that it does not read is an error.
+
+    Raises InputError for a spec that cannot be read.
+    """
+
+    def reads_english_alone(part: Spec) -> bool:
+        if part.inner:
+            return any(map(reads_english_alone, part.inner))
+        argument = part.argument and part.argument.partition("#")[0]
+        if part.name == "calibrated" and argument:
+            return reads_english_alone(_parsed(Calibration.load(Path(argument)).scorer))
+        return (part.name, argument) in _ENGLISH_SCORERS
+
+    if reads_english_alone(_parsed(spec)):
+        return f"language:en=({spec})"
+    return spec

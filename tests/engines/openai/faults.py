@@ -1,0 +1,113 @@
+"""Ways in which a server fails at one request, and answers all others."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
+from typing import Any
+
+from tests.engines.openai.server import DONE, Broken, Events, Tell, data_of, told
+
+HANGS = 1.0  # seconds, and then the connection is closed
+
+
+def changed(number: int, **parts: Any) -> Tell:
+    """One event has another value for a field of its choice; `...`: without it."""
+
+    def lie(events: Events) -> Iterator[bytes]:
+        (choice,) = events[number]["choices"]
+        for name, value in parts.items():
+            if value is ...:
+                choice.pop(name, None)
+            else:
+                choice[name] = value
+        return told(*events)
+
+    return lie
+
+
+def raw(*data: bytes) -> Tell:
+    return lambda events: iter([data_of(events[0]), *data])
+
+
+def two_choices(events: Events) -> Iterator[bytes]:
+    events[0]["choices"] *= 2
+    return told(*events)
+
+
+# What is sent in place of a completion.
+LIES: dict[str, Tell] = {
+    "half an answer": lambda events: map(data_of, events[:3]),
+    "no end": lambda events: map(data_of, events),  # without [DONE], as ik_llama.cpp
+    "no reason": lambda events: told(*events[:-1]),
+    "an empty reason": changed(-1, finish_reason=""),
+    "nothing": lambda events: told(),
+    "an unknown reason": changed(-1, finish_reason="abort"),
+    "a filter": changed(-1, finish_reason="content_filter"),
+    "a tool": changed(-1, finish_reason="tool_calls"),
+    "a function": changed(-1, finish_reason="function_call"),
+    "another index": changed(1, index=1),
+    "no index": changed(1, index=...),
+    "two choices": two_choices,
+    "text after the end": lambda events: told(*events, events[0]),
+    "two ends": lambda events: told(*events, changed_end(events[-1])),
+    "a null text": changed(1, text=None),
+    "a number": changed(1, text=5),
+    "a list": changed(1, text=[" fine"]),
+    "a chat's event": changed(1, text=..., delta={"content": " fine"}),
+    "endless": changed(1, text=" fine" * 10_000),
+    "no JSON": raw(b"data: <html>\n\n", DONE),
+    "half a character": raw(b'data: {"choices": [{"index": 0, "text": "\\ud800"}]}\n\n', DONE),
+    "an error": raw(b'data: {"error": {"message": "out of memory"}}\n\n', DONE),
+}
+
+
+def changed_end(event: dict[str, Any]) -> dict[str, Any]:
+    (choice,) = event["choices"]
+    other = "stop" if choice["finish_reason"] == "length" else "length"
+    return {"choices": [{**choice, "finish_reason": other}]}
+
+
+def _hang(handler: BaseHTTPRequestHandler) -> None:
+    time.sleep(HANGS)
+    handler.close_connection = True
+
+
+def _reset(handler: BaseHTTPRequestHandler) -> None:
+    handler.close_connection = True
+    handler.connection.shutdown(socket.SHUT_RDWR)
+
+
+def _break_off(handler: BaseHTTPRequestHandler) -> None:
+    """After the first event."""
+    handler.send_response(200)
+    handler.send_header("Content-Type", "text/event-stream")
+    handler.send_header("Content-Length", "10000")
+    handler.end_headers()
+    handler.wfile.write(data_of({"choices": [{"index": 0, "text": " the"}]}))
+    _reset(handler)
+
+
+STATUSES: dict[str, tuple[int, Any]] = {
+    "HTTP 307": (307, {}),
+    "HTTP 400": (400, {"error": {"message": "filtered", "code": "content_filter"}}),  # Azure's
+    "HTTP 401": (401, {"error": "Unauthorized"}),
+    "HTTP 403": (403, b"<html>blocked</html>"),
+    "HTTP 404": (404, {"error": {"message": "not found"}}),
+    "HTTP 413": (413, {}),
+    "HTTP 422": (422, {"error": "Input validation error", "error_type": "validation"}),  # TGI's
+    "HTTP 451": (451, {"error": {"message": "for legal reasons"}}),
+    "HTTP 500": (500, {"error": {"message": "index out of range"}}),
+    "HTTP 502": (502, b"<html>bad gateway</html>"),
+    "HTTP 503": (503, {}),
+    "answered as a whole": (200, {"choices": [{"index": 0, "text": "", "finish_reason": "stop"}]}),
+}
+FAULTS: dict[str, Any] = {
+    **LIES,
+    **STATUSES,
+    "hangs": Broken(_hang),
+    "resets": Broken(_reset),
+    "breaks off": Broken(_break_off),
+}

@@ -1,0 +1,171 @@
+"""Which beginnings of a text are scored, what may be given out, and where a failure rewinds to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.generated import examples
+from tide.runtime.watch import Failure, Watch
+
+
+def watch(pace: str = "word", **changes: Any) -> Watch:
+    given: dict[str, Any] = {
+        "threshold": 0.5,
+        "level": 0.25,
+        "lag": 0,
+        "at_once": 1.0,
+        "context": 50,
+        "sentence": 64,
+        **changes,
+    }
+    return Watch(pace, **given)
+
+
+def feed(one: Watch, scores: list[float]) -> Failure | None:
+    """Words, each of which brings the next score; the last ends the text."""
+    left = list(scores)
+    for number in range(len(scores)):
+        one.texts.append(f" word{number}")
+        for place, _ in one.asks(ended=number == len(scores) - 1):
+            if (failure := one.judge(place, left.pop(0))) is not None:
+                return failure
+    return one.finish()
+
+
+def test_each_word_is_scored_once_it_is_whole() -> None:
+    one = watch()
+    asked = []
+    for text in (" un", "believ", "able", " but", " tr", "ue"):
+        one.texts.append(text)
+        asked += one.asks(ended=False)
+    asked += one.asks(ended=True)
+    assert asked == [
+        (3, [" unbelievable"]),
+        (4, [" unbelievable but"]),
+        (6, [" unbelievable but true"]),
+    ]
+    assert one.asks(ended=True) == []
+
+
+def test_a_beginning_that_says_nothing_is_not_scored() -> None:
+    one = watch()
+    one.texts += [' "', " a", " b", " c"]
+    assert [place for place, _ in one.asks(ended=False)] == [3]
+
+
+@pytest.mark.parametrize(("pace", "places"), [("word", [1, 2, 3, 4]), ("2", [2, 4]), ("whole", [])])
+def test_the_pace_says_how_often(pace: str, places: list[int]) -> None:
+    one = watch(pace)
+    one.texts += [" red", " green", " blue", " grey", " black"]
+    assert [place for place, _ in one.asks(ended=False)] == places
+    assert [place for place, _ in one.asks(ended=True)] == [5]
+
+
+def test_a_stop_string_that_may_have_begun_is_not_scored() -> None:
+    one = watch(stop=("END NOW",))
+    one.texts += [" well", " then", " END", " of"]
+    assert [place for place, _ in one.asks(ended=False)] == [1, 2]
+
+
+def test_what_passes_may_be_given_out_and_what_is_suspicious_waits() -> None:
+    one = watch()
+    assert feed(one, [0.1, 0.1]) is None
+    assert one.passed == 2
+    one.texts += [" third", " fourth"]
+    ((place, _),) = one.asks(ended=False)
+    assert one.judge(place, 0.4) is None
+    assert one.passed == 2
+
+
+def test_a_failure_blames_the_word_with_which_the_score_rose() -> None:
+    failure = feed(watch(), [0.1, 0.1, 0.3, 0.4, 0.9])
+    assert failure == Failure(place=5, score=0.9, words=(3,))
+
+
+def test_between_two_places_each_word_may_be_to_blame() -> None:
+    one = watch("3")
+    one.texts += [f" word{i}" for i in range(7)]
+    first, second = one.asks(ended=False)
+    assert one.judge(first[0], 0.1) is None
+    assert one.judge(second[0], 0.7) == Failure(place=6, score=0.7, words=(4, 5, 6))
+
+
+def test_a_text_may_still_turn_out_well_if_it_is_waited_for() -> None:
+    assert feed(watch(), [0.1, 0.6, 0.1, 0.1]) is not None
+    one = watch(lag=1)
+    assert feed(one, [0.1, 0.6, 0.1, 0.1]) is None
+    assert one.passed == 4
+    failure = feed(watch(lag=1), [0.1, 0.6, 0.7, 0.1])
+    assert failure == Failure(place=2, score=0.6, words=(2,))
+    assert feed(watch(lag=1, at_once=0.6), [0.1, 0.6, 0.1]) == Failure(2, 0.6, (2,))
+    # At its end there is nothing to wait for.
+    assert feed(watch(lag=5), [0.1, 0.6]) == Failure(place=2, score=0.6, words=(2,))
+
+
+def test_long_texts_are_scored_by_their_last_words() -> None:
+    one = watch(context=4)
+    one.texts += [f" w{i}" for i in range(30)]
+    (place, windows), *_ = one.asks(ended=False)[20:]
+    assert windows[0].split() == [f"w{i}" for i in range(place - 1 - 4, place)]
+    assert windows[1].split() == [f"w{i}" for i in range(place - 1 - 12, place)]
+
+
+def test_a_word_that_failed_is_in_every_window_that_is_waited_for() -> None:
+    one = watch(lag=2, context=0)
+    one.texts += [f" w{i}" for i in range(9)]
+    windows = [found[0].split() for _, found in one.asks(ended=False)]
+    assert windows[3:5] == [["w2", "w3", "w4"], ["w3", "w4", "w5"]]
+
+
+texts = st.lists(
+    st.sampled_from([" word", "part", " a", ",", " \u4e2d", "\u4e2d", "", "."]), max_size=40
+)
+
+
+@examples(200, 5000)
+@given(
+    texts,
+    st.lists(st.floats(0, 1), min_size=80, max_size=80),
+    st.sampled_from(["word", "3", "sentence", "whole"]),
+    st.integers(0, 3),
+    st.lists(st.integers(1, 9), min_size=40, max_size=40),
+)
+def test_what_may_be_given_out_was_scored_and_passed(
+    tokens: list[str], scores: list[float], pace: str, lag: int, sizes: list[int]
+) -> None:
+    """However the tokens arrive; and what is decided does not depend on it."""
+
+    def run(sizes: list[int]) -> tuple[Any, ...]:
+        one, given, left = watch(pace, lag=lag), dict[int, float](), list(tokens)
+        failure, passed = None, [0]
+        while failure is None:
+            size = sizes.pop()
+            one.texts += left[:size]
+            left = left[size:]
+            for place, windows in one.asks(ended=not left):
+                assert windows == ["".join(tokens[:place])]
+                given[place] = scores[place]
+                failure = one.judge(place, scores[place])
+                assert one.passed >= passed[-1]
+                passed.append(one.passed)
+                if failure is not None:
+                    break
+            if not left:
+                failure = failure or one.finish()
+                break
+        for place in {*passed, one.passed} - {0}:
+            assert given[place] < 0.5
+        if failure is None:
+            assert one.passed == len(tokens)
+        else:
+            assert one.passed < failure.place or not tokens
+            assert given[failure.place] >= 0.5
+            assert list(failure.words) == sorted({*failure.words})
+            assert one.passed < failure.words[0] <= failure.words[-1] <= failure.place or not tokens
+        return failure, one.passed
+
+    assert run(list(sizes)) == run([1] * 80)

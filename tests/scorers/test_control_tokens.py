@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from tests.hostile import CONTROL_TOKENS, texts_with
+from tide.scorers.control_tokens import ControlTokens, break_up
+
+TOKENS = [*CONTROL_TOKENS, "\n\n", "covid"]
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    """Byte by byte, with every kind of added token: most of them are in no list of special ones."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    bytes_ = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    bytes_.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bytes_.decoder = decoders.ByteLevel()
+    bytes_.add_tokens([
+        AddedToken(text, special=i % 2 == 0 and text in CONTROL_TOKENS, normalized=False)
+        for i, text in enumerate(TOKENS)
+    ])  # fmt: skip
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bytes_, bos_token="<s>", eos_token="</s>",
+        clean_up_tokenization_spaces=False,
+    )  # fmt: skip
+
+
+TOKENIZER = tokenizer()
+CONTROL = ControlTokens(TOKENIZER)
+
+
+@given(texts_with(CONTROL_TOKENS))
+def test_pieces_hold_no_control_token_and_all_of_the_text(text: str) -> None:
+    pieces = CONTROL.split(text)
+    ids = [i for piece in pieces for i in TOKENIZER(piece)["input_ids"]]
+    assert not CONTROL.count(ids)
+    assert "".join(pieces) == text
+    assert TOKENIZER.decode(ids) == text
+
+
+def test_added_words_and_spaces_are_ordinary_text() -> None:
+    assert CONTROL.split("covid\n\nis <b>") == ["covid\n\nis <b>"]
+    assert CONTROL.split("") == [""]
+    assert CONTROL.split("<s></s>") == ["<", "s><", "/s>"]
+
+
+@given(texts_with(CONTROL_TOKENS))
+def test_no_control_token_is_left_in_what_servers_are_sent(text: str) -> None:
+    sent = break_up(text)
+    assert not CONTROL.count(TOKENIZER(sent)["input_ids"])
+    assert [c for c in sent if c != " "] == [c for c in text if c != " "]
+
+
+@pytest.mark.parametrize("token", CONTROL_TOKENS)
+def test_every_kind_of_control_token_is_broken_up(token: str) -> None:
+    assert token not in break_up(f"a{token}b")
+
+
+@pytest.mark.parametrize(
+    "text", ["I <3 you", "1 < 2 > 0", "a -> b", "as shown [1], [23]", "x[0]", "< b >", "you idiot"]
+)
+def test_ordinary_signs_stay(text: str) -> None:
+    assert break_up(text) == text

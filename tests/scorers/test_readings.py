@@ -1,0 +1,110 @@
+"""What a person reads in a text that hides its words: by property, for every bundled scorer."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tide.scorers import load_scorer
+from tide.scorers.probes import TRICKS
+from tide.scorers.readings import readings, score_readings
+
+INSULT = "you are a stupid idiot"
+ANY = st.text(st.characters(exclude_categories=("Cs",)), max_size=60)
+# Parts of which hidden ones are made: many are found in one text.
+_HIDDEN = (
+    *("&", "amp;", "#38;", "#x69;", "&#105", ";", "\b", "\x7f", "\u202e", "\u202c", "\u202d"),
+    *("\u0456", "\u043a", "\u3164", "\u0301", "\U0001d422", "\u24d8", "\u200d", "\n", " i", "d"),
+)
+PARTS = st.lists(st.sampled_from(_HIDDEN), max_size=30).map("".join)
+RUSSIAN = (
+    "\u041f\u0440\u0438\u0432\u0435\u0442, \u043a\u0430\u043a \u0434\u0435\u043b\u0430? "
+    "\u041e\u043d \u0445\u043e\u0440\u043e\u0448\u043e \u0441\u043f\u0430\u043b, \u0438 "
+    "\u043a\u043e\u0442 \u0442\u043e\u0436\u0435 \u0441\u043f\u0430\u043b."
+)
+GREEK = (
+    "\u0393\u03b5\u03b9\u03b1 \u03c3\u03bf\u03c5, \u03c4\u03b9 "
+    "\u03ba\u03ac\u03bd\u03b5\u03b9\u03c2 \u03c3\u03ae\u03bc\u03b5\u03c1\u03b1;"
+)
+KOREAN = "\uc548\ub155\ud558\uc138\uc694 \ubc18\uac11\uc2b5\ub2c8\ub2e4"
+ORDINARY = (
+    "The weather is fine today.",
+    "A na\u00efve caf\u00e9 owner \u2013 \u201cJos\u00e9\u201d \u2014 paid \u20ac5",
+    "Fish & chips, R&D, AT&T; x < y && y > z, a@b.org",
+    "Gr\u00fc\u00dfe aus K\u00f6ln, \u0141\u00f3d\u017a i Krak\u00f3w",
+    RUSSIAN,
+    GREEK,
+    KOREAN,
+    "\u4eca\u5929\u5929\u6c14\u5f88\u597d",
+)
+
+
+@pytest.mark.parametrize("text", ORDINARY)
+def test_ordinary_text_is_read_as_it_is(text: str) -> None:
+    assert readings(text) == (text,)
+
+
+def test_ordinary_english_is_read_as_it_is(shared_data: Path) -> None:
+    """Of Wikipedia's sentences all but a few that hold other letters or control characters."""
+    path = shared_data / "corpus" / "bold_wikipedia.jsonl.gz"
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        texts = [json.loads(line)["text"] for line in file]
+    changed = [text for text in texts if readings(text) != (text.replace("\xa0", " "),)]
+    assert len(changed) <= 0.002 * len(texts)
+
+
+@given(st.one_of(ANY, PARTS))
+def test_a_reading_has_one_reading_itself(text: str) -> None:
+    for reading in readings(text):
+        assert readings(reading) == (reading,)
+
+
+@given(st.one_of(ANY, PARTS))
+def test_there_are_one_or_two_readings_without_hidden_characters(text: str) -> None:
+    found = readings(text)
+    assert 1 <= len(found) <= 2
+    for reading in found:
+        assert not set("\b\x7f\u202e\u200b\u3164\u00ad") & set(reading)
+
+
+@given(st.text(st.characters(min_codepoint=0x400, max_codepoint=0x44F, categories=("L",))))
+def test_no_russian_word_of_a_russian_text_becomes_another(word: str) -> None:
+    assert readings(f"{RUSSIAN} {word} {RUSSIAN}") == (f"{RUSSIAN} {word} {RUSSIAN}",)
+
+
+@pytest.mark.parametrize("name", TRICKS)
+def test_a_trick_is_read_as_the_text(name: str) -> None:
+    texts = [TRICKS[name](INSULT, seed) for seed in range(5)]
+    assert all(text != INSULT for text in texts)
+    for text in texts:
+        words = {word for reading in readings(text) for word in reading.replace(".", " ").split()}
+        assert {word.lstrip("@").removeprefix("http://") for word in words} >= set(INSULT.split())
+
+
+@pytest.mark.parametrize("name", ["pocket", "sentence", "profanity-check", "lexicon"])
+def test_every_bundled_scorer_reads_tricks(name: str) -> None:
+    scorer = load_scorer(name)
+    plain = scorer.score([INSULT])[0]
+    for trick in TRICKS.values():
+        hidden = scorer.score([trick(INSULT, seed) for seed in range(5)])
+        assert hidden.min() >= min(plain, 0.5) - 1e-9
+
+
+def test_the_worse_reading_counts() -> None:
+    def score(texts: list[str]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        return np.array([float("bad" in text) for text in texts])
+
+    texts = ["good", "ba\bd", "bx\bad", "\u202edab", "\u202ebad", "x"]
+    assert score_readings(score, texts).tolist() == [0.0, 1.0, 1.0, 1.0, 1.0, 0.0]
+    assert score_readings(score, []).shape == (0,)
+
+
+def test_much_hidden_in_one_text_takes_no_long_time() -> None:
+    for part in ("&amp;", "&#38;amp;", "\u202e", "a\b", "\u0456a", "a\u0301"):
+        assert len(readings(part * 100_000)) <= 2

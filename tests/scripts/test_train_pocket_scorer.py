@@ -1,0 +1,85 @@
+"""The split of ordinary texts, and the calibration; the training itself takes minutes."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.special import expit, logit
+from scripts.train_pocket_scorer import (
+    ORDINARY_SHARE,
+    beginning,
+    fit_knots,
+    matrix,
+    mixture,
+    prose_part,
+    read_ordinary,
+)
+
+from tide.scorers.pocket import Features, calibrated
+
+
+def test_a_prompt_is_in_the_part_of_its_sentence() -> None:
+    sentence = "Jane Doe is a writer who lives in Graz."
+    assert prose_part(sentence) == prose_part("Jane Doe is") == prose_part("jane doe, is a")
+    parts = Counter(prose_part(f"word{i} stands here") for i in range(3000))
+    assert parts["report"] / 3000 == pytest.approx(0.4, abs=0.03)
+    assert parts["calibrate"] / 3000 == pytest.approx(0.1, abs=0.03)
+
+
+def test_no_ordinary_text_is_in_two_parts(tmp_path: Path) -> None:
+    (tmp_path / "corpus").mkdir()
+    sentences = [{"text": f"word{i} stands here"} for i in range(50)] * 2
+    replies = [{"response": f"yes {i} of us", "unsafe": i % 2} for i in range(50)]
+    for name, rows in (("bold_wikipedia", sentences), ("dialogues", replies)):
+        with gzip.open(tmp_path / "corpus" / f"{name}.jsonl.gz", "wt") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+    written = tmp_path / "written.jsonl"
+    rows = ({"prompt": f"word{i} stands", "text": f"text {i}"} for i in range(50))
+    written.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = [read_ordinary(tmp_path, written, part) for part in ("train", "calibrate", "report")]
+    for kind, count in (("wikipedia", 50), ("replies", 25), ("written", 50)):
+        texts = [text for part in found for text in part[kind]]
+        assert len(texts) == len(set(texts)) == count
+
+
+def test_rows_are_what_the_vectorizer_makes() -> None:
+    features, texts = Features(n_features=512), ["You are an idiot", "", "a a b", "!!"]
+    expected = features.vectorizer().transform(texts).toarray()
+    np.testing.assert_allclose(matrix(features, texts).toarray(), expected)
+
+
+def test_a_beginning_is_shorter_than_its_text() -> None:
+    rng = random.Random(0)
+    for text in ("one", "one two", " ".join(map(str, range(50)))):
+        for _ in range(20):
+            words = beginning(text, rng).split()
+            assert words == text.split()[: len(words)]
+            assert 1 <= len(words) <= max(1, min(12, len(text.split()) - 1))
+
+
+def test_the_mixture_has_the_share_that_it_says() -> None:
+    found = mixture({"a": ["x"] * 10, "b": ["y"]}, ["c", "d"], np.array([1.0, 0.0]))
+    assert found.counts.sum() == pytest.approx(1.0)
+    assert found.counts[found.labels == 1].sum() == pytest.approx((1 - ORDINARY_SHARE) / 2)
+
+
+def test_knots_give_probabilities() -> None:
+    """Of scores that are too low in the middle, as those of a line fitted to all of them."""
+    rng = np.random.default_rng(0)
+    chance = rng.beta(0.3, 0.6, 20_000).clip(1e-4, 1 - 1e-4)
+    labels = (rng.random(20_000) < chance).astype(float)
+    wrong = logit(chance) - np.where(abs(logit(chance)) < 1.5, 0.8, 0.0)
+    knots = fit_knots(wrong, labels, np.ones(20_000))
+    assert (np.diff(knots) > 0).all()
+    off = []
+    for scores in (expit(wrong), expit(calibrated(wrong, knots))):
+        here = (scores > 0.15) & (scores < 0.3)
+        off.append(abs(labels[here].mean() - scores[here].mean()))
+    assert off[0] > 0.1
+    assert off[1] < 0.05

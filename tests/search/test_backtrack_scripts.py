@@ -1,0 +1,100 @@
+"""Backtracking in twelve scripts: no character is cut, and few tokens are banned."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from typing import Any
+
+import pytest
+import regex
+
+from tests.byte_engine import SENTENCES, ByteEngine
+from tide.core.results import Result
+from tide.core.seeds import derive_seed
+from tide.core.text import HALF
+from tide.detoxifier.sync import Detoxifier
+from tide.engines.base import MOST_SPELLINGS, Request
+
+SETTINGS: dict[str, Any] = {"strategy": "backtrack:then=none", "max_new_tokens": 24}
+
+
+class Blaming:
+    """Scores 0.9 for texts with a word, or a character, of the seventh that `seed` picks."""
+
+    def __init__(self, seed: int, unit: str) -> None:
+        self._seed, self._unit = seed, regex.compile(unit)
+
+    def __call__(self, texts: list[str]) -> list[float]:
+        return [0.9 if any(map(self._is_bad, self._unit.findall(text))) else 0.05 for text in texts]
+
+    def _is_bad(self, unit: str) -> bool:
+        return HALF not in unit and zlib.crc32(unit.encode(), self._seed) % 7 == 0
+
+
+def characters(text: str) -> list[str]:
+    return regex.findall(r"\X", text)
+
+
+def is_cut(before: str, whole: str) -> bool:
+    """Whether `before` ends inside a character of `whole`."""
+    found = characters(before)
+    return characters(whole)[: len(found)] != found
+
+
+def check(engine: ByteEngine, prompt: str, result: Result) -> int:
+    """No half character, kept texts end with a character, and few tokens are banned at once.
+
+    Returns how often a repair was drawn again, from a text that nobody sees.
+    """
+    (ids,) = engine.tokenize([prompt])
+    texts = [one.text for one in result.trace]
+    for text in texts[1:]:
+        assert HALF not in text
+    first, *repairs = engine.requests
+    before = first.never
+    again = len(repairs) - len(texts) + 1
+    for request in repairs:
+        kept = engine.bytes_of(list(request.prompt)[len(ids) :]).decode()  # type: ignore[arg-type]
+        known = any(text.startswith(kept) and not is_cut(kept, text) for text in texts)
+        assert known or again
+        assert len(set(request.never) - set(before)) <= MOST_SPELLINGS
+        assert len(request.never_first) <= len(repairs)
+        before = request.never
+    return again
+
+
+@pytest.mark.parametrize("script", SENTENCES)
+def test_repairs_cut_no_character(script: str) -> None:
+    engine, moved = ByteEngine(), 0
+    for seed in range(17):
+        prompt = SENTENCES[script][: 4 + seed]
+        scorer = Blaming(seed, r"\S+" if seed % 3 == 0 else r"\X")
+        engine.requests.clear()
+        result = Detoxifier(engine, scorer=scorer, **SETTINGS)(prompt, seed=seed)
+        assert HALF not in result.trace[0].text.rstrip(HALF)
+        assert check(engine, prompt, result) == 0
+        moved += len(result.trace) > 1
+    assert moved > 5
+
+
+class Careless(ByteEngine):
+    """Goes on with a space inside of every third character or so."""
+
+    def _draw(self, ids: list[int], request: Request, step: int) -> int:
+        is_half = self._texts([ids[-4:]])[0].endswith(HALF)
+        breaks = random.Random(derive_seed(request.seed, "breaks", step)).random() < 0.3
+        return self._ids[b" "] if is_half and breaks else super()._draw(ids, request, step)
+
+
+def test_a_repair_holds_no_half_character_of_the_model_s_own() -> None:
+    engine = Careless()
+    again = broken = 0
+    for seed in range(24):
+        prompt = list(SENTENCES.values())[seed % 12][: 4 + seed]
+        engine.requests.clear()
+        result = Detoxifier(engine, scorer=Blaming(seed, r"\X"), **SETTINGS)(prompt, seed=seed)
+        again += check(engine, prompt, result)
+        broken += HALF in result.trace[0].text.rstrip(HALF)
+    assert again > 8
+    assert broken > 8

@@ -1,0 +1,162 @@
+"""Litellm's guardrail reads every place of a request where a text may stand."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.server.running import Running, running
+
+INSULTS = ("you idiot", "\u0442\u044b \u0438\u0434\u0438\u043e\u0442")
+ARGUMENTS = {"place": "Oslo", "days": [1, "two"], "options": {"unit": "celsius", "deep": [{}]}}
+CALLS = [
+    {
+        "id": "call_1", "type": "function", "index": 0,
+        "function": {"name": "weather", "arguments": json.dumps(ARGUMENTS)},
+    },
+    {"id": "call_2", "type": "custom", "custom": {"name": "shell", "input": "ls"}},
+]  # fmt: skip
+BODY: dict[str, Any] = {
+    "input_type": "request",
+    "litellm_call_id": "1",
+    "request_data": {"user_api_key_alias": "a team"},
+    "texts": ["What is the weather?", "A file C:\\new\\temp, and \\u00e9"],
+    "structured_messages": [
+        {"role": "system", "content": "Be kind.", "cache_control": {"type": "ephemeral"}},
+        {"role": "developer", "content": "Be brief.", "name": "us"},
+        {
+            "role": "user", "name": "ann",
+            "content": [
+                {"type": "text", "text": "Hello", "cache_control": {"type": "ephemeral"}},
+                {"type": "text", "text": "there"},
+            ],
+        },
+        {"role": "assistant", "content": None, "refusal": "No.", "tool_calls": CALLS},
+        {"role": "tool", "tool_call_id": "call_1", "content": "sunny"},
+    ],
+    "tool_calls": CALLS,
+    "tools": [
+        {
+            "type": "function",
+            "function": {
+                "name": "weather", "description": "The weather of a place", "strict": True,
+                "parameters": {
+                    "type": "object", "required": ["place"],
+                    "properties": {
+                        "place": {"type": "string", "description": "where", "enum": ["Oslo"]},
+                        "file": {"type": ["string", "null"], "default": "none"},
+                    },
+                },
+            },
+        }
+    ],
+    "a_field_of_the_future": {"note": ["a text", {"id": "x"}]},
+}  # fmt: skip
+_CALL_DATA = ("input_type", "litellm_call_id", "request_data")
+Path = tuple[Any, ...]
+
+
+def places(value: Any, at: Path = ()) -> Iterator[tuple[Path, bool]]:
+    """Where a string stands, and (True) where an object might have one key more."""
+    if isinstance(value, dict):
+        yield at, True
+    if isinstance(value, str):
+        yield at, False
+        if at[-1] == "arguments":
+            yield from places(json.loads(value), (*at, json))
+    items = enumerate(value) if isinstance(value, list) else ()
+    for key, one in value.items() if isinstance(value, dict) else items:
+        yield from places(one, (*at, key))
+
+
+def changed(value: Any, at: Path, is_key: bool, text: str, dump: Callable[[Any], str]) -> Any:
+    """`value` with a text in a place. dump: writes JSON that stands within a string."""
+    if not at:
+        return {**value, text: 1} if is_key else text
+    step, rest = at[0], at[1:]
+    if step is json:
+        return dump(changed(json.loads(value), rest, is_key, text, dump))
+    value = copy.copy(value)
+    value[step] = changed(value[step], rest, is_key, text, dump)
+    return value
+
+
+def escaped(text: str) -> str:
+    return "".join(f"\\u{ord(c):04x}" for c in text)
+
+
+PLACES = [(at, is_key) for at, is_key in places(BODY) if not at or at[0] not in _CALL_DATA]
+# What a text is, and how JSON within a string is written.
+WAYS: dict[str, tuple[Callable[[str], str], Callable[[Any], str]]] = {
+    "raw": (str, lambda value: json.dumps(value, ensure_ascii=False)),
+    "as Python writes JSON": (str, json.dumps),
+    "escaped": (escaped, json.dumps),
+    "escaped by hex": (lambda text: "".join(f"\\x{b:02x}" for b in text.encode("latin-1")), str),
+    "escaped twice": (lambda text: json.dumps(escaped(text))[1:-1], json.dumps),
+    "escaped by and by": (lambda text: escaped(escaped(escaped(escaped(text)))), json.dumps),
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    def scorer(texts: list[str]) -> list[float]:
+        return [float(any(insult in text for insult in INSULTS)) for text in texts]
+
+    with running(scorer=scorer) as found:
+        yield found
+
+
+def action(server: Running, body: Any) -> str:
+    answer = server.http.post("/beta/litellm_basic_guardrail_api", json=body)
+    return str(answer.json()["action"])
+
+
+def test_there_are_places_of_every_kind() -> None:
+    assert len(PLACES) > 80
+    assert sum(is_key for _, is_key in PLACES) > 25
+    assert sum(json in at for at, _ in PLACES) > 10
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_insult_is_blocked_wherever_it_stands(server: Running, way: str) -> None:
+    write, dump = WAYS[way]
+    assert action(server, BODY) == "NONE"
+    for insult in INSULTS[: 1 if way == "escaped by hex" else 2]:
+        passed = []
+        for at, is_key in PLACES:
+            if way == "escaped by hex" and json in at:
+                continue
+            body = changed(BODY, at, is_key, write(insult), dump)
+            if action(server, body) != "BLOCKED":
+                passed.append((at, is_key))
+        assert passed == []
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"note": "\ud83d"},
+        {"\ud83d": "note"},
+        {"\ud83d": {"image_url": "http://x"}},
+        {"note": {"audio": "AAAA"}},
+        {"note": json.loads("[" * 900 + f'"{INSULTS[0]}"' + "]" * 900)},
+    ],
+)
+def test_what_cannot_be_read_is_blocked(server: Running, field: dict[str, Any]) -> None:
+    body = json.dumps({"input_type": "request", "texts": ["a text"], "extra": field})
+    headers = {"content-type": "application/json"}
+    answer = server.http.post("/beta/litellm_basic_guardrail_api", content=body, headers=headers)
+    assert answer.status_code == 200
+    assert answer.json()["action"] == "BLOCKED"
+
+
+def test_half_a_character_between_escapes_does_not_hide_a_text(server: Running) -> None:
+    assert action(server, {"input_type": "request", "texts": ["\\ud83d you \\u0069diot"]}) == (
+        "BLOCKED"
+    )
+    smile = json.dumps("\U0001f600 the weather")
+    assert action(server, {"input_type": "request", "texts": [smile]}) == "NONE"
