@@ -76,6 +76,8 @@ def test_a_text_masked_as_a_whole_shows_the_first_letter_of_a_spelt_word_alone()
 class Biased(Words):
     """Takes the names of people for insults, and thinks worse of a text that ends with a dog."""
 
+    languages: tuple[str, ...] | None = ("en",)
+
     name = "pocket@biased"
 
     def score(self, texts: Sequence[str]) -> list[float]:  # type: ignore[override]
@@ -101,7 +103,7 @@ def test_harmless_words_are_shown(text: str, expected: str) -> None:
 
 def test_a_scorer_of_many_languages_is_asked_of_all_of_them() -> None:
     many = Biased()
-    many.name = "detoxify:multilingual"
+    many.languages = None
     assert Masker(many)("er ist nicht der, rude") == "er ist nicht der, r***"
 
 
