@@ -81,6 +81,9 @@ CASES = (
     ),
     Case("long text", "margin", {**_LONG, "perturb": "last:4"}, "pocket-chat", "rtp", 0, 10),
     Case("long stream", "margin", _LONG, "pocket-chat", "chat", 45, 5, streams=True),
+    Case("backtrack", "backtrack"),
+    Case("long backtrack", "backtrack", _LONG, "pocket-chat", "chat", 50, 25),
+    Case("backtrack stream", "backtrack", _LONG, "pocket-chat", "chat", 75, 5, streams=True),
 )
 
 
