@@ -158,7 +158,7 @@ def test_help_gives_the_choices(
     assert ",".join(PRESETS) in text
     assert "--judges,--judge" in text
     assert ("[default:by--protocol]" in text) == (command == "eval")
-    assert ("[default:0.1]" in text) == (command == "run")  # temperature
+    assert ("[default:0.1;ofachat" in text) == (command == "run")  # temperature
 
 
 def test_judges_are_read_by_the_grammar_of_scorers() -> None:

@@ -204,7 +204,9 @@ def test_whatever_the_engine_raises_reaches_every_call_and_ends_with_it(
 
     async def run() -> None:
         engine = scripted_engine()
-        async with AsyncDetoxifier(engine, scorer=ReadingScorer()) as detox:
+        # A search asks for several completions at once.
+        own: Any = {"strategy": "tide"} if hook == "_write_all" else {}
+        async with AsyncDetoxifier(engine, scorer=ReadingScorer(), **own) as detox:
             with monkeypatch.context() as patched:
                 patched.setattr(engine, hook, broken)
                 calls = asyncio.gather(*map(detox, PROMPTS), return_exceptions=True)
@@ -212,7 +214,7 @@ def test_whatever_the_engine_raises_reaches_every_call_and_ends_with_it(
             error = CompletionError if hook in ("_tokenize", "_encode") else EngineError
             assert [type(one) for one in found] == [error] * len(PROMPTS)
             assert all(len(str(one).splitlines()) == 1 for one in found)
-            expected = Detoxifier(scripted_engine(), scorer=ReadingScorer())(PROMPTS[0])
+            expected = Detoxifier(scripted_engine(), scorer=ReadingScorer(), **own)(PROMPTS[0])
             assert await asyncio.wait_for(detox(PROMPTS[0]), 10) == expected
 
     asyncio.run(run())
