@@ -49,7 +49,6 @@ SEARCHES = (
     "backtrack:toxicity_threshold=0.15",
     "backtrack:toxicity_threshold=0.1",
     "backtrack:toxicity_threshold=0.07",
-    "backtrack:back=false,toxicity_threshold=0.1",
     "fast:max_perplexity=none",
     "tide",
     "resample:n=10,toxicity_threshold=0.2",
