@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.generated import examples
 from tide.runtime.watch import Failure, Watch
+from tide.scorers.base import is_empty
 
 
 def watch(pace: str = "word", **changes: Any) -> Watch:
@@ -169,3 +170,20 @@ def test_what_may_be_given_out_was_scored_and_passed(
         return failure, one.passed
 
     assert run(list(sizes)) == run([1] * 80)
+
+
+def test_a_text_that_says_nothing_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many spaces come: each is looked at with one other text, and not with all before."""
+    looked = 0
+
+    def counting(text: str) -> bool:
+        nonlocal looked
+        looked += 1
+        return is_empty(text)
+
+    monkeypatch.setattr("tide.runtime.watch.is_empty", counting)
+    one = watch()
+    for _ in range(300):
+        one.texts.append("\n")
+        assert one.asks(ended=False) == []
+    assert looked <= 300

@@ -30,7 +30,7 @@ from tide.core.seeds import derive_seed
 from tide.core.settings import Sampling, Settings
 from tide.core.text import HALF, has_letter
 from tide.engines.base import Completion, Engine, FinishReason, Prompt, Request
-from tide.runtime.blocks import before_half, last_end, word_starts
+from tide.runtime.blocks import before_half, last_end, last_whole, word_starts
 from tide.runtime.scoring import Scoring
 from tide.runtime.search import Search, start_of
 from tide.runtime.watch import Failure, Watch
@@ -52,6 +52,8 @@ _SEARCHED = 10
 _ROLLBACKS, _ROLLBACK = 2, 16
 # Times that a repair is drawn anew from before a part of a character; then the answer ends there.
 _LOST = 4
+# Tokens of a word whose texts are looked at again when another comes.
+_LONGEST_WORD = 64
 # Iterations after which a search gives up the text before, if it may, rather than go on.
 _ITERATIONS = 5
 
@@ -296,6 +298,8 @@ class Answer:
                         asked = None
                     asked = new or asked
                     settled += max(word_starts(watch.texts[settled:]), default=0)
+                    if len(watch.texts) - settled > _LONGEST_WORD:
+                        settled = last_whole(watch.texts)
             if (failure := await self._judge(asked) if asked else None) is None:
                 failure = watch.finish()
                 self._give_out()
@@ -314,10 +318,11 @@ class Answer:
         It may lose its way there where other characters are banned. The repair is then drawn anew
         from before the character; after some times, or at its end, the answer ends there.
         """
-        half = before_half(self._watch.texts)
+        new = self._watch.texts[self._kept :]
+        half = self._kept + before_half(new)
         if half == len(self._watch.texts):
             return False
-        if HALF not in self._watch.text.rstrip(HALF):
+        if HALF not in "".join(new).rstrip(HALF):
             if ended:
                 del self._watch.texts[half:], self._ids[half:]
             return False
@@ -449,6 +454,7 @@ class Answer:
             for place, some in zip(words[:-1], windows, strict=True):
                 score, values = max(values[: len(some)]), values[len(some) :]
                 if score >= watch.level:
+                    self._give_out()
                     return start, place
                 start = place
                 if self._goes_on and not is_empty("".join(watch.texts[:place])):
@@ -638,6 +644,7 @@ class Answer:
             best = self._chosen
             return best is not None and self._settings.passes(self._trace[best].toxicity)
         self._rewind(watch.passed)
+        self._give_out()
         self._ended, self._chosen = "length", None
         return True
 

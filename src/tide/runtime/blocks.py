@@ -91,6 +91,11 @@ def before_half(pieces: Sequence[str]) -> int:
     return len(pieces)
 
 
+def last_whole(pieces: Sequence[str]) -> int:
+    """Number of tokens after which the text may be cut, of as many as possible; 0 if none."""
+    return next((end for end in range(len(pieces), 0, -1) if _is_whole(pieces[end - 1])), 0)
+
+
 def _ends(pieces: Sequence[str], ended: bool) -> list[int]:
     """The numbers of tokens after which a sentence has ended, ascending."""
     text = "".join(pieces)
@@ -116,7 +121,7 @@ def _is_whole(piece: str) -> bool:
 def _splits_character(pieces: Sequence[str], end: int) -> bool:
     """Whether the next token goes on with the last character before `end`."""
     return splits_character(
-        "".join(pieces[max(0, end - _NEAR) : end]), "".join(pieces[end : end + 1])
+        "".join(pieces[max(0, end - _NEAR) : end]), "".join(pieces[end : end + 1 + _LONGEST])
     )
 
 

@@ -55,6 +55,7 @@ class Watch:
     passed: int = 0
     scores: list[tuple[int, float]] = field(default_factory=list)
     _asked: list[int] = field(default_factory=lambda: [-1])
+    _silent: int = 0  # a beginning that says nothing, and need not be looked at again
     _risen: int | None = None  # the first suspicious place after `passed`
     _failed: tuple[int, float] | None = None  # the first that failed, while others may pass
     _waited: int = 0
@@ -86,10 +87,10 @@ class Watch:
             return None if size is None else start + size
         if self.pace != "whole":
             least = 1 if self.pace == "word" else int(self.pace)
-            for place in word_ends(self.texts, start):
-                if place - start < least or maybe_stops(self.stop, self.texts[:place]):
-                    continue
-                if not is_empty("".join(self.texts[:place])):
+            for place in word_ends(self.texts, max(start, self._silent)):
+                if self._asked[-1] < 0 and is_empty("".join(self.texts[:place])):
+                    self._silent = place
+                elif place - start >= least and not maybe_stops(self.stop, self.texts[:place]):
                     return place
         return end if ended else None
 
@@ -153,6 +154,7 @@ class Watch:
             self.passed = max(passed, default=0)
         self.scores = [one for one in self.scores if one[0] <= self.passed]
         self._asked = [self.passed or -1]
+        self._silent = min(self._silent, place)
         self._risen, self._failed, self._waited = None, None, 0
 
     def keep(self, texts: Sequence[str], score: float) -> None:

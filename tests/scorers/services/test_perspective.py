@@ -340,6 +340,7 @@ def test_the_service_goes_down_in_the_middle_of_a_run(
     prompts, output = tmp_path / "prompts.txt", tmp_path / "out.jsonl"
     prompts.write_text("".join(f"{text} number {i}\n" for i in range(3) for text in PROMPTS))
     command = ("run", "-i", prompts, "-o", output, "-s", "perspective", "--max-batch", 2)
+    command += ("--preset", "relative")  # which scores a completion once
     service.answer = lambda number: "ok" if number < 12 else "unavailable"
     assert tide(*command, monkeypatch=monkeypatch) == 1
     assert "error: scorer perspective" in capsys.readouterr().err
