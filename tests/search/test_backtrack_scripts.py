@@ -98,3 +98,28 @@ def test_a_repair_holds_no_half_character_of_the_model_s_own() -> None:
         broken += HALF in result.trace[0].text.rstrip(HALF)
     assert again > 8
     assert broken > 8
+
+
+def test_a_stream_keeps_what_it_gave_out_of_a_broken_text() -> None:
+    """Half characters of the model's own stand in text that was given out before a repair."""
+    repaired = 0
+    for seed in range(48):
+        prompt = list(SENTENCES.values())[seed % 12][: 4 + seed]
+        scorer = Blaming(seed, r"\X")
+        scored: set[str] = set()
+
+        def recording(texts: list[str], one: Blaming = scorer, to: set[str] = scored) -> Any:
+            to.update(texts)
+            return one(texts)
+
+        recording.pace = "word"  # type: ignore[attr-defined]
+        shown = ""
+        with Detoxifier(Careless(), scorer=recording, **SETTINGS).stream(
+            prompt, seed=seed
+        ) as stream:
+            for text in stream:
+                shown += text
+                assert shown in scored
+        assert shown == stream.result.text
+        repaired += len(stream.result.trace) > 1 and HALF in shown
+    assert repaired > 0
