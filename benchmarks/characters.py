@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from itertools import product
 from typing import Annotated
 
@@ -24,7 +25,7 @@ import typer
 
 from tide import Detoxifier
 from tide.core.text import HALF
-from tide.engines.base import Completion, Request
+from tide.engines.base import Piece, Request
 from tide.engines.local.engine import TransformersEngine
 from tide.evaluation.reporting.tables import Column, Table, to_markdown
 
@@ -74,14 +75,19 @@ class Recording(TransformersEngine):
     """Keeps what it was asked, and what it wrote."""
 
     def __init__(self, model: str) -> None:
-        self.asked: list[tuple[Request, Completion]] = []
+        self.asked: list[tuple[Request, tuple[int, ...]]] = []
         super().__init__(model)
 
-    async def write_all(self, requests: Sequence[Request]) -> list[Completion]:
-        written = await super().write_all(requests)
-        if self.home.is_current:
-            self.asked += zip(requests, written, strict=True)
-        return written
+    async def write(self, request: Request) -> AsyncGenerator[Piece, None]:
+        ids: tuple[int, ...] = ()
+        try:
+            async with aclosing(super().write(request)) as pieces:
+                async for piece in pieces:
+                    ids += piece.token_ids
+                    yield piece
+        finally:
+            if self.home.is_current and request.piece_tokens is not None:
+                self.asked.append((request, ids))
 
 
 def measured(engine: Recording, prompt: str, texts: Sequence[str]) -> list[int]:
@@ -93,7 +99,7 @@ def measured(engine: Recording, prompt: str, texts: Sequence[str]) -> list[int]:
         if isinstance(request.prompt, Sequence) and tuple(request.prompt[: len(ids)]) == tuple(ids)
     ]
     # With those that were drawn again before they were scored.
-    known = engine.texts([kept + written.token_ids for kept, _, written in asked])
+    known = engine.texts([kept + written for kept, _, written in asked])
     repairs = asked[1:]
     starts = engine.texts([kept for kept, _, _ in repairs])
     before: set[int] = set()

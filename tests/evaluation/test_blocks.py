@@ -67,6 +67,10 @@ def test_records_hold_the_searches_of_blocks(tmp_path: Path) -> None:
         assert made.base_partial is trial.base_partial is True
         assert [step.text for step in made.steps or []] == [trial.text]
         assert from_columns(json.loads(record.to_json())) == record
+        # A trial that was accepted as the model wrote it stands beside one that was repaired.
+        other = made.model_copy(update={"number": 1, "base_partial": None})
+        mixed = record.model_copy(update={"trials": [made, other]})
+        assert from_columns(json.loads(mixed.to_json())) == mixed
     for record in base.records:
         assert "Bad2" in record.trials[0].text
     assert all(record.trials[0].accepted for record in whole.records)

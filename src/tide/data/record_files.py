@@ -44,7 +44,7 @@ _ADDED = {"judge_scores": 2, "step_judge_scores": 2, "judge_attributes": 3, "per
 _DEPTHS = {**_ADDED, "attributes": 2}
 _FIRST: Column = ("completions",)
 # Of those that come with the trials, the ones that some trials have and others do not.
-_SOME_HAVE = ("changed_tokens", "decoded_prompts")
+_SOME_HAVE = ("base_partial", "changed_tokens", "decoded_prompts")
 
 
 class RecordPart:
