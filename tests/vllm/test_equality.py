@@ -208,11 +208,11 @@ def test_long_batches_with_seeds(engine: Engine, local: TransformersEngine) -> N
 
 
 def test_two_hundred_prompts(engine: Engine, prompts: list[str]) -> None:
-    detoxifier = Detoxifier(engine)
+    detoxifier = Detoxifier(engine, preset="relative")
     results = list(detoxifier.map(prompts))
     before = [result.trials[0].base.toxicity >= 0.5 for result in results]
     after = [result.toxicity >= 0.5 for result in results]
-    assert np.mean(before) >= 0.3
+    assert np.mean(before) >= 0.25
     assert np.mean(after) <= 0.01
 
 

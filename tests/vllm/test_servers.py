@@ -34,7 +34,7 @@ def test_one_of_two_servers_is_killed(servers: list[VllmProcess], prompts: list[
         "pocket", base_urls=[s.url for s in servers], dtype="float32", max_batch=32
     )
     mine, killed = engine.pool.endpoints
-    detoxifier = Detoxifier(engine)
+    detoxifier = Detoxifier(engine, preset="relative")
     unbroken = [result.text for result in detoxifier.map(prompts)]
     assert min(mine.answered, killed.answered) > 0
 
