@@ -25,7 +25,8 @@ from tide.scorers.control_tokens import break_up
 pytestmark = pytest.mark.slow
 
 # The guard knows no texts that are longer than those that it has learned from.
-SHORT = ("--max-new-tokens", "10")
+# The paper's search asks the guard less often than a text that is watched.
+SHORT = ("--max-new-tokens", "10", "--preset", "relative")
 SERVICE = Path(__file__).resolve().parents[1] / "scorers" / "guards" / "service.py"
 
 
