@@ -208,6 +208,7 @@ def test_toxic_words_are_masked_and_the_others_can_be_read(browser: Any) -> None
         # Until its words have been scored, the text is masked as a whole.
         readable = re.compile(r"that he called her a")
         expect(page.locator("#base")).to_have_text(readable)
+        expect(page.locator("#base mark").first).to_contain_text("*")
         words = page.locator("#base mark").all_text_contents()
         assert any("*" in word for word in words)
         assert not any(re.search(r"\w\w", word) for word in words)
