@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 MARK = "bold red underline"
 _MOST = 12  # different words that are blamed; about log2(words) texts are scored for each
-_LONGEST = 3  # words of a listed term
 # The words of a text, each with the space before it. Letters that stand apart ("r u d e") are one,
 # and an HTML tag is none of the word beside it.
 _WORD = re.compile(
@@ -113,10 +112,14 @@ class Marker:
 
 def _listed(words: list[str]) -> set[int]:
     """The numbers of words that make up a term of the bundled list, the shortest terms first."""
-    from tide.scorers.profanities import bundled_terms, term_hashes  # noqa: PLC0415  (slow import)
+    from tide.scorers.profanities import (  # noqa: PLC0415  (slow import)
+        LONGEST,
+        bundled_terms,
+        term_hashes,
+    )
 
     found: set[int] = set()
-    for length in range(1, _LONGEST + 1):
+    for length in range(1, LONGEST + 1):
         for start in range(len(words) - length + 1):
             term = range(start, start + length)
             if found.isdisjoint(term) and not bundled_terms().isdisjoint(

@@ -326,9 +326,7 @@ class Answer:
             if ended:
                 del self._watch.texts[half:], self._ids[half:]
             return False
-        before = tuple(self._ids[:half])
-        banned = (*self._banned_next.get(before, ()), self._ids[half])
-        self._banned_next[before] = tuple(dict.fromkeys(banned))
+        self._ban_next(half, self._ids[half : half + 1])
         self._lost += 1
         self._rewind(half)
         return True
@@ -432,13 +430,17 @@ class Answer:
         if ids and self._rewinds.hold:
             ban = self._engine.ban(ids)
             place += ban.kept
-            before = tuple(self._ids[:place])
             if ban.everywhere or not self._goes_on:
                 self._banned = tuple(dict.fromkeys((*self._banned, *ban.token_ids)))
             else:
-                banned = (*self._banned_next.get(before, ()), *ban.token_ids)
-                self._banned_next[before] = tuple(dict.fromkeys(banned))
+                self._ban_next(place, ban.token_ids)
         return place if self._goes_on else 0
+
+    def _ban_next(self, place: int, token_ids: Sequence[int]) -> None:
+        """Ban tokens as the next one after the answer up to a place, and nowhere else."""
+        before = tuple(self._ids[:place])
+        banned = (*self._banned_next.get(before, ()), *token_ids)
+        self._banned_next[before] = tuple(dict.fromkeys(banned))
 
     async def _blamed(self, failure: Failure) -> tuple[int, int]:
         """Where the word that is to blame begins and ends. What stands before it has passed."""
@@ -662,8 +664,9 @@ class Answer:
                 assert self._ended is not None
                 self._record(len(self._ids), toxicity, attributes, self._ended)
                 self._chosen = len(self._trace) - 1
-            update = {"toxicity": toxicity, "attributes": attributes}
-            self._trace[self._chosen] = self._trace[self._chosen].model_copy(update=update)
+            else:
+                update = {"toxicity": toxicity, "attributes": attributes}
+                self._trace[self._chosen] = self._trace[self._chosen].model_copy(update=update)
         elif self._chosen is None:
             scores = [one.toxicity for one in self._trace]
             self._chosen = scores.index(min(scores))

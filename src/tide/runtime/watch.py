@@ -96,15 +96,13 @@ class Watch:
 
     def windows(self, after: int, place: int) -> list[str]:
         """The texts that are scored for a place, if what stands before `after` was scored."""
-        starts = dict.fromkeys(map(self._start, self._reaches(after)))
+        reaches = after - self.context, after - _WIDER * self.context
+        starts = dict.fromkeys(map(self._start, reaches))
         return ["".join(self.texts[start:place]) for start in starts]
 
     def contexts(self, place: int) -> list[str]:
         """The texts with which what follows a place is scored."""
         return self.windows(place, place)
-
-    def _reaches(self, place: int) -> tuple[int, int]:
-        return place - self.context, place - _WIDER * self.context
 
     def _start(self, place: int) -> int:
         """The beginning of the word at a place."""
