@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.models import CONFIGS, save_causal_lm
+from tests.writing import completed
 from tide.core.errors import CompletionError, EngineError
 from tide.core.settings import Sampling
 from tide.engines.base import FinishReason
@@ -86,11 +87,11 @@ def test_logits_that_are_not_finite_are_an_error(
     broken = TransformersEngine(save_causal_lm(tmp_path, "llama"))
     (good, other) = broken.embed(["a good prompt", "another"])
     row = Sampling(temperature=temperature, max_new_tokens=new)
-    assert len(broken.complete([good], row, [1])) == 1
+    assert len(completed(broken, [good], row, [1])) == 1
     with torch.no_grad():
         broken.model.model.norm.weight[0] = bad
     with pytest.raises(CompletionError, match="NaN or infinite"):
-        broken.complete([good, other], row, [1, 2])
+        completed(broken, [good, other], row, [1, 2])
 
 
 class Warped(Writing):

@@ -22,7 +22,7 @@ from tide.engines.local import prefixes
 from tide.engines.local.decode import StopStrings
 from tide.engines.local.engine import TransformersEngine
 from tide.engines.local.open_batch import Batch, OpenStream, Row
-from tide.engines.local.prefixes import Prefixes
+from tide.engines.local.prefixes import PrefixCache
 
 KINDS = [*CONFIGS, "pocket"]
 GREEDY = Sampling(temperature=0.0, max_new_tokens=8)
@@ -82,7 +82,7 @@ def test_logits_are_those_of_a_fresh_read(
     limit = longest(engine)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prefixes, "LEAST", 4)
-        held = Prefixes(engine._forward, 1 << 15)
+        held = PrefixCache(engine._forward, 1 << 15)
         stream = OpenStream(engine._forward, held)
         rows: list[Reader] = []
         number = 0
@@ -97,8 +97,8 @@ def test_logits_are_those_of_a_fresh_read(
                 number += 1
                 size = min(length, limit - 1)
                 ids = [3 + (7 * i + number * (i > 4 or not shares)) % 290 for i in range(size)]
-                prefix = held.hold(engine._embed_ids(ids[:5])) if shares and size > 5 else None
-                entering.append(Reader(ids, limit, prefix))
+                handle = held.handle(engine._embed_ids(ids[:5])) if shares and size > 5 else None
+                entering.append(Reader(ids, limit, handle and handle.beginning))
             if entering:
                 by_row = {id(one.begin(engine)): one for one in entering}
                 rows += [by_row[id(row)] for row in stream.enter([one.row for one in entering])]
@@ -145,7 +145,7 @@ class Asked:
 
 def batch_of(engine: TransformersEngine) -> Batch:
     stop_strings = StopStrings(engine._texts, engine.fewest)
-    held = Prefixes(engine._forward, 0)
+    held = PrefixCache(engine._forward, 0)
     return Batch(engine._forward, held, engine.stop_ids, stop_strings, is_open=True)
 
 
@@ -211,12 +211,12 @@ ROWS = st.lists(
 def test_a_row_is_told_what_it_is_told_alone(llama: TransformersEngine, rows: list[Any]) -> None:
     """Whoever enters and leaves beside it, and in whatever pieces it is told."""
     made = [
-        asked(llama, own, seed, at, leaves, piece_tokens=size, never=never)
+        asked(llama, own, seed, at, leaves, piece_tokens=size, banned_token_ids=never)
         for own, seed, at, leaves, size, never in rows
     ]
     run(llama, made)
     for one, (own, seed, at, leaves, size, never) in zip(made, rows, strict=True):
-        alone = asked(llama, own, seed, piece_tokens=size, never=never)
+        alone = asked(llama, own, seed, piece_tokens=size, banned_token_ids=never)
         run(llama, [alone])
         if leaves is None or leaves > at + own.max_new_tokens:
             assert one.told == alone.told
@@ -313,7 +313,7 @@ def test_pieces_hold_as_many_tokens_as_were_asked_for(
 
 def test_a_batch_that_is_not_open_waits_until_all_have_ended(llama: TransformersEngine) -> None:
     stop_strings = StopStrings(llama._texts, llama.fewest)
-    held = Prefixes(llama._forward, 0)
+    held = PrefixCache(llama._forward, 0)
     batch = Batch(llama._forward, held, llama.stop_ids, stop_strings, is_open=False)
     make = partial(Sampling, temperature=0.0)
     rows = [asked(llama, make(max_new_tokens=n, min_new_tokens=n), n) for n in (2, 6)]

@@ -267,7 +267,7 @@ def test_tokens_that_are_never_drawn(temperature: float) -> None:
     logits[:, [5, 9]] = 50.0
     sampler = Sampler(CPU)
     own = Sampling(temperature=temperature, max_new_tokens=30)
-    sampler.enter([own] * 3, [1, 2, 3], never=[[5], [5, 9], []])
+    sampler.enter([own] * 3, [1, 2, 3], banned=[[5], [5, 9], []])
     for _ in range(30):
         given = logits.clone()
         first, second, third = sampler.draw(sampler.warp(sampler.prepare(given)))[0].tolist()

@@ -16,6 +16,7 @@ from transformers import AutoTokenizer
 
 from tests.generated import examples
 from tests.models import VOCAB, ending_with, save_causal_lm
+from tests.writing import completed
 from tide.core.settings import Sampling
 from tide.engines.base import Completion
 from tide.engines.local import decode as decoding
@@ -50,7 +51,7 @@ def written(
     seed: int = 0,
 ) -> list[Completion]:
     x = engine.embed(prompts)
-    return engine.complete(x, samplings, [seed] * len(x))
+    return completed(engine, x, samplings, [seed] * len(x))
 
 
 def generated(engine: TransformersEngine, inputs: dict[str, Any], **options: Any) -> list[int]:
@@ -111,7 +112,7 @@ def test_a_moved_prompt_is_penalised_as_the_tokens_nearest_to_it(
     assert near[1:] == ids[1:]  # Gemma's first row, all zeros, is near to none
     inputs = {"inputs_embeds": moved[None], "input_ids": torch.tensor([near])}
     expected = generated(engine, inputs, repetition_penalty=1.5)
-    (got,) = engine.complete([moved], greedy(repetition_penalty=1.5), [0])
+    (got,) = completed(engine, [moved], greedy(repetition_penalty=1.5), [0])
     assert list(got.token_ids) == expected
 
 

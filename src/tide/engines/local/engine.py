@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -16,14 +16,14 @@ from tide.core.concurrency import release_openmp_threads
 from tide.core.errors import EngineError, guarded
 from tide.core.pretrained import end_ids, find_device, load_pretrained
 from tide.core.settings import Sampling
-from tide.engines.base import Completion, FinishReason, MaxBatch, Piece, Request, float_dtype
+from tide.engines.base import Likelihood, MaxBatch, Piece, Request, TokenPair, float_dtype
 from tide.engines.checkpoint import advised_sampling, context_length, source_of
 from tide.engines.embedding_table import EmbeddingEngine
 from tide.engines.local.decode import Forward, StopStrings, cache_in, not_finite
 from tide.engines.local.kv_cache import longest_row
 from tide.engines.local.open_batch import OpenStream, Row
 from tide.engines.local.packed_weights import speed_up
-from tide.engines.local.prefixes import Prefix, Prefixes, RequestCache
+from tide.engines.local.prefixes import Beginning, Handle, PrefixCache
 from tide.engines.local.worker import Reading, Worker
 from tide.plugins.options import checked
 
@@ -58,7 +58,7 @@ class TransformersEngine(EmbeddingEngine):
     that cannot be used.
     """
 
-    honours: ClassVar = EmbeddingEngine.honours | {"repetition_penalty"}
+    capabilities: ClassVar = EmbeddingEngine.capabilities | {"repetition_penalty"}
 
     @checked
     def __init__(
@@ -96,7 +96,7 @@ class TransformersEngine(EmbeddingEngine):
             stop = end_ids(self.model, tokenizer)
             self.check_ids([stop])
             longest = self._try()
-            self._prefixes = Prefixes(self._forward, prefix_tokens if longest else 0)
+            self._prefixes = PrefixCache(self._forward, prefix_tokens if longest else 0)
             self._worker = Worker(
                 self._forward,
                 self._prefixes,
@@ -114,7 +114,7 @@ class TransformersEngine(EmbeddingEngine):
 
     @property
     def forward_tokens(self) -> int:
-        return self._prefixes.meter.tokens
+        return self._prefixes.tokens_read
 
     @property
     def stop_ids(self) -> Tensor:
@@ -123,8 +123,8 @@ class TransformersEngine(EmbeddingEngine):
 
     async def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
         pieces: asyncio.Queue[Piece | Exception] = asyncio.Queue()
-        work = self._work(request, pieces.put_nowait)
-        self._worker.submit([work])
+        row = self._row(request, pieces.put_nowait)
+        self._worker.submit([row])
         try:
             while True:
                 piece = await pieces.get()
@@ -132,72 +132,65 @@ class TransformersEngine(EmbeddingEngine):
                     raise piece
                 yield piece
         finally:
-            work.aborted = True
+            row.aborted = True
 
-    async def _write_all(self, requests: Sequence[Request]) -> list[Completion]:
-        group = _Group(len(requests))
-        rows = [self._work(request, group.part(i)) for i, request in enumerate(requests)]
-        pieces = await self._answers(group, rows)
-        written: list[tuple[Sequence[int], FinishReason]] = []
-        for piece in pieces:
-            assert piece.finish_reason is not None
-            written.append((piece.token_ids, piece.finish_reason))
-        return self.completions(written, [request.sampling for request in requests])
-
-    async def _score_all(self, requests: Sequence[Request]) -> list[float]:
-        group = _Group(len(requests))
-        rows = [self._work(request, group.part(i)) for i, request in enumerate(requests)]
-        return [piece.log_likelihood or 0.0 for piece in await self._answers(group, rows)]
-
-    async def _answers(self, group: _Group, work: Sequence[Row | Reading]) -> list[Piece]:
-        self._worker.submit(work)
+    async def _log_likelihoods(
+        self, pairs: Sequence[TokenPair], priority: int, prefix_cache: object
+    ) -> list[Likelihood]:
+        loop, work = asyncio.get_running_loop(), []
+        for prompt, completion in pairs:
+            x, future = self._embed_ids((*prompt, *completion)), loop.create_future()
+            prefix, read = self._begin(x.float().cpu(), prefix_cache)
+            work.append(
+                (Reading(x, completion, partial(_answer, future), read, priority, prefix), future)
+            )
+        self._worker.submit([reading for reading, _ in work])
         try:
-            return await group.pieces()
+            return [await future for _, future in work]
         finally:
-            for one in work:
-                one.aborted = True
+            for reading, future in work:
+                reading.aborted = True
+                future.cancel()
 
-    def _work(self, request: Request, put: Callable[[Piece | Exception], None]) -> Row | Reading:
+    def _row(self, request: Request, put: Callable[[Piece | Exception], None]) -> Row:
         """What the worker is asked to do; `put` is told what comes of it."""
-        prompt, sampling = request.prompt, request.sampling
-        with torch.inference_mode():
-            if isinstance(prompt, Sequence):
-                x, ids = self._embed_ids(prompt), prompt
-            else:
-                x, ids = prompt.to(self.device, self.dtype), ()
-        prefix = request.prefix
-        if not (isinstance(prefix, Prefix) and self._begins(request, prefix, x)):
-            prefix = None
-        if request.scored:
-            last = ids[len(ids) - request.scored :]
-            return Reading(x, last, put, request.priority, prefix)
+        prompt, sampling, handle = request.prompt, request.sampling, request.prefix_cache
+        if isinstance(prompt, Sequence):
+            x, ids = self._embed_ids(prompt), prompt
+            prefix, read = self._begin(x.float().cpu(), handle)
+        else:
+            x, ids = prompt.to(self.device, self.dtype), ()
+            prefix, read = self._begin(prompt, handle)
+        memory = None
+        if isinstance(handle, Handle) and handle.beginning.rows is None and ids:
+            memory = handle.beginning
         if sampling.repetition_penalty != 1 and not ids:
             ids = self._decode_nearest(x)
-        memory = request.memory if isinstance(prompt, Sequence) else None
         return Row(
             x,
             sampling,
             request.seed,
             put,
             priority=request.priority,
-            never=request.never,
+            banned_token_ids=request.banned_token_ids,
             prompt_ids=ids,
             prefix=prefix,
-            memory=memory if isinstance(memory, RequestCache) else None,
+            memory=memory,
             piece_tokens=request.piece_tokens,
+            read=read,
         )
 
-    def _begins(self, request: Request, prefix: Prefix, x: Tensor) -> bool:
-        """Whether a prompt begins with a prefix; its last row is its own."""
-        prompt = request.prompt
-        rows = x.float().cpu() if isinstance(prompt, Sequence) else prompt
-        return prefix.begins(rows)
+    def _begin(self, x: Tensor, handle: object) -> tuple[Beginning | None, int]:
+        """The cached beginning of (T, d) rows, if they begin with it, and the tokens to be read."""
+        if not isinstance(handle, Handle) or not handle.beginning.begins(x):
+            return None, len(x)
+        rows, counted = handle.beginning.rows, handle.counted
+        assert rows is not None
+        handle.counted = True
+        return handle.beginning, len(x) - len(rows) * counted
 
-    def _share(self, rows: Tensor) -> object:
-        return self._prefixes.hold(rows)
-
-    def _memory(self) -> object:
-        return self._prefixes.memory()
+    def _prefix_cache(self, rows: Tensor | None) -> object:
+        return self._prefixes.handle(rows)
 
     def _try(self) -> int:
         """The longest row that may enter a batch while others are written; 0 if none may.
@@ -249,30 +242,13 @@ class TransformersEngine(EmbeddingEngine):
         return layer
 
 
-class _Group:
-    """The last pieces of several requests, for one coroutine: it is woken once."""
-
-    def __init__(self, count: int) -> None:
-        self._future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._pieces: dict[int, Piece] = {}
-        self._count = count
-
-    def part(self, number: int) -> Callable[[Piece | Exception], None]:
-        def put(piece: Piece | Exception) -> None:
-            if self._future.done():
-                return
-            if isinstance(piece, Exception):
-                self._future.set_exception(piece)
-                return
-            self._pieces[number] = piece
-            if len(self._pieces) == self._count:
-                self._future.set_result(None)
-
-        return put
-
-    async def pieces(self) -> list[Piece]:
-        await self._future
-        return [self._pieces[number] for number in range(self._count)]
+def _answer(future: asyncio.Future[Any], found: Any) -> None:
+    if future.done():
+        return
+    if isinstance(found, Exception):
+        future.set_exception(found)
+    else:
+        future.set_result(found)
 
 
 def load_model(
@@ -303,8 +279,8 @@ def reads_alike(forward: Forward, x: Tensor, longest: int) -> bool:
     """
     if len(x) >= longest:
         return False
-    prefix = Prefix(x[:2])
-    stream = OpenStream(forward, Prefixes(forward, 0))
+    prefix = Beginning(x[:2])
+    stream = OpenStream(forward, PrefixCache(forward, 0))
     try:
         # One row, which is read on when a longer one enters, and one that shares its beginning.
         stream.enter([_row(x[:-2])])
@@ -324,5 +300,5 @@ def reads_alike(forward: Forward, x: Tensor, longest: int) -> bool:
     return worst <= tolerance * float(expected.abs().max())
 
 
-def _row(x: Tensor, prefix: Prefix | None = None) -> Row:
+def _row(x: Tensor, prefix: Beginning | None = None) -> Row:
     return Row(x, Sampling(), 0, lambda _: None, prefix=prefix)

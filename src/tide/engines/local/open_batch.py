@@ -26,7 +26,7 @@ from tide.engines.local.decode import (
     read_apart,
 )
 from tide.engines.local.kv_cache import OpenCache, Pair
-from tide.engines.local.prefixes import Prefix, Prefixes, RequestCache, cached_suffix
+from tide.engines.local.prefixes import Beginning, PrefixCache, cached_suffix
 from tide.engines.local.sampling import Sampler
 
 # Rows that have ended stay in the batch until they are so many, or others come.
@@ -40,8 +40,8 @@ class Row:
     x: its prompt, (T, d). put: is told what comes of it, piece by piece, or why nothing does.
     prompt_ids: of a prompt that came as ids, and where a repetition penalty needs them. memory:
     for what is read of it. piece_tokens: how many are told at a time; None: all at the end. ids:
-    what was drawn. aborted: it has ended, or nobody wants more of it. broken: what is kept of it
-    may not be finite.
+    what was drawn. read: tokens read for it, not told yet. aborted: it has ended, or nobody wants
+    more of it. broken: what is kept of it may not be finite.
     """
 
     x: Tensor
@@ -49,13 +49,14 @@ class Row:
     seed: int
     put: Callable[[Piece | Exception], None]
     priority: int = 0
-    never: tuple[int, ...] = ()
+    banned_token_ids: tuple[int, ...] = ()
     prompt_ids: Sequence[int] = ()
-    prefix: Prefix | None = None
-    memory: RequestCache | None = None
+    prefix: Beginning | None = None
+    memory: Beginning | None = None
     piece_tokens: int | None = None
     ids: list[int] = field(default_factory=list)
     told: int = 0
+    read: int = 0
     aborted: bool = False
     broken: bool = False
 
@@ -66,8 +67,8 @@ class Row:
 
     def tell(self, reason: FinishReason | None) -> None:
         """Tell what was not told yet."""
-        self.put(Piece(tuple(self.ids[self.told :]), reason))
-        self.told = len(self.ids)
+        self.put(Piece(tuple(self.ids[self.told :]), reason, self.read))
+        self.told, self.read = len(self.ids), 0
 
     def grow(self, token: int) -> None:
         self.ids.append(token)
@@ -83,7 +84,7 @@ class OpenStream:
     logits: (B, V), for the token that follows what was read.
     """
 
-    def __init__(self, forward: Forward, prefixes: Prefixes) -> None:
+    def __init__(self, forward: Forward, prefixes: PrefixCache) -> None:
         self._forward, self._prefixes = forward, prefixes
         self._cache = OpenCache()
         self.logits = torch.empty(0)
@@ -111,16 +112,16 @@ class OpenStream:
             assert row.memory.layers is not None
             size = len(row.prompt_ids) - 1
             layers = [
-                (keys[None, :, :size], values[None, :, :size]) for keys, values in row.memory.layers
+                (keys[:, :, :size], values[:, :, :size]) for keys, values in row.memory.layers
             ]
             self._cache.fill(layers, self._cache.make_room([size], layers))
         self._look()
 
     def read_of(self, row: int) -> list[Pair]:
-        """A copy of the keys and values of one row, (heads, T, width) of each layer."""
+        """A copy of the keys and values of one row, (1, heads, T, width) of each layer."""
         columns = slice(self._cache.starts[row], self._cache.end)
         return [
-            (keys[row, :, columns].clone(), values[row, :, columns].clone())
+            (keys[row : row + 1, :, columns].clone(), values[row : row + 1, :, columns].clone())
             for keys, values in self._cache.rooms
         ]
 
@@ -183,14 +184,13 @@ class OpenStream:
 
 
 def read_suffixes(
-    forward: Forward, prefixes: Prefixes, rows: Sequence[Any], keep: int = 1
+    forward: Forward, prefixes: PrefixCache, rows: Sequence[Any], keep: int = 1
 ) -> tuple[Tensor, list[Pair]]:
     """Logits (n, keep, V), keys and values of rows with one prefix and as many tokens after it."""
     prefix = rows[0].prefix
-    assert prefix is not None
     layers = prefixes.layers(prefix, rows[0].x)
     size = len(prefix.rows)
-    prefixes.meter.tokens -= size * len(rows)
+    prefixes.tokens_read -= size * len(rows)
     return cached_suffix(forward, layers, torch.stack([row.x[size:] for row in rows]), keep)
 
 
@@ -209,14 +209,13 @@ class Batch:
     def __init__(
         self,
         forward: Forward,
-        prefixes: Prefixes,
+        prefixes: PrefixCache,
         stop_ids: Tensor,
         stop_strings: StopStrings,
         *,
         is_open: bool,
     ) -> None:
         self._forward, self.is_open, self._prefixes = forward, is_open, prefixes
-        self._meter = prefixes.meter
         self._stop_ids, self._stops = stop_ids, set(stop_ids.tolist())
         self._stop_strings = stop_strings
         self._stream: OpenStream | Stream | None = None
@@ -249,6 +248,8 @@ class Batch:
             if self.rows:
                 self._compact()
             self._stream = self._open
+            for row in rows:
+                row.read = 1 if row.resumes else row.read
             self._resuming += [row for row in rows if row.resumes]
             rows = [row for row in rows if not row.resumes]
             ordered = self._open.enter(rows) if rows else []
@@ -259,7 +260,7 @@ class Batch:
             self._stream = Stream(self._forward, [row.x for row in rows], tokens)
         self.rows += ordered
         self._live += len(ordered)
-        self._meter.tokens += sum(len(row.x) for row in rows)
+        self._prefixes.tokens_read += sum(len(row.x) for row in rows)
         self._sample(ordered)
 
     @torch.inference_mode()
@@ -285,7 +286,7 @@ class Batch:
         stream.advance(tokens)
         self.rows, self._resuming = self.rows + resuming, []
         self._live += len(resuming)
-        self._meter.tokens += self._live
+        self._prefixes.tokens_read += self._live
         if resuming:
             self._sample(resuming)
 
@@ -309,14 +310,14 @@ class Batch:
             [row.sampling for row in rows],
             [row.seed for row in rows],
             [row.prompt_ids for row in rows],
-            [row.never for row in rows],
+            [row.banned_token_ids for row in rows],
         )
 
     def _keep(self, number: int, row: Row) -> None:
         memory, row.memory = row.memory, None
         if memory is not None and row.prompt_ids:
             ids = [*row.prompt_ids, *row.ids]
-            self._prefixes.remember(memory, ids, self._open.read_of(number))
+            self._prefixes.keep(memory, ids, self._open.read_of(number))
 
     def _due(self) -> bool:
         """Whether a row may have come to its end."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from weakref import WeakSet
 
@@ -23,53 +23,31 @@ from tide.engines.local.kv_cache import Pair
 LEAST = 64
 
 
-@dataclass
-class Meter:
-    """tokens: how many the model has read so far."""
+@dataclass(eq=False)
+class Beginning:
+    """What was read of the beginnings of some requests; kept for as long as this lives.
 
-    tokens: int = 0
-
-
-class Prefix:
-    """Rows (P, d) that prompts begin with. What was read of them is kept for as long as this lives.
-
-    layers: keys and values of each layer, (1, heads, P, width); None while they are not kept.
+    rows: embeddings (P, d) that prompts begin with; None for token ids, which change. layers: of
+    each layer, keys and values (1, heads, n, width) of the first n tokens; None while not kept.
     """
 
-    def __init__(self, rows: Tensor) -> None:
-        self.rows = rows
-        self.layers: list[Pair] | None = None
-        self.used = 0
-
-    @property
-    def tokens(self) -> int:
-        """How many tokens' keys and values are kept."""
-        return 0 if self.layers is None else len(self.rows)
-
-    def begins(self, x: Tensor) -> bool:
-        """Whether (T, d) `x` begins with these rows, bit for bit, and goes on."""
-        size = len(self.rows)
-        if len(x) <= size or (x.dtype, x.device) != (self.rows.dtype, self.rows.device):
-            return False
-        # One row tells most prompts apart.
-        return torch.equal(x[size - 1], self.rows[-1]) and torch.equal(x[:size], self.rows)
-
-
-class RequestCache:
-    """What was read of a request: its token ids, and the keys and values of most of them.
-
-    layers: of each layer, (heads, n, width) for the first n of `ids`; None while nothing is kept.
-    """
-
-    def __init__(self) -> None:
-        self.ids: list[int] = []
-        self.layers: list[Pair] | None = None
-        self.used = 0
+    rows: Tensor | None = None
+    ids: list[int] = field(default_factory=list)
+    layers: list[Pair] | None = None
+    used: int = 0
 
     @property
     def tokens(self) -> int:
         """How many tokens' keys and values are kept."""
         return 0 if self.layers is None else self.layers[0][0].shape[-2]
+
+    def begins(self, x: Tensor) -> bool:
+        """Whether (T, d) `x` begins with the rows, bit for bit, and goes on."""
+        rows = self.rows
+        if rows is None or len(x) <= len(rows) or (x.dtype, x.device) != (rows.dtype, rows.device):
+            return False
+        # One row tells most prompts apart.
+        return torch.equal(x[len(rows) - 1], rows[-1]) and torch.equal(x[: len(rows)], rows)
 
     def reaches(self, ids: Sequence[int]) -> bool:
         """Whether it holds all of `ids` but the last."""
@@ -77,70 +55,70 @@ class RequestCache:
         return 0 < before <= self.tokens and self.ids[:before] == list(ids[:before])
 
 
-class Prefixes:
-    """The prefixes of the searches that are under way, and the memories.
+@dataclass(eq=False)
+class Handle:
+    """What requests carry. counted: whether the beginning was counted as read for one of them."""
 
-    tokens: capacity of the cache between calls, least recently used dropped first; 0: no cache.
-    `hold` and `memory` work from any thread, the rest belongs to the one that runs the model.
+    beginning: Beginning
+    counted: bool = False
+
+
+class PrefixCache:
+    """What was read of the beginnings of requests that are under way.
+
+    capacity: in tokens; those used longest ago are evicted. 0: nothing is kept. `handle` works from
+    any thread, the rest belongs to the one that runs the model. tokens_read: by the model, so far.
     """
 
-    def __init__(self, forward: Forward, tokens: int) -> None:
-        self._forward, self._tokens = forward, tokens
-        self._held: WeakSet[Prefix] = WeakSet()
-        self._memories: WeakSet[RequestCache] = WeakSet()
+    def __init__(self, forward: Forward, capacity: int) -> None:
+        self._forward, self._capacity = forward, capacity
+        self._beginnings: WeakSet[Beginning] = WeakSet()
         self._lock = threading.Lock()
         self._clock = count(1)
-        self.meter = Meter()
+        self.tokens_read = 0
 
-    def hold(self, rows: Tensor) -> Prefix | None:
-        """A handle for these (P, d) prefix rows; None where sharing does not pay."""
-        if len(rows) < LEAST or not self._tokens:
+    def handle(self, rows: Tensor | None) -> Handle | None:
+        """For requests that begin with these rows; without rows, that extend each other."""
+        if not self._capacity or (rows is not None and len(rows) < LEAST):
             return None
         with self._lock:
-            for held in self._held:
-                if len(held.rows) == len(rows) and torch.equal(held.rows, rows):
-                    return held
-            self._held.add(prefix := Prefix(rows))
-            return prefix
+            for known in self._beginnings:
+                if rows is not None and known.rows is not None and torch.equal(known.rows, rows):
+                    return Handle(known)
+            self._beginnings.add(beginning := Beginning(rows))
+            return Handle(beginning)
 
-    def memory(self) -> RequestCache | None:
-        """For what will be read of a request; None where nothing is kept."""
-        if not self._tokens:
-            return None
-        with self._lock:
-            self._memories.add(memory := RequestCache())
-        return memory
-
-    def remember(self, memory: RequestCache, ids: list[int], layers: list[Pair]) -> None:
+    def keep(self, beginning: Beginning, ids: list[int], layers: list[Pair]) -> None:
         """Keep what was read of these ids."""
-        memory.ids, memory.layers = ids, layers
-        memory.used = next(self._clock)
-        self._drop()
+        beginning.ids, beginning.layers = ids, layers
+        beginning.used = next(self._clock)
+        self._evict()
 
-    def layers(self, prefix: Prefix, like: Tensor) -> list[Pair]:
-        """Its keys and values, read if they are not kept; those used longest ago are dropped.
+    def layers(self, beginning: Beginning, like: Tensor) -> list[Pair]:
+        """Keys and values of rows, read if they are not kept.
 
         like: a tensor of the device and dtype of the model.
         """
-        prefix.used = next(self._clock)
-        if prefix.layers is None:
-            out = self._forward.read([prefix.rows.to(like.device, like.dtype)])
-            prefix.layers = [(layer.keys, layer.values) for layer in cache_in(out).layers]
-            self.meter.tokens += len(prefix.rows)
-        layers = prefix.layers
-        self._drop()
+        assert beginning.rows is not None
+        beginning.used = next(self._clock)
+        if beginning.layers is None:
+            out = self._forward.read([beginning.rows.to(like.device, like.dtype)])
+            beginning.layers = [(layer.keys, layer.values) for layer in cache_in(out).layers]
+            self.tokens_read += len(beginning.rows)
+        layers = beginning.layers
+        self._evict()
         return layers
 
-    def _drop(self) -> None:
-        """Evict the least recently used entries over capacity."""
+    def _evict(self) -> None:
+        """Drop what was used longest ago, beyond the capacity."""
         with self._lock:
-            held: list[Prefix | RequestCache] = [*self._held, *self._memories]
-        if sum(one.tokens for one in held) <= self._tokens:
+            known = list(self._beginnings)
+        if sum(one.tokens for one in known) <= self._capacity:
             return
         kept = 0
-        for one in sorted(held, key=lambda one: -one.used):
+        for one in sorted(known, key=lambda one: -one.used):
             kept += one.tokens
-            if kept > self._tokens:
+            if kept > self._capacity:
                 one.layers = None
 
 

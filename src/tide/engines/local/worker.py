@@ -17,11 +17,11 @@ from torch import Tensor
 
 from tide.core.concurrency import release_openmp_threads
 from tide.core.errors import CompletionError, EngineError, TideError, described
-from tide.engines.base import Piece
+from tide.engines.base import Likelihood
 from tide.engines.local.decode import Forward, StopStrings
 from tide.engines.local.open_batch import Batch, Row, read_suffixes, sharing
 from tide.engines.local.padding import left_pad, length_groups
-from tide.engines.local.prefixes import Prefix, Prefixes
+from tide.engines.local.prefixes import Beginning, PrefixCache
 
 # Rows are written with others of about their length: up to so many tokens, 4 times as many, ...
 _SHORT = 256
@@ -41,9 +41,10 @@ class Reading:
 
     x: Tensor
     ids: Sequence[int]
-    put: Callable[[Piece | Exception], None]
+    put: Callable[[Likelihood | Exception], None]
+    read: int
     priority: int = 0
-    prefix: Prefix | None = None
+    prefix: Beginning | None = None
     aborted: bool = False
 
 
@@ -58,7 +59,7 @@ class Worker:
     def __init__(
         self,
         forward: Forward,
-        prefixes: Prefixes,
+        prefixes: PrefixCache,
         stop_ids: Tensor,
         stop_strings: StopStrings,
         *,
@@ -108,7 +109,13 @@ class Worker:
             self._task = None
             release_openmp_threads()
             loop = asyncio.get_running_loop()
-            self._resting = loop.call_later(_REST, self._batches.clear)  # and their rooms
+            self._resting = loop.call_later(_REST, self._rest)
+
+    def _rest(self) -> None:
+        """Let the room of keys and values go."""
+        for batch in self._batches.values():
+            batch.remember()
+        self._batches.clear()
 
     @property
     def _busy(self) -> bool:
@@ -238,13 +245,13 @@ class Worker:
         else:
             out = self._forward.read([one.x for one in readings], keep=last + 1)
             logits = out.logits[:, -last - 1 :]
-        self._prefixes.meter.tokens += sum(len(one.x) for one in readings)
+        self._prefixes.tokens_read += sum(len(one.x) for one in readings)
         ids, _ = left_pad([torch.tensor(list(one.ids)) for one in readings])
         logits = logits[:, :-1].float()
         chosen = logits.gather(-1, ids.to(logits.device)[..., None])[..., 0]
         log_probs = (chosen - logits.logsumexp(dim=-1)).double()
         for one, row in zip(readings, log_probs, strict=True):
-            one.put(Piece((), "length", float(row[last - len(one.ids) :].mean())))
+            one.put(Likelihood(float(row[last - len(one.ids) :].mean()), one.read))
 
     # What fails.
 

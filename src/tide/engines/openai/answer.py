@@ -38,7 +38,7 @@ class StreamedAnswer:
 
     def __init__(self, request: Request, put: Callable[[Piece], None]) -> None:
         self.words: list[str] = []
-        self.held = [text_of((one,)) for one in request.never]
+        self.held = [text_of((one,)) for one in request.banned_token_ids]
         self.reason: FinishReason | None = None
         self._never = {same_word(word) for word in self.held}
         self._request, self._put = request, put
@@ -53,7 +53,7 @@ class StreamedAnswer:
 
     @property
     def left(self) -> int:
-        most = self._request.max_new_tokens - len(self.words)
+        most = self._request.sampling.max_new_tokens - len(self.words)
         return min(most, _DRAWN) if self._drawn and not self._whole else most
 
     def body(self, abilities: Abilities) -> dict[str, Any]:
@@ -111,7 +111,7 @@ class StreamedAnswer:
     def end(self, words: Sequence[str], reason: FinishReason) -> None:
         """The server wrote these last. Raises Held where that is too early."""
         drawn = bool(self._drawn) and reason == "length" and not self._whole
-        if drawn and len(self.words) + len(words) < self._request.max_new_tokens:
+        if drawn and len(self.words) + len(words) < self._request.sampling.max_new_tokens:
             # The last word may be half a word, and is written again; but something stays.
             self.take(words if len(words) == 1 else words[:-1])
             self._drawn = 0

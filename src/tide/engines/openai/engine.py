@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -60,7 +61,7 @@ class OpenAIEngine(Engine):
     InputError for options that cannot be used, and EngineError if no server can be.
     """
 
-    honours: ClassVar = frozenset({"min_new_tokens", "stop"})
+    capabilities: ClassVar = frozenset({"min_new_tokens", "stop"})
 
     @checked
     def __init__(
@@ -126,7 +127,7 @@ class OpenAIEngine(Engine):
         text.chat = chat
         return text
 
-    def goes_on(self, prompt: Sequence[int]) -> bool:
+    def supports_continuation(self, prompt: Sequence[int]) -> bool:
         """Not in a chat, where one of the servers begins a new message."""
         chat = bool(prompt) and isinstance(word_of(prompt[0]), Chat)
         return not chat or all(one.continued is not None for one in self._abilities.values())
@@ -134,17 +135,16 @@ class OpenAIEngine(Engine):
     # Writing.
 
     async def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
-        if request.scored:
-            raise InputError(f"engine {type(self).__name__}: tells no likelihoods")
-
         async def work(put: Callable[[Piece], None]) -> None:
             answer = StreamedAnswer(request, put)
             async with self._room:
                 await self.pool.run(1, lambda server: self._ask(server, answer))
 
+        read = len(request.prompt)
         async with aclosing(told(work)) as pieces:
             async for piece in pieces:
-                yield piece
+                yield replace(piece, read_tokens=read)
+                read = 0
 
     async def _ask(self, endpoint: Endpoint, answer: StreamedAnswer) -> None:
         """Let a server write on until the answer has its end. Another may take over from there."""
@@ -185,7 +185,7 @@ class OpenAIEngine(Engine):
         return not self.closed and self.pool.available
 
     @property
-    def abilities(self) -> str:
+    def capability_notes(self) -> str:
         """One line on what was found out."""
         (first, *_) = self._abilities.values()
         held = f"logit_bias ({first.held.name})" if first.held else "drawing again where they come"
