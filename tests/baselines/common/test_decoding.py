@@ -18,7 +18,7 @@ from tests.writing import completed
 from tide.baselines import REGISTRY, Baseline, load_baseline
 from tide.core.errors import InputError
 from tide.core.settings import Sampling
-from tide.engines.local.decode import Stream
+from tide.engines.local.stream import Stream
 
 PROMPTS = ["The weather", "Rain fell on the quiet town", "kind", "is fine is fine"]
 SEEDS = [3, 1, 4, 1]

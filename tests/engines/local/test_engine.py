@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,13 +12,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2LMHeadModel
 from tests.engines.test_base import calls_of_a_closed_engine
 from tests.models import CONFIGS, CONTEXT, ending_with, save_causal_lm, save_mamba
 from tests.writing import completed, likelihoods
+from tide.baselines.common.decoding import Writing, decode
 from tide.core.errors import CompletionError, EngineError, InputError
 from tide.core.settings import Sampling
 from tide.engines import Engine
-from tide.engines.local import decode as decoding
-from tide.engines.local.decode import Stream, Writing
+from tide.engines.local import sampler
+from tide.engines.local.batch import Batch, Lane
 from tide.engines.local.engine import TransformersEngine
-from tide.engines.local.open_batch import Batch
+from tide.engines.local.stream import Stream
 
 PROMPTS = [
     "The weather",
@@ -146,9 +147,9 @@ def test_batches_are_capped_and_change_nothing(
     small = TransformersEngine("pocket", max_batch=3)
     sizes = []
 
-    def step(self: Batch, step: Callable[[Batch], None] = Batch.step) -> None:
-        sizes.append(len(self))
-        step(self)
+    def step(self: Batch, lane: Lane, step: Any = Batch.step) -> None:
+        sizes.append(len(lane.under_way))
+        step(self, lane)
 
     monkeypatch.setattr(Batch, "step", step)
     written = complete(small, prompts, sampling, seeds)
@@ -192,17 +193,17 @@ def test_a_stop_token_ends_the_text(tmp_path: Path) -> None:
 def test_decoding_ends_once_every_row_has_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int
 ) -> None:
-    monkeypatch.setitem(decoding.CHECK_EVERY, "cpu", every)
+    monkeypatch.setitem(sampler.CHECK_EVERY, "cpu", every)
     engine = TransformersEngine(save_causal_lm(tmp_path, "gpt2"))
     (x,) = engine.embed(PROMPTS[:1])
     (whole,) = completed(engine, [x], GREEDY, [0])
-    writing = Writing(Stream(engine._forward, [x], 11))
+    writing = Writing(Stream(engine._forward, [x]))
     read: list[torch.Tensor] = []
     monkeypatch.setattr(
         writing, "advance", lambda ids: (read.append(ids), Writing.advance(writing, ids))
     )
     stop = whole.token_ids[:1]
-    assert decoding.decode(writing, [GREEDY], [0], torch.tensor(stop)) == [([*stop], "stop")]
+    assert decode(writing, [GREEDY], [0], torch.tensor(stop)) == [([*stop], "stop")]
     assert len(read) == every - 1
 
 

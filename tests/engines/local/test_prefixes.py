@@ -24,10 +24,10 @@ from tide import Detoxifier
 from tide.core.concurrency import gather
 from tide.core.settings import Sampling
 from tide.engines.base import Completion, Request
-from tide.engines.local import prefixes
-from tide.engines.local.decode import Forward
+from tide.engines.local import cache
+from tide.engines.local.cache import Handle, PrefixCache
 from tide.engines.local.engine import TransformersEngine, reads_alike
-from tide.engines.local.prefixes import Handle, PrefixCache
+from tide.engines.local.stream import Forward
 
 LEAST = 6
 LONG = "The weather today is fine and the people of this quiet town are kind. " * 6
@@ -51,7 +51,7 @@ def engine(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[TransformersEngine]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prefixes, "LEAST", LEAST)
+        patch.setattr(cache, "LEAST", LEAST)
         patch.setitem(CONFIGS, "gemma2-wide", KINDS["gemma2-wide"])
         yield TransformersEngine(save_causal_lm(tmp_path_factory.mktemp("lm"), request.param))
 
@@ -89,14 +89,14 @@ def likelihoods(engine: TransformersEngine, pairs: Any, held: Sequence[object]) 
 
 def alive(engine: TransformersEngine) -> int:
     gc.collect()
-    return len(engine._prefixes._beginnings)
+    return len(engine._cached)
 
 
 @contextmanager
 def bounds(engine: TransformersEngine, tokens: int, max_batch: int) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine._prefixes, "_capacity", tokens)
-        patch.setattr(engine._worker, "_max_batch", max_batch)
+        patch.setattr(engine._cached, "_capacity", tokens)
+        patch.setattr(engine._batch, "_max_batch", max_batch)
         yield
 
 
@@ -153,29 +153,27 @@ def test_sharing_changes_nothing(
         for _ in range(2):
             assert asked(engine, xs, each, all_held) == expected
             assert likelihoods(engine, pairs, first) == pytest.approx(plain, abs=1e-4)
-        kept = [prefix for prefix in engine._prefixes._beginnings if prefix.layers is not None]
+        kept = [prefix for prefix in engine._cached._beginnings if prefix.layers is not None]
         assert sum(len(prefix.rows) for prefix in kept) <= bound
 
 
-def test_which_models_share(engine: TransformersEngine, request: pytest.FixtureRequest) -> None:
-    """All of these but for windows that are shorter than the model's first trial reads."""
-    kind = request.node.callspec.params["engine"]
+def test_which_models_share(engine: TransformersEngine) -> None:
+    """All of these, whatever the windows of their layers."""
     (x, *_) = moved(engine, [*range(3, 33)], 3, 0)
     held = engine.prefix_cache(x[:-3])
     (written,) = asked(engine, [x], [Sampling(max_new_tokens=4)], [held])
     assert [written] == completed(engine, [x], Sampling(max_new_tokens=4), [0])
     assert held is not None
-    assert (held.beginning.layers is not None) == (kind != "gemma2")  # type: ignore[attr-defined]
-    # Rows beyond the windows of a model are read whole.
+    assert held.beginning.layers is not None  # type: ignore[attr-defined]
     (x, *_) = moved(engine, [*range(3, 43)], 3, 0)
     held = engine.prefix_cache(x[:-3])
     asked(engine, [x], [Sampling(max_new_tokens=4)], [held])
-    assert (held.beginning.layers is not None) == (not kind.startswith("gemma2"))  # type: ignore[attr-defined,union-attr]
+    assert held.beginning.layers is not None  # type: ignore[attr-defined,union-attr]
 
 
 @pytest.fixture
 def llama(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TransformersEngine:
-    monkeypatch.setattr(prefixes, "LEAST", LEAST)
+    monkeypatch.setattr(cache, "LEAST", LEAST)
     return TransformersEngine(save_causal_lm(tmp_path, "llama"), prefix_tokens=50)
 
 
@@ -249,14 +247,13 @@ def test_a_model_that_ignores_the_mask_neither_shares_nor_opens_its_batch(
     llama: TransformersEngine,
 ) -> None:
     class Deaf(Forward):
-        def __call__(self, mask: Tensor | None, positions: Tensor, **inputs: Any) -> Any:
-            return super().__call__(None, positions, **inputs)
+        def __call__(self, mask: Tensor | None, positions: Tensor, *cache: Any, **x: Any) -> Any:
+            return super().__call__(None, positions, *cache, **x)
 
     x = moved(llama, [*range(10, 40)], 4, 0)[0]
-    assert reads_alike(Forward(llama.model), x, 1 << 62)
-    assert not reads_alike(Forward(llama.model), x, len(x))
-    assert not reads_alike(Deaf(llama.model), x, 1 << 62)
-    assert PrefixCache(Deaf(llama.model), 0).handle(x) is None
+    assert reads_alike(Forward(llama.model), x)
+    assert not reads_alike(Deaf(llama.model), x)
+    assert PrefixCache(llama._read_rows, 0).handle(x) is None
 
 
 def test_prompts_that_leave_no_room_for_sharing_are_read_whole(llama: TransformersEngine) -> None:
@@ -281,7 +278,7 @@ class Strict:
         self.held: list[int] = []
 
     def score(self, texts: list[str]) -> list[float]:
-        self.held.append(len(self.engine._prefixes._beginnings))
+        self.held.append(len(self.engine._cached))
         return [float(len(self.held) <= self.calls)] * len(texts)
 
     def close(self) -> None:

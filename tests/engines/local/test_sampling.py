@@ -11,14 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from tide.core.settings import Sampling
-from tide.engines.local.sampling import (
-    _MANY,
-    _REACH,
-    NoiseKeys,
-    Sampler,
-    gumbel_noise,
-    keep_likely,
-)
+from tide.engines.local.sampler import _MANY, _REACH, NoiseKeys, Sampler, gumbel_noise, keep_likely
 
 CPU = torch.device("cpu")
 Rows = list[tuple[Sampling, int]]

@@ -19,7 +19,7 @@ from tests.models import VOCAB, ending_with, save_causal_lm
 from tests.writing import completed
 from tide.core.settings import Sampling
 from tide.engines.base import Completion
-from tide.engines.local import decode as decoding
+from tide.engines.local import sampler
 from tide.engines.local.engine import TransformersEngine
 
 PROMPTS = ["The weather", "Rain fell on the quiet town and the people", "kind", "is fine is"]
@@ -134,7 +134,8 @@ def test_stop_strings_as_generate(engine: TransformersEngine) -> None:
 def looking_every(engine: TransformersEngine, steps: int) -> Iterator[None]:
     """Let the engine look at what was drawn every so many steps, as it does on a GPU."""
     with pytest.MonkeyPatch.context() as patch, ending_with(engine, *engine.stop_ids.tolist()):
-        patch.setitem(decoding.CHECK_EVERY, "cpu", steps)  # read by batches that are made now
+        patch.setitem(sampler.CHECK_EVERY, "cpu", steps)
+        patch.setattr(engine._batch, "_check_every", steps)
         yield
 
 

@@ -16,8 +16,8 @@ from tests.writing import completed
 from tide.core.errors import CompletionError, EngineError
 from tide.core.settings import Sampling
 from tide.engines.base import Piece, Request
+from tide.engines.local.batch import Batch, Lane
 from tide.engines.local.engine import TransformersEngine
-from tide.engines.local.open_batch import Batch
 
 
 def sampling(tokens: int) -> Sampling:
@@ -30,19 +30,21 @@ class Watched:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.sizes: list[int] = []
         self.entered: list[list[int]] = []
-        self.before: Callable[[Batch], None] = lambda batch: None
+        self.before: Callable[[Lane], None] = lambda lane: None
 
-        def step(batch: Batch, step: Callable[[Batch], None] = Batch.step) -> None:
-            self.sizes.append(len(batch))
-            self.before(batch)
-            step(batch)
+        def step(batch: Batch, lane: Lane, step: Any = Batch.step) -> None:
+            self.sizes.append(len(lane.under_way))
+            self.before(lane)
+            step(batch, lane)
 
-        def enter(batch: Batch, rows: Sequence[Any], enter: Any = Batch.enter) -> None:
-            enter(batch, rows)
+        def prefill(
+            batch: Batch, lane: Lane, rows: Sequence[Any], prefill: Any = Batch.prefill
+        ) -> None:
+            prefill(batch, lane, rows)
             self.entered.append(sorted(row.priority for row in rows))
 
         patch.setattr(Batch, "step", step)
-        patch.setattr(Batch, "enter", enter)
+        patch.setattr(Batch, "prefill", prefill)
 
 
 @pytest.fixture
@@ -56,8 +58,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> TransformersEngine:
 
 
 def idle(engine: TransformersEngine) -> bool:
-    worker = engine._worker
-    return not (worker._readings or worker._waiting or any(map(len, worker._batches.values())))
+    return engine._batch.idle
 
 
 def test_the_lowest_priority_number_enters_first(

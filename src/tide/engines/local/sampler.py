@@ -8,8 +8,9 @@ their difference come from the model's probabilities alone (common random number
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,17 @@ import torch
 from torch import Tensor
 
 from tide.core.settings import Sampling
+
+# Steps between looks at whether all rows have stopped: each waits for the device to catch up.
+CHECK_EVERY = {"cpu": 1}
+CHECK_EVERY_ELSEWHERE = 4
+# Steps between looks at the texts: to read them costs about as much as a small model's step.
+LOOK_EVERY = 8
+
+# What rows of ids read as.
+Texts = Callable[[Sequence[Sequence[int]]], list[str]]
+# How many of the first ids it takes until their text is enough: see `Engine.fewest`.
+Fewest = Callable[[Sequence[int], Callable[[str], bool]], int]
 
 # Keys of a sequence made at once.
 _KEYS = 32
@@ -267,3 +279,24 @@ def _one_or_each(values: list[Any], device: torch.device) -> Any:
     if len(set(values)) <= 1:
         return values[0] if values else 1.0
     return torch.tensor(values, device=device)[:, None]
+
+
+class StopStrings:
+    """Finds the rows that have come to hold one of their stop strings, wherever its tokens part."""
+
+    def __init__(self, texts: Texts, fewest: Fewest) -> None:
+        self._texts, self._fewest = texts, fewest
+
+    def found(
+        self, samplings: Sequence[Sampling], ids: Sequence[Sequence[int]]
+    ) -> Iterator[tuple[int, int]]:
+        """The number of each row that holds one, and how many of its ids it took."""
+        rows = [row for row, own in enumerate(samplings) if own.stop]
+        texts = self._texts([ids[row] for row in rows]) if rows else []
+        for row, text in zip(rows, texts, strict=True):
+            if samplings[row].stop_in(text) is not None:
+                yield row, self._fewest(ids[row], partial(_holds, samplings[row]))
+
+
+def _holds(sampling: Sampling, text: str) -> bool:
+    return sampling.stop_in(text) is not None
