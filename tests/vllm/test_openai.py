@@ -85,8 +85,8 @@ def test_held_words_are_the_same_tokens(
     for _ in range(3):
         never = tuple(i for word in held for i in engine.tokenize([word])[0])
         found = [one.text for one in written(engine, prompts[:20], banned_token_ids=never)]
-        (abilities,) = engine._abilities.values()
-        assert abilities.held is not None
+        (server,) = engine._found.values()
+        assert server.banned is not None
         ids = tuple(asyncio.run(on_server(engine, held)))
         here = [one.text for one in written(chat_model, prompts[:20], banned_token_ids=ids)]
         assert found == here
@@ -96,9 +96,9 @@ def test_held_words_are_the_same_tokens(
 
 
 async def on_server(engine: OpenAIEngine, words: list[str]) -> list[int]:
-    (abilities,) = engine._abilities.values()
-    assert abilities.held is not None
-    return await engine.home.call(abilities.held.ids, words)
+    (server,) = engine._found.values()
+    assert server.banned is not None
+    return await engine.home.call(server.banned.ids, words)
 
 
 def test_a_chat_goes_on(engine: OpenAIEngine, chat_model: TransformersEngine) -> None:

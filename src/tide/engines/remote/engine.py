@@ -35,21 +35,24 @@ from tide.engines.base import (
 )
 from tide.engines.checkpoint import read_vocabulary, source_of
 from tide.engines.embedding_table import EmbeddingEngine
-from tide.engines.equivalence import PROBES, FirstToken, difference, scaled_probes
 from tide.engines.remote.pool import Endpoint, EndpointPool, EndpointRefused
 from tide.engines.remote.protocol import (
     NEUTRAL,
     NEVER,
     OLDEST,
+    PROBES,
     Choice,
     CompletionResponse,
     Event,
+    FirstToken,
     ServedModel,
     ServedModels,
     ServerVersion,
+    difference,
     encode,
     is_older,
     mean_log_prob,
+    scaled_probes,
     without_end,
 )
 from tide.plugins.options import checked
