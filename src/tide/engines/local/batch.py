@@ -107,15 +107,28 @@ class Row:
 
 @dataclass(eq=False)
 class Reading:
-    """Asks how likely the last `ids` of the rows `x` (T, d) are after what is before them."""
+    """Asks how likely the last `ids` of the rows `x` (T, d) are after what is before them.
+
+    shared, read: as of a `Row`.
+    """
 
     x: Tensor
     ids: Sequence[int]
-    put: Callable[[Likelihood | Exception], None]
+    shared: Beginning | None
     read: int
-    priority: int = 0
-    shared: Beginning | None = None
-    aborted: bool = False
+    found: asyncio.Future[Likelihood]
+
+    @property
+    def aborted(self) -> bool:
+        return self.found.done()
+
+    def put(self, found: Likelihood | Exception) -> None:
+        if self.aborted:
+            return
+        if isinstance(found, Exception):
+            self.found.set_exception(found)
+        else:
+            self.found.set_result(found)
 
 
 class Lane:
@@ -464,6 +477,7 @@ class Batch:
         lane.sampler.keep(order)
         return order
 
+    @torch.inference_mode()
     def _keep(self, lane: Lane) -> None:
         """Keep what was read of rows that nobody wants more of, where a later one may need it."""
         for number, row in enumerate(lane.rows):
