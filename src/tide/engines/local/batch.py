@@ -43,6 +43,8 @@ _SHARE, _STEPS = 4, 6
 _TOKENS = 1 << 15
 # Rows that have ended stay in a lane until they are so many, or others come.
 _GONE = 8
+# oneDNN compiles for each number of rows anew: that costs more than to read some that mean nothing.
+_MULTIPLE = 8
 # Turns of the loop between two steps: each takes some microseconds.
 _TURNS = 3
 # Seconds without work after which the memory of keys and values is let go.
@@ -145,7 +147,7 @@ class Lane:
 
     def clear(self) -> None:
         """Let go of all rows, and of the memory of their keys and values."""
-        self.stream = Stream(self._forward)
+        self.stream = Stream(self._forward, multiple=_MULTIPLE)
         self.sampler = Sampler(self._stop_ids.device, self._stop_ids)
         self.rows: list[Row] = []
         self.resuming: list[tuple[Row, list[Pair]]] = []

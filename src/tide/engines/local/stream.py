@@ -126,15 +126,21 @@ class Stream:
 
     Of a model that is not `plain`, all enter at once. logits: (B, V), for the token that follows
     what was read. together: read all rows in one pass anywhere; else, on the CPU, those of similar
-    length are: a GPU has arithmetic to spare for the padding.
+    length are: a GPU has arithmetic to spare for the padding. multiple: the model reads a multiple
+    of so many rows.
     """
 
     def __init__(
-        self, forward: Forward, rows: Sequence[Tensor] = (), *, together: bool = False
+        self,
+        forward: Forward,
+        rows: Sequence[Tensor] = (),
+        *,
+        together: bool = False,
+        multiple: int = 1,
     ) -> None:
         self._forward, self._together = forward, together
         self._own: Any = None  # the cache of a model that is not plain
-        self._cache = KeyValueCache()
+        self._cache = KeyValueCache(multiple)
         self.logits = torch.empty(0)
         if rows:
             self.enter(rows)
