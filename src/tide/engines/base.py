@@ -560,7 +560,7 @@ class Engine(ABC):
 
     def _cut(self, completion: Completion, text: str) -> Completion:
         ids = completion.token_ids
-        count = self.fewest(ids, lambda held: held.startswith(text))
+        count = self.fewest(ids, lambda enough: enough.startswith(text))
         return Completion(text, ids[:count], "stop")
 
     def _check_piece(self, piece: Piece, written: int, request: Request) -> None:

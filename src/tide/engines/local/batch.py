@@ -473,7 +473,7 @@ class Batch:
         gone = [i for i, row in enumerate(lane.rows) if row.aborted]
         for i in gone:
             if lane.rows[i].broken:
-                lane.stream.wipe(i)
+                lane.stream.cache.wipe(i)
         order = lane.stream.leave(gone)
         lane.rows = [lane.rows[i] for i in order]
         lane.sampler.keep(order)
@@ -485,7 +485,7 @@ class Batch:
         for number, row in enumerate(lane.rows):
             if row.aborted and row.own is not None and not row.broken:
                 beginning, row.own = row.own, None
-                layers = lane.stream.read_of(number)
+                layers = lane.stream.cache.copy(number)
                 self._prefix_cache.keep(beginning, [*row.prompt_ids, *row.ids], layers)
 
     def _fail_all(self, error: EngineError) -> None:

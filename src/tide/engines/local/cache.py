@@ -137,7 +137,7 @@ class KeyValueCache:
         self.end += 1
 
     def wipe(self, row: int) -> None:
-        """Let a row hold zeros."""
+        """Forget what may not be finite, before a row leaves: masking does not remove NaN."""
         for store in self.stores:
             for part in store:
                 part[row] = 0
@@ -184,8 +184,8 @@ class KeyValueCache:
         if self.count:
             for store, source in zip(self.stores, before, strict=True):
                 for part, states in zip(store, source, strict=True):
-                    held = states[: self.count, :, old]
-                    part[: self.count, :, new] = held.clone() if fits else held
+                    kept = states[: self.count, :, old]
+                    part[: self.count, :, new] = kept.clone() if fits else kept
         self.low, self.end = self.low + shift, end
         self.starts = [start + shift for start in self.starts]
 

@@ -153,9 +153,11 @@ class RemoteEngine(EmbeddingEngine):
     async def _parts(self, endpoint: Endpoint, request: Request) -> AsyncGenerator[Piece, None]:
         body = self._body(request) | self._prompts([request])
         body |= {"stream": True, "stream_interval": request.piece_tokens}
-        full = NEUTRAL | body | {"model": self._served[endpoint.url].id, "return_token_ids": True}
+        full = self._full(endpoint, body)
         limit = MIB + 1024 * (request.sampling.max_new_tokens + len(request.prompt))
-        events = self.pool.stream(endpoint, "/v1/completions", Event, full, limit=limit)
+        events = self.pool.stream(
+            endpoint, "/v1/completions", Event, self._full(endpoint, body), limit=limit
+        )
         count = 0
         async with aclosing(events):
             async for event in events:
@@ -236,6 +238,9 @@ class RemoteEngine(EmbeddingEngine):
             body["logit_bias"] = {str(token): NEVER for token in request.banned_token_ids}
         return body
 
+    def _full(self, endpoint: Endpoint, body: dict[str, Any]) -> dict[str, Any]:
+        return NEUTRAL | body | {"model": self._served[endpoint.url].id, "return_token_ids": True}
+
     def _prompts(self, requests: Sequence[Request]) -> dict[str, Any]:
         """The prompts of requests that are alike: all of them are ids, or none is."""
         prompts = [request.prompt for request in requests]
@@ -280,12 +285,11 @@ class RemoteEngine(EmbeddingEngine):
 
     async def _ask(self, endpoint: Endpoint, body: dict[str, Any], count: int) -> list[Choice]:
         """One request: what `endpoint` wrote after each of its `count` prompts."""
-        full = NEUTRAL | body | {"model": self._served[endpoint.url].id, "return_token_ids": True}
         # Some hundred bytes for each token that is written or read, and a few for each embedding.
         tokens = count * body["max_tokens"] + sum(map(len, body.get("prompt", ())))
         limit = MIB + 1024 * tokens + sum(map(len, body.get("prompt_embeds", ()))) // 64
         answer = await self.pool.request(
-            endpoint, "/v1/completions", CompletionResponse, full, limit=limit
+            endpoint, "/v1/completions", CompletionResponse, self._full(endpoint, body), limit=limit
         )
         choices = sorted(answer.choices, key=lambda choice: choice.index)
         if [choice.index for choice in choices] != list(range(count)):
