@@ -155,9 +155,7 @@ class RemoteEngine(EmbeddingEngine):
         body |= {"stream": True, "stream_interval": request.piece_tokens}
         full = self._full(endpoint, body)
         limit = MIB + 1024 * (request.sampling.max_new_tokens + len(request.prompt))
-        events = self.pool.stream(
-            endpoint, "/v1/completions", Event, self._full(endpoint, body), limit=limit
-        )
+        events = self.pool.stream(endpoint, "/v1/completions", Event, full, limit=limit)
         count = 0
         async with aclosing(events):
             async for event in events:
