@@ -266,7 +266,7 @@ class Answer:
                     ended = piece.finish_reason
                     self._ids += piece.token_ids
                     self._costs.generated += len(piece.token_ids)
-                    self._costs.read += piece.read_tokens
+                    self._costs.read += piece.read_tokens or 0
                     (texts,) = self._engine.token_texts([self._ids[settled:]])
                     watch.texts[settled:] = texts
                     ended = self._stopped() or ended

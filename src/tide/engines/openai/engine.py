@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -141,11 +140,9 @@ class OpenAIEngine(Engine):
             async with self._capacity:
                 await self.pool.run(1, lambda server: self._ask(server, answer))
 
-        read = len(request.prompt)
         async with aclosing(told(work)) as pieces:
             async for piece in pieces:
-                yield replace(piece, read_tokens=read)
-                read = 0
+                yield piece
 
     async def _ask(self, endpoint: Endpoint, answer: StreamedAnswer) -> None:
         """Let a server write on until the answer has its end. Another may take over from there."""

@@ -13,7 +13,6 @@ import asyncio
 import math
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -144,11 +143,9 @@ class RemoteEngine(EmbeddingEngine):
 
             await self.pool.run(1, ask)
 
-        read = len(request.prompt)
         async with aclosing(told(work)) as pieces:
             async for piece in pieces:
-                yield replace(piece, read_tokens=read)
-                read = 0
+                yield piece
 
     async def _parts(self, endpoint: Endpoint, request: Request) -> AsyncGenerator[Piece, None]:
         body = self._body(request) | self._prompts([request])
@@ -310,7 +307,7 @@ class RemoteEngine(EmbeddingEngine):
             self.completions([(ids, reason)], [request.sampling])
         except EngineError as error:  # ids that cannot be read
             raise ServerFailed(str(error)) from None
-        return Piece(ids, reason, len(request.prompt))
+        return Piece(ids, reason)
 
     async def _admit(self, endpoint: Endpoint) -> None:
         """Look at a server before it is used: its version, its model, and what it writes."""
