@@ -267,7 +267,11 @@ class Engine(ABC):
         if isinstance(prompt, Chat):
             return self.render(prompt)
         if not isinstance(prompt, str):
-            raise InputError(_not_a_text(prompt))
+            given: Any = prompt  # callers may not check types
+            kind, way = type(prompt).__name__, "detox.chat answers messages"
+            if isinstance(given, list | tuple) and all(isinstance(one, str) for one in given):
+                kind, way = f"{kind} of texts", "Detoxifier.batch and .map take several"
+            raise InputError(f"expected a text, got {kind}; {way}")
         if (place := half_character(prompt)) is not None:
             raise InputError(f"invalid Unicode: lone surrogate at index {place}")
         if not prompt.strip():
@@ -607,10 +611,3 @@ def float_dtype(name: str) -> torch.dtype:
         raise InputError(f"dtype: must be 'auto', {', '.join(map(repr, _DTYPES))} (got {name!r})")
     dtype: torch.dtype = getattr(torch, name)
     return dtype
-
-
-def _not_a_text(given: object) -> str:
-    kind, way = type(given).__name__, "detox.chat answers messages"
-    if isinstance(given, list | tuple) and all(isinstance(one, str) for one in given):
-        kind, way = f"{kind} of texts", "Detoxifier.batch and .map take several"
-    return f"expected a text, got {kind}; {way}"

@@ -102,7 +102,9 @@ class RemoteEngine(EmbeddingEngine):
         code: dict[str, Any] = {"trust_remote_code": trust_remote_code}
         with guarded(EngineError, f"model {self.name}: cannot be loaded"):
             config = read_config(self._source, **code)
-            self.dtype = _dtype(dtype, config)
+            named = getattr(config.get_text_config(), "dtype", None)
+            own = named if isinstance(named, torch.dtype) else torch.float32
+            self.dtype = own if dtype == "auto" else float_dtype(dtype)
             vocabulary = read_vocabulary(self._source, config, self.dtype, **code)
             super().__init__(*vocabulary, config)
         self.context_length = None
@@ -352,13 +354,6 @@ class RemoteEngine(EmbeddingEngine):
         if any(choice.logprobs is None for choice in choices):
             raise ServerFailed("answered without log-probabilities")
         return [(c.token_ids[0], c.logprobs.token_logprobs[0]) for c in choices if c.logprobs]
-
-
-def _dtype(name: str, config: Any) -> torch.dtype:
-    if name != "auto":
-        return float_dtype(name)
-    dtype = getattr(config.get_text_config(), "dtype", None)
-    return dtype if isinstance(dtype, torch.dtype) else torch.float32
 
 
 def _alike(requests: Sequence[Request]) -> list[list[int]]:
