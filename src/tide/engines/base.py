@@ -266,8 +266,8 @@ class Engine(ABC):
         """The text to complete for `prompt`. Raises InputError if invalid."""
         if isinstance(prompt, Chat):
             return self.render(prompt)
-        if not isinstance(prompt, str):
-            given: Any = prompt  # callers may not check types
+        given: Any = prompt  # callers may not check types
+        if not isinstance(given, str):
             kind, way = type(prompt).__name__, "detox.chat answers messages"
             if isinstance(given, list | tuple) and all(isinstance(one, str) for one in given):
                 kind, way = f"{kind} of texts", "Detoxifier.batch and .map take several"
