@@ -66,7 +66,7 @@ def test_a_fork_reads_every_candidate(engine: TransformersEngine) -> None:
     stream = stream_of(engine, rows)
     for step in range(2):
         candidates = (torch.arange(12) * 11 + step).view(4, 3)
-        stream.fork(3)
+        stream.select([row for row in range(4) for _ in range(3)])
         stream.advance(candidates.flatten())
         forked = [[*rows[i], int(token)] for i in range(4) for token in candidates[i]]
         assert close(stream.logits, from_scratch(engine, forked))

@@ -109,10 +109,7 @@ class Row:
 
 @dataclass(eq=False)
 class Reading:
-    """Asks how likely the last `ids` of the rows `x` (T, d) are after what is before them.
-
-    shared, read: as of a `Row`.
-    """
+    """Asks how likely the last `ids` of `x` (T, d) are. shared, read: as of a `Row`."""
 
     x: Tensor
     ids: Sequence[int]

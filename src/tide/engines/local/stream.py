@@ -195,10 +195,6 @@ class Stream:
         self.select(order)
         return order
 
-    def fork(self, times: int) -> None:
-        """Let each row stand `times` times, beside each other."""
-        self.select([row for row in range(len(self)) for _ in range(times)])
-
     def select(self, rows: Sequence[int]) -> None:
         """Go on with these rows, by their numbers, in this order; some may stand several times."""
         if self._own is not None:
