@@ -73,7 +73,12 @@ _FORMER = {
 
 Model = Annotated[
     str,
-    option("Model", "Language model: a folder or hub id, or 'pocket' (bundled).", "--model", "-m"),
+    option(
+        "Model",
+        "Language model: a folder, hub id or GGUF file; pocket (bundled), smollm2 or gemma3-270m.",
+        "--model",
+        "-m",
+    ),
 ]
 Scorer = Annotated[
     str,

@@ -42,7 +42,8 @@ class Detoxifier(DetoxifierBase):
         result.text, result.toxicity, result.accepted, result.trace
 
     Args:
-        model: A folder, a hub id, a bundled model ("pocket", "pocket-chat"), or an `Engine`.
+        model: A folder, a hub id, a GGUF file, a bundled model ("pocket", "pocket-chat"), one that
+            comes as a package ("smollm2", "gemma3-270m"), or an `Engine`.
         scorer: A spec, a `Scorer`, or a function from a list of texts to scores in [0, 1].
         engine: What runs `model`: "transformers", "vllm", "remote" or "openai".
         preset: Settings to start from: a name, a file that `tide tune` wrote, or "auto":
