@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from tide.core.concurrency import HomeLoop, Mailbox, gather
+from tide.core.concurrency import Portal, Mailbox, gather
 from tide.core.errors import EngineError, InputError, guarded
 
 
 @pytest.fixture
-def home() -> Iterator[HomeLoop]:
-    home = HomeLoop("tide test")
-    yield home
-    home.close()
+def portal() -> Iterator[Portal]:
+    portal = Portal("tide test")
+    yield portal
+    portal.close()
     assert "tide test" not in [thread.name for thread in threading.enumerate()]
 
 
@@ -57,49 +57,49 @@ async def fail(error: BaseException) -> None:
     raise error
 
 
-# HomeLoop
+# Portal
 
 
-def test_work_runs_in_the_loops_own_thread(home: HomeLoop) -> None:
+def test_work_runs_in_the_loops_own_thread(portal: Portal) -> None:
     work = Work()
-    assert home.run(work, 0) == "done"
+    assert portal.run(work, 0) == "done"
     assert work.thread is not threading.current_thread()
-    assert not home.is_current
+    assert not portal.is_current
 
     async def inside() -> bool:
-        return home.is_current
+        return portal.is_current
 
     async def elsewhere() -> tuple[str, bool]:
-        return await home.call(work, 0), await home.call(inside)
+        return await portal.call(work, 0), await portal.call(inside)
 
     assert asyncio.run(elsewhere()) == ("done", True)
 
 
-def test_what_fails_fails_in_its_caller_alone(home: HomeLoop) -> None:
+def test_what_fails_fails_in_its_caller_alone(portal: Portal) -> None:
     other = Work()
-    future = home.start(other, 0.2)
+    future = portal.start(other, 0.2)
     with pytest.raises(InputError, match="no such thing"):
-        home.run(fail, InputError("no such thing"))
+        portal.run(fail, InputError("no such thing"))
     with pytest.raises(ZeroDivisionError):
-        asyncio.run(home.call(fail, ZeroDivisionError()))
+        asyncio.run(portal.call(fail, ZeroDivisionError()))
     assert future.result(5) == "done"
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3), GeneratorExit()])
 def test_what_would_end_the_thread_ends_its_call_alone(
-    home: HomeLoop, error: BaseException
+    portal: Portal, error: BaseException
 ) -> None:
     other = Work()
-    future = home.start(other, 0.2)
+    future = portal.start(other, 0.2)
     with pytest.raises(EngineError, match=f"the work failed: {type(error).__name__}"):
-        home.run(fail, error)
+        portal.run(fail, error)
     assert future.result(5) == "done"
-    assert home.run(Work(), 0) == "done"
+    assert portal.run(Work(), 0) == "done"
 
 
-def test_cancelling_a_future_cancels_the_work(home: HomeLoop) -> None:
+def test_cancelling_a_future_cancels_the_work(portal: Portal) -> None:
     work = Work()
-    future = home.start(work)
+    future = portal.start(work)
     assert work.began.wait(5)
     assert future.cancel()
     assert work.ended.wait(1)
@@ -110,19 +110,19 @@ def test_cancelling_a_future_cancels_the_work(home: HomeLoop) -> None:
     async def block() -> None:
         busy.wait(5)
 
-    home.start(block)
-    waiting = home.start(late)
+    portal.start(block)
+    waiting = portal.start(late)
     assert waiting.cancel()
     busy.set()
-    assert home.run(Work(), 0) == "done"
+    assert portal.run(Work(), 0) == "done"
     assert not late.began.is_set()
 
 
-def test_a_caller_that_is_cancelled_takes_its_work_with_it(home: HomeLoop) -> None:
+def test_a_caller_that_is_cancelled_takes_its_work_with_it(portal: Portal) -> None:
     work = Work()
 
     async def ask() -> None:
-        await asyncio.wait_for(home.call(work), 0.05)
+        await asyncio.wait_for(portal.call(work), 0.05)
 
     with pytest.raises((TimeoutError, asyncio.TimeoutError)):
         asyncio.run(ask())
@@ -132,22 +132,22 @@ def test_a_caller_that_is_cancelled_takes_its_work_with_it(home: HomeLoop) -> No
 
 @pytest.mark.parametrize("wait", [True, False])
 def test_closing_ends_what_is_under_way(wait: bool) -> None:
-    home, works = HomeLoop("tide closing"), [Work(), Work()]
-    futures = [home.start(work) for work in works]
+    portal, works = Portal("tide closing"), [Work(), Work()]
+    futures = [portal.start(work) for work in works]
     assert all(work.began.wait(5) for work in works)
-    home.close(wait=wait)
-    home.close()
+    portal.close(wait=wait)
+    portal.close()
     for work, future in zip(works, futures, strict=True):
         with pytest.raises(EngineError, match="the engine was closed"):
             future.result(1)
         assert work.ended.is_set()
     wait_until(lambda: "tide closing" not in [thread.name for thread in threading.enumerate()])
     with pytest.raises(EngineError, match="closed; make a new one"):
-        home.run(Work(), 0)
+        portal.run(Work(), 0)
 
 
 def test_what_begins_while_the_loop_closes_is_refused() -> None:
-    home = HomeLoop("test")
+    portal = Portal("test")
     closing, go = threading.Event(), threading.Event()
     kept = []
 
@@ -163,44 +163,44 @@ def test_what_begins_while_the_loop_closes_is_refused() -> None:
         kept.append(hold())  # left open: the loop shuts it down
         await anext(kept[0])
 
-    home.run(keep)
-    home.close(wait=False)
+    portal.run(keep)
+    portal.close(wait=False)
     assert closing.wait(10)
 
     async def read() -> list[int]:
-        return [item async for item in home.iterate(hold)]
+        return [item async for item in portal.iterate(hold)]
 
     threading.Timer(0.2, go.set).start()
     with pytest.raises(EngineError, match="closed"):
         asyncio.run(read())
-    home.close()
+    portal.close()
 
 
 def test_a_loop_may_be_closed_by_its_own_work() -> None:
-    home = HomeLoop("tide own end")
+    portal = Portal("tide own end")
 
     async def close() -> None:
-        home.close()
+        portal.close()
 
-    home.run(close)
+    portal.run(close)
     wait_until(lambda: "tide own end" not in [t.name for t in threading.enumerate()])
 
 
-def test_what_is_iterated_elsewhere_comes_in_order(home: HomeLoop) -> None:
+def test_what_is_iterated_elsewhere_comes_in_order(portal: Portal) -> None:
     async def count(most: int) -> AsyncGenerator[int, None]:
-        assert home.is_current
+        assert portal.is_current
         for number in range(most):
             yield number
             if number % 3 == 0:
                 await asyncio.sleep(0)
 
     async def read() -> list[int]:
-        return [number async for number in home.iterate(count, 50)]
+        return [number async for number in portal.iterate(count, 50)]
 
     assert asyncio.run(read()) == [*range(50)]
 
 
-def test_what_fails_while_it_is_iterated_is_raised_after_what_came_before(home: HomeLoop) -> None:
+def test_what_fails_while_it_is_iterated_is_raised_after_what_came_before(portal: Portal) -> None:
     async def broken() -> AsyncGenerator[int, None]:
         yield 1
         yield 2
@@ -209,7 +209,7 @@ def test_what_fails_while_it_is_iterated_is_raised_after_what_came_before(home: 
     seen: list[int] = []
 
     async def read() -> None:
-        async for number in home.iterate(broken):
+        async for number in portal.iterate(broken):
             seen.append(number)
 
     with pytest.raises(InputError, match="no third one"):
@@ -217,7 +217,7 @@ def test_what_fails_while_it_is_iterated_is_raised_after_what_came_before(home: 
     assert seen == [1, 2]
 
 
-def test_an_iterator_that_is_left_ends_its_generator(home: HomeLoop) -> None:
+def test_an_iterator_that_is_left_ends_its_generator(portal: Portal) -> None:
     ended = threading.Event()
 
     async def forever() -> AsyncGenerator[int, None]:
@@ -231,7 +231,7 @@ def test_an_iterator_that_is_left_ends_its_generator(home: HomeLoop) -> None:
             ended.set()
 
     async def read() -> None:
-        items = home.iterate(forever)
+        items = portal.iterate(forever)
         async for number in items:
             if number == 3:
                 break
@@ -382,13 +382,13 @@ def test_what_ends_the_work_from_outside_passes_where_it_is_awaited() -> None:
         raise KeyboardInterrupt
 
 
-def test_ctrl_c_of_foreign_code_in_another_thread_is_its_own_fault(home: HomeLoop) -> None:
+def test_ctrl_c_of_foreign_code_in_another_thread_is_its_own_fault(portal: Portal) -> None:
     async def work() -> None:
         with guarded(EngineError, "model m: writing failed", awaits=True):
             raise KeyboardInterrupt
 
     with pytest.raises(EngineError, match="model m: writing failed: KeyboardInterrupt"):
-        home.run(work)
+        portal.run(work)
 
 
 def test_the_text_of_an_error_is_made_when_it_is_needed() -> None:

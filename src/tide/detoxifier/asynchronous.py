@@ -81,7 +81,7 @@ class AsyncDetoxifier(DetoxifierBase):
         return AsyncTextStream(texts, future)
 
     def _started(self, answer: Callable[[], Awaitable[Result]]) -> Future[Result]:
-        future = self.engine.home.start(answer)
+        future = self.engine.portal.start(answer)
         self._under_way.add(future)
         future.add_done_callback(self._under_way.discard)
         return future

@@ -118,7 +118,7 @@ class Detoxifier(DetoxifierBase):
         settings, strategy = self._resolve(self._for_stream(overrides))
         runtime, texts = Runtime(self.engine, self.scorer), SimpleQueue[str | None]()
         answer = runtime.answering(prompt, settings, strategy, 0, [0], on_text=texts.put)
-        future = self.engine.home.start(answer)
+        future = self.engine.portal.start(answer)
 
         def ended(_: object) -> None:
             texts.put(None)
@@ -230,7 +230,7 @@ class Detoxifier(DetoxifierBase):
         self, prompts: Iterable[str | Chat], settings: Any, strategy: Any, trials: Sequence[int]
     ) -> Iterator[tuple[int, _Outcome]]:
         """The number and the outcome of each prompt as it ends."""
-        home, entering = self.engine.home, iter(enumerate(prompts))
+        home, entering = self.engine.portal, iter(enumerate(prompts))
         most = max(1, _AHEAD * self.engine.max_batch // len(trials))
         under_way: dict[int, Future[Result]] = {}
         ended: SimpleQueue[int] = SimpleQueue()
