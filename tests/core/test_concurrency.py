@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tide.core.concurrency import Portal, Mailbox, gather
+from tide.core.concurrency import Mailbox, Portal, gather
 from tide.core.errors import EngineError, InputError, guarded
 
 

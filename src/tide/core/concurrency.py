@@ -172,9 +172,7 @@ class Portal:
                 future.set_result(result)
 
 
-def portal_of(
-    owner: object, kind: str = "engine", error: type[TideError] = EngineError
-) -> Portal:
+def portal_of(owner: object, kind: str = "engine", error: type[TideError] = EngineError) -> Portal:
     """The portal of an object, made when it is first asked for; it ends with the object."""
     found: Portal | None = vars(owner).get("_portal")
     if found is None:
