@@ -19,7 +19,7 @@ from tide.engines import REGISTRY as ENGINES
 from tide.engines import Engine, load_engine
 from tide.runtime.answer import Runtime, check_length
 from tide.runtime.search import check_strategy
-from tide.scorers import Scorer, load_scorer
+from tide.scorers import AsyncScorer, Scorer, load_scorer
 from tide.search import LoadedStrategy, load_strategy, resolve_settings
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class DetoxifierBase:
         self,
         model: str | Path | Engine = "pocket",
         *,
-        scorer: str | Scorer | Callable[[list[str]], Any] = "pocket",
+        scorer: str | Scorer | AsyncScorer | Callable[[list[str]], Any] = "pocket",
         engine: str = "transformers",
         preset: str | Path = "auto",
         settings: Settings | None = None,

@@ -41,7 +41,8 @@ class Detoxifier(DetoxifierBase):
 
     Args:
         model: A folder, a hub id, a bundled model ("pocket", "pocket-chat"), or an `Engine`.
-        scorer: A spec, a `Scorer`, or a function from a list of texts to scores in [0, 1].
+        scorer: A spec, a `Scorer`, or a function from a list of texts to scores in [0, 1];
+            they may be asynchronous.
         engine: What runs `model`: "transformers", "vllm", "remote" or "openai".
         preset: Settings to start from: a name, a file that `tide tune` wrote, or "auto":
             "backtrack", or for another strategy the step sizes of the model's name.

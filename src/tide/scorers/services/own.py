@@ -17,7 +17,7 @@ _Parsed = TypeVar("_Parsed", bound=BaseModel)
 _USUAL = {"concurrency": 8, "timeout": 60.0}
 
 
-class OwnServerScorer(RemoteScorer):
+class SelfHostedScorer(RemoteScorer):
     """Base of scorers whose server is given by its address.
 
     family: the name that environment variables begin with: FAMILY_API_KEY holds the key (sent as a
