@@ -406,37 +406,66 @@ def test_the_text_of_an_error_is_made_when_it_is_needed() -> None:
 
 
 FORKED = """
-import os, sys, warnings
+import asyncio, os, signal, threading, warnings
 import tide
+from tide.detoxifier.asynchronous import AsyncDetoxifier
 from tide.engines import ScriptedEngine
+from tide.scorers import load_scorer, score_texts
 
 warnings.simplefilter("ignore")  # of newer Pythons, about the fork
 def made(word):
     engine = ScriptedEngine(lambda x, seed: word)
     return tide.Detoxifier(engine, scorer=lambda texts: [0.0] * len(texts))
 
-detox = made("word")
+async def low(texts):
+    return [0.0] * len(texts)
+
+async def streamed():
+    return [text async for text in asynchronous.stream("x")]
+
+detox, scorer = made("word"), load_scorer(low)
+engine = detox.engine
+asynchronous = AsyncDetoxifier(engine, scorer=scorer)
 detox("before")
+asyncio.run(asynchronous("before"))
+
+going = True
+def keep_busy():
+    while going:
+        detox("meanwhile")
+thread = threading.Thread(target=keep_busy)
+thread.start()
 if (child := os.fork()) == 0:
-    ways = [lambda: detox("x"), lambda: list(detox.map(["x"])), lambda: list(detox.stream("x"))]
+    signal.alarm(30)  # instead of a hang
+    ways = [
+        lambda: detox("x"), lambda: list(detox.map(["x"])), lambda: list(detox.stream("x")),
+        lambda: detox.check(["x"]), lambda: asyncio.run(asynchronous("x")),
+        lambda: asyncio.run(streamed()), lambda: engine.tokenize(["x"]),
+        lambda: engine.complete([[1]], detox.settings, [0]),
+        lambda: score_texts(scorer, ["a text"], "zero"),
+    ]
     for use in ways:
         try:
-            use()
+            print(use(), flush=True)
         except tide.TideError as error:
             print(type(error).__name__, error, flush=True)
-    detox.close()
+    for one in (detox, asynchronous, engine, scorer):
+        one.close()
     print(made("new")("x").text, flush=True)
     os._exit(0)
+going = False
+thread.join()
 assert os.waitpid(child, 0)[1] == 0
 print(detox("after").text)
 """
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_after_a_fork_the_loop_says_that_it_is_elsewhere() -> None:
+def test_after_a_fork_each_use_is_an_error_and_none_hangs() -> None:
     done = subprocess.run(
         [sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=60, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
     said = "EngineError the process was forked; make a new engine in the new process"
-    assert done.stdout.splitlines() == [said, said, said, "new", "word"]
+    scorer = "ScorerError the process was forked; make a new scorer in the new process"
+    assert done.stdout.splitlines() == [*[said] * 8, scorer, "new", "word"]

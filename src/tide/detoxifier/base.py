@@ -20,7 +20,7 @@ from tide.engines import Engine, load_engine
 from tide.runtime.answer import Runtime, check_length
 from tide.runtime.search import check_strategy
 from tide.scorers import AsyncScorer, Scorer, load_scorer
-from tide.search import LoadedStrategy, load_strategy, resolve_settings
+from tide.search import LoadedStrategy, resolve
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -50,22 +50,21 @@ def _engine_options(asked: Mapping[str, Any], further: Mapping[str, Any]) -> dic
     return {**given, **further}
 
 
-def settings_of(
+def resolved(
     preset: str | Path,
     model: str,
     overrides: Mapping[str, Any],
     settings: Settings | None = None,
-) -> Settings:
-    """The settings of a detoxifier of these arguments. Raises InputError as `Detoxifier` does."""
+) -> tuple[Settings, LoadedStrategy]:
+    """Settings and strategy of these arguments. Raises InputError as `Detoxifier` does."""
     if settings is not None:
-        return resolve_settings(settings.model_dump(exclude_unset=True), overrides)
+        return resolve(settings.model_dump(exclude_unset=True), overrides)
     strategy = overrides.get("strategy")
-    return resolve_settings(preset_values(preset, model, strategy), overrides)
+    return resolve(preset_values(preset, model, strategy), overrides)
 
 
 def _overridden(base: Settings, /, **overrides: Any) -> tuple[Settings, LoadedStrategy]:
-    settings = resolve_settings(base.model_dump(exclude_unset=True), overrides)
-    return settings, load_strategy(settings.strategy)
+    return resolve(base.model_dump(exclude_unset=True), overrides)
 
 
 _LOG = logging.getLogger(__name__)
@@ -93,9 +92,8 @@ class DetoxifierBase:
         asked = {"device": device, "dtype": dtype, "max_batch": max_batch}
         options = _engine_options(asked, engine_options or {})
         name = model.name if isinstance(model, Engine) else str(model)
-        self.settings = settings_of(preset, name, overrides, settings)
         # Cheap mistakes first: a wrong name should not cost loading a model.
-        self._strategy = load_strategy(self.settings.strategy)
+        self.settings, self._strategy = resolved(preset, name, overrides, settings)
         ENGINES.load(engine)
         self.scorer = load_scorer(scorer)
         if options and isinstance(model, Engine):

@@ -156,8 +156,4 @@ class VllmScoreScorer(_VllmScorer):
         body = {"model": self._model, "text_1": self._wanted, "text_2": texts}
         answer = await self._post(client, "/score", body, len(texts), _Pairs)
         rows = self._in_order(answer.data, len(texts))
-        if outside := [row.score for row in rows if not 0 <= row.score <= 1]:
-            raise ScorerError(
-                f"scorer {self.name}: {outside[0]:g} is not a score; it must be in [0, 1]"
-            )
         return [Said(row.score) for row in rows]
