@@ -58,10 +58,10 @@ def test_what_is_written_is_read(methods: list[tuple[str, dict[str, str]]]) -> N
 
 @given(trees)
 def test_what_stands_around_scorers_is_read_as_written(spec: Spec) -> None:
-    assert parse(str(spec), around=WRAPPERS) == spec
-    assert parse(f"({spec})", around=WRAPPERS) == spec
-    others = split_specs(f"a,({spec}),b", around=WRAPPERS)
-    assert [others[0], parse(others[1], around=WRAPPERS), others[2]] == ["a", spec, "b"]
+    assert parse(str(spec), wrappers=WRAPPERS) == spec
+    assert parse(f"({spec})", wrappers=WRAPPERS) == spec
+    others = split_specs(f"a,({spec}),b", wrappers=WRAPPERS)
+    assert [others[0], parse(others[1], wrappers=WRAPPERS), others[2]] == ["a", spec, "b"]
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_what_stands_around_scorers_is_read_as_written(spec: Spec) -> None:
     ],
 )
 def test_commas(text: str, expected: list[str]) -> None:
-    assert split_specs(text, around=WRAPPERS) == expected
+    assert split_specs(text, wrappers=WRAPPERS) == expected
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_commas(text: str, expected: list[str]) -> None:
     ],
 )  # fmt: skip
 def test_trees(text: str, spec: Spec) -> None:
-    assert parse(text, around=WRAPPERS, names=["hf", *WRAPPERS]) == spec
+    assert parse(text, wrappers=WRAPPERS, names=["hf", *WRAPPERS]) == spec
 
 
 @pytest.mark.parametrize("text", ["", ":", "beta=3", ":beta=3", "rad:", "rad:beta", "rad:=3"])
@@ -120,7 +120,7 @@ def test_a_bad_list_is_named(text: str) -> None:
         split_specs(text, "--methods")
 
 
-@pytest.mark.parametrize("read", [parse_spec, split_specs, partial(parse, around=WRAPPERS)])
+@pytest.mark.parametrize("read", [parse_spec, split_specs, partial(parse, wrappers=WRAPPERS)])
 @pytest.mark.parametrize("text", ["max:b=(1", "max:b=1)", "max:b=1,(a", "max:b=1,a),b"])
 def test_a_lone_parenthesis_is_named(read: Callable[[str, str], object], text: str) -> None:
     with pytest.raises(InputError, match="--here: a parenthesis without its partner"):

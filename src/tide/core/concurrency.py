@@ -96,26 +96,17 @@ class Portal:
         """As `run`, for coroutines of another loop."""
         return await asyncio.wrap_future(self.start(call, *arguments))
 
-    async def iterate(
+    def iterate(
         self, call: Callable[..., AsyncGenerator[_T, None]], *arguments: Any
     ) -> AsyncGenerator[_T, None]:
         """What `call(*arguments)`, which runs in the loop, yields, for any other loop."""
-        mailbox: Mailbox[_T] = Mailbox()
 
-        async def pump() -> None:
+        async def pump(put: Callable[[_T], None]) -> None:
             async with aclosing(call(*arguments)) as items:
                 async for item in items:
-                    mailbox.put(item)
+                    put(item)
 
-        future = self.start(pump)
-        future.add_done_callback(
-            lambda ended: mailbox.end(None if ended.cancelled() else ended.exception())
-        )
-        try:
-            async for item in mailbox:
-                yield item
-        finally:
-            future.cancel()
+        return told(lambda put: asyncio.wrap_future(self.start(pump, put)))
 
     def close(self, *, wait: bool = True) -> None:
         """Cancel what is under way, and end the thread. wait: until it has ended."""
@@ -190,47 +181,35 @@ class Mailbox(Generic[_T]):
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._items: asyncio.Queue[Callable[[], _T]] = asyncio.Queue()
+        self._items: asyncio.Queue[tuple[_T, ...]] = asyncio.Queue()
 
-    def put(self, item: _T) -> None:
-        self._add(lambda: item)
-
-    def end(self, error: BaseException | None = None) -> None:
-        """No more items will come; with an `error`, the reader raises it."""
-
-        def last() -> _T:
-            raise error or _Ended()
-
-        self._add(last)
-
-    async def __aiter__(self) -> AsyncGenerator[_T, None]:
-        with suppress(_Ended):
-            while True:
-                yield (await self._items.get())()
-
-    def _add(self, item: Callable[[], _T]) -> None:
+    def put(self, *item: _T) -> None:
         with suppress(RuntimeError):  # the reader's loop is closed
             self._loop.call_soon_threadsafe(self._items.put_nowait, item)
 
+    def end(self, *_: object) -> None:
+        """No more items will come."""
+        self.put()
 
-class _Ended(Exception):
-    """There is no further item."""
+    async def __aiter__(self) -> AsyncGenerator[_T, None]:
+        while item := await self._items.get():
+            yield item[0]
 
 
 async def told(
-    work: Callable[[Callable[[_T], None]], Coroutine[Any, Any, None]],
+    work: Callable[[Callable[[_T], None]], Awaitable[None]],
 ) -> AsyncGenerator[_T, None]:
     """What `work` puts, item by item. Raises what it raises; closing the generator cancels it."""
     items: Mailbox[_T] = Mailbox()
-    task = asyncio.create_task(work(items.put))
-    task.add_done_callback(lambda _: items.end())
+    running = asyncio.ensure_future(work(items.put))
+    running.add_done_callback(items.end)
     try:
-        async with aclosing(items.__aiter__()) as given:
-            async for item in given:
-                yield item
-        await task
+        async for item in items:
+            yield item
+        await running
     finally:
-        task.cancel()
+        if not running.cancel() and not running.cancelled():
+            running.exception()  # or asyncio logs that nobody asked for it
 
 
 async def gather(work: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:

@@ -49,7 +49,7 @@ class AsyncDetoxifier(DetoxifierBase):
         future = self._start(prompt, *self._resolve(overrides))
         done = asyncio.wrap_future(future)
         try:
-            return self._looked_at(await asyncio.shield(done))
+            return self._warn_if_not_accepted(await asyncio.shield(done))
         except asyncio.CancelledError:
             if done.cancelled():  # by `close`, and not by the caller
                 raise EngineError(CLOSED) from None
@@ -65,7 +65,7 @@ class AsyncDetoxifier(DetoxifierBase):
         """As `Detoxifier.stream`. Closing the stream, or cancelling its reader, ends the work."""
         texts: Mailbox[str] = Mailbox()
         future = self._start(prompt, *self._resolve(self._for_stream(overrides)), on_text=texts.put)
-        future.add_done_callback(lambda _: texts.end())
+        future.add_done_callback(texts.end)
         return AsyncTextStream(texts, future)
 
     async def aclose(self) -> None:

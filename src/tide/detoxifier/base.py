@@ -142,8 +142,8 @@ class DetoxifierBase:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _looked_at(self, result: Result) -> Result:
-        """`result`. Warns of the first that was not accepted and is returned all the same."""
+    def _warn_if_not_accepted(self, result: Result) -> Result:
+        """Returns `result`; warns once if it was not accepted and is returned all the same."""
         best = result.best
         if not (best.accepted or best.refused or best.empty or self._warned):
             self._warned = True

@@ -75,7 +75,7 @@ class Detoxifier(DetoxifierBase):
         """
         future = self._start(prompt, *self._resolve(overrides))
         try:
-            return self._looked_at(result_of(future))
+            return self._warn_if_not_accepted(result_of(future))
         finally:
             future.cancel()
 
@@ -210,7 +210,7 @@ class Detoxifier(DetoxifierBase):
 
             total = len(prompts) if isinstance(prompts, Sized) else None
             finished = iter(track(finished, "detoxifying", total=total, transient=True))
-        return _without_numbers(finished, return_exceptions, self._looked_at)
+        return _without_numbers(finished, return_exceptions, self._warn_if_not_accepted)
 
     def _finished(
         self,
@@ -314,11 +314,11 @@ def _outcome(future: Future[Result]) -> _Outcome:
 def _without_numbers(
     finished: Iterator[tuple[int, _Outcome]],
     return_exceptions: bool,
-    looked_at: Callable[[Result], Result],
+    warn: Callable[[Result], Result],
 ) -> Iterator[_Outcome]:
     for number, result in finished:
         if isinstance(result, Result):
-            yield looked_at(result)
+            yield warn(result)
             continue
         result.args = (f"prompt {number}: {result}",)
         if not return_exceptions:

@@ -51,7 +51,7 @@ REGISTRY = Registry(
         "mean": "tide.scorers.wrappers.ensembles:MeanScorer",
     },
 )
-# What stands around other scorers, and how it is written; a NUMBER is its one setting.
+# Wrappers of other scorers, and how each is written; a NUMBER is its one setting.
 WRAPPERS = {
     "cache": "cache:SCORER",
     "rate": "rate:NUMBER:SCORER",

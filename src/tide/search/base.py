@@ -140,7 +140,6 @@ class Strategy(ABC):
         self.problem = problem
         self.settings = settings
         self.options = self.options_class() if options is None else options
-        self.check(self.options, settings)
         self.done = False
         self.x0 = problem.x0[problem.movable]
         still = problem.movable if problem.content is None else problem.content

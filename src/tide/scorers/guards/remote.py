@@ -11,7 +11,7 @@ from tide.core.http import Client, Rows, ServerFailed
 from tide.scorers.guards.formats import GuardSettings
 from tide.scorers.guards.verdicts import NoVerdict, Place, read_verdict
 from tide.scorers.services.base import Said, place_of
-from tide.scorers.services.own import SelfHostedScorer
+from tide.scorers.services.self_hosted import SelfHostedScorer
 
 # The most that OpenAI's API gives.
 _LIKELIEST = 20

@@ -15,7 +15,7 @@ from tide.core.results import Score
 from tide.plugins.options import checked
 from tide.scorers.labels import how_joined, toxic_columns
 from tide.scorers.services.base import Said, place_of
-from tide.scorers.services.own import SelfHostedScorer
+from tide.scorers.services.self_hosted import SelfHostedScorer
 
 _Name = Annotated[str, Field(min_length=1, max_length=1000)]
 

@@ -18,7 +18,7 @@ _USUAL = {"concurrency": 8, "timeout": 60.0}
 
 
 class SelfHostedScorer(RemoteScorer):
-    """Base of scorers whose server is given by its address.
+    """Base of scorers that ask a self-hosted server, given by its address.
 
     family: the name that environment variables begin with: FAMILY_API_KEY holds the key (sent as a
     bearer token), FAMILY_QPS the requests a second (100). Further settings: see RemoteScorer.
