@@ -20,7 +20,7 @@ from tests.worlds import PROMPTS, ReadingScorer, read, scripted_engine
 from tide.core.errors import EngineError, InputError, ScorerError, UnresolvedError
 from tide.core.results import Result
 from tide.detoxifier.asynchronous import AsyncDetoxifier
-from tide.detoxifier.base import settings_of
+from tide.detoxifier.base import resolved
 from tide.detoxifier.presets import PRESETS
 from tide.detoxifier.sync import Detoxifier, outcomes
 from tide.engines.scripted import ScriptedEngine
@@ -396,7 +396,7 @@ def test_every_door_has_one_default() -> None:
     assert Detoxifier(scripted_engine(), strategy="backtrack").settings.toxicity_threshold == 0.1
     other = Detoxifier(scripted_engine(), strategy="tide:cosine_threshold=0.5").settings
     assert other == resolve_settings({"strategy": "tide:cosine_threshold=0.5"})
-    published = settings_of("auto", "openai-community/gpt2-large", {"strategy": "tide"})
+    published, _ = resolved("auto", "openai-community/gpt2-large", {"strategy": "tide"})
     assert published == resolve_settings(PRESETS["gpt2-large"])
 
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from tide.core.concurrency import HomeLoop
+from tide.core.concurrency import Portal
 from tide.core.errors import (
     ScorerBrokenError,
     ScorerError,
@@ -23,8 +23,8 @@ _T = TypeVar("_T")
 
 
 @pytest.fixture
-def home() -> Iterator[HomeLoop]:
-    loop = HomeLoop("test")
+def portal() -> Iterator[Portal]:
+    loop = Portal("test")
     yield loop
     loop.close()
 
@@ -52,7 +52,7 @@ class Lengths:
     def close(self) -> None: ...
 
 
-def run(home: HomeLoop, scorer: Any, work: Callable[[Scoring], Awaitable[_T]]) -> _T:
+def run(portal: Portal, scorer: Any, work: Callable[[Scoring], Awaitable[_T]]) -> _T:
     async def inside() -> _T:
         scoring = Scoring(scorer)
         try:
@@ -60,14 +60,14 @@ def run(home: HomeLoop, scorer: Any, work: Callable[[Scoring], Awaitable[_T]]) -
         finally:
             scoring.close()
 
-    return home.run(inside)
+    return portal.run(inside)
 
 
 def values(scores: Scores) -> list[float]:
     return [round(value, 9) for value in scores.values.tolist()]
 
 
-def test_who_asks_in_one_breath_is_sent_together_and_equal_texts_once(home: HomeLoop) -> None:
+def test_who_asks_in_one_breath_is_sent_together_and_equal_texts_once(portal: Portal) -> None:
     scorer = Lengths()
 
     async def work(scoring: Scoring) -> list[Scores]:
@@ -77,14 +77,14 @@ def test_who_asks_in_one_breath_is_sent_together_and_equal_texts_once(home: Home
             scoring.send(["three", "befour"], "zero"),
         )
 
-    found = run(home, scorer, work)
+    found = run(portal, scorer, work)
     assert list(map(values, found)) == [[0.04, 0.05], [0.06], [0.05, 0.06]]
     (sent,) = scorer.batches
     assert sorted(sent) == ["befour", "four", "three"]
 
 
 def test_texts_gather_while_a_call_is_under_way_and_what_was_cancelled_is_not_sent(
-    home: HomeLoop,
+    portal: Portal,
 ) -> None:
     scorer = Lengths()
     scorer.go.clear()
@@ -103,11 +103,11 @@ def test_texts_gather_while_a_call_is_under_way_and_what_was_cancelled_is_not_se
         scorer.go.set()
         return [values(await one) for one in (first, later[0], later[2])]
 
-    assert run(home, scorer, work) == [[0.04], [0.05], [0.07]]
+    assert run(portal, scorer, work) == [[0.04], [0.05], [0.07]]
     assert scorer.batches == [["aaaa"], ["bbbbb", "ddddddd"]]
 
 
-def test_no_call_is_made_for_nothing(home: HomeLoop) -> None:
+def test_no_call_is_made_for_nothing(portal: Portal) -> None:
     """Not if all that was asked for is cancelled before its turn."""
     scorer = Lengths()
 
@@ -116,12 +116,12 @@ def test_no_call_is_made_for_nothing(home: HomeLoop) -> None:
         await asyncio.sleep(0.02)
         return [values(await scoring.send(["bbbbb"], "zero"))]
 
-    assert run(home, scorer, work) == [[0.05]]
+    assert run(portal, scorer, work) == [[0.05]]
     assert scorer.batches == [["bbbbb"]]
 
 
 def test_what_is_cancelled_in_the_call_is_told_nothing_and_the_next_call_comes(
-    home: HomeLoop,
+    portal: Portal,
 ) -> None:
     scorer = Lengths()
     scorer.go.clear()
@@ -135,7 +135,7 @@ def test_what_is_cancelled_in_the_call_is_told_nothing_and_the_next_call_comes(
         scorer.go.set()
         return values(await next_one)
 
-    assert run(home, scorer, work) == [0.05]
+    assert run(portal, scorer, work) == [0.05]
 
 
 @pytest.mark.parametrize(
@@ -147,19 +147,19 @@ def test_what_is_cancelled_in_the_call_is_told_nothing_and_the_next_call_comes(
     ],
 )
 def test_an_empty_text_scores_by_its_policy(
-    home: HomeLoop, policy: Any, scores: list[float], empty: list[bool], sent: list[str]
+    portal: Portal, policy: Any, scores: list[float], empty: list[bool], sent: list[str]
 ) -> None:
     scorer = Lengths()
 
     async def work(scoring: Scoring) -> Scores:
         return await scoring.send([".", "three"], policy)
 
-    found = run(home, scorer, work)
+    found = run(portal, scorer, work)
     assert (values(found), found.empty.tolist()) == (scores, empty)
     assert sorted(text for batch in scorer.batches for text in batch) == sent
 
 
-def test_an_empty_text_is_one_by_itself_alone_whatever_stands_before_it(home: HomeLoop) -> None:
+def test_an_empty_text_is_one_by_itself_alone_whatever_stands_before_it(portal: Portal) -> None:
     scorer = Lengths()
 
     async def work(scoring: Scoring) -> list[Scores]:
@@ -168,7 +168,7 @@ def test_an_empty_text_is_one_by_itself_alone_whatever_stands_before_it(home: Ho
             await scoring.send(["."], "zero", ["before"]),
         ]
 
-    strict, mild = run(home, scorer, work)
+    strict, mild = run(portal, scorer, work)
     assert (values(strict), strict.empty.tolist()) == ([1.0], [True])
     assert (values(mild), mild.empty.tolist()) == ([0.07], [False])
     assert scorer.batches == [["before."]]
@@ -201,7 +201,7 @@ ERRORS: list[BaseException] = [
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 def test_a_text_that_the_scorer_cannot_take_fails_alone(
-    home: HomeLoop, error: BaseException
+    portal: Portal, error: BaseException
 ) -> None:
     """Whatever it raises; the next call is as if nothing had been."""
 
@@ -210,7 +210,7 @@ def test_a_text_that_the_scorer_cannot_take_fails_alone(
         found = await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 10)
         return found, await asyncio.wait_for(scoring.send(["again"], "zero"), 10)
 
-    (good, bad, better), again = run(home, Failing(error), work)
+    (good, bad, better), again = run(portal, Failing(error), work)
     assert values(good) + values(better) + values(again) == [0.04, 0.06, 0.05]
     assert isinstance(bad, ScorerError)
     assert "cannot read this" in str(bad)
@@ -218,37 +218,37 @@ def test_a_text_that_the_scorer_cannot_take_fails_alone(
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
-def test_a_scorer_that_fails_for_all_is_broken(home: HomeLoop, error: BaseException) -> None:
+def test_a_scorer_that_fails_for_all_is_broken(portal: Portal, error: BaseException) -> None:
     async def work(scoring: Scoring) -> list[Any]:
         asked = [scoring.send([text], "zero") for text in ("good", "dead", "better")]
         return await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 10)
 
-    found = run(home, Failing(error), work)
+    found = run(portal, Failing(error), work)
     assert {type(one) for one in found} <= {ScorerBrokenError, ScorerError}
     assert ScorerBrokenError in map(type, found)
 
 
 @pytest.mark.parametrize("error", [ScorerUnavailableError("down"), ScorerRefusedError("no key")])
-def test_a_scorer_that_is_away_is_the_error_of_all(home: HomeLoop, error: ScorerError) -> None:
+def test_a_scorer_that_is_away_is_the_error_of_all(portal: Portal, error: ScorerError) -> None:
     async def work(scoring: Scoring) -> list[Any]:
         asked = [scoring.send([text], "zero") for text in ("good", "bad")]
         return await asyncio.gather(*asked, return_exceptions=True)
 
-    found = run(home, Failing(error), work)
+    found = run(portal, Failing(error), work)
     assert [type(one) for one in found] == [type(error)] * 2
 
 
-def test_closing_lets_the_thread_end(home: HomeLoop) -> None:
+def test_closing_lets_the_thread_end(portal: Portal) -> None:
     async def work(scoring: Scoring) -> Any:
         await scoring.send(["aaaa"], "zero")
         return scoring._thread
 
-    thread = run(home, Lengths(), work)
+    thread = run(portal, Lengths(), work)
     thread.join(5)
     assert not thread.is_alive()
 
 
-def test_closing_does_not_wait_for_a_call_that_hangs(home: HomeLoop) -> None:
+def test_closing_does_not_wait_for_a_call_that_hangs(portal: Portal) -> None:
     scorer = Lengths()
     scorer.go.clear()
 
@@ -258,5 +258,5 @@ def test_closing_does_not_wait_for_a_call_that_hangs(home: HomeLoop) -> None:
             await asyncio.sleep(0.005)
         return sent
 
-    assert not run(home, scorer, work).done()  # and it returns
+    assert not run(portal, scorer, work).done()  # and it returns
     scorer.go.set()

@@ -69,7 +69,7 @@ def outcomes(
         finally:
             scoring.close()
 
-    return engine.home.run(run)
+    return engine.portal.run(run)
 
 
 @pytest.mark.parametrize("name", REGISTRY.names())
@@ -382,7 +382,7 @@ def test_a_cancelled_search_holds_what_it_found_and_nothing_more_is_scored() -> 
         scoring.close()
         return left
 
-    left = engine.home.run(run)
+    left = engine.portal.run(run)
     assert len(left.trace) == 1
     assert not left.strategy.done
     assert left.best == 0

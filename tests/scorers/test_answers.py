@@ -256,7 +256,7 @@ class Answering:
         pass
 
 
-AROUND: list[Callable[[Callable[[], Any]], Scorer]] = [
+WRAPPERS: list[Callable[[Callable[[], Any]], Scorer]] = [
     lambda answer: load_scorer(lambda texts: answer()),
     Answering,
     lambda answer: MaxScorer([Answering(answer), Answering(answer)]),
@@ -268,7 +268,7 @@ AROUND: list[Callable[[Callable[[], Any]], Scorer]] = [
 ]
 
 
-@given(CASES, st.sampled_from(AROUND))
+@given(CASES, st.sampled_from(WRAPPERS))
 @pytest.mark.attack
 @examples(500, 10_000)
 def test_only_scores_are_scores(case: Case, around: Callable[[Callable[[], Any]], Scorer]) -> None:

@@ -97,7 +97,7 @@ def test_held_words_are_the_same_tokens(
 async def on_server(engine: OpenAIEngine, words: list[str]) -> list[int]:
     (abilities,) = engine._abilities.values()
     assert abilities.held is not None
-    return await engine.home.call(abilities.held.ids, words)
+    return await engine.portal.call(abilities.held.ids, words)
 
 
 def test_a_chat_goes_on(engine: OpenAIEngine, chat_model: TransformersEngine) -> None:

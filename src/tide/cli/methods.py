@@ -56,15 +56,15 @@ def methods(
     """
     from tide.baselines import REGISTRY as BASELINES  # noqa: PLC0415
     from tide.engines import REGISTRY as ENGINES  # noqa: PLC0415
-    from tide.scorers import AROUND  # noqa: PLC0415
     from tide.scorers import REGISTRY as SCORERS  # noqa: PLC0415
+    from tide.scorers import WRAPPERS  # noqa: PLC0415
     from tide.search import REGISTRY as STRATEGIES  # noqa: PLC0415
 
     kinds: dict[str, Callable[[str | None], Iterator[_Row]]] = {
         "strategies": lambda name: _described(STRATEGIES, name),
         "presets": _presets,
         "baselines": lambda name: _described(BASELINES, name),
-        "scorers": lambda name: _described(SCORERS, name, AROUND),
+        "scorers": lambda name: _described(SCORERS, name, WRAPPERS),
         "engines": lambda name: _described(ENGINES, name),
     }
     if name is None:

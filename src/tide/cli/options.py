@@ -19,11 +19,11 @@ from tide.core.settings import CHAT_TEMPERATURE, CHAT_TOKENS, Sampling, Settings
 from tide.detoxifier.presets import DEFAULT, PRESETS, TUNABLE
 from tide.engines import REGISTRY as ENGINES
 from tide.plugins.specs import parse, split_specs
-from tide.scorers import AROUND
 from tide.scorers import REGISTRY as SCORERS
+from tide.scorers import WRAPPERS
 from tide.search import REGISTRY as STRATEGIES
 
-_SCORERS = ", ".join(name for name in SCORERS.names() if name not in AROUND)
+_SCORERS = ", ".join(name for name in SCORERS.names() if name not in WRAPPERS)
 _PRESETS, _STRATEGIES, _BASELINES, _ENGINES = (
     ", ".join(names) for names in (PRESETS, STRATEGIES.names(), BASELINES.names(), ENGINES.names())
 )
@@ -257,9 +257,9 @@ def judges(values: Iterable[str] | None, strict_language: bool = False) -> list[
     """The specs of `Judges`. Raises InputError for one that cannot be read."""
     names = SCORERS.names()
     return [
-        strict(str(parse(spec, "--judges", AROUND, names)), strict_language)
+        strict(str(parse(spec, "--judges", WRAPPERS, names)), strict_language)
         for value in values or ()
-        for spec in split_specs(value, "--judges", AROUND, names)
+        for spec in split_specs(value, "--judges", WRAPPERS, names)
     ]
 
 

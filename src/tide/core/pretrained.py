@@ -207,7 +207,7 @@ def check_fields(fields: Any) -> None:
                 raise ValueError(f"config.json: {name} names a kernel to download, which is code")
             for word, most in _MOST.items():
                 if isinstance(value, int) and word in name and value > most:
-                    raise ValueError(f"config.json: {name} is {value}; at most {most} are believed")
+                    raise ValueError(f"config.json: {name} is {value}; at most {most} is accepted")
 
 
 def check_size(kind: Any, config: Any, stored: int, code: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The detoxifiers' common base: model, scorer and settings."""
+"""What both doors stand on: model, scorer, settings, and one runtime, which prompts are sent to."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from functools import lru_cache
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,21 +17,29 @@ from tide.core.settings import Overrides, Settings
 from tide.detoxifier.presets import preset_values
 from tide.engines import REGISTRY as ENGINES
 from tide.engines import Engine, load_engine
-from tide.runtime.answer import check_length
+from tide.runtime.answer import Runtime, check_length
 from tide.runtime.search import check_strategy
-from tide.scorers import Scorer, load_scorer
-from tide.search import LoadedStrategy, load_strategy, resolve_settings
+from tide.scorers import AsyncScorer, Scorer, load_scorer
+from tide.search import LoadedStrategy, resolve
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
 
-def streamed(future: Future[Result]) -> Result:
-    """The result of a stream's work. Raises what that raised, EngineError if it was ended."""
+CLOSED = "ended before it was done: the detoxifier was closed"
+
+
+def result_of(future: Future[Result], cut_short: str = CLOSED) -> Result:
+    """The result of work that was begun, once it ends. Raises EngineError if it was cancelled."""
     try:
         return future.result()
     except CancelledError:
-        raise EngineError("the stream was closed before its text was whole") from None
+        raise EngineError(cut_short) from None
+
+
+def streamed(future: Future[Result]) -> Result:
+    """As `result_of`, of a stream."""
+    return result_of(future, "the stream was closed before its text was whole")
 
 
 def _engine_options(asked: Mapping[str, Any], further: Mapping[str, Any]) -> dict[str, Any]:
@@ -41,22 +50,21 @@ def _engine_options(asked: Mapping[str, Any], further: Mapping[str, Any]) -> dic
     return {**given, **further}
 
 
-def settings_of(
+def resolved(
     preset: str | Path,
     model: str,
     overrides: Mapping[str, Any],
     settings: Settings | None = None,
-) -> Settings:
-    """The settings of a detoxifier of these arguments. Raises InputError as `Detoxifier` does."""
+) -> tuple[Settings, LoadedStrategy]:
+    """Settings and strategy of these arguments. Raises InputError as `Detoxifier` does."""
     if settings is not None:
-        return resolve_settings(settings.model_dump(exclude_unset=True), overrides)
+        return resolve(settings.model_dump(exclude_unset=True), overrides)
     strategy = overrides.get("strategy")
-    return resolve_settings(preset_values(preset, model, strategy), overrides)
+    return resolve(preset_values(preset, model, strategy), overrides)
 
 
 def _overridden(base: Settings, /, **overrides: Any) -> tuple[Settings, LoadedStrategy]:
-    settings = resolve_settings(base.model_dump(exclude_unset=True), overrides)
-    return settings, load_strategy(settings.strategy)
+    return resolve(base.model_dump(exclude_unset=True), overrides)
 
 
 _LOG = logging.getLogger(__name__)
@@ -71,7 +79,7 @@ class DetoxifierBase:
         self,
         model: str | Path | Engine = "pocket",
         *,
-        scorer: str | Scorer | Callable[[list[str]], Any] = "pocket",
+        scorer: str | Scorer | AsyncScorer | Callable[[list[str]], Any] = "pocket",
         engine: str = "transformers",
         preset: str | Path = "auto",
         settings: Settings | None = None,
@@ -84,9 +92,8 @@ class DetoxifierBase:
         asked = {"device": device, "dtype": dtype, "max_batch": max_batch}
         options = _engine_options(asked, engine_options or {})
         name = model.name if isinstance(model, Engine) else str(model)
-        self.settings = settings_of(preset, name, overrides, settings)
         # Cheap mistakes first: a wrong name should not cost loading a model.
-        self._strategy = load_strategy(self.settings.strategy)
+        self.settings, self._strategy = resolved(preset, name, overrides, settings)
         ENGINES.load(engine)
         self.scorer = load_scorer(scorer)
         if options and isinstance(model, Engine):
@@ -102,10 +109,9 @@ class DetoxifierBase:
         self._own: list[Engine | Scorer] = [] if isinstance(model, Engine) else [self.engine]
         self._own += [self.scorer] if isinstance(scorer, str) else []
         self._closed = False
-        self._begin()
-
-    def _begin(self) -> None:
-        """Make what works with the engine and the scorer."""
+        self._runtime = Runtime(self.engine, self.scorer)
+        self._numbers = count()
+        self._under_way: set[Future[Result]] = set()
 
     def check(self, prompts: Sequence[str | Chat]) -> list[InputError | None]:
         """For each prompt, why it cannot be completed, before any work; None if it can."""
@@ -117,13 +123,18 @@ class DetoxifierBase:
         return self._closed or self.engine.closed
 
     def close(self) -> None:
-        """Refuse further calls, and free the engine and the scorer.
+        """End pending calls with EngineError, and free the engine and the scorer.
 
         An `Engine` or a `Scorer` that was given as an object stays open for its other users.
         """
+        if self._closed:
+            return
         self._closed = True
-        for one in self._own:
-            one.close()
+        for one in list(self._under_way):
+            one.cancel()
+        self._runtime.close()
+        for own in self._own:
+            own.close()
 
     def __enter__(self) -> Self:
         return self
@@ -131,8 +142,8 @@ class DetoxifierBase:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _looked_at(self, result: Result) -> Result:
-        """`result`. Warns of the first that was not accepted and is returned all the same."""
+    def _warn_if_not_accepted(self, result: Result) -> Result:
+        """Returns `result`; warns once if it was not accepted and is returned all the same."""
         best = result.best
         if not (best.accepted or best.refused or best.empty or self._warned):
             self._warned = True
@@ -150,6 +161,30 @@ class DetoxifierBase:
         except InputError as error:
             return error
         return None
+
+    def _start(
+        self,
+        prompt: str | Chat,
+        settings: Settings,
+        strategy: LoadedStrategy,
+        trials: Sequence[int] | None = None,
+        *,
+        on_text: Callable[[str], None] | None = None,
+    ) -> Future[Result]:
+        """Begin to complete a prompt; cancelling the future ends the work. on_text: for a stream.
+
+        trials: by number; all of the settings' without.
+        """
+        numbers = range(settings.num_trials) if trials is None else trials
+        answer = self._runtime.answering(
+            prompt, settings, strategy, next(self._numbers), numbers, on_text=on_text
+        )
+        future = self.engine.portal.start(answer)
+        self._under_way.add(future)
+        future.add_done_callback(self._under_way.discard)
+        if self._closed:  # in the meantime
+            future.cancel()
+        return future
 
     def _resolve(self, overrides: Overrides) -> tuple[Settings, LoadedStrategy]:
         if self._closed:

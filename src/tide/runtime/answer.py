@@ -59,7 +59,7 @@ _ITERATIONS = 5
 
 
 class Runtime:
-    """Answers prompts with an engine and a scorer; lives in the engine's home loop."""
+    """Answers prompts with an engine and a scorer; lives in the engine's portal."""
 
     def __init__(self, engine: Engine, scorer: Scorer) -> None:
         self.engine, self.scoring = engine, Scoring(scorer)

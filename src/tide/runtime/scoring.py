@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
 
+from tide.core.concurrency import ABORT
 from tide.core.errors import ScorerError, TideError, described
 from tide.scorers.base import Scorer, Scores, TextPolicy, is_empty, pace_of, score_groups
 
@@ -37,6 +40,7 @@ class Scoring:
         self._busy = False
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
+        weakref.finalize(self, self._calls.put, None).atexit = False
 
     @property
     def pace(self) -> str:
@@ -64,12 +68,21 @@ class Scoring:
         if self._busy or not self._pending:
             return
         sent, self._pending, self._busy = self._pending, [], True
-        loop, scorer = asyncio.get_running_loop(), self._scorer
+        futures = [future for _, future in sent]
+        loop, scorer, abort = asyncio.get_running_loop(), self._scorer, Future[None]()
 
         def call() -> None:
+            ABORT.set(abort)
             found = score_all([texts for texts, _ in sent], scorer)
             with suppress(RuntimeError):  # the loop is closed, and nobody waits
-                loop.call_soon_threadsafe(self._tell, [future for _, future in sent], found)
+                loop.call_soon_threadsafe(self._tell, futures, found)
+
+        def left(_: object) -> None:
+            if all(future.done() for future in futures):  # nobody waits for its requests
+                abort.cancel()
+
+        for future in futures:
+            future.add_done_callback(left)
 
         if self._thread is None:
             # A daemon: a scorer that hangs must not keep the program from ending.
@@ -94,6 +107,7 @@ class Scoring:
 def _serve(calls: SimpleQueue[Callable[[], None] | None]) -> None:
     while (call := calls.get()) is not None:
         call()
+        del call  # it holds the Scoring, with which this thread ends
 
 
 def score_all(asked: Sequence[Texts], scorer: Scorer) -> _Found:

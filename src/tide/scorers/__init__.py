@@ -14,6 +14,7 @@ from tide.plugins.specs import Spec, parse, parse_spec
 
 if TYPE_CHECKING:
     from tide.scorers.base import (
+        AsyncScorer,
         Attributed,
         CallableScorer,
         PlainScorer,
@@ -50,8 +51,8 @@ REGISTRY = Registry(
         "mean": "tide.scorers.wrappers.ensembles:MeanScorer",
     },
 )
-# What stands around other scorers, and how it is written; a NUMBER is its one setting.
-AROUND = {
+# Wrappers of other scorers, and how each is written; a NUMBER is its one setting.
+WRAPPERS = {
     "cache": "cache:SCORER",
     "rate": "rate:NUMBER:SCORER",
     "retry": "retry:SCORER or retry:NUMBER:SCORER",
@@ -62,7 +63,7 @@ AROUND = {
 }
 
 
-def load_scorer(scorer: str | Scorer | Callable[[list[str]], Any]) -> Scorer:
+def load_scorer(scorer: str | Scorer | AsyncScorer | Callable[[list[str]], Any]) -> Scorer:
     """Load a scorer.
 
         NAME                        pocket
@@ -78,7 +79,8 @@ def load_scorer(scorer: str | Scorer | Callable[[list[str]], Any]) -> Scorer:
     parentheses: `max:(hf:ID#x,y),pocket`.
 
     Args:
-        scorer: A spec as above, a `Scorer` (returned as it is), or a function.
+        scorer: A spec as above, a `Scorer` or `AsyncScorer` (returned as it is), or a function,
+            which may be an `async def`.
 
     Raises:
         InputError: The spec cannot be read.
@@ -87,7 +89,7 @@ def load_scorer(scorer: str | Scorer | Callable[[list[str]], Any]) -> Scorer:
     from tide.scorers.base import CallableScorer, Scorer  # noqa: PLC0415  (numpy)
 
     if isinstance(scorer, str):
-        return _create(parse(scorer, "scorer", AROUND, REGISTRY.names()))
+        return _create(parse(scorer, "scorer", WRAPPERS, REGISTRY.names()))
     if isinstance(scorer, type):
         raise InputError(
             f"scorer: {scorer.__name__} is a class; give one of it, {scorer.__name__}()"
@@ -102,7 +104,7 @@ def load_scorer(scorer: str | Scorer | Callable[[list[str]], Any]) -> Scorer:
 def _create(spec: Spec) -> Scorer:
     from tide.scorers.base import CallableScorer  # noqa: PLC0415  (numpy)
 
-    create, usage = REGISTRY.load(spec.name), AROUND.get(spec.name, "")
+    create, usage = REGISTRY.load(spec.name), WRAPPERS.get(spec.name, "")
     several = "," in usage
     if inspect.isroutine(create) and ":" in spec.name:
         if spec.argument is not None:
@@ -143,6 +145,7 @@ __getattr__, _, _ = lazy_loader.attach(
     __name__,
     submod_attrs={
         "base": [
+            "AsyncScorer",
             "Attributed",
             "CallableScorer",
             "PlainScorer",
@@ -155,8 +158,9 @@ __getattr__, _, _ = lazy_loader.attach(
 )
 
 __all__ = [
-    "AROUND",
     "REGISTRY",
+    "WRAPPERS",
+    "AsyncScorer",
     "Attributed",
     "CallableScorer",
     "PlainScorer",

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from tide.core.errors import ScorerError
 from tide.core.results import Result
 from tide.scorers.base import HEALTH_TEXT, Attributed, Scorer
-from tide.scorers.wrappers.base import Guard
+from tide.scorers.wrappers.base import ScorerWrapper
 
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 _SCORES = tuple(i / 10 for i in range(11))
@@ -60,7 +60,7 @@ class Metrics:
         return generate_latest(self._registry)
 
 
-class MeasuredScorer(Guard):
+class MeasuredScorer(ScorerWrapper):
     """Counts and times a scorer, which is asked by one thread at a time.
 
     metrics: those of the server. up: whether the last call had an answer.

@@ -8,7 +8,7 @@ from tide.scorers.base import Attributed, Floats, Scorer, ask_attributes, attrib
 from tide.scorers.language import languages_of
 
 
-class Guard:
+class ScorerWrapper:
     """A scorer around another, whose name and threshold it has unless it says otherwise.
 
     Its attributes and languages are the other's as well. What it adds to a call is its `_asked`.

@@ -12,10 +12,10 @@ from pydantic import Field
 from tide.core.errors import SCORER_DOWN, ScorerUnavailableError
 from tide.plugins.options import checked
 from tide.scorers.base import Attributed, Scorer
-from tide.scorers.wrappers.base import Guard
+from tide.scorers.wrappers.base import ScorerWrapper
 
 
-class CircuitBreaker(Guard):
+class CircuitBreaker(ScorerWrapper):
     """After `failures` calls in a row found the scorer unavailable, fails at once for `cooldown` s.
 
     Then one call is let through: if it works the circuit is closed again. For services that must

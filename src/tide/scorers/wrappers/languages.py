@@ -11,7 +11,7 @@ from pydantic import Field
 from tide.core.errors import InputError, ScorerError
 from tide.plugins.options import Options
 from tide.plugins.specs import Spec, parse
-from tide.scorers import AROUND, REGISTRY, load_scorer
+from tide.scorers import REGISTRY, WRAPPERS, load_scorer
 from tide.scorers.base import (
     Attributed,
     Floats,
@@ -99,7 +99,7 @@ def _loaded(spec: str) -> Scorer:
 
 
 def _parsed(spec: str) -> Spec:
-    return parse(spec, "scorer", AROUND, REGISTRY.names())
+    return parse(spec, "scorer", WRAPPERS, REGISTRY.names())
 
 
 def strict(spec: str) -> str:

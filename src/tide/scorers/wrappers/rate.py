@@ -12,10 +12,10 @@ from pydantic import Field
 from tide.plugins.options import checked
 from tide.scorers.base import Attributed, Scorer
 from tide.scorers.pace import Pace
-from tide.scorers.wrappers.base import Guard
+from tide.scorers.wrappers.base import ScorerWrapper
 
 
-class RateLimitedScorer(Guard):
+class RateLimitedScorer(ScorerWrapper):
     """At most `per_second` texts a second."""
 
     @checked

@@ -12,10 +12,10 @@ from pydantic import Field
 from tide.core.errors import ScorerUnavailableError
 from tide.plugins.options import checked
 from tide.scorers.base import Attributed, Scorer
-from tide.scorers.wrappers.base import Guard
+from tide.scorers.wrappers.base import ScorerWrapper
 
 
-class RetryScorer(Guard):
+class RetryScorer(ScorerWrapper):
     """Asks again, up to `attempts` times in all, while the scorer is unavailable.
 
     Pauses double from `backoff` seconds to 60, with jitter. Any other error is raised at once.

@@ -17,8 +17,8 @@ _Parsed = TypeVar("_Parsed", bound=BaseModel)
 _USUAL = {"concurrency": 8, "timeout": 60.0}
 
 
-class OwnServerScorer(RemoteScorer):
-    """Base of scorers whose server is given by its address.
+class SelfHostedScorer(RemoteScorer):
+    """Base of scorers that ask a self-hosted server, given by its address.
 
     family: the name that environment variables begin with: FAMILY_API_KEY holds the key (sent as a
     bearer token), FAMILY_QPS the requests a second (100). Further settings: see RemoteScorer.
