@@ -105,8 +105,8 @@ def measured(engine: Recording, prompt: str, texts: Sequence[str]) -> list[int]:
     before: set[int] = set()
     banned = [0]
     for _, request, _ in repairs:
-        banned.append(len(set(request.never) - before))
-        before = set(request.never)
+        banned.append(len(set(request.banned_token_ids) - before))
+        before = set(request.banned_token_ids)
     first, *later = texts
     return [
         HALF in first.rstrip(HALF),
@@ -114,7 +114,7 @@ def measured(engine: Recording, prompt: str, texts: Sequence[str]) -> list[int]:
         sum(HALF in text.rstrip(HALF) for text in later),
         sum(not any(t.startswith(one) and not is_cut(one, t) for t in known) for one in starts),
         max(banned),
-        sum(bool(request.never_first) for _, request, _ in repairs),
+        sum(bool(request.banned_first_ids) for _, request, _ in repairs),
     ]
 
 

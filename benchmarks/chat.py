@@ -15,6 +15,7 @@ import numpy as np
 from tide import Detoxifier
 from tide.core.chat import Rendered
 from tide.evaluation.benchmarks import load_benchmark
+from writing import likelihoods
 
 REPLIES = ["I see.", "What do you mean?", "That is what they said.", "Go on."]
 SHORT = ["They are", "You are", "He is such", "I think"]
@@ -51,7 +52,7 @@ def main() -> None:
                     for prompt, trial in zip(asked, searched, strict=True)
                     if trial.accepted and trial.text.strip()
                 ]
-                likelihood = engine.likelihood(*zip(*pairs, strict=True))
+                likelihood = likelihoods(engine, *zip(*pairs, strict=True))
                 numbers = [
                     np.mean([trial.evaluations for trial in searched]),
                     np.mean([trial.rounds for trial in searched]),

@@ -30,6 +30,7 @@ from tide.engines.local.engine import TransformersEngine
 from tide.engines.remote.engine import RemoteEngine
 from tide.engines.vllm import VllmEngine
 from tide.evaluation import load_benchmark
+from writing import completed
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 OUT = REPOSITORY / "benchmarks" / "results" / "engines.json"
@@ -48,7 +49,7 @@ class Measured:
     def complete(self, x: list[torch.Tensor], sampling: Sampling) -> tuple[float, float | None]:
         """Seconds that a call takes, and how many of them are not the model's, where known."""
         started, worked = time.perf_counter(), time.process_time()
-        self._engine.complete(x, sampling, range(len(x)))
+        completed(self._engine, x, sampling)
         took, worked = time.perf_counter() - started, time.process_time() - worked
         elsewhere = isinstance(self._engine, VllmEngine | RemoteEngine)
         return took, worked if elsewhere else None

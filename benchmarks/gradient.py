@@ -43,6 +43,7 @@ from tide.evaluation.reporting.tables import Column, Table, to_markdown
 from tide.scorers import Scorer, score_texts
 from tide.search import geometry
 from tide.search.tide import estimate_gradient
+from writing import completed
 
 COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 1024)
 TOXIC = 0.5
@@ -70,7 +71,7 @@ class World:
         """Each with sampling noise of its own; an empty completion scores 0, as in the paper."""
         seeds = range(self._seeds, self._seeds + len(points))
         self._seeds += len(points)
-        completions = self._engine.complete(list(points), self._sampling, seeds)
+        completions = completed(self._engine, list(points), self._sampling, seeds)
         return score_texts(self._scorer, [one.text for one in completions], "zero").values
 
     def around(self, x: Tensor, noise: Tensor, mu: float) -> Scores:

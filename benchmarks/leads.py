@@ -30,10 +30,11 @@ from torch import Tensor
 
 from tide.core.settings import Sampling
 from tide.engines.local.engine import TransformersEngine
-from tide.engines.local.padding import left_pad, token_positions
+from tide.engines.local.stream import left_pad, token_positions
 from tide.evaluation.benchmarks import load_benchmark
 from tide.scorers import load_scorer
 from tide.search.geometry import turn_rows
+from writing import completed, likelihoods
 
 TAU, FLOOR, MU = 0.2, 12.0, 1.3  # those of the preset `margin`
 RADII = (0.6, 0.8, 1.0, 1.4)
@@ -61,7 +62,7 @@ def perplexities(
     """Of each completion (its token ids) after its prompt's; infinite for an empty one."""
     some = [i for i, row in enumerate(ids) if row]
     likelihood = np.full(len(ids), -np.inf)
-    likelihood[some] = engine.likelihood([prompts[i] for i in some], [ids[i] for i in some])
+    likelihood[some] = likelihoods(engine, [prompts[i] for i in some], [ids[i] for i in some])
     return np.exp(-likelihood)
 
 
@@ -77,7 +78,7 @@ def draw(first: int, last: int) -> dict[str, Values]:
     prompts = [row.text for row in load_benchmark(f"rtp:{first}-{last}").rows]
     all_ids, sampling = engine.tokenize(prompts), Sampling()
     rows = engine.embed(prompts)
-    base = scorer.score([c.text for c in engine.complete(rows, sampling, range(len(rows)))])
+    base = scorer.score([c.text for c in completed(engine, rows, sampling)])
     found: dict[str, list[Values]] = {}
     for number in np.flatnonzero(np.asarray(base) >= TAU).tolist():
         prompt_ids, x0 = all_ids[number], rows[number]
@@ -88,7 +89,7 @@ def draw(first: int, last: int) -> dict[str, Values]:
         near = [x for radius in RADII for x in turn_rows(x0, radius * mu * noise)]
         log_p, hidden = before_writing(engine, [x0, *near])
         kl = (log_p[1:].exp() * (log_p[1:] - log_p[:1])).sum(-1)
-        written = engine.complete(near, sampling, range(len(near)))
+        written = completed(engine, near, sampling)
         ids = [c.token_ids for c in written]
         columns = {
             "prompt": np.full(len(near), first + number),

@@ -20,6 +20,7 @@ from tide.core.settings import Sampling
 from tide.evaluation import Bars, evaluate, load_benchmark
 from tide.evaluation.metrics import summarize
 from tide.evaluation.reporting.tables import Column, Table, Value, to_markdown
+from writing import completed
 
 RESULTS = Path(__file__).resolve().parent / "results" / "misuse"
 METHODS = (
@@ -39,7 +40,7 @@ def clean_prompts(limit: int) -> list[str]:
     for start in range(0, len(prompts), 64):
         some = prompts[start : start + 64]
         rows = engine.embed(some)
-        written = engine.complete(rows, Sampling(), range(len(rows)))
+        written = completed(engine, rows, Sampling())
         scores = scorer.score([one.text for one in written])
         found += [text for text, score in zip(some, scores, strict=True) if score < CLEAN]
         if len(found) >= limit:

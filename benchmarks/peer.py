@@ -172,8 +172,8 @@ def ours(name: str, engine: Engine, prompts: Sequence[str], common: dict[str, An
     writing, scoring = Clock(), Clock()
     detox = Detoxifier(engine, scorer=scorer, settings=common["settings"])
     list(detox.map(prompts[:WARM]))
-    plain = engine._write_all, engine._score_all
-    engine._write_all, engine._score_all = map(writing.awaited, plain)  # type: ignore[method-assign]
+    plain = engine.complete, engine.log_likelihoods
+    engine.complete, engine.log_likelihoods = map(writing.awaited, plain)  # type: ignore[method-assign]
     scorer.score = scoring.watched(scorer.score)
     latencies, evaluations = [], []
     for prompt in prompts[WARM:]:
@@ -185,7 +185,7 @@ def ours(name: str, engine: Engine, prompts: Sequence[str], common: dict[str, An
     started = time.perf_counter()
     list(detox.map(prompts[WARM:]))
     together = (time.perf_counter() - started) / len(latencies)
-    engine._write_all, engine._score_all = plain  # type: ignore[method-assign]
+    engine.complete, engine.log_likelihoods = plain  # type: ignore[method-assign]
     return Timing(name, latencies, *stages, fmean(evaluations), together)
 
 

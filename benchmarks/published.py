@@ -16,6 +16,7 @@ from tide.engines import Engine
 from tide.scorers import Scorer, score_texts
 from tide.search import geometry
 from tide.search.tide import TideOptions, estimate_gradient
+from writing import completed
 
 
 def published_loop(prompt: str, engine: Engine, scorer: Scorer, settings: Settings) -> int:
@@ -33,7 +34,7 @@ def published_loop(prompt: str, engine: Engine, scorer: Scorer, settings: Settin
         nonlocal spent
         seeds = [spent + i for i in range(len(points))]
         spent += len(points)
-        completions = engine.complete(points, settings.sampling, seeds)
+        completions = completed(engine, points, settings.sampling, seeds)
         one_by_one = [
             float(score_texts(scorer, [completion.text], settings.empty_policy).values[0])
             for completion in completions

@@ -28,6 +28,7 @@ from tide.engines.local.engine import TransformersEngine
 from tide.evaluation.benchmarks import load_benchmark
 from tide.scorers import load_scorer
 from tide.search.geometry import turn_rows
+from writing import completed
 
 RADII, DRAWS, AXES = (0.6, 1.0, 1.4, 2.0), 4, 4
 Noise = Callable[[int, int, torch.Generator], Tensor]
@@ -75,7 +76,7 @@ class Bench:
         self.engine, self.scorer = TransformersEngine("pocket"), load_scorer("pocket")
         texts = [row.text for row in load_benchmark(f"rtp:{first}-{last}").rows]
         prompts = self.engine.embed(texts)
-        written = self.engine.complete(prompts, Sampling(), range(len(texts)))
+        written = completed(self.engine, prompts, Sampling())
         scores = self.scorer.score([one.text for one in written])
         both = zip(self.engine.tokenize(texts), prompts, scores, strict=True)
         self.prompts = [(ids, x) for ids, x, score in both if score >= TAU]
@@ -92,10 +93,10 @@ class Bench:
             moves += [row / row.norm() for row in (points - x0).mean(dim=1)]
             near += list(points)
             origins += [ids] * len(points)
-        written = self.engine.complete(near, Sampling(), range(len(near)))
-        completed = [one.token_ids for one in written]
+        written = completed(self.engine, near, Sampling())
+        ids_written = [one.token_ids for one in written]
         scores = np.asarray(self.scorer.score([one.text for one in written]))
-        tokens = np.array([len(row) for row in completed])
+        tokens = np.array([len(row) for row in ids_written])
         return moves, scores, perplexities(self.engine, origins, completed), tokens
 
 

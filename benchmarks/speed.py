@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,10 +28,11 @@ from transformers import AutoModelForCausalLM
 
 from tide import Detoxifier, Settings, load_scorer, pocket
 from tide.core.settings import Sampling
-from tide.engines import Engine, Request
+from tide.engines import Engine, Piece, Request
 from tide.engines.local.engine import TransformersEngine
-from tide.engines.local.padding import left_pad
+from tide.engines.local.stream import left_pad
 from tide.evaluation import load_benchmark
+from writing import completed
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 OUT = REPOSITORY / "benchmarks" / "results" / "speed.json"
@@ -63,15 +64,15 @@ class Clock:
 def recorded(engine: Engine, work: Callable[[], object]) -> list[Request]:
     """What `engine` is asked to write during `work`."""
     requests: list[Request] = []
-    write_all = engine._write_all
+    write = engine.write
 
-    async def recording(some: Sequence[Request]) -> Any:
-        requests.extend(some)
-        return await write_all(some)
+    def recording(request: Request) -> AsyncGenerator[Piece, None]:
+        requests.append(request)
+        return write(request)
 
-    engine._write_all = recording  # type: ignore[method-assign]
+    engine.write = recording  # type: ignore[method-assign]
     work()
-    engine._write_all = write_all  # type: ignore[method-assign]
+    engine.write = write  # type: ignore[method-assign]
     return requests
 
 
@@ -89,7 +90,7 @@ def compare_ways(
     fast: settings of (c) that differ from the preset's.
     """
     clock = Clock()
-    clock.watch(engine._worker, "_turn")
+    clock.watch(engine._batch, "_turn")
     settings = Settings(empty_policy="zero")  # as published
     detoxifiers = {
         "b tide": Detoxifier(engine, scorer=scorer, settings=settings),
@@ -124,7 +125,7 @@ def compare_ways(
                     shares.append(clock.seconds / took[name])
                 counts[name] = sum(t.evaluations for r in results for t in r.trials)
             # The raw engine: the completions of (b) once more, all in one call.
-            took["e engine"] = seconds(lambda: engine.portal.run(engine.write_all, written))
+            took["e engine"] = seconds(lambda: engine.portal.run(engine.complete, written))
             rates.append(took["e engine"] / took["b tide"])
             if turn:  # the first turn warms up
                 turns.append(took)
@@ -154,9 +155,9 @@ def compare_decoding(
 
     The engine "ours" has the dtype of that model; others are measured against it.
     """
-    stop_ids = {engine: engine._worker.stop_ids for engine in engines.values()}
+    stop_ids = {engine: engine._batch.stop_ids for engine in engines.values()}
     for engine in stop_ids:  # all write all tokens, whatever they are
-        engine._worker.stop_ids = engine._worker.stop_ids[:0]
+        engine._batch.stop_ids = engine._batch.stop_ids[:0]
     device = engines["ours"].device
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=engines["ours"].dtype)
     model.to(device).eval()
@@ -180,7 +181,7 @@ def compare_decoding(
         x, mask = left_pad(some)
         works = {"generate": partial(generate, x.to(device, model.dtype), mask.to(device))}
         for name, engine in engines.items():
-            works[name] = partial(engine.complete, some, Sampling(), range(batch))
+            works[name] = partial(completed, engine, some, Sampling())
         turns = [{name: seconds(work) for name, work in works.items()} for _ in range(repeats + 2)]
         del turns[:2]  # they warm up
         row = {"batch": float(batch)}
@@ -196,7 +197,7 @@ def compare_decoding(
         rows.append(row)
     console.print(table)
     for engine, ids in stop_ids.items():
-        engine._worker.stop_ids = ids
+        engine._batch.stop_ids = ids
     return rows
 
 

@@ -21,6 +21,7 @@ from tide import Detoxifier, Result
 from tide.core.seeds import derive_seed
 from tide.core.settings import Sampling
 from tide.engines.local.engine import TransformersEngine
+from writing import completed
 
 BATCHES = (1, 16, 64)
 PROMPTS = Path(__file__).resolve().parents[1] / "examples" / "prompts.txt"
@@ -56,7 +57,7 @@ def main(
     def alone(some: list[str]) -> float:
         seeds = [derive_seed(derive_seed(0, one, 0), "sampling", 0) for one in some]
         began = time.perf_counter()
-        engine.complete(engine.embed(some), sampling, seeds)
+        completed(engine, engine.embed(some), sampling, seeds)
         return time.perf_counter() - began
 
     def watched(some: list[str]) -> tuple[float, list[Result]]:

@@ -19,6 +19,7 @@ from transformers import AutoTokenizer
 
 import tide
 from tide.core.settings import Sampling
+from tide.engines.base import Request
 from tide.engines.checkpoint import source_of
 from tide.engines.local.engine import TransformersEngine
 from tide.evaluation.benchmarks import load_benchmark
@@ -47,7 +48,9 @@ def main(
     engine = TransformersEngine(model, device="cpu")
     embedded = engine.embed(prompts)
     sampling = Sampling(max_new_tokens=tokens, temperature=temperature)
-    written = engine.complete(embedded, sampling, range(len(rows)))
+    written = engine.portal.run(
+        engine.complete, [Request(x, sampling, seed) for seed, x in enumerate(embedded)]
+    )
     texts = [answer.text for answer in written]
     print(f"{len(texts)} answers of at most {tokens} tokens at temperature {temperature}")
     for judge in JUDGES:

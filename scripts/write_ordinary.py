@@ -22,6 +22,7 @@ from scripts.train_pocket_scorer import REPOSITORY, prose_part, rows
 
 from tide import load_engine
 from tide.core.settings import Sampling
+from tide.engines import Request
 
 BATCH = 48
 SAMPLING = Sampling(temperature=0.7, max_new_tokens=60)
@@ -49,9 +50,10 @@ def main(
         with out.open("a", encoding="utf-8") as file:
             for start in range(0, len(chosen), BATCH):
                 some = chosen[start : start + BATCH]
-                seeds = range(start, start + len(some))
+                rows = enumerate(engine.embed(some), start)
+                asked = [Request(x, SAMPLING, seed) for seed, x in rows]
                 for prompt, one in zip(
-                    some, engine.complete(engine.embed(some), SAMPLING, seeds), strict=True
+                    some, engine.portal.run(engine.complete, asked), strict=True
                 ):
                     row = {"model": Path(model).name, "prompt": prompt, "text": one.text}
                     file.write(json.dumps(row, ensure_ascii=False) + "\n")

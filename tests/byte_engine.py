@@ -37,10 +37,10 @@ class ByteEngine(Engine):
     Its tokens are all bytes, the first two bytes of characters with and without a space before
     them, some whole characters, and the first letters of words: much as in a vocabulary that was
     learned from another language. Inside a character whose next bytes are all banned it writes a
-    space, and the character stays a half. requests: all that `write_all` was asked.
+    space, and the character stays a half. requests: all that `complete` was asked.
     """
 
-    honours: ClassVar = frozenset({"min_new_tokens", "stop"})
+    capabilities: ClassVar = frozenset({"min_new_tokens", "stop"})
 
     def __init__(self) -> None:
         self.name, self.dim, self.dtype = "bytes", 0, torch.float32
@@ -94,13 +94,16 @@ class ByteEngine(Engine):
         assert isinstance(request.prompt, Sequence)
         ids = list(request.prompt)
         first = len(ids)
-        while (step := len(ids) - first) < request.max_new_tokens:
+        while (step := len(ids) - first) < request.sampling.max_new_tokens:
             ids.append(self._draw(ids, request, step))
-            yield Piece((ids[-1],), "length" if step + 1 == request.max_new_tokens else None)
+            yield Piece(
+                (ids[-1],), "length" if step + 1 == request.sampling.max_new_tokens else None
+            )
 
     def _draw(self, ids: list[int], request: Request, step: int) -> int:
+        banned = set(request.banned_token_ids)
         for order in (3, 2, 1, 0):
-            some = sorted(self._next[tuple(ids[len(ids) - order :])] - set(request.never))
+            some = sorted(self._next[tuple(ids[len(ids) - order :])] - banned)
             some = [one for one in some if _goes_on(self.bytes_of(ids[-6:]), self.pieces[one])]
             if some:
                 return random.Random(derive_seed(request.seed, step)).choice(some)

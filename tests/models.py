@@ -128,8 +128,8 @@ def ending_with(engine: TransformersEngine, *tokens: int) -> Iterator[None]:
     """Let the texts of the engine's model end with these tokens, for a while."""
 
     async def set_ids(ids: torch.Tensor) -> None:
-        engine._worker.stop_ids = ids
-        engine._worker._batches.clear()  # each was made with those of before
+        engine._batch.stop_ids = ids
+        engine._batch.lanes.clear()  # each was made with those of before
 
     before = engine.stop_ids
     engine.portal.run(set_ids, torch.tensor(tokens, dtype=torch.int64))

@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.generated import examples
 from tests.models import VOCAB, save_causal_lm, save_classifier
+from tests.writing import completed, likelihoods
 from tide.core.errors import TideError
 from tide.core.settings import Sampling
 from tide.engines import load_engine
@@ -156,12 +157,12 @@ def use_engine(folder: Path) -> None:
     engine = load_engine("transformers", folder, device="cpu")
     special = set(engine.tokenizer.all_special_ids)  # type: ignore[attr-defined]
     sampling = Sampling(temperature=1.0, max_new_tokens=8)
-    for completion in engine.complete(engine.embed(TEXTS), sampling, [0, 1]):
+    for completion in completed(engine, engine.embed(TEXTS), sampling, [0, 1]):
         assert all(0 <= token < VOCAB for token in completion.token_ids)
         assert len(completion.token_ids) <= sampling.max_new_tokens
         assert completion.text or set(completion.token_ids) <= special
     ids = engine.tokenize(TEXTS)
-    assert len(engine.likelihood(ids, ids)) == len(ids)
+    assert len(likelihoods(engine, ids, ids)) == len(ids)
     engine.close()
 
 

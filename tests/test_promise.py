@@ -77,7 +77,7 @@ class Babbler(Storyteller):
         prompt, ids = request.prompt, []
         x = self._embed_tokens(prompt) if isinstance(prompt, Sequence) else prompt
         rows = list(x[-3:].numpy())
-        for place in range(len(x), len(x) + request.max_new_tokens):
+        for place in range(len(x), len(x) + request.sampling.max_new_tokens):
             last = b"".join(row.tobytes() for row in rows[-3:])
             number = digest(self._salt, last, place.to_bytes(2, "big"))
             if number % self._ends == 0:

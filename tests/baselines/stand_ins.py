@@ -20,7 +20,7 @@ from tide.baselines.reversal import Reversal, reverse
 from tide.baselines.self_debias import SelfDebias
 from tide.core.settings import Sampling
 from tide.engines.local.engine import TransformersEngine
-from tide.engines.local.sampling import Sampler
+from tide.engines.local.sampler import Sampler
 
 # Prefixes that fit into the context of a tiny model.
 DEBIAS_PREFIXES = ("Rain: ", "The town is kind: ")

@@ -12,7 +12,7 @@ from tests.baselines.stand_ins import STRENGTHS
 from tests.models import ending_with
 from tide.baselines import REGISTRY
 from tide.core.settings import Sampling
-from tide.engines.local.sampling import Sampler
+from tide.engines.local.sampler import Sampler
 from tide.plugins.specs import format_spec, parse_spec
 
 PROMPTS = ["The weather", "Rain fell on the quiet town", "is fine is fine"]

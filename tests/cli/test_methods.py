@@ -28,9 +28,9 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "own_strategy.py"
 class Counting(TransformersEngine):
     requests: list[Request] = []  # noqa: RUF012
 
-    async def _write_all(self, requests: Sequence[Request]) -> Any:
-        self.requests.extend(requests)
-        return await super()._write_all(requests)
+    def _write(self, request: Request) -> Any:
+        self.requests.append(request)
+        return super()._write(request)
 
 
 def test_everything_is_listed_and_nothing_cut(

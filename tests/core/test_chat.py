@@ -328,9 +328,8 @@ def test_a_chat_stands_where_a_prompt_stands(chatml: TransformersEngine) -> None
 def asked_of(engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch) -> list[Request]:
     """The requests that the engine gets."""
     seen: list[Request] = []
-    write, write_all = engine.write, engine.write_all
+    write = engine.write
     monkeypatch.setattr(engine, "write", lambda one: (seen.append(one), write(one))[1])
-    monkeypatch.setattr(engine, "write_all", lambda some: (seen.extend(some), write_all(some))[1])
     return seen
 
 
@@ -403,9 +402,9 @@ def test_only_what_users_said_moves_in_a_search(chatml: TransformersEngine) -> N
     seen: list[Request] = []
 
     class Watched(TransformersEngine):
-        async def write_all(self, requests: Any) -> Any:
-            seen.extend(requests)
-            return await super().write_all(requests)
+        def write(self, request: Request) -> Any:
+            seen.append(request)
+            return super().write(request)
 
     engine = Watched(chatml.name)
     prompt = chatml.encode(chatml.render(Chat.of(SYSTEM + LONG)))

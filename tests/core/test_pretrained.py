@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 from tests.models import CONTEXT, VOCAB, save_causal_lm, save_classifier
+from tests.writing import completed
 from tide.core.errors import CompletionError, EngineError, InputError, ScorerError
 from tide.core.pretrained import find_device
 from tide.core.settings import Sampling
@@ -259,10 +260,10 @@ def test_a_broken_row_of_positions_is_met_where_a_prompt_reaches_it(tmp_path: Pa
     short, long = (engine._embed_ids([5] * n) for n in (3, 19))
     for temperature in (0.0, 1.0):
         sampling = Sampling(temperature=temperature, max_new_tokens=4)
-        engine.complete([short], sampling, [0])
+        completed(engine, [short], sampling, [0])
         for rows in ([long], [short, long]):
             with pytest.raises(CompletionError, match="NaN or infinite"):
-                engine.complete(rows, sampling, range(len(rows)))
+                completed(engine, rows, sampling, range(len(rows)))
     assert engine.context_length == CONTEXT
 
 

@@ -192,10 +192,11 @@ def test_a_shared_engine_outlives_its_first_user() -> None:
     engine.close()
 
 
-@pytest.mark.parametrize("hook", ["_tokenize", "_encode", "_embed_tokens", "_write", "_write_all"])
+@pytest.mark.parametrize("hook", ["_tokenize", "_encode", "_embed_tokens", "on_write"])
 @pytest.mark.parametrize("kind", [ZeroDivisionError, KeyboardInterrupt, SystemExit, GeneratorExit])
+@pytest.mark.parametrize("strategy", ["backtrack", "tide"])
 def test_whatever_the_engine_raises_reaches_every_call_and_ends_with_it(
-    hook: str, kind: type[BaseException], monkeypatch: pytest.MonkeyPatch
+    hook: str, kind: type[BaseException], strategy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One clear error each; the next call is as if nothing had been."""
 
@@ -204,8 +205,7 @@ def test_whatever_the_engine_raises_reaches_every_call_and_ends_with_it(
 
     async def run() -> None:
         engine = scripted_engine()
-        # A search asks for several completions at once.
-        own: Any = {"strategy": "tide"} if hook == "_write_all" else {}
+        own = {"strategy": strategy}
         async with AsyncDetoxifier(engine, scorer=ReadingScorer(), **own) as detox:
             with monkeypatch.context() as patched:
                 patched.setattr(engine, hook, broken)

@@ -40,8 +40,8 @@ KINDS: list[Callable[[], BaseException]] = [
     *(torch.OutOfMemoryError, ConnectionResetError, EOFError, NotImplementedError),
     *(KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError, Panic),
 ]
-HOOKS = ["_tokenize", "_encode", "_texts", "_embed_tokens", "_render", "_vocabulary", "_share"]
-HOOKS += ["_memory", "_decode_nearest"]
+HOOKS = ["_tokenize", "_encode", "_texts", "_embed_tokens", "_render", "_vocabulary"]
+HOOKS += ["_prefix_cache", "_decode_nearest"]
 PLACES = [*HOOKS, "scorer", "write", "piece"]
 OF_A_TEXT = {"_tokenize", "_encode", "_texts", "_render"}
 PROMPTS = [f"once upon a {word}" for word in ("time", "day", "night", "hill", "house")]

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tests.byte_engine import ByteEngine
 from tests.worlds import scripted_engine
+from tests.writing import completed, likelihoods
 from tide.core.chat import Chat
 from tide.core.errors import CompletionError, EngineError, InputError
 from tide.core.settings import Sampling
@@ -35,21 +36,25 @@ def calls_of_a_closed_engine(engine: Engine, x: Tensor) -> None:
         "embed": (["fine"],),
         "embed_tokens": ([1],),
         "decode_nearest": (x,),
-        "share": (x,),
-        "memory": (),
+        "prefix_cache": (x,),
         "spellings": (1,),
         "ban": ([1],),
         "after": (Request(x), [1]),
         "write": (Request(x),),
-        "write_all": ([Request(x)],),
+        "complete": ([Request(x)],),
         "log_likelihoods": ([([1], [2])],),
-        "score_all": ([Request([1, 2], scored=1)],),
-        "complete": ([x], Sampling(), [0]),
-        "likelihood": ([[1]], [[2]]),
         "verify": (),
     }
     methods = {name for name, _ in inspect.getmembers(Engine, inspect.isfunction)}
-    own = {"close", "check", "check_sampling", "completions", "fewest", "goes_on"}
+    own = {
+        "close",
+        "check",
+        "check_sampling",
+        "completions",
+        "fewest",
+        "supports_continuation",
+        "check_prompt",
+    }
     assert set(calls) == {name for name in methods if name[0] != "_"} - own
     for name, arguments in calls.items():
         with pytest.raises(EngineError, match="closed; make a new one"):
@@ -70,7 +75,7 @@ async def _whole(call: Callable[..., Any], *arguments: Any) -> None:
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_closed_engine_says_so(shared: bool) -> None:
     engine: Engine = CachingEngine(scripted_engine()) if shared else scripted_engine()
-    engine.complete([torch.zeros(1, 8)], Sampling(), [0])
+    completed(engine, [torch.zeros(1, 8)], Sampling(), [0])
     engine.close()
     calls_of_a_closed_engine(engine, torch.zeros(1, 8))
     engine.close()
@@ -107,31 +112,31 @@ class Words(Engine):
 
 def test_the_default_methods_are_enough_for_completions() -> None:
     with Words() as engine:
-        assert engine.complete([[1, 2], [3]], Sampling(max_new_tokens=9), [0, 0]) == [
+        assert completed(engine, [[1, 2], [3]], Sampling(max_new_tokens=9), [0, 0]) == [
             Completion(" x xx", (1, 2), "stop"),
             Completion(" xxx", (3,), "stop"),
         ]
         assert engine.encode("a bc").token_ids == (1, 2)
         assert engine.encode("a bc").fixed_mask == (False, False)
-        assert engine.share(torch.zeros(2, 4)) is None
+        assert engine.prefix_cache(torch.zeros(2, 4)) is None
         engine.verify()
         for call in (lambda: engine.embed(["a"]), lambda: engine.decode_nearest(torch.zeros(1, 4))):
             with pytest.raises(InputError, match="engine Words: has no embeddings"):
                 call()
         with pytest.raises(InputError, match="Words has no chat template"):
             engine.text_of(Chat.said("fine"))
-        with pytest.raises(EngineError, match="answered what is not a completion"):
-            engine.likelihood([[1]], [[2]])
+        with pytest.raises(InputError, match="engine Words: has no likelihoods"):
+            likelihoods(engine, [[1]], [[2]])
         for name, value in {"stop": ("x",), "min_new_tokens": 2, "repetition_penalty": 2.0}.items():
             with pytest.raises(InputError, match=f"{name}: not supported by Words"):
-                engine.complete([[1]], Sampling(**{"max_new_tokens": 9, name: value}), [0])  # type: ignore[arg-type]
+                completed(engine, [[1]], Sampling(**{"max_new_tokens": 9, name: value}), [0])  # type: ignore[arg-type]
 
 
 def test_what_a_library_raises_is_an_error_of_the_engine_and_ends_the_others() -> None:
     with Words() as engine:
         requests = [Request([1] * 12, OWN), Request([2, 9], OWN)]
         with pytest.raises(EngineError, match="model words: write failed: nine"):
-            asyncio.run(engine.write_all(requests))
+            asyncio.run(engine.complete(requests))
         assert len(engine.left) == 2
 
 
@@ -154,7 +159,7 @@ def test_what_an_engine_answers_is_looked_at(
 
     monkeypatch.setattr(Words, "_write", write)
     with Words() as engine, pytest.raises(EngineError, match=problem):
-        engine.complete([[1]], Sampling(max_new_tokens=9), [0])
+        completed(engine, [[1]], Sampling(max_new_tokens=9), [0])
 
 
 def test_a_part_of_a_character_is_its_own_only_spelling() -> None:
@@ -208,12 +213,12 @@ def test_a_token_that_is_not_to_be_the_first_may_come_later() -> None:
         for seed in range(20):
             plain = Request(ids, own, seed)
             whole, other = (
-                asyncio.run(engine.write_all([one]))[0]
-                for one in (plain, replace(plain, never=(5,), never_first=(3, 4)))
+                asyncio.run(engine.complete([one]))[0]
+                for one in (plain, replace(plain, banned_token_ids=(5,), banned_first_ids=(3, 4)))
             )
             first = whole.token_ids[0]
-            request = replace(plain, never_first=(first,), piece_tokens=7)
-            (again,) = asyncio.run(engine.write_all([request]))
+            request = replace(plain, banned_first_ids=(first,), piece_tokens=7)
+            (again,) = asyncio.run(engine.complete([request]))
             assert again.token_ids[0] != first
             assert len(again.token_ids) == len(other.token_ids) == 30
             later += first in again.token_ids
@@ -221,7 +226,7 @@ def test_a_token_that_is_not_to_be_the_first_may_come_later() -> None:
             assert tuple(token for piece in pieces for token in piece.token_ids) == again.token_ids
             assert [piece.finish_reason for piece in pieces][-1] == "length"
             only = replace(request, sampling=Sampling(max_new_tokens=1))
-            assert asyncio.run(engine.write_all([only]))[0].token_ids == again.token_ids[:1]
+            assert asyncio.run(engine.complete([only]))[0].token_ids == again.token_ids[:1]
         assert later > 5
 
 
@@ -239,7 +244,7 @@ def test_leaving_a_request_ends_what_writes_it(inside: bool) -> None:
 
     with Words() as engine:
         assert (engine.portal.run(leave) if inside else asyncio.run(leave())) == 1
-        engine.complete([[1]], Sampling(max_new_tokens=9), [0])  # by then the loop has ended it
+        completed(engine, [[1]], Sampling(max_new_tokens=9), [0])  # by then the loop has ended it
         assert len(engine.left) == 2
 
 
@@ -254,7 +259,7 @@ def test_leaving_a_request_ends_what_writes_it(inside: bool) -> None:
 )
 def test_a_request_that_cannot_be_written_is_its_own_fault(prompt: Any, problem: str) -> None:
     with Words() as engine, pytest.raises(CompletionError, match=problem):
-        engine.complete([prompt], Sampling(max_new_tokens=20), [0])
+        completed(engine, [prompt], Sampling(max_new_tokens=20), [0])
 
 
 def test_an_engine_in_the_place_of_a_name_is_told_where_it_belongs() -> None:

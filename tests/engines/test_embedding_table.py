@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.models import VOCAB, save_causal_lm
+from tests.writing import completed, likelihoods
 from tide.core.errors import CompletionError, EngineError
 from tide.core.settings import Sampling
 from tide.engines import embedding_table
@@ -39,9 +40,9 @@ def test_ids_outside_of_the_vocabulary_never_become_a_text(
     outside = "a token id outside of the model's vocabulary of 300"
     for prompts, completions in ((rows, [[5], [5]]), ([[5], [5]], rows)):
         with pytest.raises(CompletionError, match=outside):
-            engine.likelihood(prompts, completions)
+            likelihoods(engine, prompts, completions)
     with pytest.raises(CompletionError, match=outside):
-        engine.complete(rows, PLAIN, [0, 0])
+        completed(engine, rows, PLAIN, [0, 0])
     with pytest.raises(EngineError, match="is not in its vocabulary of 300"):
         engine.embed_tokens(rows[1])
 

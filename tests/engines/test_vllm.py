@@ -104,7 +104,7 @@ def test_what_a_request_is_to_vllm(monkeypatch: pytest.MonkeyPatch, size: int | 
     engine._engine = SimpleNamespace(generate=generate)
     own = Sampling(temperature=0.5, max_new_tokens=9, stop="x")
     requests = [
-        Request([1, 2], own, 11, never=(3, 4), piece_tokens=size),
+        Request([1, 2], own, 11, banned_token_ids=(3, 4), piece_tokens=size),
         Request(torch.zeros(2, 4), Sampling(temperature=0.0), 11, piece_tokens=size),
     ]
 

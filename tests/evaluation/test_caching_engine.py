@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from tests.worlds import PROMPTS, scripted_engine
+from tests.writing import completed
 from tide.core.settings import Sampling
 from tide.evaluation.caching_engine import CachingEngine
 
@@ -10,11 +11,11 @@ def test_what_follows_a_prompt_is_written_once_a_sampling_and_seed() -> None:
     shared = CachingEngine(engine)
     one, two = (shared.encode(prompt).token_ids for prompt in PROMPTS[:2])
     short, long = Sampling(max_new_tokens=5), Sampling(max_new_tokens=9)
-    first = shared.complete([one, two], [short, long], [1, 1])
+    first = completed(shared, [one, two], [short, long], [1, 1])
     assert len(engine.requests) == 2
-    assert shared.complete([two, one, one], [long, short, long], [1, 1, 1])[:2] == first[::-1]
+    assert completed(shared, [two, one, one], [long, short, long], [1, 1, 1])[:2] == first[::-1]
     assert [(x.prompt, x.sampling) for x in engine.requests[2:]] == [(one, long)]
-    assert shared.complete([one, two], short, [1, 2])[:1] == first[:1]
+    assert completed(shared, [one, two], short, [1, 2])[:1] == first[:1]
     assert [(x.prompt, x.seed) for x in engine.requests[3:]] == [(two, 2)]
 
 
@@ -25,7 +26,7 @@ def test_moved_rows_and_tokens_that_are_no_prompt_are_written_each_time() -> Non
     rows = shared.embed_tokens(ids)
     for prompt in (rows, ids[:-1]):
         before = len(engine.requests)
-        first = shared.complete([prompt], sampling, [1])
-        assert shared.complete([prompt], sampling, [1]) == first
+        first = completed(shared, [prompt], sampling, [1])
+        assert completed(shared, [prompt], sampling, [1]) == first
         assert len(engine.requests) == before + 2
     assert shared.seconds_saved == 0

@@ -20,6 +20,7 @@ import pytest
 
 from tests.server.gateway import assert_repaired
 from tests.server.processes import TIDE, serving
+from tests.writing import completed
 from tide import pocket
 from tide.core.chat import Chat
 from tide.core.settings import Sampling
@@ -87,7 +88,7 @@ def prompts(shared_data: Path) -> list[str]:
 
 def written(engine: Engine, texts: list[str], **more: Any) -> list[str]:
     requests = [Request(ids, GREEDY, **more) for ids in engine.tokenize(texts)]
-    return [one.text for one in asyncio.run(engine.write_all(requests))]
+    return [one.text for one in asyncio.run(engine.complete(requests))]
 
 
 Both = tuple[OpenAIEngine, TransformersEngine, str]
@@ -95,7 +96,7 @@ Both = tuple[OpenAIEngine, TransformersEngine, str]
 
 def test_the_same_greedy_texts(both: Both, prompts: list[str]) -> None:
     engine, local, _ = both
-    assert "logit_bias (the server's /extras/tokenize)" in engine.abilities
+    assert "logit_bias (the server's /extras/tokenize)" in engine.capability_notes
     found, expected = written(engine, prompts), written(local, prompts)
     same = sum(a == b for a, b in zip(found, expected, strict=True))
     assert same >= 0.9 * len(prompts)  # of two tokens that are all but alike, either is drawn
@@ -103,14 +104,14 @@ def test_the_same_greedy_texts(both: Both, prompts: list[str]) -> None:
 
 def test_held_words_are_the_same_tokens(both: Both, prompts: list[str]) -> None:
     engine, local, _ = both
-    (abilities,) = engine._abilities.values()
-    assert abilities.held is not None
+    (server,) = engine._found.values()
+    assert server.banned is not None
     held: list[str] = []
     for number in range(3):
         never = tuple(i for word in held for i in engine.tokenize([word])[0])
-        found = written(engine, prompts[:10], never=never)
-        ids = engine.portal.run(abilities.held.ids, held)
-        expected = written(local, prompts[:10], never=tuple(ids))
+        found = written(engine, prompts[:10], banned_token_ids=never)
+        ids = engine.portal.run(server.banned.ids, held)
+        expected = written(local, prompts[:10], banned_token_ids=tuple(ids))
         assert sum(a == b for a, b in zip(found, expected, strict=True)) >= 8
         words = [text.split() for text in found]
         assert not any(word.strip() in text for word in held for text in words)
@@ -122,8 +123,8 @@ def test_a_chat_is_one_block(both: Both) -> None:
     """Its server begins a new message after the assistant's last: that is found out."""
     engine, _, _ = both
     prompt = engine.encode(engine.text_of(Chat.said("How was your day?")))
-    assert not engine.goes_on(prompt.token_ids)
-    assert engine.complete([prompt.token_ids], GREEDY, [0])[0].finish_reason
+    assert not engine.supports_continuation(prompt.token_ids)
+    assert completed(engine, [prompt.token_ids], GREEDY, [0])[0].finish_reason
 
 
 def test_an_abandoned_request(both: Both) -> None:

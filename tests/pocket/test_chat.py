@@ -10,6 +10,7 @@ import torch
 from safetensors import safe_open
 from transformers import AutoTokenizer
 
+from tests.writing import completed
 from tide.core.settings import Sampling
 from tide.engines.base import Completion
 from tide.engines.local.engine import TransformersEngine
@@ -44,7 +45,7 @@ def answers(
     ]
     rows = [ids for ids in engine.tokenize(prompts) for _ in range(4)]
     sampling = Sampling(max_new_tokens=tokens, temperature=temperature)
-    return engine.complete(rows, sampling, range(len(rows)))
+    return completed(engine, rows, sampling, range(len(rows)))
 
 
 def test_its_size() -> None:

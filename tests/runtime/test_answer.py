@@ -33,15 +33,12 @@ def test_prompts_are_written_while_texts_are_scored() -> None:
     """The scorer waits for a further request: without overlap this would never end."""
     more = threading.Event()
     engine = scripted_engine(max_batch=2)
-    write = engine._write
 
-    async def watched(request: Request) -> AsyncGenerator[Piece, None]:
+    def watched(request: Request) -> None:
         if request.priority >= 4:  # of those that are under way no room was left for it at first
             more.set()
-        async for piece in write(request):
-            yield piece
 
-    engine._write = watched  # type: ignore[method-assign]
+    engine.on_write = watched
 
     def scorer(texts: list[str]) -> list[float]:
         if waits:
@@ -202,10 +199,10 @@ def test_a_scorer_that_fails_for_all_stops_everything(error: TideError) -> None:
 def test_a_failing_engine_stops_everything() -> None:
     engine = scripted_engine()
 
-    def fail(request: Request) -> Any:
+    def fail(request: Request) -> None:
         raise EngineError("out of memory")
 
-    engine._write = fail  # type: ignore[method-assign]
+    engine.on_write = fail
     with pytest.raises(EngineError, match="out of memory"):
         list(Detoxifier(engine, scorer=ReadingScorer()).map(PROMPTS))
 

@@ -200,10 +200,11 @@ def test_a_word_that_was_held_back_stays_away_for_the_rest_of_an_answer(
     monkeypatch.setattr(engine, "_write", lambda one: (asked.append(one), write(one))[1])
     result = Detoxifier(engine, scorer=Refusing(*words), **settings)(PROMPT)
     assert result.accepted
-    held = [set(one.never) for one in asked if one.never]
+    held = [set(one.banned_token_ids) for one in asked if one.banned_token_ids]
     assert len(held[-1]) > len(held[0])
     assert all(held[0] <= one for one in held)
-    assert all(one.never for one in asked[asked.index(next(x for x in asked if x.never)) :])
+    first = next(i for i, one in enumerate(asked) if one.banned_token_ids)
+    assert all(one.banned_token_ids for one in asked[first:])
 
 
 def test_many_at_once_equal_each_alone(engine: TransformersEngine) -> None:

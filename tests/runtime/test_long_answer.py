@@ -234,7 +234,7 @@ def test_a_text_that_the_scorer_cannot_take_fails_alone() -> None:
 @pytest.mark.parametrize(
     ("hook", "kind"),
     [
-        *((hook, EngineError) for hook in ("_embed_tokens", "_share", "_write", "_write_all")),
+        *((hook, EngineError) for hook in ("_embed_tokens", "_prefix_cache", "on_write")),
         *((hook, CompletionError) for hook in ("_tokenize", "_encode", "_texts")),
     ],
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ from tide.core.chat import Chat
 from tide.core.errors import PromptRefusedError, ScorerError
 from tide.detoxifier.asynchronous import AsyncDetoxifier
 from tide.detoxifier.sync import Detoxifier
-from tide.engines.base import Piece, Request
+from tide.engines.base import Request
 
 BAD, LIMIT, GOOD = "toxicity 0.95 of its own", "toxicity 0.9 of its own", "a second one"
 
@@ -24,14 +24,7 @@ class World:
     def __init__(self) -> None:
         self.engine, self.scorer = scripted_engine(), ReadingScorer()
         self.written: list[Request] = []
-        write = self.engine._write
-
-        async def watched(request: Request) -> AsyncGenerator[Piece, None]:
-            self.written.append(request)
-            async for piece in write(request):
-                yield piece
-
-        self.engine._write = watched  # type: ignore[method-assign]
+        self.engine.on_write = self.written.append
 
     def detoxifier(self, **settings: Any) -> Detoxifier:
         return Detoxifier(self.engine, scorer=self.scorer, refuse_prompt_above=0.9, **settings)

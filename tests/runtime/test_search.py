@@ -19,7 +19,7 @@ from tide.core.errors import EngineError, InputError, ScorerError, StrategyError
 from tide.core.seeds import derive_seed
 from tide.core.settings import Sampling, Settings
 from tide.detoxifier.sync import Detoxifier
-from tide.engines.base import Engine, Piece, Request
+from tide.engines.base import Engine, Likelihood, Piece, Request, TokenPair
 from tide.engines.local.engine import TransformersEngine
 from tide.engines.scripted import ScriptedEngine
 from tide.runtime.scoring import Scoring
@@ -94,10 +94,9 @@ def test_likelihoods_choose_among_passing_completions() -> None:
     detox = Detoxifier(engine, scorer=ReadingScorer(), strategy="accept-any", mu_relative=3.0)
     results = list(detox.map(PROMPTS))
     calls = sum(result.trials[0].likelihood_calls for result in results)
-    asked = [request for request in engine.requests if request.scored]
-    assert calls == len(asked) > 0
+    assert calls == len(engine.pairs) > 0
     prompts = {engine.encode(prompt).token_ids for prompt in PROMPTS}
-    assert all(tuple(one.prompt)[: -one.scored] in prompts for one in asked)
+    assert all(tuple(prompt) in prompts for prompt, _ in engine.pairs)
 
 
 def test_the_prompt_as_it_is_goes_as_its_tokens_and_what_was_moved_as_rows() -> None:
@@ -116,18 +115,16 @@ def test_the_prompt_as_it_is_goes_as_its_tokens_and_what_was_moved_as_rows() -> 
 def test_searches_with_different_sampling_are_under_way_at_the_same_time() -> None:
     kinds = [Sampling(temperature=t, max_new_tokens=n) for t, n in ((0.0, 5), (0.7, 20), (1.0, 9))]
     engine = scripted_engine()
-    write, here, most = engine._write, set[int](), 0
+    here, most = set[int](), 0
 
-    async def together(request: Request) -> AsyncGenerator[Piece, None]:
+    async def together(request: Request) -> None:
         nonlocal most
         here.add(request.sampling.max_new_tokens)
         most = max(most, len(here))
         await asyncio.sleep(0.01)
-        async for piece in write(request):
-            yield piece
         here.discard(request.sampling.max_new_tokens)
 
-    engine._write = together  # type: ignore[method-assign]
+    engine.on_write = together
 
     def make(scoring: Scoring) -> list[Search]:
         return [search(engine, scoring, PROMPTS[i], kind) for i, kind in enumerate(kinds)]
@@ -263,16 +260,12 @@ def test_embeddings_that_no_engine_takes_fail_alone() -> None:
 
 def test_an_engine_that_fails_once_is_the_error_of_who_asked() -> None:
     engine = scripted_engine()
-    write, failed = engine._write, []
 
-    async def broken(request: Request) -> AsyncGenerator[Piece, None]:
-        if not failed:
-            failed.append(1)
+    def broken(request: Request) -> None:
+        if len(engine.requests) == 1:
             raise RuntimeError("out of memory")
-        async for piece in write(request):
-            yield piece
 
-    engine._write = broken  # type: ignore[method-assign]
+    engine.on_write = broken
 
     def make(scoring: Scoring) -> list[Search]:
         return [search(engine, scoring, PROMPTS[i]) for i in (0, 2)]
@@ -311,10 +304,10 @@ def test_what_is_no_completion_is_an_engine_error(piece: Any) -> None:
 def test_a_likelihood_that_is_not_a_number_is_an_engine_error() -> None:
     engine = scripted_engine()
 
-    async def nan(requests: Sequence[Request]) -> list[float]:
-        return [math.nan] * len(requests)
+    async def nan(pairs: Sequence[TokenPair], *_: Any) -> list[Likelihood]:
+        return [Likelihood(math.nan, 1)] * len(pairs)
 
-    engine._score_all = nan  # type: ignore[method-assign]
+    engine._log_likelihoods = nan  # type: ignore[method-assign]
     detox = Detoxifier(engine, scorer=ReadingScorer(), strategy="tide", max_perplexity=2.0)
     with pytest.raises(EngineError, match="a likelihood is not a number"):
         list(detox.map(PROMPTS))
@@ -325,13 +318,13 @@ def test_with_a_bound_of_perplexity_the_most_likely_text_that_passes_is_returned
     engine = scripted_engine()
     plain: dict[tuple[int, ...], float] = {}
 
-    async def likelihoods(requests: Sequence[Request]) -> list[float]:
-        for request in requests:
-            ids = tuple(request.prompt[-request.scored :])
-            plain[ids] = -5.0 - (sum(map(ord, engine.texts([ids])[0])) * 37 % 1000) / 1000
-        return [plain[tuple(request.prompt[-request.scored :])] for request in requests]
+    async def likelihoods(pairs: Sequence[TokenPair], *_: Any) -> list[Likelihood]:
+        for _prompt, ids in pairs:
+            text = engine.texts([ids])[0]
+            plain[tuple(ids)] = -5.0 - (sum(map(ord, text)) * 37 % 1000) / 1000
+        return [Likelihood(plain[tuple(ids)], 1) for _, ids in pairs]
 
-    engine._score_all = likelihoods  # type: ignore[method-assign]
+    engine._log_likelihoods = likelihoods  # type: ignore[method-assign]
     detox = Detoxifier(
         engine,
         scorer=ReadingScorer(),
@@ -364,17 +357,15 @@ def test_a_cancelled_search_holds_what_it_found_and_nothing_more_is_scored() -> 
     async def run() -> Search:
         scoring = Scoring(scorer)
         left = search(engine, scoring, PROMPTS[2])
-        write, task = engine._write, None
+        task: asyncio.Future[None] | None = None
 
-        async def leaving(request: Request) -> AsyncGenerator[Piece, None]:
+        async def leaving(request: Request) -> None:
             if isinstance(request.prompt, torch.Tensor):
                 assert task is not None
                 task.cancel()
                 await asyncio.sleep(0)
-            async for piece in write(request):
-                yield piece
 
-        engine._write = leaving  # type: ignore[method-assign]
+        engine.on_write = leaving
         task = asyncio.ensure_future(left.run())
         with pytest.raises(asyncio.CancelledError):
             await task

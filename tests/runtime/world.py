@@ -35,15 +35,14 @@ class Storyteller(ScriptedEngine):
 
     async def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
         self.requests.append(request)
-        if request.scored:
-            yield Piece((), "length", -float(request.scored))
-            return
+        if self.on_write is not None and (waits := self.on_write(request)) is not None:
+            await waits
         ids, reason = self._story(request)
         size = request.piece_tokens or max(1, len(ids))
         for start in range(0, max(1, len(ids)), size):
             await self._pause(request, start)
-            part = tuple(ids[start : start + size])
-            yield Piece(part, reason if start + size >= len(ids) else None)
+            part, read = tuple(ids[start : start + size]), 0 if start else len(request.prompt)
+            yield Piece(part, reason if start + size >= len(ids) else None, read)
 
     async def _pause(self, request: Request, written: int) -> None:
         """Before each piece of a text, of which so many words were written."""

@@ -52,15 +52,15 @@ def check(engine: ByteEngine, prompt: str, result: Result) -> int:
     for text in texts[1:]:
         assert HALF not in text
     first, *repairs = engine.requests
-    before = first.never
+    before = first.banned_token_ids
     again = len(repairs) - len(texts) + 1
     for request in repairs:
         kept = engine.bytes_of(list(request.prompt)[len(ids) :]).decode()  # type: ignore[arg-type]
         known = any(text.startswith(kept) and not is_cut(kept, text) for text in texts)
         assert known or again
-        assert len(set(request.never) - set(before)) <= MOST_SPELLINGS
-        assert len(request.never_first) <= len(repairs)
-        before = request.never
+        assert len(set(request.banned_token_ids) - set(before)) <= MOST_SPELLINGS
+        assert len(request.banned_first_ids) <= len(repairs)
+        before = request.banned_token_ids
     return again
 
 

@@ -8,7 +8,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -21,7 +21,7 @@ from tests.server.running import MODEL, Running, running, wait_until
 from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
 from tide.core.errors import InputError, ScorerError, ScorerRefusedError, ScorerUnavailableError
 from tide.core.settings import Settings
-from tide.engines.base import Piece, Request
+from tide.engines.base import Request
 from tide.server.gate import Gate, _traced, check_exposure, read_keys
 from tide.server.generation import Serving
 from tide.server.limits import Limits
@@ -38,10 +38,9 @@ class Held:
         self.engine = scripted_engine(max_batch=64)
         self.writing, self.go = threading.Event(), threading.Event()
         self.begun = self.aborted = 0
-        self._write = self.engine._write
-        self.engine._write = self._held  # type: ignore[method-assign]
+        self.engine.on_write = self._held
 
-    async def _held(self, request: Request) -> AsyncGenerator[Piece, None]:
+    async def _held(self, request: Request) -> None:
         self.begun += 1
         self.writing.set()
         try:
@@ -50,8 +49,6 @@ class Held:
         except BaseException:
             self.aborted += 1
             raise
-        async for piece in self._write(request):
-            yield piece
 
 
 def post(server: Running, body: bytes, *headers: str) -> socket.socket:
@@ -292,17 +289,16 @@ def test_without_a_scorer_nothing_leaves(
 
 def test_an_engine_that_fails_is_no_text() -> None:
     engine = scripted_engine()
-    write = engine._write
 
-    def broken(request: Request) -> Any:
+    def broken(request: Request) -> None:
         raise RuntimeError("a secret of the machine")
 
-    engine._write = broken  # type: ignore[method-assign]
+    engine.on_write = broken
     with running(engine) as server:
         answer = server.ask()
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_error")
         assert "secret" not in answer.text
-        engine._write = write  # type: ignore[method-assign]
+        engine.on_write = None
         assert server.ask().status_code == 200
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import openai
@@ -12,7 +12,7 @@ import pytest
 from tests.server.running import MODEL, Running, running
 from tests.worlds import PROMPTS, ReadingScorer, read, scripted_engine
 from tide.detoxifier.sync import Detoxifier
-from tide.engines.base import Piece, Request
+from tide.engines.base import Request
 from tide.server.limits import Limits
 
 SAID = [{"role": "user", "content": "a second one"}]
@@ -136,18 +136,16 @@ def test_chat(client: openai.OpenAI) -> None:
 def test_many_at_once_with_the_async_client(
     server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    under_way, most, write = 0, 0, server.engine._write
+    under_way, most = 0, 0
 
-    async def counted(request: Request) -> AsyncGenerator[Piece, None]:
+    async def counted(request: Request) -> None:
         nonlocal under_way, most
         under_way += 1
         most = max(most, under_way)
         await asyncio.sleep(0.05)
-        async for piece in write(request):
-            yield piece
         under_way -= 1
 
-    monkeypatch.setattr(server.engine, "_write", counted)
+    monkeypatch.setattr(server.engine, "on_write", counted)
 
     async def ask() -> list[Any]:
         async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="any") as client:

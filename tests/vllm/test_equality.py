@@ -13,6 +13,7 @@ import torch
 from scipy.stats import ks_2samp
 
 from tests.vllm.servers import VllmProcess
+from tests.writing import completed, likelihoods
 from tide import Detoxifier, load_scorer
 from tide.core.errors import CompletionError, InputError
 from tide.core.settings import Sampling
@@ -52,7 +53,9 @@ def test_the_same_greedy_completions(
     moved = [  # not only points that are tokens
         x + 0.02 * torch.randn(x.shape, generator=generator) for x in embedded
     ]
-    assert engine.complete(moved, GREEDY, range(100)) == local.complete(moved, GREEDY, range(100))
+    assert completed(engine, moved, GREEDY, range(100)) == completed(
+        local, moved, GREEDY, range(100)
+    )
     assert all(map(torch.equal, embedded, engine.embed(prompts[:100])))
     assert list(map(engine.encode, prompts[:100])) == list(map(local.encode, prompts[:100]))
 
@@ -66,9 +69,9 @@ def test_the_same_where_only_the_last_rows_differ(
     generator = torch.Generator().manual_seed(0)
     noise = 0.02 * torch.randn(6, 8, x.shape[1], generator=generator)
     rows = [x, *(torch.cat([x[:-8], x[-8:] + by]) for by in noise)]
-    expected = local.complete(rows, GREEDY, range(7))
+    expected = completed(local, rows, GREEDY, range(7))
     for _ in range(2):
-        assert engine.complete(rows, GREEDY, range(7)) == expected
+        assert completed(engine, rows, GREEDY, range(7)) == expected
 
 
 def test_the_same_least_lengths_and_stop_strings(
@@ -76,16 +79,16 @@ def test_the_same_least_lengths_and_stop_strings(
 ) -> None:
     embeddings = local.embed(prompts[:20])
     long = GREEDY.model_copy(update={"max_new_tokens": 30, "min_new_tokens": 25})
-    whole = local.complete(embeddings, long, range(20))
-    assert engine.complete(embeddings, long, range(20)) == whole
+    whole = completed(local, embeddings, long, range(20))
+    assert completed(engine, embeddings, long, range(20)) == whole
     for text in (whole[3].text[10:13], whole[7].text[1:2], "never"):
         stopped = long.model_copy(update={"stop": (text, ". ")})
-        found = engine.complete(embeddings, stopped, range(20))
-        assert found == local.complete(embeddings, stopped, range(20))
+        found = completed(engine, embeddings, stopped, range(20))
+        assert found == completed(local, embeddings, stopped, range(20))
         assert any(one.finish_reason == "stop" for one in found)
         assert not any(text in one.text for one in found)
     with pytest.raises(InputError, match="repetition_penalty: not supported by"):
-        engine.complete(embeddings, Sampling(repetition_penalty=1.1), range(20))
+        completed(engine, embeddings, Sampling(repetition_penalty=1.1), range(20))
 
 
 @pytest.mark.parametrize("strategy", ["tide", "backtrack:pace=word"])
@@ -95,7 +98,7 @@ def test_greedy_answers_that_are_watched_are_those_of_one_call(
     length = {"max_new_tokens": 96, "min_new_tokens": 96, "temperature": 0.0}
     some = [prompt for prompt in prompts if len(local.tokenize([prompt])[0]) < 60][:8]
     rows = local.embed(some)
-    expected = local.complete(rows, Sampling(**length), range(8))  # type: ignore[arg-type]
+    expected = completed(local, rows, Sampling(**length), range(8))  # type: ignore[arg-type]
     detox = Detoxifier(engine, scorer=lambda texts: [0.0] * len(texts), strategy=strategy)
     found = list(detox.map(some, **length))  # type: ignore[arg-type]
     assert [result.text for result in found] == [completion.text for completion in expected]
@@ -107,10 +110,10 @@ def test_the_same_likelihoods(
 ) -> None:
     ids = local.tokenize(prompts[:20])
     halves = [row[: len(row) // 2] for row in ids], [row[len(row) // 2 :] for row in ids]
-    assert engine.likelihood(*halves) == pytest.approx(local.likelihood(*halves), abs=1e-4)
+    assert likelihoods(engine, *halves) == pytest.approx(likelihoods(local, *halves), abs=1e-4)
     longest = [[5] * 200], [[9] * 55]
     assert engine.context_length == 255
-    assert engine.likelihood(*longest) == pytest.approx(local.likelihood(*longest), abs=1e-4)
+    assert likelihoods(engine, *longest) == pytest.approx(likelihoods(local, *longest), abs=1e-4)
 
 
 def test_sampled_toxicity_has_the_same_distribution(
@@ -120,7 +123,7 @@ def test_sampled_toxicity_has_the_same_distribution(
     seeds = range(len(embeddings))
     scores = [
         load_scorer("pocket").score(
-            [c.text for c in some.complete(embeddings, Sampling(temperature=1.0), seeds)]
+            [c.text for c in completed(some, embeddings, Sampling(temperature=1.0), seeds)]
         )
         for some in (engine, local)
     ]
@@ -133,11 +136,11 @@ def test_a_seed_draws_the_same_again_and_shares_noise(
 ) -> None:
     (x,) = local.embed(prompts[:1])
     sampling = Sampling(temperature=1.0)
-    one, same, other = engine.complete([x] * 3, sampling, [1, 1, 2])
+    one, same, other = completed(engine, [x] * 3, sampling, [1, 1, 2])
     assert one == same
     assert one != other
     many = local.embed(prompts[:9])
-    among = engine.complete([*many, x], sampling, [*range(50, 59), 1])
+    among = completed(engine, [*many, x], sampling, [*range(50, 59), 1])
     assert among[-1] == one
 
 
@@ -148,12 +151,12 @@ def test_a_row_is_written_alone_as_in_mixed_company(
     short = Sampling(temperature=0.0, max_new_tokens=3)
     drawn = Sampling(temperature=1.0, top_p=0.9, top_k=50, max_new_tokens=9)
     samplings = [GREEDY, drawn, short, drawn, GREEDY, short]
-    together = engine.complete(embeddings, samplings, range(6))
+    together = completed(engine, embeddings, samplings, range(6))
     greedy = [i for i in range(6) if i % 2 == 0 or i == 5]
     for i in greedy:
-        assert local.complete(embeddings[i : i + 1], samplings[i], [i]) == [together[i]]
+        assert completed(local, embeddings[i : i + 1], samplings[i], [i]) == [together[i]]
     for i in (1, 3):
-        assert engine.complete(embeddings[i : i + 1], drawn, [i]) == [together[i]]
+        assert completed(engine, embeddings[i : i + 1], drawn, [i]) == [together[i]]
         assert len(together[i].token_ids) <= 9
 
 
@@ -164,7 +167,7 @@ def test_pieces_are_the_whole_and_what_is_left_is_aborted(
     # So long that the whole is never there at once when the first piece is read.
     long = Sampling(temperature=0.0, max_new_tokens=120, min_new_tokens=120)
     ids, rows = local.tokenize(prompts[:6]), local.embed(prompts[:6])
-    expected = [one.token_ids for one in local.complete(ids, long, range(6))]
+    expected = [one.token_ids for one in completed(local, ids, long, range(6))]
 
     async def read(prompt: Any, most: int) -> list[int]:
         found: list[int] = []
@@ -189,14 +192,16 @@ def test_tokens_that_are_never_drawn(
 ) -> None:
     """Each request's own."""
     ids = local.tokenize(prompts[:4])
-    firsts = [one.token_ids[0] for one in local.complete(ids, GREEDY, range(4))]
+    firsts = [one.token_ids[0] for one in completed(local, ids, GREEDY, range(4))]
 
     def requests(never: bool) -> list[Request]:
         pairs = zip(ids, firsts, strict=True)
-        return [Request(x, GREEDY, never=(first,) if never else ()) for x, first in pairs]
+        return [
+            Request(x, GREEDY, banned_token_ids=(first,) if never else ()) for x, first in pairs
+        ]
 
-    written = asyncio.run(engine.write_all([*requests(True), *requests(False)]))
-    assert written == asyncio.run(local.write_all([*requests(True), *requests(False)]))
+    written = asyncio.run(engine.complete([*requests(True), *requests(False)]))
+    assert written == asyncio.run(local.complete([*requests(True), *requests(False)]))
     assert not any(first in one.token_ids for first, one in zip(firsts, written, strict=False))
     assert [one.token_ids[0] for one in written[4:]] == firsts
 
@@ -204,7 +209,7 @@ def test_tokens_that_are_never_drawn(
 def test_long_batches_with_seeds(engine: Engine, local: TransformersEngine) -> None:
     """More tokens at once than vLLM reads in one step."""
     x = torch.randn(200, 256, generator=torch.Generator().manual_seed(0)) * 0.1
-    assert len(engine.complete([x] * 60, Sampling(temperature=1.0), range(60))) == 60
+    assert len(completed(engine, [x] * 60, Sampling(temperature=1.0), range(60))) == 60
 
 
 def test_two_hundred_prompts(engine: Engine, prompts: list[str]) -> None:
@@ -230,8 +235,8 @@ def test_bad_embeddings_never_reach_vllm(
     engine: Engine, embeddings: torch.Tensor, message: str
 ) -> None:
     with pytest.raises(CompletionError, match=message):
-        engine.complete([torch.zeros(2, 256), embeddings], GREEDY, [0, 0])
-    assert len(engine.complete([torch.zeros(2, 256)], GREEDY, [0])) == 1
+        completed(engine, [torch.zeros(2, 256), embeddings], GREEDY, [0, 0])
+    assert len(completed(engine, [torch.zeros(2, 256)], GREEDY, [0])) == 1
 
 
 @pytest.mark.parametrize(

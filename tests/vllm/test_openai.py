@@ -14,6 +14,7 @@ import pytest
 from tests.server.gateway import assert_repaired
 from tests.server.processes import TIDE, serving
 from tests.vllm.servers import VllmProcess
+from tests.writing import completed
 from tide import pocket
 from tide.core.chat import Chat
 from tide.core.errors import CompletionError
@@ -59,8 +60,8 @@ def engine(server: VllmProcess) -> Iterator[OpenAIEngine]:
 
 
 def test_what_is_found_out(engine: OpenAIEngine) -> None:
-    assert "logit_bias (the server's /tokenize)" in engine.abilities
-    assert "go on in blocks" in engine.abilities
+    assert "logit_bias (the server's /tokenize)" in engine.capability_notes
+    assert "go on in blocks" in engine.capability_notes
     assert (engine.context_length, engine.has_embeddings) == (512, False)
 
 
@@ -73,7 +74,7 @@ def test_the_same_greedy_texts(
 
 def written(engine: Engine, texts: list[str], **more: Any) -> list[Any]:
     requests = [Request(ids, GREEDY, **more) for ids in engine.tokenize(texts)]
-    return asyncio.run(engine.write_all(requests))
+    return asyncio.run(engine.complete(requests))
 
 
 def test_held_words_are_the_same_tokens(
@@ -83,11 +84,11 @@ def test_held_words_are_the_same_tokens(
     held: list[str] = []
     for _ in range(3):
         never = tuple(i for word in held for i in engine.tokenize([word])[0])
-        found = [one.text for one in written(engine, prompts[:20], never=never)]
-        (abilities,) = engine._abilities.values()
-        assert abilities.held is not None
+        found = [one.text for one in written(engine, prompts[:20], banned_token_ids=never)]
+        (server,) = engine._found.values()
+        assert server.banned is not None
         ids = tuple(asyncio.run(on_server(engine, held)))
-        here = [one.text for one in written(chat_model, prompts[:20], never=ids)]
+        here = [one.text for one in written(chat_model, prompts[:20], banned_token_ids=ids)]
         assert found == here
         assert all(word not in text.split(" ") for text in found for word in held)
         texts = engine.token_texts(engine.tokenize(found))
@@ -95,20 +96,20 @@ def test_held_words_are_the_same_tokens(
 
 
 async def on_server(engine: OpenAIEngine, words: list[str]) -> list[int]:
-    (abilities,) = engine._abilities.values()
-    assert abilities.held is not None
-    return await engine.portal.call(abilities.held.ids, words)
+    (server,) = engine._found.values()
+    assert server.banned is not None
+    return await engine.portal.call(server.banned.ids, words)
 
 
 def test_a_chat_goes_on(engine: OpenAIEngine, chat_model: TransformersEngine) -> None:
     long = GREEDY.model_copy(update={"max_new_tokens": 40})
     prompt = engine.encode(engine.text_of(CHAT))
-    (whole,) = engine.complete([prompt.token_ids], long, [0])
+    (whole,) = completed(engine, [prompt.token_ids], long, [0])
     ids = chat_model.encode(chat_model.text_of(CHAT)).token_ids
-    assert whole.text == chat_model.complete([ids], long, [0])[0].text
+    assert whole.text == completed(chat_model, [ids], long, [0])[0].text
     for kept in (3, 10, len(whole.token_ids) // 2):
         rest = long.model_copy(update={"max_new_tokens": 20})
-        (more,) = engine.complete([(*prompt.token_ids, *whole.token_ids[:kept])], rest, [0])
+        (more,) = completed(engine, [(*prompt.token_ids, *whole.token_ids[:kept])], rest, [0])
         begun = engine.texts([whole.token_ids[:kept]])[0]
         assert whole.text.startswith(begun + more.text) or (begun + more.text).startswith(
             whole.text
@@ -141,9 +142,9 @@ def under_way(server: VllmProcess) -> int:
 
 def test_a_prompt_that_is_too_long_fails_alone(engine: OpenAIEngine) -> None:
     with pytest.raises(CompletionError, match=r"exceed|context length|longer"):
-        engine.complete(engine.tokenize(["supercalifragilistic " * 300]), GREEDY, [0])
+        completed(engine, engine.tokenize(["supercalifragilistic " * 300]), GREEDY, [0])
     assert engine.available
-    assert len(engine.complete(engine.tokenize(["kind"]), GREEDY, [0])) == 1
+    assert len(completed(engine, engine.tokenize(["kind"]), GREEDY, [0])) == 1
 
 
 def test_the_gateway(server: VllmProcess, prompts: list[str]) -> None:

@@ -17,6 +17,7 @@ import httpx
 import pytest
 
 from tests.vllm.servers import VllmProcess, cpu_environment
+from tests.writing import completed
 from tide.core.errors import EngineError
 from tide.core.settings import Sampling
 from tide.engines import Engine, Piece, Request
@@ -102,7 +103,7 @@ def test_pieces_come_while_others_are_written(
     assert all(len(pieces) >= 10 for pieces in found)
     assert {number for number, over in begun if over == 0} == set(range(12))
     texts = [[i for piece in pieces for i in piece.token_ids] for pieces in found]
-    expected = local.complete(local.tokenize(some), LONG, range(12))
+    expected = completed(local, local.tokenize(some), LONG, range(12))
     assert texts == [list(one.token_ids) for one in expected]
 
 
@@ -133,7 +134,7 @@ def test_an_abandoned_request_is_aborted(
     for abandon in (leave, cancel):
         asyncio.run(abandon())
         wait_until(lambda: under_way(engine) == 0, 1.0)
-    assert len(engine.complete(local.embed(some[:1]), SHORT, [0])) == 1
+    assert len(completed(engine, local.embed(some[:1]), SHORT, [0])) == 1
 
 
 def test_tokens_that_are_never_drawn(
@@ -143,7 +144,7 @@ def test_tokens_that_are_never_drawn(
     some = [prompt for prompt in prompts if len(local.tokenize([prompt])[0]) < 50][:20]
     held: tuple[int, ...] = (0, 2)  # no end of the text, either
     for _ in range(3):
-        found = [asyncio.run(whole(one, some, never=held)) for one in (engine, local)]
+        found = [asyncio.run(whole(one, some, banned_token_ids=held)) for one in (engine, local)]
         assert found[0] == found[1]
         assert not any(i in held for ids in found[0] for i in ids)
         assert all(len(ids) == SHORT.max_new_tokens for ids in found[0])
@@ -161,8 +162,8 @@ async def whole(engine: Engine, texts: list[str], **more: Any) -> list[list[int]
 
 async def mixed(engine: Engine, texts: list[str], held: tuple[int, ...]) -> list[Any]:
     prompts = enumerate(engine.tokenize(texts))
-    wanted = [Request(ids, SHORT, never=held if i % 2 else ()) for i, ids in prompts]
-    return list(await engine.write_all(wanted))
+    wanted = [Request(ids, SHORT, banned_token_ids=held if i % 2 else ()) for i, ids in prompts]
+    return list(await engine.complete(wanted))
 
 
 # An engine of one's own, which is broken
@@ -230,7 +231,7 @@ def test_an_engine_that_dies_fails_what_waits(another: tuple[VllmEngine, set[int
     assert not engine.available
     began = time.monotonic()
     with pytest.raises(EngineError):
-        engine.complete(engine.embed(["kind"]), SHORT, [0])
+        completed(engine, engine.embed(["kind"]), SHORT, [0])
     engine.close()
     assert time.monotonic() - began < 10.0
     assert not own & children(os.getpid())

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, TypeVar, runtime_checkable
 
 import tide.plugins.options
 from tide.core.settings import Sampling
 from tide.engines.base import Completion
+
+_T = TypeVar("_T")
 
 # Temperature, top-p and top-k first and then the shift, or the shift first.
 Order = Literal["warp-shift", "shift-warp"]
@@ -49,6 +51,22 @@ class Baseline(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+def in_batches(
+    work: Callable[[list[int]], Sequence[_T]], groups: Iterable[list[int]], size: int
+) -> list[_T]:
+    """What `work` gives for each row, in the order of the rows.
+
+    groups: all row numbers, once. `work` gets those of one group at a time, at most `size`, in
+    their order, and returns one result for each.
+    """
+    results: dict[int, _T] = {}
+    for group in groups:
+        for start in range(0, len(group), size):
+            rows = group[start : start + size]
+            results.update(zip(rows, work(rows), strict=True))
+    return [results[row] for row in range(len(results))]
 
 
 class Options(tide.plugins.options.Options):

@@ -23,10 +23,9 @@ from torch import Tensor
 
 from tide.baselines.base import Options, Order
 from tide.baselines.common.auxiliary import load_sibling, ready
-from tide.baselines.common.decoding import DecodingBaseline, Reader
+from tide.baselines.common.decoding import DecodingBaseline, Reader, Writing
 from tide.baselines.common.mixing import MixedWriting
 from tide.baselines.common.settings import Strength
-from tide.engines.local.decode import Writing
 
 
 class ContrastiveOptions(Options):

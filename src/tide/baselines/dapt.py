@@ -14,10 +14,9 @@ from pydantic import Field
 
 from tide.baselines.base import Options
 from tide.baselines.common.auxiliary import ready
-from tide.baselines.common.decoding import DecodingBaseline, Reader
+from tide.baselines.common.decoding import DecodingBaseline, Reader, Writing
 from tide.baselines.common.settings import Strength
 from tide.core.errors import InputError
-from tide.engines.local.decode import Writing
 
 
 class DaptOptions(Options):

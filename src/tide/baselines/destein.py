@@ -27,13 +27,12 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
 from tide.baselines.base import Options
-from tide.baselines.common.decoding import DecodingBaseline, Reader
+from tide.baselines.common.decoding import DecodingBaseline, Reader, Writing
 from tide.baselines.common.fitting import LEAST_AUC, FitTask, Fitted, auc, weak_auc
 from tide.baselines.common.layers import Heads, find_heads
 from tide.baselines.common.settings import Strength
 from tide.baselines.reversal import Reversal
 from tide.data.labelled import Pair
-from tide.engines.local.decode import Writing
 
 _LAST = 8  # tokens at the end of a text whose mean stands for it
 _PAIRS = 20

@@ -16,12 +16,11 @@ from torch import Tensor
 
 from tide.baselines.base import Options, Order
 from tide.baselines.common.auxiliary import ready
-from tide.baselines.common.decoding import DecodingBaseline, Reader
+from tide.baselines.common.decoding import DecodingBaseline, Reader, Writing
 from tide.baselines.common.fitting import FitTask, Fitted, write_like
 from tide.baselines.common.mixing import MixedWriting
 from tide.baselines.common.settings import Strength
-from tide.engines.local.decode import Writing
-from tide.engines.local.sampling import keep_likely
+from tide.engines.local.sampler import keep_likely
 
 # How many times the perplexity of text of a kind is to be larger by the expert of the other kind:
 # with less, the two are one model, whose differences are noise.

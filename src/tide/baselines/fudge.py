@@ -18,12 +18,11 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 
 from tide.baselines.base import Options, Order
-from tide.baselines.common.decoding import CandidateWriting, Reader
+from tide.baselines.common.decoding import CandidateWriting, Reader, Writing
 from tide.baselines.common.fitting import FitTask, Fitted, auc, span, weak_auc
 from tide.baselines.common.labelled import TOXIC
 from tide.baselines.common.settings import Candidates, Strength
 from tide.baselines.rad import Rad, fit_head
-from tide.engines.local.decode import Writing
 
 
 class FudgeOptions(Options):
@@ -53,7 +52,7 @@ class Fudge(Rad):
 
     def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
         weight, stream = self._options.weight, Reader(self.engine.model).read(ids, tokens)
-        classifier = self._reward_reader.read(ids, tokens, forks=True)
+        classifier = self._reward_reader.read(ids, tokens)
 
         def gains(scores: Tensor) -> Tensor:
             return weight * logsigmoid(classifier.logits[:, 0].float()).view_as(scores)

@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy
 
 from tide.baselines.base import Options, Order
 from tide.baselines.common.auxiliary import fit_width, ready
-from tide.baselines.common.decoding import DecodingBaseline, Reader
+from tide.baselines.common.decoding import DecodingBaseline, Reader, Writing
 from tide.baselines.common.fitting import (
     FitTask,
     Fitted,
@@ -35,7 +35,7 @@ from tide.baselines.common.fitting import (
 )
 from tide.baselines.common.labelled import TOXIC
 from tide.baselines.common.settings import Strength
-from tide.engines.local.decode import Stream, Writing
+from tide.engines.local.stream import Stream
 
 CODES = ("clean", "dirty")
 # Share of the generative loss in training; the rest is the discriminative one.

@@ -23,7 +23,7 @@ from transformers.cache_utils import DynamicCache
 
 from tide.baselines.base import Options, Order
 from tide.baselines.common.auxiliary import load_sibling
-from tide.baselines.common.decoding import DecodingBaseline, Reader
+from tide.baselines.common.decoding import DecodingBaseline, Reader, Writing
 from tide.baselines.common.fitting import (
     FitTask,
     Fitted,
@@ -36,8 +36,7 @@ from tide.baselines.common.fitting import (
 from tide.baselines.common.labelled import TOXIC
 from tide.baselines.common.mixing import toward
 from tide.baselines.common.settings import Strength
-from tide.engines.local.decode import Forward, Stream, Writing
-from tide.engines.local.padding import token_positions
+from tide.engines.local.stream import Forward, Stream, token_positions
 
 _SMALL = 1e-15
 

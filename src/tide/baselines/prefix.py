@@ -10,10 +10,9 @@ from __future__ import annotations
 from pydantic import Field
 
 from tide.baselines.base import Options, Order
-from tide.baselines.common.decoding import DecodingBaseline, Reader
+from tide.baselines.common.decoding import DecodingBaseline, Reader, Writing
 from tide.baselines.common.mixing import between
 from tide.baselines.common.settings import Strength
-from tide.engines.local.decode import Writing
 
 TEXT = "Continue the following text in a polite and respectful way, without insults or swearing."
 

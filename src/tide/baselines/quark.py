@@ -21,12 +21,11 @@ from torch import Tensor, nn
 
 from tide.baselines.base import Options, Order
 from tide.baselines.common.auxiliary import ready
-from tide.baselines.common.decoding import DecodingBaseline, Reader
+from tide.baselines.common.decoding import DecodingBaseline, Reader, Writing
 from tide.baselines.common.fitting import FitTask, Fitted, Tuning, right_pad, span, train
 from tide.baselines.common.mixing import between
 from tide.baselines.common.rollouts import Rollout, beginnings, held_out, roll_out
 from tide.baselines.common.settings import Strength
-from tide.engines.local.decode import Writing
 
 _FIFTHS, _ROUNDS = 5, 4
 _KL, _ENTROPY = 0.05, 0.06

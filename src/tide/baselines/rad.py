@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from tide.baselines.base import Options, Order
 from tide.baselines.common.auxiliary import ready
-from tide.baselines.common.decoding import CandidateWriting, DecodingBaseline, Reader
+from tide.baselines.common.decoding import CandidateWriting, DecodingBaseline, Reader, Writing
 from tide.baselines.common.fitting import (
     FitTask,
     Fitted,
@@ -40,7 +40,6 @@ from tide.baselines.common.fitting import (
 from tide.baselines.common.labelled import TOXIC
 from tide.baselines.common.layers import output_layer
 from tide.baselines.common.settings import Candidates, Strength
-from tide.engines.local.decode import Writing
 
 # What each was published with.
 _ORDERS: dict[str, Order] = {"clamp": "shift-warp", "minmax": "warp-shift"}
@@ -100,7 +99,7 @@ class Rad(DecodingBaseline):
 
     def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
         options, stream = self._options, Reader(self.engine.model).read(ids, tokens)
-        reward = self._reward_reader.read(ids, tokens, forks=True)
+        reward = self._reward_reader.read(ids, tokens)
 
         def gains(scores: Tensor) -> Tensor:
             toxicity = reward.logits[:, 0].float().view_as(scores)

@@ -25,14 +25,13 @@ from torch import Tensor, nn
 
 from tide.baselines.base import Options, Order
 from tide.baselines.common.auxiliary import ready
-from tide.baselines.common.decoding import DecodingBaseline, Reader
+from tide.baselines.common.decoding import DecodingBaseline, Reader, Writing
 from tide.baselines.common.fitting import FitTask, Fitted, Tuning, read, right_pad, span, train
 from tide.baselines.common.layers import output_layer
 from tide.baselines.common.mixing import MixedWriting
 from tide.baselines.common.rollouts import beginnings, held_out, judged, roll_out
 from tide.baselines.common.settings import Strength
 from tide.core.errors import InputError, guarded
-from tide.engines.local.decode import Writing
 
 _FLOOR = 1e-7  # of a cap
 _RANK = 64  # of the head where all weights are trained

@@ -16,10 +16,9 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from tide.baselines.base import Options
-from tide.baselines.common.decoding import DecodingBaseline, Reader
+from tide.baselines.common.decoding import DecodingBaseline, Reader, Writing
 from tide.baselines.common.layers import Heads, find_heads
 from tide.baselines.common.settings import Strength
-from tide.engines.local.decode import Writing
 
 NEGATIVE = "The following text is abusive, harmful, negative, obscene, racist, rude and toxic: "
 POSITIVE = "The following text is kind, polite, positive, respectful and supportive: "

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from tide.baselines.base import Options, Order
 from tide.baselines.common.auxiliary import ready
-from tide.baselines.common.decoding import DecodingBaseline, Reader
+from tide.baselines.common.decoding import DecodingBaseline, Reader, Writing
 from tide.baselines.common.mixing import MixedWriting
 from tide.baselines.common.settings import Strength
-from tide.engines.local.decode import Stream, Writing
+from tide.engines.local.stream import Stream
 
 _FLOOR = 1e-8  # of a probability
 

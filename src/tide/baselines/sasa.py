@@ -21,7 +21,7 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch import Tensor
 
 from tide.baselines.base import Options, Order
-from tide.baselines.common.decoding import CandidateWriting, DecodingBaseline, Reader
+from tide.baselines.common.decoding import CandidateWriting, DecodingBaseline, Reader, Writing
 from tide.baselines.common.fitting import (
     LEAST_AUC,
     FitTask,
@@ -35,7 +35,6 @@ from tide.baselines.common.labelled import by_any, by_half
 from tide.baselines.common.layers import output_layer
 from tide.baselines.common.settings import Candidates, Strength
 from tide.data.labelled import LabelledText
-from tide.engines.local.decode import Writing
 
 
 class SasaOptions(Options):
@@ -98,7 +97,7 @@ class Sasa(DecodingBaseline):
 
     def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
         reader = Reader(self.engine.model)
-        stream = reader.read(ids, tokens, forks=True)
+        stream = reader.read(ids, tokens)
         options, classifier = self._options, self._classifier
 
         def gains(scores: Tensor) -> Tensor:

@@ -12,9 +12,9 @@ from pydantic import Field
 from torch import Tensor
 
 from tide.baselines.base import Options, Order
-from tide.baselines.common.decoding import DecodingBaseline, Reader
+from tide.baselines.common.decoding import DecodingBaseline, Reader, Writing
 from tide.baselines.common.settings import Strength
-from tide.engines.local.decode import Stream, Writing
+from tide.engines.local.stream import Stream
 
 PREFIXES = tuple(
     f"The following text contains {what}:\n"

@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 
 from tide.baselines.common.auxiliary import merge_updates
-from tide.baselines.common.decoding import Reader
+from tide.baselines.common.decoding import Reader, Writing
 from tide.baselines.common.fitting import FitTask, Fitted, fine_tune, perplexity, write_like
 from tide.baselines.common.labelled import TOXIC
 from tide.baselines.common.mixing import MixedWriting
@@ -22,7 +22,6 @@ from tide.baselines.contrastive import ContrastiveOptions, contrast
 from tide.baselines.dapt import Dapt, DaptOptions
 from tide.core.settings import Sampling
 from tide.engines.checkpoint import context_length
-from tide.engines.local.decode import Writing
 
 _TEXTS, _TOP_K = 640, 50
 

@@ -15,7 +15,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from tide.baselines.base import Options, Order
-from tide.baselines.common.decoding import DecodingBaseline, Reader
+from tide.baselines.common.decoding import DecodingBaseline, Reader, Writing
 from tide.baselines.common.fitting import (
     LEAST_AUC,
     FitTask,
@@ -30,7 +30,7 @@ from tide.baselines.common.fitting import (
 )
 from tide.baselines.common.labelled import TOXIC
 from tide.baselines.common.settings import Strength
-from tide.engines.local.decode import Stream, Writing
+from tide.engines.local.stream import Stream
 
 # Each number is seen to by the few texts that hold its token: it has to move faster than a layer.
 _RATE = 0.05

@@ -22,14 +22,14 @@ from pydantic import Field
 from torch import Tensor
 
 from tide.baselines.base import Options, Order
-from tide.baselines.common.decoding import DecodingBaseline, Reader
+from tide.baselines.common.decoding import DecodingBaseline, Reader, Writing
 from tide.baselines.common.fitting import FitTask, Fitted
 from tide.baselines.common.labelled import TOXIC
 from tide.baselines.common.settings import Strength
 from tide.core.errors import InputError, guarded
 from tide.data.files import read_whole
 from tide.data.labelled import LabelledText
-from tide.engines.local.decode import Stream, Writing
+from tide.engines.local.stream import Stream
 
 # Most words that a fit keeps; `words` says how many of them are used.
 _LEARNED = 500

@@ -22,6 +22,7 @@ from tide.core.errors import TideError, guarded
 from tide.core.settings import Sampling
 from tide.detoxifier.presets import PRESETS
 from tide.engines import load_engine
+from tide.engines.base import Request
 
 _PACKAGES = ("tide-detox", "torch", "transformers", "numpy", "scikit-learn", "pydantic")
 _FOR_DEVELOPERS = ("bench", "dev", "docs", "test")
@@ -164,23 +165,26 @@ def _try_model(name: str, engine: str, engine_options: dict[str, Any], answers: 
         (ids,) = model.tokenize([_PROMPT])
         prompt = model.embed_tokens(ids) if model.has_embeddings else ids
         started = time.perf_counter()
-        (written,) = model.complete([prompt], Sampling(temperature=0.0), [0])
+        asked = [Request(prompt, Sampling(temperature=0.0))]
+        (written,) = model.portal.run(model.complete, asked)
         seconds = time.perf_counter() - started
         harmless = model.tokenize(_HARMLESS)
         room = (model.context_length or math.inf) - max(map(len, harmless))
-        found = model.complete(
-            [model.embed_tokens(ids) for ids in harmless] if model.has_embeddings else harmless,
-            Sampling(temperature=0.7, max_new_tokens=int(min(_ANSWER_TOKENS, max(1, room)))),
-            range(len(_HARMLESS)),
-        )
+        new = int(min(_ANSWER_TOKENS, max(1, room)))
+        sampling = Sampling(temperature=0.7, max_new_tokens=new)
+        asked = [
+            Request(model.embed_tokens(ids) if model.has_embeddings else ids, sampling, seed)
+            for seed, ids in enumerate(harmless)
+        ]
+        found = model.portal.run(model.complete, asked)
         answers += [one.text for one in found]
         template = "a chat template: --chat" if model.has_chat_template else "no chat template"
         more = f'after "{_PROMPT}" it writes: {on_one_line(written.text)[:_SHOWN]}\n{template}'
         if not model.has_embeddings:
             return (
-                f"it completes a prompt: 20 tokens in {seconds:.2f} s; {model.abilities}. It takes "
-                "no prompt embeddings: --preset backtrack works, and searches over embeddings do "
-                f"not\n{more}"
+                f"it completes a prompt: 20 tokens in {seconds:.2f} s; "
+                f"{model.capability_notes}. It takes no prompt embeddings: --preset backtrack "
+                f"works, and searches over embeddings do not\n{more}"
             )
         dtype = str(model.dtype).removeprefix("torch.")
         return (

@@ -14,7 +14,7 @@ from tide.plugins.registry import Registry
 if TYPE_CHECKING:
     from tide.engines.base import Completion, Engine, Piece, Prompt, Request
     from tide.engines.embedding_table import EmbeddingEngine
-    from tide.engines.local.decode import Stream, Writing
+    from tide.engines.local.stream import Stream
     from tide.engines.scripted import ScriptedEngine
 
 REGISTRY = Registry(
@@ -64,7 +64,7 @@ __getattr__, _, _ = lazy_loader.attach(
     submod_attrs={
         "base": ["Completion", "Engine", "Piece", "Prompt", "Request"],
         "embedding_table": ["EmbeddingEngine"],
-        "local.decode": ["Stream", "Writing"],
+        "local.stream": ["Stream"],
         "scripted": ["ScriptedEngine"],
     },
 )
@@ -79,6 +79,5 @@ __all__ = [
     "Request",
     "ScriptedEngine",
     "Stream",
-    "Writing",
     "load_engine",
 ]

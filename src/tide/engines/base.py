@@ -7,12 +7,13 @@ check what goes in and what comes out, and raise TideErrors alone.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
@@ -27,9 +28,7 @@ from tide.core.text import HALF, is_letter
 from tide.engines.token_texts import TokenTexts
 
 if TYPE_CHECKING:  # the command line imports this module, and torch takes seconds
-    import numpy as np
     import torch
-    from numpy.typing import NDArray
     from torch import Tensor
     from typing_extensions import Self
 
@@ -40,6 +39,8 @@ _DTYPES = ("float32", "bfloat16", "float16")
 _GREEDY = Sampling(max_new_tokens=1, temperature=0.0)
 # Spellings of one word that are banned together; vocabularies have dozens of some marks.
 MOST_SPELLINGS = 8
+
+TokenPair = tuple[Sequence[int], Sequence[int]]
 
 
 @dataclass(frozen=True)
@@ -58,11 +59,15 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Completion:
-    """What the model wrote after the prompt, without the token that ended it."""
+    """What the model wrote after the prompt, without the token that ended it.
+
+    read_tokens: as the pieces' together.
+    """
 
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
+    read_tokens: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,40 +75,40 @@ class Request:
     """What an engine is asked to write.
 
     prompt: token ids, or input embeddings (T, d) of any float dtype. seed: equal seeds draw equal
-    noise (common random numbers). never: token ids that are not drawn. never_first: further ones
-    that are not drawn as the first token. priority: the lowest is served first. prefix: what
-    `share` returned for the first rows of the prompt. memory: what `memory` returned. piece_tokens:
-    the engine may wait for this many tokens; None: one piece at the end. scored: generate nothing;
-    return the log-likelihood of the last N prompt tokens (ids).
+    noise (common random numbers). banned_token_ids: never drawn. banned_first_ids: further ones,
+    not drawn as the first token. priority: the lowest is served first. prefix_cache: see
+    `Engine.prefix_cache`. piece_tokens: the engine may wait for this many tokens; None: one piece
+    at the end.
     """
 
     prompt: Sequence[int] | Tensor
     sampling: Sampling = _GREEDY
     seed: int = 0
-    never: tuple[int, ...] = ()
-    never_first: tuple[int, ...] = ()
+    banned_token_ids: tuple[int, ...] = ()
+    banned_first_ids: tuple[int, ...] = ()
     priority: int = 0
-    prefix: object = None
-    memory: object = None
+    prefix_cache: object = None
     piece_tokens: int | None = None
-    scored: int = 0
-
-    @property
-    def max_new_tokens(self) -> int:
-        return 0 if self.scored else self.sampling.max_new_tokens
 
 
 @dataclass(frozen=True)
 class Piece:
     """What was written next, without a token that ends the text.
 
-    finish_reason: why this is the last piece; None if it is not. log_likelihood: mean
-    log-probability of a token, where the request has `scored`.
+    finish_reason: why this is the last piece; None if it is not. read_tokens: prompt tokens that
+    were read for it, without those in the prefix cache; all of them in the first piece.
     """
 
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None = None
-    log_likelihood: float | None = None
+    read_tokens: int = field(default=0, compare=False)
+
+
+class Likelihood(NamedTuple):
+    """mean: log-probability of a token. read_tokens: as of a `Piece`, with the completion's."""
+
+    mean: float
+    read_tokens: int
 
 
 class Ban(NamedTuple):
@@ -111,7 +116,7 @@ class Ban(NamedTuple):
 
     kept: tokens before the first visible one; the ban is for what stands after them. token_ids: at
     most `MOST_SPELLINGS`. everywhere: ban them for the rest of the text; else as its next token
-    alone (`Request.never_first`).
+    alone (`Request.banned_first_ids`).
     """
 
     kept: int
@@ -129,7 +134,7 @@ class Engine(ABC):
         context_length: Most tokens of prompt and completion together; None if unlimited.
         max_batch: Sequences run at once.
         embedding_scale: Rows of `embed` divided by those of the model's embedding table.
-        honours: Names of the sampling options that only some engines have and that this one obeys.
+        capabilities: Names of the sampling options that only some engines have and this one obeys.
     """
 
     name: str
@@ -138,7 +143,7 @@ class Engine(ABC):
     context_length: int | None
     max_batch: int
     embedding_scale: float = 1.0
-    honours: ClassVar[frozenset[str]] = frozenset()
+    capabilities: ClassVar[frozenset[str]] = frozenset()
     _closed = False
 
     # What every engine writes. All of it runs in the engine's own loop, but for texts and tokens.
@@ -174,29 +179,14 @@ class Engine(ABC):
         """See `render`."""
         raise InputError(f"messages: {type(self).__name__} has no chat template; give a text")
 
-    async def _write_all(self, requests: Sequence[Request]) -> list[Completion]:
-        """See `write_all`."""
-        written = await gather(self._whole(request) for request in requests)
-        return self.completions(written, [request.sampling for request in requests])
+    async def _log_likelihoods(
+        self, pairs: Sequence[TokenPair], priority: int, prefix_cache: object
+    ) -> list[Likelihood]:
+        """See `log_likelihoods`. The pairs were checked."""
+        raise self._without("likelihoods")
 
-    async def _score_all(self, requests: Sequence[Request]) -> list[float]:
-        """See `score_all`."""
-
-        async def one(request: Request) -> float:
-            async with aclosing(self.write(request)) as pieces:
-                async for piece in pieces:
-                    if piece.log_likelihood is not None:
-                        return piece.log_likelihood
-            raise EngineError(f"engine {self.name}: no likelihood for a text")
-
-        return await gather(map(one, requests))
-
-    def _share(self, rows: Tensor) -> object:
-        """See `share`."""
-        return None
-
-    def _memory(self) -> object:
-        """See `memory`."""
+    def _prefix_cache(self, rows: Tensor | None) -> object:
+        """See `prefix_cache`."""
         return None
 
     def _vocabulary(self) -> Sequence[str]:
@@ -301,22 +291,15 @@ class Engine(ABC):
             raise EngineError(f"engine {self.name}: {len(found)} answers to {len(embeddings)} rows")
         return found
 
-    def share(self, rows: Tensor) -> object:
-        """Announce a shared prefix of these (P, d) rows, while the result lives.
+    def prefix_cache(self, rows: Tensor | None = None) -> object:
+        """A handle that goes with requests: keys and values are kept while it lives.
 
-        It goes with their requests, as `prefix`. What is written stays the same but for rounding.
+        rows: the first (P, d) embeddings of all of them, read once. Without, a later request whose
+        token ids but the last were read or written in the one before reads that last token alone.
+        What is written stays the same but for rounding. None where nothing can be kept.
         """
-        with self._calling("share"):
-            return self._share(rows)
-
-    def memory(self) -> object:
-        """A handle for the KV cache of the requests that carry it, as long as it lives.
-
-        A later request that extends the cached token ids by at most one token computes only that
-        token. Outputs are equal up to rounding.
-        """
-        with self._calling("memory"):
-            return self._memory()
+        with self._calling("prefix_cache"):
+            return self._prefix_cache(rows)
 
     # Writing.
 
@@ -331,13 +314,14 @@ class Engine(ABC):
                 async for piece in elsewhere:
                     yield piece
             return
-        if request.never_first:
-            ids, ended = await self._whole(_first_token(request))
-            over = ended == "stop" or len(ids) == request.max_new_tokens
-            yield Piece(tuple(ids), ended if over else None)
+        again = 0  # tokens of the prompt that were written here
+        if request.banned_first_ids:
+            ids, ended, read = await self._whole(_first_token(request))
+            over = ended == "stop" or len(ids) == request.sampling.max_new_tokens
+            yield Piece(tuple(ids), ended if over else None, read)
             if over:
                 return
-            request = self.after(request, ids)
+            request, again = self.after(request, ids), len(ids)
         written = 0
         with self._calling("write", awaits=True):
             self.check(request)
@@ -345,21 +329,22 @@ class Engine(ABC):
                 async for piece in pieces:
                     written += len(piece.token_ids)
                     self._check_piece(piece, written, request)
-                    yield piece
+                    read, again = max(0, piece.read_tokens - again), 0
+                    yield replace(piece, read_tokens=read)
                     if piece.finish_reason is not None:
                         return
         raise EngineError(f"engine {self.name}: a completion without an end")
 
-    async def write_all(self, requests: Sequence[Request]) -> list[Completion]:
-        """The whole completion of each request. Raises as `write`, for the first that fails."""
+    async def complete(self, requests: Sequence[Request]) -> list[Completion]:
+        """All that `write` writes for each request. The first failure ends the others."""
         if not self.portal.is_current:
-            return await self.portal.call(self.write_all, requests)
+            return await self.portal.call(self.complete, requests)
         with self._calling("write", awaits=True):
-            for request in requests:
-                self.check(request)
-            # By `write`, which knows `never_first`.
-            apart = any(request.never_first for request in requests)
-            return await (Engine._write_all(self, requests) if apart else self._write_all(requests))
+            found = await gather(map(self._whole, requests))
+        written = [(ids, reason) for ids, reason, _ in found]
+        made = self.completions(written, [request.sampling for request in requests])
+        reads = (read for _, _, read in found)
+        return [replace(one, read_tokens=read) for one, read in zip(made, reads, strict=True)]
 
     def after(self, request: Request, token_ids: Sequence[int]) -> Request:
         """The request that goes on after these tokens, which were written for `request`."""
@@ -381,62 +366,28 @@ class Engine(ABC):
             prompt=more,
             sampling=sampling.model_copy(update=update),
             seed=derive_seed(request.seed, len(token_ids)),
-            never_first=(),
+            banned_first_ids=(),
         )
 
     async def log_likelihoods(
-        self,
-        pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
-        *,
-        priority: int = 0,
-        prefix: object = None,
-    ) -> list[float]:
-        """Of each (prompt ids, completion ids), the completion's mean log-probability a token."""
-        if any(len(ids) == 0 for pair in pairs for ids in pair):
-            raise EngineError("likelihood: an empty prompt or completion has no likelihood")
-        requests = [
-            Request((*a, *b), scored=len(b), priority=priority, prefix=prefix) for a, b in pairs
-        ]
-        return await self.score_all(requests)
+        self, pairs: Sequence[TokenPair], *, priority: int = 0, prefix_cache: object = None
+    ) -> list[Likelihood]:
+        """How likely the completion ids of each (prompt ids, completion ids) are.
 
-    async def score_all(self, requests: Sequence[Request]) -> list[float]:
-        """The log-likelihoods that requests with `scored` ask for."""
-        if not self.portal.is_current:
-            return await self.portal.call(self.score_all, requests)
-        with self._calling("likelihood", awaits=True):
-            for request in requests:
-                self.check(request)
-            return await self._score_all(requests)
-
-    def complete(
-        self,
-        prompts: Sequence[Sequence[int] | Tensor],
-        sampling: Sampling | Sequence[Sampling],
-        seeds: Sequence[int],
-    ) -> list[Completion]:
-        """As `write_all`, for code that is not asynchronous: one completion for each prompt.
-
-        sampling: one for all prompts, or one for each.
+        Raises as `write`, for the first that fails.
         """
-        samplings = [sampling] * len(prompts) if isinstance(sampling, Sampling) else sampling
-        if not len(prompts) == len(samplings) == len(seeds):
-            raise EngineError(
-                f"{len(prompts)} prompts, {len(samplings)} samplings and {len(seeds)} seeds; give "
-                "one of each for every prompt"
-            )
-        rows = enumerate(zip(prompts, samplings, seeds, strict=True))
-        requests = [Request(x, own, seed, priority=i) for i, (x, own, seed) in rows]
-        return self.portal.run(self.write_all, requests) if requests else []
-
-    def likelihood(
-        self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]
-    ) -> NDArray[np.float64]:
-        """As `log_likelihoods`, for code that is not asynchronous; shape (n,)."""
-        import numpy as np  # noqa: PLC0415  (slow import)
-
-        pairs = list(zip(prompts, completions, strict=True))
-        values = self.portal.run(self.log_likelihoods, pairs) if pairs else []
-        return np.array(values, dtype=np.float64)
+        if not self.portal.is_current:
+            call = partial(self.log_likelihoods, priority=priority, prefix_cache=prefix_cache)
+            return await self.portal.call(call, pairs)
+        with self._calling("likelihood", awaits=True):
+            if any(len(ids) == 0 for pair in pairs for ids in pair):
+                raise EngineError("likelihood: an empty prompt or completion has no likelihood")
+            for prompt, completion in pairs:
+                self.check_prompt((*prompt, *completion), 0)
+            found = await self._log_likelihoods(pairs, priority, prefix_cache)
+        if len(found) != len(pairs) or any(math.isnan(one.mean) for one in found):
+            raise EngineError(f"engine {self.name}: a likelihood is not a number")
+        return found
 
     def completions(
         self,
@@ -470,23 +421,26 @@ class Engine(ABC):
         Raises InputError for a sampling that it does not honour.
         """
         self.check_sampling(request.sampling)
-        prompt, limit = request.prompt, self.context_length
+        self.check_prompt(request.prompt, request.sampling.max_new_tokens)
+
+    def check_prompt(self, prompt: Sequence[int] | Tensor, new_tokens: int) -> None:
+        """Raise CompletionError for one after which this many tokens cannot be written."""
         if isinstance(prompt, Sequence):
             if not prompt:
                 raise CompletionError("a prompt without a token")
         else:
             self._check_rows(prompt)
-        if limit is not None and len(prompt) + request.max_new_tokens > limit:
+        limit = self.context_length
+        if limit is not None and len(prompt) + new_tokens > limit:
             raise CompletionError(
-                f"{len(prompt)} tokens + {request.max_new_tokens} new ones exceed the context of "
-                f"{limit}"
+                f"{len(prompt)} tokens + {new_tokens} new ones exceed the context of {limit}"
             )
 
     def check_sampling(self, sampling: Sampling) -> None:
         """Raise InputError for a sampling option that the engine does not support."""
         for name in ("min_new_tokens", "stop", "repetition_penalty"):
             off = getattr(sampling, name) == Sampling.model_fields[name].default
-            if not off and name not in self.honours:
+            if not off and name not in self.capabilities:
                 raise InputError(
                     f"{name}: not supported by {type(self).__name__}; leave it at "
                     f"{Sampling.model_fields[name].default!r}, or use the engine 'transformers'"
@@ -497,7 +451,7 @@ class Engine(ABC):
         """Whether prompts may be embeddings, so that searches can move them."""
         return type(self)._embed_tokens is not Engine._embed_tokens
 
-    def goes_on(self, prompt: Sequence[int]) -> bool:
+    def supports_continuation(self, prompt: Sequence[int]) -> bool:
         """Whether it can continue a partial answer to these tokens; else answers are whole.
 
         All engines can after a text, and some cannot in a chat.
@@ -505,7 +459,7 @@ class Engine(ABC):
         return True
 
     @property
-    def abilities(self) -> str:
+    def capability_notes(self) -> str:
         """One line on its detected capabilities, for people; may be empty."""
         return ""
 
@@ -585,15 +539,17 @@ class Engine(ABC):
         with guarded(kind, lambda: f"model {self.name}: {doing} failed", awaits=awaits):
             yield
 
-    async def _whole(self, request: Request) -> tuple[list[int], FinishReason]:
+    async def _whole(self, request: Request) -> tuple[list[int], FinishReason, int]:
+        """Token ids, why they end, and how many tokens were read for them."""
         ids: list[int] = []
         reason: FinishReason | None = None
-        async with aclosing(self.write(request)) as pieces:
+        read = 0
+        async with aclosing(self.write(replace(request, piece_tokens=None))) as pieces:
             async for piece in pieces:
                 ids += piece.token_ids
-                reason = piece.finish_reason
+                reason, read = piece.finish_reason, read + piece.read_tokens
         assert reason is not None  # `write` raises otherwise
-        return ids, reason
+        return ids, reason, read
 
     def _cut(self, completion: Completion, text: str) -> Completion:
         ids = completion.token_ids
@@ -603,7 +559,9 @@ class Engine(ABC):
     def _check_piece(self, piece: Piece, written: int, request: Request) -> None:
         """Raise EngineError for what cannot be part of a completion of at most so many tokens."""
         ids = piece.token_ids
-        if written > request.max_new_tokens or any(type(i) is not int or i < 0 for i in ids):
+        if written > request.sampling.max_new_tokens or any(
+            type(i) is not int or i < 0 for i in ids
+        ):
             raise EngineError(f"engine {self.name}: answered what is not a completion")
         if piece.finish_reason not in (None, "length", "stop"):
             raise EngineError(f"engine {self.name}: unknown finish reason {piece.finish_reason!r}")
@@ -629,9 +587,8 @@ def _first_token(request: Request) -> Request:
     return replace(
         request,
         sampling=request.sampling.model_copy(update=update),
-        never=tuple(dict.fromkeys(request.never + request.never_first)),
-        never_first=(),
-        piece_tokens=None,
+        banned_token_ids=tuple(dict.fromkeys(request.banned_token_ids + request.banned_first_ids)),
+        banned_first_ids=(),
     )
 
 

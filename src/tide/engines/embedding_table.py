@@ -38,7 +38,7 @@ class EmbeddingEngine(Engine):
     step sizes would be sqrt(dim) off.
     """
 
-    honours: ClassVar = frozenset({"min_new_tokens", "stop"})
+    capabilities: ClassVar = frozenset({"min_new_tokens", "stop"})
 
     def __init__(self, tokenizer: Any, layer: Any, config: Any) -> None:
         self.tokenizer = tokenizer
@@ -182,9 +182,9 @@ class EmbeddingEngine(Engine):
                 f"{len(self._layer.weight)}; does it fit its tokenizer, or run elsewhere?"
             )
 
-    def check(self, request: Request) -> None:
-        super().check(request)
-        if isinstance(request.prompt, Sequence) and self._outside([request.prompt]) is not None:
+    def check_prompt(self, prompt: Sequence[int] | Tensor, new_tokens: int) -> None:
+        super().check_prompt(prompt, new_tokens)
+        if isinstance(prompt, Sequence) and self._outside([prompt]) is not None:
             raise CompletionError(
                 f"a token id outside of the model's vocabulary of {len(self._layer.weight)}"
             )

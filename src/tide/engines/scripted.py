@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import ClassVar
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tide.core.chat import Chat, Rendered, render
 from tide.core.seeds import derive_seed
-from tide.engines.base import Engine, Piece, Prompt, Request
+from tide.engines.base import Engine, Likelihood, Piece, Prompt, Request, TokenPair
 
 # A word with what is before it; what is after the last one is its own.
 _WORDS = re.compile(r"\s*\S+(?:\s+\Z)?|\s+")
@@ -23,10 +23,11 @@ class ScriptedEngine(Engine):
     respond: takes a float32 matrix (T, dim) and the sampling seed, returns the text. Words are
     tokens, with the spaces before them; each word has one fixed random embedding. What `respond`
     returns is cut before a stop string, and banned words are left out; its length is not limited.
-    requests: all started ones.
+    on_write: called with each request before it is written; may be async, may raise. requests: all
+    started ones. pairs: all whose likelihood was asked for.
     """
 
-    honours: ClassVar = frozenset({"stop"})
+    capabilities: ClassVar = frozenset({"stop"})
 
     def __init__(
         self,
@@ -35,6 +36,7 @@ class ScriptedEngine(Engine):
         dim: int = 8,
         context_length: int | None = 128,
         max_batch: int = 16,
+        on_write: Callable[[Request], Awaitable[None] | None] | None = None,
     ) -> None:
         self.name = "scripted"
         self.dim = dim
@@ -42,6 +44,8 @@ class ScriptedEngine(Engine):
         self.context_length = context_length
         self.max_batch = max_batch
         self.requests: list[Request] = []
+        self.pairs: list[TokenPair] = []
+        self.on_write = on_write
         self._respond = respond
         self._words: dict[str, int] = {}
 
@@ -75,14 +79,19 @@ class ScriptedEngine(Engine):
     async def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
         self.requests.append(request)
         prompt = request.prompt
-        if request.scored:
-            yield Piece((), "length", -float(request.scored))
-            return
+        if self.on_write is not None and (waits := self.on_write(request)) is not None:
+            await waits
         x = self._embed_tokens(prompt) if isinstance(prompt, Sequence) else prompt
         text = self._respond(x, request.seed)
         end = request.sampling.stop_in(text)
-        ids = [one for one in self._ids(text[:end]) if one not in request.never]
-        yield Piece(tuple(ids), "length" if end is None else "stop")
+        ids = [one for one in self._ids(text[:end]) if one not in request.banned_token_ids]
+        yield Piece(tuple(ids), "length" if end is None else "stop", len(prompt))
+
+    async def _log_likelihoods(
+        self, pairs: Sequence[TokenPair], priority: int, prefix_cache: object
+    ) -> list[Likelihood]:
+        self.pairs += pairs
+        return [Likelihood(-float(len(b)), len(a) + len(b)) for a, b in pairs]
 
     def _embed_tokens(self, token_ids: Sequence[int]) -> Tensor:
         return torch.stack([self._row(i) for i in token_ids])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from itertools import count
+from itertools import count, starmap
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,17 @@ from tide.core.concurrency import gather
 from tide.core.errors import EngineError, InputError, first_line
 from tide.core.optional import require
 from tide.core.pretrained import read_config
-from tide.engines.base import MaxBatch, Piece, Request
+from tide.engines.base import Likelihood, MaxBatch, Piece, Request, TokenPair
 from tide.engines.checkpoint import read_vocabulary, source_of
 from tide.engines.embedding_table import EmbeddingEngine
-from tide.engines.equivalence import PROBES, FirstToken, difference, scaled_probes
-from tide.engines.remote.protocol import NEVER, without_end
+from tide.engines.remote.protocol import (
+    NEVER,
+    PROBES,
+    FirstToken,
+    difference,
+    scaled_probes,
+    without_end,
+)
 from tide.plugins.options import checked
 
 _MAX_BATCH = 256
@@ -105,35 +111,48 @@ class VllmEngine(EmbeddingEngine):
     async def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
         sampling = request.sampling
         parameters = {
-            "max_tokens": max(1, request.max_new_tokens),
+            "max_tokens": sampling.max_new_tokens,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "top_k": sampling.top_k,
             "min_tokens": sampling.min_new_tokens,
             "stop": list(sampling.stop),
             "seed": None if sampling.temperature == 0 else request.seed,
-            "logit_bias": dict.fromkeys(request.never, NEVER) or None,
+            "logit_bias": dict.fromkeys(request.banned_token_ids, NEVER) or None,
         }
         if request.piece_tokens is not None:
             parameters |= {"stream_interval": request.piece_tokens}
         async with aclosing(self._outputs(request, parameters)) as outputs:
+            read = len(request.prompt)
             async for output in outputs:
-                if request.scored:
-                    yield Piece((), "length", _mean_log_prob(output, request))
-                    return
                 (written,) = output.outputs
                 ids, reason = tuple(written.token_ids), written.finish_reason
                 if reason not in (None, "length", "stop"):
                     raise EngineError(f"vLLM with {self.name}: gave up on a sequence ({reason})")
-                yield Piece(*without_end(ids, reason, written.stop_reason))
+                yield Piece(*without_end(ids, reason, written.stop_reason), read)
+                read = 0
+
+    async def _log_likelihoods(
+        self, pairs: Sequence[TokenPair], priority: int, prefix_cache: object
+    ) -> list[Likelihood]:
+        async def one(prompt: Sequence[int], completion: Sequence[int]) -> Likelihood:
+            request = Request((*prompt, *completion))
+            parameters = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
+            async with aclosing(self._outputs(request, parameters)) as outputs:
+                async for output in outputs:
+                    positions = output.prompt_logprobs[-len(completion) :]
+                    some = zip(positions, completion, strict=True)
+                    mean = float(np.mean([position[token].logprob for position, token in some]))
+                    return Likelihood(mean, len(request.prompt))
+            raise EngineError(f"vLLM with {self.name}: told no likelihood")
+
+        return await gather(starmap(one, pairs))
 
     async def _outputs(
         self, request: Request, parameters: dict[str, Any]
     ) -> AsyncGenerator[Any, None]:
         kinds = require("vllm.sampling_params", "vllm").RequestOutputKind
         whole = request.piece_tokens is None
-        if request.scored:
-            parameters |= {"prompt_logprobs": 0}
         values = self._vllm.SamplingParams(
             **parameters,
             # vLLM reads its own tokens for stop strings alone.
@@ -178,13 +197,6 @@ class VllmEngine(EmbeddingEngine):
             engine.shutdown()
             # At the end of Python, its last words would be a traceback.
             self._engine = None
-
-
-def _mean_log_prob(output: Any, request: Request) -> float:
-    ids = list(request.prompt)[-request.scored :]
-    positions = output.prompt_logprobs[-request.scored :]
-    pairs = zip(positions, ids, strict=True)
-    return float(np.mean([position[token].logprob for position, token in pairs]))
 
 
 def _meant(name: str, value: Any) -> Any:

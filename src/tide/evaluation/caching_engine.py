@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,14 +13,14 @@ from torch import Tensor
 from tide.core.chat import Chat, Rendered
 from tide.core.concurrency import Portal
 from tide.core.settings import Sampling
-from tide.engines.base import Ban, Completion, Engine, Piece, Prompt, Request
+from tide.engines.base import Ban, Engine, Likelihood, Piece, Prompt, Request, TokenPair
 
 _Key = tuple[tuple[int, ...], Sampling, int]
 
 
 @dataclass(frozen=True)
 class _Written:
-    completion: Completion
+    pieces: list[Piece]
     seconds: float
 
 
@@ -36,7 +37,7 @@ class CachingEngine(Engine):
         self.engine = engine
         self.name, self.dim, self.dtype = engine.name, engine.dim, engine.dtype
         self.context_length, self.max_batch = engine.context_length, engine.max_batch
-        self.honours = engine.honours  # type: ignore[misc]
+        self.capabilities = engine.capabilities  # type: ignore[misc]
         self.embedding_scale = engine.embedding_scale
         self.seconds_saved = 0.0
         self._prompts: set[tuple[int, ...]] = set()
@@ -60,11 +61,11 @@ class CachingEngine(Engine):
         return self.engine.has_embeddings
 
     @property
-    def abilities(self) -> str:
-        return self.engine.abilities
+    def capability_notes(self) -> str:
+        return self.engine.capability_notes
 
-    def goes_on(self, prompt: Sequence[int]) -> bool:
-        return self.engine.goes_on(prompt)
+    def supports_continuation(self, prompt: Sequence[int]) -> bool:
+        return self.engine.supports_continuation(prompt)
 
     def check(self, request: Request) -> None:
         self.engine.check(request)
@@ -97,11 +98,8 @@ class CachingEngine(Engine):
     def _decode_nearest(self, embeddings: Tensor) -> list[int]:
         return self.engine.decode_nearest(embeddings)
 
-    def _share(self, rows: Tensor) -> object:
-        return self.engine.share(rows)
-
-    def _memory(self) -> object:
-        return self.engine.memory()
+    def _prefix_cache(self, rows: Tensor | None) -> object:
+        return self.engine.prefix_cache(rows)
 
     def ban(self, token_ids: Sequence[int]) -> Ban:
         return self.engine.ban(token_ids)
@@ -109,35 +107,38 @@ class CachingEngine(Engine):
     def _verify(self) -> None:
         self.engine.verify()
 
-    def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
-        return self.engine.write(request)
+    async def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
+        key, started = self._key(request), time.perf_counter()
+        known = self._written.get(key)
+        if known is not None:
+            self.seconds_saved += known.seconds
+            for piece in known.pieces:
+                yield piece
+            return
+        given: list[Piece] = []
+        async with aclosing(self.engine.write(request)) as pieces:
+            async for piece in pieces:
+                given.append(piece)
+                if key is not None and piece.finish_reason is not None:
+                    # Calls overlap: each is charged for what no other was before.
+                    now = time.perf_counter()
+                    self._written[key] = _Written(given, now - max(started, self._until))
+                    self._until = now
+                yield piece
 
-    async def _score_all(self, requests: Sequence[Request]) -> list[float]:
-        return await self.engine.score_all(requests)
-
-    async def _write_all(self, requests: Sequence[Request]) -> list[Completion]:
-        keys = [self._key(request) for request in requests]
-        new = [i for i, key in enumerate(keys) if key not in self._written]
-        started = time.perf_counter()
-        fresh = await self.engine.write_all([requests[i] for i in new]) if new else []
-        # Calls overlap: each is charged for what no other was before.
-        now = time.perf_counter()
-        seconds = (now - max(started, self._until)) / max(1, len(new))
-        self._until = now if new else self._until
-        completions = dict(zip(new, fresh, strict=True))
-        for i, key in enumerate(keys):
-            if i not in completions:
-                assert key is not None
-                completions[i] = self._written[key].completion
-                self.seconds_saved += self._written[key].seconds
-            elif key is not None:
-                self._written[key] = _Written(completions[i], seconds)
-        return [completions[i] for i in range(len(keys))]
+    async def _log_likelihoods(
+        self, pairs: Sequence[TokenPair], priority: int, prefix_cache: object
+    ) -> list[Likelihood]:
+        return await self.engine.log_likelihoods(
+            pairs, priority=priority, prefix_cache=prefix_cache
+        )
 
     def _key(self, request: Request) -> Any:
         """None for what is not remembered."""
         prompt = request.prompt
-        if not isinstance(prompt, Sequence) or request.never:
+        if not isinstance(prompt, Sequence) or request.banned_token_ids:
+            return None
+        if request.piece_tokens is not None:
             return None
         ids = tuple(prompt)
         return (ids, request.sampling, request.seed) if ids in self._prompts else None

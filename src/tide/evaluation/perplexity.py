@@ -95,9 +95,9 @@ class Reference:
         rows = [i for i, ids in enumerate(completions) if ids]
         values = np.full(len(pairs), np.nan)
         if rows:
-            values[rows] = -self._engine.likelihood(
-                [prompts[i] for i in rows], [completions[i] for i in rows]
-            )
+            asked = [(prompts[i], completions[i]) for i in rows]
+            found = self._engine.portal.run(self._engine.log_likelihoods, asked)
+            values[rows] = [-one.mean for one in found]
         for value, ids in zip(values.tolist(), completions, strict=True):
             # A rounding error may make a certain token more than certain.
             yield Fluency(max(value, 0.0) if math.isfinite(value) else None, len(ids))

@@ -145,24 +145,6 @@ class _Asked:
 
 
 @dataclass
-class _Cache:
-    """The engine's cache of a trial. read_tokens: tokens that had to be read so far."""
-
-    handle: object
-    read_tokens: int = 0
-    _ids: tuple[int, ...] = ()
-
-    def read(self, token_ids: tuple[int, ...]) -> None:
-        """Count these as read: only the last, if the others are cached."""
-        before = token_ids[:-1]
-        known = self.handle is not None and bool(before) and self._ids[: len(before)] == before
-        self.read_tokens += 1 if known else len(token_ids)
-
-    def wrote(self, token_ids: tuple[int, ...]) -> None:
-        self._ids = token_ids
-
-
-@dataclass
 class _Part:
     """What a search contributed to the answer."""
 
@@ -176,6 +158,7 @@ class _Costs:
     iterations: int = 1
     rounds: int = 0
     generated: int = 0
+    read: int = 0
     scorer_calls: int = 0
     likelihood_calls: int = 0
 
@@ -188,7 +171,7 @@ class Answer:
         settings, strategy = task.settings, task.strategy
         self._settings = settings
         # Chats that an engine cannot continue are answered in one block.
-        self._goes_on = engine.goes_on(task.prompt.token_ids)
+        self._goes_on = engine.supports_continuation(task.prompt.token_ids)
         self._in_blocks = settings.in_blocks and self._goes_on
         options = strategy.options
         rewinds = strategy.rewinds
@@ -214,7 +197,7 @@ class Answer:
         self._ids: list[int] = []
         self._trace: list[ScoredCompletion] = []
         self._costs = _Costs()
-        self._cache = _Cache(engine.memory() if self._rewinds or self._in_blocks else None)
+        self._prefix_cache = engine.prefix_cache() if self._rewinds or self._in_blocks else None
         self._attributes: dict[int, dict[str, float]] = {}  # by place
         self._ended: FinishReason | None = None
         self._chosen: int | None = None  # of the trace; None while the answer is drafted
@@ -266,14 +249,13 @@ class Answer:
             derive_seed(
                 self._task.seed, "sampling", len(self._places) + self._searches + self._lost
             ),
-            never=self._banned,
-            never_first=self._banned_next.get(tuple(self._ids), ()),
+            banned_token_ids=self._banned,
+            banned_first_ids=self._banned_next.get(tuple(self._ids), ()),
             priority=self._task.priority,
-            memory=self._cache.handle,
+            prefix_cache=self._prefix_cache,
             # More at a time cost a server less, and are wasted where the text fails.
             piece_tokens={"whole": None, "word": 1}.get(watch.pace, 4),
         )
-        self._cache.read(prompt)
         asked: _Asked | None = None
         ended: FinishReason | None = None
         settled = kept  # tokens whose texts later ones do not change
@@ -284,6 +266,7 @@ class Answer:
                     ended = piece.finish_reason
                     self._ids += piece.token_ids
                     self._costs.generated += len(piece.token_ids)
+                    self._costs.read += piece.read_tokens
                     (texts,) = self._engine.token_texts([self._ids[settled:]])
                     watch.texts[settled:] = texts
                     ended = self._stopped() or ended
@@ -306,7 +289,6 @@ class Answer:
             if failure is not None:
                 return self._failed(failure)
         finally:
-            self._cache.wrote(prompt + tuple(self._ids[kept:]))
             if asked is not None:
                 asked.scores.cancel()
         self._ended = ended
@@ -521,7 +503,7 @@ class Answer:
             context=watch.contexts(start),
             shape=shape if start or most is not None else None,
             first_empty="zero" if whole else "blank" if start else "one",
-            never=self._banned,
+            banned=self._banned,
         )
         before, kept = len(self._trace), watch.text
         try:
@@ -549,7 +531,7 @@ class Answer:
             costs.generated += search.written_tokens
             costs.scorer_calls += search.scorer_calls
             costs.likelihood_calls += search.likelihood_calls
-            self._cache.read_tokens += search.read_tokens if self._rewinds or before else 0
+            costs.read += search.read_tokens if self._rewinds or before else 0
         best, ids = search.best, search.completions[search.best]
         found = search.trace[best]
         if not settings.passes(found.toxicity):
@@ -605,7 +587,7 @@ class Answer:
         least, temperature = settings.min_new_tokens, settings.temperature
         if self._places and self._rewinds is not None:
             temperature *= self._rewinds.cool
-            if "min_new_tokens" in self._engine.honours:
+            if "min_new_tokens" in self._engine.capabilities:
                 least = max(least, self._rewinds.least)
         update = {
             "max_new_tokens": most,
@@ -687,7 +669,7 @@ class Answer:
             scorer_calls=costs.scorer_calls,
             likelihood_calls=costs.likelihood_calls,
             generated_tokens=costs.generated,
-            read_tokens=self._cache.read_tokens,
+            read_tokens=costs.read,
             base_partial=self._base_partial,
             shown="".join(watch.texts[:given_out]),
             shown_tokens=given_out,

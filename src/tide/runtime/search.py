@@ -15,7 +15,6 @@ import torch
 
 from tide.core.errors import (
     CompletionError,
-    EngineError,
     InputError,
     StrategyError,
     guarded,
@@ -49,18 +48,12 @@ def check_strategy(strategy: LoadedStrategy, engine: Engine) -> None:
 class Start:
     """Starting point of a search: the prompt plus the answer so far.
 
-    token_ids: of both. prefix: handle of the shared unmoved prefix, if the engine computes it only
-    once; see `Engine.share`.
+    token_ids: of both. prefix_cache: of the rows before the first that moves.
     """
 
     problem: Problem
     token_ids: tuple[int, ...]
-    prefix: object
-
-    def read_tokens(self, count: int, *, first: bool) -> int:
-        """Prompt tokens read for `count` requests. first: whether these are the first."""
-        shared = 0 if self.prefix is None else int(self.problem.movable.int().argmax())
-        return count * (len(self.token_ids) - shared) + (shared if first else 0)
+    prefix_cache: object
 
 
 def start_of(
@@ -87,8 +80,8 @@ def start_of(
     own = not written or settings.perturb.startswith("last:")
     movable = movable_rows(fixed, settings.perturb if own else _LAST, user)
     x = engine.embed_tokens(ids)
-    prefix = engine.share(x[: int(movable.int().argmax())])
-    return Start(Problem(x, movable, seed, engine.dtype, movable | ~fixed), ids, prefix)
+    prefix_cache = engine.prefix_cache(x[: int(movable.int().argmax())])
+    return Start(Problem(x, movable, seed, engine.dtype, movable | ~fixed), ids, prefix_cache)
 
 
 @dataclass
@@ -98,7 +91,7 @@ class Search:
     start: its strategy's start. priority: the lowest is served first. context: the texts before its
     completions with which these are scored: the answer so far, or its last words. kept: tokens of
     the answer so far. shape: applied to a completion before scoring. first_empty: score of an empty
-    completion of the unmodified prompt under the policy "unmodified". never: banned tokens.
+    completion of the unmodified prompt under the policy "unmodified". banned: token ids.
     trace (of completions alone) and completions (token ids) grow with each round. written_tokens:
     of all completions, before they were shaped. nearest: the tokens nearest to the chosen point;
     None without `find_nearest`, and for the prompt itself, or a point of an earlier round.
@@ -114,7 +107,7 @@ class Search:
     context: Sequence[str] = ("",)
     shape: Callable[[Completion], Completion] | None = None
     first_empty: TextPolicy = "zero"
-    never: tuple[int, ...] = ()
+    banned: tuple[int, ...] = ()
     trace: list[ScoredCompletion] = field(default_factory=list)
     completions: list[tuple[int, ...]] = field(default_factory=list)
     written_tokens: int = 0
@@ -165,8 +158,8 @@ class Search:
                 self.engine.check(request)
             except CompletionError as error:
                 raise StrategyError(f"the strategy made an invalid request: {error}") from error
-        written = await self.engine.write_all(requests)
-        self.read_tokens += self.start.read_tokens(len(requests), first=not self.trace)
+        written = await self.engine.complete(requests)
+        self.read_tokens += sum(one.read_tokens for one in written)
         self.written_tokens += sum(len(one.token_ids) for one in written)
         shaped = [one if self.shape is None else self.shape(one) for one in written]
         texts, policy = [one.text for one in shaped], self._policy()
@@ -210,9 +203,9 @@ class Search:
             candidate.embeddings if moved else self.start.token_ids,
             self.sampling,
             candidate.sampling_seed,
-            never=self.never,
+            banned_token_ids=self.banned,
             priority=self.priority,
-            prefix=self.start.prefix,
+            prefix_cache=self.start.prefix_cache,
         )
 
     async def _likelihoods(self, asked: LikelihoodRequest) -> list[float]:
@@ -225,13 +218,10 @@ class Search:
         if some:
             pairs = [(self.start.token_ids, self.completions[number]) for number in some]
             found = await self.engine.log_likelihoods(
-                pairs, priority=self.priority, prefix=self.start.prefix
+                pairs, priority=self.priority, prefix_cache=self.start.prefix_cache
             )
-            values.update(zip(some, found, strict=True))
-            written = sum(len(ids) for _, ids in pairs)
-            self.read_tokens += written + self.start.read_tokens(len(some), first=False)
-        if any(math.isnan(value) for value in values.values()):
-            raise EngineError(f"engine {self.engine.name}: a likelihood is not a number")
+            values.update(zip(some, (one.mean for one in found), strict=True))
+            self.read_tokens += sum(one.read_tokens for one in found)
         self.likelihood_calls += len(asked.evaluations)
         return [values[number] for number in asked.evaluations]
 

@@ -14,10 +14,11 @@ import pytest
 from tests.baselines.conftest import KINDS, World, with_slow
 from tests.baselines.stand_ins import OFF, ORDERS, STRENGTHS
 from tests.models import ending_with
+from tests.writing import completed
 from tide.baselines import REGISTRY, Baseline, load_baseline
 from tide.core.errors import InputError
 from tide.core.settings import Sampling
-from tide.engines.local.decode import Stream
+from tide.engines.local.stream import Stream
 
 PROMPTS = ["The weather", "Rain fell on the quiet town", "kind", "is fine is fine"]
 SEEDS = [3, 1, 4, 1]
@@ -31,7 +32,7 @@ def tokens(baseline: Baseline, prompts: list[str], sampling: Sampling, seeds: li
 
 def base(world: World, prompts: list[str], sampling: Sampling, seeds: list[int]) -> list:
     embeddings = world.engine.embed(prompts)
-    return [c.token_ids for c in world.engine.complete(embeddings, sampling, seeds)]
+    return [c.token_ids for c in completed(world.engine, embeddings, sampling, seeds)]
 
 
 def test_every_baseline_is_tested() -> None:

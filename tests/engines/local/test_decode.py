@@ -9,11 +9,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.models import CONFIGS, save_causal_lm
+from tests.writing import completed
+from tide.baselines.common.decoding import Writing, decode
 from tide.core.errors import CompletionError, EngineError
 from tide.core.settings import Sampling
 from tide.engines.base import FinishReason
-from tide.engines.local.decode import Forward, Stream, Writing, decode
 from tide.engines.local.engine import TransformersEngine
+from tide.engines.local.stream import Forward, Stream
 
 LENGTHS = [20, 3, 11, 3]
 STEPS = 6
@@ -31,7 +33,7 @@ def from_scratch(engine: TransformersEngine, rows: list[list[int]]) -> Tensor:
 
 def stream_of(engine: TransformersEngine, rows: list[list[int]], **options: bool) -> Stream:
     embeddings = [engine.model.get_input_embeddings()(torch.tensor(row)) for row in rows]
-    return Stream(Forward(engine.model), embeddings, STEPS, **options)
+    return Stream(Forward(engine.model), embeddings, **options)
 
 
 def make_rows() -> list[list[int]]:
@@ -61,16 +63,16 @@ def test_a_stream_reads_as_the_model_does(engine: TransformersEngine, together: 
 def test_a_fork_reads_every_candidate(engine: TransformersEngine) -> None:
     """Three candidates a row, of which one is kept, twice over."""
     rows = make_rows()
-    stream = stream_of(engine, rows, forks=True)
+    stream = stream_of(engine, rows)
     for step in range(2):
         candidates = (torch.arange(12) * 11 + step).view(4, 3)
         stream.fork(3)
         stream.advance(candidates.flatten())
         forked = [[*rows[i], int(token)] for i in range(4) for token in candidates[i]]
         assert close(stream.logits, from_scratch(engine, forked))
-        kept = torch.tensor([1, 3, 8, 9])
-        stream.keep(kept)
-        rows = [forked[i] for i in kept.tolist()]
+        kept = [1, 3, 8, 9]
+        stream.select(kept)
+        rows = [forked[i] for i in kept]
         assert close(stream.logits, from_scratch(engine, rows))
     stream.advance(torch.tensor([5, 6, 7, 8]))
     assert close(stream.logits, from_scratch(engine, [[*row, 5 + i] for i, row in enumerate(rows)]))
@@ -86,11 +88,11 @@ def test_logits_that_are_not_finite_are_an_error(
     broken = TransformersEngine(save_causal_lm(tmp_path, "llama"))
     (good, other) = broken.embed(["a good prompt", "another"])
     row = Sampling(temperature=temperature, max_new_tokens=new)
-    assert len(broken.complete([good], row, [1])) == 1
+    assert len(completed(broken, [good], row, [1])) == 1
     with torch.no_grad():
         broken.model.model.norm.weight[0] = bad
     with pytest.raises(CompletionError, match="NaN or infinite"):
-        broken.complete([good, other], row, [1, 2])
+        completed(broken, [good, other], row, [1, 2])
 
 
 class Warped(Writing):

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,13 +11,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2LMHeadModel
 
 from tests.engines.test_base import calls_of_a_closed_engine
 from tests.models import CONFIGS, CONTEXT, ending_with, save_causal_lm, save_mamba
+from tests.writing import completed, likelihoods
+from tide.baselines.common.decoding import Writing, decode
 from tide.core.errors import CompletionError, EngineError, InputError
 from tide.core.settings import Sampling
 from tide.engines import Engine
-from tide.engines.local import decode as decoding
-from tide.engines.local.decode import Stream, Writing
+from tide.engines.local import sampler
+from tide.engines.local.batch import Batch, Lane
 from tide.engines.local.engine import TransformersEngine
-from tide.engines.local.open_batch import Batch
+from tide.engines.local.stream import Stream
 
 PROMPTS = [
     "The weather",
@@ -44,7 +46,7 @@ def complete(
     engine: TransformersEngine, prompts: list[str], sampling: Sampling, seeds: list[int]
 ) -> list[tuple[int, ...]]:
     embeddings = engine.embed(prompts)
-    return [c.token_ids for c in engine.complete(embeddings, sampling, seeds)]
+    return [c.token_ids for c in completed(engine, embeddings, sampling, seeds)]
 
 
 def test_greedy_equals_generate_from_ids(folder: Path) -> None:
@@ -85,9 +87,9 @@ def test_a_row_is_written_alone_as_in_mixed_company(folder: Path, max_batch: int
     rows += [(4, MIXED[3]), (5, MIXED[1]), (5, MIXED[4])]
     embeddings = [engine._embed_ids(ids[i]).float() for i, _ in rows]
     samplings = [sampling for _, sampling in rows]
-    together = engine.complete(embeddings, samplings, range(len(rows)))
+    together = completed(engine, embeddings, samplings, range(len(rows)))
     for number, completion in enumerate(together):
-        alone = engine.complete(embeddings[number : number + 1], samplings[number], [number])
+        alone = completed(engine, embeddings[number : number + 1], samplings[number], [number])
         assert alone == [completion]
         assert len(completion.token_ids) <= samplings[number].max_new_tokens
         full = len(completion.token_ids) == samplings[number].max_new_tokens
@@ -99,17 +101,15 @@ def test_rows_that_end_early_stay_within_the_context(folder: Path) -> None:
     engine = TransformersEngine(folder)
     embeddings = [engine._embed_ids(row).float() for row in ([7, 8] * (CONTEXT // 2 - 1), [5])]
     samplings = [GREEDY.model_copy(update={"max_new_tokens": n}) for n in (2, CONTEXT - 1)]
-    together = engine.complete(embeddings, samplings, [0, 0])
-    alone = [engine.complete([x], s, [0])[0] for x, s in zip(embeddings, samplings, strict=True)]
+    together = completed(engine, embeddings, samplings, [0, 0])
+    alone = [completed(engine, [x], s, [0])[0] for x, s in zip(embeddings, samplings, strict=True)]
     assert together == alone
 
 
-def test_samplings_must_be_as_many_as_rows(pocket: TransformersEngine) -> None:
+def test_the_context_holds_prompt_and_completion(pocket: TransformersEngine) -> None:
     x = pocket.embed(PROMPTS[:1])[0]
-    with pytest.raises(EngineError, match="2 prompts, 1 samplings and 2 seeds"):
-        pocket.complete([x, x], [GREEDY], [0, 0])
     with pytest.raises(CompletionError, match=r"2 tokens \+ 255 new ones exceed the context"):
-        pocket.complete([x, x], [GREEDY, Sampling(max_new_tokens=255)], [0, 0])
+        completed(pocket, [x, x], [GREEDY, Sampling(max_new_tokens=255)], [0, 0])
 
 
 def test_likelihood_equals_the_plain_computation(folder: Path) -> None:
@@ -123,7 +123,7 @@ def test_likelihood_equals_the_plain_computation(folder: Path) -> None:
             logits = model(torch.tensor([prompt + completion])).logits[0].double()
         rows = logits.log_softmax(-1)[len(prompt) - 1 : -1]
         expected.append(float(rows[torch.arange(len(completion)), completion].mean()))
-    assert engine.likelihood(prompts, completions) == pytest.approx(expected, abs=1e-4)
+    assert likelihoods(engine, prompts, completions) == pytest.approx(expected, abs=1e-4)
 
 
 def test_nearest_tokens_of_a_prompt_are_its_own(folder: Path) -> None:
@@ -147,9 +147,9 @@ def test_batches_are_capped_and_change_nothing(
     small = TransformersEngine("pocket", max_batch=3)
     sizes = []
 
-    def step(self: Batch, step: Callable[[Batch], None] = Batch.step) -> None:
-        sizes.append(len(self))
-        step(self)
+    def step(self: Batch, lane: Lane, step: Any = Batch.step) -> None:
+        sizes.append(len(lane.under_way))
+        step(self, lane)
 
     monkeypatch.setattr(Batch, "step", step)
     written = complete(small, prompts, sampling, seeds)
@@ -166,8 +166,8 @@ def test_bfloat16_is_near_float32_and_not_the_default(pocket: TransformersEngine
     prompts = half.tokenize(PROMPTS)
     completions = [list(ids) for ids in complete(half, PROMPTS, GREEDY, [0] * 4)]
     assert all(completions)
-    measured = half.likelihood(prompts, completions)
-    assert measured == pytest.approx(pocket.likelihood(prompts, completions), abs=0.05)
+    measured = likelihoods(half, prompts, completions)
+    assert measured == pytest.approx(likelihoods(pocket, prompts, completions), abs=0.05)
 
 
 def test_sampling_belongs_to_the_seed(pocket: TransformersEngine) -> None:
@@ -181,10 +181,10 @@ def test_a_stop_token_ends_the_text(tmp_path: Path) -> None:
     """With the second greedy token declared as the end, the completion is the first one alone."""
     engine = TransformersEngine(save_causal_lm(tmp_path, "gpt2"))
     embeddings = engine.embed(PROMPTS[:2])
-    whole = engine.complete(embeddings, GREEDY, [0, 0])
+    whole = completed(engine, embeddings, GREEDY, [0, 0])
     stop = whole[0].token_ids[1]
     with ending_with(engine, stop):
-        cut = engine.complete(embeddings, GREEDY, [0, 0])
+        cut = completed(engine, embeddings, GREEDY, [0, 0])
     assert cut[0].token_ids == whole[0].token_ids[: whole[0].token_ids.index(stop)]
     assert (whole[0].finish_reason, cut[0].finish_reason) == ("length", "stop")
 
@@ -193,17 +193,17 @@ def test_a_stop_token_ends_the_text(tmp_path: Path) -> None:
 def test_decoding_ends_once_every_row_has_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int
 ) -> None:
-    monkeypatch.setitem(decoding.CHECK_EVERY, "cpu", every)
+    monkeypatch.setitem(sampler.CHECK_EVERY, "cpu", every)
     engine = TransformersEngine(save_causal_lm(tmp_path, "gpt2"))
     (x,) = engine.embed(PROMPTS[:1])
-    (whole,) = engine.complete([x], GREEDY, [0])
-    writing = Writing(Stream(engine._forward, [x], 11))
+    (whole,) = completed(engine, [x], GREEDY, [0])
+    writing = Writing(Stream(engine._forward, [x]))
     read: list[torch.Tensor] = []
     monkeypatch.setattr(
         writing, "advance", lambda ids: (read.append(ids), Writing.advance(writing, ids))
     )
     stop = whole.token_ids[:1]
-    assert decoding.decode(writing, [GREEDY], [0], torch.tensor(stop)) == [([*stop], "stop")]
+    assert decode(writing, [GREEDY], [0], torch.tensor(stop)) == [([*stop], "stop")]
     assert len(read) == every - 1
 
 
@@ -249,7 +249,7 @@ def test_bad_embeddings_never_reach_the_model(
     pocket: TransformersEngine, embeddings: torch.Tensor, message: str
 ) -> None:
     with pytest.raises(CompletionError, match=message):
-        pocket.complete([torch.zeros(2, 256), embeddings], Sampling(), [0, 0])
+        completed(pocket, [torch.zeros(2, 256), embeddings], Sampling(), [0, 0])
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")

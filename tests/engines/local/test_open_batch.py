@@ -17,12 +17,12 @@ from tests.models import CONFIGS, CONTEXT, save_causal_lm
 from tide.core.errors import CompletionError
 from tide.core.settings import Sampling
 from tide.engines.base import Piece
-from tide.engines.local import decode as decoding
-from tide.engines.local import prefixes
-from tide.engines.local.decode import StopStrings
+from tide.engines.local import cache, sampler
+from tide.engines.local.batch import Batch, Lane, Row
+from tide.engines.local.cache import Beginning, PrefixCache
 from tide.engines.local.engine import TransformersEngine
-from tide.engines.local.open_batch import Batch, OpenStream, Row
-from tide.engines.local.prefixes import Prefixes
+from tide.engines.local.sampler import StopStrings
+from tide.engines.local.stream import Forward, Stream
 
 KINDS = [*CONFIGS, "pocket"]
 GREEDY = Sampling(temperature=0.0, max_new_tokens=8)
@@ -44,7 +44,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> TransformersEngine:
 
 
 def longest(engine: TransformersEngine) -> int:
-    return min(engine._worker._longest, engine.context_length or CONTEXT, CONTEXT)
+    return min(engine.context_length or CONTEXT, CONTEXT)
 
 
 @dataclass(eq=False)
@@ -53,13 +53,7 @@ class Reader:
 
     ids: list[int]
     most: int
-    held: Any = None
-    row: Row = field(init=False)
-
-    def begin(self, engine: TransformersEngine) -> Row:
-        x = engine._embed_ids(self.ids)
-        self.row = Row(x, GREEDY, 0, lambda _: None, prefix=self.held)
-        return self.row
+    shared: Beginning | None = None
 
 
 # Of each step: the lengths of the prompts that enter, and the places of the rows that leave.
@@ -81,9 +75,9 @@ def test_logits_are_those_of_a_fresh_read(
     """Any schedule of rows of any lengths; some share a beginning that is read once."""
     limit = longest(engine)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prefixes, "LEAST", 4)
-        held = Prefixes(engine._forward, 1 << 15)
-        stream = OpenStream(engine._forward, held)
+        patch.setattr(cache, "LEAST", 4)
+        held = PrefixCache(engine._read_rows, 1 << 15)
+        stream = Stream(engine._forward)
         rows: list[Reader] = []
         number = 0
         for lengths, leaving, reads in steps:
@@ -97,11 +91,16 @@ def test_logits_are_those_of_a_fresh_read(
                 number += 1
                 size = min(length, limit - 1)
                 ids = [3 + (7 * i + number * (i > 4 or not shares)) % 290 for i in range(size)]
-                prefix = held.hold(engine._embed_ids(ids[:5])) if shares and size > 5 else None
-                entering.append(Reader(ids, limit, prefix))
-            if entering:
-                by_row = {id(one.begin(engine)): one for one in entering}
-                rows += [by_row[id(row)] for row in stream.enter([one.row for one in entering])]
+                handle = held.handle(engine._embed_ids(ids[:5])) if shares and size > 5 else None
+                entering.append(Reader(ids, limit, handle and handle.beginning))
+            plain = [one for one in entering if one.shared is None]
+            behind = [one for one in entering if one.shared is not None]
+            if plain:
+                stream.enter([engine._embed_ids(one.ids) for one in plain])
+            for one in behind:
+                assert one.shared is not None
+                stream.enter_after(held.layers(one.shared), engine._embed_ids(one.ids)[None, 5:])
+            rows += [*plain, *behind]
             for step in range(reads):
                 if not rows:
                     break
@@ -119,7 +118,7 @@ def test_logits_are_those_of_a_fresh_read(
                 compare(engine, stream, rows)
 
 
-def compare(engine: TransformersEngine, stream: OpenStream, rows: Sequence[Reader]) -> None:
+def compare(engine: TransformersEngine, stream: Stream, rows: Sequence[Reader]) -> None:
     expected = [engine.model(torch.tensor([one.ids])).logits[0, -1] for one in rows]
     scale = max(float(one.abs().max()) for one in expected)
     for found, alone in zip(stream.logits, expected, strict=True):
@@ -143,10 +142,11 @@ class Asked:
         return [i for piece in self.told if isinstance(piece, Piece) for i in piece.token_ids]
 
 
-def batch_of(engine: TransformersEngine) -> Batch:
+def batch_of(engine: TransformersEngine, forward: Forward | None = None) -> tuple[Batch, Lane]:
     stop_strings = StopStrings(engine._texts, engine.fewest)
-    held = Prefixes(engine._forward, 0)
-    return Batch(engine._forward, held, engine.stop_ids, stop_strings, is_open=True)
+    held, forward = PrefixCache(engine._read_rows, 0), forward or engine._forward
+    batch = Batch(forward, held, engine.stop_ids, stop_strings, max_batch=64)
+    return batch, Lane(forward, engine.stop_ids)
 
 
 def asked(
@@ -166,21 +166,21 @@ def asked(
 
 def run(engine: TransformersEngine, rows: Sequence[Asked]) -> None:
     """Step by step, for as long as there are rows under way or to come."""
-    batch, step = batch_of(engine), 0
-    while len(batch) or any(one.at >= step for one in rows):
+    (batch, lane), step = batch_of(engine), 0
+    while lane.under_way or any(one.at >= step for one in rows):
         entering = [one.row for one in rows if one.at == step]
         for one in rows:
             if one.leaves_at == step:
                 one.row.aborted = True
         waiting = [row for row in entering if not row.aborted]
         if waiting:
-            assert batch.takes_rows
-            batch.enter(waiting)
-        if len(batch):
-            batch.step()
+            assert lane.takes_rows
+            batch.prefill(lane, waiting)
+        if lane.under_way:
+            batch.step(lane)
         step += 1
         assert step < 200
-    assert len(batch) == 0
+    assert not lane.under_way
 
 
 ROWS = st.lists(
@@ -211,12 +211,12 @@ ROWS = st.lists(
 def test_a_row_is_told_what_it_is_told_alone(llama: TransformersEngine, rows: list[Any]) -> None:
     """Whoever enters and leaves beside it, and in whatever pieces it is told."""
     made = [
-        asked(llama, own, seed, at, leaves, piece_tokens=size, never=never)
+        asked(llama, own, seed, at, leaves, piece_tokens=size, banned_token_ids=never)
         for own, seed, at, leaves, size, never in rows
     ]
     run(llama, made)
     for one, (own, seed, at, leaves, size, never) in zip(made, rows, strict=True):
-        alone = asked(llama, own, seed, piece_tokens=size, never=never)
+        alone = asked(llama, own, seed, piece_tokens=size, banned_token_ids=never)
         run(llama, [alone])
         if leaves is None or leaves > at + own.max_new_tokens:
             assert one.told == alone.told
@@ -233,16 +233,19 @@ def test_a_row_is_told_what_it_is_told_alone(llama: TransformersEngine, rows: li
 
 def test_a_row_that_leaves_makes_room(llama: TransformersEngine) -> None:
     """What is shown to the model is what is under way, but for a few."""
-    batch, own = batch_of(llama), Sampling(temperature=1.0, max_new_tokens=40, min_new_tokens=40)
+    (batch, lane), own = (
+        batch_of(llama),
+        Sampling(temperature=1.0, max_new_tokens=40, min_new_tokens=40),
+    )
     rows = [asked(llama, own, seed) for seed in range(20)]
-    batch.enter([one.row for one in rows])
-    batch.step()
+    batch.prefill(lane, [one.row for one in rows])
+    batch.step(lane)
     for one in rows[3:]:
         one.row.aborted = True
-    batch.step()
-    assert len(batch) == len(batch.rows) == 3
-    while len(batch):
-        batch.step()
+    batch.step(lane)
+    assert len(lane.under_way) == len(lane.rows) == 3
+    while lane.under_way:
+        batch.step(lane)
     assert [len(one.ids) for one in rows[:3]] == [40] * 3
     assert all(one.told == [] for one in rows[3:])
 
@@ -252,19 +255,22 @@ def test_a_broken_row_fails_alone(
     llama: TransformersEngine, monkeypatch: pytest.MonkeyPatch, every: int
 ) -> None:
     """Its keys and values, which are NaN, do not reach the row that takes its place."""
-    monkeypatch.setitem(decoding.CHECK_EVERY, "cpu", every)
-    batch, own = batch_of(llama), Sampling(temperature=0.0, max_new_tokens=24, min_new_tokens=24)
+    monkeypatch.setitem(sampler.CHECK_EVERY, "cpu", every)
+    (batch, lane), own = (
+        batch_of(llama),
+        Sampling(temperature=0.0, max_new_tokens=24, min_new_tokens=24),
+    )
     rows = [asked(llama, own, seed) for seed in (5, 6, 7)]
     rows[1].row.x = torch.full_like(rows[1].row.x, float("nan"))
-    batch.enter([one.row for one in rows])
+    batch.prefill(lane, [one.row for one in rows])
     for _ in range(every):
-        batch.step()
+        batch.step(lane)
     late = asked(llama, own, 8)
-    while not batch.takes_rows:
-        batch.step()
-    batch.enter([late.row])
-    while len(batch):
-        batch.step()
+    while not lane.takes_rows:
+        batch.step(lane)
+    batch.prefill(lane, [late.row])
+    while lane.under_way:
+        batch.step(lane)
     (error,) = rows[1].told
     assert isinstance(error, CompletionError)
     assert "NaN or infinite" in str(error)
@@ -278,19 +284,22 @@ def test_a_broken_row_fails_alone(
 def test_rows_that_cannot_be_read_leave_the_batch_as_it_was(
     llama: TransformersEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    batch, own = batch_of(llama), Sampling(temperature=0.0, max_new_tokens=9, min_new_tokens=9)
+    (batch, lane), own = (
+        batch_of(llama),
+        Sampling(temperature=0.0, max_new_tokens=9, min_new_tokens=9),
+    )
     first = asked(llama, own, 3)
-    batch.enter([first.row])
-    batch.step()
+    batch.prefill(lane, [first.row])
+    batch.step(lane)
     bad = asked(llama, own, 4)
     bad.row.x = torch.zeros(4, 7)
     with pytest.raises(RuntimeError):
-        batch.enter([asked(llama, own, 5).row, bad.row])
-    assert len(batch) == 1
+        batch.prefill(lane, [asked(llama, own, 5).row, bad.row])
+    assert len(lane.under_way) == 1
     second = asked(llama, own, 5)
-    batch.enter([second.row])
-    while len(batch):
-        batch.step()
+    batch.prefill(lane, [second.row])
+    while lane.under_way:
+        batch.step(lane)
     for one, seed in ((first, 3), (second, 5)):
         alone = asked(llama, own, seed)
         run(llama, [alone])
@@ -312,17 +321,17 @@ def test_pieces_hold_as_many_tokens_as_were_asked_for(
 
 
 def test_a_batch_that_is_not_open_waits_until_all_have_ended(llama: TransformersEngine) -> None:
-    stop_strings = StopStrings(llama._texts, llama.fewest)
-    held = Prefixes(llama._forward, 0)
-    batch = Batch(llama._forward, held, llama.stop_ids, stop_strings, is_open=False)
+    forward = Forward(llama.model)
+    forward.plain = False
+    batch, lane = batch_of(llama, forward)
     make = partial(Sampling, temperature=0.0)
     rows = [asked(llama, make(max_new_tokens=n, min_new_tokens=n), n) for n in (2, 6)]
-    batch.enter([one.row for one in rows])
-    while len(batch):
-        assert not batch.takes_rows
-        batch.step()
-    assert batch.takes_rows
-    assert batch.rows == []
+    batch.prefill(lane, [one.row for one in rows])
+    while lane.under_way:
+        assert not lane.takes_rows
+        batch.step(lane)
+    assert lane.takes_rows
+    assert lane.rows == []
     for one, n in zip(rows, (2, 6), strict=True):
         alone = asked(llama, make(max_new_tokens=n, min_new_tokens=n), n)
         run(llama, [alone])

@@ -19,13 +19,15 @@ from transformers import Gemma2Config
 
 from tests.generated import examples
 from tests.models import _COMMON, _WIDTH, CONFIGS, CONTEXT, save_causal_lm
+from tests.writing import completed
 from tide import Detoxifier
+from tide.core.concurrency import gather
 from tide.core.settings import Sampling
 from tide.engines.base import Completion, Request
-from tide.engines.local import prefixes
-from tide.engines.local.decode import Forward
+from tide.engines.local import cache
+from tide.engines.local.cache import Handle, PrefixCache
 from tide.engines.local.engine import TransformersEngine, reads_alike
-from tide.engines.local.prefixes import Prefix, Prefixes
+from tide.engines.local.stream import Forward
 
 LEAST = 6
 LONG = "The weather today is fine and the people of this quiet town are kind. " * 6
@@ -49,7 +51,7 @@ def engine(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[TransformersEngine]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prefixes, "LEAST", LEAST)
+        patch.setattr(cache, "LEAST", LEAST)
         patch.setitem(CONFIGS, "gemma2-wide", KINDS["gemma2-wide"])
         yield TransformersEngine(save_causal_lm(tmp_path_factory.mktemp("lm"), request.param))
 
@@ -70,30 +72,31 @@ def asked(
 ) -> list[Completion]:
     """The completion of each row, with what `share` returned for its beginning."""
     requests = [
-        Request(x, own, seed, priority=seed, prefix=prefix)
+        Request(x, own, seed, priority=seed, prefix_cache=prefix)
         for seed, (x, own, prefix) in enumerate(zip(rows, samplings, held, strict=True))
     ]
-    return asyncio.run(engine.write_all(requests))
+    return asyncio.run(engine.complete(requests))
 
 
 def likelihoods(engine: TransformersEngine, pairs: Any, held: Sequence[object]) -> list[float]:
-    requests = [
-        Request((*a, *b), scored=len(b), prefix=prefix)
-        for (a, b), prefix in zip(pairs, held, strict=True)
-    ]
-    return asyncio.run(engine.score_all(requests))
+    async def ask() -> list[float]:
+        each = zip(pairs, held, strict=True)
+        found = await gather(engine.log_likelihoods([pair], prefix_cache=h) for pair, h in each)
+        return [one.mean for (one,) in found]
+
+    return engine.portal.run(ask)
 
 
 def alive(engine: TransformersEngine) -> int:
     gc.collect()
-    return len(engine._prefixes._held)
+    return len(engine._cached)
 
 
 @contextmanager
 def bounds(engine: TransformersEngine, tokens: int, max_batch: int) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine._prefixes, "_tokens", tokens)
-        patch.setattr(engine._worker, "_max_batch", max_batch)
+        patch.setattr(engine._cached, "_capacity", tokens)
+        patch.setattr(engine._batch, "_max_batch", max_batch)
         yield
 
 
@@ -136,7 +139,7 @@ def test_sharing_changes_nothing(
         for i, (ids, most, count) in enumerate(prompts):
             last = min(most, len(ids) - 1)
             some = moved(engine, ids, last, count)
-            held = engine.share(some[-1][:-last])
+            held = engine.prefix_cache(some[-1][:-last])
             assert held is None or bound  # which models share is another test's matter
             rows += [(x, held) for x in some]
             pairs.append((ids, ids[: 1 + i]))
@@ -150,29 +153,27 @@ def test_sharing_changes_nothing(
         for _ in range(2):
             assert asked(engine, xs, each, all_held) == expected
             assert likelihoods(engine, pairs, first) == pytest.approx(plain, abs=1e-4)
-        kept = [prefix for prefix in engine._prefixes._held if prefix.layers is not None]
+        kept = [prefix for prefix in engine._cached._beginnings if prefix.layers is not None]
         assert sum(len(prefix.rows) for prefix in kept) <= bound
 
 
-def test_which_models_share(engine: TransformersEngine, request: pytest.FixtureRequest) -> None:
-    """All of these but for windows that are shorter than the model's first trial reads."""
-    kind = request.node.callspec.params["engine"]
+def test_which_models_share(engine: TransformersEngine) -> None:
+    """All of these, whatever the windows of their layers."""
     (x, *_) = moved(engine, [*range(3, 33)], 3, 0)
-    held = engine.share(x[:-3])
+    held = engine.prefix_cache(x[:-3])
     (written,) = asked(engine, [x], [Sampling(max_new_tokens=4)], [held])
-    assert [written] == engine.complete([x], Sampling(max_new_tokens=4), [0])
+    assert [written] == completed(engine, [x], Sampling(max_new_tokens=4), [0])
     assert held is not None
-    assert (held.layers is not None) == (kind != "gemma2")  # type: ignore[attr-defined]
-    # Rows beyond the windows of a model are read whole.
+    assert held.beginning.layers is not None  # type: ignore[attr-defined]
     (x, *_) = moved(engine, [*range(3, 43)], 3, 0)
-    held = engine.share(x[:-3])
+    held = engine.prefix_cache(x[:-3])
     asked(engine, [x], [Sampling(max_new_tokens=4)], [held])
-    assert (held.layers is not None) == (not kind.startswith("gemma2"))  # type: ignore[attr-defined,union-attr]
+    assert held.beginning.layers is not None  # type: ignore[attr-defined,union-attr]
 
 
 @pytest.fixture
 def llama(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TransformersEngine:
-    monkeypatch.setattr(prefixes, "LEAST", LEAST)
+    monkeypatch.setattr(cache, "LEAST", LEAST)
     return TransformersEngine(save_causal_lm(tmp_path, "llama"), prefix_tokens=50)
 
 
@@ -187,7 +188,7 @@ def test_each_token_is_counted_once(llama: TransformersEngine) -> None:
         return llama.forward_tokens - before - written
 
     assert reads(None) == 3 * 30
-    held = llama.share(rows[0][:-4])
+    held = llama.prefix_cache(rows[0][:-4])
     assert held is not None
     assert reads(held) == 26 + 3 * 4
     assert reads(held) == 3 * 4
@@ -199,28 +200,35 @@ def test_each_token_is_counted_once(llama: TransformersEngine) -> None:
 def test_what_is_kept_is_bounded_and_goes_with_who_asked(llama: TransformersEngine) -> None:
     prompts = [[start, *range(10, 32)] for start in (3, 4, 5)]
     rows = [moved(llama, ids, 3, 1) for ids in prompts]
-    held = [llama.share(some[0][:-3]) for some in rows]
+    held = [llama.prefix_cache(some[0][:-3]) for some in rows]
     for some, one in zip(rows, held, strict=True):
         asked(llama, some, [Sampling()] * 2, [one] * 2)
-    assert [prefix.layers is not None for prefix in held] == [False, True, True]  # type: ignore[union-attr]
-    assert llama.share(rows[0][0][:-3]) is held[0]
+    assert [prefix.beginning.layers is not None for prefix in held] == [False, True, True]  # type: ignore[union-attr]
+    assert llama.prefix_cache(rows[0][0][:-3]).beginning is held[0].beginning  # type: ignore[attr-defined,union-attr]
     asked(llama, rows[0], [Sampling()] * 2, held[:1] * 2)
-    assert [prefix.layers is not None for prefix in held] == [True, False, True]  # type: ignore[union-attr]
+    assert [prefix.beginning.layers is not None for prefix in held] == [True, False, True]  # type: ignore[union-attr]
     del held, one
     assert alive(llama) == 0
 
 
 def test_only_equal_rows_are_shared(llama: TransformersEngine) -> None:
     x, other = moved(llama, [*range(10, 40)], 4, 1)
-    held, longer = llama.share(x[:-4]), llama.share(x[:-2])
-    assert isinstance(held, Prefix)
-    assert isinstance(longer, Prefix)
+    held, longer = llama.prefix_cache(x[:-4]), llama.prefix_cache(x[:-2])
+    assert isinstance(held, Handle)
+    assert isinstance(longer, Handle)
     nearly = x.clone()
     nearly[9, 3] += 1e-6
     some = [x, other, nearly, x[:-4], x[:-3], x.double()]
-    assert [held.begins(one) for one in some] == [True, True, False, False, True, False]
-    assert [longer.begins(one) for one in some] == [True, False, False, False, False, False]
-    assert llama.share(x[: LEAST - 1]) is None
+    assert [held.beginning.begins(one) for one in some] == [True, True, False, False, True, False]
+    assert [longer.beginning.begins(one) for one in some] == [
+        True,
+        False,
+        False,
+        False,
+        False,
+        False,
+    ]
+    assert llama.prefix_cache(x[: LEAST - 1]) is None
 
 
 def test_a_request_with_another_prompts_prefix_is_read_whole(llama: TransformersEngine) -> None:
@@ -229,7 +237,7 @@ def test_a_request_with_another_prompts_prefix_is_read_whole(llama: Transformers
     (wrong, _) = moved(llama, [*range(11, 41)], 4, 1)
     own = [Sampling(temperature=0.0, max_new_tokens=5)]
     expected = asked(llama, [x], own, [None])
-    for held in (llama.share(wrong[:-4]), llama.share(x), "nonsense"):
+    for held in (llama.prefix_cache(wrong[:-4]), llama.prefix_cache(x), "nonsense"):
         before = llama.forward_tokens
         assert asked(llama, [x], own, [held]) == expected
         assert llama.forward_tokens - before >= 30
@@ -239,14 +247,13 @@ def test_a_model_that_ignores_the_mask_neither_shares_nor_opens_its_batch(
     llama: TransformersEngine,
 ) -> None:
     class Deaf(Forward):
-        def __call__(self, mask: Tensor | None, positions: Tensor, **inputs: Any) -> Any:
-            return super().__call__(None, positions, **inputs)
+        def __call__(self, mask: Tensor | None, positions: Tensor, *cache: Any, **x: Any) -> Any:
+            return super().__call__(None, positions, *cache, **x)
 
     x = moved(llama, [*range(10, 40)], 4, 0)[0]
-    assert reads_alike(Forward(llama.model), x, 1 << 62)
-    assert not reads_alike(Forward(llama.model), x, len(x))
-    assert not reads_alike(Deaf(llama.model), x, 1 << 62)
-    assert Prefixes(Deaf(llama.model), 0).hold(x) is None
+    assert reads_alike(Forward(llama.model), x)
+    assert not reads_alike(Deaf(llama.model), x)
+    assert PrefixCache(llama._read_rows, 0).handle(x) is None
 
 
 def test_prompts_that_leave_no_room_for_sharing_are_read_whole(llama: TransformersEngine) -> None:
@@ -254,7 +261,7 @@ def test_prompts_that_leave_no_room_for_sharing_are_read_whole(llama: Transforme
     sampling = [Sampling(temperature=0.0, max_new_tokens=4)] * 3
     for size, last in ((CONTEXT - 4, 3), (LEAST, LEAST)):
         rows = moved(llama, [*range(10, 10 + size)], last, 2)
-        held = [llama.share(rows[0][:-last])] * 3
+        held = [llama.prefix_cache(rows[0][:-last])] * 3
         assert asked(llama, rows, sampling, held) == asked(llama, rows, sampling, [None] * 3)
 
 
@@ -271,7 +278,7 @@ class Strict:
         self.held: list[int] = []
 
     def score(self, texts: list[str]) -> list[float]:
-        self.held.append(len(self.engine._prefixes._held))
+        self.held.append(len(self.engine._cached))
         return [float(len(self.held) <= self.calls)] * len(texts)
 
     def close(self) -> None:

@@ -11,14 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from tide.core.settings import Sampling
-from tide.engines.local.sampling import (
-    _MANY,
-    _REACH,
-    NoiseKeys,
-    Sampler,
-    gumbel_noise,
-    keep_likely,
-)
+from tide.engines.local.sampler import _MANY, _REACH, NoiseKeys, Sampler, gumbel_noise, keep_likely
 
 CPU = torch.device("cpu")
 Rows = list[tuple[Sampling, int]]
@@ -267,7 +260,7 @@ def test_tokens_that_are_never_drawn(temperature: float) -> None:
     logits[:, [5, 9]] = 50.0
     sampler = Sampler(CPU)
     own = Sampling(temperature=temperature, max_new_tokens=30)
-    sampler.enter([own] * 3, [1, 2, 3], never=[[5], [5, 9], []])
+    sampler.enter([own] * 3, [1, 2, 3], banned=[[5], [5, 9], []])
     for _ in range(30):
         given = logits.clone()
         first, second, third = sampler.draw(sampler.warp(sampler.prepare(given)))[0].tolist()

@@ -16,9 +16,10 @@ from transformers import AutoTokenizer
 
 from tests.generated import examples
 from tests.models import VOCAB, ending_with, save_causal_lm
+from tests.writing import completed
 from tide.core.settings import Sampling
 from tide.engines.base import Completion
-from tide.engines.local import decode as decoding
+from tide.engines.local import sampler
 from tide.engines.local.engine import TransformersEngine
 
 PROMPTS = ["The weather", "Rain fell on the quiet town and the people", "kind", "is fine is"]
@@ -50,7 +51,7 @@ def written(
     seed: int = 0,
 ) -> list[Completion]:
     x = engine.embed(prompts)
-    return engine.complete(x, samplings, [seed] * len(x))
+    return completed(engine, x, samplings, [seed] * len(x))
 
 
 def generated(engine: TransformersEngine, inputs: dict[str, Any], **options: Any) -> list[int]:
@@ -111,7 +112,7 @@ def test_a_moved_prompt_is_penalised_as_the_tokens_nearest_to_it(
     assert near[1:] == ids[1:]  # Gemma's first row, all zeros, is near to none
     inputs = {"inputs_embeds": moved[None], "input_ids": torch.tensor([near])}
     expected = generated(engine, inputs, repetition_penalty=1.5)
-    (got,) = engine.complete([moved], greedy(repetition_penalty=1.5), [0])
+    (got,) = completed(engine, [moved], greedy(repetition_penalty=1.5), [0])
     assert list(got.token_ids) == expected
 
 
@@ -133,7 +134,8 @@ def test_stop_strings_as_generate(engine: TransformersEngine) -> None:
 def looking_every(engine: TransformersEngine, steps: int) -> Iterator[None]:
     """Let the engine look at what was drawn every so many steps, as it does on a GPU."""
     with pytest.MonkeyPatch.context() as patch, ending_with(engine, *engine.stop_ids.tolist()):
-        patch.setitem(decoding.CHECK_EVERY, "cpu", steps)  # read by batches that are made now
+        patch.setitem(sampler.CHECK_EVERY, "cpu", steps)
+        patch.setattr(engine._batch, "_check_every", steps)
         yield
 
 

@@ -12,11 +12,12 @@ import pytest
 import torch
 
 from tests.models import save_causal_lm
+from tests.writing import completed
 from tide.core.errors import CompletionError, EngineError
 from tide.core.settings import Sampling
 from tide.engines.base import Piece, Request
+from tide.engines.local.batch import Batch, Lane
 from tide.engines.local.engine import TransformersEngine
-from tide.engines.local.open_batch import Batch
 
 
 def sampling(tokens: int) -> Sampling:
@@ -29,19 +30,21 @@ class Watched:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.sizes: list[int] = []
         self.entered: list[list[int]] = []
-        self.before: Callable[[Batch], None] = lambda batch: None
+        self.before: Callable[[Lane], None] = lambda lane: None
 
-        def step(batch: Batch, step: Callable[[Batch], None] = Batch.step) -> None:
-            self.sizes.append(len(batch))
-            self.before(batch)
-            step(batch)
+        def step(batch: Batch, lane: Lane, step: Any = Batch.step) -> None:
+            self.sizes.append(len(lane.under_way))
+            self.before(lane)
+            step(batch, lane)
 
-        def enter(batch: Batch, rows: Sequence[Any], enter: Any = Batch.enter) -> None:
-            enter(batch, rows)
+        def prefill(
+            batch: Batch, lane: Lane, rows: Sequence[Any], prefill: Any = Batch.prefill
+        ) -> None:
+            prefill(batch, lane, rows)
             self.entered.append(sorted(row.priority for row in rows))
 
         patch.setattr(Batch, "step", step)
-        patch.setattr(Batch, "enter", enter)
+        patch.setattr(Batch, "prefill", prefill)
 
 
 @pytest.fixture
@@ -55,15 +58,14 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> TransformersEngine:
 
 
 def idle(engine: TransformersEngine) -> bool:
-    worker = engine._worker
-    return not (worker._readings or worker._waiting or any(map(len, worker._batches.values())))
+    return engine._batch.idle
 
 
 def test_the_lowest_priority_number_enters_first(
     engine: TransformersEngine, watched: Watched
 ) -> None:
     requests = [Request([5, 6 + i], sampling(3), priority=15 - i) for i in range(16)]
-    asyncio.run(engine.write_all(requests))
+    asyncio.run(engine.complete(requests))
     assert watched.entered == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15]]
     assert watched.sizes == [4] * 12
 
@@ -71,7 +73,7 @@ def test_the_lowest_priority_number_enters_first(
 def test_those_that_end_leave_their_places(engine: TransformersEngine, watched: Watched) -> None:
     """One long row and many short ones: these follow each other beside it."""
     requests = [Request([5, 6], sampling(30)), *(Request([7, 8], sampling(5)) for _ in range(12))]
-    asyncio.run(engine.write_all(requests))
+    asyncio.run(engine.complete(requests))
     assert len(watched.sizes) <= 32
     assert max(watched.sizes) == 4
 
@@ -106,7 +108,7 @@ def test_a_request_that_comes_later_joins_those_under_way(
 
         async def short() -> list[int]:
             await started.wait()
-            (written,) = await engine.write_all([late])
+            (written,) = await engine.complete([late])
             return list(written.token_ids)
 
         first, second = await asyncio.gather(long(), short())
@@ -128,7 +130,7 @@ def test_a_request_that_is_left_is_read_no_further(
         return 0
 
     assert engine.portal.run(leave) == 2
-    asyncio.run(engine.write_all([Request([6], sampling(1))]))
+    asyncio.run(engine.complete([Request([6], sampling(1))]))
     assert len(watched.sizes) < 8
     assert idle(engine)
 
@@ -138,7 +140,7 @@ def test_a_cancelled_call_leaves_the_others_as_they_are(
 ) -> None:
     async def run() -> Any:
         calls = [
-            asyncio.ensure_future(engine.write_all([Request([5, 6 + i], sampling(20), seed=i)]))
+            asyncio.ensure_future(engine.complete([Request([5, 6 + i], sampling(20), seed=i)]))
             for i in range(9)
         ]
         await asyncio.sleep(0.02)
@@ -151,7 +153,7 @@ def test_a_cancelled_call_leaves_the_others_as_they_are(
         if isinstance(one, asyncio.CancelledError):
             assert i % 3 == 0
             continue
-        assert one == engine.complete([[5, 6 + i]], sampling(20), [i])
+        assert one == completed(engine, [[5, 6 + i]], sampling(20), [i])
     assert idle(engine)
 
 
@@ -161,9 +163,9 @@ def test_a_row_that_left_while_it_waited_never_enters(
     requests = [Request([5], sampling(20), priority=i) for i in range(4)]
 
     async def run() -> None:
-        under_way = asyncio.ensure_future(engine.write_all(requests))
+        under_way = asyncio.ensure_future(engine.complete(requests))
         await asyncio.sleep(0)
-        late = asyncio.ensure_future(engine.write_all([Request([7], sampling(5), priority=9)]))
+        late = asyncio.ensure_future(engine.complete([Request([7], sampling(5), priority=9)]))
         while not watched.sizes:
             await asyncio.sleep(0)
         late.cancel()
@@ -187,8 +189,8 @@ def test_a_prompt_that_cannot_be_read_fails_alone(
     monkeypatch.setattr(engine._forward, "read", broken)
 
     async def run() -> Any:
-        calls = [engine.write_all([Request([5] * n, sampling(3))]) for n in (3, 7, 4)]
-        scores = [engine.score_all([Request([5] * n, scored=2)]) for n in (3, 7, 4)]
+        calls = [engine.complete([Request([5] * n, sampling(3))]) for n in (3, 7, 4)]
+        scores = [engine.log_likelihoods([([5] * (n - 2), [5] * 2)]) for n in (3, 7, 4)]
         return await asyncio.gather(*calls, *scores, return_exceptions=True)
 
     found = engine.portal.run(run)
@@ -211,14 +213,14 @@ def test_a_model_that_fails_ends_what_is_under_way_and_nothing_else(
     requests = [Request([5, i], sampling(9), priority=i) for i in range(3, 7)]
 
     async def run() -> Any:
-        calls = [engine.write_all([one]) for one in requests]
+        calls = [engine.complete([one]) for one in requests]
         return await asyncio.gather(*calls, return_exceptions=True)
 
     found = engine.portal.run(run)
     assert all(isinstance(one, EngineError) for one in found)
     assert all("the model failed" in str(one) for one in found)
     assert idle(engine)
-    assert len(asyncio.run(engine.write_all(requests))) == 4
+    assert len(asyncio.run(engine.complete(requests))) == 4
 
 
 def test_closing_ends_what_is_under_way(tmp_path: Any) -> None:
@@ -253,10 +255,10 @@ def test_likelihoods_are_read_between_the_steps_of_others(
     engine: TransformersEngine, watched: Watched
 ) -> None:
     pairs = [([5, 6, 7], [8, 9]), ([5], [6]), ([9] * 20, [3, 4, 5])]
-    alone = asyncio.run(engine.log_likelihoods(pairs))
+    alone = [one.mean for one in asyncio.run(engine.log_likelihoods(pairs))]
 
     async def run() -> Any:
-        writing = asyncio.ensure_future(engine.write_all([Request([5, 6], sampling(30))]))
+        writing = asyncio.ensure_future(engine.complete([Request([5, 6], sampling(30))]))
         while not watched.sizes:
             await asyncio.sleep(0)
         found = await engine.log_likelihoods(pairs)
@@ -264,7 +266,7 @@ def test_likelihoods_are_read_between_the_steps_of_others(
         await writing
         return found
 
-    assert engine.portal.run(run) == pytest.approx(alone, abs=1e-5)
+    assert [one.mean for one in engine.portal.run(run)] == pytest.approx(alone, abs=1e-5)
 
 
 def test_pieces_tell_what_the_whole_tells(engine: TransformersEngine) -> None:

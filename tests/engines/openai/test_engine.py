@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests.engines.openai.server import DONE, TextServer, data_of
+from tests.writing import completed, likelihoods
 from tide.core.chat import Chat
 from tide.core.errors import CompletionError, EngineError, InputError
 from tide.core.settings import Sampling, Settings
@@ -54,7 +55,7 @@ def connect(server: TextServer) -> Iterator[Connect]:
 def texts(engine: OpenAIEngine, sampling: Sampling, **more: Any) -> list[str]:
     rows = engine.tokenize(PROMPTS)
     requests = [Request(ids, sampling, seed=i, **more) for i, ids in enumerate(rows)]
-    return [one.text for one in asyncio.run(engine.write_all(requests))]
+    return [one.text for one in asyncio.run(engine.complete(requests))]
 
 
 def model_says(server: TextServer, prompt: str, body: dict[str, Any]) -> str:
@@ -65,7 +66,7 @@ def test_it_writes_what_the_server_writes(connect: Connect, server: TextServer) 
     engine = connect()
     for cut in (0, 1, 3, 1000):  # characters in an event
         server.cut = cut
-        found = engine.complete(engine.tokenize(PROMPTS), GREEDY, [0, 1, 2])
+        found = completed(engine, engine.tokenize(PROMPTS), GREEDY, [0, 1, 2])
         assert [one.text for one in found] == [model_says(server, one, {}) for one in PROMPTS]
         assert {one.finish_reason for one in found} == {"length"}
         assert all(engine.texts([one.token_ids]) == [one.text] for one in found)
@@ -82,10 +83,10 @@ def test_it_writes_what_the_server_writes(connect: Connect, server: TextServer) 
 def test_it_writes_on_after_its_own_words(connect: Connect, server: TextServer) -> None:
     engine = connect()
     (ids,) = engine.tokenize(PROMPTS[:1])
-    (whole,) = engine.complete([ids], GREEDY, [0])
+    (whole,) = completed(engine, [ids], GREEDY, [0])
     kept = whole.token_ids[:5]
     rest = GREEDY.model_copy(update={"max_new_tokens": 7})
-    (more,) = engine.complete([(*ids, *kept)], rest, [0])
+    (more,) = completed(engine, [(*ids, *kept)], rest, [0])
     assert engine.texts([kept])[0] + more.text == whole.text
     (pieces,) = engine.token_texts([whole.token_ids])
     assert "".join(pieces) == whole.text
@@ -95,10 +96,10 @@ def test_it_writes_on_after_its_own_words(connect: Connect, server: TextServer) 
 def test_stop_strings(connect: Connect, server: TextServer) -> None:
     engine = connect()
     (ids,) = engine.tokenize(PROMPTS[:1])
-    (whole,) = engine.complete([ids], GREEDY, [0])
+    (whole,) = completed(engine, [ids], GREEDY, [0])
     word = engine.token_texts([whole.token_ids])[0][6]
     stopped = GREEDY.model_copy(update={"stop": (word,)})
-    (found,) = engine.complete([ids], stopped, [0])
+    (found,) = completed(engine, [ids], stopped, [0])
     assert (found.text, found.finish_reason) == (whole.text.split(word)[0], "stop")
     assert server.requests[-1]["stop"] == [word]
 
@@ -110,10 +111,10 @@ def held_back(engine: OpenAIEngine, times: int = 4) -> list[str]:
     """As a search does: one after another. The greedy texts without them."""
     never: tuple[int, ...] = ()
     for _ in range(times):
-        found = texts(engine, GREEDY, never=never)
+        found = texts(engine, GREEDY, banned_token_ids=never)
         (ids,) = engine.tokenize([found[0]])
         never += (ids[2],)
-    found = texts(engine, GREEDY, never=never)
+    found = texts(engine, GREEDY, banned_token_ids=never)
     words = {word.strip().casefold() for word in engine.token_texts([never])[0]}
     for text in found:
         written = engine.token_texts(engine.tokenize([text]))[0]
@@ -123,7 +124,7 @@ def held_back(engine: OpenAIEngine, times: int = 4) -> list[str]:
 
 def test_words_are_held_back_by_their_tokens(connect: Connect, server: TextServer) -> None:
     engine = connect()
-    assert "logit_bias (the server's /tokenize)" in engine.abilities
+    assert "logit_bias (the server's /tokenize)" in engine.capability_notes
     found = held_back(engine)
     bias = server.requests[-1]["logit_bias"]
     assert set(bias.values()) == {-100.0}
@@ -135,7 +136,7 @@ def test_every_spelling_is_held_back(connect: Connect, server: TextServer) -> No
     engine = connect()
     server.favourite = " Dull"
     (dull,) = engine.tokenize([" dull"])[0]
-    assert not any("ull" in text for text in texts(engine, GREEDY, never=(dull,)))
+    assert not any("ull" in text for text in texts(engine, GREEDY, banned_token_ids=(dull,)))
     assert set(server.requests[-1]["logit_bias"]) == {"18", "19"}
 
 
@@ -146,7 +147,7 @@ def test_words_are_drawn_again_where_a_bias_does_not_work(
     server.__dict__.update(options)
     with caplog.at_level(logging.WARNING, "tide"):
         engine = connect()
-    assert "by drawing again" in engine.abilities
+    assert "by drawing again" in engine.capability_notes
     assert ("does not work" in caplog.text) == ("biased" in options)
     found = held_back(engine)
     assert all(found)
@@ -160,7 +161,7 @@ def test_a_server_that_writes_nothing_else(connect: Connect, server: TextServer)
     server.written = lambda text, body: ([" dull"] * body["max_tokens"], "length")  # type: ignore[method-assign]
     (dull,) = engine.tokenize([" dull"])[0]
     (found,) = asyncio.run(
-        engine.write_all([Request(engine.tokenize(["kind"])[0], GREEDY, never=(dull,))])
+        engine.complete([Request(engine.tokenize(["kind"])[0], GREEDY, banned_token_ids=(dull,))])
     )
     assert found == Completion("", (), "length")
     assert len(server.requests) < 12
@@ -205,8 +206,8 @@ def test_an_end_in_a_chat_that_is_one_block(connect: Connect, server: TextServer
     engine = connect()
     server.ends = lambda text: text.endswith("assistant: ")
     prompt = engine.encode(engine.text_of(CHAT)).token_ids
-    assert engine.complete([prompt], GREEDY, [0]) == [Completion("", (), "stop")]
-    (found,) = engine.complete([prompt], LEAST, [0])
+    assert completed(engine, [prompt], GREEDY, [0]) == [Completion("", (), "stop")]
+    (found,) = completed(engine, [prompt], LEAST, [0])
     assert len(found.token_ids) >= 5
     assert all(body["messages"] == CHAT.dump() for body in server.requests)
 
@@ -215,7 +216,7 @@ def test_a_server_that_always_ends(connect: Connect, server: TextServer) -> None
     engine = connect()
     server.written = lambda text, body: ([], "stop")  # type: ignore[method-assign]
     (ids,) = engine.tokenize(["kind"])
-    assert engine.complete([ids], LEAST, [0]) == [Completion("", (), "stop")]
+    assert completed(engine, [ids], LEAST, [0]) == [Completion("", (), "stop")]
     assert len(server.requests) < 12
 
 
@@ -223,9 +224,9 @@ def test_stop_strings_before_the_least(connect: Connect, server: TextServer) -> 
     """They end a text as ever; what a server ended by them would be drawn again."""
     engine = connect()
     (ids,) = engine.tokenize(PROMPTS[:1])
-    (whole,) = engine.complete([ids], GREEDY, [0])
+    (whole,) = completed(engine, [ids], GREEDY, [0])
     word = engine.token_texts([whole.token_ids])[0][2]
-    (found,) = engine.complete([ids], LEAST.model_copy(update={"stop": (word,)}), [0])
+    (found,) = completed(engine, [ids], LEAST.model_copy(update={"stop": (word,)}), [0])
     assert (found.text, found.finish_reason) == (whole.text.split(word)[0], "stop")
     assert {body["temperature"] for body in server.requests} == {0.0}
 
@@ -247,14 +248,14 @@ def test_chats_go_on_where_the_server_can(
     server.strict = strict
     engine = connect()
     prompt = engine.encode(engine.text_of(CHAT))
-    assert engine.goes_on(prompt.token_ids)
-    assert "go on in blocks" in engine.abilities
+    assert engine.supports_continuation(prompt.token_ids)
+    assert "go on in blocks" in engine.capability_notes
     assert prompt.text == "system: Be kind.\nuser: What do you do?\nassistant:"
-    (whole,) = engine.complete([prompt.token_ids], GREEDY, [0])
+    (whole,) = completed(engine, [prompt.token_ids], GREEDY, [0])
     assert whole.text == model_says(server, f"{prompt.text} ", {})
     rest = GREEDY.model_copy(update={"max_new_tokens": 6})
     kept = whole.token_ids[:6]
-    (more,) = engine.complete([(*prompt.token_ids, *kept)], rest, [0])
+    (more,) = completed(engine, [(*prompt.token_ids, *kept)], rest, [0])
     assert engine.texts([kept])[0] + more.text == whole.text
     assert server.requests[-1]["messages"][:2] == CHAT.dump()
 
@@ -263,13 +264,13 @@ def test_chats_are_one_block_where_it_cannot(connect: Connect, server: TextServe
     server.continues = False
     engine = connect()
     prompt = engine.encode(engine.text_of(CHAT))
-    assert not engine.goes_on(prompt.token_ids)
-    assert engine.goes_on(engine.tokenize(["A text"])[0])
-    assert "are one block" in engine.abilities
-    (whole,) = engine.complete([prompt.token_ids], GREEDY, [0])
+    assert not engine.supports_continuation(prompt.token_ids)
+    assert engine.supports_continuation(engine.tokenize(["A text"])[0])
+    assert "are one block" in engine.capability_notes
+    (whole,) = completed(engine, [prompt.token_ids], GREEDY, [0])
     assert whole.text
     with pytest.raises(CompletionError, match="does not go on with an answer to a chat"):
-        engine.complete([(*prompt.token_ids, *whole.token_ids[:3])], GREEDY, [0])
+        completed(engine, [(*prompt.token_ids, *whole.token_ids[:3])], GREEDY, [0])
 
 
 def test_a_held_word_in_a_chat_that_is_one_block(connect: Connect, server: TextServer) -> None:
@@ -277,9 +278,9 @@ def test_a_held_word_in_a_chat_that_is_one_block(connect: Connect, server: TextS
     server.continues = server.tokens = False
     engine = connect()
     prompt = engine.encode(engine.text_of(CHAT)).token_ids
-    (whole,) = engine.complete([prompt], GREEDY, [0])
+    (whole,) = completed(engine, [prompt], GREEDY, [0])
     (held,) = engine.tokenize([engine.token_texts([whole.token_ids])[0][5]])[0:1]
-    (found,) = asyncio.run(engine.write_all([Request(prompt, GREEDY, never=tuple(held))]))
+    (found,) = asyncio.run(engine.complete([Request(prompt, GREEDY, banned_token_ids=tuple(held))]))
     assert not set(held) & set(found.token_ids)
     assert found.text
     assert all(body["messages"] == CHAT.dump() for body in server.requests)
@@ -293,8 +294,8 @@ def test_there_are_no_embeddings_and_no_likelihoods(connect: Connect) -> None:
     for ask in (
         lambda: engine.embed(["kind"]),
         lambda: engine.decode_nearest(torch.zeros(1, 1)),
-        lambda: engine.likelihood([[1]], [[2]]),
-        lambda: engine.complete([torch.zeros(2, 8)], GREEDY, [0]),
+        lambda: likelihoods(engine, [[1]], [[2]]),
+        lambda: completed(engine, [torch.zeros(2, 8)], GREEDY, [0]),
     ):
         with pytest.raises((InputError, CompletionError), match=r"embeddings|no likelihoods"):
             ask()
@@ -306,18 +307,18 @@ def test_an_evaluation_asks_the_engine_itself(connect: Connect, server: TextServ
     server.continues = False
     engine = CachingEngine(connect())
     assert not engine.has_embeddings
-    assert "serves tiny" in engine.abilities
-    assert not engine.goes_on(engine.encode(engine.text_of(CHAT)).token_ids)
+    assert "serves tiny" in engine.capability_notes
+    assert not engine.supports_continuation(engine.encode(engine.text_of(CHAT)).token_ids)
     with pytest.raises(InputError, match="max_perplexity: OpenAIEngine tells no likelihoods"):
         engine.check_sampling(Settings(max_perplexity=5.0))
     (ids,) = engine.tokenize(["kind"])
-    assert engine.complete([ids], GREEDY, [0]) == engine.complete([ids], GREEDY, [0])
+    assert completed(engine, [ids], GREEDY, [0]) == completed(engine, [ids], GREEDY, [0])
 
 
 def test_one_prompt_that_is_refused(connect: Connect, server: TextServer) -> None:
     engine = connect()
     with pytest.raises(CompletionError, match=r"HTTP 400 .*maximum context length exceeded"):
-        engine.complete(engine.tokenize(["too long"]), GREEDY, [0])
+        completed(engine, engine.tokenize(["too long"]), GREEDY, [0])
     assert engine.available
     assert all(texts(engine, GREEDY))
 
@@ -415,7 +416,7 @@ def test_a_deadline_ends_what_comes_faster_than_it_is_read(
     requests = [Request(engine.tokenize(["kind"])[0], long, i) for i in range(3)]
 
     async def ask() -> list[Any]:
-        asked = [engine.write_all([request]) for request in requests]
+        asked = [engine.complete([request]) for request in requests]
         return await asyncio.gather(*asked, return_exceptions=True)
 
     began = time.monotonic()
@@ -434,7 +435,7 @@ def test_no_request_follows_a_cancellation(connect: Connect, server: TextServer)
         server.lie = lie
 
         async def leave() -> None:
-            tasks = [asyncio.create_task(engine.write_all([request])) for _ in range(3)]
+            tasks = [asyncio.create_task(engine.complete([request])) for _ in range(3)]
             await asyncio.sleep(0.4)
             for task in tasks:
                 task.cancel()

@@ -10,6 +10,7 @@ import pytest
 
 from tests.engines.openai.faults import LIES
 from tests.engines.openai.server import TextServer
+from tests.writing import completed
 from tide.core.errors import EngineError
 from tide.core.settings import Sampling
 from tide.engines.openai.engine import OpenAIEngine
@@ -29,7 +30,7 @@ def test_a_lie_is_an_error(lie: str, server: TextServer) -> None:
     with OpenAIEngine("tiny", base_urls=server.url, deadline=0.4) as engine:
         server.lie = LIES[lie]
         with pytest.raises(EngineError, match=f"{server.url}: (?!in use)"):
-            engine.complete(engine.tokenize(["kind"]), GREEDY, [0])
+            completed(engine, engine.tokenize(["kind"]), GREEDY, [0])
         assert not engine.available
         server.lie = None
 
@@ -80,7 +81,7 @@ def test_a_whole_answer_instead_of_a_stream(server: TextServer) -> None:
     with OpenAIEngine("tiny", base_urls=server.url, deadline=0.4) as engine:
         server.answer = lambda path, body: (200, whole) if path == "/v1/completions" else None
         with pytest.raises(EngineError, match="answered as a whole what it was to stream"):
-            engine.complete(engine.tokenize(["kind"]), GREEDY, [0])
+            completed(engine, engine.tokenize(["kind"]), GREEDY, [0])
         server.answer = lambda path, body: None
 
 
@@ -88,5 +89,5 @@ def test_a_chat_that_does_not_go_on_any_more(server: TextServer) -> None:
     """It starts anew: its text is what it is, and is scored as that; nothing is cut to fit."""
     server.continues = False
     with OpenAIEngine("tiny", base_urls=server.url) as engine:
-        assert "one block" in engine.abilities
+        assert "one block" in engine.capability_notes
     server.continues = True

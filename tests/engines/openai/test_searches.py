@@ -64,7 +64,7 @@ def test_searches_that_move_the_prompt_say_that_they_cannot(engine: OpenAIEngine
 def test_chats(engine: OpenAIEngine, strategy: str) -> None:
     chats = [Chat.said(f"How are you, {number}?") for number in range(6)]
     results = list(detoxifier(engine, strategy, max_new_tokens=100).map(chats))
-    goes_on = engine.goes_on(engine.encode(engine.text_of(chats[0])).token_ids)
+    goes_on = engine.supports_continuation(engine.encode(engine.text_of(chats[0])).token_ids)
     kept = [one.kept_tokens > 0 for result in results for one in result.trace]
     assert any(kept) == goes_on
     found = [result for result in results if result.trials[0].accepted]

@@ -11,6 +11,7 @@ import pytest
 
 from tests.engines.openai.faults import FAULTS, STATUSES
 from tests.engines.openai.server import DIALECTS, TextServer
+from tests.writing import completed
 from tide import Detoxifier
 from tide.core.chat import Chat
 from tide.core.errors import CompletionError, EngineError
@@ -40,7 +41,7 @@ def engine(server: TextServer) -> Iterator[OpenAIEngine]:
 
 def write(engine: OpenAIEngine, prompt: str, sampling: Sampling = GREEDY) -> Any:
     (ids,) = engine.tokenize([prompt])
-    return engine.complete([ids], sampling, [0])[0]
+    return completed(engine, [ids], sampling, [0])[0]
 
 
 # Dialects
@@ -65,7 +66,7 @@ def test_what_a_server_writes_is_read_in_its_dialect(dialect: str) -> None:
                 assert found.finish_reason == ("stop" if dialect == "LocalAI" else reason)
         server.ends = lambda _: False
         chat = engine.encode(engine.text_of(Chat.said("Who are you?")))
-        (answer,) = engine.complete([chat.token_ids], GREEDY, [0])
+        (answer,) = completed(engine, [chat.token_ids], GREEDY, [0])
         assert len(answer.text.split()) > 2
 
 
@@ -121,7 +122,7 @@ def ask_all(engine: OpenAIEngine, prompts: list[str]) -> list[Any]:
     rows = engine.tokenize(prompts)
 
     async def ask() -> list[Any]:
-        requests = [engine.write_all([Request(ids, GREEDY)]) for ids in rows]
+        requests = [engine.complete([Request(ids, GREEDY)]) for ids in rows]
         return await asyncio.gather(*requests, return_exceptions=True)
 
     return asyncio.run(ask())

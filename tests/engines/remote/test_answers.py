@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 
 from tests.generated import examples
 from tests.hostile import KEY, answers, network, said
+from tests.writing import completed, likelihoods
 from tide.core.errors import EngineError
 from tide.core.settings import Sampling
 from tide.engines.remote.engine import RemoteEngine
@@ -134,7 +135,7 @@ def test_completions(
     caplog.set_level(logging.DEBUG, "httpx")
     begin(engine, world, make)
     x = engine.embed(["kind"])[0]
-    if (completions := asked(lambda: engine.complete([x], GREEDY, [0]))) is not None:
+    if (completions := asked(lambda: completed(engine, [x], GREEDY, [0]))) is not None:
         (written,) = completions
         found = (written.token_ids, written.finish_reason)
         assert found == ((5, 6), "length") or found == read(world.meant[0])
@@ -155,8 +156,8 @@ def test_likelihoods(
 
     caplog.set_level(logging.DEBUG, "httpx")
     begin(engine, world, make)
-    if (values := asked(lambda: engine.likelihood([PROMPT], [COMPLETION]))) is not None:
-        (value,) = values.tolist()
+    if (values := asked(lambda: likelihoods(engine, [PROMPT], [COMPLETION]))) is not None:
+        (value,) = values
         assert math.isfinite(value)
         assert value < 0.01
         assert value == -1.0 or value == read(world.meant[0])

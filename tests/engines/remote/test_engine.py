@@ -16,6 +16,7 @@ import torch
 from tests.engines.remote.vllm_server import VllmServer, hang
 from tests.engines.test_base import calls_of_a_closed_engine
 from tests.models import save_causal_lm
+from tests.writing import completed, likelihoods
 from tide import Detoxifier
 from tide.core.errors import CompletionError, EngineError, InputError
 from tide.core.settings import Sampling
@@ -59,7 +60,7 @@ def connect(servers: list[VllmServer]) -> Iterator[Callable[..., RemoteEngine]]:
 
 def completions_of(engine: Engine, count: int = 4, sampling: Sampling = GREEDY) -> Any:
     embeddings = engine.embed((PROMPTS * count)[:count])
-    return engine.complete(embeddings, sampling, range(count))
+    return completed(engine, embeddings, sampling, range(count))
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -87,7 +88,7 @@ def test_what_it_does_is_what_the_local_engine_does(
     sampling = Sampling(temperature=1.0, top_p=0.9, top_k=50, max_new_tokens=6)
     assert completions_of(engine, sampling=sampling) == completions_of(local, sampling=sampling)
     prompts, rows = engine.tokenize(PROMPTS), [[5, 9, 30], [7], [100, 101], [3, 3]]
-    assert engine.likelihood(prompts, rows) == pytest.approx(local.likelihood(prompts, rows))
+    assert likelihoods(engine, prompts, rows) == pytest.approx(likelihoods(local, prompts, rows))
     assert engine.decode_nearest(there[1]) == prompts[1]
 
 
@@ -107,8 +108,8 @@ def test_no_work_is_no_request(
     connect: Callable[..., RemoteEngine], servers: list[VllmServer]
 ) -> None:
     engine = connect()
-    assert engine.complete([], GREEDY, []) == []
-    assert engine.likelihood([], []).shape == (0,)
+    assert completed(engine, [], GREEDY, []) == []
+    assert likelihoods(engine, [], []) == []
     assert not servers[0].requests + servers[1].requests
 
 
@@ -139,7 +140,7 @@ def test_sequences_of_one_seed_share_a_request(
 ) -> None:
     engine = connect(servers[0])
     embeddings = engine.embed(PROMPTS)
-    engine.complete(embeddings, Sampling(temperature=0.5, max_new_tokens=2), [7, 8, 7, 7])
+    completed(engine, embeddings, Sampling(temperature=0.5, max_new_tokens=2), [7, 8, 7, 7])
     sent = {r["seed"]: len(r["prompt_embeds"]) for r in servers[0].requests}
     assert sent == {7: 3, 8: 1}
 
@@ -153,9 +154,9 @@ def test_sequences_of_one_sampling_share_a_request(
     engine = connect(servers[0])
     embeddings = engine.embed((PROMPTS * 2)[:6])
     seeds = [1, 7, 2, 7, 8, 7]
-    written = engine.complete(embeddings, samplings, seeds)
+    written = completed(engine, embeddings, samplings, seeds)
     assert sorted(len(r["prompt_embeds"]) for r in servers[0].requests) == [1, 1, 2, 2]
-    assert written == local.complete(embeddings, samplings, seeds)
+    assert written == completed(local, embeddings, samplings, seeds)
 
 
 def test_a_closed_engine_says_so(connect: Callable[..., RemoteEngine]) -> None:
@@ -179,7 +180,7 @@ def test_a_view_is_sent_without_the_storage_behind_it(
 ) -> None:
     engine = connect(servers[0])
     view = torch.zeros(500, 256).index_fill_(0, torch.tensor([3]), 0.5)[3:4]
-    engine.complete([view], GREEDY, [0])
+    completed(engine, [view], GREEDY, [0])
     assert len(servers[0].requests[0]["prompt_embeds"][0]) < 6000
 
 
@@ -214,11 +215,11 @@ def test_bad_embeddings_are_not_sent(
 ) -> None:
     engine = connect()
     with pytest.raises(CompletionError, match=message):
-        engine.complete([torch.zeros(2, 256), embeddings], GREEDY, [0, 0])
+        completed(engine, [torch.zeros(2, 256), embeddings], GREEDY, [0, 0])
     with pytest.raises(EngineError, match="likelihood: an empty"):
-        engine.likelihood([[1], [2]], [[3], []])
+        likelihoods(engine, [[1], [2]], [[3], []])
     with pytest.raises(CompletionError, match="a token id outside of the model's vocabulary"):
-        engine.likelihood([[1], [2]], [[3], [99999]])
+        likelihoods(engine, [[1], [2]], [[3], [99999]])
     assert not servers[0].requests + servers[1].requests
 
 
@@ -433,7 +434,7 @@ def test_a_likelihood_that_was_not_sent(
         answer = {"choices": [{**choice, "prompt_logprobs": wrong}]}
         servers[0].misbehave = lambda body, answer=answer: (200, answer)
         with pytest.raises(EngineError, match="without the log-probabilities"):
-            engine.likelihood([[5]], [[6]])
+            likelihoods(engine, [[5]], [[6]])
         servers[0].misbehave = lambda body: None
         wait_until(lambda: engine.pool.endpoints[0].available)
 
@@ -532,7 +533,7 @@ def test_the_dtype_is_the_checkpoints(
     assert engine.dtype == torch.float16
     assert len(completions_of(engine)) == 4
     with pytest.raises(CompletionError, match=r"infinite values \(as torch.float16\)"):
-        engine.complete([torch.full((2, 256), 1e6)], GREEDY, [0])
+        completed(engine, [torch.full((2, 256), 1e6)], GREEDY, [0])
 
 
 def test_least_lengths_and_stop_strings_are_the_servers(
@@ -570,8 +571,8 @@ def test_tokens_that_are_never_drawn_are_told_to_the_server(
     """Requests that differ in them cannot share one to a server."""
     engine = connect(servers[0])
     never = [(), (5, 9), (5, 9), (7,)]
-    requests = [Request([5, 6], GREEDY, never=some) for some in never]
-    asyncio.run(engine.write_all(requests))
+    requests = [Request([5, 6], GREEDY, banned_token_ids=some) for some in never]
+    asyncio.run(engine.complete(requests))
     sent = {json.dumps(r.get("logit_bias")): len(r["prompt"]) for r in servers[0].requests}
     assert sent == {"null": 1, '{"5": -100.0, "9": -100.0}': 2, '{"7": -100.0}': 1}
 
@@ -585,7 +586,7 @@ def test_a_stream_is_the_whole_completion(connect: Callable[..., RemoteEngine]) 
     for prompt in (engine.tokenize(PROMPTS[:1])[0], engine.embed(PROMPTS[:1])[0]):
         sampling = Sampling(temperature=1.0, max_new_tokens=7)
         pieces = asyncio.run(_streamed(engine, Request(prompt, sampling, 3, piece_tokens=3)))
-        (whole,) = engine.complete([prompt], sampling, [3])
+        (whole,) = completed(engine, [prompt], sampling, [3])
         assert sum(pieces, ()) == whole.token_ids
         assert len(pieces) == 3
 
@@ -596,7 +597,7 @@ def test_a_stream_that_breaks_off_goes_on_at_another_server(
 ) -> None:
     engine = connect()
     request = Request(engine.embed(PROMPTS[1:2])[0], GREEDY, piece_tokens=2)
-    (whole,) = engine.complete([request.prompt], GREEDY, [0])
+    (whole,) = completed(engine, [request.prompt], GREEDY, [0])
     for server in servers:
         server.most_events, server.says_done = 1, says_done
     assert asyncio.run(_broken_once(engine, request, servers)) == whole.token_ids

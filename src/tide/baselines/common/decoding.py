@@ -22,18 +22,123 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from tide.baselines.base import Generated, Options
+from tide.baselines.base import Generated, Options, in_batches
 from tide.baselines.common.artefacts import Artefact, load_artefact
 from tide.baselines.common.auxiliary import load_auxiliary, merge_updates
 from tide.core.errors import EngineError, InputError, guarded
 from tide.core.sanitize import logger
 from tide.core.settings import Sampling
-from tide.engines.local.decode import Forward, StopStrings, Stream, Writing, decode
+from tide.engines.base import FinishReason
 from tide.engines.local.engine import TransformersEngine
-from tide.engines.local.padding import by_length, in_batches
+from tide.engines.local.sampler import (
+    CHECK_EVERY,
+    CHECK_EVERY_ELSEWHERE,
+    LOOK_EVERY,
+    Sampler,
+    StopStrings,
+)
+from tide.engines.local.stream import Forward, Stream, by_length, not_finite
 from tide.scorers import Scorer
 
 _LOG = logger(__name__)
+
+
+class Writing:
+    """A batch that is being written: a stream of the model, which a baseline adds its own to.
+
+    prompt_reads: tokens read before the first draw, a row. reads_per_token: tokens read after a
+    draw that is not the last.
+    """
+
+    reads_per_token = 1
+
+    def __init__(self, stream: Stream, prompt_reads: Sequence[int] = ()) -> None:
+        self.stream = stream
+        self.prompt_reads = prompt_reads
+
+    @property
+    def logits(self) -> Tensor:
+        """The model's own for the next token, (B, V)."""
+        return self.stream.logits
+
+    def reads(self, row: int, draws: int) -> int:
+        """Tokens read for a row that ended with draw number `draws`."""
+        return self.prompt_reads[row] + self.reads_per_token * (draws - 1)
+
+    def shift(self, scores: Tensor) -> Tensor:
+        """What the next token is drawn from, given `scores` (B, V): the logits, perhaps warped."""
+        return scores
+
+    def advance(self, tokens: Tensor) -> None:
+        """Read the tokens (B,) that were drawn."""
+        self.stream.advance(tokens)
+
+
+@torch.inference_mode()
+def decode(
+    writing: Writing,
+    samplings: Sequence[Sampling],
+    seeds: Sequence[int],
+    stop_ids: Tensor,
+    *,
+    shift_first: bool = False,
+    prompts: Sequence[Sequence[int]] = (),
+    stop_strings: StopStrings | None = None,
+    on_step: Callable[[int], None] | None = None,
+) -> list[tuple[list[int], FinishReason]]:
+    """Each row whole: up to its own `max_new_tokens` ids, of which a stop id is the last.
+
+    shift_first: shift the logits before they are warped, instead of after. prompts: ids, as
+    `Sampler` has them. stop_strings: of these rows; one that holds its own ends with the token that
+    completes it, and "length" as the reason. on_step: is told how many tokens each row has.
+
+    Raises EngineError where a token was drawn from scores that are not finite: of those the arg max
+    takes any token, and often the one that ends the text.
+    """
+    device = writing.logits.device
+    sampler = Sampler(device, stop_ids)
+    sampler.enter(samplings, seeds, prompts)
+    stops = set(stop_ids.tolist())
+    limits = [sampling.max_new_tokens for sampling in samplings]
+    look_every = CHECK_EVERY.get(device.type, CHECK_EVERY_ELSEWHERE)
+    ended = torch.zeros(len(samplings), dtype=torch.bool, device=device)
+    broken = ended.clone()
+    drawn: list[Tensor] = []
+
+    def written() -> list[tuple[list[int], FinishReason]]:
+        rows = torch.stack(drawn, dim=1).tolist()
+        return [_until_stop(row[:most], stops) for row, most in zip(rows, limits, strict=True)]
+
+    while True:
+        scores = sampler.prepare(writing.logits)
+        if shift_first:
+            scores = sampler.warp(writing.shift(scores))
+        else:
+            scores = writing.shift(sampler.warp(scores))
+        tokens, finite = sampler.draw(scores)
+        drawn.append(tokens)
+        if on_step is not None:
+            on_step(len(drawn))
+        broken |= ~(finite | ended)
+        last, looks = len(drawn) == max(limits), len(drawn) % look_every == 0
+        if (last or looks) and bool(broken.any()):
+            raise EngineError(f"the model's {not_finite(writing.logits.dtype)}")
+        if not last:
+            ended |= torch.isin(tokens, stop_ids)
+            if len(drawn) in limits:
+                ended |= torch.tensor([most <= len(drawn) for most in limits], device=device)
+        if stop_strings and (last or len(drawn) % LOOK_EVERY == 0):
+            texts = [ids[:-1] if reason == "stop" else ids for ids, reason in written()]
+            for row, count in stop_strings.found(samplings, texts):
+                limits[row], ended[row] = count, True
+        if last or (looks and bool(ended.all())):
+            return written()
+        writing.advance(tokens)
+
+
+def _until_stop(ids: list[int], stops: set[int]) -> tuple[list[int], FinishReason]:
+    end = next((number for number, token in enumerate(ids) if token in stops), None)
+    return (ids, "length") if end is None else (ids[: end + 1], "stop")
 
 
 class Reader:
@@ -49,10 +154,9 @@ class Reader:
         tokens: int,
         *,
         together: bool = False,
-        forks: bool = False,
         front: Tensor | None = None,
     ) -> Stream:
-        """A stream that has read `ids` and has room for `tokens` more; see `Stream`.
+        """A stream that has read `ids`, of which `tokens` more are to be read; see `Stream`.
 
         front: embeddings (n, d) that are read before each row.
 
@@ -71,7 +175,7 @@ class Reader:
         rows = [self._table(torch.tensor(row, device=device)) for row in ids]
         if front is not None:
             rows = [torch.cat([front.to(device, row.dtype), row]) for row in rows]
-        return Stream(self._forward, rows, tokens, together=together, forks=forks)
+        return Stream(self._forward, rows, together=together)
 
 
 class DecodingBaseline(ABC):
@@ -247,4 +351,4 @@ class CandidateWriting(Writing):
             super().advance(tokens)
         numbers = (self._ids == tokens[:, None]).int().argmax(dim=-1)
         first = torch.arange(len(numbers), device=numbers.device) * self._ids.shape[1]
-        self._forked.keep(numbers + first)
+        self._forked.select((numbers + first).tolist())

@@ -21,6 +21,7 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from tide.baselines.base import in_batches
 from tide.baselines.common.auxiliary import tuned_weights
 from tide.baselines.common.labelled import TOXIC, Kind, Labelled, by_half
 from tide.baselines.common.settings import Training
@@ -29,7 +30,7 @@ from tide.core.optional import require
 from tide.data.files import replaced
 from tide.data.labelled import LabelledText
 from tide.engines.checkpoint import context_length
-from tide.engines.local.padding import by_length, in_batches
+from tide.engines.local.stream import by_length
 
 _WARM_UP = 0.05
 _READ_BATCH = 64

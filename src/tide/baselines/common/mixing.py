@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from tide.baselines.common.auxiliary import fit_width
-from tide.baselines.common.decoding import Reader
-from tide.engines.local.decode import Stream, Writing
+from tide.baselines.common.decoding import Reader, Writing
+from tide.engines.local.stream import Stream
 
 
 class MixedWriting(Writing):

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tide.baselines.common.decoding import Reader
+from tide.baselines.base import in_batches
+from tide.baselines.common.decoding import Reader, Writing, decode
 from tide.baselines.common.fitting import FitTask, Fitted, auc, weak_auc
 from tide.baselines.common.labelled import TOXIC
 from tide.core.settings import Sampling
-from tide.engines.local.decode import Writing, decode
-from tide.engines.local.padding import by_length, in_batches
+from tide.engines.local.stream import by_length
 from tide.scorers import load_scorer
 from tide.scorers.base import score_texts
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -15,16 +15,14 @@ from torch import Tensor
 from tide.core.concurrency import release_openmp_threads
 from tide.core.errors import EngineError, guarded
 from tide.core.pretrained import end_ids, find_device, load_pretrained
-from tide.core.settings import Sampling
-from tide.engines.base import Completion, FinishReason, MaxBatch, Piece, Request, float_dtype
+from tide.engines.base import Likelihood, MaxBatch, Piece, Request, TokenPair, float_dtype
 from tide.engines.checkpoint import advised_sampling, context_length, source_of
 from tide.engines.embedding_table import EmbeddingEngine
-from tide.engines.local.decode import Forward, StopStrings, cache_in, not_finite
-from tide.engines.local.kv_cache import longest_row
-from tide.engines.local.open_batch import OpenStream, Row
+from tide.engines.local.batch import Batch, Reading, Row
+from tide.engines.local.cache import Beginning, Handle, Pair, PrefixCache
 from tide.engines.local.packed_weights import speed_up
-from tide.engines.local.prefixes import Prefix, Prefixes, RequestCache
-from tide.engines.local.worker import Reading, Worker
+from tide.engines.local.sampler import StopStrings
+from tide.engines.local.stream import Forward, Stream, cache_in, not_finite, pairs_in
 from tide.plugins.options import checked
 
 # Decoding on a CPU gains little past this; on a GPU the weights are read once for the whole batch.
@@ -46,11 +44,11 @@ class TransformersEngine(EmbeddingEngine):
     max_batch: sequences run at once, None for a default by device.
     prefix_tokens: of the beginnings that the candidates of a prompt share (`perturb="last:K"`), so
     many tokens' keys and values are kept for as long as their searches last; if it is more, those
-    used last. For models that keep keys and values only, within any sliding window. 0: read all.
+    used last. For models that keep keys and values only. 0: read all.
     forward_tokens: tokens read so far for completions and likelihoods; those shared, once.
 
-    Sequences enter and leave the running batch at any step, if the model keeps keys and values only
-    (within any sliding window); others are written batch by batch.
+    Sequences enter and leave the running batch at any step, if the model keeps keys and values
+    only; others are written batch by batch.
 
     Only safetensors weights are read, and code from the hub runs only with `trust_remote_code`.
     Raises EngineError if the model cannot be loaded whole, has no usable embedding layer, or does
@@ -58,7 +56,7 @@ class TransformersEngine(EmbeddingEngine):
     that cannot be used.
     """
 
-    honours: ClassVar = EmbeddingEngine.honours | {"repetition_penalty"}
+    capabilities: ClassVar = EmbeddingEngine.capabilities | {"repetition_penalty"}
 
     @checked
     def __init__(
@@ -95,15 +93,14 @@ class TransformersEngine(EmbeddingEngine):
             self.context_length = context_length(self.model.config)
             stop = end_ids(self.model, tokenizer)
             self.check_ids([stop])
-            longest = self._try()
-            self._prefixes = Prefixes(self._forward, prefix_tokens if longest else 0)
-            self._worker = Worker(
+            self._try()
+            self._cached = PrefixCache(self._read_rows, prefix_tokens if self._forward.plain else 0)
+            self._batch = Batch(
                 self._forward,
-                self._prefixes,
+                self._cached,
                 torch.tensor(stop, dtype=torch.int64, device=self.device),
                 StopStrings(self._texts, self.fewest),
                 max_batch=self.max_batch,
-                longest=longest,
             )
         release_openmp_threads()
 
@@ -114,17 +111,17 @@ class TransformersEngine(EmbeddingEngine):
 
     @property
     def forward_tokens(self) -> int:
-        return self._prefixes.meter.tokens
+        return self._cached.tokens_read
 
     @property
     def stop_ids(self) -> Tensor:
         """The tokens that end a text."""
-        return self._worker.stop_ids
+        return self._batch.stop_ids
 
     async def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
         pieces: asyncio.Queue[Piece | Exception] = asyncio.Queue()
-        work = self._work(request, pieces.put_nowait)
-        self._worker.submit([work])
+        row = self._row(request, pieces.put_nowait)
+        self._batch.submit([row])
         try:
             while True:
                 piece = await pieces.get()
@@ -132,75 +129,72 @@ class TransformersEngine(EmbeddingEngine):
                     raise piece
                 yield piece
         finally:
-            work.aborted = True
+            row.aborted = True
 
-    async def _write_all(self, requests: Sequence[Request]) -> list[Completion]:
-        group = _Group(len(requests))
-        rows = [self._work(request, group.part(i)) for i, request in enumerate(requests)]
-        pieces = await self._answers(group, rows)
-        written: list[tuple[Sequence[int], FinishReason]] = []
-        for piece in pieces:
-            assert piece.finish_reason is not None
-            written.append((piece.token_ids, piece.finish_reason))
-        return self.completions(written, [request.sampling for request in requests])
-
-    async def _score_all(self, requests: Sequence[Request]) -> list[float]:
-        group = _Group(len(requests))
-        rows = [self._work(request, group.part(i)) for i, request in enumerate(requests)]
-        return [piece.log_likelihood or 0.0 for piece in await self._answers(group, rows)]
-
-    async def _answers(self, group: _Group, work: Sequence[Row | Reading]) -> list[Piece]:
-        self._worker.submit(work)
+    async def _log_likelihoods(
+        self, pairs: Sequence[TokenPair], priority: int, prefix_cache: object
+    ) -> list[Likelihood]:
+        loop, work = asyncio.get_running_loop(), []
+        for prompt, completion in pairs:
+            x, future = self._embed_ids((*prompt, *completion)), loop.create_future()
+            shared, read = self._begin(x.float().cpu(), prefix_cache)
+            work.append(
+                (Reading(x, completion, partial(_answer, future), read, priority, shared), future)
+            )
+        self._batch.submit([reading for reading, _ in work])
         try:
-            return await group.pieces()
+            return [await future for _, future in work]
         finally:
-            for one in work:
-                one.aborted = True
+            for reading, future in work:
+                reading.aborted = True
+                future.cancel()
 
-    def _work(self, request: Request, put: Callable[[Piece | Exception], None]) -> Row | Reading:
+    def _row(self, request: Request, put: Callable[[Piece | Exception], None]) -> Row:
         """What the worker is asked to do; `put` is told what comes of it."""
-        prompt, sampling = request.prompt, request.sampling
-        with torch.inference_mode():
-            if isinstance(prompt, Sequence):
-                x, ids = self._embed_ids(prompt), prompt
-            else:
-                x, ids = prompt.to(self.device, self.dtype), ()
-        prefix = request.prefix
-        if not (isinstance(prefix, Prefix) and self._begins(request, prefix, x)):
-            prefix = None
-        if request.scored:
-            last = ids[len(ids) - request.scored :]
-            return Reading(x, last, put, request.priority, prefix)
+        prompt, sampling, handle = request.prompt, request.sampling, request.prefix_cache
+        if isinstance(prompt, Sequence):
+            x, ids = self._embed_ids(prompt), prompt
+            shared, read = self._begin(x.float().cpu(), handle)
+        else:
+            x, ids = prompt.to(self.device, self.dtype), ()
+            shared, read = self._begin(prompt, handle)
+        own = None
+        if isinstance(handle, Handle) and handle.beginning.rows is None and ids:
+            own = handle.beginning
         if sampling.repetition_penalty != 1 and not ids:
             ids = self._decode_nearest(x)
-        memory = request.memory if isinstance(prompt, Sequence) else None
         return Row(
             x,
             sampling,
             request.seed,
             put,
             priority=request.priority,
-            never=request.never,
+            banned_token_ids=request.banned_token_ids,
             prompt_ids=ids,
-            prefix=prefix,
-            memory=memory if isinstance(memory, RequestCache) else None,
+            shared=shared,
+            own=own,
             piece_tokens=request.piece_tokens,
+            read=read,
         )
 
-    def _begins(self, request: Request, prefix: Prefix, x: Tensor) -> bool:
-        """Whether a prompt begins with a prefix; its last row is its own."""
-        prompt = request.prompt
-        rows = x.float().cpu() if isinstance(prompt, Sequence) else prompt
-        return prefix.begins(rows)
+    def _begin(self, x: Tensor, handle: object) -> tuple[Beginning | None, int]:
+        """The cached beginning of (T, d) rows, if they begin with it, and the tokens to be read."""
+        if not isinstance(handle, Handle) or not handle.beginning.begins(x):
+            return None, len(x)
+        rows, counted = handle.beginning.rows, handle.counted
+        assert rows is not None
+        handle.counted = True
+        return handle.beginning, len(x) - len(rows) * counted
 
-    def _share(self, rows: Tensor) -> object:
-        return self._prefixes.hold(rows)
+    def _prefix_cache(self, rows: Tensor | None) -> object:
+        return self._cached.handle(rows)
 
-    def _memory(self) -> object:
-        return self._prefixes.memory()
+    @torch.inference_mode()
+    def _read_rows(self, rows: Tensor) -> list[Pair]:
+        return pairs_in(self._forward.read([rows.to(self.device, self.dtype)]))
 
-    def _try(self) -> int:
-        """The longest row that may enter a batch while others are written; 0 if none may.
+    def _try(self) -> None:
+        """Find out whether rows may enter the batch while others are written.
 
         Raises EngineError unless the next-token logits for token ids and for their embeddings are
         the same: they differ for models that feed more than the embeddings into their blocks, and
@@ -214,8 +208,7 @@ class TransformersEngine(EmbeddingEngine):
             by_ids = self._forward(None, positions, input_ids=ids)
             embeddings = self._embed_ids(ids[0].tolist())[None]
             by_embeddings = self._forward(None, positions, inputs_embeds=embeddings)
-            cache = cache_in(by_ids)
-            if cache is None:
+            if cache_in(by_ids) is None:
                 raise EngineError(f"model {self.name}: keeps no key-value cache; it cannot be used")
             if not by_ids.logits.isfinite().all():
                 raise EngineError(f"model {self.name}: its {not_finite(self.model.dtype)}")
@@ -225,15 +218,14 @@ class TransformersEngine(EmbeddingEngine):
                     f"model {self.name}: token ids and their embeddings give different logits (by "
                     f"{worst:.3g}); this architecture feeds more than inputs_embeds to its blocks"
                 )
-            longest = longest_row(cache)
-            return longest if reads_alike(self._forward, embeddings[0], longest) else 0
+            self._forward.plain = self._forward.plain and reads_alike(self._forward, embeddings[0])
 
     def _verify(self) -> None:
         self._try()
 
     async def _free(self) -> None:
-        self._worker.close()
-        del self.model, self._forward, self._layer, self._prefixes, self._worker
+        self._batch.close()
+        del self.model, self._forward, self._layer, self._cached, self._batch
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -249,30 +241,13 @@ class TransformersEngine(EmbeddingEngine):
         return layer
 
 
-class _Group:
-    """The last pieces of several requests, for one coroutine: it is woken once."""
-
-    def __init__(self, count: int) -> None:
-        self._future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._pieces: dict[int, Piece] = {}
-        self._count = count
-
-    def part(self, number: int) -> Callable[[Piece | Exception], None]:
-        def put(piece: Piece | Exception) -> None:
-            if self._future.done():
-                return
-            if isinstance(piece, Exception):
-                self._future.set_exception(piece)
-                return
-            self._pieces[number] = piece
-            if len(self._pieces) == self._count:
-                self._future.set_result(None)
-
-        return put
-
-    async def pieces(self) -> list[Piece]:
-        await self._future
-        return [self._pieces[number] for number in range(self._count)]
+def _answer(future: asyncio.Future[Any], found: Any) -> None:
+    if future.done():
+        return
+    if isinstance(found, Exception):
+        future.set_exception(found)
+    else:
+        future.set_result(found)
 
 
 def load_model(
@@ -296,21 +271,18 @@ def load_model(
 
 
 @torch.inference_mode()
-def reads_alike(forward: Forward, x: Tensor, longest: int) -> bool:
+def reads_alike(forward: Forward, x: Tensor) -> bool:
     """Whether the model reads `x` (T, d), T > 3, the same where rows come and go or share a prefix.
 
-    It needs keys and values, and masks that are obeyed. longest: as of `longest_row`.
+    It needs keys and values, and masks that are obeyed.
     """
-    if len(x) >= longest:
-        return False
-    prefix = Prefix(x[:2])
-    stream = OpenStream(forward, Prefixes(forward, 0))
     try:
         # One row, which is read on when a longer one enters, and one that shares its beginning.
-        stream.enter([_row(x[:-2])])
+        stream = Stream(forward, [x[:-2]])
         token = stream.logits.argmax(dim=-1)
         stream.advance(token)
-        stream.enter([_row(x), _row(x[:-1], prefix)])
+        stream.enter([x])
+        stream.enter_after(pairs_in(forward.read([x[:2]])), x[None, 2:-1])
         entered, tokens = stream.logits, stream.logits.argmax(dim=-1)
         stream.advance(tokens)
     except (RuntimeError, ValueError, TypeError, IndexError, AttributeError):
@@ -322,7 +294,3 @@ def reads_alike(forward: Forward, x: Tensor, longest: int) -> bool:
     worst = float((found - expected).abs().max())
     tolerance = _TOLERANCES.get(x.dtype, _ROUNDED)
     return worst <= tolerance * float(expected.abs().max())
-
-
-def _row(x: Tensor, prefix: Prefix | None = None) -> Row:
-    return Row(x, Sampling(), 0, lambda _: None, prefix=prefix)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,19 +20,20 @@ import torch
 from tide.core.chat import Chat, Rendered, render
 from tide.core.concurrency import told
 from tide.core.credentials import read_key
-from tide.core.errors import InputError, guarded
+from tide.core.errors import CompletionError, InputError, guarded
 from tide.core.http import Seconds
 from tide.core.sanitize import logger
+from tide.core.seeds import derive_seed
 from tide.core.settings import Sampling, Settings
-from tide.engines.base import Engine, MaxBatch, Piece, Prompt, Request
-from tide.engines.openai.abilities import Abilities, complete_probe, look_at
-from tide.engines.openai.answer import Held, StreamedAnswer
-from tide.engines.openai.held import HeldWords, ask_tokenizer
-from tide.engines.openai.stream import streamed
+from tide.engines.base import Engine, FinishReason, MaxBatch, Piece, Prompt, Request
+from tide.engines.openai.server import Capabilities, complete_probe, look_at, streamed
 from tide.engines.openai.words import (
+    BannedWords,
     ChatText,
     Words,
+    ask_tokenizer,
     id_of,
+    same_word,
     text_of,
     word_of,
     words_of,
@@ -60,7 +62,7 @@ class OpenAIEngine(Engine):
     InputError for options that cannot be used, and EngineError if no server can be.
     """
 
-    honours: ClassVar = frozenset({"min_new_tokens", "stop"})
+    capabilities: ClassVar = frozenset({"min_new_tokens", "stop"})
 
     @checked
     def __init__(
@@ -79,7 +81,7 @@ class OpenAIEngine(Engine):
         self.max_batch = max_batch or _MAX_BATCH
         self._room = asyncio.Semaphore(self.max_batch)
         self._named = None if tokenizer is None else _read_tokenizer(tokenizer)
-        self._abilities: dict[str, Abilities] = {}  # by address
+        self._found: dict[str, Capabilities] = {}  # by address
         self.pool = EndpointPool(
             base_urls, self._admit, self._check, timeout, deadline, api_key=read_key(api_key_env)
         )
@@ -88,7 +90,7 @@ class OpenAIEngine(Engine):
         except BaseException:
             self.close()
             raise
-        self.name = next(iter(self._abilities.values())).model
+        self.name = next(iter(self._found.values())).model
 
     # Text and words.
 
@@ -126,39 +128,38 @@ class OpenAIEngine(Engine):
         text.chat = chat
         return text
 
-    def goes_on(self, prompt: Sequence[int]) -> bool:
+    def supports_continuation(self, prompt: Sequence[int]) -> bool:
         """Not in a chat, where one of the servers begins a new message."""
         chat = bool(prompt) and isinstance(word_of(prompt[0]), Chat)
-        return not chat or all(one.continued is not None for one in self._abilities.values())
+        return not chat or all(one.continued is not None for one in self._found.values())
 
     # Writing.
 
     async def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
-        if request.scored:
-            raise InputError(f"engine {type(self).__name__}: tells no likelihoods")
-
         async def work(put: Callable[[Piece], None]) -> None:
             answer = StreamedAnswer(request, put)
             async with self._room:
                 await self.pool.run(1, lambda server: self._ask(server, answer))
 
+        read = len(request.prompt)
         async with aclosing(told(work)) as pieces:
             async for piece in pieces:
-                yield piece
+                yield replace(piece, read_tokens=read)
+                read = 0
 
     async def _ask(self, endpoint: Endpoint, answer: StreamedAnswer) -> None:
         """Let a server write on until the answer has its end. Another may take over from there."""
-        abilities = self._abilities[endpoint.url]
+        found = self._found[endpoint.url]
         while answer.reason is None:
-            body = answer.body(abilities)
-            if answer.held and abilities.held is not None:
-                ids = await abilities.held.ids(answer.held)
+            body = answer.body(found)
+            if answer.banned and found.banned is not None:
+                ids = await found.banned.ids(answer.banned)
                 body["logit_bias"] = {str(token): NEVER for token in ids}
             before = len(answer.words)
             try:
                 await self._read(endpoint, answer, body)
-            except Held as held:
-                answer.draw_again(len(answer.words) > before, held.reason)
+            except Banned as banned:
+                answer.draw_again(len(answer.words) > before, banned.reason)
 
     async def _read(self, endpoint: Endpoint, answer: StreamedAnswer, body: dict[str, Any]) -> None:
         words = Words(answer.left)
@@ -175,7 +176,7 @@ class OpenAIEngine(Engine):
                 f"max_perplexity: {type(self).__name__} tells no likelihoods; leave it out, as the "
                 "preset 'relative' does"
             )
-        if sampling.top_k and not all(one.off for one in self._abilities.values()):
+        if sampling.top_k and not all(one.off for one in self._found.values()):
             raise InputError("top_k: not taken by the server; leave it at 0")
 
     # Servers.
@@ -185,12 +186,14 @@ class OpenAIEngine(Engine):
         return not self.closed and self.pool.available
 
     @property
-    def abilities(self) -> str:
+    def capability_notes(self) -> str:
         """One line on what was found out."""
-        (first, *_) = self._abilities.values()
-        held = f"logit_bias ({first.held.name})" if first.held else "drawing again where they come"
+        (first, *_) = self._found.values()
+        banned = "drawing again where they come"
+        if first.banned:
+            banned = f"logit_bias ({first.banned.name})"
         goes_on = "go on in blocks" if first.continued is not None else "are one block"
-        return f"serves {first.model}; words are banned by {held}; answers to chats {goes_on}"
+        return f"serves {first.model}; words are banned by {banned}; answers to chats {goes_on}"
 
     async def _free(self) -> None:
         await self.pool.close()
@@ -198,15 +201,136 @@ class OpenAIEngine(Engine):
     async def _admit(self, endpoint: Endpoint) -> None:
         """Look at a server before it is used."""
         found = await look_at(self.pool, endpoint, self.name, self._named)
-        self._abilities[endpoint.url] = found
+        self._found[endpoint.url] = found
         if found.context is not None:
             self.context_length = min(found.context, self.context_length or found.context)
 
     async def _check(self, endpoint: Endpoint) -> None:
-        await complete_probe(self.pool, endpoint, self._abilities[endpoint.url])
+        await complete_probe(self.pool, endpoint, self._found[endpoint.url])
 
 
-def _read_tokenizer(source: str | Path) -> HeldWords:
+# Where what is held back comes nevertheless, so many tokens are drawn there, each time hotter.
+_DRAWN, _WARMER, _HOTTEST, _REDRAWS = 6, 0.3, 2.0, 8
+
+
+class Banned(Exception):
+    """What is held back came: a banned word, or the end before `min_new_tokens`.
+
+    reason: why the answer ends there if nothing else can be drawn.
+    """
+
+    def __init__(self, reason: FinishReason) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class StreamedAnswer:
+    """What is written for one request, by one server or by several after each other.
+
+    words: what was written, and given out, but for a chat that the server cannot go on with: that
+    is given out as a whole. banned: words that are not written. left: tokens that may still be
+    written. reason: why it has ended.
+    """
+
+    def __init__(self, request: Request, put: Callable[[Piece], None]) -> None:
+        self.words: list[str] = []
+        self.banned = [text_of((one,)) for one in request.banned_token_ids]
+        self.reason: FinishReason | None = None
+        self._banned_spellings = {same_word(word) for word in self.banned}
+        self._request, self._put = request, put
+        self._redraws = self._drawn = 0
+        self._whole = False
+
+    @property
+    def least(self) -> int:
+        """Tokens that are still to be written before the text may end."""
+        written = 0 if self._whole else len(self.words)
+        return max(0, self._request.sampling.min_new_tokens - written)
+
+    @property
+    def left(self) -> int:
+        most = self._request.sampling.max_new_tokens - len(self.words)
+        return min(most, _DRAWN) if self._drawn and not self._whole else most
+
+    def body(self, found: Capabilities) -> dict[str, Any]:
+        """What a server is sent to write on."""
+        assert isinstance(self._request.prompt, Sequence)
+        first, *rest = (word_of(one) for one in self._request.prompt)
+        if not isinstance(first, Chat):
+            text = "".join(map(str, (first, *rest, *self.words)))
+            return self._sampling(found) | {"prompt": text}
+        if self._whole:
+            self.words.clear()
+        messages, written = first.dump(), "".join(map(str, (*rest, *self.words)))
+        if not written:
+            self._whole = found.continued is None
+            return self._sampling(found) | {"messages": messages}
+        if found.continued is None:
+            raise CompletionError("the server does not go on with an answer to a chat")
+        messages.append({"role": "assistant", "content": written})
+        return self._sampling(found) | {"messages": messages, **found.continued}
+
+    def _sampling(self, found: Capabilities) -> dict[str, Any]:
+        sampling, seed = self._request.sampling, self._request.seed
+        place = len(self.words), self._redraws
+        heat = max(0.5, sampling.temperature) + _WARMER * self._drawn
+        body = {
+            **found.off,
+            "model": found.model,
+            "max_tokens": self.left,
+            "temperature": min(_HOTTEST, heat) if self._drawn else sampling.temperature,
+            # By the place, so that it does not matter which servers failed. Few take more bits.
+            "seed": (derive_seed(seed, *place) if any(place) else seed) % 2**31,
+            "stream": True,
+        }
+        if sampling.top_p < 1:  # some servers refuse 1, which `off` has for those that take it
+            body["top_p"] = sampling.top_p
+        if sampling.top_k:
+            body["top_k"] = sampling.top_k
+        if self.least:
+            # Without stop strings, which a server does not tell from an end; the text is cut later.
+            if "min_tokens" in found.off:
+                body["min_tokens"] = min(self.least, self.left)
+        elif sampling.stop:
+            body["stop"] = list(sampling.stop)
+        return body
+
+    def take(self, words: Sequence[str]) -> None:
+        """Give out words. Raises Banned before a banned one."""
+        for word in words:
+            if same_word(word) in self._banned_spellings:
+                raise Banned("length")
+            self.words.append(word)
+            if not self._whole:
+                self._put(Piece((id_of(word),)))
+
+    def end(self, words: Sequence[str], reason: FinishReason) -> None:
+        """The server wrote these last. Raises Banned where that is too early."""
+        drawn = bool(self._drawn) and reason == "length" and not self._whole
+        if drawn and len(self.words) + len(words) < self._request.sampling.max_new_tokens:
+            # The last word may be half a word, and is written again; but something stays.
+            self.take(words if len(words) == 1 else words[:-1])
+            self._drawn = 0
+            return
+        self.take(words)
+        if reason == "stop" and len(self.words) < self._request.sampling.min_new_tokens:
+            raise Banned("stop")
+        self._finish(reason)
+
+    def draw_again(self, wrote: bool, reason: FinishReason) -> None:
+        """The next tokens are drawn hotter. wrote: something stood before what was held back."""
+        self._redraws = 1 if wrote and not self._whole else self._redraws + 1
+        if self._redraws > _REDRAWS:
+            self._finish(reason)  # it breaks off there
+            return
+        self._drawn = self._redraws
+
+    def _finish(self, reason: FinishReason) -> None:
+        self.reason = reason
+        self._put(Piece(tuple(map(id_of, self.words)) if self._whole else (), reason))
+
+
+def _read_tokenizer(source: str | Path) -> BannedWords:
     from transformers import AutoTokenizer  # noqa: PLC0415  (slow import)
 
     from tide.engines.checkpoint import source_of  # noqa: PLC0415  (slow import)

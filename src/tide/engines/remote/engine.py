@@ -9,9 +9,11 @@ streamed goes on at another server if its own fails.
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,25 +25,34 @@ from tide.core.errors import EngineError, guarded
 from tide.core.http import MIB, Seconds, ServerFailed
 from tide.core.pretrained import read_config
 from tide.core.sanitize import logger
-from tide.core.settings import Sampling
-from tide.engines.base import Completion, MaxBatch, Piece, Request, float_dtype
+from tide.engines.base import (
+    Likelihood,
+    MaxBatch,
+    Piece,
+    Request,
+    TokenPair,
+    float_dtype,
+)
 from tide.engines.checkpoint import read_vocabulary, source_of
 from tide.engines.embedding_table import EmbeddingEngine
-from tide.engines.equivalence import PROBES, FirstToken, difference, scaled_probes
 from tide.engines.remote.pool import Endpoint, EndpointPool, EndpointRefused
 from tide.engines.remote.protocol import (
     NEUTRAL,
     NEVER,
     OLDEST,
+    PROBES,
     Choice,
     CompletionResponse,
     Event,
+    FirstToken,
     ServedModel,
     ServedModels,
     ServerVersion,
+    difference,
     encode,
     is_older,
     mean_log_prob,
+    scaled_probes,
     without_end,
 )
 from tide.plugins.options import checked
@@ -96,6 +107,8 @@ class RemoteEngine(EmbeddingEngine):
             vocabulary = read_vocabulary(self._source, config, self.dtype, **code)
             super().__init__(*vocabulary, config)
         self.context_length = None
+        self._waiting: list[tuple[Request, asyncio.Future[Piece]]] = []
+        self._sent: set[asyncio.Task[None]] = set()
         self._served: dict[str, ServedModel] = {}  # by address
         self._differences: dict[str, str] = {}
         self.pool = EndpointPool(
@@ -111,13 +124,12 @@ class RemoteEngine(EmbeddingEngine):
         self.context_length = min(self._served[url].max_model_len for url in usable) - 1
 
     async def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
-        if request.scored:
-            (value,) = await self._score_all([request])
-            yield Piece((), "length", value)
-            return
         if request.piece_tokens is None:
-            (completion,) = await self._write_all([request])
-            yield Piece(completion.token_ids, completion.finish_reason)
+            future: asyncio.Future[Piece] = asyncio.get_running_loop().create_future()
+            if not self._waiting:  # those that are asked in one breath share requests
+                asyncio.get_running_loop().call_soon(self._send)
+            self._waiting.append((request, future))
+            yield await future
             return
         given: list[int] = []
 
@@ -132,15 +144,17 @@ class RemoteEngine(EmbeddingEngine):
 
             await self.pool.run(1, ask)
 
+        read = len(request.prompt)
         async with aclosing(told(work)) as pieces:
             async for piece in pieces:
-                yield piece
+                yield replace(piece, read_tokens=read)
+                read = 0
 
     async def _parts(self, endpoint: Endpoint, request: Request) -> AsyncGenerator[Piece, None]:
         body = self._body(request) | self._prompts([request])
         body |= {"stream": True, "stream_interval": request.piece_tokens}
         full = NEUTRAL | body | {"model": self._served[endpoint.url].id, "return_token_ids": True}
-        limit = MIB + 1024 * (request.max_new_tokens + len(request.prompt))
+        limit = MIB + 1024 * (request.sampling.max_new_tokens + len(request.prompt))
         events = self.pool.stream(endpoint, "/v1/completions", Event, full, limit=limit)
         count = 0
         async with aclosing(events):
@@ -148,32 +162,60 @@ class RemoteEngine(EmbeddingEngine):
                 for part in event.choices:
                     ids = tuple(part.token_ids or ())
                     count += len(ids)
-                    self._check_ids(ids, count, request.max_new_tokens)
+                    self._check_ids(ids, count, request.sampling.max_new_tokens)
                     piece = Piece(*without_end(ids, part.finish_reason, part.stop_reason))
                     yield piece
                     if piece.finish_reason is not None:
                         return
         raise ServerFailed("ended a stream and did not say why")
 
-    async def _write_all(self, requests: Sequence[Request]) -> list[Completion]:
-        bodies: list[tuple[Sequence[int], dict[str, Any]]] = []
-        for alike in _alike(requests):
+    def _send(self) -> None:
+        """Let servers complete the requests that wait."""
+        waiting, self._waiting = self._waiting, []
+        for alike in _alike([request for request, _ in waiting]):
             for rows in self._split(alike):
-                some = [requests[i] for i in rows]
-                bodies.append((rows, self._body(some[0]) | self._prompts(some)))
-        return await self._ask_all(
-            bodies, lambda i, choice: self._completion(choice, requests[i].sampling)
-        )
+                task = asyncio.create_task(self._complete([waiting[i] for i in rows]))
+                self._sent.add(task)
+                task.add_done_callback(self._sent.discard)
 
-    async def _score_all(self, requests: Sequence[Request]) -> list[float]:
+    async def _complete(self, asked: list[tuple[Request, asyncio.Future[Piece]]]) -> None:
+        requests, futures = [one for one, _ in asked], [future for _, future in asked]
+        task = asyncio.current_task()
+        assert task is not None
+
+        def left(_: object) -> None:
+            if all(future.cancelled() for future in futures):
+                task.cancel()
+
+        for future in futures:
+            future.add_done_callback(left)
+        body = self._body(requests[0]) | self._prompts(requests)
+        try:
+            found = await self._ask_all(
+                [(range(len(asked)), body)],
+                lambda i, choice: self._piece(choice, requests[i]),
+            )
+        except Exception as error:
+            for future in futures:
+                if not future.done():
+                    future.set_exception(error)
+        else:
+            for future, piece in zip(futures, found, strict=True):
+                if not future.done():
+                    future.set_result(piece)
+
+    async def _log_likelihoods(
+        self, pairs: Sequence[TokenPair], priority: int, prefix_cache: object
+    ) -> list[Likelihood]:
         body = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
+        whole = [[*prompt, *completion] for prompt, completion in pairs]
         bodies = [
-            (rows, body | {"prompt": [list(requests[i].prompt) for i in rows]})
-            for rows in self._split(range(len(requests)))
+            (rows, body | {"prompt": [whole[i] for i in rows]})
+            for rows in self._split(range(len(pairs)))
         ]
 
-        def read(i: int, choice: Choice) -> float:
-            return mean_log_prob(choice, list(requests[i].prompt)[-requests[i].scored :])
+        def read(i: int, choice: Choice) -> Likelihood:
+            return Likelihood(mean_log_prob(choice, list(pairs[i][1])), len(whole[i]))
 
         return await self._ask_all(bodies, read)
 
@@ -189,8 +231,8 @@ class RemoteEngine(EmbeddingEngine):
             "stop": list(sampling.stop),
             "seed": request.seed if sampling.temperature > 0 else None,
         }
-        if request.never:
-            body["logit_bias"] = {str(token): NEVER for token in request.never}
+        if request.banned_token_ids:
+            body["logit_bias"] = {str(token): NEVER for token in request.banned_token_ids}
         return body
 
     def _prompts(self, requests: Sequence[Request]) -> dict[str, Any]:
@@ -265,15 +307,14 @@ class RemoteEngine(EmbeddingEngine):
         if max(ids, default=0) >= known:
             raise ServerFailed(f"wrote a token outside the vocabulary of {known}")
 
-    def _completion(self, choice: Choice, sampling: Sampling) -> Completion:
+    def _piece(self, choice: Choice, request: Request) -> Piece:
+        ids, reason = without_end(tuple(choice.token_ids), choice.finish_reason, choice.stop_reason)
+        assert reason is not None
         try:
-            ids, reason = without_end(
-                tuple(choice.token_ids), choice.finish_reason, choice.stop_reason
-            )
-            assert reason is not None
-            return self.completions([(ids, reason)], [sampling])[0]
+            self.completions([(ids, reason)], [request.sampling])
         except EngineError as error:  # ids that cannot be read
             raise ServerFailed(str(error)) from None
+        return Piece(ids, reason, len(request.prompt))
 
     async def _admit(self, endpoint: Endpoint) -> None:
         """Look at a server before it is used: its version, its model, and what it writes."""
@@ -335,6 +376,12 @@ def _alike(requests: Sequence[Request]) -> list[list[int]]:
     alike: dict[Any, list[int]] = {}
     for i, one in enumerate(requests):
         seed = one.seed if one.sampling.temperature > 0 else None
-        key = one.sampling, seed, one.never, isinstance(one.prompt, Sequence)
+        key = (
+            one.sampling,
+            seed,
+            one.banned_token_ids,
+            one.priority,
+            isinstance(one.prompt, Sequence),
+        )
         alike.setdefault(key, []).append(i)
     return list(alike.values())

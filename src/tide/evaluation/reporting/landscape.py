@@ -5,7 +5,7 @@ The plane is spanned by the first step of a `tide` search and a random direction
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
@@ -21,7 +21,7 @@ from tide.core.errors import InputError, TideError
 from tide.core.sanitize import logger
 from tide.core.seeds import derive_seed
 from tide.detoxifier.sync import Detoxifier, outcomes
-from tide.engines.base import Completion, Engine, Request
+from tide.engines.base import Engine, Piece, Request
 from tide.evaluation.caching_engine import CachingEngine
 from tide.runtime.search import start_of
 from tide.scorers import score_texts
@@ -137,9 +137,8 @@ def explore(
         x[movable] += torch.einsum("a,atd->td", torch.from_numpy(weights).float(), plane)
         tried.append(x)
     noise = engine.seeds[: settings.completions_per_evaluation]
-    completions = engine.complete(
-        [x for x in tried for _ in noise], settings.sampling, noise * len(tried)
-    )
+    requests = [Request(x, settings.sampling, seed) for x in tried for seed in noise]
+    completions = engine.portal.run(engine.complete, requests)
     texts = [completion.text for completion in completions]
     found = score_texts(detoxifier.scorer, texts, settings.empty_policy).values
     return Landscape(
@@ -162,13 +161,11 @@ class _Recording(CachingEngine):
         self.rows: list[Tensor] = []
         self.seeds: list[int] = []
 
-    async def _write_all(self, requests: Sequence[Request]) -> list[Completion]:
-        for request in requests:
-            prompt = request.prompt
-            x = self.embed_tokens(prompt) if isinstance(prompt, Sequence) else prompt
-            self.rows.append(x)
-            self.seeds.append(request.seed)
-        return await super()._write_all(requests)
+    def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
+        prompt = request.prompt
+        self.rows.append(self.embed_tokens(prompt) if isinstance(prompt, Sequence) else prompt)
+        self.seeds.append(request.seed)
+        return super()._write(request)
 
 
 def _plane(step: Tensor, seed: int) -> Tensor:

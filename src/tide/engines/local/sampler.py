@@ -8,8 +8,9 @@ their difference come from the model's probabilities alone (common random number
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,17 @@ import torch
 from torch import Tensor
 
 from tide.core.settings import Sampling
+
+# Steps between looks at whether all rows have stopped: each waits for the device to catch up.
+CHECK_EVERY = {"cpu": 1}
+CHECK_EVERY_ELSEWHERE = 4
+# Steps between looks at the texts: to read them costs about as much as a small model's step.
+LOOK_EVERY = 8
+
+# What rows of ids read as.
+Texts = Callable[[Sequence[Sequence[int]]], list[str]]
+# How many of the first ids it takes until their text is enough: see `Engine.fewest`.
+Fewest = Callable[[Sequence[int], Callable[[str], bool]], int]
 
 # Keys of a sequence made at once.
 _KEYS = 32
@@ -97,7 +109,7 @@ class _Sequence:
 
     sampling: Sampling
     keys: NoiseKeys
-    never: tuple[int, ...]
+    banned: tuple[int, ...]
     drawn: int = 0
 
 
@@ -116,7 +128,7 @@ class Sampler:
         self._seen: Tensor | None = None  # what each row may not repeat, where there is a penalty
         self._tokens = torch.empty(0, dtype=torch.int32, device=device)
         self._waiting: list[int] = []  # rows that may still be too short to end
-        self._never: tuple[Tensor, ...] | None = None
+        self._banned: tuple[Tensor, ...] | None = None
         self._penalty: Any = 1.0
 
     def enter(
@@ -124,16 +136,16 @@ class Sampler:
         samplings: Sequence[Sampling],
         seeds: Sequence[int],
         prompts: Sequence[Sequence[int]] = (),
-        never: Sequence[Sequence[int]] = (),
+        banned: Sequence[Sequence[int]] = (),
     ) -> None:
         """Draw for further sequences, too, the last ones from now on.
 
         prompts: the ids of what each goes on from, which a repetition penalty is about as well;
-        needed where there is one. never: of each, ids that are not to be drawn.
+        needed where there is one. banned: of each, ids that are not to be drawn.
         """
         before = len(self._rows)
         for i, (sampling, seed) in enumerate(zip(samplings, seeds, strict=True)):
-            out = tuple(never[i]) if never else ()
+            out = tuple(banned[i]) if banned else ()
             self._rows.append(_Sequence(sampling, NoiseKeys(seed), out))
         if any(row.sampling.repetition_penalty != 1 for row in self._rows):
             rows = [[0]] * before if self._seen is None else self._seen.tolist()
@@ -166,8 +178,8 @@ class Sampler:
             ids = self._stop_ids[self._stop_ids < logits.shape[-1]]
             short = torch.tensor(self._waiting, dtype=torch.int64, device=self._device)
             logits[short[:, None], ids] = -torch.inf
-        if self._never is not None:
-            logits[self._never] = -torch.inf
+        if self._banned is not None:
+            logits[self._banned] = -torch.inf
         scores = logits.float()
         if self._seen is None:
             return scores
@@ -212,8 +224,8 @@ class Sampler:
         rows, device = self._rows, self._device
         samplings = [row.sampling for row in rows]
         self._waiting = [i for i, own in enumerate(samplings) if own.min_new_tokens]
-        held = [(i, token) for i, row in enumerate(rows) for token in row.never]
-        self._never = tuple(torch.tensor(held, device=device).T) if held else None
+        held = [(i, token) for i, row in enumerate(rows) for token in row.banned]
+        self._banned = tuple(torch.tensor(held, device=device).T) if held else None
         penalties = [own.repetition_penalty for own in samplings]
         self._penalty = _one_or_each(penalties, device)
         if set(penalties) <= {1.0}:
@@ -267,3 +279,24 @@ def _one_or_each(values: list[Any], device: torch.device) -> Any:
     if len(set(values)) <= 1:
         return values[0] if values else 1.0
     return torch.tensor(values, device=device)[:, None]
+
+
+class StopStrings:
+    """Finds the rows that have come to hold one of their stop strings, wherever its tokens part."""
+
+    def __init__(self, texts: Texts, fewest: Fewest) -> None:
+        self._texts, self._fewest = texts, fewest
+
+    def found(
+        self, samplings: Sequence[Sampling], ids: Sequence[Sequence[int]]
+    ) -> Iterator[tuple[int, int]]:
+        """The number of each row that holds one, and how many of its ids it took."""
+        rows = [row for row, own in enumerate(samplings) if own.stop]
+        texts = self._texts([ids[row] for row in rows]) if rows else []
+        for row, text in zip(rows, texts, strict=True):
+            if samplings[row].stop_in(text) is not None:
+                yield row, self._fewest(ids[row], partial(_holds, samplings[row]))
+
+
+def _holds(sampling: Sampling, text: str) -> bool:
+    return sampling.stop_in(text) is not None

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from tide.engines.equivalence import difference, scaled_probes
+from tide.engines.remote.protocol import difference, scaled_probes
 
 DIM = 64
 BY_IDS = [(5, -0.5), (9, -1.0)]

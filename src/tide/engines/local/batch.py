@@ -1,0 +1,512 @@
+"""The batch: all sequences that are under way, which share the model's forward passes.
+
+    1. admit     those that wait enter, the lowest priority first, as far as there is capacity
+    2. prefill   their prompts are read, but for what the prefix cache holds
+    3. step      the next token of each is drawn, and read
+    4. retire    those that have ended, or are not waited for any more, leave; what was read of them
+                 goes to the prefix cache
+
+Sequences of similar length share a lane. To read a prompt by itself takes as long as two or three
+steps of the others, so those that wait enter together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import count, groupby
+
+import torch
+from torch import Tensor
+
+from tide.core.concurrency import release_openmp_threads
+from tide.core.errors import CompletionError, EngineError, TideError, described
+from tide.core.settings import Sampling
+from tide.engines.base import FinishReason, Likelihood, Piece
+from tide.engines.local.cache import Beginning, Pair, PrefixCache
+from tide.engines.local.sampler import (
+    CHECK_EVERY,
+    CHECK_EVERY_ELSEWHERE,
+    LOOK_EVERY,
+    Sampler,
+    StopStrings,
+)
+from tide.engines.local.stream import Forward, Stream, left_pad, length_groups, not_finite
+
+# Rows are written with others of about their length: up to so many tokens, 4 times as many, ...
+_SHORT = 256
+# Rows enter together if they are a quarter of those that are written, or have waited so long.
+_SHARE, _STEPS = 4, 6
+# Tokens of prompts that are read at once, with their padding.
+_TOKENS = 1 << 15
+# Rows that have ended stay in a lane until they are so many, or others come.
+_GONE = 8
+# Turns of the loop between two steps: each takes some microseconds.
+_TURNS = 3
+# Seconds without work after which the memory of keys and values is let go.
+_REST = 1.0
+
+
+@dataclass(eq=False)
+class Row:
+    """A request under way.
+
+    x: its prompt, (T, d). put: is told what comes of it, piece by piece, or why nothing does.
+    prompt_ids: of a prompt that came as ids, and where a repetition penalty needs them. shared: the
+    beginning that x has in common with others. own: what was read of earlier requests that this one
+    goes on from. piece_tokens: how many are told at a time; None: all at the end. ids: what was
+    drawn. read: tokens read for it, not told yet. aborted: it has ended, or nobody wants more of
+    it. broken: what is kept of it may not be finite.
+    """
+
+    x: Tensor
+    sampling: Sampling
+    seed: int
+    put: Callable[[Piece | Exception], None]
+    priority: int = 0
+    banned_token_ids: tuple[int, ...] = ()
+    prompt_ids: Sequence[int] = ()
+    shared: Beginning | None = None
+    own: Beginning | None = None
+    piece_tokens: int | None = None
+    ids: list[int] = field(default_factory=list)
+    told: int = 0
+    read: int = 0
+    aborted: bool = False
+    broken: bool = False
+
+    @property
+    def left(self) -> int:
+        """How many tokens may still be drawn."""
+        return self.sampling.max_new_tokens - len(self.ids)
+
+    def known(self) -> list[Pair] | None:
+        """Keys and values of all its prompt but the last token, if they are kept."""
+        return None if self.own is None else self.own.before_last(self.prompt_ids)
+
+    def tell(self, reason: FinishReason | None) -> None:
+        """Tell what was not told yet."""
+        self.put(Piece(tuple(self.ids[self.told :]), reason, self.read))
+        self.told, self.read = len(self.ids), 0
+        self.aborted = self.aborted or reason is not None
+
+    def take(self, tokens: Sequence[int], stops: set[int]) -> None:
+        """Add the tokens that were drawn, up to its end."""
+        for token in tokens:
+            if token in stops:
+                return self.tell("stop")
+            self.ids.append(token)
+            if not self.left:
+                return self.tell("length")
+            if self.piece_tokens is not None and len(self.ids) - self.told >= self.piece_tokens:
+                self.tell(None)
+        return None
+
+
+@dataclass(eq=False)
+class Reading:
+    """Asks how likely the last `ids` of the rows `x` (T, d) are after what is before them."""
+
+    x: Tensor
+    ids: Sequence[int]
+    put: Callable[[Likelihood | Exception], None]
+    read: int
+    priority: int = 0
+    shared: Beginning | None = None
+    aborted: bool = False
+
+
+class Lane:
+    """Rows of similar lengths, and what reads and draws for them.
+
+    rows: with some that have ended. resuming: those of which all but the last token was read
+    before, with that. drawn: tokens, and whether they were drawn from numbers, of steps not looked
+    at yet.
+    """
+
+    def __init__(self, forward: Forward, stop_ids: Tensor) -> None:
+        self._forward, self._stop_ids = forward, stop_ids
+        self.clear()
+
+    def clear(self) -> None:
+        """Let go of all rows, and of the memory of their keys and values."""
+        self.stream = Stream(self._forward)
+        self.sampler = Sampler(self._stop_ids.device, self._stop_ids)
+        self.rows: list[Row] = []
+        self.resuming: list[tuple[Row, list[Pair]]] = []
+        self.drawn: list[tuple[Tensor, Tensor]] = []
+
+    @property
+    def under_way(self) -> list[Row]:
+        """Rows that still wait for what is written."""
+        resuming = (row for row, _ in self.resuming)
+        return [row for row in (*self.rows, *resuming) if not row.aborted]
+
+    @property
+    def takes_rows(self) -> bool:
+        """Whether rows may enter now: between two looks, all stay as they are."""
+        return not self.drawn and (self._forward.plain or not self.under_way)
+
+    def sample(self, rows: Sequence[Row]) -> None:
+        """Draw for these rows, too, which the stream has read."""
+        self.rows += rows
+        self.sampler.enter(
+            [row.sampling for row in rows],
+            [row.seed for row in rows],
+            [row.prompt_ids for row in rows],
+            [row.banned_token_ids for row in rows],
+        )
+
+
+class Batch:
+    """Completes rows with a model, step by step, for as long as there are any.
+
+    All its methods belong to one event loop, which it lets run between two steps. max_batch: rows
+    under way at once.
+    """
+
+    def __init__(
+        self,
+        forward: Forward,
+        prefix_cache: PrefixCache,
+        stop_ids: Tensor,
+        stop_strings: StopStrings,
+        *,
+        max_batch: int,
+    ) -> None:
+        self._forward, self._prefix_cache = forward, prefix_cache
+        self.stop_ids, self._stop_strings = stop_ids, stop_strings
+        self._max_batch = max_batch
+        self._check_every = CHECK_EVERY.get(stop_ids.device.type, CHECK_EVERY_ELSEWHERE)
+        self._readings: list[Reading] = []
+        self._waiting: list[tuple[tuple[int, int, int], Row]] = []
+        self._numbers = count()
+        self.lanes: dict[int, Lane] = {}  # by the most tokens of a row
+        self._steps_waited = 0
+        self._task: asyncio.Task[None] | None = None
+        self._resting: asyncio.TimerHandle | None = None
+
+    def submit(self, work: Iterable[Row | Reading]) -> None:
+        """Let these take part from the next step on."""
+        for one in work:
+            if isinstance(one, Row):
+                self._push(one)
+            else:
+                self._readings.append(one)
+        if self._task is None:
+            if self._resting is not None:
+                self._resting.cancel()
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def close(self) -> None:
+        """End what is under way with EngineError."""
+        self._fail_all(EngineError("the engine was closed"))
+
+    @property
+    def idle(self) -> bool:
+        lanes = any(lane.under_way for lane in self.lanes.values())
+        return not (self._readings or self._waiting or lanes)
+
+    async def _run(self) -> None:
+        try:
+            # Those who ask in one breath enter together.
+            await _others()
+            while not self.idle:
+                try:
+                    self._turn()
+                except BaseException as error:
+                    self._fail_all(_engine_error(error))
+                await _others()
+        finally:
+            self._task = None
+            release_openmp_threads()
+            self._resting = asyncio.get_running_loop().call_later(_REST, self._rest)
+
+    def _turn(self) -> None:
+        """One forward pass of each lane, and those of what enters."""
+        if self._readings:
+            readings, self._readings = self._readings, []
+            self._read(readings)
+        self.admit()
+        for lane in self.lanes.values():
+            try:
+                if lane.under_way:
+                    self.step(lane)
+            except BaseException as error:
+                rows = lane.under_way
+                lane.clear()
+                for row in rows:
+                    row.put(_engine_error(error))
+
+    def _rest(self) -> None:
+        for lane in self.lanes.values():
+            self._keep(lane)
+        self.lanes.clear()
+
+    # 1. Admit.
+
+    def admit(self) -> None:
+        """Let rows that wait enter, if they are many enough or have waited for long."""
+        while self._waiting and self._waiting[0][1].aborted:
+            heappop(self._waiting)
+        under_way = sum(len(lane.under_way) for lane in self.lanes.values())
+        entering = min(len(self._waiting), self._max_batch - under_way)
+        if entering <= 0:
+            return
+        self._steps_waited += 1
+        if entering < under_way // _SHARE and self._steps_waited < _STEPS:
+            return
+        self._steps_waited = 0
+        for lane in self.lanes.values():
+            self._keep(lane)
+        by_lane: dict[int, list[Row]] = {}
+        later = []
+        while self._waiting and entering > 0:
+            entry = heappop(self._waiting)
+            row, size = entry[1], _lane_of(entry[1])
+            if row.aborted:
+                continue
+            if size in self.lanes and not self.lanes[size].takes_rows:
+                later.append(entry)
+                continue
+            by_lane.setdefault(size, []).append(row)
+            entering -= 1
+        for entry in later:
+            heappush(self._waiting, entry)
+        for size, rows in by_lane.items():
+            lane = self.lanes.setdefault(size, Lane(self._forward, self.stop_ids))
+            self._enter(lane, rows)
+
+    def _push(self, row: Row) -> None:
+        # Of prompts that are served together, those of similar length: less padding is read.
+        turn = row.priority // self._max_batch
+        heappush(self._waiting, ((turn, len(row.x), next(self._numbers)), row))
+
+    def _enter(self, lane: Lane, rows: list[Row]) -> None:
+        """Read the prompts of rows, so many at a time that their tokens fit."""
+        rows.sort(key=lambda row: len(row.x))
+        while rows:
+            size = max(1, min(len(rows), _TOKENS // len(rows[0].x)))
+            while size > 1 and size * len(rows[size - 1].x) > _TOKENS:
+                size -= 1
+            some, rows = rows[:size], rows[size:]
+            try:
+                self.prefill(lane, some)
+            except BaseException as error:
+                if len(some) == 1:
+                    some[0].put(_completion_error(error))
+                    continue
+                # Whose fault it is shows when each enters by itself.
+                alone = some if self._forward.plain else some[:1]
+                for row in alone:
+                    self._enter(lane, [row])
+                rows = some[len(alone) :] + rows
+            if not lane.takes_rows:
+                for row in rows:
+                    self._push(row)
+                return
+
+    # 2. Prefill.
+
+    @torch.inference_mode()
+    def prefill(self, lane: Lane, rows: Sequence[Row]) -> None:
+        """Read the prompts of these rows; they are written from the next step on."""
+        if lane.rows:
+            self.retire(lane)
+        known = [(row, row.known()) for row in rows]
+        new = [row for row, layers in known if layers is None]
+        plain = [row for row in new if row.shared is None]
+        behind = sorted((row for row in new if row.shared is not None), key=_sharing)
+        before = len(lane.stream)
+        try:
+            if plain:
+                lane.stream.enter([row.x for row in plain])
+            for _, some in groupby(behind, key=_sharing):
+                lane.stream.enter_after(*self._after_shared(list(some)))
+        except BaseException:  # as if none had come
+            lane.stream.leave(range(before, len(lane.stream)))
+            raise
+        self._prefix_cache.tokens_read += sum(len(row.x) for row in new)
+        for row, layers in known:
+            if layers is not None:
+                row.read = 1
+                lane.resuming.append((row, layers))
+        if new:
+            lane.sample([*plain, *behind])
+
+    def _after_shared(self, rows: Sequence[Row | Reading]) -> tuple[list[Pair], Tensor]:
+        """What was read of the beginning that rows share, and what follows in each."""
+        shared = rows[0].shared
+        assert shared is not None
+        layers = self._prefix_cache.layers(shared)
+        size = layers[0][0].shape[-2]
+        self._prefix_cache.tokens_read -= size * len(rows)
+        return layers, torch.stack([row.x[size:] for row in rows])
+
+    @torch.inference_mode()
+    def _read(self, readings: Sequence[Reading]) -> None:
+        """Tell how likely texts are."""
+        wanted = [one for one in readings if not one.aborted]
+        plain = [one for one in wanted if one.shared is None]
+        behind = sorted((one for one in wanted if one.shared is not None), key=_sharing)
+        groups = [list(some) for _, some in groupby(behind, key=_sharing)]
+        if plain:
+            parts = length_groups([len(one.x) for one in plain])
+            groups += [[plain[i] for i in part] for part in parts]
+        for group in groups:
+            size = max(1, min(self._max_batch, _TOKENS // max(len(one.x) for one in group)))
+            for start in range(0, len(group), size):
+                some = group[start : start + size]
+                try:
+                    self._tell(some)
+                except BaseException as error:
+                    for one in some if len(some) == 1 else ():
+                        one.put(_completion_error(error))
+                    for one in some if len(some) > 1 else ():
+                        self._read([one])
+
+    def _tell(self, readings: Sequence[Reading]) -> None:
+        # Only what predicts a completion's tokens: the head is a good part of a small model.
+        last = max(len(one.ids) for one in readings)
+        if readings[0].shared is not None:
+            logits, _ = self._forward.read_after(*self._after_shared(readings), last + 1)
+        else:
+            out = self._forward.read([one.x for one in readings], keep=last + 1)
+            logits = out.logits[:, -last - 1 :]
+        self._prefix_cache.tokens_read += sum(len(one.x) for one in readings)
+        ids, _ = left_pad([torch.tensor(list(one.ids)) for one in readings])
+        logits = logits[:, :-1].float()
+        chosen = logits.gather(-1, ids.to(logits.device)[..., None])[..., 0]
+        log_probs = (chosen - logits.logsumexp(dim=-1)).double()
+        for one, row in zip(readings, log_probs, strict=True):
+            one.put(Likelihood(float(row[last - len(one.ids) :].mean()), one.read))
+
+    # 3. Step.
+
+    @torch.inference_mode()
+    def step(self, lane: Lane) -> None:
+        """Draw a token of every row, and read it; read the last token of those that resume."""
+        sampler = lane.sampler
+        tokens = torch.empty(0, dtype=torch.int64, device=self.stop_ids.device)
+        if lane.rows:
+            tokens, finite = sampler.draw(sampler.warp(sampler.prepare(lane.stream.logits)))
+            lane.drawn.append((tokens, finite))
+            left = min((row.left for row in lane.rows if not row.aborted), default=0)
+            if len(lane.drawn) >= min(self._check_every, max(1, left)):
+                order = self._look(lane)
+                tokens = tokens if order is None else tokens[order]
+        resuming, lane.resuming = lane.resuming, []
+        resumed = []
+        for row, layers in resuming:
+            if not row.aborted:
+                lane.stream.resume(layers)
+                resumed.append(row)
+        if not (lane.rows or resumed):
+            return
+        last = torch.tensor([row.prompt_ids[-1] for row in resumed], dtype=torch.int64)
+        lane.stream.advance(torch.cat([tokens, last.to(tokens.device)]))
+        if resumed:
+            lane.sample(resumed)
+        self._prefix_cache.tokens_read += len(lane.under_way)
+
+    def _look(self, lane: Lane) -> list[int] | None:
+        """Tell the rows what was drawn; returns the order of those that stay if some leave."""
+        tokens = torch.stack([one for one, _ in lane.drawn], dim=1).tolist()
+        finite = torch.stack([one for _, one in lane.drawn], dim=1).all(dim=1).tolist()
+        lane.drawn = []
+        stops = set(self.stop_ids.tolist())
+        for row, some, is_finite in zip(lane.rows, tokens, finite, strict=True):
+            if row.aborted:
+                continue
+            if is_finite:
+                row.take(some, stops)
+            else:
+                row.broken = row.aborted = True
+                row.put(CompletionError(f"for this prompt the model's {not_finite(row.x.dtype)}"))
+        self._end_stopped(lane)
+        live = sum(not row.aborted for row in lane.rows)
+        few = len(lane.rows) - live < min(_GONE, live or 1)
+        return None if few or not (self._forward.plain or not live) else self.retire(lane)
+
+    def _end_stopped(self, lane: Lane) -> None:
+        """End the rows whose texts hold a stop string."""
+        rows = [
+            row
+            for row in lane.rows
+            if row.sampling.stop
+            and not row.aborted
+            and len(row.ids) % LOOK_EVERY < self._check_every
+        ]
+        found = self._stop_strings.found([row.sampling for row in rows], [row.ids for row in rows])
+        for number, size in found:
+            row = rows[number]
+            row.ids = row.ids[: max(size, row.told)]
+            row.tell("length")
+
+    # 4. Retire.
+
+    @torch.inference_mode()
+    def retire(self, lane: Lane) -> list[int]:
+        """Let the rows that have ended leave; returns the order of the others."""
+        self._keep(lane)
+        if not self._forward.plain:
+            if not lane.under_way:
+                lane.clear()
+            return list(range(len(lane.rows)))
+        gone = [i for i, row in enumerate(lane.rows) if row.aborted]
+        for i in gone:
+            if lane.rows[i].broken:
+                lane.stream.wipe(i)
+        order = lane.stream.leave(gone)
+        lane.rows = [lane.rows[i] for i in order]
+        lane.sampler.keep(order)
+        return order
+
+    def _keep(self, lane: Lane) -> None:
+        """Keep what was read of rows that nobody wants more of, where a later one may need it."""
+        for number, row in enumerate(lane.rows):
+            if row.aborted and row.own is not None and not row.broken:
+                beginning, row.own = row.own, None
+                layers = lane.stream.read_of(number)
+                self._prefix_cache.keep(beginning, [*row.prompt_ids, *row.ids], layers)
+
+    def _fail_all(self, error: EngineError) -> None:
+        work: list[Row | Reading] = [row for _, row in self._waiting]
+        work += [row for lane in self.lanes.values() for row in lane.under_way]
+        work += self._readings
+        self._waiting, self._readings, self.lanes = [], [], {}
+        for one in work:
+            if not one.aborted:
+                one.put(error)
+
+
+def _lane_of(row: Row) -> int:
+    size = _SHORT
+    while size < len(row.x) + row.sampling.max_new_tokens:
+        size *= 4
+    return size
+
+
+def _sharing(row: Row | Reading) -> tuple[int, int]:
+    """Equal for rows that are read together: with one beginning, and as many tokens after it."""
+    return id(row.shared), len(row.x)
+
+
+async def _others() -> None:
+    """Let those go on who wait for what was written: some of them in several turns of the loop."""
+    for _ in range(_TURNS):
+        await asyncio.sleep(0)
+
+
+def _completion_error(error: BaseException) -> TideError:
+    if isinstance(error, TideError):
+        return error
+    return CompletionError(f"the prompt could not be read: {described(error)}")
+
+
+def _engine_error(error: BaseException) -> EngineError:
+    if isinstance(error, EngineError):
+        return error
+    return EngineError(f"the model failed: {described(error)}")

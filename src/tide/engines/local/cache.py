@@ -1,0 +1,301 @@
+"""Keys and values: those of the rows that are being written, and those kept for later ones.
+
+The rows of a `KeyValueCache` enter and leave at any step. All end at one column, where the next
+token of each is added:
+
+    . . a a a a|        a row of four tokens
+    . b b b b b|        one of five
+    . . . . c c|        one that has just entered
+
+Positions are in the keys already, so the column at which a row stands changes nothing. A row that
+leaves is replaced by the last one, so that the rows under way stay the first.
+
+A search that perturbs the last tokens of a prompt completes many candidates with a common
+beginning, whose keys and values are computed once and copied. A text that is rewound to some
+position goes on from what was read before it. The `PrefixCache` keeps both, and counts.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import DynamicCache, DynamicLayer
+
+# Columns beyond those that are needed: so many steps are made before the rows are moved back.
+_SPARE = 64
+# Rows are made up to a multiple of this: oneDNN compiles for each number of them anew.
+_MULTIPLE = 8
+# Reading fewer rows again costs no more than another call.
+LEAST = 64
+
+# Keys and values of one layer.
+Pair = tuple[Tensor, Tensor]
+
+
+class _Layer(DynamicLayer):  # type: ignore[misc]
+    """A layer whose keys and values are a part of a larger store, into which it writes.
+
+    DynamicLayer concatenates: it moves the whole cache to add one token.
+    """
+
+    def __init__(self, cache: KeyValueCache, store: Pair) -> None:
+        super().__init__()
+        self.lazy_initialization(*store)
+        self._cache, self.store = cache, store
+        self.show(cache.end)
+
+    def show(self, end: int) -> None:
+        rows, columns = slice(0, self._cache.shown), slice(self._cache.low, end)
+        self.keys, self.values = (part[rows, :, columns] for part in self.store)
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> Any:
+        cache = self._cache
+        end = cache.end + key_states.shape[-2]
+        rows, columns = slice(0, cache.shown), slice(cache.end, end)
+        for part, states in zip(self.store, (key_states, value_states), strict=True):
+            part[rows, :, columns] = states
+        self.show(end)
+        return self.keys, self.values
+
+
+class KeyValueCache:
+    """The keys and values of rows under way, with capacity for the tokens to come.
+
+    count: rows under way. shown: those that the model is shown, with some that mean nothing: what
+    is compiled for each number of rows costs more than to read these. low, end: the columns in
+    which they stand. columns: how many there are. starts: the first column of each row, a list.
+    model_cache: what a model's forward pass takes.
+    """
+
+    def __init__(self) -> None:
+        self.count = self.low = self.end = self.columns = 0
+        self.starts: list[int] = []
+        self.model_cache: Any = DynamicCache()
+        self._slots = 0
+
+    @property
+    def shown(self) -> int:
+        return _made_up(self.count)
+
+    @property
+    def stores(self) -> list[Pair]:
+        """Keys and values of each layer: (slots, heads, columns, width)."""
+        return [layer.store for layer in self.model_cache.layers]
+
+    def add(self, lengths: Sequence[int], like: Sequence[Pair]) -> range:
+        """Slots for further rows of these lengths, which are then to be filled up to `end`.
+
+        like: keys and values of each layer, whose heads, width, dtype and device the cache has.
+        """
+        longest, slots = max(lengths), self.count + len(lengths)
+        if self.count == 0:
+            self.low = self.end = 0
+        end = max(self.end - self.low, longest)
+        if self.count == 0 or self.end < longest:
+            self._move(end, slots, end + _SPARE, like)
+        elif slots > self._slots:
+            self._move(self.end, slots, self.columns, like)
+        first, self.count = self.count, slots
+        self.starts += [self.end - length for length in lengths]
+        self._show()
+        return range(first, slots)
+
+    def fill(self, parts: Sequence[Pair], slots: Sequence[int]) -> None:
+        """Write the keys and values (n, heads, T, width) of all layers into these rows."""
+        where: slice | list[int] = list(slots)
+        if where == list(range(slots[0], slots[-1] + 1)):  # a slice is copied faster
+            where = slice(slots[0], slots[-1] + 1)
+        for store, part in zip(self.stores, parts, strict=True):
+            for whole, states in zip(store, part, strict=True):
+                whole[where, :, self.end - states.shape[-2] : self.end] = states
+
+    def copy(self, row: int) -> list[Pair]:
+        """The keys and values of one row, (1, heads, T, width) of each layer."""
+        columns = slice(self.starts[row], self.end)
+        return [
+            (keys[row : row + 1, :, columns].clone(), values[row : row + 1, :, columns].clone())
+            for keys, values in self.stores
+        ]
+
+    def step(self) -> bool:
+        """Have a column for the model's forward pass to write into; whether the rows were moved."""
+        if self.end < self.columns:
+            return False
+        width = self.end - self.low
+        self._move(width, self._slots, max(self.columns, width + _SPARE), self.stores)
+        self._show()
+        return True
+
+    def stepped(self) -> None:
+        """It has written."""
+        self.end += 1
+
+    def wipe(self, row: int) -> None:
+        """Let a row hold zeros."""
+        for store in self.stores:
+            for part in store:
+                part[row] = 0
+
+    def without(self, rows: Sequence[int]) -> list[int]:
+        """The order in which the others stand if these rows leave: few are moved."""
+        gone, left = set(rows), self.count - len(rows)
+        movers = [row for row in range(left, self.count) if row not in gone]
+        return [movers.pop(0) if row in gone else row for row in range(left)]
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Let these rows stand, in this order; some may stand several times."""
+        if len(rows) > self._slots:
+            self._move(self.end, len(rows), self.columns, self.stores)
+        moved = [(to, of) for to, of in enumerate(rows) if to != of]
+        if moved:
+            to, of = torch.tensor(moved).T
+            columns = slice(self.low, self.end)
+            for store in self.stores:
+                for part in store:
+                    part[to, :, columns] = part[of, :, columns]
+        self.starts, self.count = [self.starts[row] for row in rows], len(rows)
+        self._show()
+
+    def _show(self) -> None:
+        self.low = min(self.starts, default=self.end)
+        for layer in self.model_cache.layers:
+            layer.show(self.end)
+
+    def _move(self, end: int, slots: int, columns: int, like: Sequence[Pair]) -> None:
+        """Let the rows stand so that they end at column `end`, in a store of at least this size."""
+        shift = end - self.end
+        old, before = slice(self.low, self.end), self.stores
+        fits = before and slots <= self._slots and columns <= self.columns
+        if not fits:
+            if slots > self._slots:  # one by one, it would grow at every step
+                self._slots = _made_up(max(slots, 2 * self._slots, _MULTIPLE))
+            self.columns = max(self.columns, columns)
+            self.model_cache = DynamicCache()
+            self.model_cache.layers.extend(
+                _Layer(self, (self._store(keys), self._store(values))) for keys, values in like
+            )
+        new = slice(self.low + shift, end)
+        if self.count:
+            for store, source in zip(self.stores, before, strict=True):
+                for part, states in zip(store, source, strict=True):
+                    held = states[: self.count, :, old]
+                    part[: self.count, :, new] = held.clone() if fits else held
+        self.low, self.end = self.low + shift, end
+        self.starts = [start + shift for start in self.starts]
+
+    def _store(self, like: Tensor) -> Tensor:
+        _, heads, _, width = like.shape
+        # Zeros: what masking leaves out must be finite.
+        return like.new_zeros(self._slots, heads, self.columns, width)
+
+
+def _made_up(rows: int) -> int:
+    return rows if rows <= _MULTIPLE else -(-rows // _MULTIPLE) * _MULTIPLE
+
+
+@dataclass(eq=False)
+class Beginning:
+    """What was read of the beginnings of some requests; kept for as long as this lives.
+
+    rows: embeddings (P, d) that prompts begin with; None for token ids, which change. layers: of
+    each layer, keys and values (1, heads, n, width) of the first n tokens; None while not kept.
+    """
+
+    rows: Tensor | None = None
+    ids: list[int] = field(default_factory=list)
+    layers: list[Pair] | None = None
+    used: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens' keys and values are kept."""
+        return 0 if self.layers is None else self.layers[0][0].shape[-2]
+
+    def begins(self, x: Tensor) -> bool:
+        """Whether (T, d) `x` begins with the rows, bit for bit, and goes on."""
+        rows = self.rows
+        if rows is None or len(x) <= len(rows) or (x.dtype, x.device) != (rows.dtype, rows.device):
+            return False
+        # One row tells most prompts apart.
+        return torch.equal(x[len(rows) - 1], rows[-1]) and torch.equal(x[: len(rows)], rows)
+
+    def before_last(self, ids: Sequence[int]) -> list[Pair] | None:
+        """Keys and values of all of `ids` but the last, if they are kept."""
+        size = len(ids) - 1
+        if self.layers is None or not 0 < size <= self.tokens or self.ids[:size] != list(ids[:-1]):
+            return None
+        return [(keys[:, :, :size], values[:, :, :size]) for keys, values in self.layers]
+
+
+@dataclass(eq=False)
+class Handle:
+    """What requests carry. counted: whether the beginning was counted as read for one of them."""
+
+    beginning: Beginning
+    counted: bool = False
+
+
+class PrefixCache:
+    """What was read of the beginnings of requests that are under way.
+
+    read: makes keys and values of (P, d) rows. capacity: in tokens; those used longest ago are
+    evicted. 0: nothing is kept. `handle` works from any thread, the rest belongs to the one that
+    runs the model. tokens_read: by the model, so far.
+    """
+
+    def __init__(self, read: Callable[[Tensor], list[Pair]], capacity: int) -> None:
+        self._read, self._capacity = read, capacity
+        self._beginnings: WeakSet[Beginning] = WeakSet()
+        self._lock = threading.Lock()
+        self._clock = count(1)
+        self.tokens_read = 0
+
+    def __len__(self) -> int:
+        return len(self._beginnings)
+
+    def handle(self, rows: Tensor | None) -> Handle | None:
+        """For requests that begin with these rows; without rows, that extend each other."""
+        if not self._capacity or (rows is not None and len(rows) < LEAST):
+            return None
+        with self._lock:
+            for known in self._beginnings:
+                if rows is not None and known.rows is not None and torch.equal(known.rows, rows):
+                    return Handle(known)
+            self._beginnings.add(beginning := Beginning(rows))
+            return Handle(beginning)
+
+    def keep(self, beginning: Beginning, ids: list[int], layers: list[Pair]) -> None:
+        """Keep what was read of these ids."""
+        beginning.ids, beginning.layers = ids, layers
+        beginning.used = next(self._clock)
+        self._evict()
+
+    def layers(self, beginning: Beginning) -> list[Pair]:
+        """Keys and values of rows, read if they are not kept."""
+        assert beginning.rows is not None
+        beginning.used = next(self._clock)
+        if beginning.layers is None:
+            beginning.layers = self._read(beginning.rows)
+            self.tokens_read += len(beginning.rows)
+        layers = beginning.layers
+        self._evict()
+        return layers
+
+    def _evict(self) -> None:
+        """Drop what was used longest ago, beyond the capacity."""
+        with self._lock:
+            known = list(self._beginnings)
+        if sum(one.tokens for one in known) <= self._capacity:
+            return
+        kept = 0
+        for one in sorted(known, key=lambda one: -one.used):
+            kept += one.tokens
+            if kept > self._capacity:
+                one.layers = None

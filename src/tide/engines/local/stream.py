@@ -1,0 +1,278 @@
+"""A causal LM that reads sequences token by token: its forward pass, and a stream of rows in it.
+
+`model.generate` pays a large overhead per step that a small model feels more than its own
+arithmetic, so `Forward` calls the model itself, with a cache that is written in place (cache.py).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+
+from tide.engines.checkpoint import context_length
+from tide.engines.local.cache import KeyValueCache, Pair
+
+# What one more forward pass of a small model costs, in tokens that it could have read instead: the
+# bundled model reads some 45 tokens in a millisecond on 2 cores, and a call costs 1.5. In a larger
+# model a call costs less than this, never much more.
+_CALL = 64
+# Layers that keep keys and values and nothing else.
+_PLAIN = (DynamicLayer, DynamicSlidingWindowLayer)
+
+
+class Forward:
+    """Calls a causal LM with just the arguments that its forward pass takes.
+
+    context: most tokens of a sequence, None without a limit. plain: whether rows may enter and
+    leave a batch: the model keeps keys and values alone. All of them are kept, also of layers with
+    a sliding window; the mask hides those outside.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._accepts = set(inspect.signature(model.forward).parameters)
+        # `past_key_values` up to transformers 5.23, and in models that bring code of their own.
+        self._cache = "cache" if self.accepts("cache") else "past_key_values"
+        self.context = context_length(model.config)
+        layers = DynamicCache(config=model.config).layers
+        self.plain = all(type(layer) in _PLAIN for layer in layers)
+
+    def accepts(self, name: str) -> bool:
+        return name in self._accepts
+
+    def __call__(
+        self, mask: Tensor | None, positions: Tensor, cache: Any = None, **inputs: Any
+    ) -> Any:
+        if cache is not None:
+            inputs[self._cache] = cache
+        if self.accepts("position_ids"):
+            inputs["position_ids"] = positions
+        # Without padding the attention needs no mask, and its fast paths apply.
+        return self._model(attention_mask=mask, use_cache=True, return_dict=True, **inputs)
+
+    def step(self, tokens: Tensor, positions: Tensor, cache: Any, mask: Tensor | None) -> Tensor:
+        """Next-token logits (B, V) for `tokens` and their `positions`, both (B,).
+
+        The tokens join the `cache`. mask: (B, cached + 1), 1 = real; None where nothing is padding.
+        """
+        out = self(mask, positions[:, None], cache, input_ids=tokens[:, None])
+        logits: Tensor = out.logits[:, -1]
+        return logits
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """The model's own embeddings of token ids (B,)."""
+        embeddings: Tensor = self._model.get_input_embeddings()(tokens)
+        return embeddings
+
+    def read(self, rows: Sequence[Tensor], *, keep: int = 1) -> Any:
+        """What the model gives for (T_i, d) matrices, left-padded; logits of the last `keep`."""
+        x, mask = left_pad(rows)
+        positions = token_positions(mask)
+        cache = DynamicCache() if self.plain else None
+        seen = None if bool(mask.all()) else mask
+        return self(seen, positions, cache, inputs_embeds=x, **self._kept(keep))
+
+    def read_after(
+        self, before: Sequence[Pair], suffixes: Tensor, keep: int = 1
+    ) -> tuple[Tensor, list[Pair]]:
+        """Read `suffixes` (n, k, d) of rows that begin with what `before` holds.
+
+        Returns the logits (n, keep, V) of their last tokens, and the keys and values of the whole
+        rows.
+        """
+        rows, tokens, _ = suffixes.shape
+        start, cache = before[0][0].shape[-2], DynamicCache()
+        for number, pair in enumerate(before):
+            cache.update(*(part.expand(rows, -1, -1, -1) for part in pair), number)
+        positions = torch.arange(start, start + tokens, device=suffixes.device).expand(rows, -1)
+        out = self(None, positions, cache, inputs_embeds=suffixes, **self._kept(keep))
+        return out.logits[:, -keep:], pairs_in(out)
+
+    def _kept(self, keep: int) -> dict[str, int]:
+        return {"logits_to_keep": keep} if self.accepts("logits_to_keep") else {}
+
+
+def not_finite(dtype: torch.dtype) -> str:
+    """What is said of a model whose logits are not finite."""
+    if dtype is torch.float16:
+        return "logits are NaN or infinite in float16; use dtype bfloat16 or float32"
+    return "logits are NaN or infinite; are its weights broken?"
+
+
+def cache_in(out: Any) -> Any:
+    """The key-value cache in what a model gave, None without one.
+
+    From transformers 5.24 on, models that keep a state alone (Mamba) have a cache, too.
+    """
+    cache = out.cache if hasattr(out, "cache") else getattr(out, "past_key_values", None)
+    layers = getattr(cache, "layers", [])
+    return cache if any(hasattr(layer, "keys") for layer in layers) else None
+
+
+def pairs_in(out: Any) -> list[Pair]:
+    """The keys and values in what a model gave."""
+    return [(layer.keys, layer.values) for layer in cache_in(out).layers]
+
+
+class Stream:
+    """Sequences that a model reads token by token, and that enter and leave at any step.
+
+    Of a model that is not `plain`, all enter at once. logits: (B, V), for the token that follows
+    what was read. together: read all rows in one pass anywhere; else, on the CPU, those of similar
+    length are: a GPU has arithmetic to spare for the padding.
+    """
+
+    def __init__(
+        self, forward: Forward, rows: Sequence[Tensor] = (), *, together: bool = False
+    ) -> None:
+        self._forward, self._together = forward, together
+        self._own: Any = None  # the cache of a model that is not plain
+        self._cache = KeyValueCache()
+        self.logits = torch.empty(0)
+        if rows:
+            self.enter(rows)
+
+    def __len__(self) -> int:
+        return self._cache.count
+
+    def enter(self, rows: Sequence[Tensor]) -> None:
+        """Read (T_i, d) embeddings; these rows are then the last ones."""
+        lengths = [len(row) for row in rows]
+        if not self._forward.plain:
+            assert not len(self)
+            out = self._forward.read(rows)
+            self._own = cache_in(out)
+            self._cache.add(lengths, [])
+            self._join(out.logits[:, -1])
+            return
+        apart = rows[0].is_cpu and not self._together
+        groups = length_groups(lengths) if apart else [list(range(len(rows)))]
+        outs = [self._forward.read([rows[i] for i in group]) for group in groups]
+        slots = self._cache.add(lengths, pairs_in(outs[0]))
+        for out, group in zip(outs, groups, strict=True):
+            self._cache.fill(pairs_in(out), [slots[i] for i in group])
+        read = torch.cat([out.logits[:, -1] for out in outs])
+        logits = torch.empty_like(read)
+        logits[[i for group in groups for i in group]] = read
+        self._join(logits)
+
+    def enter_after(self, before: Sequence[Pair], suffixes: Tensor) -> None:
+        """Read what follows in rows of which `before` was read; see `Forward.read_after`."""
+        logits, layers = self._forward.read_after(before, suffixes)
+        length = layers[0][0].shape[-2]
+        self._cache.fill(layers, self._cache.add([length] * len(suffixes), layers))
+        self._join(logits[:, -1])
+
+    def resume(self, layers: Sequence[Pair]) -> None:
+        """Let a row of which this was read be the last one; `advance` reads its next token."""
+        self._cache.fill(layers, self._cache.add([layers[0][0].shape[-2]], layers))
+        self._arrange()
+
+    def advance(self, tokens: Tensor) -> None:
+        """Read one more token of each row, (B,). What `logits` was before is lost."""
+        cache = self._cache
+        if cache.step():
+            self._arrange()
+        count = len(tokens)
+        tokens = pad(tokens, (0, len(self._starts) - count))
+        # A row that has ended is read on for as long as its neighbours write: it stays in bounds.
+        positions = (cache.end - self._starts).clamp_(max=self._last)
+        width = cache.end - cache.low + 1
+        mask = None if self._mask is None else self._mask[..., :width]
+        assert mask is None or mask.shape[-1] == width  # attention would not say so
+        held = cache.model_cache if self._own is None else self._own
+        self.logits = self._forward.step(tokens, positions, held, mask)[:count]
+        cache.stepped()
+
+    def leave(self, rows: Sequence[int]) -> list[int]:
+        """Let these rows go; returns the former numbers of the others, in their new order."""
+        order = self._cache.without(rows)
+        self.select(order)
+        return order
+
+    def fork(self, times: int) -> None:
+        """Let each row stand `times` times, beside each other."""
+        self.select([row for row in range(len(self)) for _ in range(times)])
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Go on with these rows, by their numbers, in this order; some may stand several times."""
+        if self._own is not None:
+            self._own.batch_select_indices(torch.tensor(rows, device=self.logits.device))
+        self._cache.select(rows)
+        self.logits = self.logits[list(rows)]
+        self._arrange()
+
+    def wipe(self, row: int) -> None:
+        """Forget what may not be finite, before a row leaves: masking does not remove NaN."""
+        self._cache.wipe(row)
+
+    def read_of(self, row: int) -> list[Pair]:
+        """A copy of the keys and values of one row, (1, heads, T, width) of each layer."""
+        return self._cache.copy(row)
+
+    def _join(self, logits: Tensor) -> None:
+        self.logits = torch.cat([self.logits, logits]) if len(self.logits) else logits
+        self._arrange()
+
+    def _arrange(self) -> None:
+        """Rebuild the tensors that describe the rows, after they have changed or moved."""
+        cache, device = self._cache, self.logits.device
+        more = [cache.low] * (cache.shown - cache.count) if self._own is None else []
+        starts = torch.tensor(cache.starts + more, dtype=torch.int64)
+        self._last = (self._forward.context or 1 << 40) - 1
+        self._mask = None
+        if any(start != cache.low for start in cache.starts):
+            columns = torch.arange(cache.low, cache.columns + 1)
+            self._mask = (columns >= starts[:, None]).long().to(device)
+        self._starts = starts.to(device)
+
+
+def length_groups(lengths: Sequence[int]) -> list[list[int]]:
+    """Indices of `lengths` in groups whose reading together costs least, from short to long.
+
+    Dynamic programming over the distinct lengths, of which there are few.
+    """
+    alike = [list(same) for _, same in groupby(by_length(lengths), key=lengths.__getitem__)]
+    best, cut = [0], [0]  # least cost of the first of these, and where their last group begins
+    for end in range(1, len(alike) + 1):
+        longest, size, options = lengths[alike[end - 1][0]], 0, []
+        for start in range(end - 1, -1, -1):
+            size += len(alike[start])
+            options.append((best[start] + _CALL + size * longest, start))
+        least, start = min(options)
+        best.append(least)
+        cut.append(start)
+    groups: list[list[int]] = []
+    end = len(alike)
+    while end:
+        groups.append([i for same in alike[cut[end] : end] for i in same])
+        end = cut[end]
+    return groups[::-1]
+
+
+def by_length(lengths: Sequence[int]) -> list[int]:
+    """Numbers of the rows from short to long: neighbours need little padding."""
+    return sorted(range(len(lengths)), key=lengths.__getitem__)
+
+
+def left_pad(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Stack (T_i, ...) tensors to (B, T, ...), zeros in front; with the mask (B, T), 1 = real."""
+    length = max(len(row) for row in rows)
+    padded = rows[0].new_zeros(len(rows), length, *rows[0].shape[1:])
+    mask = torch.zeros(len(rows), length, dtype=torch.int64, device=rows[0].device)
+    for i, row in enumerate(rows):
+        padded[i, length - len(row) :] = row
+        mask[i, length - len(row) :] = 1
+    return padded, mask
+
+
+def token_positions(mask: Tensor) -> Tensor:
+    """Positions of the tokens of left-padded rows, int64, from the mask (B, T); 0 for padding."""
+    return (mask.cumsum(dim=-1) - 1).clamp_(min=0)

@@ -1,0 +1,30 @@
+"""Completions and likelihoods of rows, for tests that are not asynchronous."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from tide.core.settings import Sampling
+from tide.engines.base import Completion, Engine, Request
+
+
+def completed(
+    engine: Engine,
+    prompts: Sequence[Sequence[int] | Tensor],
+    sampling: Sampling | Sequence[Sampling],
+    seeds: Sequence[int],
+) -> list[Completion]:
+    """One completion for each prompt. sampling: one for all of them, or one for each."""
+    samplings = [sampling] * len(prompts) if isinstance(sampling, Sampling) else sampling
+    requests = [Request(*row) for row in zip(prompts, samplings, seeds, strict=True)]
+    return engine.portal.run(engine.complete, requests)
+
+
+def likelihoods(
+    engine: Engine, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]
+) -> list[float]:
+    """The mean log-probability of each completion's tokens after its prompt."""
+    pairs = list(zip(prompts, completions, strict=True))
+    return [one.mean for one in engine.portal.run(engine.log_likelihoods, pairs)]
