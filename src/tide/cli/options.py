@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
@@ -60,17 +60,6 @@ BY_PRESET = {
     "temperature": f"{Settings().temperature}; of a chat the model's own, or {CHAT_TEMPERATURE}",
 }
 
-# Options by a former name, and what to write now.
-_OF_TIDE = ("cosine-threshold", "normalization", "projection", "estimator")
-_SWITCHES = ("common-random-numbers", "antithetic")
-_OF_LADDER = ("from", "to", "growth", "samples-growth")
-_FORMER = {
-    **{f"--{name}": f"tide:{name.replace('-', '_')}=VALUE" for name in _OF_TIDE},
-    **{f"--{name}": f"tide:{name.replace('-', '_')}=true" for name in _SWITCHES},
-    **{f"--no-{name}": f"tide:{name.replace('-', '_')}=false" for name in _SWITCHES},
-    **{f"--ladder-{name}": f"ladder:{name.replace('-', '_')}=VALUE" for name in _OF_LADDER},
-}
-
 Model = Annotated[
     str,
     option("Model", "Language model: a folder or hub id, or 'pocket' (bundled).", "--model", "-m"),
@@ -104,7 +93,6 @@ Judges = Annotated[
         "Scorer",
         "Independent scorers that evaluate the results, comma-separated or repeated.",
         "--judges",
-        "--judge",
         "-j",
     ),
 ]
@@ -212,19 +200,6 @@ _OF_ENGINES = {
     "dtype": (Dtype, "auto"),
     "max_batch": (MaxBatch, None),
 }
-
-
-def refuse_former(arguments: Sequence[str]) -> None:
-    """Raise InputError if one of the `arguments` is an option by a former name."""
-    for argument in arguments:
-        if argument == "--":
-            return
-        option = argument.partition("=")[0]
-        if option in _FORMER:
-            raise InputError(
-                f"{option}: belongs to its strategy now; write --strategy {_FORMER[option]}, "
-                "or the same in --methods"
-            )
 
 
 def engine_options(
