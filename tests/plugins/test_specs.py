@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tide.core.errors import InputError
-from tide.plugins.specs import Spec, format_spec, parse, parse_spec, split_specs
+from tide.plugins.specs import Spec, alternatives, format_spec, parse, parse_spec, split_specs
 
 AROUND = {"cache": "cache:X", "rate": "rate:NUMBER:X", "max": "max:X,X", "mean": "mean:X,X"}
 words = st.text(string.ascii_letters + string.digits + "-_./", min_size=1, max_size=8)
 balanced = st.recursive(
-    st.text("ab=:# ,", max_size=6), lambda inner: st.builds("{}({}){}".format, inner, inner, inner)
+    st.text("ab=:# ,|", max_size=6), lambda inner: st.builds("{}({}){}".format, inner, inner, inner)
 )
 specs = st.tuples(words, st.dictionaries(words, balanced, max_size=3))
 
@@ -82,6 +82,33 @@ def test_what_stands_around_scorers_is_read_as_written(spec: Spec) -> None:
 )
 def test_commas(text: str, expected: list[str]) -> None:
     assert split_specs(text, around=AROUND) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("tide", ["tide"]),
+        ("tide:mu=1|2|3", ["tide:mu=1", "tide:mu=2", "tide:mu=3"]),
+        ("rad:beta=1|2,top_k=5", ["rad:beta=1,top_k=5", "rad:beta=2,top_k=5"]),
+        ("a:x=1|2,y=3|4", ["a:x=1,y=3", "a:x=1,y=4", "a:x=2,y=3", "a:x=2,y=4"]),
+        ("f.py:Mine:x=1|2", ["f.py:Mine:x=1", "f.py:Mine:x=2"]),
+        ("base:stop=(a|b)", ["base:stop=(a|b)"]),
+        ("a|b", ["a|b"]),
+    ],
+)
+def test_alternatives(text: str, expected: list[str]) -> None:
+    assert alternatives(text) == expected
+
+
+def test_alternatives_have_a_limit() -> None:
+    with pytest.raises(InputError, match=r"--methods: 'a:x=0\|1.* stands for more than 1000"):
+        alternatives(f"a:x={'|'.join(map(str, range(1001)))}", "--methods")
+
+
+@given(st.text("ab|=, ", max_size=8))
+def test_a_value_that_is_written_is_no_alternative(value: str) -> None:
+    spec = format_spec("base", {"stop": value})
+    assert alternatives(spec) == [spec]
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,8 @@ Methods = Annotated[
     option(
         "Search",
         "base (the unmodified model), presets (or preset files), strategies and baselines, "
-        "each with its own options: base,fast,resample:temperature=1.0... There are "
+        "each with its own options: base,fast,resample:temperature=1.0... "
+        "'tide:num_samples=2|4|8' names a method for each value. There are "
         f"{_PRESETS}; {_STRATEGIES}; {_BASELINES}. ('tide methods NAME' lists the options of one.)",
     ),
 ]
