@@ -194,7 +194,7 @@ def test_compare_goes_on_without_a_service_that_is_not_set_up(
 
 
 @pytest.mark.parametrize(
-    "spec", ["pockt", "azure-content-safety:Rude", "perspective:NO-SUCH", "tei:host", "rate:pocket"]
+    "spec", ["pockt", "azure-content-safety:Rude", "perspective:NO-SUCH", "tei:host", "windows"]
 )
 def test_a_misspelt_scorer_stops_compare_at_once(
     labels: Path,

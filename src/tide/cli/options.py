@@ -33,9 +33,8 @@ SCORER_GRAMMAR = (
     "guard:ID_OR_FOLDER, guard:NAME@http://HOST, tei:http://HOST#LABEL, calibrated:FILE. pocket, "
     "sentence, profanity-check and lexicon read English alone; "
     "language:en=pocket,other=SCORER sends other languages to another one. Around a scorer: "
-    "cache:SCORER (kept on disk), rate:NUMBER:SCORER (texts a second), retry:SCORER, "
-    "breaker:SCORER, windows:SCORER (long texts). Several as one: max:SCORER,SCORER and "
-    "mean:SCORER,SCORER; parentheses keep specs together, as in cache:max(pocket,lexicon)."
+    "cache:SCORER (kept on disk), windows:SCORER (long texts). Several as one: max:SCORER,SCORER "
+    "and mean:SCORER,SCORER; parentheses keep specs together, as in cache:max(pocket,lexicon)."
 )
 # What a setting may be, where its type does not say.
 _CHOICES = {

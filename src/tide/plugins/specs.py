@@ -4,7 +4,7 @@
     NAME:KEY=VALUE,KEY=VALUE          ladder:from=0.6,growth=1.3
     NAME:KEY=VALUE|VALUE              tide:mu_relative=0.6|0.9|1.2: one spec a value (methods)
     NAME:ARGUMENT                     hf:ID (scorers)
-    WRAPPER:SPEC, WRAPPER:NUMBER:SPEC cache:pocket, rate:5:hf:ID
+    WRAPPER:SPEC, WRAPPER:NUMBER:SPEC cache:pocket, windows:50:hf:ID
     ENSEMBLE:SPEC,SPEC                max:pocket,cache:perspective
 
 NAME may be a class of one's own: `module:Class` or `path/file.py:Class`. In a list, commas part the
