@@ -31,7 +31,7 @@ def prepare(root: Path) -> Path:
     for script in (REPOSITORY / "benchmarks").glob("*.py"):
         shutil.copy(script, here / "benchmarks")
     shutil.copy(REPOSITORY / "scripts" / "probes.py", here / "scripts")
-    for name in ("artefacts", "examples"):
+    for name in ("artefacts", "examples", "reproduction"):
         shutil.copytree(REPOSITORY / name, here / name, dirs_exist_ok=True)
     save_causal_lm(here / "my-model", "llama")
     write(here / "chats.jsonl", [{"messages": [{"role": "user", "content": c}]} for c in _PLACES])
