@@ -3,7 +3,7 @@
 Each pattern comes with its opposite: the same words as an insult and denied, quoted, objected to;
 the same frame as a threat and as an offer of help. The words are mild; the trainer adds insults
 that it finds in the labelled texts. Neither sentences nor fillers are those of
-`tide.scorers.limits`, which measures the result.
+`probes.py`, which measures the result.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ once more in disguised spelling.
 models. Each is given whole or as a beginning or piece of it, since a text is scored while it grows.
 
 **Sentences of our own** (`sentence_templates.py`), with insults that the labelled texts use in "you
-are a ...". The words and sentences of `tide.scorers.limits`, which measures the result, are kept
+are a ...". The words and sentences of `probes.py`, which measures the result, are kept
 out.
 
 **Beginnings of toxic texts** have no label. After two thirds of the first pass the network gives
@@ -63,8 +63,8 @@ from safetensors.torch import load_file, save_file
 from scipy.optimize import minimize
 from torch import Tensor
 
+from probes import LIMITS
 from sentence_templates import further_sentences, sentences
-from tide.scorers.limits import LIMITS
 from tide.scorers.pocket import normalize
 from tide.scorers.sentence import (
     VOCABULARY,

@@ -73,7 +73,14 @@ SPECS = [
     *("tide", "ladder", "ladder:from=0.6", "resample:n=2", "fast", "base", "pocket", "lexicon"),
     *("reading", "max:reading,lexicon", "cache:reading", "windows:reading", "calibrated:bad.jsonl"),
     *("hf:no/such", "os:system", "own.py:Own", "bad.jsonl:X", "tide:mu=", "tide:mu=1e999", "rad"),
-    *("rate:0:reading", "breaker:reading", "mean:(reading)", "max:", "perspective", "base,fast"),
+    *(
+        "windows:0:reading",
+        "windows:9:reading",
+        "mean:(reading)",
+        "max:",
+        "perspective",
+        "base,fast",
+    ),
 ]
 ANY = st.sampled_from([*NUMBERS, *TEXTS, *FILES, *SPECS]) | st.text(max_size=8)
 # Mostly of the kind that an option takes: otherwise few lines would get past their reading.

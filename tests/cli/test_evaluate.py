@@ -111,11 +111,10 @@ def test_a_temperature_sweep_draws_its_curve(
     benchmark_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for temperature in (0.1, 0.5, 0.9):
-        assert tide(
-            "eval", benchmark_file, "--methods", "tide", "--limit", 2, "--trials", 1,
-            "--reference", "none", "--temperature", temperature, monkeypatch=monkeypatch,
-        ) == 0  # fmt: skip
+    assert tide(
+        "eval", benchmark_file, "--methods", "tide:temperature=0.1|0.5|0.9", "--limit", 2,
+        "--trials", 1, "--reference", "none", monkeypatch=monkeypatch,
+    ) == 0  # fmt: skip
     assert tide("report", "runs", monkeypatch=monkeypatch) == 0
     folder = Path("runs/mine-pocket")
     assert {path.name for path in folder.iterdir()} == {

@@ -136,7 +136,7 @@ def test_help_is_in_groups_and_symbols_stand_last(
     for symbol in ("(tau)", "(K)", "(N)", "(mu)", "(eta)", "(M)", "(M')"):
         assert f"{symbol}." in said
     assert not re.search(r"(tau|K|N|M|M'|eta): ", said)
-    for command in ("eval", "tune", "sweep", "serve"):
+    for command in ("eval", "tune", "serve"):
         assert tide(command, "--help", monkeypatch=monkeypatch) == 0
         left = capsys.readouterr().out.partition("\nOptions:\n")[2]
         assert [line.split()[0] for line in left.splitlines() if " --" in line] == ["--help"]
@@ -156,7 +156,6 @@ def test_help_gives_the_choices(
     for registry in kinds:
         assert ",".join(registry.names()) in text
     assert ",".join(PRESETS) in text
-    assert "--judges,--judge" in text
     assert ("[default:by--protocol]" in text) == (command == "eval")
     assert ("[default:0.1;ofachat" in text) == (command == "run")  # temperature
 

@@ -148,15 +148,6 @@ def test_an_error_takes_the_place_of_the_result_where_asked_for(ordered: bool) -
         detoxifier().batch(prompts)
 
 
-def test_the_former_name_says_the_new_one() -> None:
-    with pytest.raises(AttributeError, match=r"map\(\.\.\., return_exceptions=True\)"):
-        detoxifier().map_numbered(PROMPTS)  # type: ignore[attr-defined]
-    with pytest.raises(AttributeError, match=r"tide\.Evaluation is now tide\.ScoredCompletion"):
-        tide.Evaluation  # type: ignore[attr-defined]  # noqa: B018
-    with pytest.raises(AttributeError, match=r"'Detoxifier' has no attribute 'maps'$"):
-        detoxifier().maps  # type: ignore[attr-defined]  # noqa: B018
-
-
 def test_device_dtype_and_max_batch_are_keywords() -> None:
     with Detoxifier(device="cpu", dtype="bfloat16", max_batch=5) as detox:
         assert (detox.engine.dtype, detox.engine.max_batch) == (torch.bfloat16, 5)

@@ -26,7 +26,6 @@ from tide.evaluation.reporting.page import page
 from tide.evaluation.runs import unmodified
 
 PROMPTS = ["once upon a time", "an other tale here", "and again a time", "so it is told"]
-_BLOCKS = ["block_tokens", "block_context"]
 COMMON: dict[str, Any] = {k: v for k, v in SETTINGS.items() if k != "strategy"}
 
 
@@ -159,18 +158,3 @@ def test_clean_answers_have_not_moved(tmp_path: Path) -> None:
     record = to_record(0, result)
     assert len(record.trials[0].steps or []) == 1
     assert record.trials[0].evaluations == 1
-
-
-def test_runs_of_short_answers_are_those_of_earlier_versions(tmp_path: Path) -> None:
-    """Their configurations name no setting of blocks; those of long answers name all."""
-    run(tmp_path / "long")
-    short: dict[str, Any] = {"model": Storyteller(third), "scorer": Reader(), "reference": "none"}
-    evaluate(PROMPTS, ["base", "ladder"], out=tmp_path / "short", max_new_tokens=16, **short)
-    named = {
-        path.parent: [name for name in json.loads(path.read_text())["settings"] if name in _BLOCKS]
-        for path in tmp_path.glob("*/*/config.json")
-    }
-    assert len(named) == 5
-    for folder, names in named.items():
-        in_blocks = folder.parent.name == "long" and "block_tokens=16" in folder.name
-        assert names == (_BLOCKS if in_blocks else [])

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tide.core.errors import InputError
-from tide.plugins.specs import Spec, format_spec, parse, parse_spec, split_specs
+from tide.plugins.specs import Spec, alternatives, format_spec, parse, parse_spec, split_specs
 
-WRAPPERS = {"cache": "cache:X", "rate": "rate:NUMBER:X", "max": "max:X,X", "mean": "mean:X,X"}
+WRAPPERS = {"cache": "cache:X", "windows": "windows:NUMBER:X", "max": "max:X,X", "mean": "mean:X,X"}
 words = st.text(string.ascii_letters + string.digits + "-_./", min_size=1, max_size=8)
 balanced = st.recursive(
-    st.text("ab=:# ,", max_size=6), lambda inner: st.builds("{}({}){}".format, inner, inner, inner)
+    st.text("ab=:# ,|", max_size=6), lambda inner: st.builds("{}({}){}".format, inner, inner, inner)
 )
 specs = st.tuples(words, st.dictionaries(words, balanced, max_size=3))
 
@@ -29,7 +29,7 @@ trees = st.recursive(
     leaves,
     lambda inner: (
         st.builds(lambda spec: Spec("cache", inner=(spec,)), inner)
-        | st.builds(lambda spec, number: Spec("rate", None, number, (spec,)), inner, numbers)
+        | st.builds(lambda spec, number: Spec("windows", None, number, (spec,)), inner, numbers)
         | st.builds(
             lambda specs, name: Spec(name, inner=tuple(specs)),
             st.lists(inner, min_size=2, max_size=3),
@@ -69,7 +69,7 @@ def test_what_stands_around_scorers_is_read_as_written(spec: Spec) -> None:
     [
         ("a,cache:b", ["a", "cache:b"]),
         ("cache:max:a,b", ["cache:max:a,b"]),
-        ("a,rate:5:max:b,cache:c", ["a", "rate:5:max:b,cache:c"]),
+        ("a,windows:5:max:b,cache:c", ["a", "windows:5:max:b,cache:c"]),
         ("max(a,b),c", ["max(a,b)", "c"]),
         ("cache:max(a,b),c", ["cache:max(a,b)", "c"]),
         ("(max:a,b),c", ["(max:a,b)", "c"]),
@@ -85,6 +85,33 @@ def test_commas(text: str, expected: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("tide", ["tide"]),
+        ("tide:mu=1|2|3", ["tide:mu=1", "tide:mu=2", "tide:mu=3"]),
+        ("rad:beta=1|2,top_k=5", ["rad:beta=1,top_k=5", "rad:beta=2,top_k=5"]),
+        ("a:x=1|2,y=3|4", ["a:x=1,y=3", "a:x=1,y=4", "a:x=2,y=3", "a:x=2,y=4"]),
+        ("f.py:Mine:x=1|2", ["f.py:Mine:x=1", "f.py:Mine:x=2"]),
+        ("base:stop=(a|b)", ["base:stop=(a|b)"]),
+        ("a|b", ["a|b"]),
+    ],
+)
+def test_alternatives(text: str, expected: list[str]) -> None:
+    assert alternatives(text) == expected
+
+
+def test_alternatives_have_a_limit() -> None:
+    with pytest.raises(InputError, match=r"--methods: 'a:x=0\|1.* stands for more than 1000"):
+        alternatives(f"a:x={'|'.join(map(str, range(1001)))}", "--methods")
+
+
+@given(st.text("ab|=, ", max_size=8))
+def test_a_value_that_is_written_is_no_alternative(value: str) -> None:
+    spec = format_spec("base", {"stop": value})
+    assert alternatives(spec) == [spec]
+
+
+@pytest.mark.parametrize(
     ("text", "spec"),
     [
         ("max(a,b)", Spec("max", inner=(Spec("a"), Spec("b")))),
@@ -92,7 +119,7 @@ def test_commas(text: str, expected: list[str]) -> None:
             Spec("a"), Spec("mean", inner=(Spec("b"), Spec("c")))))),
         ("max:mean(a,b),c", Spec("max", inner=(
             Spec("mean", inner=(Spec("a"), Spec("b"))), Spec("c")))),
-        ("rate:5:hf:/a/b:c", Spec("rate", None, "5", (Spec("hf", "/a/b:c"),))),
+        ("windows:5:hf:/a/b:c", Spec("windows", None, "5", (Spec("hf", "/a/b:c"),))),
         ("hf:Mine", Spec("hf", "Mine")),
         ("mine:Mine", Spec("mine:Mine")),
         ("mine.py:mine:x=1", Spec("mine.py:mine", "x=1")),

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from scripts.probes import LIMITS
 
-from tide.scorers.limits import LIMITS
 from tide.scorers.sentence import SentenceScorer, network_outputs
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
@@ -33,9 +33,8 @@ SCORER_GRAMMAR = (
     "guard:ID_OR_FOLDER, guard:NAME@http://HOST, tei:http://HOST#LABEL, calibrated:FILE. pocket, "
     "sentence, profanity-check and lexicon read English alone; "
     "language:en=pocket,other=SCORER sends other languages to another one. Around a scorer: "
-    "cache:SCORER (kept on disk), rate:NUMBER:SCORER (texts a second), retry:SCORER, "
-    "breaker:SCORER, windows:SCORER (long texts). Several as one: max:SCORER,SCORER and "
-    "mean:SCORER,SCORER; parentheses keep specs together, as in cache:max(pocket,lexicon)."
+    "cache:SCORER (kept on disk), windows:SCORER (long texts). Several as one: max:SCORER,SCORER "
+    "and mean:SCORER,SCORER; parentheses keep specs together, as in cache:max(pocket,lexicon)."
 )
 # What a setting may be, where its type does not say.
 _CHOICES = {
@@ -58,17 +57,6 @@ BY_PRESET = {
     **dict.fromkeys(TUNABLE, "by --preset"),
     "max_new_tokens": f"{Settings().max_new_tokens}; of a chat {CHAT_TOKENS}",
     "temperature": f"{Settings().temperature}; of a chat the model's own, or {CHAT_TEMPERATURE}",
-}
-
-# Options by a former name, and what to write now.
-_OF_TIDE = ("cosine-threshold", "normalization", "projection", "estimator")
-_SWITCHES = ("common-random-numbers", "antithetic")
-_OF_LADDER = ("from", "to", "growth", "samples-growth")
-_FORMER = {
-    **{f"--{name}": f"tide:{name.replace('-', '_')}=VALUE" for name in _OF_TIDE},
-    **{f"--{name}": f"tide:{name.replace('-', '_')}=true" for name in _SWITCHES},
-    **{f"--no-{name}": f"tide:{name.replace('-', '_')}=false" for name in _SWITCHES},
-    **{f"--ladder-{name}": f"ladder:{name.replace('-', '_')}=VALUE" for name in _OF_LADDER},
 }
 
 Model = Annotated[
@@ -109,7 +97,6 @@ Judges = Annotated[
         "Scorer",
         "Independent scorers that evaluate the results, comma-separated or repeated.",
         "--judges",
-        "--judge",
         "-j",
     ),
 ]
@@ -118,7 +105,8 @@ Methods = Annotated[
     option(
         "Search",
         "base (the unmodified model), presets (or preset files), strategies and baselines, "
-        "each with its own options: base,fast,resample:temperature=1.0... There are "
+        "each with its own options: base,fast,resample:temperature=1.0... "
+        "'tide:num_samples=2|4|8' names a method for each value. There are "
         f"{_PRESETS}; {_STRATEGIES}; {_BASELINES}. ('tide methods NAME' lists the options of one.)",
     ),
 ]
@@ -217,19 +205,6 @@ _OF_ENGINES = {
     "dtype": (Dtype, "auto"),
     "max_batch": (MaxBatch, None),
 }
-
-
-def refuse_former(arguments: Sequence[str]) -> None:
-    """Raise InputError if one of the `arguments` is an option by a former name."""
-    for argument in arguments:
-        if argument == "--":
-            return
-        option = argument.partition("=")[0]
-        if option in _FORMER:
-            raise InputError(
-                f"{option}: belongs to its strategy now; write --strategy {_FORMER[option]}, "
-                "or the same in --methods"
-            )
 
 
 def engine_options(

@@ -121,12 +121,6 @@ class Detoxifier(DetoxifierBase):
         future.add_done_callback(lambda _: texts.put(None))
         return TextStream(texts, future)
 
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            hint = "; it is now map(..., return_exceptions=True)" if name == "map_numbered" else ""
-            raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}{hint}")
-
     @overload
     def batch(
         self,

@@ -43,7 +43,7 @@ from tide.evaluation.runs import (
     read_run,
     write_config,
 )
-from tide.plugins.specs import split_specs
+from tide.plugins.specs import alternatives, split_specs
 from tide.scorers import Scorer
 
 AnyScorer = str | Scorer | Callable[[list[str]], Any] | NamedScorer
@@ -90,7 +90,8 @@ def evaluate(
 
     Args:
         benchmark: A name, a file, or prompts.
-        methods: Specs, or one text with commas between them.
+        methods: Specs, or one text with commas between them. `tide:num_samples=2|4|8` names a
+            method for each value, whose curve `report` draws.
         model: As for `Detoxifier`.
         scorer: What the search optimises against.
         judges: Scorers kept out of the search.
@@ -122,7 +123,8 @@ def evaluate(
         TideError: The model or the scorer failed for all prompts.
     """
     rules, prompts = load_protocol(protocol), open_benchmark(benchmark, field, limit, chat)
-    specs = split_specs(methods, "--methods") if isinstance(methods, str) else list(methods)
+    given = split_specs(methods, "--methods") if isinstance(methods, str) else methods
+    specs = [one for spec in given for one in alternatives(spec, "--methods")]
     options, progress = dict(engine_options or {}), progress or Progress()
     # Cheap mistakes first: a wrong name should not cost loading a model.
     called = model.name if isinstance(model, Engine) else str(model)

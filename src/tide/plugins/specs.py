@@ -2,8 +2,9 @@
 
     NAME                              tide, pocket
     NAME:KEY=VALUE,KEY=VALUE          ladder:from=0.6,growth=1.3
+    NAME:KEY=VALUE|VALUE              tide:mu_relative=0.6|0.9|1.2: one spec a value (methods)
     NAME:ARGUMENT                     hf:ID (scorers)
-    WRAPPER:SPEC, WRAPPER:NUMBER:SPEC cache:pocket, rate:5:hf:ID
+    WRAPPER:SPEC, WRAPPER:NUMBER:SPEC cache:pocket, windows:50:hf:ID
     ENSEMBLE:SPEC,SPEC                max:pocket,cache:perspective
 
 NAME may be a class of one's own: `module:Class` or `path/file.py:Class`. In a list, commas part the
@@ -13,6 +14,8 @@ piece: `cache:max(a,b),c`, `max:(hf:ID#x,y),pocket`, `NAME:key=(a,b)`.
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
@@ -26,7 +29,7 @@ Wrappers = Mapping[str, str]
 _NOTHING: Wrappers = MappingProxyType({})
 _CLASS = re.compile(r"([^:,=()]+):([A-Za-z_]\w*)(?=:|$)")
 # Far more than anybody writes, and few enough to be read at once.
-_LONGEST, _DEEPEST = 10_000, 30
+_LONGEST, _DEEPEST, _MOST = 10_000, 30, 1000
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?):(.*)", re.DOTALL)
 
 
@@ -114,7 +117,8 @@ def format_spec(name: str, settings: Mapping[str, str]) -> str:
     """The text that `parse_spec` reads as this."""
     items = []
     for key, value in settings.items():
-        plain = value and value == value.strip() and "," not in value and _inside(value) is None
+        plain = value and value == value.strip() and not set(value) & set(",|")
+        plain = plain and _inside(value) is None
         items.append(f"{key}={value}" if plain else f"{key}=({value})")
     return f"{name}:{','.join(items)}" if items else name
 
@@ -142,6 +146,26 @@ def split_specs(
         else:
             specs.append(piece)
     return specs
+
+
+def alternatives(spec: str, option: str = "spec") -> list[str]:
+    """The specs that one with `key=value|value` stands for: every combination of its values.
+
+    Inside of parentheses a `|` is a character of the value. Raises InputError as `parse_spec`, and
+    for more than 1,000 combinations.
+    """
+    name, _, rest = spec.partition(":")
+    if "|" not in rest:
+        return [spec]
+    choices = [_alternatives(item) for item in _pieces(rest, option)]
+    if math.prod(map(len, choices)) > _MOST:
+        raise InputError(f"{option}: {spec[:40]!r} stands for more than {_MOST} methods")
+    return [f"{name}:{','.join(one)}" for one in itertools.product(*choices)]
+
+
+def _alternatives(item: str) -> list[str]:
+    key, equals, value = item.partition("=")
+    return [f"{key}{equals}{one}" for one in _split(value, "|")]
 
 
 def _bounded(text: str, option: str) -> str:
@@ -193,5 +217,11 @@ def _pieces(text: str, option: str) -> list[str]:
     depths = _depths(text) or [0]
     if min(depths) < 0 or depths[-1] != 0:
         raise InputError(f"{option}: a parenthesis without its partner in {text!r}")
-    commas = [i for i, c in enumerate(text) if c == "," and depths[i] == 0]
-    return [text[a + 1 : b].strip() for a, b in pairwise([-1, *commas, len(text)])]
+    return _split(text, ",")
+
+
+def _split(text: str, mark: str) -> list[str]:
+    """`text` split at each `mark` outside parentheses."""
+    depths = _depths(text)
+    marks = [i for i, c in enumerate(text) if c == mark and depths[i] == 0]
+    return [text[a + 1 : b].strip() for a, b in pairwise([-1, *marks, len(text)])]

@@ -43,9 +43,6 @@ REGISTRY = Registry(
         "calibrated": "tide.scorers.wrappers.calibration:CalibratedScorer",
         "language": "tide.scorers.wrappers.languages:LanguageScorer",
         "cache": "tide.scorers.wrappers.cache:CachedScorer",
-        "rate": "tide.scorers.wrappers.rate:RateLimitedScorer",
-        "retry": "tide.scorers.wrappers.retry:RetryScorer",
-        "breaker": "tide.scorers.wrappers.breaker:CircuitBreaker",
         "windows": "tide.scorers.wrappers.windows:WindowedScorer",
         "max": "tide.scorers.wrappers.ensembles:MaxScorer",
         "mean": "tide.scorers.wrappers.ensembles:MeanScorer",
@@ -54,9 +51,6 @@ REGISTRY = Registry(
 # Wrappers of other scorers, and how each is written; a NUMBER is its one setting.
 WRAPPERS = {
     "cache": "cache:SCORER",
-    "rate": "rate:NUMBER:SCORER",
-    "retry": "retry:SCORER or retry:NUMBER:SCORER",
-    "breaker": "breaker:SCORER or breaker:NUMBER:SCORER",
     "windows": "windows:SCORER or windows:NUMBER:SCORER",
     "max": "max:SCORER,SCORER",
     "mean": "mean:SCORER,SCORER",
@@ -69,8 +63,7 @@ def load_scorer(scorer: str | Scorer | AsyncScorer | Callable[[list[str]], Any])
         NAME                        pocket
         NAME:ARGUMENT               hf:ID, detoxify:original, calibrated:FILE
         NAME:KEY=VALUE,...          for a class with `options_class`, created with its options
-        WRAPPER:SCORER              cache:perspective
-        WRAPPER:NUMBER:SCORER       rate:5:hf:ID, windows:50:pocket
+        WRAPPER:SCORER              cache:perspective, windows:hf:ID, windows:50:pocket
         max:SCORER,SCORER...        max:pocket,cache:perspective  (and mean:)
         language:en=SCORER,other=SCORER
 

@@ -4,16 +4,13 @@ import io
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from numpy.typing import NDArray
 
 from tests.evaluation.runs import JUDGE, changed, measured, run, search_run
 from tide.evaluation.metrics import summarize
 from tide.evaluation.protocols import load_protocol
 from tide.evaluation.reporting import figures, tables
-from tide.evaluation.reporting.landscape import Landscape
 from tide.evaluation.reporting.reports import report
 
 SOURCES = ["scorer@1", JUDGE]
@@ -208,39 +205,6 @@ def test_a_trajectory_says_whether_the_prompt_is_recovered() -> None:
         drawn(figure)
         assert says in caption(figure)
     assert max(map(len, figure.get_suptitle().splitlines())) <= 60
-
-
-def world(toxicity: NDArray[np.float64], path: NDArray[np.float64]) -> Landscape:
-    axis = np.linspace(-1, 1, len(toxicity))
-    measured = np.linspace(0.9, 0.1, len(path))
-    return Landscape(axis, axis, toxicity, path, measured, 0.8, True, 0.5)
-
-
-def test_landscape_with_its_path() -> None:
-    axis = np.linspace(-1, 1, 5)
-    path = np.array([[0.0, 0.0], [0.5, 0.0], [0.6, -0.2]])
-    tilted = world(np.add.outer(axis, axis) / 4 + 0.5, path)
-    figure = figures.landscape(tilted, "prompt 3", "Trial 1 of 2")
-    panel, colours = drawn(figure)
-    expected = ["steepest descent", "path", "prompt", "accepted"]
-    assert sorted(panel.get_legend_handles_labels()[1]) == sorted(expected)
-    assert colours.get_ylabel() == "toxicity"
-    assert caption(figure).startswith("Trial 1 of 2. The map is the plane")
-    assert "80% of its last point's distance" in caption(figure)
-    flat = world(np.ones((5, 5)), path)  # no threshold to draw, and no descent
-    panel, _ = drawn(figures.landscape(flat, "prompt 3", "Trial 1 of 1"))
-    assert "steepest descent" not in panel.get_legend_handles_labels()[1]
-
-
-def test_steepest_descent_is_that_of_the_map_around_the_prompt() -> None:
-    axis = np.linspace(-1, 1, 21)
-    across, along = np.meshgrid(axis, axis, indexing="ij")
-    path = np.array([[0.0, 0.0], [0.5, 0.0]])
-    found = world(0.5 + 0.3 * along - 0.4 * across, path).descent
-    assert found == pytest.approx([-0.5 * 0.6, 0.5 * 0.8])
-    far = np.where(np.hypot(along, across) > 0.6, 1.0, 0.5 - 0.2 * across)
-    assert world(far, path).descent == pytest.approx([0.0, 0.5], abs=1e-9)
-    assert world(np.ones((21, 21)), path).descent is None
 
 
 def test_long_names_are_broken_behind_commas_and_short_ones_are_not() -> None:

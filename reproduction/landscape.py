@@ -1,18 +1,26 @@
 """The toxicity landscape around one prompt: a plane through it, and the path of a search.
 
-The plane is spanned by the first step of a `tide` search and a random direction orthogonal to it.
+    python reproduction/landscape.py runs/rtp-pocket/tide 7 --image landscape-7.png
+
+Loads the model and scorer of the run again. The plane is spanned by the first step of a `tide`
+search and a random direction orthogonal to it; of the trials, the one that took longest is shown.
 """
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Annotated, Any
 
+import matplotlib as mpl
 import numpy as np
 import torch
+import typer
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -22,6 +30,7 @@ from tide.core.sanitize import logger
 from tide.core.seeds import derive_seed
 from tide.detoxifier.sync import Detoxifier, outcomes
 from tide.engines.base import Engine, Piece, Request
+from tide.evaluation import read_run
 from tide.evaluation.caching_engine import CachingEngine
 from tide.runtime.search import start_of
 from tide.scorers import score_texts
@@ -30,6 +39,13 @@ from tide.search import load_strategy, resolve_settings
 _LOG = logger(__name__)
 # The map reaches this much further than the path.
 _MARGIN = 1.3
+STYLE = {
+    "font.size": 8,
+    "legend.fontsize": 7,
+    "legend.frameon": False,
+    "lines.linewidth": 1.2,
+    "text.parse_math": False,  # a dollar in the name of a model begins no formula
+}
 
 
 @dataclass(frozen=True)
@@ -175,3 +191,70 @@ def _plane(step: Tensor, seed: int) -> Tensor:
     other = torch.randn(step.shape, generator=generator)
     other -= (other * first).sum() * first
     return torch.stack([first, other / other.norm()])
+
+
+def draw(world: Landscape, title: str, trial: str) -> Figure:
+    """Toxicity around one prompt as a map, with the search's path on it. trial: which it was."""
+    shades = {"cmap": "cividis", "vmin": 0, "vmax": 1}
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(3.5, 4.1), layout="constrained")
+        panel = figure.subplots()
+        cells = world.along, world.across, world.toxicity
+        drawn = panel.pcolormesh(*cells, **shades, rasterized=True)
+        if world.toxicity.min() < world.threshold < world.toxicity.max():
+            lines = {"colors": "white", "linewidths": 0.8, "linestyles": "--"}
+            panel.contour(*cells, [world.threshold], **lines)
+        if world.descent is not None:
+            style = {"color": "#D55E00", "lw": 1.4, "ls": (0, (3, 1)), "label": "steepest descent"}
+            panel.plot(*zip((0.0, 0.0), world.descent, strict=True), **style)
+        panel.plot(*world.path.T, color="black", lw=2.6, label="path")
+        panel.plot(*world.path.T, color="white")
+        last = "accepted" if world.accepted else "last iterate"
+        marks: dict[str, tuple[Any, str, int]] = {"prompt": (0, "s", 36), last: (-1, "*", 110)}
+        for label, (which, marker, size) in {"": (slice(1, -1), "o", 26), **marks}.items():
+            colours = {"c": np.atleast_1d(world.measured[which]), **shades}
+            rim = {"marker": marker, "s": size, "edgecolors": "black", "linewidths": 0.8}
+            points_there = np.atleast_2d(world.path[which]).T
+            panel.scatter(*points_there, **colours, **rim, label=label or None, zorder=3)
+        panel.set_xlabel(r"along the first step, $|\Delta X|\,/\,|X_0|$", parse_math=True)
+        panel.set_ylabel("random orthogonal direction")
+        panel.set_aspect("equal")
+        figure.colorbar(drawn, ax=panel, label="toxicity", shrink=0.85)
+        says = (
+            f"{trial}. The map is the plane through the prompt's embeddings along the search's "
+            "first step and a random direction orthogonal to it; every cell is drawn with the "
+            "sampling noise of the prompt's own completion. The path is projected on the plane, "
+            f"where {world.in_plane:.0%} of its last point's distance lies; its points have the "
+            "colour of the toxicity that the search measured. Steepest descent: of a plane fitted "
+            "to the map within one step."
+        )
+        figure.suptitle(title, fontsize=8)
+        place = {"loc": "outside lower center", "ncols": 3}
+        figure.legend(**place, title=textwrap.fill(says, 78), title_fontsize=6)
+    return figure
+
+
+def main(
+    run: Annotated[Path, typer.Argument(help="A run of a search.")],
+    prompt: Annotated[str, typer.Argument(help="Id of a prompt in it.")],
+    grid: Annotated[int, typer.Option(help="Points on a side.", min=2)] = 21,
+    image: Annotated[Path, typer.Option()] = Path("landscape.png"),
+) -> None:
+    read = read_run(run)
+    record = next((one for one in read.records if str(one.id) == prompt), None)
+    if record is None:
+        raise InputError(f"{run}: no prompt with id {prompt!r}")
+    asked = Chat(messages=tuple(record.messages)) if record.messages else record.prompt
+    trial = max(record.trials, key=lambda one: one.evaluations or 0)
+    with detoxifier_of(read.config) as detoxifier:
+        world = explore(detoxifier, asked, trial=trial.number, grid=grid)
+    figure = draw(world, f"prompt {prompt}", f"Trial {trial.number + 1} of {len(record.trials)}")
+    figure.savefig(image, dpi=200)
+    print(image)
+
+
+if __name__ == "__main__":
+    try:
+        typer.run(main)
+    except TideError as error:
+        raise SystemExit(f"error: {error}") from None

@@ -1,4 +1,4 @@
-"""The authors' checkout becomes what `tide report --paper` reads."""
+"""The authors' checkout becomes what `reproduction/paper.py` reads."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.evaluation.runs import run
-from tide.evaluation.paper import recorded_runs, write_published
+from reproduction.export import export
+from reproduction.paper import imported
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "collect_records.py"
+from tests.evaluation.runs import run
+
+SCRIPT = Path(__file__).resolve().parents[2] / "reproduction" / "collect.py"
 
 
 def test_every_file_goes_to_its_model_and_method(tmp_path: Path) -> None:
@@ -24,15 +26,13 @@ def test_every_file_goes_to_its_model_and_method(tmp_path: Path) -> None:
     }
     for number, (name, folder) in enumerate(places.items()):
         folder.mkdir(parents=True)
-        write_published(run([[number / 10]], name), folder / "rtp.json")
+        export(run([[number / 10]], name), folder / "rtp.json")
     collect = runpy.run_path(str(SCRIPT))["collect"]
     written = collect(tmp_path / "checkout", tmp_path / "paper")
     assert sorted(path.name for path in written) == sorted(f"{name}.json.gz" for name in places)
-    found = {one.run.name: one for one in recorded_runs(tmp_path / "paper")}
-    scores = [found[name].run.records[0].max_toxicity for name in places]
-    assert scores == [0.0, 0.1, 0.2, 0.3]
-    assert found["rad-aisteer-50"].row == "RAD (beta=50)"
-    assert found["rad-50"].row is None
+    (runs,) = imported(tmp_path / "paper" / "recorded", tmp_path / "runs").values()
+    found = {one.name: one.records[0].max_toxicity for one in runs}
+    assert [found[name] for name in places] == [0.0, 0.1, 0.2, 0.3]
     assert json.loads((places["tide"] / "rtp.json").read_text())
 
 

@@ -1,12 +1,18 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from numpy.typing import NDArray
+from reproduction.landscape import Landscape, _plane, detoxifier_of, draw, explore, main
 
+from tests.cli.test_report import write
+from tests.evaluation.runs import changed, search_run
 from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
 from tide.core.errors import InputError
 from tide.detoxifier.sync import Detoxifier
-from tide.evaluation.reporting.landscape import _plane, detoxifier_of, explore
 
 
 @pytest.fixture
@@ -94,3 +100,50 @@ def test_reloaded_from_the_config_of_a_run(caplog: pytest.LogCaptureFixture) -> 
         detoxifier_of({**config, "scorer": {"spec": None, "name": "callable:f"}})
     with pytest.raises(InputError, match="needs a run of a search"):
         detoxifier_of({"model": "pocket", "scorer": scorer, "baseline": {}})
+
+
+def world(toxicity: NDArray[np.float64], path: NDArray[np.float64]) -> Landscape:
+    axis = np.linspace(-1, 1, len(toxicity))
+    measured = np.linspace(0.9, 0.1, len(path))
+    return Landscape(axis, axis, toxicity, path, measured, 0.8, True, 0.5)
+
+
+def test_landscape_with_its_path() -> None:
+    axis = np.linspace(-1, 1, 5)
+    path = np.array([[0.0, 0.0], [0.5, 0.0], [0.6, -0.2]])
+    tilted = world(np.add.outer(axis, axis) / 4 + 0.5, path)
+    figure = draw(tilted, "prompt 3", "Trial 1 of 2")
+    FigureCanvasAgg(figure).draw()
+    panel, colours = figure.axes
+    expected = ["steepest descent", "path", "prompt", "accepted"]
+    assert sorted(panel.get_legend_handles_labels()[1]) == sorted(expected)
+    assert colours.get_ylabel() == "toxicity"
+    says = " ".join(figure.legends[0].get_title().get_text().split())
+    assert says.startswith("Trial 1 of 2. The map is the plane")
+    assert "80% of its last point's distance" in says
+    flat = world(np.ones((5, 5)), path)  # no threshold to draw, and no descent
+    panel, _ = draw(flat, "prompt 3", "Trial 1 of 1").axes
+    assert "steepest descent" not in panel.get_legend_handles_labels()[1]
+
+
+def test_steepest_descent_is_that_of_the_map_around_the_prompt() -> None:
+    axis = np.linspace(-1, 1, 21)
+    across, along = np.meshgrid(axis, axis, indexing="ij")
+    path = np.array([[0.0, 0.0], [0.5, 0.0]])
+    found = world(0.5 + 0.3 * along - 0.4 * across, path).descent
+    assert found == pytest.approx([-0.5 * 0.6, 0.5 * 0.8])
+    far = np.where(np.hypot(along, across) > 0.6, 1.0, 0.5 - 0.2 * across)
+    assert world(far, path).descent == pytest.approx([0.0, 0.5], abs=1e-9)
+    assert world(np.ones((21, 21)), path).descent is None
+
+
+def test_the_map_of_a_run_of_the_bundled_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = search_run("tide", prompts=1, num_samples=2, max_new_tokens=5)
+    changed(one, 0, prompt="She told me to shut the")
+    folder = write(one, tmp_path / "tide", scorer={"spec": "pocket", "name": "pocket@4926c191"})
+    main(folder, "0", grid=3, image=tmp_path / "map.png")
+    assert (tmp_path / "map.png").stat().st_size > 5000
+    with pytest.raises(InputError, match="no prompt with id '77'"):
+        main(folder, "77")

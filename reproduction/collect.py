@@ -1,7 +1,7 @@
-"""Lay out the authors' recorded completions as `tide report --paper` wants them.
+"""Lay out the authors' recorded completions as `paper.py` wants them.
 
     git clone https://github.com/baturaysaglam/instant-detox
-    python scripts/collect_records.py instant-detox data/paper
+    python reproduction/collect.py instant-detox data/paper
 
 Writes data/paper/recorded/MODEL/METHOD.json.gz for every file under `responses/` of the checkout:
 `tide`, `base` for the model itself, and the other systems by the names of their folders.
