@@ -34,7 +34,7 @@ EXPLAINED = ROOT / "scripts" / "mutants.json"
 # and the tests that mirror it.
 GATES = {
     "src/tide/runtime/answer.py": ["tests/runtime"],
-    "src/tide/runtime/blocks.py": ["tests/runtime"],
+    "src/tide/core/text.py": ["tests/core", "tests/runtime"],
     "src/tide/runtime/scoring.py": ["tests/runtime"],
     "src/tide/runtime/search.py": ["tests/runtime"],
     "src/tide/runtime/watch.py": ["tests/runtime"],

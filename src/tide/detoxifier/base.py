@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tide.core.chat import Chat
-from tide.core.errors import EngineError, InputError
-from tide.core.results import Result
+import anyio
+
+from tide.core.chat import Chat, Rendered
+from tide.core.concurrency import gather
+from tide.core.errors import EngineError, InputError, PromptRefusedError
+from tide.core.results import Result, format_score
 from tide.core.settings import Overrides, Settings
 from tide.detoxifier.presets import preset_values
 from tide.engines import REGISTRY as ENGINES
-from tide.engines import Engine, load_engine
-from tide.runtime.answer import Runtime, check_length
+from tide.engines import Engine, Prompt, load_engine
+from tide.runtime.answer import Answer, TrialTask
+from tide.runtime.scoring import Scoring
 from tide.runtime.search import check_strategy
 from tide.scorers import AsyncScorer, Scorer, load_scorer
 from tide.search import LoadedStrategy, resolve
@@ -68,6 +73,12 @@ def _overridden(base: Settings, /, **overrides: Any) -> tuple[Settings, LoadedSt
 
 
 _LOG = logging.getLogger(__name__)
+# Prompts under way, of what the engine runs at once: enough for those whose texts are scored.
+_AHEAD = 2
+# Longer texts are tokenised in a thread: they take a while.
+_LONG = 20_000
+# Characters of a token; no text of more than this for each that fits is tokenised.
+_CHARACTERS = 64
 
 
 class DetoxifierBase:
@@ -109,7 +120,8 @@ class DetoxifierBase:
         self._own: list[Engine | Scorer] = [] if isinstance(model, Engine) else [self.engine]
         self._own += [self.scorer] if isinstance(scorer, str) else []
         self._closed = False
-        self._runtime = Runtime(self.engine, self.scorer)
+        self._scoring = Scoring(self.scorer)
+        self._capacity = anyio.Semaphore(_AHEAD * self.engine.max_batch)
         self._numbers = count()
         self._under_way: set[Future[Result]] = set()
 
@@ -132,7 +144,7 @@ class DetoxifierBase:
         self._closed = True
         for one in list(self._under_way):
             one.cancel()
-        self._runtime.close()
+        self._scoring.close()
         for own in self._own:
             own.close()
 
@@ -176,15 +188,66 @@ class DetoxifierBase:
         trials: by number; all of the settings' without.
         """
         numbers = range(settings.num_trials) if trials is None else trials
-        answer = self._runtime.answering(
-            prompt, settings, strategy, next(self._numbers), numbers, on_text=on_text
+        number = next(self._numbers)  # of two prompts, the first is served first
+        future = self.engine.portal.start(
+            partial(self._answer, prompt, settings, strategy, number, numbers, on_text)
         )
-        future = self.engine.portal.start(answer)
         self._under_way.add(future)
         future.add_done_callback(self._under_way.discard)
         if self._closed:  # in the meantime
             future.cancel()
         return future
+
+    async def _answer(
+        self,
+        prompt: str | Chat,
+        settings: Settings,
+        strategy: LoadedStrategy,
+        priority: int,
+        trials: Sequence[int],
+        on_text: Callable[[str], None] | None,
+    ) -> Result:
+        """In the engine's loop. Its errors are this prompt's, except EngineError and SCORER_DOWN.
+
+        ScorerBrokenError is that of all prompts, too.
+        """
+        async with self._capacity:
+            text = self.engine.text_of(prompt)
+            if isinstance(prompt, Chat):
+                settings = settings.for_chat(self.engine.chat_sampling)
+            read = await self._read(text, settings)
+            limit = self.engine.context_length
+            if limit is not None and isinstance(prompt, Chat):
+                settings = settings.within(limit - len(read.token_ids))
+            if settings.refuse_prompt_above is not None:
+                await self._check_prompt(prompt, settings.refuse_prompt_above)
+            tasks = [TrialTask(read, settings, strategy, n, priority, on_text) for n in trials]
+            made = await gather(Answer(one, self.engine, self._scoring).run() for one in tasks)
+        return Result(prompt=str(text), trials=tuple(made))
+
+    async def _read(self, text: str, settings: Settings) -> Prompt:
+        """The tokens of a prompt. Raises InputError for one that cannot be completed."""
+        limit = self.engine.context_length
+        if limit is not None and len(text) > _CHARACTERS * limit:
+            raise InputError(
+                f"{len(text)} characters do not fit into the model's context of {limit}"
+            )
+        if len(text) > _LONG:
+            prompt = await asyncio.to_thread(self.engine.encode, text)
+        else:
+            prompt = self.engine.encode(text)
+        check_length(text, len(prompt.token_ids), settings, limit)
+        return prompt
+
+    async def _check_prompt(self, prompt: str | Chat, limit: float) -> None:
+        """Raise PromptRefusedError for one that scores above `limit`."""
+        said = prompt.messages[-1].content if isinstance(prompt, Chat) else prompt
+        score = float((await self._scoring.send([said], "score")).values[0])
+        if score > limit:
+            raise PromptRefusedError(
+                f"the prompt scores {format_score(score, False)}, above "
+                f"refuse_prompt_above={limit:g}; nothing was generated"
+            )
 
     def _resolve(self, overrides: Overrides) -> tuple[Settings, LoadedStrategy]:
         if self._closed:
@@ -214,3 +277,18 @@ class DetoxifierBase:
         if overrides.get("on_unresolved", self.settings.on_unresolved) == "best":
             return {**overrides, "on_unresolved": "refuse"}
         return overrides
+
+
+def check_length(text: str, tokens: int, settings: Settings, limit: int | None) -> None:
+    """Raise InputError for a prompt of `tokens` tokens that cannot be completed."""
+    new = settings.max_new_tokens
+    # An answer of a length that nobody asked for is as long as fits.
+    if isinstance(text, Rendered) and "max_new_tokens" not in settings.model_fields_set:
+        new = 1
+    if tokens == 0:
+        raise InputError("empty; the tokenizer gives no tokens for it")
+    if limit is not None and tokens + new > limit:
+        raise InputError(
+            f"{tokens} tokens + {new} new ones exceed the model's context of {limit}; "
+            "shorten it or lower max_new_tokens"
+        )

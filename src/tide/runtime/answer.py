@@ -14,7 +14,7 @@ block, it writes all. Then this is the method of the paper.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -22,28 +22,19 @@ from typing import Any
 
 import anyio
 
-from tide.core.chat import Chat, Rendered
-from tide.core.concurrency import gather
-from tide.core.errors import DeadlineError, InputError, PromptRefusedError, UnresolvedError
-from tide.core.results import Result, Role, ScoredCompletion, Trial, format_score
+from tide.core.errors import DeadlineError, UnresolvedError
+from tide.core.results import Role, ScoredCompletion, Trial
 from tide.core.seeds import derive_seed
 from tide.core.settings import Sampling, Settings
-from tide.core.text import HALF, has_letter
+from tide.core.text import HALF, before_half, has_letter, last_end, last_whole, word_starts
 from tide.engines.base import Completion, Engine, FinishReason, Prompt, Request
-from tide.runtime.blocks import before_half, last_end, last_whole, word_starts
 from tide.runtime.scoring import Scoring
 from tide.runtime.search import Search, start_of
 from tide.runtime.watch import Failure, Watch
-from tide.scorers.base import Scorer, Scores, TextPolicy, is_empty
+from tide.scorers.base import Scores, TextPolicy, is_empty
 from tide.search import LoadedStrategy
 from tide.search.backtrack import BacktrackOptions, load_fallback
 
-# Prompts under way, of what the engine runs at once: enough for those whose texts are scored.
-_AHEAD = 2
-# Longer texts are tokenised in a thread: they take a while.
-_LONG = 20_000
-# Characters of a token; no text of more than this for each that fits is tokenised.
-_CHARACTERS = 64
 # The tokens in which a strategy may rewind as often as its `holds` say.
 _STRETCH = 32
 # Tokens that a search writes within a long answer: more cost more and pass less often.
@@ -56,64 +47,6 @@ _LOST = 4
 _LONGEST_WORD = 64
 # Iterations after which a search gives up the text before, if it may, rather than go on.
 _ITERATIONS = 5
-
-
-class Runtime:
-    """Answers prompts with an engine and a scorer; lives in the engine's portal."""
-
-    def __init__(self, engine: Engine, scorer: Scorer) -> None:
-        self.engine, self.scoring = engine, Scoring(scorer)
-        self._capacity = anyio.Semaphore(_AHEAD * engine.max_batch)
-
-    def close(self) -> None:
-        """Let the scorer's thread end."""
-        self.scoring.close()
-
-    def answering(
-        self,
-        prompt: str | Chat,
-        settings: Settings,
-        strategy: LoadedStrategy,
-        priority: int,
-        trials: Sequence[int],
-        *,
-        on_text: Callable[[str], None] | None = None,
-    ) -> Callable[[], Awaitable[Result]]:
-        """Returns a coroutine function for the engine's loop: runs `trials`, by their numbers.
-
-        Its errors are this prompt's, except EngineError, SCORER_DOWN and ScorerBrokenError.
-        priority: the lowest is served first. on_text: called with each part of the one trial's text
-        once it is accepted.
-        """
-
-        async def answer() -> Result:
-            async with self._capacity:
-                text = self.engine.text_of(prompt)
-                own = settings_for(prompt, settings, self.engine)
-                read = await read_prompt(self.engine, text, own)
-                limit = self.engine.context_length
-                if limit is not None and isinstance(prompt, Chat):
-                    own = own.within(limit - len(read.token_ids))
-                if own.refuse_prompt_above is not None:
-                    await self._check_prompt(prompt, own.refuse_prompt_above)
-                tasks = [
-                    TrialTask(read, own, strategy, number, priority, on_text) for number in trials
-                ]
-                made = await gather(Answer(one, self.engine, self.scoring).run() for one in tasks)
-            return Result(prompt=str(text), trials=tuple(made))
-
-        return answer
-
-    async def _check_prompt(self, prompt: str | Chat, limit: float) -> None:
-        """Raise PromptRefusedError for one that scores above `limit`."""
-        said = prompt.messages[-1].content if isinstance(prompt, Chat) else prompt
-        scores = await self.scoring.send([said], "score")
-        score = float(scores.values[0])
-        if score > limit:
-            raise PromptRefusedError(
-                f"the prompt scores {format_score(score, False)}, above "
-                f"refuse_prompt_above={limit:g}; nothing was generated"
-            )
 
 
 @dataclass(frozen=True)
@@ -692,36 +625,3 @@ def _cut(texts: Sequence[str], length: int) -> list[str]:
         kept.append(text[:length])
         length -= len(text)
     return kept
-
-
-def settings_for(prompt: str | Chat, settings: Settings, engine: Engine) -> Settings:
-    """`settings`, with what they leave open as a chat needs it if the prompt is one."""
-    return settings.for_chat(engine.chat_sampling) if isinstance(prompt, Chat) else settings
-
-
-async def read_prompt(engine: Engine, text: str, settings: Settings) -> Prompt:
-    """The tokens of a prompt. Raises InputError for one that cannot be completed."""
-    limit = engine.context_length
-    if limit is not None and len(text) > _CHARACTERS * limit:
-        raise InputError(f"{len(text)} characters do not fit into the model's context of {limit}")
-    if len(text) > _LONG:
-        prompt = await asyncio.to_thread(engine.encode, text)
-    else:
-        prompt = engine.encode(text)
-    check_length(text, len(prompt.token_ids), settings, limit)
-    return prompt
-
-
-def check_length(text: str, tokens: int, settings: Settings, limit: int | None) -> None:
-    """Raise InputError for a prompt of `tokens` tokens that cannot be completed."""
-    new = settings.max_new_tokens
-    # An answer of a length that nobody asked for is as long as fits.
-    if isinstance(text, Rendered) and "max_new_tokens" not in settings.model_fields_set:
-        new = 1
-    if tokens == 0:
-        raise InputError("empty; the tokenizer gives no tokens for it")
-    if limit is not None and tokens + new > limit:
-        raise InputError(
-            f"{tokens} tokens + {new} new ones exceed the model's context of {limit}; "
-            "shorten it or lower max_new_tokens"
-        )

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.generated import examples
-from tide.runtime.blocks import (
+from tide.core.text import (
     LEAST,
     WHERE_NONE,
     before_half,
