@@ -29,7 +29,7 @@ from tide.core.settings import Sampling, Settings
 from tide.core.text import HALF, before_half, has_letter, last_end, last_whole, word_starts
 from tide.engines.base import Completion, Engine, FinishReason, Prompt, Request
 from tide.runtime.scoring import Scoring
-from tide.runtime.search import Search, start_of
+from tide.runtime.search import Effort, Search, start_of
 from tide.runtime.watch import Failure, Watch
 from tide.scorers.base import Scores, TextPolicy, is_empty
 from tide.search import LoadedStrategy
@@ -86,16 +86,6 @@ class _Part:
     displacement: float = 0.0
 
 
-@dataclass
-class _Costs:
-    iterations: int = 1
-    rounds: int = 0
-    generated: int = 0
-    read: int = 0
-    scorer_calls: int = 0
-    likelihood_calls: int = 0
-
-
 class Answer:
     """One trial of a prompt."""
 
@@ -128,8 +118,7 @@ class Answer:
             settings.stop,
         )
         self._ids: list[int] = []
-        self._trace: list[ScoredCompletion] = []
-        self._costs = _Costs()
+        self._effort = Effort()
         self._prefix_cache = engine.prefix_cache() if self._rewinds or self._in_blocks else None
         self._attributes: dict[int, dict[str, float]] = {}  # by place
         self._ended: FinishReason | None = None
@@ -152,7 +141,7 @@ class Answer:
         if scope.cancelled_caught:
             # It ends with what has passed.
             passed = self._cut_off()
-            if not passed and not self._trace:
+            if not passed and not self._effort.trace:
                 raise DeadlineError(f"no text was scored within {seconds:g} s")
         return self._trial(passed)
 
@@ -174,7 +163,7 @@ class Answer:
         """Let the model go on until it ends, or fails."""
         watch, kept = self._watch, len(self._ids)
         prompt = self._task.prompt.token_ids + tuple(self._ids)
-        self._costs.rounds += 1
+        self._effort.rounds += 1
         self._chosen, self._kept = None, kept
         request = Request(
             prompt,
@@ -198,8 +187,8 @@ class Answer:
                     piece = await anext(pieces)
                     ended = piece.finish_reason
                     self._ids += piece.token_ids
-                    self._costs.generated += len(piece.token_ids)
-                    self._costs.read += piece.read_tokens
+                    self._effort.generated_tokens += len(piece.token_ids)
+                    self._effort.read_tokens += piece.read_tokens
                     (texts,) = self._engine.token_texts([self._ids[settled:]])
                     watch.texts[settled:] = texts
                     ended = self._stopped() or ended
@@ -265,7 +254,7 @@ class Answer:
         if ended and is_empty(self._watch.text):
             policy = self._empty_policy()
         texts = [text for _, windows in asks for text in windows]
-        self._costs.scorer_calls += len(set(texts))
+        self._effort.scorer_calls += len(set(texts))
         sizes = [(place, len(windows)) for place, windows in asks]
         return _Asked(sizes, self._scoring.send(texts, policy))
 
@@ -287,7 +276,7 @@ class Answer:
         policy = self._settings.empty_policy
         if policy != "unmodified":
             return policy
-        return "one" if self._trace else "zero"
+        return "one" if self._effort.trace else "zero"
 
     # 3. What has passed is given out.
 
@@ -306,7 +295,7 @@ class Answer:
     # 4. Where it fails, it is rewound, or a search moves the prompt.
 
     def _failed(self, failure: Failure) -> Failure:
-        if not self._trace:
+        if not self._effort.trace:
             self._base_partial = not (self._at_end and failure.place == len(self._watch.texts))
         attributes = self._attributes.get(failure.place, {})
         self._record(failure.place, failure.score, attributes, "length")
@@ -318,7 +307,7 @@ class Answer:
             self._rewind(self._watch.passed)
             return await self._search_back(self._task.strategy)
         start, end = await self._blamed(failure)
-        self._costs.iterations += 1
+        self._effort.iterations += 1
         stretch = start - _STRETCH if self._goes_on else -1
         if sum(place > stretch for place in self._places) < self._rewinds.holds:
             place = self._ban(start, end)
@@ -366,7 +355,7 @@ class Answer:
             watch.rewind(words[-1])
             windows = [watch.windows(start, place) for place in words[:-1]]
             texts = [text for some in windows for text in some]
-            self._costs.scorer_calls += len(set(texts))
+            self._effort.scorer_calls += len(set(texts))
             values = (await self._scoring.send(texts, "blank")).values.tolist()
             for place, some in zip(words[:-1], windows, strict=True):
                 score, values = max(values[: len(some)]), values[len(some) :]
@@ -416,7 +405,7 @@ class Answer:
         settings, task, watch = self._settings, self._task, self._watch
         left = settings.max_new_tokens - start
         sampling = self._sampling(left if most is None else min(left, most))
-        whole = start == 0 and most is None and not self._trace
+        whole = start == 0 and most is None and not self._effort.trace
         seed = task.seed if whole else derive_seed(task.seed, "block", self._searches)
         self._searches += 1
         own = settings.model_copy(update=sampling.model_dump())
@@ -432,48 +421,28 @@ class Answer:
             sampling,
             # After other text, a short one is scored as well.
             "blank" if start and settings.empty_policy == "zero" else settings.empty_policy,
+            self._effort,
+            watch.text,
+            start,
             priority=task.priority,
             context=watch.contexts(start),
             shape=shape if start or most is not None else None,
             first_empty="zero" if whole else "blank" if start else "one",
             banned=self._banned,
         )
-        before, kept = len(self._trace), watch.text
+        before = len(self._effort.trace)
         try:
             await search.run()
         finally:
-            costs = self._costs
-            self._trace += [
-                one.model_copy(
-                    update={
-                        "round": costs.rounds + one.round,
-                        "text": kept + one.text,
-                        "num_tokens": start + one.num_tokens,
-                        "kept_tokens": start,
-                        "empty": one.empty and is_empty(kept + one.text),
-                    }
-                )
-                if before
-                else one
-                for one in search.trace
-            ]
-            if search.trace:
-                costs.rounds += search.trace[-1].round
-                costs.iterations += search.iterations - 1
-                self._chosen = before + search.best if whole else self._chosen
-            costs.generated += search.written_tokens
-            costs.scorer_calls += search.scorer_calls
-            costs.likelihood_calls += search.likelihood_calls
-            costs.read += search.read_tokens if self._rewinds or before else 0
-        best, ids = search.best, search.completions[search.best]
-        found = search.trace[best]
+            if whole and len(self._effort.trace) > before:
+                self._chosen = before + search.best
+        found = self._effort.trace[before + search.best]
         if not settings.passes(found.toxicity):
             return False
-        if whole and settings.decode:
-            search.find_nearest()
-            if search.nearest is not None:
-                self._nearest = self._decoded(search.nearest)
-        texts = _cut(self._engine.token_texts([ids])[0], len(found.text))
+        if whole and settings.decode and (nearest := search.nearest()) is not None:
+            self._nearest = self._decoded(nearest)
+        ids = search.token_ids
+        texts = _cut(self._engine.token_texts([ids])[0], len(found.text) - len(search.kept))
         self._ids += ids[: len(texts)]
         watch.keep(texts, found.toxicity)
         self._attributes[len(self._ids)] = found.attributes
@@ -482,7 +451,7 @@ class Answer:
             min(self._part.cosine, found.cosine),
             max(self._part.displacement, found.displacement),
         )
-        self._chosen = before + best
+        self._chosen = before + search.best
         if most is None or found.finish_reason == "stop" or not ids:
             self._ended = found.finish_reason
         elif len(self._ids) >= settings.max_new_tokens:
@@ -536,11 +505,11 @@ class Answer:
     ) -> None:
         """Add the answer, as it stands up to a place, to the trace."""
         text = "".join(self._watch.texts[:place])
-        role: Role = "continuation" if self._trace else "initial"
-        self._trace.append(
+        role: Role = "continuation" if self._effort.trace else "initial"
+        self._effort.trace.append(
             ScoredCompletion(
-                round=self._costs.rounds,
-                iteration=self._costs.iterations,
+                round=self._effort.rounds,
+                iteration=self._effort.iterations,
                 role=self._part.role if self._part.displacement else role,
                 text=text,
                 toxicity=score,
@@ -559,7 +528,7 @@ class Answer:
         watch = self._watch
         if watch.passed == 0:
             best = self._chosen
-            return best is not None and self._settings.passes(self._trace[best].toxicity)
+            return best is not None and self._settings.passes(self._effort.trace[best].toxicity)
         self._rewind(watch.passed)
         self._give_out()
         self._ended, self._chosen = "length", None
@@ -567,10 +536,11 @@ class Answer:
 
     def _trial(self, passed: bool) -> Trial:
         """Raises UnresolvedError if nothing passed and `on_unresolved` is "raise"."""
-        task, settings, costs, watch = self._task, self._settings, self._costs, self._watch
+        task, settings, effort, watch = self._task, self._settings, self._effort, self._watch
+        trace = effort.trace
         if not passed and settings.on_unresolved == "raise":
             raise UnresolvedError(
-                f"no text below {settings.toxicity_threshold} in {costs.iterations} iterations"
+                f"no text below {settings.toxicity_threshold} in {effort.iterations} iterations"
             )
         if passed and (self._chosen is None or self._in_blocks):
             parts = [self._attributes.get(place, {}) for place, _ in watch.decisive]
@@ -578,14 +548,14 @@ class Answer:
             if self._chosen is None:
                 assert self._ended is not None
                 self._record(len(self._ids), toxicity, attributes, self._ended)
-                self._chosen = len(self._trace) - 1
+                self._chosen = len(trace) - 1
             else:
                 update = {"toxicity": toxicity, "attributes": attributes}
-                self._trace[self._chosen] = self._trace[self._chosen].model_copy(update=update)
+                trace[self._chosen] = trace[self._chosen].model_copy(update=update)
         elif self._chosen is None:
-            scores = [one.toxicity for one in self._trace]
+            scores = [one.toxicity for one in trace]
             self._chosen = scores.index(min(scores))
-        empty, shown = self._trace[self._chosen].empty, task.on_text is not None
+        empty, shown = trace[self._chosen].empty, task.on_text is not None
         # No scorer said anything of an empty text; the published policy accepts it, a stream does
         # not.
         unscored = empty and (shown or settings.empty_policy == "unmodified")
@@ -597,12 +567,13 @@ class Answer:
             accepted=passed and not unscored,
             refused=refused,
             chosen=self._chosen,
-            iterations=costs.iterations,
-            trace=tuple(self._trace),
-            scorer_calls=costs.scorer_calls,
-            likelihood_calls=costs.likelihood_calls,
-            generated_tokens=costs.generated,
-            read_tokens=costs.read,
+            iterations=effort.iterations,
+            trace=tuple(trace),
+            scorer_calls=effort.scorer_calls,
+            likelihood_calls=effort.likelihood_calls,
+            generated_tokens=effort.generated_tokens,
+            # The paper's count of a search reads every prompt anew.
+            read_tokens=effort.read_tokens if self._rewinds or self._in_blocks else 0,
             base_partial=self._base_partial,
             shown="".join(watch.texts[:given_out]),
             shown_tokens=given_out,
