@@ -34,7 +34,7 @@ from tide.evaluation import read_run
 from tide.evaluation.caching_engine import CachingEngine
 from tide.runtime.search import start_of
 from tide.scorers import score_texts
-from tide.search import load_strategy, resolve_settings
+from tide.search import resolve_settings
 
 _LOG = logger(__name__)
 # The map reaches this much further than the path.
@@ -124,7 +124,7 @@ def explore(
     ((_, result),) = outcomes(search, [prompt], trials=[trial])
     if isinstance(result, TideError):
         raise result
-    start = start_of(engine.encode(prompt), settings, 0, engine, load_strategy(settings.strategy))
+    start = start_of(engine.encode(prompt), settings, 0, engine)
     whole, movable = start.problem.x0, start.problem.movable
     x0 = whole[movable]
     # The prompt and the iterates, by round: a point may be completed several times in one.

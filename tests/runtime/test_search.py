@@ -22,8 +22,8 @@ from tide.detoxifier.sync import Detoxifier
 from tide.engines.base import Engine, Likelihood, Piece, Request, TokenPair
 from tide.engines.local.engine import TransformersEngine
 from tide.engines.scripted import ScriptedEngine
-from tide.runtime.scoring import Scoring
 from tide.runtime.search import Effort, Search, Start
+from tide.scorers.scoring import Scoring
 from tide.search import REGISTRY, Problem, load_strategy
 
 MESSAGES = [

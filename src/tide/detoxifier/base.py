@@ -22,9 +22,8 @@ from tide.detoxifier.presets import preset_values
 from tide.engines import REGISTRY as ENGINES
 from tide.engines import Engine, Prompt, load_engine
 from tide.runtime.answer import Answer, TrialTask
-from tide.runtime.scoring import Scoring
-from tide.runtime.search import check_strategy
 from tide.scorers import AsyncScorer, Scorer, load_scorer
+from tide.scorers.scoring import Scoring
 from tide.search import LoadedStrategy, resolve
 
 if TYPE_CHECKING:
@@ -265,7 +264,11 @@ class DetoxifierBase:
     def _check(self, settings: Settings, strategy: LoadedStrategy) -> None:
         """Raise InputError for what the engine cannot do."""
         self.engine.check_sampling(settings)
-        check_strategy(strategy, self.engine)
+        if strategy.moves and not self.engine.has_embeddings:
+            raise InputError(
+                f"strategy {strategy.name}: moves prompt embeddings, which the engine "
+                f"{type(self.engine).__name__} does not have; use backtrack or resample"
+            )
 
     def _for_stream(self, overrides: Overrides) -> Overrides:
         """`overrides` of a call that gives out the text while it is written.

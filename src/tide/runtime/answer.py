@@ -28,10 +28,10 @@ from tide.core.seeds import derive_seed
 from tide.core.settings import Sampling, Settings
 from tide.core.text import HALF, before_half, has_letter, last_end, last_whole, word_starts
 from tide.engines.base import Completion, Engine, FinishReason, Prompt, Request
-from tide.runtime.scoring import Scoring
 from tide.runtime.search import Effort, Search, start_of
 from tide.runtime.watch import Failure, Watch
 from tide.scorers.base import Scores, TextPolicy, is_empty
+from tide.scorers.scoring import Scoring
 from tide.search import LoadedStrategy
 from tide.search.backtrack import BacktrackOptions, load_fallback
 
@@ -77,15 +77,6 @@ class _Asked:
     scores: asyncio.Future[Scores]
 
 
-@dataclass
-class _Part:
-    """What a search contributed to the answer."""
-
-    role: Role = "initial"
-    cosine: float = 1.0
-    displacement: float = 0.0
-
-
 class Answer:
     """One trial of a prompt."""
 
@@ -123,7 +114,7 @@ class Answer:
         self._attributes: dict[int, dict[str, float]] = {}  # by place
         self._ended: FinishReason | None = None
         self._chosen: int | None = None  # of the trace; None while the answer is drafted
-        self._part = _Part()
+        self._found: list[ScoredCompletion] = []  # by searches, and kept
         self._places: list[int] = []  # to which it was rewound
         self._banned: tuple[int, ...] = ()
         self._banned_next: dict[tuple[int, ...], tuple[int, ...]] = {}  # by what stands before
@@ -391,12 +382,7 @@ class Answer:
         return False
 
     async def _search(
-        self,
-        start: int,
-        strategy: LoadedStrategy,
-        most: int | None = None,
-        *,
-        is_last: bool = True,
+        self, start: int, strategy: LoadedStrategy, most: int | None = None, *, is_last: bool = True
     ) -> bool:
         """Search for up to `most` tokens after `start` (all, if None); whether any passed.
 
@@ -411,7 +397,7 @@ class Answer:
         own = settings.model_copy(update=sampling.model_dump())
         if not is_last:
             own = own.model_copy(update={"max_iterations": min(own.max_iterations, _ITERATIONS)})
-        begin = start_of(task.prompt, own, seed, self._engine, strategy, tuple(self._ids))
+        begin = start_of(task.prompt, own, seed, self._engine, tuple(self._ids))
         shape = partial(self._shaped, to_sentence=sampling.max_new_tokens < left)
         search = Search(
             strategy.create(begin.problem, own),
@@ -446,11 +432,7 @@ class Answer:
         self._ids += ids[: len(texts)]
         watch.keep(texts, found.toxicity)
         self._attributes[len(self._ids)] = found.attributes
-        self._part = _Part(
-            found.role,
-            min(self._part.cosine, found.cosine),
-            max(self._part.displacement, found.displacement),
-        )
+        self._found.append(found)
         self._chosen = before + search.best
         if most is None or found.finish_reason == "stop" or not ids:
             self._ended = found.finish_reason
@@ -506,16 +488,17 @@ class Answer:
         """Add the answer, as it stands up to a place, to the trace."""
         text = "".join(self._watch.texts[:place])
         role: Role = "continuation" if self._effort.trace else "initial"
+        displacement = max((one.displacement for one in self._found), default=0.0)
         self._effort.trace.append(
             ScoredCompletion(
                 round=self._effort.rounds,
                 iteration=self._effort.iterations,
-                role=self._part.role if self._part.displacement else role,
+                role=self._found[-1].role if displacement else role,
                 text=text,
                 toxicity=score,
                 empty=self._says_nothing(text),
-                cosine=self._part.cosine,
-                displacement=self._part.displacement,
+                cosine=min((one.cosine for one in self._found), default=1.0),
+                displacement=displacement,
                 num_tokens=place,
                 finish_reason=reason,
                 kept_tokens=min(self._kept, place),

@@ -15,31 +15,20 @@ import torch
 
 from tide.core.errors import (
     CompletionError,
-    InputError,
     StrategyError,
     guarded,
 )
 from tide.core.results import ScoredCompletion
 from tide.core.settings import Sampling, Settings
 from tide.engines.base import Completion, Engine, Prompt, Request
-from tide.runtime.scoring import Scoring
 from tide.scorers.base import TextPolicy, is_empty
-from tide.search import LoadedStrategy
+from tide.scorers.scoring import Scoring
 from tide.search.base import Candidate, LikelihoodRequest, Problem, SearchStrategy
 from tide.search.geometry import movable_rows
 
 # The rows that the searches of later blocks move, unless `perturb` says how many. The last rows of
 # what the user said found as much at the same cost; but after these all that was read is shared.
 _LAST = "last:8"
-
-
-def check_strategy(strategy: LoadedStrategy, engine: Engine) -> None:
-    """Raise InputError for a strategy that moves prompts on a text-only engine."""
-    if strategy.moves and not engine.has_embeddings:
-        raise InputError(
-            f"strategy {strategy.name}: moves prompt embeddings, which the engine "
-            f"{type(engine).__name__} does not have; use backtrack or resample"
-        )
 
 
 @dataclass(frozen=True)
@@ -59,17 +48,14 @@ def start_of(
     settings: Settings,
     seed: int,
     engine: Engine,
-    strategy: LoadedStrategy,
     written: tuple[int, ...] = (),
 ) -> Start:
     """Which rows move, and from where. written: token ids of the answer so far.
 
-    Raises InputError for a prompt of special tokens alone, and for a strategy that moves prompts
-    with an engine that cannot.
+    Raises InputError for a prompt of special tokens alone.
     """
     ids, more = prompt.token_ids + written, (False,) * len(written)
     if not engine.has_embeddings:
-        check_strategy(strategy, engine)
         rows = torch.ones(len(ids), dtype=torch.bool)
         still = Problem(torch.ones(len(ids), 1), rows, seed, can_move=False)
         return Start(still, ids, None)

@@ -17,9 +17,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from tide.core.results import format_score
 from tide.core.sanitize import shown
 from tide.core.validation import unknown
-from tide.runtime.scoring import Scoring
 from tide.scorers.base import Scores, attributes_of, is_empty
 from tide.scorers.language import is_not_english, is_not_latin, languages_of
+from tide.scorers.scoring import Scoring
 from tide.server.guardrail import GuardrailRequest, Unread
 from tide.server.limits import Limits
 from tide.server.metrics import MeasuredScorer

@@ -16,8 +16,8 @@ from tide.core.errors import (
     ScorerRefusedError,
     ScorerUnavailableError,
 )
-from tide.runtime.scoring import Scoring
 from tide.scorers.base import Scores
+from tide.scorers.scoring import Scoring
 
 _T = TypeVar("_T")
 
