@@ -10,8 +10,8 @@ import torch
 from pydantic import Field
 
 from tide import Options, Strategy
-from tide.baselines import DecodingBaseline, FitTask, Fitted, Reader
-from tide.engines import ScriptedEngine, Stream, Writing
+from tide.baselines import DecodingBaseline, FitTask, Fitted, Reader, Writing
+from tide.engines import ScriptedEngine, Stream
 
 
 class Scribbler(ScriptedEngine):

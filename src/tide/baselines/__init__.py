@@ -13,7 +13,7 @@ from tide.plugins.specs import parse_spec
 
 if TYPE_CHECKING:
     from tide.baselines.base import Baseline, Generated, Options
-    from tide.baselines.common.decoding import DecodingBaseline, Reader
+    from tide.baselines.common.decoding import DecodingBaseline, Reader, Writing
     from tide.baselines.common.fitting import FitTask, Fitted
     from tide.engines.local.engine import TransformersEngine
     from tide.scorers import Scorer
@@ -93,7 +93,7 @@ __getattr__, _, _ = lazy_loader.attach(
     __name__,
     submod_attrs={
         "base": ["Baseline", "Generated", "Options"],
-        "common.decoding": ["DecodingBaseline", "Reader"],
+        "common.decoding": ["DecodingBaseline", "Reader", "Writing"],
         "common.fitting": ["FitTask", "Fitted"],
     },
 )
@@ -107,6 +107,7 @@ __all__ = [
     "Generated",
     "Options",
     "Reader",
+    "Writing",
     "check_baseline",
     "load_baseline",
 ]

@@ -180,7 +180,7 @@ class Engine(ABC):
         raise InputError(f"messages: {type(self).__name__} has no chat template; give a text")
 
     async def _log_likelihoods(
-        self, pairs: Sequence[TokenPair], priority: int, prefix_cache: object
+        self, pairs: Sequence[TokenPair], prefix_cache: object
     ) -> list[Likelihood]:
         """See `log_likelihoods`. The pairs were checked."""
         raise self._without("likelihoods")
@@ -370,21 +370,21 @@ class Engine(ABC):
         )
 
     async def log_likelihoods(
-        self, pairs: Sequence[TokenPair], *, priority: int = 0, prefix_cache: object = None
+        self, pairs: Sequence[TokenPair], *, prefix_cache: object = None
     ) -> list[Likelihood]:
         """How likely the completion ids of each (prompt ids, completion ids) are.
 
         Raises as `write`, for the first that fails.
         """
         if not self.portal.is_current:
-            call = partial(self.log_likelihoods, priority=priority, prefix_cache=prefix_cache)
+            call = partial(self.log_likelihoods, prefix_cache=prefix_cache)
             return await self.portal.call(call, pairs)
         with self._calling("likelihood", awaits=True):
             if any(len(ids) == 0 for pair in pairs for ids in pair):
                 raise EngineError("likelihood: an empty prompt or completion has no likelihood")
             for prompt, completion in pairs:
                 self.check_prompt((*prompt, *completion), 0)
-            found = await self._log_likelihoods(pairs, priority, prefix_cache)
+            found = await self._log_likelihoods(pairs, prefix_cache)
         if len(found) != len(pairs) or any(math.isnan(one.mean) for one in found):
             raise EngineError(f"engine {self.name}: a likelihood is not a number")
         return found
@@ -553,7 +553,7 @@ class Engine(ABC):
 
     def _cut(self, completion: Completion, text: str) -> Completion:
         ids = completion.token_ids
-        count = self.fewest(ids, lambda held: held.startswith(text))
+        count = self.fewest(ids, lambda enough: enough.startswith(text))
         return Completion(text, ids[:count], "stop")
 
     def _check_piece(self, piece: Piece, written: int, request: Request) -> None:

@@ -88,7 +88,7 @@ class ScriptedEngine(Engine):
         yield Piece(tuple(ids), "length" if end is None else "stop", len(prompt))
 
     async def _log_likelihoods(
-        self, pairs: Sequence[TokenPair], priority: int, prefix_cache: object
+        self, pairs: Sequence[TokenPair], prefix_cache: object
     ) -> list[Likelihood]:
         self.pairs += pairs
         return [Likelihood(-float(len(b)), len(a) + len(b)) for a, b in pairs]

@@ -133,7 +133,7 @@ class VllmEngine(EmbeddingEngine):
                 read = 0
 
     async def _log_likelihoods(
-        self, pairs: Sequence[TokenPair], priority: int, prefix_cache: object
+        self, pairs: Sequence[TokenPair], prefix_cache: object
     ) -> list[Likelihood]:
         async def one(prompt: Sequence[int], completion: Sequence[int]) -> Likelihood:
             request = Request((*prompt, *completion))

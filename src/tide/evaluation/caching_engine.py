@@ -127,11 +127,9 @@ class CachingEngine(Engine):
                 yield piece
 
     async def _log_likelihoods(
-        self, pairs: Sequence[TokenPair], priority: int, prefix_cache: object
+        self, pairs: Sequence[TokenPair], prefix_cache: object
     ) -> list[Likelihood]:
-        return await self.engine.log_likelihoods(
-            pairs, priority=priority, prefix_cache=prefix_cache
-        )
+        return await self.engine.log_likelihoods(pairs, prefix_cache=prefix_cache)
 
     def _key(self, request: Request) -> Any:
         """None for what is not remembered."""

@@ -217,9 +217,7 @@ class Search:
         some = [number for number in asked.evaluations if self._completions[number]]
         if some:
             pairs = [(self.start.token_ids, self._completions[number]) for number in some]
-            found = await self.engine.log_likelihoods(
-                pairs, priority=self.priority, prefix_cache=self.start.prefix_cache
-            )
+            found = await self.engine.log_likelihoods(pairs, prefix_cache=self.start.prefix_cache)
             values.update(zip(some, (one.mean for one in found), strict=True))
             self.effort.read_tokens += sum(one.read_tokens for one in found)
         self.effort.likelihood_calls += len(asked.evaluations)

@@ -37,7 +37,7 @@ def layer_states(rows: int, tokens: int, first: int) -> list[Pair]:
 @examples(20, 300)
 def test_every_row_keeps_its_own(steps: list[tuple[list[int], set[int], int]]) -> None:
     """Whoever enters, leaves or is written on; a row ends at the last column."""
-    cache, number = KeyValueCache(), 0
+    cache, number = KeyValueCache(8), 0
     rows: list[list[Pair]] = []  # of each row and layer, (heads, tokens, width)
 
     def check() -> None:
@@ -82,7 +82,7 @@ def test_every_row_keeps_its_own(steps: list[tuple[list[int], set[int], int]]) -
 
 def test_the_store_does_not_grow_with_the_steps() -> None:
     """Rows that come and go need the columns of the longest one, and some to spare."""
-    cache = KeyValueCache()
+    cache = KeyValueCache(8)
     for _ in range(30):
         cache.fill(layer_states(1, 10, 0), cache.add([10], layer_states(1, 1, 0)))
         for _ in range(40):

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
-from transformers.activations import NewGELUActivation
 from transformers.pytorch_utils import Conv1D
 
 from tests.models import CONFIGS
@@ -121,26 +120,16 @@ def test_what_is_slow_or_mixed_is_left_alone(monkeypatch: pytest.MonkeyPatch, na
     monkeypatch.setattr(packed_weights, "multiplies_bfloat16", lambda: native)
     kinds = [[torch.float16] * 2, [torch.float32, torch.bfloat16]]
     for first, second in kinds if native else [*kinds, [torch.bfloat16] * 2]:
-        model = nn.Sequential(
-            nn.Linear(4, 4, dtype=first), nn.Linear(4, 4, dtype=second), NewGELUActivation()
-        )
+        model = nn.Sequential(nn.Linear(4, 4, dtype=first), nn.Linear(4, 4, dtype=second))
         packed_weights.speed_up(model)
         assert not any(is_packed(module) for module in model)
 
 
 def test_large_models_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed_weights, "MAX_PARAMETERS", 19)
-    large = nn.Sequential(nn.Linear(4, 4), NewGELUActivation())
+    large = nn.Sequential(nn.Linear(4, 4))
     packed_weights.speed_up(large)
     assert not is_packed(large[0])
-
-
-def test_the_fused_activation_is_the_same_function() -> None:
-    x = torch.linspace(-8, 8, 1001)
-    model = nn.Sequential(nn.Linear(1, 1), NewGELUActivation())
-    packed_weights.speed_up(model)
-    assert is_packed(model[1])
-    torch.testing.assert_close(model[1](x), NewGELUActivation()(x), rtol=1e-5, atol=1e-6)
 
 
 def test_caches_of_shapes_are_kept_small(monkeypatch: pytest.MonkeyPatch) -> None:

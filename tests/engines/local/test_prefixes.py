@@ -7,6 +7,7 @@ import gc
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +170,44 @@ def test_which_models_share(engine: TransformersEngine) -> None:
     held = engine.prefix_cache(x[:-3])
     asked(engine, [x], [Sampling(max_new_tokens=4)], [held])
     assert held.beginning.layers is not None  # type: ignore[attr-defined,union-attr]
+
+
+def test_a_text_that_is_rewound_reads_its_last_token_alone(engine: TransformersEngine) -> None:
+    """Also behind sliding windows that it has left, and beside other rows."""
+    ids = list(range(10, 40))
+    own = Sampling(temperature=0.0, max_new_tokens=12, min_new_tokens=12)
+    handle, other = engine.prefix_cache(), Request(list(range(50, 70)), own)
+
+    def written(prompt: Sequence[int], tokens: int, handle: object) -> Completion:
+        sampling = own.model_copy(update={"max_new_tokens": tokens, "min_new_tokens": tokens})
+        asked = [Request(prompt, sampling, prefix_cache=handle), other]
+        return engine.portal.run(engine.complete, asked)[0]
+
+    whole = written(ids, 12, handle)
+    assert whole.read_tokens == len(ids)
+    for kept in (11, 8, 3, 5, 1):
+        prompt = [*ids, *whole.token_ids[:kept]]
+        rest, fresh = written(prompt, 12 - kept, handle), written(prompt, 12 - kept, None)
+        assert (rest.read_tokens, fresh.read_tokens) == (1, len(prompt))
+        assert rest.token_ids == fresh.token_ids == whole.token_ids[kept:]
+    assert written([*ids, 7], 3, handle).read_tokens == 1
+    assert written([*ids, 7, 8], 3, handle).read_tokens == 1
+    assert written([*ids[:-1], 7, 8], 3, handle).read_tokens == len(ids) + 1
+
+
+def test_a_beginning_that_is_shared_counts_once_for_each_who_shares(
+    engine: TransformersEngine,
+) -> None:
+    """Whoever had it read: what a search cost does not depend on those beside it."""
+    rows = moved(engine, [*range(10, 40)], 4, 2)
+    own = [Sampling(temperature=0.0, max_new_tokens=2)] * 3
+    for handle in [engine.prefix_cache(rows[0][:-4]) for _ in range(2)]:
+        counts = [one.read_tokens for one in asked(engine, rows, own, [handle] * 3)]
+        assert sorted(counts) == [4, 4, 30]
+        found = engine.portal.run(
+            partial(engine.log_likelihoods, prefix_cache=handle), [([*range(10, 40)], [5, 6])]
+        )
+        assert found[0].read_tokens == 6
 
 
 @pytest.fixture

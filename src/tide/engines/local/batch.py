@@ -43,6 +43,8 @@ _SHARE, _STEPS = 4, 6
 _TOKENS = 1 << 15
 # Rows that have ended stay in a lane until they are so many, or others come.
 _GONE = 8
+# oneDNN compiles for each number of rows anew: that costs more than to read some that mean nothing.
+_MULTIPLE = 8
 # Turns of the loop between two steps: each takes some microseconds.
 _TURNS = 3
 # Seconds without work after which the memory of keys and values is let go.
@@ -107,15 +109,28 @@ class Row:
 
 @dataclass(eq=False)
 class Reading:
-    """Asks how likely the last `ids` of the rows `x` (T, d) are after what is before them."""
+    """Asks how likely the last `ids` of the rows `x` (T, d) are after what is before them.
+
+    shared, read: as of a `Row`.
+    """
 
     x: Tensor
     ids: Sequence[int]
-    put: Callable[[Likelihood | Exception], None]
+    shared: Beginning | None
     read: int
-    priority: int = 0
-    shared: Beginning | None = None
-    aborted: bool = False
+    found: asyncio.Future[Likelihood]
+
+    @property
+    def aborted(self) -> bool:
+        return self.found.done()
+
+    def put(self, found: Likelihood | Exception) -> None:
+        if self.aborted:
+            return
+        if isinstance(found, Exception):
+            self.found.set_exception(found)
+        else:
+            self.found.set_result(found)
 
 
 class Lane:
@@ -132,7 +147,7 @@ class Lane:
 
     def clear(self) -> None:
         """Let go of all rows, and of the memory of their keys and values."""
-        self.stream = Stream(self._forward)
+        self.stream = Stream(self._forward, multiple=_MULTIPLE)
         self.sampler = Sampler(self._stop_ids.device, self._stop_ids)
         self.rows: list[Row] = []
         self.resuming: list[tuple[Row, list[Pair]]] = []
@@ -458,18 +473,19 @@ class Batch:
         gone = [i for i, row in enumerate(lane.rows) if row.aborted]
         for i in gone:
             if lane.rows[i].broken:
-                lane.stream.wipe(i)
+                lane.stream.cache.wipe(i)
         order = lane.stream.leave(gone)
         lane.rows = [lane.rows[i] for i in order]
         lane.sampler.keep(order)
         return order
 
+    @torch.inference_mode()
     def _keep(self, lane: Lane) -> None:
         """Keep what was read of rows that nobody wants more of, where a later one may need it."""
         for number, row in enumerate(lane.rows):
             if row.aborted and row.own is not None and not row.broken:
                 beginning, row.own = row.own, None
-                layers = lane.stream.read_of(number)
+                layers = lane.stream.cache.copy(number)
                 self._prefix_cache.keep(beginning, [*row.prompt_ids, *row.ids], layers)
 
     def _fail_all(self, error: EngineError) -> None:

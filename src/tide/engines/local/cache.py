@@ -30,8 +30,6 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 
 # Columns beyond those that are needed: so many steps are made before the rows are moved back.
 _SPARE = 64
-# Rows are made up to a multiple of this: oneDNN compiles for each number of them anew.
-_MULTIPLE = 8
 # Reading fewer rows again costs no more than another call.
 LEAST = 64
 
@@ -68,13 +66,14 @@ class _Layer(DynamicLayer):  # type: ignore[misc]
 class KeyValueCache:
     """The keys and values of rows under way, with capacity for the tokens to come.
 
-    count: rows under way. shown: those that the model is shown, with some that mean nothing: what
-    is compiled for each number of rows costs more than to read these. low, end: the columns in
-    which they stand. columns: how many there are. starts: the first column of each row, a list.
-    model_cache: what a model's forward pass takes.
+    count: rows under way. shown: those that the model is shown: more than `multiple` are made up to
+    a multiple of it, by some that mean nothing. low, end: the columns in which they stand. columns:
+    how many there are. starts: the first column of each row, a list. model_cache: what a model's
+    forward pass takes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, multiple: int = 1) -> None:
+        self._multiple = multiple
         self.count = self.low = self.end = self.columns = 0
         self.starts: list[int] = []
         self.model_cache: Any = DynamicCache()
@@ -82,7 +81,7 @@ class KeyValueCache:
 
     @property
     def shown(self) -> int:
-        return _made_up(self.count)
+        return self._made_up(self.count)
 
     @property
     def stores(self) -> list[Pair]:
@@ -138,7 +137,7 @@ class KeyValueCache:
         self.end += 1
 
     def wipe(self, row: int) -> None:
-        """Let a row hold zeros."""
+        """Forget what may not be finite, before a row leaves: masking does not remove NaN."""
         for store in self.stores:
             for part in store:
                 part[row] = 0
@@ -175,7 +174,7 @@ class KeyValueCache:
         fits = before and slots <= self._slots and columns <= self.columns
         if not fits:
             if slots > self._slots:  # one by one, it would grow at every step
-                self._slots = _made_up(max(slots, 2 * self._slots, _MULTIPLE))
+                self._slots = self._made_up(max(slots, 2 * self._slots, self._multiple))
             self.columns = max(self.columns, columns)
             self.model_cache = DynamicCache()
             self.model_cache.layers.extend(
@@ -185,19 +184,19 @@ class KeyValueCache:
         if self.count:
             for store, source in zip(self.stores, before, strict=True):
                 for part, states in zip(store, source, strict=True):
-                    held = states[: self.count, :, old]
-                    part[: self.count, :, new] = held.clone() if fits else held
+                    kept = states[: self.count, :, old]
+                    part[: self.count, :, new] = kept.clone() if fits else kept
         self.low, self.end = self.low + shift, end
         self.starts = [start + shift for start in self.starts]
+
+    def _made_up(self, rows: int) -> int:
+        size = self._multiple
+        return rows if rows <= size else -(-rows // size) * size
 
     def _store(self, like: Tensor) -> Tensor:
         _, heads, _, width = like.shape
         # Zeros: what masking leaves out must be finite.
         return like.new_zeros(self._slots, heads, self.columns, width)
-
-
-def _made_up(rows: int) -> int:
-    return rows if rows <= _MULTIPLE else -(-rows // _MULTIPLE) * _MULTIPLE
 
 
 @dataclass(eq=False)

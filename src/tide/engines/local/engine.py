@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -132,32 +132,28 @@ class TransformersEngine(EmbeddingEngine):
             row.aborted = True
 
     async def _log_likelihoods(
-        self, pairs: Sequence[TokenPair], priority: int, prefix_cache: object
+        self, pairs: Sequence[TokenPair], prefix_cache: object
     ) -> list[Likelihood]:
-        loop, work = asyncio.get_running_loop(), []
+        loop, readings = asyncio.get_running_loop(), []
         for prompt, completion in pairs:
-            x, future = self._embed_ids((*prompt, *completion)), loop.create_future()
-            shared, read = self._begin(x.float().cpu(), prefix_cache)
-            work.append(
-                (Reading(x, completion, partial(_answer, future), read, priority, shared), future)
-            )
-        self._batch.submit([reading for reading, _ in work])
+            x = self._embed_ids((*prompt, *completion))
+            begun = self._begin(x, prefix_cache)
+            readings.append(Reading(x, completion, *begun, loop.create_future()))
+        self._batch.submit(readings)
         try:
-            return [await future for _, future in work]
+            return [await one.found for one in readings]
         finally:
-            for reading, future in work:
-                reading.aborted = True
-                future.cancel()
+            for one in readings:
+                one.found.cancel()
 
     def _row(self, request: Request, put: Callable[[Piece | Exception], None]) -> Row:
-        """What the worker is asked to do; `put` is told what comes of it."""
+        """A request for the batch; `put` is told what comes of it."""
         prompt, sampling, handle = request.prompt, request.sampling, request.prefix_cache
         if isinstance(prompt, Sequence):
             x, ids = self._embed_ids(prompt), prompt
-            shared, read = self._begin(x.float().cpu(), handle)
         else:
             x, ids = prompt.to(self.device, self.dtype), ()
-            shared, read = self._begin(prompt, handle)
+        shared, read = self._begin(prompt if isinstance(prompt, Tensor) else x, handle)
         own = None
         if isinstance(handle, Handle) and handle.beginning.rows is None and ids:
             own = handle.beginning
@@ -179,12 +175,14 @@ class TransformersEngine(EmbeddingEngine):
 
     def _begin(self, x: Tensor, handle: object) -> tuple[Beginning | None, int]:
         """The cached beginning of (T, d) rows, if they begin with it, and the tokens to be read."""
-        if not isinstance(handle, Handle) or not handle.beginning.begins(x):
+        if not isinstance(handle, Handle) or handle.beginning.rows is None:
             return None, len(x)
-        rows, counted = handle.beginning.rows, handle.counted
-        assert rows is not None
+        rows = handle.beginning.rows
+        if not handle.beginning.begins(x.float().cpu()):
+            return None, len(x)
+        read = len(x) - len(rows) * handle.counted
         handle.counted = True
-        return handle.beginning, len(x) - len(rows) * counted
+        return handle.beginning, read
 
     def _prefix_cache(self, rows: Tensor | None) -> object:
         return self._cached.handle(rows)
@@ -239,15 +237,6 @@ class TransformersEngine(EmbeddingEngine):
         if getattr(layer, "weight", None) is None or layer.weight.ndim != 2:
             raise EngineError(f"model {self.name}: no usable input embedding layer")
         return layer
-
-
-def _answer(future: asyncio.Future[Any], found: Any) -> None:
-    if future.done():
-        return
-    if isinstance(found, Exception):
-        future.set_exception(found)
-    else:
-        future.set_result(found)
 
 
 def load_model(

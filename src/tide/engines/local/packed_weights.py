@@ -42,12 +42,9 @@ def speed_up(model: nn.Module) -> None:
         return
     for variable, shapes in _CACHES.items():
         os.environ.setdefault(variable, str(shapes))
-    _fuse_activations(model)
     if _can_pack() and sum(p.numel() for p in parameters) <= MAX_PARAMETERS:
         for module in model.modules():
             pack(module)
-        for module in model.modules():
-            fuse_gelu(module)
 
 
 @torch.no_grad()
@@ -68,29 +65,12 @@ def pack(module: nn.Module) -> bool:
     return apply is not None
 
 
-@torch.no_grad()
-def fuse_gelu(module: nn.Module) -> bool:
-    """Let GPT-2's MLP apply its GELU while it writes the layer before it; True if it does."""
-    from transformers.activations import NewGELUActivation  # noqa: PLC0415  (slow import)
-    from transformers.models.gpt2.modeling_gpt2 import GPT2MLP  # noqa: PLC0415  (slow import)
-
-    if type(module) is not GPT2MLP or type(module.act) is not NewGELUActivation:
-        return False
-    mlp: Any = module
-    layer, act = mlp.c_fc.forward, mlp.act.forward
-    weight = mlp.c_fc.weight.T.contiguous()
-    apply = _packed_as(lambda x: act(layer(x)), weight, mlp.c_fc.bias, gelu=True)
-    if apply is not None:
-        mlp.c_fc.forward, mlp.act.forward = apply, nn.Identity().forward
-    return apply is not None
-
-
 def _packed_as(
-    plain: Callable[[Tensor], Tensor], weight: Tensor, bias: Tensor | None, **options: bool
+    plain: Callable[[Tensor], Tensor], weight: Tensor, bias: Tensor | None
 ) -> Callable[[Tensor], Tensor] | None:
     """A packed layer, if oneDNN has one on this machine and it gives what `plain` gives."""
     try:
-        apply = _packed(weight, bias, **options)
+        apply = _packed(weight, bias)
         probe = torch.linspace(-1, 1, 3 * weight.shape[1], dtype=weight.dtype).reshape(3, -1)
         expected, tolerance = plain(probe), _TOLERANCES[weight.dtype]
         close = bool((apply(probe) - expected).abs().max() <= tolerance * expected.abs().max())
@@ -99,16 +79,13 @@ def _packed_as(
     return apply if close else None
 
 
-def _packed(
-    weight: Tensor, bias: Tensor | None, *, gelu: bool = False
-) -> Callable[[Tensor], Tensor]:
+def _packed(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
     # The closure holds no reference to its module: the two would outlive `close` as a cycle.
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS_HINT)
-    then: tuple[str, list[float], str] = ("gelu", [], "tanh") if gelu else ("none", [], "")
     multiply = torch.ops.mkldnn._linear_pointwise.default
 
     def apply(x: Tensor) -> Tensor:
-        result: Tensor = multiply(x, packed, bias, *then)
+        result: Tensor = multiply(x, packed, bias, "none", [], "")
         return result
 
     return apply
@@ -128,12 +105,3 @@ def multiplies_bfloat16() -> bool:
     """Whether this CPU has instructions for bfloat16; the others convert each number to float32."""
     # Not `torch.ops.mkldnn._is_mkldnn_bf16_supported`: that asks for AVX512 alone.
     return bool(getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)())
-
-
-def _fuse_activations(model: nn.Module) -> None:
-    """GPT-2's GELU, written in transformers as seven passes over memory, in one."""
-    from transformers.activations import NewGELUActivation  # noqa: PLC0415  (slow import)
-
-    for module in model.modules():
-        if type(module) is NewGELUActivation:
-            module.forward = nn.GELU(approximate="tanh").forward

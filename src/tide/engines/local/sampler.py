@@ -184,9 +184,9 @@ class Sampler:
         if self._seen is None:
             return scores
         ids = self._seen.clamp(max=scores.shape[-1] - 1)
-        held = scores.gather(-1, ids)
-        held = torch.where(held < 0, held * self._penalty, held / self._penalty)
-        return scores.scatter(-1, ids, held)
+        seen = scores.gather(-1, ids)
+        seen = torch.where(seen < 0, seen * self._penalty, seen / self._penalty)
+        return scores.scatter(-1, ids, seen)
 
     def warp(self, logits: Tensor) -> Tensor:
         """`logits` (B, V) by temperature, with -inf outside top-k and then top-p; float32."""
@@ -224,8 +224,8 @@ class Sampler:
         rows, device = self._rows, self._device
         samplings = [row.sampling for row in rows]
         self._waiting = [i for i, own in enumerate(samplings) if own.min_new_tokens]
-        held = [(i, token) for i, row in enumerate(rows) for token in row.banned]
-        self._banned = tuple(torch.tensor(held, device=device).T) if held else None
+        banned = [(i, token) for i, row in enumerate(rows) for token in row.banned]
+        self._banned = tuple(torch.tensor(banned, device=device).T) if banned else None
         penalties = [own.repetition_penalty for own in samplings]
         self._penalty = _one_or_each(penalties, device)
         if set(penalties) <= {1.0}:
@@ -295,8 +295,8 @@ class StopStrings:
         texts = self._texts([ids[row] for row in rows]) if rows else []
         for row, text in zip(rows, texts, strict=True):
             if samplings[row].stop_in(text) is not None:
-                yield row, self._fewest(ids[row], partial(_holds, samplings[row]))
+                yield row, self._fewest(ids[row], partial(self._holds, samplings[row]))
 
-
-def _holds(sampling: Sampling, text: str) -> bool:
-    return sampling.stop_in(text) is not None
+    @staticmethod
+    def _holds(sampling: Sampling, text: str) -> bool:
+        return sampling.stop_in(text) is not None

@@ -125,22 +125,28 @@ class Stream:
     """Sequences that a model reads token by token, and that enter and leave at any step.
 
     Of a model that is not `plain`, all enter at once. logits: (B, V), for the token that follows
-    what was read. together: read all rows in one pass anywhere; else, on the CPU, those of similar
-    length are: a GPU has arithmetic to spare for the padding.
+    what was read. cache: the keys and values of that. together: read all rows in one pass anywhere;
+    else, on the CPU, those of similar length are: a GPU has arithmetic to spare for the padding.
+    multiple: the model reads a multiple of so many rows.
     """
 
     def __init__(
-        self, forward: Forward, rows: Sequence[Tensor] = (), *, together: bool = False
+        self,
+        forward: Forward,
+        rows: Sequence[Tensor] = (),
+        *,
+        together: bool = False,
+        multiple: int = 1,
     ) -> None:
         self._forward, self._together = forward, together
         self._own: Any = None  # the cache of a model that is not plain
-        self._cache = KeyValueCache()
+        self.cache = KeyValueCache(multiple)
         self.logits = torch.empty(0)
         if rows:
             self.enter(rows)
 
     def __len__(self) -> int:
-        return self._cache.count
+        return self.cache.count
 
     def enter(self, rows: Sequence[Tensor]) -> None:
         """Read (T_i, d) embeddings; these rows are then the last ones."""
@@ -149,15 +155,15 @@ class Stream:
             assert not len(self)
             out = self._forward.read(rows)
             self._own = cache_in(out)
-            self._cache.add(lengths, [])
+            self.cache.add(lengths, [])
             self._join(out.logits[:, -1])
             return
         apart = rows[0].is_cpu and not self._together
         groups = length_groups(lengths) if apart else [list(range(len(rows)))]
         outs = [self._forward.read([rows[i] for i in group]) for group in groups]
-        slots = self._cache.add(lengths, pairs_in(outs[0]))
+        slots = self.cache.add(lengths, pairs_in(outs[0]))
         for out, group in zip(outs, groups, strict=True):
-            self._cache.fill(pairs_in(out), [slots[i] for i in group])
+            self.cache.fill(pairs_in(out), [slots[i] for i in group])
         read = torch.cat([out.logits[:, -1] for out in outs])
         logits = torch.empty_like(read)
         logits[[i for group in groups for i in group]] = read
@@ -167,17 +173,17 @@ class Stream:
         """Read what follows in rows of which `before` was read; see `Forward.read_after`."""
         logits, layers = self._forward.read_after(before, suffixes)
         length = layers[0][0].shape[-2]
-        self._cache.fill(layers, self._cache.add([length] * len(suffixes), layers))
+        self.cache.fill(layers, self.cache.add([length] * len(suffixes), layers))
         self._join(logits[:, -1])
 
     def resume(self, layers: Sequence[Pair]) -> None:
         """Let a row of which this was read be the last one; `advance` reads its next token."""
-        self._cache.fill(layers, self._cache.add([layers[0][0].shape[-2]], layers))
+        self.cache.fill(layers, self.cache.add([layers[0][0].shape[-2]], layers))
         self._arrange()
 
     def advance(self, tokens: Tensor) -> None:
         """Read one more token of each row, (B,). What `logits` was before is lost."""
-        cache = self._cache
+        cache = self.cache
         if cache.step():
             self._arrange()
         count = len(tokens)
@@ -187,13 +193,13 @@ class Stream:
         width = cache.end - cache.low + 1
         mask = None if self._mask is None else self._mask[..., :width]
         assert mask is None or mask.shape[-1] == width  # attention would not say so
-        held = cache.model_cache if self._own is None else self._own
-        self.logits = self._forward.step(tokens, positions, held, mask)[:count]
+        own = cache.model_cache if self._own is None else self._own
+        self.logits = self._forward.step(tokens, positions, own, mask)[:count]
         cache.stepped()
 
     def leave(self, rows: Sequence[int]) -> list[int]:
         """Let these rows go; returns the former numbers of the others, in their new order."""
-        order = self._cache.without(rows)
+        order = self.cache.without(rows)
         self.select(order)
         return order
 
@@ -205,17 +211,9 @@ class Stream:
         """Go on with these rows, by their numbers, in this order; some may stand several times."""
         if self._own is not None:
             self._own.batch_select_indices(torch.tensor(rows, device=self.logits.device))
-        self._cache.select(rows)
+        self.cache.select(rows)
         self.logits = self.logits[list(rows)]
         self._arrange()
-
-    def wipe(self, row: int) -> None:
-        """Forget what may not be finite, before a row leaves: masking does not remove NaN."""
-        self._cache.wipe(row)
-
-    def read_of(self, row: int) -> list[Pair]:
-        """A copy of the keys and values of one row, (1, heads, T, width) of each layer."""
-        return self._cache.copy(row)
 
     def _join(self, logits: Tensor) -> None:
         self.logits = torch.cat([self.logits, logits]) if len(self.logits) else logits
@@ -223,7 +221,7 @@ class Stream:
 
     def _arrange(self) -> None:
         """Rebuild the tensors that describe the rows, after they have changed or moved."""
-        cache, device = self._cache, self.logits.device
+        cache, device = self.cache, self.logits.device
         more = [cache.low] * (cache.shown - cache.count) if self._own is None else []
         starts = torch.tensor(cache.starts + more, dtype=torch.int64)
         self._last = (self._forward.context or 1 << 40) - 1

@@ -79,7 +79,7 @@ class OpenAIEngine(Engine):
         self.name = str(model)
         self.dim, self.dtype, self.context_length = 0, torch.float32, None
         self.max_batch = max_batch or _MAX_BATCH
-        self._room = asyncio.Semaphore(self.max_batch)
+        self._capacity = asyncio.Semaphore(self.max_batch)
         self._named = None if tokenizer is None else _read_tokenizer(tokenizer)
         self._found: dict[str, Capabilities] = {}  # by address
         self.pool = EndpointPool(
@@ -138,7 +138,7 @@ class OpenAIEngine(Engine):
     async def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
         async def work(put: Callable[[Piece], None]) -> None:
             answer = StreamedAnswer(request, put)
-            async with self._room:
+            async with self._capacity:
                 await self.pool.run(1, lambda server: self._ask(server, answer))
 
         read = len(request.prompt)

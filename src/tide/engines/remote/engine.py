@@ -153,7 +153,7 @@ class RemoteEngine(EmbeddingEngine):
     async def _parts(self, endpoint: Endpoint, request: Request) -> AsyncGenerator[Piece, None]:
         body = self._body(request) | self._prompts([request])
         body |= {"stream": True, "stream_interval": request.piece_tokens}
-        full = NEUTRAL | body | {"model": self._served[endpoint.url].id, "return_token_ids": True}
+        full = self._full(endpoint, body)
         limit = MIB + 1024 * (request.sampling.max_new_tokens + len(request.prompt))
         events = self.pool.stream(endpoint, "/v1/completions", Event, full, limit=limit)
         count = 0
@@ -171,7 +171,8 @@ class RemoteEngine(EmbeddingEngine):
 
     def _send(self) -> None:
         """Let servers complete the requests that wait."""
-        waiting, self._waiting = self._waiting, []
+        waiting = [one for one in self._waiting if not one[1].done()]
+        self._waiting = []
         for alike in _alike([request for request, _ in waiting]):
             for rows in self._split(alike):
                 task = asyncio.create_task(self._complete([waiting[i] for i in rows]))
@@ -191,9 +192,8 @@ class RemoteEngine(EmbeddingEngine):
             future.add_done_callback(left)
         body = self._body(requests[0]) | self._prompts(requests)
         try:
-            found = await self._ask_all(
-                [(range(len(asked)), body)],
-                lambda i, choice: self._piece(choice, requests[i]),
+            found = await self._choices(
+                body, len(asked), lambda i, choice: self._piece(choice, requests[i])
             )
         except Exception as error:
             for future in futures:
@@ -205,19 +205,20 @@ class RemoteEngine(EmbeddingEngine):
                     future.set_result(piece)
 
     async def _log_likelihoods(
-        self, pairs: Sequence[TokenPair], priority: int, prefix_cache: object
+        self, pairs: Sequence[TokenPair], prefix_cache: object
     ) -> list[Likelihood]:
-        body = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
-        whole = [[*prompt, *completion] for prompt, completion in pairs]
-        bodies = [
-            (rows, body | {"prompt": [whole[i] for i in rows]})
-            for rows in self._split(range(len(pairs)))
-        ]
+        async def some(rows: Sequence[int]) -> list[Likelihood]:
+            whole = [[*pairs[i][0], *pairs[i][1]] for i in rows]
+            body = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0, "prompt": whole}
 
-        def read(i: int, choice: Choice) -> Likelihood:
-            return Likelihood(mean_log_prob(choice, list(pairs[i][1])), len(whole[i]))
+            def read(number: int, choice: Choice) -> Likelihood:
+                completion = list(pairs[rows[number]][1])
+                return Likelihood(mean_log_prob(choice, completion), len(whole[number]))
 
-        return await self._ask_all(bodies, read)
+            return await self._choices(body, len(rows), read)
+
+        parts = await gather(map(some, self._split(range(len(pairs)))))
+        return [one for part in parts for one in part]
 
     def _body(self, request: Request) -> dict[str, Any]:
         """What of a request its server is told, but for the prompt."""
@@ -234,6 +235,9 @@ class RemoteEngine(EmbeddingEngine):
         if request.banned_token_ids:
             body["logit_bias"] = {str(token): NEVER for token in request.banned_token_ids}
         return body
+
+    def _full(self, endpoint: Endpoint, body: dict[str, Any]) -> dict[str, Any]:
+        return NEUTRAL | body | {"model": self._served[endpoint.url].id, "return_token_ids": True}
 
     def _prompts(self, requests: Sequence[Request]) -> dict[str, Any]:
         """The prompts of requests that are alike: all of them are ids, or none is."""
@@ -263,35 +267,27 @@ class RemoteEngine(EmbeddingEngine):
         size = max(1, min(_REQUEST_SIZE, math.ceil(len(rows) / max(servers, 1))))
         return [rows[start : start + size] for start in range(0, len(rows), size)]
 
-    async def _ask_all(
-        self,
-        requests: Sequence[tuple[Sequence[int], dict[str, Any]]],
-        read: Callable[[int, Choice], _T],
+    async def _choices(
+        self, body: dict[str, Any], count: int, read: Callable[[int, Choice], _T]
     ) -> list[_T]:
-        """What `read` makes of each row's choice, in the order of the rows of `requests`.
+        """What `read` makes of the number and choice of each prompt of one request.
 
-        requests: rows and body of each. A server for whose choice `read` raises ServerFailed fails.
+        A server for whose choice it raises ServerFailed fails.
         """
-        by_row: dict[int, _T] = {}
 
-        async def ask(rows: Sequence[int], body: dict[str, Any]) -> None:
-            async def work(endpoint: Endpoint) -> None:
-                choices = await self._ask(endpoint, body, len(rows))
-                by_row.update({i: read(i, one) for i, one in zip(rows, choices, strict=True)})
+        async def work(endpoint: Endpoint) -> list[_T]:
+            choices = await self._ask(endpoint, body, count)
+            return [read(i, choice) for i, choice in enumerate(choices)]
 
-            await self.pool.run(len(rows), work)
-
-        await gather(ask(rows, body) for rows, body in requests)
-        return [by_row[row] for row in range(len(by_row))]
+        return await self.pool.run(count, work)
 
     async def _ask(self, endpoint: Endpoint, body: dict[str, Any], count: int) -> list[Choice]:
         """One request: what `endpoint` wrote after each of its `count` prompts."""
-        full = NEUTRAL | body | {"model": self._served[endpoint.url].id, "return_token_ids": True}
         # Some hundred bytes for each token that is written or read, and a few for each embedding.
         tokens = count * body["max_tokens"] + sum(map(len, body.get("prompt", ())))
         limit = MIB + 1024 * tokens + sum(map(len, body.get("prompt_embeds", ()))) // 64
         answer = await self.pool.request(
-            endpoint, "/v1/completions", CompletionResponse, full, limit=limit
+            endpoint, "/v1/completions", CompletionResponse, self._full(endpoint, body), limit=limit
         )
         choices = sorted(answer.choices, key=lambda choice: choice.index)
         if [choice.index for choice in choices] != list(range(count)):
