@@ -75,7 +75,7 @@ class Portal:
                 self._refuse(future)
             elif not future.cancelled():
                 task = self._loop.create_task(self._finish(call, arguments, future))
-                future.add_done_callback(lambda _: self._soon(task.cancel))
+                future.add_done_callback(lambda one: one.cancelled() and self._soon(task.cancel))
 
         if not self._soon(begin):
             self._waited_for.discard(future)

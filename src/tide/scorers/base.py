@@ -260,23 +260,14 @@ def score_groups(
 
 def _refuse_broken(scorer: Scorer, error: ScorerError) -> None:
     try:
-        ask(scorer, [HEALTH_TEXT])
+        _ask(scorer, [HEALTH_TEXT])
     except SCORER_DOWN:
         raise
     except ScorerError:
         raise ScorerBrokenError(str(error)) from error
 
 
-def ask(scorer: Scorer, texts: Sequence[str]) -> list[float]:
-    """The scorer's answer for `texts`, refused unless it is one score in [0, 1] for each.
-
-    Raises ScorerUnavailableError if the scorer timed out or lost its connection, and ScorerError if
-    it failed in any other way or answered with something that is not a list of scores.
-    """
-    return list(_values(scorer, texts).tolist())
-
-
-def _values(scorer: Scorer, texts: Sequence[str]) -> Floats:
+def _ask(scorer: Scorer, texts: Sequence[str]) -> Floats:
     # A copy: a scorer that edits its list must not change which score is whose.
     answer = _answer(scorer, lambda: scorer.score(list(texts)))
     return validate_scores(scorer.name, answer, len(texts), usage=getattr(scorer, "usage", ""))
@@ -290,13 +281,14 @@ def attributes_of(scorer: Scorer) -> tuple[str, ...]:
 def ask_attributes(scorer: Scorer, texts: Sequence[str]) -> Attributed:
     """Scores of `texts`, and attributes if the scorer has some, refused unless in [0, 1].
 
-    Nobody is asked about no texts. Raises as `ask`, and ScorerError for other
-    attributes than it names.
+    A scorer is not asked about no texts. Raises ScorerUnavailableError if it timed out or lost its
+    connection, and ScorerError if it failed in any other way, or answered with something that is
+    not a list of scores or with other attributes than it names.
     """
     if not texts:
         return Attributed(np.zeros(0), {name: np.zeros(0) for name in attributes_of(scorer)})
     if not isinstance(scorer, AttributeScorer) or not scorer.attributes:
-        return Attributed(_values(scorer, texts), {})
+        return Attributed(_ask(scorer, texts), {})
     answer = _answer(scorer, lambda: scorer.score_attributes(list(texts)))
     if not isinstance(answer, Attributed) or set(answer.attributes) != set(scorer.attributes):
         raise ScorerError(f"scorer {scorer.name}: the answer has not the attributes that it names")
@@ -312,7 +304,7 @@ def ask_attributes(scorer: Scorer, texts: Sequence[str]) -> Attributed:
 
 
 def _answer(scorer: Scorer, call: Callable[[], Any]) -> Any:
-    """The answer, awaited if need be; whatever is raised becomes an error as of `ask`."""
+    """The answer, awaited if need be; whatever is raised becomes an error of the scorer."""
     try:
         answer = call()
         if not inspect.isawaitable(answer):
