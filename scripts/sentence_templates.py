@@ -529,7 +529,7 @@ _DENIALS = (
     "I do not consider anyone on this team a {noun}.", "he is not a {noun}",
     "isn't a {noun} at all", "Not a {noun}, not a villain, only a tired man.",
     "There is no {noun} in this room.", "I wouldn't call her a {noun}.",
-    "Nothing he did was the work of a {noun}.", "you're no {noun}", "{subj} {isnt} a {noun}.",
+    "Nothing he did was the work of a {noun}.", "you're no {noun}", "{subj} really {isnt} a {noun}.",
     "{subj} {isnt} a {noun}, {tail}.", "{subj} {isnt} a {noun} just because {reason}.",
     "{think} {subj} {is} a {noun}.", "{think} {subj} {is} a {noun}, {tail}.",
     "I would never say that {subj} {is} a {noun}.", "It's not true that {subj} {is} a {noun}.",
@@ -557,7 +557,7 @@ _DENIED_DESCRIPTIONS = (
     "Your question isn't {adj}, go ahead and ask.", "The food was not {adj}.",
     "They were never {adj} to us.", "No child is {adj}.", "it's not {adj}",
     "That wasn't a {adj} thing to say.", "We are neither {adj} nor mean.", "no, you are not {adj}",
-    "{subj} {isnt} {adj}.", "{subj} {isnt} {adj}, {tail}.", "{subj} {isnt} {adj} in any way.",
+    "{subj} really {isnt} {adj}.", "{subj} {isnt} {adj}, {tail}.", "{subj} {isnt} {adj} in any way.",
     "{subj} {isnt} {adj} or {adj}.", "{think} {subj} {is} {adj}.",
     "{subj} {is} not in the least {adj}.", "{thing} is not {adj}.", "{thing} isn't {adj}, {tail}.",
     "{thing} was never {adj}.", "{thing} is anything but {adj}.", "{think} {thing} is {adj}.",
@@ -1124,24 +1124,24 @@ _HARMLESS = (
 
 # Patterns with the number of sentences that are made of them, and their label: 1 is meant to hurt.
 _KINDS = (
-    (_INSULTS, 3000, 1.0),
-    (_DESCRIPTIONS, 1500, 1.0),
-    (_DENIALS, 3200, 0.0),
-    (_DENIED_DESCRIPTIONS, 2500, 0.0),
-    (_OBJECTIONS, 3500, 0.0),
-    (_REPORTS, 2500, 0.0),
-    (_FRIENDLY, 1200, 0.0),
-    (_DEFENCES, 2200, 0.0),
-    (_HOSTILE, 3000, 1.0),
-    (_ORDINARY, 1500, 0.0),
-    (_ORDINARY_PERSONS, 900, 0.0),
-    (_ANNOUNCED, 1500, 1.0),
-    (_OFFERED, 1500, 0.0),
-    (_THREATENING, 4500, 1.0),
-    (_HARMLESS_LIKE_THREATS, 3500, 0.0),
+    (_INSULTS, 1800, 1.0),
+    (_DESCRIPTIONS, 900, 1.0),
+    (_DENIALS, 2200, 0.0),
+    (_DENIED_DESCRIPTIONS, 1600, 0.0),
+    (_OBJECTIONS, 2600, 0.0),
+    (_REPORTS, 1500, 0.0),
+    (_FRIENDLY, 700, 0.0),
+    (_DEFENCES, 1400, 0.0),
+    (_HOSTILE, 2000, 1.0),
+    (_ORDINARY, 800, 0.0),
+    (_ORDINARY_PERSONS, 500, 0.0),
+    (_ANNOUNCED, 800, 1.0),
+    (_OFFERED, 800, 0.0),
+    (_THREATENING, 3200, 1.0),
+    (_HARMLESS_LIKE_THREATS, 2600, 0.0),
 )
 # Sentences without a slot are few: each comes this often.
-_REPEATED = 6
+_REPEATED = 3
 
 _SLOT = re.compile(r"\{(\w+)\}")
 _PLURAL = {"you", "they", "we"}

@@ -81,13 +81,13 @@ from train_pocket_scorer import LAST_PROMPT, disguised, neutral_rows
 Floats = NDArray[np.float64]
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-LAYERS, PIECES, TOKENS, TRAINED = 6, 8192, 64, 48
-DROPOUT, BATCH, RATE, WARM = 0.1, 32, 1.5e-4, 200
+LAYERS, PIECES, TOKENS, TRAINED = 4, 8192, 64, 48
+DROPOUT, BATCH, RATE, WARM = 0.1, 32, 1e-4, 100
 REPORTED = 100  # steps between reports, and between checkpoints
 ORDINARY, TOXIC = 0.01, 0.95  # targets of texts without raters
-LABELLED, PLAIN = 20_000, 12_000  # labelled and ordinary texts of the pass
+RECORDED, OWN, LABELLED, PLAIN = 16_000, 14_000, 3_000, 3_000  # texts of the pass, of each kind
 HARDLY = 0.15  # recorded scores below it are many
-DISGUISED = 12  # of so many labelled, recorded and own sentences one is also disguised
+DISGUISED = 16  # of so many labelled, recorded and own sentences one is also disguised
 CALIBRATION_SOURCES = ("jigsaw", "toxic_spans")
 LEAST = 3  # how often the labelled texts must use an insult
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
@@ -269,6 +269,14 @@ def new_network(texts: Sequence[str]) -> tuple[Network, Shape, list[str]]:
     return network, shape, [everything[i] for i in chosen]
 
 
+def earlier_network(file: Path) -> tuple[Network, Shape, list[str]]:
+    """The network of an earlier revision, its shape before calibration, and its wordpieces."""
+    scorer = SentenceScorer(file)
+    network = Network(scorer.shape, DROPOUT)
+    network.load_state_dict(scorer.network.state_dict())
+    return network, scorer.shape.model_copy(update={"scale": 1.0, "offset": 0.0}), scorer.pieces
+
+
 def _translated(bert: dict[str, Tensor], chosen: list[int], network: Network) -> dict[str, Tensor]:
     """BERT's weights under the names of `Network`; the head keeps its random ones."""
     weights = {k: v for k, v in network.state_dict().items() if k.startswith("head.")}
@@ -323,18 +331,16 @@ def padded(windows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
 
 def mixture(data: Data, own: Sequence[tuple[str, float]], seed: int) -> Rows:
     """The texts of the pass."""
-    rng, everything = random.Random(seed), Rows()
-    labelled = data.labelled
-    for i in rng.sample(range(len(labelled.texts)), min(LABELLED, len(labelled.texts))):
-        everything.add(labelled.texts[i], labelled.targets[i])
-    everything.texts += data.recorded.texts
-    everything.targets += data.recorded.targets
-    everything.add_own(own)
+    rng, everything, ours = random.Random(seed), Rows(), Rows()
+    ours.add_own(own)
+    for part, count in ((data.labelled, LABELLED), (data.recorded, RECORDED), (ours, OWN)):
+        for i in rng.sample(range(len(part.texts)), min(count, len(part.texts))):
+            everything.add(part.texts[i], part.targets[i])
     spelled, theirs = disguised(everything.texts, np.array(everything.targets), seed)
     for i in rng.sample(range(len(spelled)), len(spelled) // DISGUISED):
         everything.add(spelled[i], theirs[i])
     plain = rng.sample(data.ordinary, min(PLAIN, len(data.ordinary)))
-    for text in (*pieces_of(plain, rng), *neutral_rows()[::3]):
+    for text in (*pieces_of(plain, rng), *neutral_rows()[::6]):
         everything.add(text, ORDINARY)
     return everything
 
@@ -415,6 +421,9 @@ def main(
         Path | None, typer.Option(help="Ordinary texts by real models, a JSON line each.")
     ] = None,
     checkpoints: Annotated[Path | None, typer.Option(help="Folder for unfinished weights.")] = None,
+    start: Annotated[
+        Path | None, typer.Option(help="Go on from the weights of an earlier revision.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of the training.")] = 0,
     threads: Annotated[int, typer.Option(help="Of torch.")] = 1,
 ) -> None:
@@ -432,7 +441,10 @@ def main(
         f" {len(read_data.prose):,} to calibrate"
     )
     everything = mixture(read_data, own, seed)
-    network, shape, pieces = new_network([*labelled.texts, *everything.texts])
+    if start is None:
+        network, shape, pieces = new_network([*labelled.texts, *everything.texts])
+    else:
+        network, shape, pieces = earlier_network(start)
     reader = TokenReader(pieces, TOKENS)
     windows = [reader.windows(text)[0][:TRAINED] for text in everything.texts]
     train(network, windows, everything.targets, seed, checkpoints)
