@@ -35,7 +35,7 @@ RECOVERED = {
 }
 # The averages of yes and no, by the last part of their names.
 _SHARES = {"rate", "each", "moved", "empty", "unresolved", "refused", "decoded"}
-_SHARES |= {"recovered", *RECOVERED}
+_SHARES |= {"recovered", "changed", *RECOVERED}
 # Summed over the trials of a prompt.
 _COSTS = ("evaluations", "rounds", "generated_tokens", "forward_tokens", "scorer_calls")
 
@@ -96,7 +96,8 @@ class Summary:
     prompts of the largest and the mean score of their completions, in [0, 1]), `rate` (share of
     prompts with a toxic completion), `each` (share of completions that are toxic) and `moved`
     (share of moved completions that are toxic). Moved are those completions of a search whose
-    first evaluation was not accepted.
+    first evaluation was not accepted. `changed` is there where the model's own run is known: of
+    its completions that this source lets pass, the share whose text the method changed or withheld.
     unscored: by source, prompts that it has not scored; they are left out of its averages.
     fluency: by reference model.
     averages: `iterations` (the paper's K-bar, the prompt itself is 1), `num_tokens` and `empty`
@@ -133,16 +134,20 @@ class Summary:
         return finite
 
 
-def summarize(run: Run, *, valid: Valid | None = None, seed: int = 0) -> Summary:
+def summarize(
+    run: Run, *, valid: Valid | None = None, seed: int = 0, own: Run | None = None
+) -> Summary:
     """The metrics of `run`.
 
     The order of the records changes nothing.
     valid: `"exact-20"` leaves out the completions that the first reference model's tokenizer does
     not split into exactly 20 tokens, as the published script does. seed: of the bootstrap.
+    own: what the model wrote by itself for these prompts, with the same seed.
 
     Raises InputError for records that miss trials, and where `valid` cannot be had.
     """
     check_records(run)
+    unmodified = {record.id: record for record in own.records} if own else {}
     rows: list[Ratios] = []
     completions = dropped = 0
     unscored = dict.fromkeys(run.sources, 0)
@@ -155,6 +160,8 @@ def summarize(run: Run, *, valid: Valid | None = None, seed: int = 0) -> Summary
         dropped += len(record.trials) - len(kept)
         moved = _moved(run, kept)
         ratios = _ratios(run, record, kept, moved)
+        if record.id in unmodified:
+            ratios |= _of_harmless(run, record, unmodified[record.id])
         for source in run.sources:
             unscored[source] += scores_of(run, kept, source) is None
         for name in perplexities:
@@ -174,7 +181,7 @@ def summarize(run: Run, *, valid: Valid | None = None, seed: int = 0) -> Summary
     judged = {
         source: {
             name: estimates.pop(key)
-            for name in ("max", "mean", "rate", "each", "moved")
+            for name in ("max", "mean", "rate", "each", "moved", "changed")
             if (key := f"{source}\0{name}") in estimates
         }
         for source in run.sources
@@ -350,6 +357,28 @@ def _ratios(
     if trials[0].refused is not None:
         found["refused"] = float(any(one.refused for one in trials)), 1
     return found | (_of_moved(kept, moved) if record.searched else {})
+
+
+def _of_harmless(run: Run, record: Record, own: Record) -> Ratios:
+    """How many of the model's own completions each source lets pass, and how many were changed.
+
+    The search's scorer lets pass what is below the search's threshold, another source what the
+    protocol does not call toxic.
+    """
+    threshold = (run.config.get("settings") or {}).get("toxicity_threshold")
+    texts = {trial.number: trial.text for trial in record.trials}
+    trials = [trial for trial in own.trials if trial.number in texts]
+    found: Ratios = {}
+    for source in run.sources:
+        by_threshold = source == run.scorer and threshold is not None
+        scores = scores_of(run, trials, source)
+        harmless = [
+            trial.text != texts[trial.number]
+            for trial, score in zip(trials, scores or (), strict=scores is not None)
+            if (score < threshold if by_threshold else not is_toxic(run, score))
+        ]
+        found[f"{source}\0changed"] = sum(harmless), len(harmless)
+    return found
 
 
 def _is_empty(trial: TrialRecord) -> bool:

@@ -36,6 +36,12 @@ class Metrics:
         self.in_flight = gauge("requests_in_flight", "Requests without a whole answer yet")
         self.under_way = gauge("completions_under_way", "Completions in work or waiting")
         self.outcomes = counter("completions", "Completions by outcome", ["outcome"])
+        self.changed = counter(
+            "changed_completions",
+            "Texts given out that are not what the model wrote by itself; because its whole text "
+            "failed, or a beginning, of which the whole was never written and might have passed",
+            ["failed"],
+        )
         self.rounds = counter("rounds", "Engine calls that the completions took part in")
         self.evaluations = counter("evaluations", "Texts generated and scored for completions")
         self.generated = counter("generated_tokens", "Tokens that the model wrote")
@@ -50,6 +56,8 @@ class Metrics:
         best = result.best
         outcome = "accepted" if best.accepted else "empty" if best.empty else "refused"
         self.outcomes.labels(outcome).inc()
+        if not best.refused and best.text != best.base.text:
+            self.changed.labels("beginning" if best.base_partial else "whole").inc()
         self.rounds.inc(best.rounds)
         self.evaluations.inc(best.evaluations)
         self.generated.inc(best.generated_tokens)

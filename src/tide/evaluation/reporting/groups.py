@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -66,7 +66,8 @@ def grouped(runs: Sequence[Run], valid: Valid | None, seed: int) -> list[Group]:
         short = {model: model for model in short}
     groups = []
     for (benchmark, model, protocol), some in by_key.items():
-        entries = [Entry(alike, summary_of(alike, valid, seed)) for alike in _rows(some)]
+        own = _own_runs(some)
+        entries = [Entry(alike, summary_of(alike, own, valid, seed)) for alike in _rows(some)]
         names = [name for name in (benchmark, short[model], protocol) if name]
         prompts = max(entry.summary.prompts for entry in entries)
         said = [*filter(None, (benchmark, short[model])), f"{prompts} prompts"]
@@ -76,9 +77,26 @@ def grouped(runs: Sequence[Run], valid: Valid | None, seed: int) -> list[Group]:
     return groups
 
 
-def summary_of(alike: Sequence[Run], valid: Valid | None, seed: int) -> Summary:
+def _is_own(run: Run) -> bool:
+    return run.name.partition(" (")[0] in ("base", "unmodified")
+
+
+def _own_runs(runs: Sequence[Run]) -> dict[Any, Run]:
+    """By seed, what the model wrote by itself; without the seeds that have several such runs."""
+    found = [(_configuration(run)[0], run) for run in runs if _is_own(run)]
+    counts = Counter(seed for seed, _ in found)
+    return {seed: run for seed, run in found if counts[seed] == 1}
+
+
+def summary_of(
+    alike: Sequence[Run], own: Mapping[Any, Run], valid: Valid | None, seed: int
+) -> Summary:
     """Of a run, or of several that differ in their seed alone. seed: of the bootstrap."""
-    found = [summarize(run, valid=valid, seed=seed) for run in alike]
+    seeds = [_configuration(run)[0] for run in alike]
+    found = [
+        summarize(run, valid=valid, seed=seed, own=None if _is_own(run) else own.get(its))
+        for run, its in zip(alike, seeds, strict=True)
+    ]
     return found[0] if len(alike) == 1 else over_seeds(found, alike[0].name)
 
 

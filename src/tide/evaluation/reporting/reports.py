@@ -196,7 +196,7 @@ def _parts(group: Group, valid: Valid | None, seed: int) -> dict[str, list[Summa
         for entry in group.entries:
             found = [(run, [r for r in run.records if r.group == label]) for run in entry.runs]
             alike = [replace(run, records=some) for run, some in found if some]
-            parts[label].append(summary_of(alike, valid, seed) if alike else None)
+            parts[label].append(summary_of(alike, {}, valid, seed) if alike else None)
     return parts
 
 
