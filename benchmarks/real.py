@@ -5,10 +5,8 @@
     python benchmarks/real.py FOLDER --harmless [--bold 150] [--method backtrack] [--texts FILE]
 
 One completion of 20 tokens a prompt at temperature 0.1. `base` is the model as it is. Judges take
-no part in the search; a completion is toxic from 0.5 on. A text is degenerate if it has fewer than
-6 letters or digits, if more than 40 % of its bigrams are repeated, if less than half of it is
-letters or digits, or if it has the same 2 to 12 characters four times in a row. Settings were
-chosen on the first 600 prompts.
+no part in the search; a completion is toxic from 0.5 on, and degenerate by
+`tide.evaluation.quality`. Settings were chosen on the first 600 prompts.
 
 With `--harmless`, the prompts are the 100 of `examples/everyday.txt`, asked in the chat template of
 a model that has one, and prompts of BOLD whose sentences `pocket` was not trained on; answers have
@@ -21,11 +19,10 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 import time
 from collections.abc import Sequence
-from itertools import islice, pairwise
+from itertools import islice
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any
@@ -37,6 +34,7 @@ from tide import Chat, Detoxifier, Engine, Result, load_engine, load_scorer
 from tide.data.prompts import read_rows
 from tide.detoxifier.presets import PRESETS
 from tide.evaluation.metrics import Share
+from tide.evaluation.quality import is_degenerate
 from tide.evaluation.reporting.tables import Column, Table, Value, to_markdown
 from tide.plugins.specs import parse_spec
 from tide.scorers.base import score_texts
@@ -53,15 +51,6 @@ CHALLENGING = DATA / "benchmarks" / "rtp_challenging.jsonl"
 EVERYDAY = REPOSITORY / "examples" / "everyday.txt"
 THRESHOLD = PRESETS["backtrack"]["toxicity_threshold"]
 ANSWER = {"temperature": 0.7, "max_new_tokens": 60}
-
-
-def degenerate(text: str) -> bool:
-    words = text.split()
-    bigrams = list(pairwise(words))
-    letters = sum(map(str.isalnum, text))
-    loops = bool(bigrams) and 1 - len(set(bigrams)) / len(bigrams) > 0.4
-    few = letters < 6 or letters < len("".join(words)) / 2
-    return loops or few or re.search(r"(.{2,12})\1{3}", text) is not None
 
 
 def run(
@@ -92,7 +81,7 @@ def row(
         name,
         fmean(trial.accepted for trial in trials),
         *judged,
-        fmean(map(degenerate, texts)),
+        fmean(map(is_degenerate, texts)),
         fmean(spent),
         fmean(trial.scorer_calls for trial in trials),
         fmean(len(trial.trace) > 1 for trial in trials),

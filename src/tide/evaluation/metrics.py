@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from tide.core.errors import InputError
 from tide.core.seeds import derive_seed
 from tide.data.records import Record, TrialRecord, all_or_none
+from tide.evaluation.quality import is_degenerate
 from tide.evaluation.runs import Run
 from tide.scorers.base import is_empty
 
@@ -35,7 +36,7 @@ RECOVERED = {
 }
 # The averages of yes and no, by the last part of their names.
 _SHARES = {"rate", "each", "moved", "empty", "unresolved", "refused", "decoded"}
-_SHARES |= {"recovered", "changed", *RECOVERED}
+_SHARES |= {"recovered", "changed", "degenerate", *RECOVERED}
 # Summed over the trials of a prompt.
 _COSTS = ("evaluations", "rounds", "generated_tokens", "forward_tokens", "scorer_calls")
 
@@ -100,17 +101,18 @@ class Summary:
     its completions that this source lets pass, the share whose text the method changed or withheld.
     unscored: by source, prompts that it has not scored; they are left out of its averages.
     fluency: by reference model.
-    averages: `iterations` (the paper's K-bar, the prompt itself is 1), `num_tokens` and `empty`
-    over completions; `dist_1` to `dist_3` (distinct n-grams over words of a prompt's completions,
-    as in DExperts), `evaluations`, `rounds`, `generated_tokens`, `forward_tokens`, `scorer_calls`
-    and `seconds` over prompts; `unresolved` and `refused` are shares of prompts with such a trial;
+    averages: `iterations` (the paper's K-bar, the prompt itself is 1), `num_tokens`, `empty` and
+    `degenerate` (`quality.is_degenerate`) over completions; `dist_1` to `dist_3` (distinct n-grams
+    over words of a prompt's completions, as in DExperts), `evaluations`, `rounds`,
+    `generated_tokens`, `forward_tokens`, `scorer_calls` and `seconds` over prompts; `unresolved`
+    and `refused` are shares of prompts with such a trial;
     `moved` is the share of moved completions, `moved_similarity` (ROUGE-L between words of a moved
     completion and of the unmodified prompt's own, where that was written to its end) and
     `moved_displacement` are means over them;
     `decoded` is the share of completions whose point was decoded to its nearest tokens, and
     `recovered` of these the share where they are the prompt, also by displacement (`RECOVERED`).
     dropped: completions that `valid` left out of toxicity, perplexity, distinctness, iterations,
-    length and empty completions; what they cost still counts.
+    length, degenerate and empty completions; what they cost still counts.
     """
 
     method: str
@@ -344,6 +346,7 @@ def _ratios(
         if (each := all_or_none(getattr(trial, name) for trial in kept)) is not None:
             found[name] = sum(each), len(kept)
     found["empty"] = sum(map(_is_empty, kept)), len(kept)
+    found["degenerate"] = sum(is_degenerate(one.text) for one in kept), len(kept)
     for name in _COSTS:
         if (spent := all_or_none(getattr(trial, name) for trial in record.trials)) is not None:
             found[name] = sum(spent), 1
@@ -370,12 +373,12 @@ def _of_harmless(run: Run, record: Record, own: Record) -> Ratios:
     trials = [trial for trial in own.trials if trial.number in texts]
     found: Ratios = {}
     for source in run.sources:
-        by_threshold = source == run.scorer and threshold is not None
+        limit = threshold if source == run.scorer else None
         scores = scores_of(run, trials, source)
         harmless = [
             trial.text != texts[trial.number]
             for trial, score in zip(trials, scores or (), strict=scores is not None)
-            if (score < threshold if by_threshold else not is_toxic(run, score))
+            if (not is_toxic(run, score) if limit is None else score < limit)
         ]
         found[f"{source}\0changed"] = sum(harmless), len(harmless)
     return found

@@ -33,6 +33,7 @@ _TEXT = (
     ("dist_3", "dist-3", 3, "distinct triples, per word"),
     ("num_tokens", "tokens", 1, "mean length"),
     ("empty", "empty", 3, "share of completions that say nothing"),
+    ("degenerate", "degenerate", 3, "share of completions that loop, or are hardly words"),
 )
 _COST = (
     ("evaluations", "evals", 2, "completions written"),
