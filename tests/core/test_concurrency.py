@@ -420,7 +420,7 @@ FORKED = """
 import asyncio, os, signal, threading, warnings
 import tide
 from tide.detoxifier.asynchronous import AsyncDetoxifier
-from tide.engines import ScriptedEngine
+from tide.engines import Request, ScriptedEngine
 from tide.scorers import load_scorer, score_texts
 
 warnings.simplefilter("ignore")  # of newer Pythons, about the fork
@@ -452,7 +452,7 @@ if (child := os.fork()) == 0:
         lambda: detox("x"), lambda: list(detox.map(["x"])), lambda: list(detox.stream("x")),
         lambda: detox.check(["x"]), lambda: asyncio.run(asynchronous("x")),
         lambda: asyncio.run(streamed()), lambda: engine.tokenize(["x"]),
-        lambda: engine.complete([[1]], detox.settings, [0]),
+        lambda: asyncio.run(engine.complete([Request([1])])),
         lambda: score_texts(scorer, ["a text"], "zero"),
     ]
     for use in ways:
