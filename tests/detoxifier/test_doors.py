@@ -7,6 +7,7 @@ import functools
 import gc
 import itertools
 import shutil
+import signal
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
@@ -486,3 +487,38 @@ def test_closing_ends_a_map_and_calls_of_other_threads() -> None:
         detox(PROMPT)
     engine.close()
     scorer.go.set()
+
+
+def _called(detox: Detoxifier) -> Any:
+    return detox(PROMPT)
+
+
+def _mapped(detox: Detoxifier) -> Any:
+    return list(detox.map([PROMPT, "once upon a night"]))
+
+
+def _streamed(detox: Detoxifier) -> Any:
+    with detox.stream(PROMPT) as stream:
+        return list(stream)
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="no such signals here")
+@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.parametrize("way", [_called, _mapped, _streamed])
+def test_ctrl_c_ends_the_work(way: Callable[[Detoxifier], Any]) -> None:
+    engine, main_thread = Stops("draft", for_ever), threading.main_thread().ident
+    assert main_thread is not None
+
+    def interrupt() -> None:
+        assert engine.reached.wait(20)
+        time.sleep(0.1)
+        signal.pthread_kill(main_thread, signal.SIGINT)
+
+    with engine, Detoxifier(engine, scorer=Reader(), **SETTINGS) as detox:
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            way(detox)
+        thread.join()
+        within(1, lambda: engine.under_way == 0)
+        assert detox(PROMPT).text == repaired()
