@@ -116,6 +116,8 @@ def test_the_default_methods_are_enough_for_completions() -> None:
             Completion(" x xx", (1, 2), "stop"),
             Completion(" xxx", (3,), "stop"),
         ]
+        request = Request([1, 2], OWN)
+        assert [one.read_tokens for one in asyncio.run(_pieces(engine, request))] == [2, 0, 0]
         assert engine.encode("a bc").token_ids == (1, 2)
         assert engine.encode("a bc").fixed_mask == (False, False)
         assert engine.prefix_cache(torch.zeros(2, 4)) is None

@@ -41,8 +41,8 @@ class Storyteller(ScriptedEngine):
         size = request.piece_tokens or max(1, len(ids))
         for start in range(0, max(1, len(ids)), size):
             await self._pause(request, start)
-            part, read = tuple(ids[start : start + size]), 0 if start else len(request.prompt)
-            yield Piece(part, reason if start + size >= len(ids) else None, read)
+            part = tuple(ids[start : start + size])
+            yield Piece(part, reason if start + size >= len(ids) else None)
 
     async def _pause(self, request: Request, written: int) -> None:
         """Before each piece of a text, of which so many words were written."""

@@ -96,12 +96,13 @@ class Piece:
     """What was written next, without a token that ends the text.
 
     finish_reason: why this is the last piece; None if it is not. read_tokens: prompt tokens that
-    were read for it, without those in the prefix cache; all of them in the first piece.
+    were read for it, without those in the prefix cache. An engine without one leaves it at None:
+    the first piece then counts the whole prompt.
     """
 
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None = None
-    read_tokens: int = field(default=0, compare=False)
+    read_tokens: int | None = field(default=None, compare=False)
 
 
 class Likelihood(NamedTuple):
@@ -261,8 +262,12 @@ class Engine(ABC):
         """The text to complete for `prompt`. Raises InputError if invalid."""
         if isinstance(prompt, Chat):
             return self.render(prompt)
-        if not isinstance(prompt, str):
-            raise InputError(_not_a_text(prompt))
+        given: Any = prompt  # callers may not check types
+        if not isinstance(given, str):
+            kind, way = type(prompt).__name__, "detox.chat answers messages"
+            if isinstance(given, list | tuple) and all(isinstance(one, str) for one in given):
+                kind, way = f"{kind} of texts", "Detoxifier.batch and .map take several"
+            raise InputError(f"expected a text, got {kind}; {way}")
         if (place := half_character(prompt)) is not None:
             raise InputError(f"invalid Unicode: lone surrogate at index {place}")
         if not prompt.strip():
@@ -316,20 +321,30 @@ class Engine(ABC):
             return
         again = 0  # tokens of the prompt that were written here
         if request.banned_first_ids:
-            ids, ended, read = await self._whole(_first_token(request))
+            banned = dict.fromkeys(request.banned_token_ids + request.banned_first_ids)
+            least = min(1, request.sampling.min_new_tokens)
+            update = {"max_new_tokens": 1, "min_new_tokens": least}
+            first = replace(
+                request,
+                sampling=request.sampling.model_copy(update=update),
+                banned_token_ids=tuple(banned),
+                banned_first_ids=(),
+            )
+            ids, ended, read = await self._whole(first)
             over = ended == "stop" or len(ids) == request.sampling.max_new_tokens
             yield Piece(tuple(ids), ended if over else None, read)
             if over:
                 return
             request, again = self.after(request, ids), len(ids)
-        written = 0
+        written, unread = 0, len(request.prompt) - again
         with self._calling("write", awaits=True):
             self.check(request)
             async with aclosing(self._write(request)) as pieces:
                 async for piece in pieces:
                     written += len(piece.token_ids)
                     self._check_piece(piece, written, request)
-                    read, again = max(0, piece.read_tokens - again), 0
+                    own = piece.read_tokens
+                    read, unread = unread if own is None else max(0, own - again), 0
                     yield replace(piece, read_tokens=read)
                     if piece.finish_reason is not None:
                         return
@@ -547,7 +562,7 @@ class Engine(ABC):
         async with aclosing(self.write(replace(request, piece_tokens=None))) as pieces:
             async for piece in pieces:
                 ids += piece.token_ids
-                reason, read = piece.finish_reason, read + piece.read_tokens
+                reason, read = piece.finish_reason, read + (piece.read_tokens or 0)
         assert reason is not None  # `write` raises otherwise
         return ids, reason, read
 
@@ -581,17 +596,6 @@ class Engine(ABC):
         return InputError(f"engine {type(self).__name__}: has no {what}")
 
 
-def _first_token(request: Request) -> Request:
-    """The request for the first token alone."""
-    update = {"max_new_tokens": 1, "min_new_tokens": min(1, request.sampling.min_new_tokens)}
-    return replace(
-        request,
-        sampling=request.sampling.model_copy(update=update),
-        banned_token_ids=tuple(dict.fromkeys(request.banned_token_ids + request.banned_first_ids)),
-        banned_first_ids=(),
-    )
-
-
 def float_dtype(name: str) -> torch.dtype:
     """The torch dtype called `name`. Raises InputError for one that models do not compute in."""
     import torch  # noqa: PLC0415  (slow import)
@@ -600,10 +604,3 @@ def float_dtype(name: str) -> torch.dtype:
         raise InputError(f"dtype: must be 'auto', {', '.join(map(repr, _DTYPES))} (got {name!r})")
     dtype: torch.dtype = getattr(torch, name)
     return dtype
-
-
-def _not_a_text(given: object) -> str:
-    kind, way = type(given).__name__, "detox.chat answers messages"
-    if isinstance(given, list | tuple) and all(isinstance(one, str) for one in given):
-        kind, way = f"{kind} of texts", "Detoxifier.batch and .map take several"
-    return f"expected a text, got {kind}; {way}"

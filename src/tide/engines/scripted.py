@@ -85,7 +85,7 @@ class ScriptedEngine(Engine):
         text = self._respond(x, request.seed)
         end = request.sampling.stop_in(text)
         ids = [one for one in self._ids(text[:end]) if one not in request.banned_token_ids]
-        yield Piece(tuple(ids), "length" if end is None else "stop", len(prompt))
+        yield Piece(tuple(ids), "length" if end is None else "stop")
 
     async def _log_likelihoods(
         self, pairs: Sequence[TokenPair], prefix_cache: object

@@ -123,28 +123,22 @@ class VllmEngine(EmbeddingEngine):
         if request.piece_tokens is not None:
             parameters |= {"stream_interval": request.piece_tokens}
         async with aclosing(self._outputs(request, parameters)) as outputs:
-            read = len(request.prompt)
             async for output in outputs:
                 (written,) = output.outputs
                 ids, reason = tuple(written.token_ids), written.finish_reason
                 if reason not in (None, "length", "stop"):
                     raise EngineError(f"vLLM with {self.name}: gave up on a sequence ({reason})")
-                yield Piece(*without_end(ids, reason, written.stop_reason), read)
-                read = 0
+                yield Piece(*without_end(ids, reason, written.stop_reason))
 
     async def _log_likelihoods(
         self, pairs: Sequence[TokenPair], prefix_cache: object
     ) -> list[Likelihood]:
         async def one(prompt: Sequence[int], completion: Sequence[int]) -> Likelihood:
             request = Request((*prompt, *completion))
-            parameters = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
-            async with aclosing(self._outputs(request, parameters)) as outputs:
-                async for output in outputs:
-                    positions = output.prompt_logprobs[-len(completion) :]
-                    some = zip(positions, completion, strict=True)
-                    mean = float(np.mean([position[token].logprob for position, token in some]))
-                    return Likelihood(mean, len(request.prompt))
-            raise EngineError(f"vLLM with {self.name}: told no likelihood")
+            output = await self._one_token(request, prompt_logprobs=0)
+            places = zip(output.prompt_logprobs[-len(completion) :], completion, strict=True)
+            mean = float(np.mean([place[token].logprob for place, token in places]))
+            return Likelihood(mean, len(request.prompt))
 
         return await gather(starmap(one, pairs))
 
@@ -178,15 +172,18 @@ class VllmEngine(EmbeddingEngine):
 
     async def _first_tokens(self, prompts: Sequence[Any]) -> list[FirstToken]:
         async def first(prompt: Any) -> FirstToken:
-            parameters = {"max_tokens": 1, "temperature": 0.0, "logprobs": 0}
-            async with aclosing(self._outputs(Request(prompt), parameters)) as outputs:
-                async for output in outputs:
-                    (written,) = output.outputs
-                    token = written.token_ids[0]
-                    return token, written.logprobs[0][token].logprob
-            raise EngineError(f"vLLM with {self.name}: wrote nothing")
+            (written,) = (await self._one_token(Request(prompt), logprobs=0)).outputs
+            token = written.token_ids[0]
+            return token, written.logprobs[0][token].logprob
 
         return await gather(map(first, prompts))
+
+    async def _one_token(self, request: Request, **parameters: Any) -> Any:
+        parameters |= {"max_tokens": 1, "temperature": 0.0}
+        async with aclosing(self._outputs(request, parameters)) as outputs:
+            async for output in outputs:
+                return output
+        raise EngineError(f"vLLM with {self.name}: wrote nothing")
 
     @property
     def available(self) -> bool:

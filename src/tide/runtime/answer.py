@@ -179,7 +179,7 @@ class Answer:
                     ended = piece.finish_reason
                     self._ids += piece.token_ids
                     self._effort.generated_tokens += len(piece.token_ids)
-                    self._effort.read_tokens += piece.read_tokens
+                    self._effort.read_tokens += piece.read_tokens or 0
                     (texts,) = self._engine.token_texts([self._ids[settled:]])
                     watch.texts[settled:] = texts
                     ended = self._stopped() or ended

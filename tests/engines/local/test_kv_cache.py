@@ -70,7 +70,7 @@ def test_every_row_keeps_its_own(steps: list[tuple[list[int], set[int], int]]) -
             for layer, (keys, values) in zip(cache.model_cache.layers, new, strict=True):
                 seen: tuple[torch.Tensor, torch.Tensor] = layer.update(keys, values)
                 assert seen[0].shape[2] == cache.end - cache.low + 1
-            cache.stepped()
+            cache.end += 1
             for i, row in enumerate(rows):
                 rows[i] = [
                     (torch.cat([a, b[i]], dim=1), torch.cat([c, d[i]], dim=1))
@@ -89,7 +89,7 @@ def test_the_store_does_not_grow_with_the_steps() -> None:
             cache.step()
             for layer, pair in zip(cache.model_cache.layers, layer_states(1, 1, 1), strict=True):
                 layer.update(*(part.expand(cache.shown, -1, -1, -1) for part in pair))
-            cache.stepped()
+            cache.end += 1
         if cache.count > 1:
             leave(cache, [0])
     assert cache.columns < 200

@@ -132,10 +132,6 @@ class KeyValueCache:
         self._show()
         return True
 
-    def stepped(self) -> None:
-        """It has written."""
-        self.end += 1
-
     def wipe(self, row: int) -> None:
         """Forget what may not be finite, before a row leaves: masking does not remove NaN."""
         for store in self.stores:

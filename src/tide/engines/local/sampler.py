@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,11 +23,6 @@ CHECK_EVERY = {"cpu": 1}
 CHECK_EVERY_ELSEWHERE = 4
 # Steps between looks at the texts: to read them costs about as much as a small model's step.
 LOOK_EVERY = 8
-
-# What rows of ids read as.
-Texts = Callable[[Sequence[Sequence[int]]], list[str]]
-# How many of the first ids it takes until their text is enough: see `Engine.fewest`.
-Fewest = Callable[[Sequence[int], Callable[[str], bool]], int]
 
 # Keys of a sequence made at once.
 _KEYS = 32
@@ -282,9 +276,16 @@ def _one_or_each(values: list[Any], device: torch.device) -> Any:
 
 
 class StopStrings:
-    """Finds the rows that have come to hold one of their stop strings, wherever its tokens part."""
+    """Finds the rows that have come to hold one of their stop strings, wherever its tokens part.
 
-    def __init__(self, texts: Texts, fewest: Fewest) -> None:
+    texts, fewest: see `Engine`.
+    """
+
+    def __init__(
+        self,
+        texts: Callable[[Sequence[Sequence[int]]], list[str]],
+        fewest: Callable[[Sequence[int], Callable[[str], bool]], int],
+    ) -> None:
         self._texts, self._fewest = texts, fewest
 
     def found(
@@ -294,9 +295,6 @@ class StopStrings:
         rows = [row for row, own in enumerate(samplings) if own.stop]
         texts = self._texts([ids[row] for row in rows]) if rows else []
         for row, text in zip(rows, texts, strict=True):
-            if samplings[row].stop_in(text) is not None:
-                yield row, self._fewest(ids[row], partial(self._holds, samplings[row]))
-
-    @staticmethod
-    def _holds(sampling: Sampling, text: str) -> bool:
-        return sampling.stop_in(text) is not None
+            own = samplings[row]
+            if own.stop_in(text) is not None:
+                yield row, self._fewest(ids[row], lambda x, own=own: own.stop_in(x) is not None)  # type: ignore[misc]

@@ -57,15 +57,6 @@ class Forward:
         # Without padding the attention needs no mask, and its fast paths apply.
         return self._model(attention_mask=mask, use_cache=True, return_dict=True, **inputs)
 
-    def step(self, tokens: Tensor, positions: Tensor, cache: Any, mask: Tensor | None) -> Tensor:
-        """Next-token logits (B, V) for `tokens` and their `positions`, both (B,).
-
-        The tokens join the `cache`. mask: (B, cached + 1), 1 = real; None where nothing is padding.
-        """
-        out = self(mask, positions[:, None], cache, input_ids=tokens[:, None])
-        logits: Tensor = out.logits[:, -1]
-        return logits
-
     def embed(self, tokens: Tensor) -> Tensor:
         """The model's own embeddings of token ids (B,)."""
         embeddings: Tensor = self._model.get_input_embeddings()(tokens)
@@ -194,8 +185,9 @@ class Stream:
         mask = None if self._mask is None else self._mask[..., :width]
         assert mask is None or mask.shape[-1] == width  # attention would not say so
         own = cache.model_cache if self._own is None else self._own
-        self.logits = self._forward.step(tokens, positions, own, mask)[:count]
-        cache.stepped()
+        out = self._forward(mask, positions[:, None], own, input_ids=tokens[:, None])
+        self.logits = out.logits[:count, -1]
+        cache.end += 1
 
     def leave(self, rows: Sequence[int]) -> list[int]:
         """Let these rows go; returns the former numbers of the others, in their new order."""

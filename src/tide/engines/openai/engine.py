@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,6 +25,7 @@ from tide.core.sanitize import logger
 from tide.core.seeds import derive_seed
 from tide.core.settings import Sampling, Settings
 from tide.engines.base import Engine, FinishReason, MaxBatch, Piece, Prompt, Request
+from tide.engines.checkpoint import source_of
 from tide.engines.openai.server import Capabilities, complete_probe, look_at, streamed
 from tide.engines.openai.words import (
     BannedWords,
@@ -80,7 +80,13 @@ class OpenAIEngine(Engine):
         self.dim, self.dtype, self.context_length = 0, torch.float32, None
         self.max_batch = max_batch or _MAX_BATCH
         self._capacity = asyncio.Semaphore(self.max_batch)
-        self._named = None if tokenizer is None else _read_tokenizer(tokenizer)
+        self._named: BannedWords | None = None
+        if tokenizer is not None:
+            from transformers import AutoTokenizer  # noqa: PLC0415  (slow import)
+
+            with guarded(InputError, f"tokenizer {tokenizer}: cannot be read"):
+                read = AutoTokenizer.from_pretrained(source_of(tokenizer))
+                self._named = ask_tokenizer(str(tokenizer), read)
         self._found: dict[str, Capabilities] = {}  # by address
         self.pool = EndpointPool(
             base_urls, self._admit, self._check, timeout, deadline, api_key=read_key(api_key_env)
@@ -141,11 +147,9 @@ class OpenAIEngine(Engine):
             async with self._capacity:
                 await self.pool.run(1, lambda server: self._ask(server, answer))
 
-        read = len(request.prompt)
         async with aclosing(told(work)) as pieces:
             async for piece in pieces:
-                yield replace(piece, read_tokens=read)
-                read = 0
+                yield piece
 
     async def _ask(self, endpoint: Endpoint, answer: StreamedAnswer) -> None:
         """Let a server write on until the answer has its end. Another may take over from there."""
@@ -328,12 +332,3 @@ class StreamedAnswer:
     def _finish(self, reason: FinishReason) -> None:
         self.reason = reason
         self._put(Piece(tuple(map(id_of, self.words)) if self._whole else (), reason))
-
-
-def _read_tokenizer(source: str | Path) -> BannedWords:
-    from transformers import AutoTokenizer  # noqa: PLC0415  (slow import)
-
-    from tide.engines.checkpoint import source_of  # noqa: PLC0415  (slow import)
-
-    with guarded(InputError, f"tokenizer {source}: cannot be read"):
-        return ask_tokenizer(str(source), AutoTokenizer.from_pretrained(source_of(source)))

@@ -13,7 +13,6 @@ import asyncio
 import math
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -103,7 +102,9 @@ class RemoteEngine(EmbeddingEngine):
         code: dict[str, Any] = {"trust_remote_code": trust_remote_code}
         with guarded(EngineError, f"model {self.name}: cannot be loaded"):
             config = read_config(self._source, **code)
-            self.dtype = _dtype(dtype, config)
+            named = getattr(config.get_text_config(), "dtype", None)
+            own = named if isinstance(named, torch.dtype) else torch.float32
+            self.dtype = own if dtype == "auto" else float_dtype(dtype)
             vocabulary = read_vocabulary(self._source, config, self.dtype, **code)
             super().__init__(*vocabulary, config)
         self.context_length = None
@@ -144,11 +145,9 @@ class RemoteEngine(EmbeddingEngine):
 
             await self.pool.run(1, ask)
 
-        read = len(request.prompt)
         async with aclosing(told(work)) as pieces:
             async for piece in pieces:
-                yield replace(piece, read_tokens=read)
-                read = 0
+                yield piece
 
     async def _parts(self, endpoint: Endpoint, request: Request) -> AsyncGenerator[Piece, None]:
         body = self._body(request) | self._prompts([request])
@@ -310,7 +309,7 @@ class RemoteEngine(EmbeddingEngine):
             self.completions([(ids, reason)], [request.sampling])
         except EngineError as error:  # ids that cannot be read
             raise ServerFailed(str(error)) from None
-        return Piece(ids, reason, len(request.prompt))
+        return Piece(ids, reason)
 
     async def _admit(self, endpoint: Endpoint) -> None:
         """Look at a server before it is used: its version, its model, and what it writes."""
@@ -355,13 +354,6 @@ class RemoteEngine(EmbeddingEngine):
         if any(choice.logprobs is None for choice in choices):
             raise ServerFailed("answered without log-probabilities")
         return [(c.token_ids[0], c.logprobs.token_logprobs[0]) for c in choices if c.logprobs]
-
-
-def _dtype(name: str, config: Any) -> torch.dtype:
-    if name != "auto":
-        return float_dtype(name)
-    dtype = getattr(config.get_text_config(), "dtype", None)
-    return dtype if isinstance(dtype, torch.dtype) else torch.float32
 
 
 def _alike(requests: Sequence[Request]) -> list[list[int]]:
