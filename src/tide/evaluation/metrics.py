@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from tide.core.errors import InputError
 from tide.core.seeds import derive_seed
-from tide.data.records import Record, TrialRecord, all_or_none
+from tide.data.records import Record, RecordId, TrialRecord, all_or_none
 from tide.evaluation.quality import is_degenerate
 from tide.evaluation.runs import Run
 from tide.scorers.base import is_empty
@@ -149,7 +149,9 @@ def summarize(
     Raises InputError for records that miss trials, and where `valid` cannot be had.
     """
     check_records(run)
-    unmodified = {record.id: record for record in own.records} if own else {}
+    unmodified: dict[RecordId, Record] = {}
+    if own is not None and own.config.get("method") != run.config.get("method"):
+        unmodified = {record.id: record for record in own.records}
     rows: list[Ratios] = []
     completions = dropped = 0
     unscored = dict.fromkeys(run.sources, 0)

@@ -77,13 +77,9 @@ def grouped(runs: Sequence[Run], valid: Valid | None, seed: int) -> list[Group]:
     return groups
 
 
-def _is_own(run: Run) -> bool:
-    return run.name.partition(" (")[0] in ("base", "unmodified")
-
-
 def _own_runs(runs: Sequence[Run]) -> dict[Any, Run]:
     """By seed, what the model wrote by itself; without the seeds that have several such runs."""
-    found = [(_configuration(run)[0], run) for run in runs if _is_own(run)]
+    found = [(_configuration(run)[0], run) for run in runs if run.name == "base"]
     counts = Counter(seed for seed, _ in found)
     return {seed: run for seed, run in found if counts[seed] == 1}
 
@@ -92,10 +88,8 @@ def summary_of(
     alike: Sequence[Run], own: Mapping[Any, Run], valid: Valid | None, seed: int
 ) -> Summary:
     """Of a run, or of several that differ in their seed alone. seed: of the bootstrap."""
-    seeds = [_configuration(run)[0] for run in alike]
     found = [
-        summarize(run, valid=valid, seed=seed, own=None if _is_own(run) else own.get(its))
-        for run, its in zip(alike, seeds, strict=True)
+        summarize(run, valid=valid, seed=seed, own=own.get(_configuration(run)[0])) for run in alike
     ]
     return found[0] if len(alike) == 1 else over_seeds(found, alike[0].name)
 
