@@ -8,8 +8,7 @@ import pytest
 
 from tests.tuning.world import tuned
 from tide.core.errors import MissingDependencyError
-from tide.tuning.bench import TuningTrial
-from tide.tuning.pareto import OBJECTIVES, ranked
+from tide.tuning.study import OBJECTIVES, TuningTrial, ranked
 
 
 def tried(name: str, *measures: float, empty: float = 0.0) -> TuningTrial:
