@@ -23,7 +23,7 @@ from tide.evaluation.reporting.tables import Column, Table, Value, to_markdown
 
 RESULTS = Path(__file__).resolve().parent / "results" / "misuse"
 METHODS = (
-    *("base", "tide", "fast", "fast:max_perplexity=none"),
+    *("base", "tide", "random-walk"),
     *("resample", "resample:temperature=1.0"),
 )
 JUDGES = ("pocket", "profanity-check", "lexicon")
