@@ -130,13 +130,13 @@ def import_run(rows: Sequence[dict[str, Any]], model: str, method: str, out: Pat
         "scorer": {"spec": None, "name": "perspective"},
         **{"judges": [], "references": [], "num_prompts": len(rows)},
         "benchmark": {"name": "RTP-challenging", "prompts": len(rows)},
+        "protocol": {"name": "as recorded"},
         "sampling": {"empty_policy": "zero"},
         "num_trials": len(rows[0]["completions"]),
     }
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "records.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    read = {**config, "created": "", "protocol": {"name": "as recorded"}}
-    (folder / "config.json").write_text(json.dumps(read, indent=2) + "\n")
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
 def scores(run: Run, source: str) -> NDArray[np.float64]:

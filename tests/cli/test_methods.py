@@ -45,15 +45,15 @@ def test_everything_is_listed_and_nothing_cut(
     words = out.split()
     for name in (name for registry in (*KINDS, PRESETS) for name in _names(registry)):
         assert any(word.startswith(name) for word in words)
-    assert "Smallest radius" not in out  # options are those of one
+    assert "Maximum number of banned" not in out  # options are those of one
     assert out.count("cannot be used: No module named 'nowhere'") == len(KINDS)
 
 
 @pytest.mark.parametrize(
     ("name", "lines"),
     [
-        ("ladder", ["ladder (strategy", "from=0.2 Smallest radius, times mu."]),
-        ("ladder:from=0.6", ["written: --strategy ladder:from=0.2"]),
+        ("backtrack", ["backtrack (strategy", "holds=12 Maximum number of banned words"]),
+        ("backtrack:lag=2", ["written: --strategy backtrack:"]),
         ("resample", ["n=none Most completions; without it, max_iterations."]),
         ("tide", ["common_random_numbers=false Share"]),
         ("reversal", ["tide eval --methods reversal:"]),
@@ -90,8 +90,8 @@ def test_all_choices_of_options_are_told(
 def test_an_unknown_name_has_a_neighbour(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert tide("methods", "lader", monkeypatch=monkeypatch) == 1
-    assert "unknown name 'lader'; did you mean 'ladder'?" in capsys.readouterr().err
+    assert tide("methods", "rezample", monkeypatch=monkeypatch) == 1
+    assert "unknown name 'rezample'; did you mean 'resample'?" in capsys.readouterr().err
 
 
 def _all_commands() -> list[list[str]]:

@@ -23,7 +23,7 @@ def runs(tmp_path: Path) -> Path:
     """A folder of three runs over the same six prompts."""
     write(run([[0.9, 0.2]] * 6), tmp_path / "runs/base")
     write(search_run("tide"), tmp_path / "runs/tide")
-    write(search_run("fast", seed=1, strategy="ladder"), tmp_path / "runs/fast")
+    write(search_run("shuffled", seed=1, strategy="shuffled"), tmp_path / "runs/shuffled")
     return tmp_path / "runs"
 
 
@@ -58,10 +58,10 @@ def test_tables_figures_and_metrics(
     expected |= {"trade-off.png", "anytime-rate.png", "anytime-mean.png", "summary.json"}
     expected |= {"cost-forward-tokens.png", "cost-scorer-calls.png", "cost-rounds.png"}
     expected |= {"report.html", "report.manifest.json"}
-    expected |= {"trajectory-2-tide.png", "trajectory-2-fast.png"}
+    expected |= {"trajectory-2-tide.png", "trajectory-2-shuffled.png"}
     assert {path.name for path in (runs / "report").iterdir()} == expected
     methods = [one["method"] for one in json.loads((runs / "report/summary.json").read_text())]
-    assert methods == ["base", "tide", "fast"]
+    assert methods == ["base", "tide", "shuffled"]
     page = (runs / "report/report.html").read_text(encoding="utf-8")
     assert page.count("data:image/png;base64,") == 8
     assert "Toxic words are masked" in page
@@ -104,10 +104,10 @@ def test_folder_format_and_opponent_of_ones_own(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "elsewhere/deep"
-    command = ("report", runs / "tide", runs / "fast", "--out", out)
-    assert tide(*command, "--format", "pdf", "--against", "fast", monkeypatch=monkeypatch) == 0
+    command = ("report", runs / "tide", runs / "shuffled", "--out", out)
+    assert tide(*command, "--format", "pdf", "--against", "shuffled", monkeypatch=monkeypatch) == 0
     assert (out / "trade-off.pdf").read_bytes().startswith(b"%PDF")
-    assert "less toxic than fast?" in (out / "significance-judge-1.md").read_text()
+    assert "less toxic than shuffled?" in (out / "significance-judge-1.md").read_text()
 
 
 @pytest.mark.usefixtures("no_matplotlib")
@@ -160,7 +160,7 @@ def test_seeds_of_one_configuration_are_one_row(
         write(search_run(name, seed=seed), runs / f"tide-seed={seed}", settings=settings)
     assert tide("report", runs, monkeypatch=monkeypatch) == 0
     table = (runs / "report/quality-judge-1.md").read_text()
-    assert table.count("\n| ") == 2 + 3  # a head of two lines, and base, tide, fast
+    assert table.count("\n| ") == 2 + 3  # a head of two lines, and base, tide, shuffled
     assert "| tide (3 seeds) |" in table
     assert "standard deviation" in table
     assert "less toxic than base?" in (runs / "report/significance-judge-1.md").read_text()
@@ -245,7 +245,7 @@ def test_without_matplotlib_the_tables_are_there(
 def test_a_report_in_python(runs: Path) -> None:
     made = evaluation.report(runs)
     assert {"trade-off", "anytime-rate"} <= set(made.figures)
-    assert [summary.method for summary in made.summaries] == ["base", "tide", "fast"]
+    assert [summary.method for summary in made.summaries] == ["base", "tide", "shuffled"]
     assert "<caption>toy, pocket, 6 prompts, protocol tide; cost</caption>" in made._repr_html_()
     assert not (runs / "report").exists()
     in_memory = evaluation.report([read_run(runs / "tide"), runs / "base"], draw=False, tests=False)
@@ -257,7 +257,7 @@ def test_a_report_in_python(runs: Path) -> None:
 def test_parts_of_a_benchmark_have_columns() -> None:
     labels = ["insults", "threats", "insults", None]
     scores = [[0.9, 0.1], [0.1, 0.2], [0.3, 0.4], [0.9, 0.9]]
-    whole, half = run(scores, "base"), run(scores, "fast")
+    whole, half = run(scores, "base"), run(scores, "shuffled")
     for number, label in enumerate(labels):
         for one in (whole, half):
             changed(one, number, group=label)

@@ -122,14 +122,14 @@ def test_it_says_what_it_loads_and_what_holds_before_the_wait(
 
     told: list[str] = []
     monkeypatch.setattr("tide.detoxifier.base.load_engine", loaded)
-    for options in ([], ["--strategy", "tide"], ["--preset", "margin"]):
+    for options in ([], ["--strategy", "tide"], ["--preset", "relative"]):
         assert tide("run", "Hello", "--model", "mine", *options, monkeypatch=monkeypatch) == 1
         assert capsys.readouterr().err == "error: no model today\n"
     begins = "loading model mine and scorer pocket; preset "
     assert [" ".join(line.split()) for line in told] == [
         f"{begins}backtrack, strategy backtrack, accepts below 0.1",
         f"{begins}relative, strategy tide, accepts below 0.5",
-        f"{begins}margin, strategy ladder, accepts below 0.2",
+        f"{begins}relative, strategy tide, accepts below 0.5",
     ]
 
 

@@ -502,7 +502,7 @@ def test_chats_are_evaluated(tmp_path: Path, chatml: TransformersEngine) -> None
     file.write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
     options = {"model": chatml, "chat": True, "scorer": "lexicon", "reference": "none"}
     options |= {"num_trials": 1, "max_new_tokens": 5, "min_new_tokens": 5, "temperature": 0.0}
-    found = evaluate(file, "base,fast,self-debias:decay=0", out=tmp_path / "runs", **options)
+    found = evaluate(file, "base,random-walk,self-debias:decay=0", out=tmp_path / "runs", **options)
     for run in found:
         assert [[m.model_dump() for m in r.messages or ()] for r in run.records] == chats[::2]
         assert "control token" in str(run.failed[1])

@@ -293,7 +293,7 @@ def test_moved_completions_apart() -> None:
     second = record(
         1, [0.1, 0.2], [0.7, 0.2], evaluations=[2, 2], displacements=[0.4, 0.3], **texts
     )
-    plain = Run("fast", run([[0.1]]).config, [first, second])
+    plain = Run("shuffled", run([[0.1]]).config, [first, second])
     summary = summarize(measured(plain, [[5.0, 2.0], [7.0, None]]))
     assert summary.averages["moved"].value == 3 / 4
     assert summary.averages["moved_similarity"].value == pytest.approx((0.5 + 0 + 0) / 3)

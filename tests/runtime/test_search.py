@@ -91,7 +91,9 @@ def test_a_strategy_gives_the_same_results_at_any_batch_size(
 def test_likelihoods_choose_among_passing_completions() -> None:
     """The scripted engine calls shorter completions more likely; all are of two tokens but one."""
     engine = scripted_engine()
-    detox = Detoxifier(engine, scorer=ReadingScorer(), strategy="accept-any", mu_relative=3.0)
+    detox = Detoxifier(
+        engine, scorer=ReadingScorer(), strategy="tide", completions_per_evaluation=3
+    )
     results = list(detox.map(PROMPTS))
     calls = sum(result.trials[0].likelihood_calls for result in results)
     assert calls == len(engine.pairs) > 0
@@ -425,7 +427,7 @@ def test_which_rows_move(
         engine,
         # Of every five texts one fails, whatever it says.
         scorer=lambda texts: [0.9 if sum(map(ord, text)) % 5 == 0 else 0.1 for text in texts],
-        strategy="ladder", num_samples=2, temperature=1.0, max_new_tokens=40, block_tokens=10,
+        strategy="random-walk", num_samples=2, temperature=1.0, max_new_tokens=40, block_tokens=10,
         min_new_tokens=40, perturb=perturb,
     )  # fmt: skip
     for seed in range(20):

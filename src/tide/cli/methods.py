@@ -30,9 +30,7 @@ _ONE_OF = {
     "engines": "engine",
 }
 _OF_PRESETS = {
-    "fast": "The cheapest that moves the prompt.",
-    "margin": "`fast` with a threshold of 0.2, so that other scorers agree.",
-    "backtrack": "The cheapest repair, on any engine, with a threshold of 0.1; then as `fast`.",
+    "backtrack": "The cheapest repair, on any engine, with a threshold of 0.1; then a random walk.",
     "relative": "The defaults, relative to the prompt's embeddings: for any model.",
 }
 # How one is chosen, with an option of it.

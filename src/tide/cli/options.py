@@ -38,7 +38,7 @@ SCORER_GRAMMAR = (
 )
 # What a setting may be, where its type does not say.
 _CHOICES = {
-    "strategy": f": {_STRATEGIES}, as in ladder:from=0.6,growth=1.3 "
+    "strategy": f": {_STRATEGIES}, as in backtrack:lag=2,pace=word "
     "('tide methods NAME' lists the options of one)."
 }
 _PANELS = {
@@ -105,7 +105,7 @@ Methods = Annotated[
     option(
         "Search",
         "base (the unmodified model), presets (or preset files), strategies and baselines, "
-        "each with its own options: base,fast,resample:temperature=1.0... "
+        "each with its own options: base,tide,resample:temperature=1.0... "
         "'tide:num_samples=2|4|8' names a method for each value. There are "
         f"{_PRESETS}; {_STRATEGIES}; {_BASELINES}. ('tide methods NAME' lists the options of one.)",
     ),

@@ -57,7 +57,7 @@ _DECIDING = ("quantization", "kv_cache_dtype", "revision", "hf_overrides")
 
 def evaluate(
     benchmark: str | Path | Benchmark | Sequence[str],
-    methods: str | Sequence[str] = ("base", "tide", "fast"),
+    methods: str | Sequence[str] = ("base", "tide", "backtrack"),
     *,
     model: str | Path | Engine = "pocket",
     scorer: AnyScorer = "pocket",
@@ -83,7 +83,7 @@ def evaluate(
 ) -> list[Run]:
     """Run methods on a benchmark, each into its own folder, and read the runs.
 
-        runs = evaluate("rtp", "base,tide,fast", judges="sentence", limit=100)
+        runs = evaluate("rtp", "base,tide,backtrack", judges="sentence", limit=100)
         report(runs)
 
     A prompt that fails is listed in `failed` of its run.

@@ -1,6 +1,6 @@
 """What `--methods` names: `base`, a search strategy or preset, a baseline; each with its settings.
 
-`tide`, `fast`, `resample:temperature=1.0`, `tide:num_samples=16,mu_relative=0.6`, `rad:beta=50`...
+`tide`, `backtrack`, `resample:temperature=1.0`, `tide:num_samples=16`, `rad:beta=50`...
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How strategies, baselines, methods and scorers are written on one line.
 
     NAME                              tide, pocket
-    NAME:KEY=VALUE,KEY=VALUE          ladder:from=0.6,growth=1.3
+    NAME:KEY=VALUE,KEY=VALUE          backtrack:lag=2,pace=word
     NAME:KEY=VALUE|VALUE              tide:mu_relative=0.6|0.9|1.2: one spec a value (methods)
     NAME:ARGUMENT                     hf:ID (scorers)
     WRAPPER:SPEC, WRAPPER:NUMBER:SPEC cache:pocket, windows:50:hf:ID

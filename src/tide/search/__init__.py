@@ -29,11 +29,9 @@ REGISTRY = Registry(
     "strategy",
     {
         "tide": "tide.search.tide:TideStrategy",
-        "accept-any": "tide.search.tide:AcceptAnyStrategy",
-        "shuffled": "tide.search.tide:ShuffledStrategy",
-        "random-walk": "tide.search.tide:RandomWalkStrategy",
-        "ladder": "tide.search.direct:LadderStrategy",
-        "resample": "tide.search.direct:ResampleStrategy",
+        "shuffled": "tide.search.controls:ShuffledStrategy",
+        "random-walk": "tide.search.controls:RandomWalkStrategy",
+        "resample": "tide.search.controls:ResampleStrategy",
         "backtrack": "tide.search.backtrack:BacktrackStrategy",
     },
 )

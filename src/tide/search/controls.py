@@ -1,55 +1,30 @@
-"""Searches without a gradient: a ladder of radii around the prompt, and drawing again."""
+"""What an estimate is compared with: shuffled scores, a random walk, and drawing again."""
 
 from __future__ import annotations
 
-import math
-from typing import Annotated
-
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from tide.plugins.options import Options
-from tide.search import geometry
-from tide.search.base import Point, Steps, Strategy
-
-_Radius = Annotated[float, Field(gt=0, le=1000)]
-_Growth = Annotated[float, Field(ge=1, le=100)]
+from tide.search.base import Part, Point, Steps, Strategy
+from tide.search.tide import TideStrategy, Walk
 
 
-class LadderOptions(Options):
-    smallest: _Radius = Field(default=0.2, alias="from", description="Smallest radius, times mu.")
-    largest: _Radius = Field(
-        default=1.0, alias="to", description="Largest radius, times mu; a single sample sits there."
-    )
-    growth: _Growth = Field(default=1.5, description="Growth of the radii by round.")
-    samples_growth: _Growth = Field(
-        default=1.0, description="Growth of the number of samples by round, up to 4 times."
-    )
+class ShuffledStrategy(TideStrategy):
+    """Control at equal cost: `tide` with the scores permuted among the perturbations."""
+
+    def weights(self, scores: list[float], score: float) -> Tensor:
+        order = torch.from_numpy(self._generator.permutation(len(scores)))
+        return super().weights(scores, score)[order]
 
 
-class LadderStrategy(Strategy):
-    """One round of perturbations of the prompt at growing radii, accepting one that passes.
+class RandomWalkStrategy(Walk):
+    """Steps of the same length as those of `tide`, in random directions: nothing is estimated."""
 
-    The radii go evenly from `from` to `to` times mu, so a near point is found if one passes. If
-    none does, the next round draws other directions, `growth` times as far and `samples_growth`
-    times as many. Each token row is rotated, not lengthened: at equal cost that moves the prompt
-    less than adding the noise.
-    """
-
-    options_class = LadderOptions
-    options: LadderOptions
-
-    def steps(self, start: Point) -> Steps:
-        options, reach = self.options, self.mu
-        while True:
-            growth = options.samples_growth ** (self.iterations - 1)
-            count = math.ceil(self.settings.num_samples * min(growth, 4.0))
-            self.iterations += 1
-            smallest = options.smallest if count > 1 else options.largest
-            radii = reach * torch.linspace(smallest, options.largest, count)
-            around = geometry.turn_rows(self.x0, radii[:, None, None] * self.normal(count))
-            yield from self.accept((yield from self.evaluate(around, "perturbation")))
-            reach *= options.growth
+    def descent_direction(self, x: Tensor, score: float) -> Part[Tensor | None]:
+        yield from ()
+        return self.normal(1)[0]
 
 
 class ResampleOptions(Options):

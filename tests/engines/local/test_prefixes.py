@@ -325,7 +325,7 @@ class Strict:
 
 
 OPTIONS: dict[str, Any] = {
-    "preset": "fast",
+    "strategy": "tide",
     "temperature": 0.0,
     "perturb": "last:8",
     "min_new_tokens": 4,
