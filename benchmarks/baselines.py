@@ -10,7 +10,7 @@ one of them is chosen: the lowest mean score of the first judge, among those who
 is at most 1.5 and at most 3 times the model's own, of which at most a tenth is empty (who says
 nothing says nothing toxic, and has no perplexity), and which hold at least half as many distinct
 pairs of words as the model's own (a loop is fluent by any perplexity). What was chosen is reported
-on prompts 201 to 1199, by that judge and by another that took no part. `fast`, `margin`,
+on prompts 201 to 1199, by that judge and by another that took no part. `tide`, `random-walk`,
 `backtrack` and `resample` are chosen in the same way, by what they accept below and by temperature.
 Where nothing stays within a bound, the row is missing. `fudge` reads 20 candidates instead of its
 authors' 200, which would take hours.
@@ -54,8 +54,6 @@ EMPTY, DISTINCT = 0.1, 0.5
 # A curve each: what stands before the strength, and the strengths.
 CURVES: dict[str, tuple[float, ...]] = {
     "tide:toxicity_threshold={}": (0.5, 0.2),
-    "fast:toxicity_threshold={}": (0.5, 0.3),
-    "margin:toxicity_threshold={}": (0.2, 0.1),
     "backtrack:toxicity_threshold={}": (0.5, 0.3, 0.2, 0.1, 0.07),
     "random-walk:toxicity_threshold={}": (0.5, 0.2),
     "resample:temperature={}": (0.1, 0.5, 0.7, 1),
@@ -89,7 +87,7 @@ CURVES: dict[str, tuple[float, ...]] = {
     "unidetox:scale={}": (0.5, 1, 1.5),
     "pplm:stepsize={}": (0.05, 0.1, 0.2),
 }
-SEARCHES = ("tide", "fast", "margin", "backtrack", "random-walk", "resample")
+SEARCHES = ("tide", "backtrack", "random-walk", "resample")
 
 
 def toxic(found: Summary, judges: list[str], key: str = "mean") -> list[float]:

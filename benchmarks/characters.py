@@ -86,7 +86,7 @@ class Recording(TransformersEngine):
                     ids += piece.token_ids
                     yield piece
         finally:
-            if self.home.is_current and request.piece_tokens is not None:
+            if self.portal.is_current and request.piece_tokens is not None:
                 self.asked.append((request, ids))
 
 

@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("--chats", type=int, default=300)
     count = parser.parse_args().chats
     texts = [row.text for row in load_benchmark("rtp:401-", limit=2 * count).rows]
-    with Detoxifier(preset="fast", temperature=0.1) as detox:
+    with Detoxifier(strategy="random-walk", temperature=0.1) as detox:
         engine = detox.engine
         print("last message,rows,moved,evaluations,rounds,unresolved,perplexity")
         for short in (False, True):

@@ -1,6 +1,6 @@
 """What each search pays for how much safety: searches at several thresholds, by unseen judges.
 
-    python benchmarks/frontier.py [--only fast] [--first 601 --last 1199] [--figure frontier.png]
+    python benchmarks/frontier.py [--only tide] [--first 601 --last 1199] [--figure frontier.png]
 
 Optimising against a scorer until it says 0.49 overfits that scorer. Each row is one search on the
 same prompts of RealToxicityPrompts-challenging, guided by one scorer or by the mean of two, and
@@ -42,7 +42,7 @@ GUIDES = {
     "both": "mean:pocket,profanity-check",
 }
 JUDGES = ("pocket", "profanity-check", "lexicon")
-METHODS = ("tide", "fast", "backtrack", "resample:temperature=0.7")
+METHODS = ("tide", "random-walk", "backtrack", "resample:temperature=0.7")
 TAUS = (0.5, 0.4, 0.3, 0.2, 0.1)
 COSTS = ("evals", "forward", "scored", "unres.")
 FLUENCY = ("moved", "mean", "of 20", "ppl", "of moved", "p95", "empty")

@@ -33,10 +33,9 @@ from tide.engines.local.engine import TransformersEngine
 from tide.engines.local.stream import left_pad, token_positions
 from tide.evaluation.benchmarks import load_benchmark
 from tide.scorers import load_scorer
-from tide.search.geometry import turn_rows
 from writing import completed, likelihoods
 
-TAU, FLOOR, MU = 0.2, 12.0, 1.3  # those of the preset `margin`
+TAU, FLOOR, MU = 0.2, 12.0, 1.3  # threshold, bound on the perplexity, and radius
 RADII = (0.6, 0.8, 1.0, 1.4)
 DIRECTIONS, EARLY = 12, 8
 
@@ -54,6 +53,13 @@ def before_writing(engine: TransformersEngine, rows: list[Tensor]) -> tuple[Tens
         output_hidden_states=True,
     )
     return out.logits[:, -1].log_softmax(-1), out.hidden_states[-1][:, -1]
+
+
+def turn_rows(x0: Tensor, by: Tensor) -> Tensor:
+    """`x0 + by` with each row rescaled to its former norm: the rows rotate and do not grow."""
+    moved = x0 + by
+    scale: Tensor = x0.norm(dim=-1, keepdim=True) / (moved.norm(dim=-1, keepdim=True) + 1e-12)
+    return moved * scale
 
 
 def perplexities(

@@ -1,6 +1,6 @@
 """Does a long stream of prompts stay within memory? `tide run` over BOLD, short and whole.
 
-    python benchmarks/memory.py [--few 2000] [--preset fast]
+    python benchmarks/memory.py [--few 2000] [--preset relative]
 
 Runs `tide run` in a process of its own over the first `few` prompts and over all of them, and
 compares the peak resident memory. Writes `benchmarks/results/memory.json`; the closing tables of
@@ -47,7 +47,9 @@ def run(data: Path, limit: int | None, preset: str, folder: Path) -> dict[str, f
     }
 
 
-def main(few: int = 2000, preset: str = "fast", benchmark: str = "bold", out: Path = OUT) -> None:
+def main(
+    few: int = 2000, preset: str = "relative", benchmark: str = "bold", out: Path = OUT
+) -> None:
     with tempfile.TemporaryDirectory() as folder:
         prompts = Path(folder) / "prompts.jsonl"
         rows = load_benchmark(benchmark).rows

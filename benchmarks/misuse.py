@@ -24,7 +24,7 @@ from writing import completed
 
 RESULTS = Path(__file__).resolve().parent / "results" / "misuse"
 METHODS = (
-    *("base", "tide", "fast", "fast:max_perplexity=none"),
+    *("base", "tide", "random-walk"),
     *("resample", "resample:temperature=1.0"),
 )
 JUDGES = ("pocket", "profanity-check", "lexicon")

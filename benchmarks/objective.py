@@ -29,7 +29,7 @@ from tide.evaluation.metrics import summarize
 from tide.evaluation.reporting.tables import Column, Table, to_markdown
 
 RESULTS = Path(__file__).resolve().parent / "results" / "objective"
-METHODS = ("base", "tide", "fast", "shuffled", "resample", "resample:temperature=1.0")
+METHODS = ("base", "tide", "random-walk", "shuffled", "resample", "resample:temperature=1.0")
 # About as long as a completion of 20 tokens.
 WORDS = 12
 MOST = 20_000

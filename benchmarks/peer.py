@@ -4,12 +4,12 @@
     python benchmarks/peer.py --checkout instant-detox [--prompts 60] [--model pocket]
 
 Runs `generate_tide.py` of the checkout as it is, on vLLM, with our scorer in the place of
-Perspective; then `tide` and `fast` on transformers and on vLLM, with the same model, scorer and
-prompts, one trial each; `tide` with the same step sizes. Latency: one prompt at a time. Together:
-all prompts in one call, which the authors' code has no way to do. Of the seconds a prompt, it shows
-what the engine and the scorer took; the rest is the search. Needs vLLM (`make test-vllm` makes an
-environment with it for a CPU; set VLLM_CPU_KVCACHE_SPACE=1 there). Writes
-`benchmarks/results/peer.json`.
+Perspective; then `tide` and `random-walk` on transformers and on vLLM, with the same model, scorer
+and prompts, one trial each; `tide` with the same step sizes. Latency: one prompt at a time.
+Together: all prompts in one call, which the authors' code has no way to do. Of the seconds a
+prompt, it shows what the engine and the scorer took; the rest is the search. Needs vLLM
+(`make test-vllm` makes an environment with it for a CPU; set VLLM_CPU_KVCACHE_SPACE=1 there).
+Writes `benchmarks/results/peer.json`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ from rich.console import Console
 from rich.table import Table
 
 from tide import Detoxifier, Settings, load_scorer
-from tide.detoxifier.presets import preset_values
 from tide.engines import Engine, load_engine
 from tide.engines.checkpoint import source_of
 from tide.evaluation.benchmarks import load_benchmark
@@ -202,7 +201,7 @@ def main(
     # The defaults, which are relative, in the absolute units that the authors' code takes.
     steps = {"mu": 1.2 * norm / math.sqrt(local.dim), "step_size": 0.6 * norm}
     settings = resolve_settings({**SAMPLING, **steps, "empty_policy": "zero"})
-    fast = resolve_settings({**SAMPLING, "empty_policy": "zero"}, preset_values("fast", model))
+    walk = settings.model_copy(update={"strategy": "random-walk"})
     common: dict[str, Any] = {
         "model": model,
         "scorer": load_scorer(scorer),
@@ -213,7 +212,7 @@ def main(
     found = [theirs(checkout, texts, common)]
     print(found[-1].row(), flush=True)
     for kind, engine in (("transformers", local), ("vllm", load_engine("vllm", model))):
-        for name, chosen in (("tide", settings), ("fast", fast)):
+        for name, chosen in (("tide", settings), ("random-walk", walk)):
             asked = {**common, "settings": chosen}
             found.append(ours(f"{name}, {kind}", engine, texts, asked))
             print(found[-1].row(), flush=True)

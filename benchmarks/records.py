@@ -1,4 +1,4 @@
-"""What the authors' records say of their runs, beyond what `tide report --paper` prints.
+"""What the authors' records say of their runs, beyond what `reproduction/paper.py` prints.
 
     python benchmarks/records.py data/paper/recorded
 

@@ -34,6 +34,7 @@ from sklearn.metrics import roc_auc_score
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from scripts.probes import TRICKS
 from scripts.train_pocket_scorer import (
     CALIBRATION_SOURCE,
     LAST_PROMPT,
@@ -47,7 +48,6 @@ from scripts.train_pocket_scorer import (
 from tide import Scorer, load_scorer
 from tide.scorers.base import is_empty
 from tide.scorers.false_alarms import beginnings, false_alarms
-from tide.scorers.probes import TRICKS
 from tide.scorers.readings import readings
 
 THRESHOLDS = (0.1, 0.2, 0.3, 0.5)

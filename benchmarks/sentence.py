@@ -8,7 +8,7 @@ scorer was not trained on:
 - the authors' completions of prompts 601 to 1199, with the scores that Perspective gave them;
 - the half of BOLD's Wikipedia sentences that `scripts/train_sentence_scorer.py` holds out;
 - its labelled texts of the odd half that it holds out;
-- the sentences of `tide scorers limits`.
+- the sentences of `scripts/probes.py`.
 
 `limit` texts of each are drawn at random. A false alarm is an ordinary text at or above a score.
 The beginnings of a sentence are its first words, one by one: a search sees all of them.
@@ -34,9 +34,9 @@ from tide.evaluation.reporting.tables import Column, Table, Value, to_markdown
 from tide.scorers import load_scorer
 from tide.scorers.agreement import agreement, error_correlations
 from tide.scorers.base import Floats, Scorer, score_texts
-from tide.scorers.limits import LIMITS
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
+from probes import LIMITS
 from train_sentence_scorer import is_held_out, is_ours
 
 FIRST = 600  # place of the first prompt that is reported, from 0

@@ -18,7 +18,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 import typer
-from leads import FLOOR, MU, TAU, fluency, perplexities
+from leads import FLOOR, MU, TAU, fluency, perplexities, turn_rows
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -27,7 +27,6 @@ from tide.core.settings import Sampling
 from tide.engines.local.engine import TransformersEngine
 from tide.evaluation.benchmarks import load_benchmark
 from tide.scorers import load_scorer
-from tide.search.geometry import turn_rows
 from writing import completed
 
 RADII, DRAWS, AXES = (0.6, 1.0, 1.4, 2.0), 4, 4

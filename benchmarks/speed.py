@@ -2,7 +2,7 @@
 
     python benchmarks/speed.py [--prompts 64] [--repeats 5]
 
-(a) the published loop's order of work on our engine, (b) `tide`, (c) the preset `fast`,
+(a) the published loop's order of work on our engine, (b) `tide`, (c) `random-walk`,
 (d) `resample`, (e) the raw engine writing the completions of (b) once more in one call. All take
 turns in one run, with equal settings; a ratio is the median over the turns. Prints tables and
 writes `benchmarks/results/speed.json`.
@@ -83,18 +83,15 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def compare_ways(
-    engine: TransformersEngine, scorer: Any, prompts: Sequence[str], repeats: int, **fast: Any
+    engine: TransformersEngine, scorer: Any, prompts: Sequence[str], repeats: int
 ) -> dict[str, Any]:
-    """Prompts per second of (a) to (d), completions per second of (b) and (e).
-
-    fast: settings of (c) that differ from the preset's.
-    """
+    """Prompts per second of (a) to (d), completions per second of (b) and (e)."""
     clock = Clock()
     clock.watch(engine._batch, "_turn")
     settings = Settings(empty_policy="zero")  # as published
     detoxifiers = {
         "b tide": Detoxifier(engine, scorer=scorer, settings=settings),
-        "c fast": Detoxifier(engine, scorer=scorer, preset="fast", empty_policy="zero", **fast),
+        "c walk": Detoxifier(engine, scorer=scorer, strategy="random-walk", empty_policy="zero"),
         "d resample": Detoxifier(
             engine, scorer=scorer, strategy="resample", preset="relative", empty_policy="zero"
         ),
@@ -125,7 +122,7 @@ def compare_ways(
                     shares.append(clock.seconds / took[name])
                 counts[name] = sum(t.evaluations for r in results for t in r.trials)
             # The raw engine: the completions of (b) once more, all in one call.
-            took["e engine"] = seconds(lambda: engine.home.run(engine.complete, written))
+            took["e engine"] = seconds(lambda: engine.portal.run(engine.complete, written))
             rates.append(took["e engine"] / took["b tide"])
             if turn:  # the first turn warms up
                 turns.append(took)

@@ -19,7 +19,7 @@ def completed(
     """One completion of each row. seeds: one for each; without, their numbers."""
     numbers = range(len(rows)) if seeds is None else seeds
     asked = [Request(x, sampling, seed) for x, seed in zip(rows, numbers, strict=True)]
-    return engine.home.run(engine.complete, asked)
+    return engine.portal.run(engine.complete, asked)
 
 
 def likelihoods(
@@ -27,4 +27,4 @@ def likelihoods(
 ) -> list[float]:
     """The mean log-probability of each completion's tokens after its prompt."""
     pairs = list(zip(prompts, completions, strict=True))
-    return [one.mean for one in engine.home.run(engine.log_likelihoods, pairs)]
+    return [one.mean for one in engine.portal.run(engine.log_likelihoods, pairs)]

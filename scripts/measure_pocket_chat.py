@@ -48,7 +48,7 @@ def main(
     engine = TransformersEngine(model, device="cpu")
     embedded = engine.embed(prompts)
     sampling = Sampling(max_new_tokens=tokens, temperature=temperature)
-    written = engine.home.run(
+    written = engine.portal.run(
         engine.complete, [Request(x, sampling, seed) for seed, x in enumerate(embedded)]
     )
     texts = [answer.text for answer in written]

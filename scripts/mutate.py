@@ -34,8 +34,8 @@ EXPLAINED = ROOT / "scripts" / "mutants.json"
 # and the tests that mirror it.
 GATES = {
     "src/tide/runtime/answer.py": ["tests/runtime"],
-    "src/tide/runtime/blocks.py": ["tests/runtime"],
-    "src/tide/runtime/scoring.py": ["tests/runtime"],
+    "src/tide/core/text.py": ["tests/core", "tests/runtime"],
+    "src/tide/scorers/scoring.py": ["tests/runtime"],
     "src/tide/runtime/search.py": ["tests/runtime"],
     "src/tide/runtime/watch.py": ["tests/runtime"],
     "src/tide/scorers/base.py": ["tests/scorers/test_base.py", "tests/runtime"],

@@ -156,8 +156,8 @@ def _index(lines: list[str]) -> Iterator[str]:
 def _every_setting() -> Iterator[str]:
     from tide.baselines import REGISTRY as BASELINES  # noqa: PLC0415  (slow import)
     from tide.engines import REGISTRY as ENGINES  # noqa: PLC0415
-    from tide.scorers import AROUND  # noqa: PLC0415
     from tide.scorers import REGISTRY as SCORERS  # noqa: PLC0415
+    from tide.scorers import WRAPPERS  # noqa: PLC0415
     from tide.search import REGISTRY as STRATEGIES  # noqa: PLC0415
 
     yield "\n## Settings of every run\n"
@@ -170,7 +170,7 @@ def _every_setting() -> Iterator[str]:
         yield f"\n## {title}\n"
         for name in registry.names():
             found = registry.load(name)
-            yield f"\n### `{AROUND.get(name, name)}`\n\n{_first(found)}\n"
+            yield f"\n### `{WRAPPERS.get(name, name)}`\n\n{_first(found)}\n"
             if (options := getattr(found, "options_class", None)) and options.model_fields:
                 yield from _table(options)
     yield "\n## Engines\n"

@@ -29,7 +29,7 @@ beginning of a text is at most as toxic as the text.
 every second of them, else leetspeak or letters that stand apart) of about a third, two thirds or
 all of their words, with the same label. Neutral sentences about people of many groups, and bare
 punctuation marks, are given six times, labelled 0; every fifth group is left out, and the sentences
-differ from those in `tide.scorers.probes` that measure the result. What `tide.scorers.readings`
+differ from those in `probes.py` that measure the result. What `tide.scorers.readings`
 sees through needs no training.
 
 **Model.** Logistic regression with soft labels on binary word 1-2-grams and character 3-5-grams, L2
@@ -56,6 +56,7 @@ import json
 import random
 import re
 import statistics
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -73,7 +74,10 @@ from scipy.sparse import csr_matrix, vstack
 from scipy.special import expit
 from sklearn.metrics import roc_auc_score
 
-from tide.scorers import probes
+sys.path.insert(0, str(Path(__file__).parent))
+
+import probes
+from tide.evaluation.masking import PEOPLE
 from tide.scorers.pocket import Features, PocketScorer, calibrated
 
 Floats = NDArray[np.float64]
@@ -226,7 +230,7 @@ def disguised(texts: list[str], labels: Floats, seed: int) -> tuple[list[str], l
 
 
 def neutral_rows() -> list[str]:
-    people = [person for i, person in enumerate(probes.PEOPLE) if i % 5]
+    people = [person for i, person in enumerate(PEOPLE) if i % 5]
     sentences = [s.format(probes.with_article(person)) for person in people for s in NEUTRAL]
     return 6 * [*sentences, *MARKS]
 
@@ -239,7 +243,7 @@ def report_probes(scorer: PocketScorer, toxic: list[str]) -> None:
         scores = scorer.score([disguise(text, i) for i, text in enumerate(toxic)])
         table.add_row(name, f"{(scores >= 0.5).mean():.3f}")
     console.print(table)
-    scores = scorer.score(probes.neutral_sentences()).reshape(len(probes.PEOPLE), -1)
+    scores = scorer.score(probes.neutral_sentences()).reshape(len(PEOPLE), -1)
     console.print(
         f"neutral sentences: mean {scores.mean():.3f}, of groups not trained on"
         f" {scores[::5].mean():.3f}, highest {scores.max():.3f},"
@@ -364,7 +368,7 @@ def report_speed(scorer: PocketScorer, texts: list[str]) -> None:
 
 
 def matrix(features: Features, texts: list[str]) -> Any:
-    """What `features.vectorizer` makes of the texts, many times as fast: CSR (n, n_features)."""
+    """As scikit-learn's HashingVectorizer, many times as fast: CSR (n, n_features)."""
     columns = [features.columns(text) for text in texts]
     sizes = np.array([len(some) for some in columns])
     return csr_matrix(

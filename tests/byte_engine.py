@@ -86,7 +86,7 @@ class ByteEngine(Engine):
         return self._texts([[one] for one in range(len(self.pieces))])
 
     def write(self, request: Request) -> AsyncGenerator[Piece, None]:
-        if self.home.is_current and request.piece_tokens is not None:  # not the first token alone
+        if self.portal.is_current and request.piece_tokens is not None:  # not the first token alone
             self.requests.append(request)
         return super().write(request)
 

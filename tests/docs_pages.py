@@ -99,7 +99,8 @@ def claims(page: Path, heading: str) -> list[Claim]:
     """The rows of the first table after a heading: claim, command, output, verdict."""
     text = page.read_text(encoding="utf-8")
     section = text.partition(f"\n{heading}\n")[2].partition("\n## ")[0]
-    rows = [line[2:-2].split(" | ") for line in section.splitlines() if line.startswith("| ")]
+    lines = section.replace("\\|", "|").splitlines()
+    rows = [line[2:-2].split(" | ") for line in lines if line.startswith("| ")]
     found = []
     for name, how, output, verdict in rows[1:]:
         code = re.findall(r"`([^`]+)`", how)

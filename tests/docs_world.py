@@ -26,11 +26,12 @@ def prepare(root: Path) -> Path:
     write(here / "prompts.jsonl", numbered)
     write(here / "held_out.jsonl.gz", _labelled())
     write(here / "labels.jsonl", _labelled())
-    for name in ("docs", "artefacts", "benchmarks", "examples"):
+    for name in ("docs", "artefacts", "benchmarks", "examples", "scripts"):
         (here / name).mkdir()
     for script in (REPOSITORY / "benchmarks").glob("*.py"):
         shutil.copy(script, here / "benchmarks")
-    for name in ("artefacts", "examples"):
+    shutil.copy(REPOSITORY / "scripts" / "probes.py", here / "scripts")
+    for name in ("artefacts", "examples", "reproduction"):
         shutil.copytree(REPOSITORY / name, here / name, dirs_exist_ok=True)
     save_causal_lm(here / "my-model", "llama")
     write(here / "chats.jsonl", [{"messages": [{"role": "user", "content": c}]} for c in _PLACES])

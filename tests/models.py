@@ -132,8 +132,8 @@ def ending_with(engine: TransformersEngine, *tokens: int) -> Iterator[None]:
         engine._batch.lanes.clear()  # each was made with those of before
 
     before = engine.stop_ids
-    engine.home.run(set_ids, torch.tensor(tokens, dtype=torch.int64))
+    engine.portal.run(set_ids, torch.tensor(tokens, dtype=torch.int64))
     try:
         yield
     finally:
-        engine.home.run(set_ids, before)
+        engine.portal.run(set_ids, before)

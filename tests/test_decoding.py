@@ -27,7 +27,7 @@ PROMPTS = [prompt for prompt in MORE if not prompt.startswith("a ")]
 
 
 def results(engine: ScriptedEngine | None = None, **settings: Any) -> list[Result]:
-    given: dict[str, Any] = {"strategy": "ladder", "toxicity_threshold": 0.3, **settings}
+    given: dict[str, Any] = {"strategy": "random-walk", "toxicity_threshold": 0.3, **settings}
     scorer = ReadingScorer()
     return list(Detoxifier(engine or scripted_engine(dim=64), scorer=scorer, **given).map(PROMPTS))
 
@@ -42,12 +42,14 @@ def moved(found: Sequence[Result]) -> list[tuple[Result, Trial]]:
 
 
 def test_a_small_shift_leaves_the_prompt_and_a_large_one_does_not() -> None:
-    gentle = {"strategy": "ladder:growth=1", "mu_relative": 0.3, "toxicity_threshold": 0.5}
+    gentle = {"strategy": "random-walk", "step_relative": 0.3, "toxicity_threshold": 0.5}
     near = moved(results(decode=True, **gentle))
     assert near
     assert all(trial.changed_tokens == 0 for _, trial in near)
     assert all(trial.decoded_prompt == result.prompt for result, trial in near)
-    far = moved(results(decode=True, mu_relative=100.0))
+    far = moved(
+        results(decode=True, step_relative=100.0, strategy="random-walk:cosine_threshold=0")
+    )
     assert any(trial.changed_tokens for _, trial in far)
     assert any(trial.decoded_prompt != result.prompt for result, trial in far)
 
@@ -93,7 +95,7 @@ def test_an_engine_that_cannot_decode_fails_the_search() -> None:
 
 
 def test_records_tables_and_the_terminal_tell_it() -> None:
-    found = results(decode=True, mu_relative=100.0)
+    found = results(decode=True, step_relative=100.0, strategy="random-walk:cosine_threshold=0")
     records = [to_record(number, result) for number, result in enumerate(found)]
     assert any(one.trials[0].changed_tokens is not None for one in records)
     table = completions_table(records, 0.5, Masker(ReadingScorer()))

@@ -1,69 +1,115 @@
-"""The promise: nothing is reported as accepted that the scorer did not score, as it stands.
+"""The promise: no text is accepted, shown, printed or kept that the scorer did not pass as it is.
 
-What the scorer really said is written down by an oracle of this test's own, which trusts nothing of
-the code under test, whatever engine and scorer do.
+One oracle at every door: calls, streams, asyncio, the command line, the server, and the gateway
+before another server. The oracle is the scorer; it writes down what it said, and trusts nothing of
+the code under test.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import contextlib
+import io
+import json
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
-from torch import Tensor
 
+from tests.cli import test_run
+from tests.engines.openai.server import TextServer
 from tests.generated import examples
-from tests.worlds import PROMPTS
+from tests.runtime.world import Storyteller
+from tide.cli.display import on_one_line
 from tide.core.errors import TideError
 from tide.core.results import Result, Trial
+from tide.detoxifier.asynchronous import AsyncDetoxifier
 from tide.detoxifier.sync import Detoxifier, outcomes
-from tide.engines.scripted import ScriptedEngine
+from tide.engines import REGISTRY as ENGINES
+from tide.engines.base import Engine, FinishReason, Request
+from tide.engines.openai.engine import OpenAIEngine
+from tide.scorers import REGISTRY as SCORERS
+from tide.scorers import load_scorer
+from tide.scorers.base import is_empty
 from tide.search import REGISTRY
+from tide.server.app import create_app
+from tide.server.limits import Limits
+from tide.server.metrics import MeasuredScorer
 
 pytestmark = pytest.mark.attack
 
-TEXTS = [
-    "",
-    ".",
-    " \n",
-    "ok",
-    "a text",
-    "another text",
-    "\x1b[2J",
-    "\u200b\u200b\u200b",
-    "long " * 9,
+PROMPTS = ["once upon a time", "an other tale", "so"]
+STRATEGIES = [
+    *REGISTRY.names(),
+    *(f"backtrack:pace={pace},lag=1" for pace in ("word", "5", "whole")),
 ]
+TEXT_STRATEGIES = [
+    "resample",
+    *(f"backtrack:pace={pace},lag={lag}" for pace in ("word", "5", "whole") for lag in (0, 4)),
+]
+WORDS = ["a", "b.", "cc", "d!", "e", "ff", "g", "h?", "i", "j.", "kk", "l", "\x1b[2J", "\u200b"]
+# What a scorer does in a call, if it is not honest.
 WAYS = [
-    *(["honest"] * 6),
     *("edits", "shuffles", "short", "long", "nan", "two", "minus", "none", "text", "bool"),
     *("masked", "complex", "nested", "raises", "leaves", "times out", "generator"),
 ]
 
 
-def score_of(text: str) -> float:
-    return blake2b(text.encode()).digest()[0] / 255
+def digest(*parts: bytes) -> int:
+    return int.from_bytes(blake2b(b"|".join(parts), digest_size=4).digest(), "big")
+
+
+class Babbler(Storyteller):
+    """Writes words that follow from the last rows, the seed and the length alone."""
+
+    def __init__(self, world: dict[str, Any], max_batch: int = 16) -> None:
+        super().__init__(lambda *_: False, max_batch=max_batch, context_length=None)
+        self._salt, self._ends = world["salt"].to_bytes(2, "big"), world["ends"]
+
+    def _story(self, request: Request) -> tuple[list[int], FinishReason]:
+        prompt, ids = request.prompt, []
+        x = self._embed_tokens(prompt) if isinstance(prompt, Sequence) else prompt
+        rows = list(x[-3:].numpy())
+        for place in range(len(x), len(x) + request.sampling.max_new_tokens):
+            last = b"".join(row.tobytes() for row in rows[-3:])
+            number = digest(self._salt, last, place.to_bytes(2, "big"))
+            if number % self._ends == 0:
+                return ids, "stop"
+            ids.append(self._id(f" {WORDS[number % len(WORDS)]}"))
+            rows.append(self._row(ids[-1]).numpy())
+        return ids, "length"
 
 
 class Oracle:
-    """A scorer that answers in one of `WAYS`, and the record of what it said and meant."""
+    """Scores by hash, and says what a door may show. settings: of the detoxifier.
 
-    name = "oracle"
-    threshold = 0.5
+    Its world says how kind it is, for which texts it fails, and how each of its first calls goes
+    wrong.
+    """
 
-    def __init__(self, ways: Sequence[str]) -> None:
-        self._ways = list(ways)
-        self.said: set[tuple[str, float]] = set()
+    name, threshold = "oracle", 0.5
+
+    def __init__(self, settings: dict[str, Any], world: dict[str, Any]) -> None:
+        self._settings = settings
+        self._power, self._fails, self._ways = world["power"], world["fails"], list(world["ways"])
+        self._said: dict[str, float] = {}
 
     def close(self) -> None: ...
 
     def score(self, texts: Sequence[str]) -> Any:
-        way = self._ways.pop(0) if self._ways else "honest"
-        sent, scores = list(texts), [score_of(text) for text in texts]
         assert isinstance(texts, list)
+        way = self._ways.pop(0) if self._ways else "honest"
+        hashes = [digest(text.encode()) for text in texts]
+        if self._fails and any(number % 200 < self._fails for number in hashes):
+            raise ValueError("cannot read this")
+        scores, sent = [(number % 997 / 997) ** self._power for number in hashes], list(texts)
         if way == "edits":
             texts[:] = [""] * len(texts)
         elif way == "shuffles":
@@ -75,89 +121,341 @@ class Oracle:
         elif way == "times out":
             raise TimeoutError
         elif way != "honest":
-            return self._nonsense(way, scores)
-        self.said.update(zip(sent, scores, strict=True))
+            return _nonsense(way, scores)
+        self._said.update(zip(sent, scores, strict=True))
         return scores
 
-    def _nonsense(self, way: str, scores: list[float]) -> Any:
-        wrong = {
-            "short": scores[:-1],
-            "long": [*scores, 0.0],
-            "none": None,
-            "nan": [*scores[:-1], float("nan")],
-            "two": [2.0 for _ in scores],
-            "minus": [-0.1 for _ in scores],
-            "text": ["0.1" for _ in scores],
-            "bool": [False for _ in scores],
-            "masked": np.ma.masked_all(len(scores)),
-            "complex": [0.1 + 0j for _ in scores],
-            "nested": [[0.1] for _ in scores],
-            "generator": (0.1 for _ in scores),
-        }
-        return wrong[way]
+    def passed(self, text: str) -> bool:
+        """Whether it was scored and passed, as exactly that text or in its last words.
+
+        What says nothing may follow.
+        """
+        least = min(len(text.split()), 1 + self._settings["block_context"])
+        return any(
+            score < self._settings["toxicity_threshold"]
+            and (text.endswith(said) or text.rstrip(" \u200b").endswith(said))
+            and len(said.split()) >= least
+            for said, score in self._said.items()
+        )
+
+    def check(self, trial: Trial) -> None:
+        given, returned = self._settings, trial.returned
+        assert not any(stop in returned.text for stop in given["stop"])
+        assert returned.num_tokens <= given["max_new_tokens"]
+        assert returned.num_tokens >= len(returned.text.split())
+        if not returned.empty:
+            assert trial.toxicity in {0.0, *self._said.values()}
+        if trial.accepted:
+            assert trial.toxicity < given["toxicity_threshold"]
+            assert returned.empty or self.passed(trial.text)
+        elif given["on_unresolved"] == "refuse" and not trial.empty:
+            assert trial.text == trial.shown
+        else:
+            assert given["on_unresolved"] != "raise" or returned.empty
+
+    def check_record(self, text: str, toxicity: float, accepted: bool) -> None:
+        """The same for what the command line says of a text."""
+        if accepted and not is_empty(text):
+            assert toxicity < self._settings["toxicity_threshold"]
+            assert self.passed(text)
+        elif self._settings["on_unresolved"] == "refuse" and not accepted:
+            assert text == ""
 
 
-def engine_of(texts: Sequence[str], max_batch: int) -> ScriptedEngine:
-    def respond(x: Tensor, seed: int) -> str:
-        digest = blake2b(x.numpy().tobytes() + seed.to_bytes(8, "big")).digest()
-        return texts[digest[0] % len(texts)]
+def _nonsense(way: str, scores: list[float]) -> Any:
+    wrong = {
+        "short": scores[:-1],
+        "long": [*scores, 0.0],
+        "none": None,
+        "nan": [*scores[:-1], float("nan")],
+        "two": [2.0 for _ in scores],
+        "minus": [-0.1 for _ in scores],
+        "text": ["0.1" for _ in scores],
+        "bool": [False for _ in scores],
+        "masked": np.ma.masked_all(len(scores)),
+        "complex": [0.1 + 0j for _ in scores],
+        "nested": [[0.1] for _ in scores],
+        "generator": (0.1 for _ in scores),
+    }
+    return wrong[way]
 
-    return ScriptedEngine(respond, max_batch=max_batch)
+
+class Reader:
+    """The reader of a stream; each beginning that was shown must have passed."""
+
+    def __init__(self, oracle: Oracle) -> None:
+        self._oracle, self.text = oracle, ""
+
+    def show(self, piece: str) -> None:
+        self.text += piece
+        assert self._oracle.passed(self.text)
+
+    def end(self, result: Result) -> None:
+        assert result.text == self.text
+        self._oracle.check(result.best)
 
 
 overrides = st.fixed_dictionaries(
     {
-        "strategy": st.sampled_from(REGISTRY.names()),
+        "strategy": st.sampled_from(STRATEGIES),
         "empty_policy": st.sampled_from(["unmodified", "zero", "score", "one"]),
-        "toxicity_threshold": st.sampled_from([0.1, 0.3, 0.5]),
+        "toxicity_threshold": st.sampled_from([0.3, 0.5, 0.8]),
         "on_unresolved": st.sampled_from(["best", "refuse", "raise"]),
+        "max_new_tokens": st.sampled_from([17, 40, 250]),
+        "block_tokens": st.sampled_from([1, 8, 16]),
+        "block_context": st.sampled_from([0, 5, 50]),
+        "perturb": st.sampled_from(["content", "last:3"]),
+        "stop": st.sampled_from([(), ("kk a",), ("d! g", "cc")]),
+        "num_samples": st.integers(1, 2),
+        "max_iterations": st.integers(1, 3),
+    }
+)
+worlds = st.fixed_dictionaries(
+    {
+        "salt": st.integers(0, 2000),
+        "ends": st.sampled_from([5, 30, 1000]),
+        "power": st.sampled_from([0.2, 2.0, 8.0]),
+        "fails": st.sampled_from([0, 1]),
+        "ways": st.just([]) | st.lists(st.sampled_from(["honest", *WAYS]), max_size=6),
+    }
+)
+# Several completions at once, and how one of them is chosen: where no stream shows one.
+choices = st.fixed_dictionaries(
+    {
         "select": st.sampled_from(["likelihood", "nearest", "lowest"]),
         "max_perplexity": st.sampled_from([None, 2.0, 1000.0]),
         "completions_per_evaluation": st.integers(1, 2),
         "num_trials": st.integers(1, 2),
-        "num_samples": st.integers(1, 3),
-        "max_iterations": st.integers(1, 4),
     }
 )
+# A stop string of which one half was kept, and the other written by a search.
+HALVES = {
+    "strategy": "tide",
+    "empty_policy": "one",
+    "toxicity_threshold": 0.3,
+    "on_unresolved": "best",
+    "max_new_tokens": 40,
+    "block_tokens": 1,
+    "block_context": 0,
+    "perturb": "content",
+    "stop": ("d! g", "cc"),
+    "num_samples": 2,
+    "max_iterations": 3,
+}
+HONEST = {"salt": 26, "ends": 1000, "power": 8.0, "fails": 0, "ways": []}
 
 
-@examples(100, 5000)
-@given(
-    overrides,
-    st.lists(st.sampled_from(TEXTS), min_size=1),
-    st.lists(st.sampled_from(WAYS)),
-    st.sampled_from([1, 3, 16]),
-)
-def test_what_is_accepted_was_scored(
-    given: dict[str, Any], texts: list[str], ways: list[str], max_batch: int
-) -> None:
-    oracle = Oracle(ways)
-    detox = Detoxifier(engine_of(texts, max_batch), scorer=oracle, **given)
-    results: list[Result] = []
-    said: list[str] = []
+# Python
+
+
+def called(
+    given: dict[str, Any], world: dict[str, Any], max_batch: int
+) -> tuple[list[Result | str], Oracle]:
+    oracle = Oracle(given, world)
+    detox = Detoxifier(Babbler(world, max_batch), scorer=oracle, **given)
+    found: dict[int, Result | str] = {}
     try:
-        for _, found in outcomes(detox, PROMPTS[:3], ordered=False):
-            if isinstance(found, TideError):
-                said.append(str(found))
-            else:
-                results.append(found)
+        for number, one in outcomes(detox, PROMPTS, ordered=False):
+            found[number] = str(one) if isinstance(one, TideError) else one
     except TideError as error:
-        said.append(str(error))
-    assert all(len(line.splitlines()) == 1 for line in said)
-    for result in results:
-        for trial in result.trials:
-            check(trial, oracle, given)
+        return [str(error)], oracle
+    return [found[number] for number in range(len(PROMPTS))], oracle
 
 
-def check(trial: Trial, oracle: Oracle, given: dict[str, Any]) -> None:
-    for one in trial.trace:
-        assert one.empty or (one.text, one.toxicity) in oracle.said
-    returned, policy = trial.returned, given["empty_policy"]
-    if trial.accepted:
-        assert returned.toxicity < given["toxicity_threshold"]
-        by_scorer = (returned.text, returned.toxicity) in oracle.said
-        assert by_scorer or (returned.empty and policy == "zero")
-    elif given["on_unresolved"] == "refuse" and not returned.empty:
-        assert trial.text == ""
+@examples(60, 5000)
+@example(HALVES, {}, HONEST, 1)
+@given(overrides, st.just({}) | choices, worlds, st.sampled_from([1, 2, 16]))
+def test_what_is_accepted_was_scored(
+    given: dict[str, Any], further: dict[str, Any], world: dict[str, Any], size: int
+) -> None:
+    found, oracle = called(given | further, world, size)
+    for one in found:
+        if isinstance(one, Result):
+            for trial in one.trials:
+                oracle.check(trial)
+        else:
+            assert len(one.splitlines()) == 1
+    if not world["fails"] and not world["ways"]:  # else who is asked with whom counts
+        assert called(given | further, world, 3)[0] == found
+
+
+@examples(60, 5000)
+@given(overrides, worlds)
+def test_what_is_streamed_was_accepted(given: dict[str, Any], world: dict[str, Any]) -> None:
+    oracle = Oracle(given, world)
+    reader = Reader(oracle)
+    stream = Detoxifier(Babbler(world), scorer=oracle, **given).stream(PROMPTS[0])
+    try:
+        for piece in stream:
+            reader.show(piece)
+    except TideError:
+        return  # what was yielded before was checked
+    reader.end(stream.result)
+
+
+@examples(30, 5000)
+@given(overrides, worlds, st.lists(st.sampled_from(["call", "chat", "stream"]), min_size=1))
+def test_it_holds_with_asyncio(
+    given: dict[str, Any], world: dict[str, Any], doors: list[str]
+) -> None:
+    """Calls, chats and streams at once, which share the scorer's calls."""
+    oracle = Oracle(given, world)
+
+    async def one(detox: AsyncDetoxifier, door: str, number: int) -> None:
+        prompt = PROMPTS[number % len(PROMPTS)]
+        if door == "chat":
+            said = [{"role": "user", "content": prompt}]
+            oracle.check((await detox.chat(said)).best)
+        elif door == "call":
+            oracle.check((await detox(prompt)).best)
+        else:
+            reader, stream = Reader(oracle), detox.stream(prompt)
+            async for piece in stream:
+                reader.show(piece)
+            reader.end(stream.result)
+
+    async def run() -> list[Any]:
+        async with AsyncDetoxifier(Babbler(world), scorer=oracle, **given) as detox:
+            calls = (one(detox, door, number) for number, door in enumerate(doors[:6]))
+            return await asyncio.gather(*calls, return_exceptions=True)
+
+    for error in asyncio.run(run()):
+        if error is not None and not isinstance(error, TideError):
+            raise error
+
+
+# The command line
+
+NOW: dict[str, Any] = {}  # the world that the names "babbler" and "oracle" belong to
+
+
+@pytest.fixture(scope="module")
+def names() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for registry, name in (ENGINES, "babbler"), (SCORERS, "oracle"):
+            patch.setitem(registry._targets, name, lambda *_, name=name, **__: NOW[name])
+        yield
+
+
+def printed(given: dict[str, Any], world: dict[str, Any], shape: str) -> tuple[Oracle, list[str]]:
+    """What `tide run` printed, or the lines of its file."""
+    oracle = NOW["oracle"] = Oracle(given, world)
+    NOW["babbler"] = Babbler(world)
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        TemporaryDirectory() as folder,
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        file = Path(folder) / "out.jsonl"
+        where = ["-o", file] if shape == "file" else ["--format", shape]
+        arguments = ["--engine=babbler", "--scorer=oracle", "--model=none"]
+        for name, value in given.items():
+            for one in value if isinstance(value, tuple) else [value]:
+                arguments.append(f"--{name.replace('_', '-')}={one}")
+        code = test_run.tide("run", *PROMPTS, *arguments, *where, monkeypatch=patch)
+        assert code in (0, 1), err.getvalue()
+        assert "a fault of tide" not in err.getvalue()
+        if shape == "file":
+            return oracle, file.read_text().splitlines() if file.exists() else []
+    return oracle, out.getvalue().splitlines()
+
+
+@pytest.mark.usefixtures("names")
+@examples(8, 1000)
+@given(overrides, worlds, st.sampled_from(["jsonl", "records", "file"]))
+def test_what_is_printed_or_kept_was_scored(
+    given: dict[str, Any], world: dict[str, Any], shape: str
+) -> None:
+    oracle, lines = printed(given, world, shape)
+    for one in map(json.loads, lines):
+        if shape == "jsonl":
+            oracle.check_record(one["text"], one["toxicity"], one["accepted"])
+        else:  # whose columns have an entry a trial
+            columns = (one[key] for key in ("completions", "toxicity_scores", "accepted"))
+            for row in zip(*columns, strict=True):
+                oracle.check_record(*row)
+
+
+@pytest.mark.usefixtures("names")
+@examples(4, 100)
+@given(overrides, worlds)
+def test_bare_texts_are_those_of_the_objects(given: dict[str, Any], world: dict[str, Any]) -> None:
+    if not world["fails"] and not world["ways"]:
+        texts = [json.loads(line)["text"] for line in printed(given, world, "jsonl")[1]]
+        assert printed(given, world, "text")[1] == list(map(on_one_line, texts))
+
+
+# The server
+
+
+async def answered(
+    engine: Engine, oracle: Oracle, given: dict[str, Any], path: str, body: dict[str, Any]
+) -> httpx.Response:
+    scorer = MeasuredScorer(load_scorer(oracle))
+    async with AsyncDetoxifier(engine, scorer=scorer, **given) as detox:
+        app = create_app(detox, "babbler", limits=Limits(max_tokens=300))
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            return await client.post(path, json=body)
+
+
+def pieces_of(answer: httpx.Response, stream: bool) -> list[str]:
+    """The texts that a client is shown, one after the other."""
+    if not stream:
+        shown = answer.json().get("choices", [])
     else:
-        assert given["on_unresolved"] != "raise" or returned.empty
+        lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
+        events = [json.loads(line) for line in lines if line[:1] == "{"]
+        shown = [one for event in events for one in event.get("choices", [])]
+    texts = [
+        one["text"] if "text" in one else one.get("message", one.get("delta")).get("content", "")
+        for one in shown
+    ]
+    return [text for text in texts if text]
+
+
+def check_answer(
+    engine: Engine, given: dict[str, Any], world: dict[str, Any], stream: bool, chat: bool
+) -> None:
+    oracle = Oracle(given, world)
+    said = {"messages": [{"role": "user", "content": PROMPTS[0]}]} if chat else {}
+    path = "/v1/chat/completions" if chat else "/v1/completions"
+    body = {"stream": stream, "seed": world["salt"], **(said or {"prompt": PROMPTS[0]})}
+    answer = asyncio.run(answered(engine, oracle, given, path, body))
+    assert answer.status_code in (200, 500, 503), answer.text
+    shown = pieces_of(answer, stream)
+    if stream:
+        reader = Reader(oracle)
+        for piece in shown:
+            reader.show(piece)
+    elif not is_empty("".join(shown)):
+        assert oracle.passed("".join(shown))
+
+
+@examples(40, 5000)
+@given(overrides, worlds, st.booleans(), st.booleans())
+def test_what_a_client_is_shown_was_scored(
+    given: dict[str, Any], world: dict[str, Any], stream: bool, chat: bool
+) -> None:
+    check_answer(Babbler(world), given, world, stream, chat)
+
+
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[OpenAIEngine]:
+    with TextServer() as upstream, OpenAIEngine("tiny", base_urls=upstream.url) as engine:
+        yield engine
+
+
+@examples(15, 5000)
+@given(overrides, st.sampled_from(TEXT_STRATEGIES), worlds, st.booleans(), st.booleans())
+def test_what_a_gateway_lets_through_was_scored(
+    gateway: OpenAIEngine,
+    given: dict[str, Any],
+    strategy: str,
+    world: dict[str, Any],
+    stream: bool,
+    chat: bool,
+) -> None:
+    check_answer(gateway, given | {"strategy": strategy}, world, stream, chat)

@@ -19,7 +19,7 @@ def completed(
     """One completion for each prompt. sampling: one for all of them, or one for each."""
     samplings = [sampling] * len(prompts) if isinstance(sampling, Sampling) else sampling
     requests = [Request(*row) for row in zip(prompts, samplings, seeds, strict=True)]
-    return engine.home.run(engine.complete, requests)
+    return engine.portal.run(engine.complete, requests)
 
 
 def likelihoods(
@@ -27,4 +27,4 @@ def likelihoods(
 ) -> list[float]:
     """The mean log-probability of each completion's tokens after its prompt."""
     pairs = list(zip(prompts, completions, strict=True))
-    return [one.mean for one in engine.home.run(engine.log_likelihoods, pairs)]
+    return [one.mean for one in engine.portal.run(engine.log_likelihoods, pairs)]

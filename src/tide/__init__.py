@@ -4,18 +4,12 @@ The public names are listed in `__init__.pyi`. Each is imported when it is first
 `import tide` loads no torch.
 """
 
-from typing import Any, Final
+from typing import Any
 
 import lazy_loader
 
 _load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 __all__ += ["__version__"]
-_RENAMED: Final = {
-    "Evaluation": "ScoredCompletion",
-    "ScorerUnavailable": "ScorerUnavailableError",
-    "ScorerRefused": "ScorerRefusedError",
-    "ScorerBroken": "ScorerBrokenError",
-}
 
 
 def __getattr__(name: str) -> Any:
@@ -23,6 +17,4 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version  # noqa: PLC0415  (slow import)
 
         return version("tide-detox")
-    if name in _RENAMED:
-        raise AttributeError(f"tide.{name} is now tide.{_RENAMED[name]}")
     return _load(name)

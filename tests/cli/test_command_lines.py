@@ -70,10 +70,26 @@ FILES = [
     *("out.jsonl", "out", "deep.jsonl", "no/such/folder/x.jsonl", ".", "records.jsonl"),
 ]
 SPECS = [
-    *("tide", "ladder", "ladder:from=0.6", "resample:n=2", "fast", "base", "pocket", "lexicon"),
+    *(
+        "tide",
+        "random-walk",
+        "tide:antithetic=true",
+        "resample:n=2",
+        "relative",
+        "base",
+        "pocket",
+        "lexicon",
+    ),
     *("reading", "max:reading,lexicon", "cache:reading", "windows:reading", "calibrated:bad.jsonl"),
     *("hf:no/such", "os:system", "own.py:Own", "bad.jsonl:X", "tide:mu=", "tide:mu=1e999", "rad"),
-    *("rate:0:reading", "breaker:reading", "mean:(reading)", "max:", "perspective", "base,fast"),
+    *(
+        "windows:0:reading",
+        "windows:9:reading",
+        "mean:(reading)",
+        "max:",
+        "perspective",
+        "base,relative",
+    ),
 ]
 ANY = st.sampled_from([*NUMBERS, *TEXTS, *FILES, *SPECS]) | st.text(max_size=8)
 # Mostly of the kind that an option takes: otherwise few lines would get past their reading.
@@ -82,7 +98,7 @@ OF_TYPE = {
     "int": ["1", "2", "3"] * 8 + NUMBERS,
     "float": ["0.5", "1", "1.5"] * 8 + NUMBERS,
     "Path": GOOD * 8 + FILES,
-    "str": ["tide", "ladder", "fast", "reading", "lexicon", "base"] * 8 + SPECS,
+    "str": ["tide", "random-walk", "relative", "reading", "lexicon", "base"] * 8 + SPECS,
 }
 
 

@@ -111,7 +111,7 @@ def test_says_what_is_wrong_with_a_scorer(
     save_classifier(tmp_path, ["fine", "toxic"])
     (tmp_path / "model.safetensors").write_bytes(b"")
     assert tide("doctor", "--scorer", f"hf:{tmp_path}", monkeypatch=monkeypatch) == 1
-    assert "safetensors hold 0 bytes" in " ".join(capsys.readouterr().out.split())
+    assert "files hold 0 bytes" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_scorer_that_fails_in_its_own_way_is_found(

@@ -88,7 +88,7 @@ def test_in_process(
 ) -> None:
     output = tmp_path / "out.jsonl"
     arguments = ("run", "-i", prompts, "-o", output, "--scorer", f"guard:{folder}",
-                 "--judge", "sentence", "--trials", 1, *SHORT)  # fmt: skip
+                 "--judges", "sentence", "--trials", 1, *SHORT)  # fmt: skip
     assert tide(*arguments, monkeypatch=monkeypatch) == 0
     found = records(output)
     whole(found, prompts.read_text().count("\n"))
@@ -107,7 +107,7 @@ def test_a_server_that_is_killed_stops_the_run_and_the_run_goes_on_with_another(
     command = [
         sys.executable, "-c", "from tide.cli import main; main()", "run", "-i", str(prompts),
         "-o", str(output), "--scorer", f"guard:llama-guard@http://127.0.0.1:{port}",
-        "--judge", "sentence", "--trials", "1", "--max-batch", "8", *SHORT,
+        "--judges", "sentence", "--trials", "1", "--max-batch", "8", *SHORT,
     ]  # fmt: skip
     with guard_server(folder, tmp_path / "first.log", port) as server:
         run = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)

@@ -14,7 +14,6 @@ from tide import evaluation
 from tide.core import optional
 from tide.core.errors import InputError
 from tide.evaluation.metrics import Estimate
-from tide.evaluation.paper import write_published
 from tide.evaluation.reporting.tables import Table
 from tide.evaluation.runs import Run, read_run
 
@@ -24,7 +23,7 @@ def runs(tmp_path: Path) -> Path:
     """A folder of three runs over the same six prompts."""
     write(run([[0.9, 0.2]] * 6), tmp_path / "runs/base")
     write(search_run("tide"), tmp_path / "runs/tide")
-    write(search_run("fast", seed=1, strategy="ladder"), tmp_path / "runs/fast")
+    write(search_run("shuffled", seed=1, strategy="shuffled"), tmp_path / "runs/shuffled")
     return tmp_path / "runs"
 
 
@@ -59,10 +58,10 @@ def test_tables_figures_and_metrics(
     expected |= {"trade-off.png", "anytime-rate.png", "anytime-mean.png", "summary.json"}
     expected |= {"cost-forward-tokens.png", "cost-scorer-calls.png", "cost-rounds.png"}
     expected |= {"report.html", "report.manifest.json"}
-    expected |= {"trajectory-2-tide.png", "trajectory-2-fast.png"}
+    expected |= {"trajectory-2-tide.png", "trajectory-2-shuffled.png"}
     assert {path.name for path in (runs / "report").iterdir()} == expected
     methods = [one["method"] for one in json.loads((runs / "report/summary.json").read_text())]
-    assert methods == ["base", "tide", "fast"]
+    assert methods == ["base", "tide", "shuffled"]
     page = (runs / "report/report.html").read_text(encoding="utf-8")
     assert page.count("data:image/png;base64,") == 8
     assert "Toxic words are masked" in page
@@ -105,10 +104,10 @@ def test_folder_format_and_opponent_of_ones_own(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "elsewhere/deep"
-    command = ("report", runs / "tide", runs / "fast", "--out", out)
-    assert tide(*command, "--format", "pdf", "--against", "fast", monkeypatch=monkeypatch) == 0
+    command = ("report", runs / "tide", runs / "shuffled", "--out", out)
+    assert tide(*command, "--format", "pdf", "--against", "shuffled", monkeypatch=monkeypatch) == 0
     assert (out / "trade-off.pdf").read_bytes().startswith(b"%PDF")
-    assert "less toxic than fast?" in (out / "significance-judge-1.md").read_text()
+    assert "less toxic than shuffled?" in (out / "significance-judge-1.md").read_text()
 
 
 @pytest.mark.usefixtures("no_matplotlib")
@@ -161,7 +160,7 @@ def test_seeds_of_one_configuration_are_one_row(
         write(search_run(name, seed=seed), runs / f"tide-seed={seed}", settings=settings)
     assert tide("report", runs, monkeypatch=monkeypatch) == 0
     table = (runs / "report/quality-judge-1.md").read_text()
-    assert table.count("\n| ") == 2 + 3  # a head of two lines, and base, tide, fast
+    assert table.count("\n| ") == 2 + 3  # a head of two lines, and base, tide, shuffled
     assert "| tide (3 seeds) |" in table
     assert "standard deviation" in table
     assert "less toxic than base?" in (runs / "report/significance-judge-1.md").read_text()
@@ -188,7 +187,6 @@ def test_exact_20(
     [
         (["--against", "nothing"], "--against: no run of method 'nothing'; there are base, tide"),
         (["--trajectory", "77"], "--trajectory: no prompt with id '77' in these runs"),
-        (["--landscape", "77"], "--landscape: no prompt with id '77' in these runs"),
     ],
 )
 def test_what_is_not_there_is_refused_before_anything_is_written(
@@ -203,19 +201,16 @@ def test_what_is_not_there_is_refused_before_anything_is_written(
     assert not (runs / "report").exists()
 
 
-def test_a_baseline_has_neither_trajectory_nor_landscape(
+def test_a_baseline_has_no_trajectory(
     runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for option, message in (("--trajectory", "no traces"), ("--landscape", "is a search")):
-        assert tide("report", runs / "base", option, 1, monkeypatch=monkeypatch) == 1
-        assert message in refused(capsys)
+    assert tide("report", runs / "base", "--trajectory", 1, monkeypatch=monkeypatch) == 1
+    assert "no traces" in refused(capsys)
 
 
 def test_bad_folders_are_one_clear_line(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert tide("report", monkeypatch=monkeypatch) == 1
-    assert "nothing to report on" in refused(capsys)
     assert tide("report", tmp_path / "missing", monkeypatch=monkeypatch) == 1
     assert "no run here" in refused(capsys)
     records = runs / "tide/records.jsonl"
@@ -250,7 +245,7 @@ def test_without_matplotlib_the_tables_are_there(
 def test_a_report_in_python(runs: Path) -> None:
     made = evaluation.report(runs)
     assert {"trade-off", "anytime-rate"} <= set(made.figures)
-    assert [summary.method for summary in made.summaries] == ["base", "tide", "fast"]
+    assert [summary.method for summary in made.summaries] == ["base", "tide", "shuffled"]
     assert "<caption>toy, pocket, 6 prompts, protocol tide; cost</caption>" in made._repr_html_()
     assert not (runs / "report").exists()
     in_memory = evaluation.report([read_run(runs / "tide"), runs / "base"], draw=False, tests=False)
@@ -262,7 +257,7 @@ def test_a_report_in_python(runs: Path) -> None:
 def test_parts_of_a_benchmark_have_columns() -> None:
     labels = ["insults", "threats", "insults", None]
     scores = [[0.9, 0.1], [0.1, 0.2], [0.3, 0.4], [0.9, 0.9]]
-    whole, half = run(scores, "base"), run(scores, "fast")
+    whole, half = run(scores, "base"), run(scores, "shuffled")
     for number, label in enumerate(labels):
         for one in (whole, half):
             changed(one, number, group=label)
@@ -293,81 +288,3 @@ def test_parts_of_several_seeds_are_their_mean() -> None:
     spread = pytest.approx(0.5**1.5)
     assert table.rows == [["base (2 seeds)", Estimate(0.25, std=spread), Estimate(1.0, std=0.0)]]
     assert table.notes[-1] == "prompts: insults 2, threats 1"
-
-
-def test_landscape_of_a_run_of_the_bundled_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one = search_run("tide", prompts=1, num_samples=2, max_new_tokens=5)
-    changed(one, 0, prompt="She told me to shut the")
-    folder = write(one, tmp_path / "tide", scorer={"spec": "pocket", "name": "pocket@4926c191"})
-    command = ("report", folder, "--landscape", 0, "--grid", 3, "--out", tmp_path / "out")
-    assert tide(*command, monkeypatch=monkeypatch) == 0
-    assert (tmp_path / "out/landscape-0.png").stat().st_size > 5000
-
-
-@pytest.fixture
-def paper(tmp_path: Path) -> Path:
-    """Recorded runs of two rows of one model."""
-    (tmp_path / "paper/recorded/gpt2-large").mkdir(parents=True)
-    for name, scores in (("base", [[0.9, 0.8], [0.7, 0.9]]), ("tide", [[0.4, 0.1], [0.3, 0.3]])):
-        path = tmp_path / f"paper/recorded/gpt2-large/{name}.json.gz"
-        write_published(run(scores, name), path)
-    return tmp_path / "paper"
-
-
-def test_paper(
-    paper: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "out"
-    command = ("report", "--paper", paper, "--judges", "lexicon", "--against", "base")
-    assert tide(*command, "--out", out, monkeypatch=monkeypatch) == 0
-    said = capsys.readouterr().out
-    assert "RTP-challenging, gpt2-large" in said
-    assert "ADLM is not here" in said
-    assert "tide, first trial" in (out / "paper-gpt2-large-judged.md").read_text()
-    assert "less toxic than Base model" in said
-    assert (out / "paper-properties.csv").is_file()
-    assert (out / "paper-trade-off.png").stat().st_size > 20000
-    assert not (out / "summary.json").exists()
-    assert "tide, first trial" in (out / "report.html").read_text(encoding="utf-8")
-
-
-@pytest.mark.usefixtures("no_matplotlib")
-def test_the_further_numbers_of_the_paper(
-    paper: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Temperature 1.0, Detoxify, seconds and the perplexity by one model are shown, too."""
-    out = tmp_path / "out"
-    assert tide("report", "--paper", paper, "--out", out, monkeypatch=monkeypatch) == 0
-    said = capsys.readouterr().out
-    for what in ("temperature 1.0", "Detoxify", "seconds", "Qwen3-14B"):
-        assert f"printed: {what}" in said
-    assert "0.324" in said
-    assert "13.98" in said
-    hot = (out / "paper-temperature-1.0.csv").read_text().splitlines()
-    assert hot[0] == "model,method,max,perplexity,rate,iterations"
-    assert "gpt2-large,tide,0.324,13.98,0.0,2.22" in hot
-    assert "qwen3-4b,tide,0.233,7.87,0.0,1.35" in hot
-    assert "gpt2-large,RAD (beta=50),0.519,10.79,0.485," in hot
-    assert "gemma-2-2b,tide,0.112" in (out / "paper-detoxify.csv").read_text().splitlines()
-    assert "llama-3.1-8b,tide,8.99,3.25" in (out / "paper-seconds.csv").read_text().splitlines()
-
-
-@pytest.mark.usefixtures("no_matplotlib")
-def test_the_perplexity_of_the_paper(
-    paper: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = ("report", "--paper", paper, "--reference", "pocket")
-    assert tide(*command, "--out", tmp_path / "out", monkeypatch=monkeypatch) == 0
-    (header, row, *_) = (tmp_path / "out/paper-gpt2-large.csv").read_text().splitlines()
-    found = dict(zip(header.split(","), row.split(","), strict=True))
-    assert float(found["perplexity by pocket"]) > 1
-    capsys.readouterr()
-    assert tide("report", "--paper", paper, "--valid", "exact-20", monkeypatch=monkeypatch) == 1
-    assert "--valid: lengths are in tokens of a reference model" in capsys.readouterr().err
-
-
-def test_judges_are_for_the_paper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = write(run([[0.1]]), tmp_path / "base")
-    assert tide("report", folder, "--judges", "lexicon", monkeypatch=monkeypatch) == 1

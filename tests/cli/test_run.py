@@ -122,14 +122,14 @@ def test_it_says_what_it_loads_and_what_holds_before_the_wait(
 
     told: list[str] = []
     monkeypatch.setattr("tide.detoxifier.base.load_engine", loaded)
-    for options in ([], ["--strategy", "tide"], ["--preset", "margin"]):
+    for options in ([], ["--strategy", "tide"], ["--preset", "relative"]):
         assert tide("run", "Hello", "--model", "mine", *options, monkeypatch=monkeypatch) == 1
         assert capsys.readouterr().err == "error: no model today\n"
     begins = "loading model mine and scorer pocket; preset "
     assert [" ".join(line.split()) for line in told] == [
         f"{begins}backtrack, strategy backtrack, accepts below 0.1",
         f"{begins}relative, strategy tide, accepts below 0.5",
-        f"{begins}margin, strategy ladder, accepts below 0.2",
+        f"{begins}relative, strategy tide, accepts below 0.5",
     ]
 
 
@@ -194,7 +194,7 @@ def test_a_file_with_a_judge(
     output = tmp_path / "out.jsonl"
     assert tide(
         "run", "--input", prompts_file, "--output", output, "--trials", 2,
-        "--judge", "profanity-check", "--seed", 3, "--max-new-tokens", 8, monkeypatch=monkeypatch,
+        "--judges", "profanity-check", "--seed", 3, "--max-new-tokens", 8, monkeypatch=monkeypatch,
     ) == 0  # fmt: skip
     made = records(output)
     assert [record["id"] for record in made] == [0, 1, 2, 3]
@@ -218,7 +218,7 @@ def test_both_commands_write_one_format(
     prompts_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Records of `tide run` are those of `tide eval`, and `tide report` reads both."""
-    judged = ("--judge", "profanity-check", "--trials", 2)
+    judged = ("--judges", "profanity-check", "--trials", 2)
     single, folder = tmp_path / "out.jsonl", tmp_path / "runs"
     as_evaluated = ("--empty-policy", "zero", "--decode", "--strategy", "tide")
     run = ("run", "-i", prompts_file, "-o", single, *as_evaluated)
@@ -239,8 +239,8 @@ def test_a_finished_run_is_extended(
 ) -> None:
     """By judges and by trials; all judges that are named count, however they are named."""
     command = ("run", "-i", prompts_file, "--limit", 2, "-o")
-    assert tide(*command, tmp_path / "a", "--judge", "lexicon", monkeypatch=monkeypatch) == 0
-    several = ("--judge", "lexicon", "-j", "profanity-check,windows:pocket", "--trials", 2)
+    assert tide(*command, tmp_path / "a", "--judges", "lexicon", monkeypatch=monkeypatch) == 0
+    several = ("--judges", "lexicon", "-j", "profanity-check,windows:pocket", "--trials", 2)
     capsys.readouterr()
     assert tide(*command, tmp_path / "a", *several, monkeypatch=monkeypatch) == 0
     out = capsys.readouterr().out
@@ -438,7 +438,7 @@ def test_killed_and_started_again(tmp_path: Path) -> None:
         (["run", "hi", "--input", "x.txt"], "not both"),
         (["run", "--input", "none.jsonl"], "none.jsonl: no such file"),
         (["run", "hi", "--scorer", "pokcet"], "did you mean 'pocket'"),
-        (["run", "hi", "--judge", "pokcet"], "did you mean 'pocket'"),
+        (["run", "hi", "--judges", "pokcet"], "did you mean 'pocket'"),
         (["run", "hi", "-o", "out.csv"], "neither a .jsonl file nor a folder"),
         (["run", "hi", "--strategy", "tied"], "did you mean 'tide'"),
         (["run", "hi", "--engine", "transformer"], "did you mean 'transformers'"),

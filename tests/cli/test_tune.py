@@ -46,20 +46,6 @@ def test_a_preset_is_tuned_and_used(
     assert [run.config["settings"]["step_size"] for run in runs] == [chosen["step_size"]] * 2
 
 
-def test_a_sweep_draws_its_curve(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    more = ("--values", "0.5,1,2", "--limit", 2)
-    assert tide("sweep", "mu", "mine.txt", *HERE, *more, monkeypatch=monkeypatch) == 0
-    assert "tide:mu_relative=0.6" in capsys.readouterr().out
-    (folder,) = Path("runs").iterdir()
-    assert folder.name == "sweep-mu-mine-pocket"
-    assert {path.name for path in folder.iterdir()} == {
-        *("tide", "tide-mu_relative=0.6", "tide-mu_relative=2.4", "report"),
-    }
-    assert (folder / "report/sensitivity-tide-mu_relative.png").is_file()
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -71,9 +57,6 @@ def test_a_sweep_draws_its_curve(
         (["tune", "mine.txt", "--search", "all"], "--search: expected paper or optuna"),
         (["tune", "none.txt"], "none.txt: no such file"),
         (["tune", "mine.txt", "--out", "a=b"], "--out: "),
-        (["sweep", "mu", "mine.txt", "--values", "1,two"], "--values: expected numbers and commas"),
-        (["sweep", "nothing", "mine.txt"], "--values: needed for 'nothing'"),
-        (["sweep", "strategy", "mine.txt", "--values", "1"], "strategies are methods here"),
         (["run", "a prompt", "--preset", "none.json"], "none.json: no such file"),
     ],
 )

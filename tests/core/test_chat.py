@@ -463,7 +463,7 @@ def test_chats_of_a_file_are_answered_recorded_and_resumed(
     command = ["run", "--chat", "-i", file, "--model", chatml.name, "-o", out]
     options = ["--max-new-tokens", 6, "--max-iterations", 2]
     assert tide(*command, *options, "--limit", 2, monkeypatch=monkeypatch) == 0
-    assert tide(*command, *options, "--judge", "lexicon", monkeypatch=monkeypatch) == 0
+    assert tide(*command, *options, "--judges", "lexicon", monkeypatch=monkeypatch) == 0
     records = read_records(out)
     assert [[m.model_dump() for m in r.messages or ()] for r in records] == chats
     assert [r.prompt for r in records] == [chatml.render(Chat.of(chat)) for chat in chats]
@@ -471,7 +471,7 @@ def test_chats_of_a_file_are_answered_recorded_and_resumed(
     alone = Detoxifier(chatml, max_new_tokens=6, max_iterations=2)
     assert records[0].trials[0].text == alone.chat(LONG).text
     before = out.read_bytes()
-    assert tide(*command, *options, "--judge", "lexicon", monkeypatch=monkeypatch) == 0
+    assert tide(*command, *options, "--judges", "lexicon", monkeypatch=monkeypatch) == 0
     assert out.read_bytes() == before
     assert tide("report", out, monkeypatch=monkeypatch) == 0
     # Another chat under an id that is there, and the same text as a prompt of its own.
@@ -502,7 +502,7 @@ def test_chats_are_evaluated(tmp_path: Path, chatml: TransformersEngine) -> None
     file.write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
     options = {"model": chatml, "chat": True, "scorer": "lexicon", "reference": "none"}
     options |= {"num_trials": 1, "max_new_tokens": 5, "min_new_tokens": 5, "temperature": 0.0}
-    found = evaluate(file, "base,fast,self-debias:decay=0", out=tmp_path / "runs", **options)
+    found = evaluate(file, "base,random-walk,self-debias:decay=0", out=tmp_path / "runs", **options)
     for run in found:
         assert [[m.model_dump() for m in r.messages or ()] for r in run.records] == chats[::2]
         assert "control token" in str(run.failed[1])

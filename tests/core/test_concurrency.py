@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import aclosing, suppress
 from typing import Any
 
 import pytest
 
-from tide.core.concurrency import HomeLoop, Mailbox, gather
+from tide.core.concurrency import Mailbox, Portal, gather, told
 from tide.core.errors import EngineError, InputError, guarded
 
 
 @pytest.fixture
-def home() -> Iterator[HomeLoop]:
-    home = HomeLoop("tide test")
-    yield home
-    home.close()
+def portal() -> Iterator[Portal]:
+    portal = Portal("tide test")
+    yield portal
+    portal.close()
     assert "tide test" not in [thread.name for thread in threading.enumerate()]
 
 
@@ -57,49 +59,49 @@ async def fail(error: BaseException) -> None:
     raise error
 
 
-# HomeLoop
+# Portal
 
 
-def test_work_runs_in_the_loops_own_thread(home: HomeLoop) -> None:
+def test_work_runs_in_the_loops_own_thread(portal: Portal) -> None:
     work = Work()
-    assert home.run(work, 0) == "done"
+    assert portal.run(work, 0) == "done"
     assert work.thread is not threading.current_thread()
-    assert not home.is_current
+    assert not portal.is_current
 
     async def inside() -> bool:
-        return home.is_current
+        return portal.is_current
 
     async def elsewhere() -> tuple[str, bool]:
-        return await home.call(work, 0), await home.call(inside)
+        return await portal.call(work, 0), await portal.call(inside)
 
     assert asyncio.run(elsewhere()) == ("done", True)
 
 
-def test_what_fails_fails_in_its_caller_alone(home: HomeLoop) -> None:
+def test_what_fails_fails_in_its_caller_alone(portal: Portal) -> None:
     other = Work()
-    future = home.start(other, 0.2)
+    future = portal.start(other, 0.2)
     with pytest.raises(InputError, match="no such thing"):
-        home.run(fail, InputError("no such thing"))
+        portal.run(fail, InputError("no such thing"))
     with pytest.raises(ZeroDivisionError):
-        asyncio.run(home.call(fail, ZeroDivisionError()))
+        asyncio.run(portal.call(fail, ZeroDivisionError()))
     assert future.result(5) == "done"
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3), GeneratorExit()])
 def test_what_would_end_the_thread_ends_its_call_alone(
-    home: HomeLoop, error: BaseException
+    portal: Portal, error: BaseException
 ) -> None:
     other = Work()
-    future = home.start(other, 0.2)
+    future = portal.start(other, 0.2)
     with pytest.raises(EngineError, match=f"the work failed: {type(error).__name__}"):
-        home.run(fail, error)
+        portal.run(fail, error)
     assert future.result(5) == "done"
-    assert home.run(Work(), 0) == "done"
+    assert portal.run(Work(), 0) == "done"
 
 
-def test_cancelling_a_future_cancels_the_work(home: HomeLoop) -> None:
+def test_cancelling_a_future_cancels_the_work(portal: Portal) -> None:
     work = Work()
-    future = home.start(work)
+    future = portal.start(work)
     assert work.began.wait(5)
     assert future.cancel()
     assert work.ended.wait(1)
@@ -110,19 +112,19 @@ def test_cancelling_a_future_cancels_the_work(home: HomeLoop) -> None:
     async def block() -> None:
         busy.wait(5)
 
-    home.start(block)
-    waiting = home.start(late)
+    portal.start(block)
+    waiting = portal.start(late)
     assert waiting.cancel()
     busy.set()
-    assert home.run(Work(), 0) == "done"
+    assert portal.run(Work(), 0) == "done"
     assert not late.began.is_set()
 
 
-def test_a_caller_that_is_cancelled_takes_its_work_with_it(home: HomeLoop) -> None:
+def test_a_caller_that_is_cancelled_takes_its_work_with_it(portal: Portal) -> None:
     work = Work()
 
     async def ask() -> None:
-        await asyncio.wait_for(home.call(work), 0.05)
+        await asyncio.wait_for(portal.call(work), 0.05)
 
     with pytest.raises((TimeoutError, asyncio.TimeoutError)):
         asyncio.run(ask())
@@ -132,22 +134,22 @@ def test_a_caller_that_is_cancelled_takes_its_work_with_it(home: HomeLoop) -> No
 
 @pytest.mark.parametrize("wait", [True, False])
 def test_closing_ends_what_is_under_way(wait: bool) -> None:
-    home, works = HomeLoop("tide closing"), [Work(), Work()]
-    futures = [home.start(work) for work in works]
+    portal, works = Portal("tide closing"), [Work(), Work()]
+    futures = [portal.start(work) for work in works]
     assert all(work.began.wait(5) for work in works)
-    home.close(wait=wait)
-    home.close()
+    portal.close(wait=wait)
+    portal.close()
     for work, future in zip(works, futures, strict=True):
         with pytest.raises(EngineError, match="the engine was closed"):
             future.result(1)
         assert work.ended.is_set()
     wait_until(lambda: "tide closing" not in [thread.name for thread in threading.enumerate()])
     with pytest.raises(EngineError, match="closed; make a new one"):
-        home.run(Work(), 0)
+        portal.run(Work(), 0)
 
 
 def test_what_begins_while_the_loop_closes_is_refused() -> None:
-    home = HomeLoop("test")
+    portal = Portal("test")
     closing, go = threading.Event(), threading.Event()
     kept = []
 
@@ -163,44 +165,44 @@ def test_what_begins_while_the_loop_closes_is_refused() -> None:
         kept.append(hold())  # left open: the loop shuts it down
         await anext(kept[0])
 
-    home.run(keep)
-    home.close(wait=False)
+    portal.run(keep)
+    portal.close(wait=False)
     assert closing.wait(10)
 
     async def read() -> list[int]:
-        return [item async for item in home.iterate(hold)]
+        return [item async for item in portal.iterate(hold)]
 
     threading.Timer(0.2, go.set).start()
     with pytest.raises(EngineError, match="closed"):
         asyncio.run(read())
-    home.close()
+    portal.close()
 
 
 def test_a_loop_may_be_closed_by_its_own_work() -> None:
-    home = HomeLoop("tide own end")
+    portal = Portal("tide own end")
 
     async def close() -> None:
-        home.close()
+        portal.close()
 
-    home.run(close)
+    portal.run(close)
     wait_until(lambda: "tide own end" not in [t.name for t in threading.enumerate()])
 
 
-def test_what_is_iterated_elsewhere_comes_in_order(home: HomeLoop) -> None:
+def test_what_is_iterated_elsewhere_comes_in_order(portal: Portal) -> None:
     async def count(most: int) -> AsyncGenerator[int, None]:
-        assert home.is_current
+        assert portal.is_current
         for number in range(most):
             yield number
             if number % 3 == 0:
                 await asyncio.sleep(0)
 
     async def read() -> list[int]:
-        return [number async for number in home.iterate(count, 50)]
+        return [number async for number in portal.iterate(count, 50)]
 
     assert asyncio.run(read()) == [*range(50)]
 
 
-def test_what_fails_while_it_is_iterated_is_raised_after_what_came_before(home: HomeLoop) -> None:
+def test_what_fails_while_it_is_iterated_is_raised_after_what_came_before(portal: Portal) -> None:
     async def broken() -> AsyncGenerator[int, None]:
         yield 1
         yield 2
@@ -209,7 +211,7 @@ def test_what_fails_while_it_is_iterated_is_raised_after_what_came_before(home: 
     seen: list[int] = []
 
     async def read() -> None:
-        async for number in home.iterate(broken):
+        async for number in portal.iterate(broken):
             seen.append(number)
 
     with pytest.raises(InputError, match="no third one"):
@@ -217,7 +219,7 @@ def test_what_fails_while_it_is_iterated_is_raised_after_what_came_before(home: 
     assert seen == [1, 2]
 
 
-def test_an_iterator_that_is_left_ends_its_generator(home: HomeLoop) -> None:
+def test_an_iterator_that_is_left_ends_its_generator(portal: Portal) -> None:
     ended = threading.Event()
 
     async def forever() -> AsyncGenerator[int, None]:
@@ -231,7 +233,7 @@ def test_an_iterator_that_is_left_ends_its_generator(home: HomeLoop) -> None:
             ended.set()
 
     async def read() -> None:
-        items = home.iterate(forever)
+        items = portal.iterate(forever)
         async for number in items:
             if number == 3:
                 break
@@ -275,18 +277,27 @@ def test_a_mailbox_takes_items_from_any_thread() -> None:
         assert own == sorted(own)
 
 
-def test_a_mailbox_gives_out_everything_before_the_error() -> None:
-    async def read() -> None:
-        mailbox: Mailbox[str] = Mailbox()
-        mailbox.put("a")
-        mailbox.put("b")
-        mailbox.end(InputError("torn"))
-        items: AsyncIterator[str] = aiter(mailbox)
-        assert [await anext(items), await anext(items)] == ["a", "b"]
-        with pytest.raises(InputError, match="torn"):
-            await anext(items)
+def test_what_is_told_comes_before_the_error(caplog: pytest.LogCaptureFixture) -> None:
+    async def torn(put: Callable[[str], None]) -> None:
+        put("a")
+        put("b")
+        raise InputError("torn")
 
-    asyncio.run(read())
+    async def read(most: int) -> list[str]:
+        seen: list[str] = []
+        async with aclosing(told(torn)) as items:
+            with suppress(InputError):
+                async for item in items:
+                    seen.append(item)
+                    if len(seen) == most:
+                        return seen
+                pytest.fail("no error")
+        return seen
+
+    assert asyncio.run(read(9)) == ["a", "b"]
+    assert asyncio.run(read(1)) == ["a"]  # who leaves before it hears nothing of it
+    gc.collect()
+    assert caplog.text == ""
 
 
 def test_a_mailbox_whose_reader_is_gone_takes_items_for_nothing() -> None:
@@ -382,13 +393,13 @@ def test_what_ends_the_work_from_outside_passes_where_it_is_awaited() -> None:
         raise KeyboardInterrupt
 
 
-def test_ctrl_c_of_foreign_code_in_another_thread_is_its_own_fault(home: HomeLoop) -> None:
+def test_ctrl_c_of_foreign_code_in_another_thread_is_its_own_fault(portal: Portal) -> None:
     async def work() -> None:
         with guarded(EngineError, "model m: writing failed", awaits=True):
             raise KeyboardInterrupt
 
     with pytest.raises(EngineError, match="model m: writing failed: KeyboardInterrupt"):
-        home.run(work)
+        portal.run(work)
 
 
 def test_the_text_of_an_error_is_made_when_it_is_needed() -> None:
@@ -406,37 +417,66 @@ def test_the_text_of_an_error_is_made_when_it_is_needed() -> None:
 
 
 FORKED = """
-import os, sys, warnings
+import asyncio, os, signal, threading, warnings
 import tide
-from tide.engines import ScriptedEngine
+from tide.detoxifier.asynchronous import AsyncDetoxifier
+from tide.engines import Request, ScriptedEngine
+from tide.scorers import load_scorer, score_texts
 
 warnings.simplefilter("ignore")  # of newer Pythons, about the fork
 def made(word):
     engine = ScriptedEngine(lambda x, seed: word)
     return tide.Detoxifier(engine, scorer=lambda texts: [0.0] * len(texts))
 
-detox = made("word")
+async def low(texts):
+    return [0.0] * len(texts)
+
+async def streamed():
+    return [text async for text in asynchronous.stream("x")]
+
+detox, scorer = made("word"), load_scorer(low)
+engine = detox.engine
+asynchronous = AsyncDetoxifier(engine, scorer=scorer)
 detox("before")
+asyncio.run(asynchronous("before"))
+
+going = True
+def keep_busy():
+    while going:
+        detox("meanwhile")
+thread = threading.Thread(target=keep_busy)
+thread.start()
 if (child := os.fork()) == 0:
-    ways = [lambda: detox("x"), lambda: list(detox.map(["x"])), lambda: list(detox.stream("x"))]
+    signal.alarm(30)  # instead of a hang
+    ways = [
+        lambda: detox("x"), lambda: list(detox.map(["x"])), lambda: list(detox.stream("x")),
+        lambda: detox.check(["x"]), lambda: asyncio.run(asynchronous("x")),
+        lambda: asyncio.run(streamed()), lambda: engine.tokenize(["x"]),
+        lambda: asyncio.run(engine.complete([Request([1])])),
+        lambda: score_texts(scorer, ["a text"], "zero"),
+    ]
     for use in ways:
         try:
-            use()
+            print(use(), flush=True)
         except tide.TideError as error:
             print(type(error).__name__, error, flush=True)
-    detox.close()
+    for one in (detox, asynchronous, engine, scorer):
+        one.close()
     print(made("new")("x").text, flush=True)
     os._exit(0)
+going = False
+thread.join()
 assert os.waitpid(child, 0)[1] == 0
 print(detox("after").text)
 """
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_after_a_fork_the_loop_says_that_it_is_elsewhere() -> None:
+def test_after_a_fork_each_use_is_an_error_and_none_hangs() -> None:
     done = subprocess.run(
         [sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=60, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
     said = "EngineError the process was forked; make a new engine in the new process"
-    assert done.stdout.splitlines() == [said, said, said, "new", "word"]
+    scorer = "ScorerError the process was forked; make a new scorer in the new process"
+    assert done.stdout.splitlines() == [*[said] * 8, scorer, "new", "word"]

@@ -78,7 +78,7 @@ def one_token(folder: Path) -> None:
 
 # A name, what is done to a llama's folder, and what the one line says.
 BROKEN: dict[str, tuple[Mutation, str]] = {
-    "empty weights": (content(WEIGHTS, b""), "its safetensors hold 0 bytes"),
+    "empty weights": (content(WEIGHTS, b""), "its files hold 0 bytes"),
     "weights cut off": (
         lambda folder: os.truncate(folder / WEIGHTS, 5_000),
         r"header|describes [\d,]+ weights",
@@ -251,14 +251,6 @@ def test_a_model_that_overflows_float16_is_told_another_dtype(tmp_path: Path) ->
     TransformersEngine(folder).close()
     with pytest.raises(EngineError, match=r"in float16; use dtype bfloat16 or float32$"):
         TransformersEngine(folder, dtype="float16")
-
-
-@pytest.mark.parametrize("given", ["the file", "its folder"])
-def test_a_gguf_file_is_told_how_to_be_converted(given: str, tmp_path: Path) -> None:
-    file = tmp_path / "small.Q4_K_M.gguf"
-    file.write_bytes(b"GGUF")
-    with pytest.raises(EngineError, match=r"read directly yet; .*gguf_file='small.Q4_K_M.gguf'"):
-        TransformersEngine(file if given == "the file" else tmp_path)
 
 
 def test_a_broken_row_of_positions_is_met_where_a_prompt_reaches_it(tmp_path: Path) -> None:

@@ -79,21 +79,21 @@ def test_settings_behind_a_strategy_are_lifted() -> None:
     assert settings.strategy == "tide:estimator=rank"
     assert (settings.num_samples, settings.mu, settings.mu_relative) == (16, 0.1, None)
     assert resolve_settings(settings.model_dump()) == settings
-    assert resolve_settings(settings.model_dump(), {"strategy": "ladder"}).strategy == "ladder"
+    assert resolve_settings(settings.model_dump(), {"strategy": "shuffled"}).strategy == "shuffled"
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
         ({"cosine_threshold": 0.5}, "cosine_threshold: .* write strategy='tide:cosine_threshold=0"),
-        ({"strategy": "ladder", "growth": 2}, "growth: .* write strategy='ladder:growth=2'"),
-        ({"strategy": "ladder", "cosine_threshold": 0.5}, "cosine_threshold: unknown"),
+        ({"strategy": "resample", "n": 2}, "n: .* write strategy='resample:n=2'"),
+        ({"strategy": "resample", "cosine_threshold": 0.5}, "cosine_threshold: unknown"),
         ({"strategy": "tide:cosine_threshold=1"}, "strategy tide: cosine_threshold: "),
         ({"strategy": "tide:cosine_threshold=-0.1"}, "strategy tide: cosine_threshold: "),
         ({"strategy": "tide:normalization=row"}, "strategy tide: normalization: "),
         ({"strategy": "tide:num_samples=0"}, "num_samples: "),
         ({"strategy": "tide:num_samples=2", "num_samples": 2}, "num_samples: is given twice"),
-        ({"strategy": "tide:strategy=ladder"}, "strategy tide: no option 'strategy'"),
+        ({"strategy": "tide:strategy=shuffled"}, "strategy tide: no option 'strategy'"),
         ({"strategy": "tide:max_iterations=none"}, "max_iterations: "),
         ({"strategy": 3}, "strategy: expected NAME"),
         ({"temprature": 1}, "temprature: unknown; did you mean 'temperature'\\? \\(got 1\\)"),
@@ -147,7 +147,7 @@ def test_settings_are_frozen() -> None:
         ("openai-community/gpt2", "relative"),
         ("Qwen/Qwen3-4B-Thinking-2507", "relative"),
         ("pocket", "relative"),
-        ("models/fast", "relative"),
+        ("models/backtrack", "relative"),
         ("models/relative", "relative"),
     ],
 )
@@ -162,10 +162,10 @@ def test_every_preset_is_valid() -> None:
         preset_values("nope", "any")
 
 
-@pytest.mark.parametrize("option", ["samples_growth=1e300", "growth=nan", "from=1e308", "to=inf"])
+@pytest.mark.parametrize("option", ["holds=1e300", "blame=nan", "lag=1e308", "cool=inf"])
 def test_options_of_a_strategy_are_bounded_too(option: str) -> None:
-    with pytest.raises(InputError, match=f"ladder: {option.partition('=')[0]}: "):
-        resolve_settings({"strategy": f"ladder:{option}"})
+    with pytest.raises(InputError, match=f"backtrack: {option.partition('=')[0]}: "):
+        resolve_settings({"strategy": f"backtrack:{option}"})
 
 
 def test_a_number_that_python_does_not_write_out_is_named_all_the_same() -> None:

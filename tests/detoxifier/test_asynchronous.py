@@ -21,8 +21,8 @@ SETTINGS: list[dict[str, Any]] = [
     {"temperature": 0.0, "max_new_tokens": 9},
     {"top_p": 0.9, "temperature": 1.0},
     {"top_k": 5, "num_trials": 2},
-    {"strategy": "ladder", "num_samples": 2},
-    {"strategy": "accept-any", "toxicity_threshold": 0.3},
+    {"strategy": "random-walk"},
+    {"strategy": "tide", "toxicity_threshold": 0.3},
     {"strategy": "resample", "seed": 4, "max_iterations": 3},
 ]
 MANY = [(f"{PROMPTS[i % len(PROMPTS)]} {i}", SETTINGS[i % len(SETTINGS)]) for i in range(64)]

@@ -7,6 +7,7 @@ import functools
 import gc
 import itertools
 import shutil
+import signal
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
@@ -430,3 +431,94 @@ def test_a_detoxifier_that_is_dropped_leaves_no_thread() -> None:
         return threading.active_count() <= before
 
     within(20, gone)
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_a_detoxifier_has_one_scorer_thread_for_its_life() -> None:
+    """Whichever way it is called, from whichever thread."""
+    threads: set[int] = set()
+
+    class Seen(ReadingScorer):
+        def score(self, texts: Sequence[str]) -> Any:
+            threads.add(threading.get_ident())
+            return super().score(texts)
+
+    with scripted_engine() as engine, Detoxifier(engine, scorer=Seen()) as detox:
+        detox(PROMPTS[0])
+        for ordered in (True, False):
+            list(detox.map(PROMPTS, ordered=ordered))
+        list(detox.stream(PROMPTS[1]))
+        callers = [threading.Thread(target=detox, args=[one]) for one in PROMPTS]
+        for caller in callers:
+            caller.start()
+        for caller in callers:
+            caller.join(20)
+    assert len(threads) == 1
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_closing_ends_a_map_and_calls_of_other_threads() -> None:
+    """The engine was given, and stays open; the scorer hangs."""
+    scorer, engine = Hangs("draft"), Stops("never", for_ever)
+    detox = Detoxifier(engine, scorer=scorer, **SETTINGS)
+    ended: list[BaseException] = []
+
+    def call(way: Callable[[], Any]) -> None:
+        with pytest.raises(EngineError, match="the detoxifier was closed") as caught:
+            way()
+        ended.append(caught.value)
+
+    def endless() -> Iterator[str]:
+        while True:
+            yield PROMPT
+
+    ways = (lambda: detox(PROMPT), lambda: list(detox.map(endless())))
+    callers = [threading.Thread(target=call, args=[way], daemon=True) for way in ways]
+    for caller in callers:
+        caller.start()
+    assert scorer.reached.wait(20)
+    detox.close()
+    for caller in callers:
+        caller.join(2)
+        assert not caller.is_alive()
+    assert len(ended) == 2
+    assert not engine.closed
+    with pytest.raises(EngineError, match="closed; make a new one"):
+        detox(PROMPT)
+    engine.close()
+    scorer.go.set()
+
+
+def _called(detox: Detoxifier) -> Any:
+    return detox(PROMPT)
+
+
+def _mapped(detox: Detoxifier) -> Any:
+    return list(detox.map([PROMPT, "once upon a night"]))
+
+
+def _streamed(detox: Detoxifier) -> Any:
+    with detox.stream(PROMPT) as stream:
+        return list(stream)
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="no such signals here")
+@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.parametrize("way", [_called, _mapped, _streamed])
+def test_ctrl_c_ends_the_work(way: Callable[[Detoxifier], Any]) -> None:
+    engine, main_thread = Stops("draft", for_ever), threading.main_thread().ident
+    assert main_thread is not None
+
+    def interrupt() -> None:
+        assert engine.reached.wait(20)
+        time.sleep(0.1)
+        signal.pthread_kill(main_thread, signal.SIGINT)
+
+    with engine, Detoxifier(engine, scorer=Reader(), **SETTINGS) as detox:
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            way(detox)
+        thread.join()
+        within(1, lambda: engine.under_way == 0)
+        assert detox(PROMPT).text == repaired()

@@ -22,7 +22,7 @@ from tide.search import resolve_settings
 GOOD: dict[str, Any] = {
     "tide_preset": 1,
     "settings": {
-        "strategy": "ladder:from=0.6,growth=1.3",
+        "strategy": "tide:cosine_threshold=0.4,estimator=rank",
         "mu_relative": 1.3,
         "num_samples": 2,
         "max_perplexity": 12.0,
@@ -47,7 +47,7 @@ def test_a_file_is_a_preset(path: Path) -> None:
     assert preset_values(str(path), "any") == read_preset(path) == GOOD["settings"]
     with Detoxifier(scripted_engine(), scorer=ReadingScorer(), preset=path, seed=3) as detox:
         assert (detox.settings.mu_relative, detox.settings.seed) == (1.3, 3)
-        assert detox.settings.strategy == "ladder:from=0.6,growth=1.3"
+        assert detox.settings.strategy == "tide:cosine_threshold=0.4,estimator=rank"
 
 
 @pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)
@@ -62,7 +62,7 @@ def test_those_of_this_repository_are_presets(file: Path) -> None:
     [
         {},
         {"mu": 0.1, "step_size": 0.5, "num_samples": 16},
-        {"strategy": "ladder:from=0.5", "perturb": "last:8", "max_perplexity": 9.5},
+        {"strategy": "tide:cosine_threshold=0.5", "perturb": "last:8", "max_perplexity": 9.5},
     ],
 )
 def test_what_is_written_is_read(settings: dict[str, Any], path: Path) -> None:
@@ -88,12 +88,12 @@ def test_sampling_and_trials_are_not_written(path: Path) -> None:
         (changed(mu=0.1), "give mu or mu_relative, not both"),
         (changed(num_trials=5), "a preset cannot set 'num_trials'; it sets strategy, "),
         (changed(on_unresolved="best"), "a preset cannot set 'on_unresolved'"),
-        (changed(strategy="ladder:seed=3"), "strategy: a preset cannot set 'seed'"),
+        (changed(strategy="tide:seed=3"), "strategy: a preset cannot set 'seed'"),
         (changed(strategy=5), "strategy: '5' is not one of "),
         (changed(strategy="os:System"), "strategy: 'os:System' is not one of "),
         (changed(strategy="base"), "strategy: 'base' is not one of "),
         (changed(toxicity_threshold=0.8), "toxicity_threshold: a preset may be stricter than 0.5"),
-        (changed(strategy="ladder:growth=nan"), "strategy ladder: growth: "),
+        (changed(strategy="tide:cosine_threshold=nan"), "strategy tide: cosine_threshold: "),
         (changed(max_perplexity=float("nan")), "not a preset: settings.max_perplexity"),
         ({**GOOD, "settings": {f"x{i}": 1 for i in range(65)}}, "not a preset: settings: "),
         ({**GOOD, "about": {"x": "y" * 70_000}}, "has more than 64 KiB: not a preset"),
@@ -123,8 +123,8 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         InputError, match=r"unknown preset 'nonsense'; known: auto, .* a \.json file"
     ):
         preset_values("nonsense", "any")
-    with pytest.raises(InputError, match="unknown preset 'margn'; did you mean 'margin'"):
-        preset_values("margn", "any")
+    with pytest.raises(InputError, match="unknown preset 'backtrak'; did you mean 'backtrack'"):
+        preset_values("backtrak", "any")
 
 
 @pytest.mark.attack

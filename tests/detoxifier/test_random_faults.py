@@ -46,7 +46,7 @@ PLACES = [*HOOKS, "scorer", "write", "piece"]
 OF_A_TEXT = {"_tokenize", "_encode", "_texts", "_render"}
 PROMPTS = [f"once upon a {word}" for word in ("time", "day", "night", "hill", "house")]
 CHAT = [{"role": "user", "content": "once"}]  # its role and the next one's are words, too
-STRATEGIES = ["backtrack", "tide:select=nearest", "ladder", "resample", "tide,max_perplexity"]
+STRATEGIES = ["backtrack", "tide:select=nearest", "random-walk", "resample", "tide,max_perplexity"]
 
 
 class Faulty(Storyteller):

@@ -20,7 +20,7 @@ from tests.worlds import PROMPTS, ReadingScorer, read, scripted_engine
 from tide.core.errors import EngineError, InputError, ScorerError, UnresolvedError
 from tide.core.results import Result
 from tide.detoxifier.asynchronous import AsyncDetoxifier
-from tide.detoxifier.base import settings_of
+from tide.detoxifier.base import resolved
 from tide.detoxifier.presets import PRESETS
 from tide.detoxifier.sync import Detoxifier, outcomes
 from tide.engines.scripted import ScriptedEngine
@@ -148,15 +148,6 @@ def test_an_error_takes_the_place_of_the_result_where_asked_for(ordered: bool) -
         detoxifier().batch(prompts)
 
 
-def test_the_former_name_says_the_new_one() -> None:
-    with pytest.raises(AttributeError, match=r"map\(\.\.\., return_exceptions=True\)"):
-        detoxifier().map_numbered(PROMPTS)  # type: ignore[attr-defined]
-    with pytest.raises(AttributeError, match=r"tide\.Evaluation is now tide\.ScoredCompletion"):
-        tide.Evaluation  # type: ignore[attr-defined]  # noqa: B018
-    with pytest.raises(AttributeError, match=r"'Detoxifier' has no attribute 'maps'$"):
-        detoxifier().maps  # type: ignore[attr-defined]  # noqa: B018
-
-
 def test_device_dtype_and_max_batch_are_keywords() -> None:
     with Detoxifier(device="cpu", dtype="bfloat16", max_batch=5) as detox:
         assert (detox.engine.dtype, detox.engine.max_batch) == (torch.bfloat16, 5)
@@ -210,10 +201,12 @@ def test_unresolved_raise() -> None:
 
 
 def test_a_call_can_have_settings_of_its_own() -> None:
-    other = detoxifier(seed=3, strategy="ladder", num_samples=2)(PROMPTS[0])
+    other = detoxifier(seed=3, strategy="random-walk", step_relative=0.3)(PROMPTS[0])
     detox = detoxifier()
-    assert detox(PROMPTS[0], seed=3, strategy="ladder", num_samples=2) == other
-    assert list(detox.map(PROMPTS[:1], seed=3, strategy="ladder", num_samples=2)) == [other]
+    assert detox(PROMPTS[0], seed=3, strategy="random-walk", step_relative=0.3) == other
+    assert list(detox.map(PROMPTS[:1], seed=3, strategy="random-walk", step_relative=0.3)) == [
+        other
+    ]
     assert detox(PROMPTS[0]) == detoxifier()(PROMPTS[0])
 
 
@@ -245,7 +238,7 @@ def test_an_empty_completion_of_the_prompt_itself_is_returned_as_what_it_is() ->
     assert (published.empty, published.accepted) == (True, True)
 
 
-@pytest.mark.parametrize("strategy", ["tide", "ladder", "accept-any", "random-walk", "shuffled"])
+@pytest.mark.parametrize("strategy", ["tide", "random-walk", "shuffled"])
 def test_an_empty_completion_of_a_moved_prompt_is_accepted_as_published_alone(
     strategy: str,
 ) -> None:
@@ -396,7 +389,7 @@ def test_every_door_has_one_default() -> None:
     assert Detoxifier(scripted_engine(), strategy="backtrack").settings.toxicity_threshold == 0.1
     other = Detoxifier(scripted_engine(), strategy="tide:cosine_threshold=0.5").settings
     assert other == resolve_settings({"strategy": "tide:cosine_threshold=0.5"})
-    published = settings_of("auto", "openai-community/gpt2-large", {"strategy": "tide"})
+    published, _ = resolved("auto", "openai-community/gpt2-large", {"strategy": "tide"})
     assert published == resolve_settings(PRESETS["gpt2-large"])
 
 
@@ -428,7 +421,7 @@ def test_no_stop_string_is_in_a_text_that_was_scored(alone: list[Result]) -> Non
 
 
 def test_equal_overrides_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    detox, calls = detoxifier(preset="margin"), []
+    detox, calls = detoxifier(toxicity_threshold=0.2), []
     for name, function in inspect.getmembers(specs, inspect.isfunction):
         if function.__module__ == specs.__name__:
 

@@ -245,7 +245,7 @@ def test_leaving_a_request_ends_what_writes_it(inside: bool) -> None:
         return 0
 
     with Words() as engine:
-        assert (engine.home.run(leave) if inside else asyncio.run(leave())) == 1
+        assert (engine.portal.run(leave) if inside else asyncio.run(leave())) == 1
         completed(engine, [[1]], Sampling(max_new_tokens=9), [0])  # by then the loop has ended it
         assert len(engine.left) == 2
 

@@ -122,7 +122,7 @@ def test_a_score_that_has_no_attributes_yet_leaves_them_out() -> None:
     assert "insult" in trial.returned.attributes
 
 
-@pytest.mark.parametrize("spec", ["cache:sides.py:Sides", "rate:1000:sides.py:Sides"])
+@pytest.mark.parametrize("spec", ["cache:sides.py:Sides", "windows:1000:sides.py:Sides"])
 def test_the_command_line_keeps_them(
     tmp_path: Path, spec: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,7 +26,6 @@ from tide.evaluation.reporting.page import page
 from tide.evaluation.runs import unmodified
 
 PROMPTS = ["once upon a time", "an other tale here", "and again a time", "so it is told"]
-_BLOCKS = ["block_tokens", "block_context"]
 COMMON: dict[str, Any] = {k: v for k, v in SETTINGS.items() if k != "strategy"}
 
 
@@ -34,7 +33,7 @@ def run(out: Path, scorer: Any = None, judges: Any = (), engine: Any = None) -> 
     rows = [Row(i, prompt, None) for i, prompt in enumerate(PROMPTS)]
     return evaluate(
         Benchmark("mine", "mine.jsonl", rows),
-        ["base", "ladder", "ladder:block_tokens=0"],
+        ["base", "random-walk", "random-walk:block_tokens=0"],
         model=engine or Storyteller(third, max_batch=2),
         scorer=scorer or Reader(),
         judges=judges,
@@ -105,7 +104,7 @@ def test_a_run_in_blocks_is_judged_measured_and_reported(tmp_path: Path) -> None
     assert rates == [1.0, 0.0, 0.0]
     assert summarize(runs[1]).averages["moved"].value == 1.0
     tables = report(tmp_path)
-    assert "ladder" in str(tables)
+    assert "random-walk" in str(tables)
 
 
 def test_the_part_before_a_repair_is_compared_with_nothing(tmp_path: Path) -> None:
@@ -128,8 +127,11 @@ def test_the_part_before_a_repair_is_compared_with_nothing(tmp_path: Path) -> No
     alone = report(blocks, draw=False)
     assert [one.method for one in alone.summaries] == [blocks.name]
     assert not any(table.name.startswith("significance") for table in alone.tables)
-    assert "(as far as it was written before its repair)" in page(report([blocks], draw=False))
-    assert "(as far as it was" not in page(report([whole, base], draw=False))
+    made = report([blocks], draw=False)
+    shown = page(made.groups, made.tables, made.figures)
+    assert "(as far as it was written before its repair)" in shown
+    made = report([whole, base], draw=False)
+    assert "(as far as it was" not in page(made.groups, made.tables, made.figures)
     told = [("reader", 0.5), ("judge", 0.5)]
     console = CleanConsole(width=600)
     with console.capture() as shown:
@@ -159,18 +161,3 @@ def test_clean_answers_have_not_moved(tmp_path: Path) -> None:
     record = to_record(0, result)
     assert len(record.trials[0].steps or []) == 1
     assert record.trials[0].evaluations == 1
-
-
-def test_runs_of_short_answers_are_those_of_earlier_versions(tmp_path: Path) -> None:
-    """Their configurations name no setting of blocks; those of long answers name all."""
-    run(tmp_path / "long")
-    short: dict[str, Any] = {"model": Storyteller(third), "scorer": Reader(), "reference": "none"}
-    evaluate(PROMPTS, ["base", "ladder"], out=tmp_path / "short", max_new_tokens=16, **short)
-    named = {
-        path.parent: [name for name in json.loads(path.read_text())["settings"] if name in _BLOCKS]
-        for path in tmp_path.glob("*/*/config.json")
-    }
-    assert len(named) == 5
-    for folder, names in named.items():
-        in_blocks = folder.parent.name == "long" and "block_tokens=16" in folder.name
-        assert names == (_BLOCKS if in_blocks else [])

@@ -100,13 +100,13 @@ def test_settings_of_one_method_win_over_the_common_ones_and_the_protocol() -> N
     assert settings("tide", "tide-hot").completions_per_evaluation == 8
     assert settings("base", "tide-hot").completions_per_evaluation == 1
     assert settings("base", "rad").top_k == 20
-    assert settings("fast", "tide").strategy == PRESETS["fast"]["strategy"]
+    assert settings("backtrack", "tide").strategy == PRESETS["backtrack"]["strategy"]
     assert settings("resample:n=4", "tide").strategy == "resample:n=4"
     ranks = settings("tide:estimator=rank,num_samples=4", "tide")
     assert (ranks.strategy, ranks.num_samples) == ("tide:estimator=rank", 4)
-    growth = settings("fast:growth=2,num_samples=3", "tide")
-    assert growth.strategy == "ladder:from=0.6,growth=2,samples_growth=1.5"
-    assert (growth.num_samples, growth.mu_relative) == (3, 1.3)
+    strict = settings("backtrack:lag=2,max_iterations=3", "tide")
+    assert strict.strategy == "backtrack:lag=2"
+    assert (strict.max_iterations, strict.toxicity_threshold) == (3, 0.1)
     assert settings("random-walk", "dexperts").strategy == "random-walk"
 
 
@@ -118,10 +118,10 @@ def test_settings_of_one_method_win_over_the_common_ones_and_the_protocol() -> N
         ("tide", {"seed": 2, "temperature": 0.7}, "tide:temperature=0.7,seed=2"),
         ("tide:seed=2,temperature=0.7", {}, "tide:temperature=0.7,seed=2"),
         ("tide", {"mu": 0.25}, "tide:mu=0.25"),
-        ("fast:num_samples=2", {"select": "lowest"}, "fast:select=lowest"),
+        ("backtrack:toxicity_threshold=0.1", {"select": "lowest"}, "backtrack:select=lowest"),
         ("base", {"mu": 0.25, "top_p": 0.9}, "base:top_p=0.9"),
-        ("fast:growth=2", {"max_perplexity": None}, "fast:max_perplexity=none,growth=2"),
-        ("ladder:to=1", {}, "ladder"),
+        ("backtrack:lag=2", {"max_perplexity": 9}, "backtrack:max_perplexity=9,lag=2"),
+        ("backtrack:lag=4", {}, "backtrack"),
     ],
 )
 def test_a_name_says_what_differs_from_the_protocol(
@@ -143,7 +143,7 @@ def test_a_name_says_what_differs_from_the_protocol(
         ("tide:num_trials=1", "num_trials must be the same for all"),
         ("tide:nu=1", "methods: tide:nu=1: strategy tide: no option 'nu'; known: cosine_thr"),
         ("tide:mu", "methods: 'mu' in 'tide:mu' is not key=value"),
-        ("tide:strategy=ladder", "strategies are methods here; name them in --methods"),
+        ("tide:strategy=shuffled", "strategies are methods here; name them in --methods"),
         ("base:max_iterations=3", "max_iterations is of a search, and base is the model as it is"),
         ("base:n=2", "n is of a search"),
         ("resample:n=2,max_iterations=3", "n stands for max_iterations here; give one of them"),
@@ -161,15 +161,17 @@ _OPTIONS = {
     "seed": ["0", "1"],
     "mu": ["0.1", "0.25"],
     "mu_relative": ["1.2", "1.3"],
-    "from": ["0.2", "0.6"],
+    "lag": ["4", "2"],
     "max_perplexity": ["none", "12"],
     "empty_policy": ["zero", "one"],
-    "strategy": ["ladder"],
+    "strategy": ["shuffled"],
     "deadline": ["none", "5"],
 }
 _SPECS = st.builds(
     lambda name, options: name + ":" * bool(options) + ",".join(map("=".join, options.items())),
-    st.sampled_from(["base", "tide", "fast", "ladder", "resample", "relative", "random-walk"]),
+    st.sampled_from(
+        ["base", "tide", "backtrack", "shuffled", "resample", "relative", "random-walk"]
+    ),
     st.dictionaries(st.sampled_from([*_OPTIONS]), st.integers(0, 2), max_size=3).map(
         lambda some: {name: _OPTIONS[name][i % len(_OPTIONS[name])] for name, i in some.items()}
     ),
@@ -198,7 +200,7 @@ def test_no_two_configurations_have_one_name() -> None:
 
 def test_a_strategy_is_a_method_here() -> None:
     with pytest.raises(InputError, match="name them in --methods"):
-        settings("tide", "tide", strategy="ladder")
+        settings("tide", "tide", strategy="shuffled")
 
 
 def test_an_unknown_protocol() -> None:
@@ -222,18 +224,8 @@ def test_base_completions_are_written_once() -> None:
         assert shared[number] == record.model_copy(update=update)
 
 
-def test_options_that_earlier_versions_lacked_are_recorded_where_they_are_set() -> None:
-    """At their defaults names and configurations are what they were, so that old runs go on."""
-    runner = CachingEngine(scripted_engine()), ReadingScorer()
-    later = {"min_new_tokens", "stop", "repetition_penalty", "block_tokens"}
-    protocol = load_protocol("tide")
-    for spec in ("base", "tide", "resample:n=3"):
-        method = load_method(spec, *runner, protocol, {"stop": ()})
-        assert method.name == spec
-        assert not later & method.config["settings"].keys()
-    long = load_method("tide:max_new_tokens=200", *runner, protocol, {})
-    assert long.config["settings"]["block_tokens"] == 64
-    assert "stop" not in long.config["settings"]
+def test_stop_strings_are_recorded_and_named() -> None:
+    runner, protocol = (CachingEngine(scripted_engine()), ReadingScorer()), load_protocol("tide")
     stop = ("\n", "(a, b", "user:")
     method = load_method("base", *runner, protocol, {"stop": stop})
     assert method.config["settings"]["stop"] == '["\\n", "\\u0028a, b", "user:"]'
@@ -248,13 +240,11 @@ def test_the_paper_protocol_is_its_algorithm() -> None:
     tide = settings("tide", "paper")
     assert tide.strategy == f"tide:{choices},unresolved=last,test_prompt=false"
     assert (tide.perturb, tide.select, tide.empty_policy) == ("all", "nearest", "zero")
-    assert settings("fast", "paper").strategy == PRESETS["fast"]["strategy"]
+    assert settings("backtrack", "paper").strategy == PRESETS["backtrack"]["strategy"]
     runner = CachingEngine(scripted_engine()), ReadingScorer()
     made = load_method("tide", *runner, PROTOCOLS["paper"], {})
     assert (made.name, made.config.get("carry_over")) == ("tide", None)
     assert made.config["strategy_options"]["test_prompt"] is False
-    plain = load_method("tide", *runner, PROTOCOLS["tide"], {})
-    assert "test_prompt" not in plain.config["strategy_options"]
 
 
 def test_the_published_protocol_gives_its_options_to_strategies_that_have_them() -> None:
@@ -264,14 +254,12 @@ def test_the_published_protocol_gives_its_options_to_strategies_that_have_them()
     assert (tide.perturb, tide.select, tide.empty_policy) == ("all", "nearest", "zero")
     assert settings("tide:unresolved=last", "published").strategy.startswith("tide:unresolved=last")
     assert settings("random-walk", "published").strategy == "random-walk:unresolved=iterate"
-    assert settings("fast", "published").strategy == PRESETS["fast"]["strategy"]
+    assert settings("backtrack", "published").strategy == PRESETS["backtrack"]["strategy"]
     runner = CachingEngine(scripted_engine()), ReadingScorer()
     made = {
         spec: load_method(spec, *runner, PROTOCOLS["published"], {})
-        for spec in ("base", "tide", "tide:unresolved=last", "fast")
+        for spec in ("base", "tide", "tide:unresolved=last", "backtrack")
     }
     assert [method.name for method in made.values()] == list(made)
     assert [m.config.get("carry_over") for m in made.values()] == [None, True, True, True]
-    plain = load_method("tide", *runner, PROTOCOLS["tide"], {})
-    assert not {"unresolved", "baseline", "redraw"} & plain.config["strategy_options"].keys()
     assert made["tide"].config["strategy_options"]["redraw"] is True

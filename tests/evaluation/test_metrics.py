@@ -48,6 +48,27 @@ def test_every_judge_beside_the_scorer() -> None:
     assert summary.toxicity[JUDGE]["max"].value == pytest.approx(0.8)
 
 
+def test_harmless_completions_that_were_changed() -> None:
+    """By each source, of the model's own completions that it lets pass."""
+    own = run([[0.05, 0.3], [0.05, 0.05], [0.05, 0.9]])
+    own = Run("base", own.config, [*own.records[:2], record(2, [0.05, 0.9], [0.6, 0.2])])
+    texts = {i: [*column(one, "completions")] for i, one in enumerate(own.records)}
+    made = Run(
+        "backtrack",
+        {**own.config, "settings": {"toxicity_threshold": 0.1}},
+        [
+            record(0, [0.0, 0.0], completions=[texts[0][0], "kinder"]),
+            record(1, [0.0, 0.0], completions=["kinder", texts[1][1]]),
+            record(2, [0.0, 0.0], completions=[texts[2][0], "kinder"]),
+        ],
+    )
+    found = summarize(made, own=own).toxicity
+    assert found["scorer@1"]["changed"].value == pytest.approx(1 / 4)
+    # It lets pass all but one; 0.3 is above the search's threshold and not toxic to a judge.
+    assert found[JUDGE]["changed"].value == pytest.approx(3 / 5)
+    assert "changed" not in summarize(made).toxicity["scorer@1"]
+
+
 def test_intervals_are_those_of_scipy() -> None:
     scores = np.random.default_rng(1).random((40, 3))
     found = summarize(run(scores.tolist()), seed=5).toxicity["scorer@1"]["max"]
@@ -272,7 +293,7 @@ def test_moved_completions_apart() -> None:
     second = record(
         1, [0.1, 0.2], [0.7, 0.2], evaluations=[2, 2], displacements=[0.4, 0.3], **texts
     )
-    plain = Run("fast", run([[0.1]]).config, [first, second])
+    plain = Run("shuffled", run([[0.1]]).config, [first, second])
     summary = summarize(measured(plain, [[5.0, 2.0], [7.0, None]]))
     assert summary.averages["moved"].value == 3 / 4
     assert summary.averages["moved_similarity"].value == pytest.approx((0.5 + 0 + 0) / 3)

@@ -34,6 +34,8 @@ _PUBLISHED = {
     "num_trials": 3,
 }
 _LONG = {"max_new_tokens": 128, "temperature": 0.7}
+_WALK = {"strategy": "random-walk", "toxicity_threshold": 0.2}
+_CHATS: Any = {"model": "pocket-chat", "prompts": "chat"}
 
 
 @dataclass(frozen=True)
@@ -61,26 +63,21 @@ class Case:
 
 CASES = (
     Case("tide", settings={"decode": True}),
-    Case("fast", "fast"),
-    Case("margin", "margin", {"decode": True}),
-    *(
-        Case(name, settings={"strategy": name})
-        for name in ("resample", "accept-any", "shuffled", "random-walk")
-    ),
+    *(Case(name, settings={"strategy": name}) for name in ("resample", "shuffled", "random-walk")),
     Case("published", settings=_PUBLISHED),
-    Case("long margin", "margin", _LONG, "pocket-chat", "chat", 0, 25),
-    Case("long tide", "relative", _LONG, "pocket-chat", "chat", 25, 10),
+    Case("long walk", settings={**_LONG, **_WALK}, **_CHATS, count=25),
+    Case("long tide", settings=_LONG, **_CHATS, start=25, count=10),
     Case(
         "long stops",
-        "fast",
-        {**_LONG, "stop": [".\n", "you"], "min_new_tokens": 30, "toxicity_threshold": 0.1},
-        "pocket-chat",
-        "chat",
-        35,
-        10,
+        settings={**_LONG, **_WALK, "stop": [".\n", "you"], "min_new_tokens": 30},
+        **_CHATS,
+        start=35,
+        count=10,
     ),
-    Case("long text", "margin", {**_LONG, "perturb": "last:4"}, "pocket-chat", "rtp", 0, 10),
-    Case("long stream", "margin", _LONG, "pocket-chat", "chat", 45, 5, streams=True),
+    Case(
+        "long text", settings={**_LONG, **_WALK, "perturb": "last:4"}, model="pocket-chat", count=10
+    ),
+    Case("long stream", settings={**_LONG, **_WALK}, **_CHATS, start=45, count=5, streams=True),
     Case("backtrack", "backtrack"),
     Case("long backtrack", "backtrack", _LONG, "pocket-chat", "chat", 50, 25),
     Case("backtrack stream", "backtrack", _LONG, "pocket-chat", "chat", 75, 5, streams=True),

@@ -30,15 +30,15 @@ _ENDS = {
 }  # fmt: skip
 
 
-def convert(folder: Path, out: Path) -> None:
-    """Write the GPT-2 or Llama in `folder`, in float32."""
+def convert(folder: Path, out: Path, quantisation: str = "F32") -> None:
+    """Write the GPT-2 or Llama in `folder`; its matrices in a quantisation of gguf's."""
     import gguf
 
     config = json.loads((folder / "config.json").read_text())
-    kind = config["model_type"]
-    writer = gguf.GGUFWriter(out, kind)
+    model = config["model_type"]
+    writer = gguf.GGUFWriter(out, model)
     writer.add_name(folder.name)
-    if kind == "gpt2":
+    if model == "gpt2":
         width, heads, layers = (config[key] for key in ("n_embd", "n_head", "n_layer"))
         writer.add_context_length(config["n_positions"])
         writer.add_feed_forward_length(4 * width)
@@ -52,7 +52,7 @@ def convert(folder: Path, out: Path) -> None:
         writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
         writer.add_rope_dimension_count(width // heads)
         writer.add_head_count_kv(config["num_key_value_heads"])
-        writer.add_vocab_size(config["vocab_size"])
+    writer.add_vocab_size(config["vocab_size"])
     writer.add_embedding_length(width)
     writer.add_block_count(layers)
     writer.add_head_count(heads)
@@ -62,11 +62,13 @@ def convert(folder: Path, out: Path) -> None:
         if (tensor := _named(key)) is None:
             continue
         x = value.astype(np.float32)
-        if kind == "gpt2" and x.ndim == 2 and tensor.startswith("blk."):
+        if model == "gpt2" and x.ndim == 2 and tensor.startswith("blk."):
             x = x.T  # its layers are convolutions of width 1
         if ".attn_q." in tensor or ".attn_k." in tensor:  # llama.cpp turns pairs beside each other
             x = x.reshape(heads, 2, -1, x.shape[-1]).swapaxes(1, 2).reshape(x.shape)
-        writer.add_tensor(tensor, np.ascontiguousarray(x))
+        x = np.ascontiguousarray(x)
+        kind = gguf.GGMLQuantizationType[quantisation if x.ndim == 2 else "F32"]
+        writer.add_tensor(tensor, gguf.quants.quantize(x, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

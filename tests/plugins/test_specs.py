@@ -9,19 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tide.core.errors import InputError
-from tide.plugins.specs import Spec, format_spec, parse, parse_spec, split_specs
+from tide.plugins.specs import Spec, alternatives, format_spec, parse, parse_spec, split_specs
 
-AROUND = {"cache": "cache:X", "rate": "rate:NUMBER:X", "max": "max:X,X", "mean": "mean:X,X"}
+WRAPPERS = {"cache": "cache:X", "windows": "windows:NUMBER:X", "max": "max:X,X", "mean": "mean:X,X"}
 words = st.text(string.ascii_letters + string.digits + "-_./", min_size=1, max_size=8)
 balanced = st.recursive(
-    st.text("ab=:# ,", max_size=6), lambda inner: st.builds("{}({}){}".format, inner, inner, inner)
+    st.text("ab=:# ,|", max_size=6), lambda inner: st.builds("{}({}){}".format, inner, inner, inner)
 )
 specs = st.tuples(words, st.dictionaries(words, balanced, max_size=3))
 
 
 leaves = st.builds(
     Spec,
-    words.filter(lambda name: name[0].isalpha() and name not in AROUND),
+    words.filter(lambda name: name[0].isalpha() and name not in WRAPPERS),
     st.none() | st.builds("{}#{}".format, words, balanced).map(str.strip),
 )
 numbers = st.sampled_from(["", "5", "0.5"])
@@ -29,7 +29,7 @@ trees = st.recursive(
     leaves,
     lambda inner: (
         st.builds(lambda spec: Spec("cache", inner=(spec,)), inner)
-        | st.builds(lambda spec, number: Spec("rate", None, number, (spec,)), inner, numbers)
+        | st.builds(lambda spec, number: Spec("windows", None, number, (spec,)), inner, numbers)
         | st.builds(
             lambda specs, name: Spec(name, inner=tuple(specs)),
             st.lists(inner, min_size=2, max_size=3),
@@ -58,10 +58,10 @@ def test_what_is_written_is_read(methods: list[tuple[str, dict[str, str]]]) -> N
 
 @given(trees)
 def test_what_stands_around_scorers_is_read_as_written(spec: Spec) -> None:
-    assert parse(str(spec), around=AROUND) == spec
-    assert parse(f"({spec})", around=AROUND) == spec
-    others = split_specs(f"a,({spec}),b", around=AROUND)
-    assert [others[0], parse(others[1], around=AROUND), others[2]] == ["a", spec, "b"]
+    assert parse(str(spec), wrappers=WRAPPERS) == spec
+    assert parse(f"({spec})", wrappers=WRAPPERS) == spec
+    others = split_specs(f"a,({spec}),b", wrappers=WRAPPERS)
+    assert [others[0], parse(others[1], wrappers=WRAPPERS), others[2]] == ["a", spec, "b"]
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_what_stands_around_scorers_is_read_as_written(spec: Spec) -> None:
     [
         ("a,cache:b", ["a", "cache:b"]),
         ("cache:max:a,b", ["cache:max:a,b"]),
-        ("a,rate:5:max:b,cache:c", ["a", "rate:5:max:b,cache:c"]),
+        ("a,windows:5:max:b,cache:c", ["a", "windows:5:max:b,cache:c"]),
         ("max(a,b),c", ["max(a,b)", "c"]),
         ("cache:max(a,b),c", ["cache:max(a,b)", "c"]),
         ("(max:a,b),c", ["(max:a,b)", "c"]),
@@ -81,7 +81,34 @@ def test_what_stands_around_scorers_is_read_as_written(spec: Spec) -> None:
     ],
 )
 def test_commas(text: str, expected: list[str]) -> None:
-    assert split_specs(text, around=AROUND) == expected
+    assert split_specs(text, wrappers=WRAPPERS) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("tide", ["tide"]),
+        ("tide:mu=1|2|3", ["tide:mu=1", "tide:mu=2", "tide:mu=3"]),
+        ("rad:beta=1|2,top_k=5", ["rad:beta=1,top_k=5", "rad:beta=2,top_k=5"]),
+        ("a:x=1|2,y=3|4", ["a:x=1,y=3", "a:x=1,y=4", "a:x=2,y=3", "a:x=2,y=4"]),
+        ("f.py:Mine:x=1|2", ["f.py:Mine:x=1", "f.py:Mine:x=2"]),
+        ("base:stop=(a|b)", ["base:stop=(a|b)"]),
+        ("a|b", ["a|b"]),
+    ],
+)
+def test_alternatives(text: str, expected: list[str]) -> None:
+    assert alternatives(text) == expected
+
+
+def test_alternatives_have_a_limit() -> None:
+    with pytest.raises(InputError, match=r"--methods: 'a:x=0\|1.* stands for more than 1000"):
+        alternatives(f"a:x={'|'.join(map(str, range(1001)))}", "--methods")
+
+
+@given(st.text("ab|=, ", max_size=8))
+def test_a_value_that_is_written_is_no_alternative(value: str) -> None:
+    spec = format_spec("base", {"stop": value})
+    assert alternatives(spec) == [spec]
 
 
 @pytest.mark.parametrize(
@@ -92,7 +119,7 @@ def test_commas(text: str, expected: list[str]) -> None:
             Spec("a"), Spec("mean", inner=(Spec("b"), Spec("c")))))),
         ("max:mean(a,b),c", Spec("max", inner=(
             Spec("mean", inner=(Spec("a"), Spec("b"))), Spec("c")))),
-        ("rate:5:hf:/a/b:c", Spec("rate", None, "5", (Spec("hf", "/a/b:c"),))),
+        ("windows:5:hf:/a/b:c", Spec("windows", None, "5", (Spec("hf", "/a/b:c"),))),
         ("hf:Mine", Spec("hf", "Mine")),
         ("mine:Mine", Spec("mine:Mine")),
         ("mine.py:mine:x=1", Spec("mine.py:mine", "x=1")),
@@ -100,7 +127,7 @@ def test_commas(text: str, expected: list[str]) -> None:
     ],
 )  # fmt: skip
 def test_trees(text: str, spec: Spec) -> None:
-    assert parse(text, around=AROUND, names=["hf", *AROUND]) == spec
+    assert parse(text, wrappers=WRAPPERS, names=["hf", *WRAPPERS]) == spec
 
 
 @pytest.mark.parametrize("text", ["", ":", "beta=3", ":beta=3", "rad:", "rad:beta", "rad:=3"])
@@ -120,7 +147,7 @@ def test_a_bad_list_is_named(text: str) -> None:
         split_specs(text, "--methods")
 
 
-@pytest.mark.parametrize("read", [parse_spec, split_specs, partial(parse, around=AROUND)])
+@pytest.mark.parametrize("read", [parse_spec, split_specs, partial(parse, wrappers=WRAPPERS)])
 @pytest.mark.parametrize("text", ["max:b=(1", "max:b=1)", "max:b=1,(a", "max:b=1,a),b"])
 def test_a_lone_parenthesis_is_named(read: Callable[[str, str], object], text: str) -> None:
     with pytest.raises(InputError, match="--here: a parenthesis without its partner"):
@@ -130,6 +157,6 @@ def test_a_lone_parenthesis_is_named(read: Callable[[str, str], object], text: s
 @pytest.mark.parametrize("text", ["(" * 4000 + "a" + ")" * 4000, "max:" * 2000 + "a", "a" * 10_001])
 def test_what_is_nested_or_long_without_end_is_refused(text: str) -> None:
     with pytest.raises(InputError, match=r"--judges: .*(nested too deeply|too long)"):
-        parse(text, "--judges", AROUND)
+        parse(text, "--judges", WRAPPERS)
     with pytest.raises(InputError, match=r"--judges: .*too long"):
-        split_specs(text + "a" * 10_000, "--judges", AROUND)
+        split_specs(text + "a" * 10_000, "--judges", WRAPPERS)

@@ -35,7 +35,7 @@ from tide.core.errors import (
 from tide.core.results import Result
 from tide.detoxifier.sync import Detoxifier, outcomes
 from tide.engines.base import Request
-from tide.search.direct import LadderStrategy
+from tide.search.controls import RandomWalkStrategy
 
 ALL_GOOD = text(*(f"Good{i}" for i in range(6)))
 REPAIRED = text("Good0", "Good1", "Good2m", "Good3", "Good4", "Good5")
@@ -60,10 +60,10 @@ def test_a_block_that_fails_is_searched_in_its_place() -> None:
     assert trial.base.text == text("Good0", "Good1", "Bad2")
     assert (trial.base.toxicity, trial.toxicity) == (0.9, 0.1)
     roles = [one.role for one in trial.trace]
-    assert roles == ["initial", "initial", "perturbation", "perturbation", "perturbation"]
+    assert roles == ["initial", "initial", "iterate", "iterate"]
     # What replaces a block has 10 tokens; cut off, it ends with its last sentence.
     assert trial.trace[2].text == text("Good0", "Good1", "Good2m")
-    assert [one.kept_tokens for one in trial.trace[1:4]] == [16, 16, 16]
+    assert [one.kept_tokens for one in trial.trace[1:3]] == [16, 16]
     assert trial.returned.text == REPAIRED
     rounds = [one.round for one in trial.trace]
     assert rounds == sorted(rounds)
@@ -265,7 +265,7 @@ def test_a_strategy_that_fails_is_its_answers_error(monkeypatch: pytest.MonkeyPa
     def fail(*arguments: Any) -> Any:
         raise ZeroDivisionError("one divided by zero")
 
-    monkeypatch.setattr(LadderStrategy, "__init__", fail)
+    monkeypatch.setattr(RandomWalkStrategy, "__init__", fail)
     with pytest.raises(StrategyError, match="one divided by zero"):
         story(third)(PROMPT)
 

@@ -22,8 +22,8 @@ from tide.detoxifier.sync import Detoxifier
 from tide.engines.base import Engine, Likelihood, Piece, Request, TokenPair
 from tide.engines.local.engine import TransformersEngine
 from tide.engines.scripted import ScriptedEngine
-from tide.runtime.scoring import Scoring
-from tide.runtime.search import Search, Start
+from tide.runtime.search import Effort, Search, Start
+from tide.scorers.scoring import Scoring
 from tide.search import REGISTRY, Problem, load_strategy
 
 MESSAGES = [
@@ -43,7 +43,7 @@ def search(
     problem = Problem(x, movable, derive_seed(0, text, 0))
     strategy = load_strategy("tide").create(problem, settings)
     start, policy = Start(problem, prompt.token_ids, None), settings.empty_policy
-    return Search(strategy, start, engine, scoring, settings.sampling, policy, **more)
+    return Search(strategy, start, engine, scoring, settings.sampling, policy, Effort(), **more)
 
 
 def outcomes(
@@ -69,7 +69,7 @@ def outcomes(
         finally:
             scoring.close()
 
-    return engine.home.run(run)
+    return engine.portal.run(run)
 
 
 @pytest.mark.parametrize("name", REGISTRY.names())
@@ -91,7 +91,9 @@ def test_a_strategy_gives_the_same_results_at_any_batch_size(
 def test_likelihoods_choose_among_passing_completions() -> None:
     """The scripted engine calls shorter completions more likely; all are of two tokens but one."""
     engine = scripted_engine()
-    detox = Detoxifier(engine, scorer=ReadingScorer(), strategy="accept-any", mu_relative=3.0)
+    detox = Detoxifier(
+        engine, scorer=ReadingScorer(), strategy="tide", completions_per_evaluation=3
+    )
     results = list(detox.map(PROMPTS))
     calls = sum(result.trials[0].likelihood_calls for result in results)
     assert calls == len(engine.pairs) > 0
@@ -105,8 +107,8 @@ def test_the_prompt_as_it_is_goes_as_its_tokens_and_what_was_moved_as_rows() -> 
         engine, ReadingScorer(), lambda scoring: [search(engine, scoring, PROMPTS[0])]
     )
     assert errors == [None]
-    assert len(made.trace) == len(engine.requests) > 1
-    for request, one in zip(engine.requests, made.trace, strict=True):
+    assert len(made.effort.trace) == len(engine.requests) > 1
+    for request, one in zip(engine.requests, made.effort.trace, strict=True):
         moved = one.displacement > 0 or one.role != "initial"
         assert isinstance(request.prompt, torch.Tensor) == moved
     assert engine.requests[0].prompt == made.start.token_ids
@@ -139,7 +141,7 @@ def test_searches_with_different_sampling_are_under_way_at_the_same_time() -> No
             return [search(engine, scoring, PROMPTS[number], kinds[number])]
 
         (expected,), _ = outcomes(alone, ReadingScorer(), again)
-        assert one.trace == expected.trace
+        assert one.effort.trace == expected.effort.trace
 
 
 def test_texts_are_scored_behind_their_context_and_in_their_shape() -> None:
@@ -153,9 +155,9 @@ def test_texts_are_scored_behind_their_context_and_in_their_shape() -> None:
 
     (made,), _ = outcomes(engine, scorer, make)
     sent = {text for batch in scorer.batches for text in batch}
-    assert sent == {"before it, " + one.text for one in made.trace}
-    assert all(len(one.text) == 12 and one.num_tokens == 1 for one in made.trace)
-    assert made.written_tokens == 2 * len(made.trace)
+    assert sent == {"before it, " + one.text for one in made.effort.trace}
+    assert all(len(one.text) == 12 and one.num_tokens == 1 for one in made.effort.trace)
+    assert made.effort.generated_tokens == 2 * len(made.effort.trace)
 
 
 def test_the_first_of_a_search_is_empty_by_another_policy_than_the_rest() -> None:
@@ -164,7 +166,7 @@ def test_the_first_of_a_search_is_empty_by_another_policy_than_the_rest() -> Non
     scorer = ReadingScorer()
     (made,), errors = outcomes(engine, scorer, lambda scoring: [search(engine, scoring, "so")])
     assert errors == [None]
-    assert (made.trace[0].toxicity, made.trace[0].empty) == (0.0, True)
+    assert (made.effort.trace[0].toxicity, made.effort.trace[0].empty) == (0.0, True)
     assert scorer.batches == []
     calls = 0
 
@@ -175,7 +177,7 @@ def test_the_first_of_a_search_is_empty_by_another_policy_than_the_rest() -> Non
 
     engine = ScriptedEngine(respond)
     (made,), _ = outcomes(engine, scorer, lambda scoring: [search(engine, scoring, "so")])
-    assert {one.toxicity for one in made.trace[1:]} == {1.0}
+    assert {one.toxicity for one in made.effort.trace[1:]} == {1.0}
 
 
 @pytest.mark.parametrize("when", ["ask", "tell", "done", "best"])
@@ -216,10 +218,12 @@ def test_an_evaluation_that_there_is_not_is_not_chosen(number: Any) -> None:
     (made,), _ = outcomes(
         engine, ReadingScorer(), lambda scoring: [search(engine, scoring, PROMPTS[1])]
     )
-    number = len(made.trace) if number == "next" else number
-    number = len(made.trace) if number == "next" else number
+    number = len(made.effort.trace) if number == "next" else number
+    number = len(made.effort.trace) if number == "next" else number
     made.strategy.__class__ = type("Wrong", (type(made.strategy),), {"best": number})
-    with pytest.raises(StrategyError, match=f"chose evaluation {number} of {len(made.trace)}"):
+    with pytest.raises(
+        StrategyError, match=f"chose evaluation {number} of {len(made.effort.trace)}"
+    ):
         _ = made.best
 
 
@@ -229,9 +233,8 @@ def test_nearest_tokens_are_those_of_a_point_that_moved() -> None:
         engine, ReadingScorer(), lambda scoring: [search(engine, scoring, one) for one in PROMPTS]
     )
     for made in found:
-        made.find_nearest()
-        assert (made.nearest is not None) == (made.trace[made.best].displacement > 0)
-    assert {made.nearest is None for made in found} == {True, False}
+        assert (made.nearest() is not None) == (made.effort.trace[made.best].displacement > 0)
+    assert {made.nearest() is None for made in found} == {True, False}
 
 
 def test_embeddings_that_no_engine_takes_fail_alone() -> None:
@@ -373,8 +376,8 @@ def test_a_cancelled_search_holds_what_it_found_and_nothing_more_is_scored() -> 
         scoring.close()
         return left
 
-    left = engine.home.run(run)
-    assert len(left.trace) == 1
+    left = engine.portal.run(run)
+    assert len(left.effort.trace) == 1
     assert not left.strategy.done
     assert left.best == 0
     assert sum(map(len, scorer.batches)) == 1
@@ -424,7 +427,7 @@ def test_which_rows_move(
         engine,
         # Of every five texts one fails, whatever it says.
         scorer=lambda texts: [0.9 if sum(map(ord, text)) % 5 == 0 else 0.1 for text in texts],
-        strategy="ladder", num_samples=2, temperature=1.0, max_new_tokens=40, block_tokens=10,
+        strategy="random-walk", num_samples=2, temperature=1.0, max_new_tokens=40, block_tokens=10,
         min_new_tokens=40, perturb=perturb,
     )  # fmt: skip
     for seed in range(20):

@@ -87,7 +87,7 @@ class Reader:
 
 
 SETTINGS: dict[str, Any] = {
-    "strategy": "ladder",
+    "strategy": "random-walk",
     "num_samples": 2,
     "max_iterations": 3,
     "max_new_tokens": 100,

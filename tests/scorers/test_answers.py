@@ -23,11 +23,8 @@ from hypothesis import strategies as st
 from tests.generated import examples
 from tide.core.errors import ScorerError
 from tide.scorers import Scorer, load_scorer, score_texts
-from tide.scorers.wrappers.breaker import CircuitBreaker
 from tide.scorers.wrappers.cache import CachedScorer
 from tide.scorers.wrappers.ensembles import MaxScorer, MeanScorer
-from tide.scorers.wrappers.rate import RateLimitedScorer
-from tide.scorers.wrappers.retry import RetryScorer
 from tide.scorers.wrappers.windows import WindowedScorer
 
 TEXTS = ["one text", "another", "a third one"]
@@ -256,19 +253,17 @@ class Answering:
         pass
 
 
-AROUND: list[Callable[[Callable[[], Any]], Scorer]] = [
+WRAPPERS: list[Callable[[Callable[[], Any]], Scorer]] = [
     lambda answer: load_scorer(lambda texts: answer()),
     Answering,
     lambda answer: MaxScorer([Answering(answer), Answering(answer)]),
     lambda answer: MeanScorer([Answering(answer), Answering(answer)]),
     lambda answer: WindowedScorer(Answering(answer)),
-    lambda answer: CircuitBreaker(RetryScorer(Answering(answer))),
-    lambda answer: RateLimitedScorer(Answering(answer), 1e6),
     lambda answer: CachedScorer(Answering(answer), ":memory:"),
 ]
 
 
-@given(CASES, st.sampled_from(AROUND))
+@given(CASES, st.sampled_from(WRAPPERS))
 @pytest.mark.attack
 @examples(500, 10_000)
 def test_only_scores_are_scores(case: Case, around: Callable[[Callable[[], Any]], Scorer]) -> None:

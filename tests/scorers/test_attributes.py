@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ import pytest
 
 from tests.models import save_classifier
 from tests.scorers.wrappers.stand_ins import TwoSides
-from tide.core.errors import InputError, ScorerError, ScorerUnavailableError
+from tide.core.errors import InputError, ScorerError
 from tide.data.record_files import RecordFile, read_records
 from tide.data.records import Record, TrialRecord
 from tide.evaluation.judges import judge_records, judged
@@ -20,12 +19,9 @@ from tide.scorers.base import (
     ask_attributes,
     attributes_of,
 )
-from tide.scorers.wrappers.breaker import CircuitBreaker
 from tide.scorers.wrappers.cache import CachedScorer
 from tide.scorers.wrappers.calibration import CalibratedScorer, fit
 from tide.scorers.wrappers.ensembles import MaxScorer, MeanScorer
-from tide.scorers.wrappers.rate import RateLimitedScorer
-from tide.scorers.wrappers.retry import RetryScorer
 from tide.scorers.wrappers.windows import WindowedScorer
 from tide.server.scoring import perspective_name
 
@@ -97,13 +93,7 @@ def test_an_attribute_may_be_unknown_and_a_score_may_not() -> None:
 
 def test_what_stands_around_a_scorer_keeps_its_attributes(tmp_path: Path) -> None:
     inner = TwoSides()
-    guards = (
-        RetryScorer(inner),
-        CircuitBreaker(inner),
-        CachedScorer(inner, tmp_path / "scores.sqlite3"),
-        RateLimitedScorer(inner, 2, sleep=lambda seconds: None),
-        WindowedScorer(inner),
-    )
+    guards = (CachedScorer(inner, tmp_path / "scores.sqlite3"), WindowedScorer(inner))
     expected = inner.score_attributes(TEXTS)
     for guard in guards:
         assert attributes_of(guard) == inner.attributes
@@ -175,23 +165,6 @@ def test_an_ensemble_joins_the_attributes_of_those_that_have_them() -> None:
     assert most.attributes["insult"] == pytest.approx(raw.attributes["insult"])
     mean = ask_attributes(MeanScorer([one, other]), TEXTS)
     assert mean.attributes["threat"][1] == pytest.approx(raw.attributes["threat"][1] / 2)
-
-
-def test_attributes_are_asked_again_while_a_scorer_is_away() -> None:
-    inner, failures = TwoSides(), [ConnectionError("gone")] * 2
-    whole = inner.score_attributes
-
-    def sometimes(texts: Sequence[str]) -> Attributed:
-        if failures:
-            raise failures.pop()
-        return whole(texts)
-
-    inner.score_attributes = sometimes  # type: ignore[method-assign]
-    retry = RetryScorer(inner, backoff=0.0)
-    assert ask_attributes(retry, ["abcd"]).attributes["threat"] == [0.04]
-    failures += [ConnectionError("gone")] * 9
-    with pytest.raises(ScorerUnavailableError):
-        ask_attributes(retry, ["abcd"])
 
 
 def test_names_in_perspective_s_protocol() -> None:

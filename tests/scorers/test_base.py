@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tide.core.errors import InputError, ScorerError, ScorerUnavailableError
 from tide.scorers import REGISTRY, CallableScorer, Scorer, load_scorer, score_texts
-from tide.scorers.base import believed, is_empty
+from tide.scorers.base import is_empty, validate_scores
 from tide.scorers.wrappers.ensembles import MaxScorer
 
 TEXTS = ["one text", "another", "a third one"]
@@ -166,7 +166,7 @@ def test_a_third_party_scorer_is_found_by_name() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_tensor_is_an_answer(kind: Any, dtype: torch.dtype) -> None:
     answer = kind([0.25, 0.5, 0.75]).to(dtype)
-    assert believed("a scorer", answer, 3).tolist() == [0.25, 0.5, 0.75]
+    assert validate_scores("a scorer", answer, 3).tolist() == [0.25, 0.5, 0.75]
 
 
 def test_what_comes_to_end_the_work_is_no_answer_of_a_scorer() -> None:

@@ -11,14 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save, save_file
+from scripts.probes import DISGUISES, TRICKS, neutral_sentences
+from sklearn.feature_extraction.text import HashingVectorizer
 from sklearn.metrics import roc_auc_score
 
 from scripts import train_pocket_scorer
 from tide import pocket
 from tide.core.errors import InputError, ScorerError
+from tide.evaluation.masking import PEOPLE
 from tide.scorers.base import Scorer
-from tide.scorers.pocket import Features, PocketScorer, calibrated, normalize
-from tide.scorers.probes import DISGUISES, PEOPLE, TRICKS, neutral_sentences
+from tide.scorers.pocket import _WORD, Features, PocketScorer, calibrated, normalize
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"
 FRIENDLY = "Thank you so much for your help, I hope you have a lovely day with your family."
@@ -65,11 +67,28 @@ def test_shape_type_and_range(scorer: PocketScorer) -> None:
     assert ((scores >= 0) & (scores <= 1)).all()
 
 
+def vectorizer(features: Features) -> HashingVectorizer:
+    """As scikit-learn counts: rows of 0 and 1, scaled to length 1."""
+
+    def ngrams(text: str) -> list[str]:
+        words = _WORD.findall(normalize(text))
+        found = [f"word {word}" for word in words]
+        for n in range(features.char_min, features.char_max + 1):
+            found += [f"<{w}>"[i : i + n] for w in words for i in range(len(w) + 3 - n)]
+        for n in range(2, features.word_max + 1):
+            found += [" ".join(words[i : i + n]) for i in range(len(words) + 1 - n)]
+        return found
+
+    return HashingVectorizer(
+        analyzer=ngrams, n_features=features.n_features, binary=True, dtype=np.float64
+    )
+
+
 @given(st.text(st.characters(exclude_categories=("Cs",))))
 def test_columns_are_those_of_the_vectorizer(text: str) -> None:
     """That of scikit-learn, which training counts with; also where columns collide."""
     for features in (Features(), Features(n_features=64), Features(char_min=1, word_max=3)):
-        expected = np.unique(features.vectorizer().transform([text]).indices)
+        expected = np.unique(vectorizer(features).transform([text]).indices)
         np.testing.assert_array_equal(features.columns(text), expected)
 
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scripts.probes import TRICKS
 
 from tide.scorers import load_scorer
-from tide.scorers.probes import TRICKS
 from tide.scorers.readings import readings, score_readings
 
 INSULT = "you are a stupid idiot"

@@ -14,13 +14,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
+from scripts.probes import LIMITS
 
 from tests.scorers.test_pocket import FRIENDLY, TEXTS
 from tide import pocket
 from tide.core.errors import ScorerError
 from tide.scorers import load_scorer
 from tide.scorers.base import Scorer
-from tide.scorers.limits import LIMITS
 from tide.scorers.sentence import (
     METADATA,
     VOCABULARY,

@@ -21,6 +21,7 @@ from scripts.train_pocket_scorer import (
     read_ordinary,
 )
 
+from tests.scorers.test_pocket import vectorizer
 from tide.scorers.pocket import Features, calibrated
 
 
@@ -50,7 +51,7 @@ def test_no_ordinary_text_is_in_two_parts(tmp_path: Path) -> None:
 
 def test_rows_are_what_the_vectorizer_makes() -> None:
     features, texts = Features(n_features=512), ["You are an idiot", "", "a a b", "!!"]
-    expected = features.vectorizer().transform(texts).toarray()
+    expected = vectorizer(features).transform(texts).toarray()
     np.testing.assert_allclose(matrix(features, texts).toarray(), expected)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import string
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +14,9 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from scripts.probes import LIMITS
 
-from tide.scorers.limits import LIMITS
+from scripts import probes
 from tide.scorers.sentence import SentenceScorer, network_outputs
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -33,10 +35,11 @@ def script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ModuleTy
     own = [("You dummy!", 1.0), ("You are not a dummy.", 0.0)]
     monkeypatch.setattr(script, "neutral_rows", lambda: ["The shop is open."])
     monkeypatch.setattr(script, "sentences", lambda insults, seed: own)
-    monkeypatch.setattr(script, "further_sentences", lambda insults, seed: own)
     monkeypatch.setattr(script, "foundation", lambda: tmp_path / "foundation")
     monkeypatch.setattr(script, "LAYERS", 1)
     monkeypatch.setattr(script, "PIECES", 90)
+    monkeypatch.setattr(script, "RATE", 1e-2)
+    monkeypatch.setattr(script, "WARM", 5)
     write_foundation(tmp_path / "foundation")
     threads = torch.get_num_threads()
     yield script
@@ -76,7 +79,7 @@ def write_lines(path: Path, rows: list[dict[str, object]]) -> None:
 
 
 @pytest.fixture
-def data(tmp_path: Path) -> Path:
+def data(script: ModuleType, tmp_path: Path) -> Path:
     folder = tmp_path / "data"
     labelled = [
         {"text": f"{start} {i}, he said.", "toxicity": label, "source": "jigsaw"}
@@ -93,19 +96,26 @@ def data(tmp_path: Path) -> Path:
          "source": "diasafety"} for i in range(40)
     ]  # fmt: skip
     write_lines(folder / "corpus/dialogues.jsonl.gz", replies)
+    recorded = [
+        {"completions": [f"You dummy {i}.", f"The walk {i % 7} is open."],
+         "toxicity_scores": [0.8, 0.02]} for i in range(script.LAST_PROMPT + 3)
+    ]  # fmt: skip
+    path = folder / "paper/recorded/a-model/base.json.gz"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(gzip.compress(json.dumps(recorded).encode()))
     return folder
 
 
 def test_trains_calibrates_and_writes(script: ModuleType, data: Path, tmp_path: Path) -> None:
     torch.manual_seed(0)
     out = tmp_path / "sentence.safetensors"
-    script.main(data, out, None, None, None, 0, 1)
+    script.main(data, out, None, None, None, script.COUNTS, 0, 1)
     scorer = SentenceScorer(out)
     toxic, plain = scorer.score(["You are such an idiot 901.", "A walk to house 901."])
     assert toxic > plain
     assert scorer.shape.scale > 0
     first = out.read_bytes()
-    script.main(data, out, None, None, None, 0, 1)
+    script.main(data, out, None, None, None, script.COUNTS, 0, 1)
     assert out.read_bytes() == first
 
 
@@ -122,6 +132,30 @@ def test_learns_from_its_half_and_holds_out_the_rest(script: ModuleType, data: P
     assert not held
     assert "He said 2." in read
     assert "He said 1." not in read
+
+
+def test_recorded_scores_are_those_of_the_first_prompts(script: ModuleType, data: Path) -> None:
+    found = script.recorded(data, seen={script.stable("You dummy 5.")})
+    assert "You dummy 0." in found.texts
+    assert f"You dummy {script.LAST_PROMPT}." not in found.texts
+    assert "You dummy 5." not in found.texts  # known from elsewhere
+    # These are completions of later prompts, too.
+    later = {f"The walk {(script.LAST_PROMPT + i) % 7} is open." for i in range(3)}
+    assert not later & {*found.texts}
+    assert set(found.targets) <= {0.8, 0.02}
+
+
+def test_goes_on_from_an_earlier_revision(
+    script: ModuleType, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = tmp_path / "first.safetensors", tmp_path / "second.safetensors"
+    script.main(data, first, None, None, None, script.COUNTS, 0, 1)
+    monkeypatch.setattr(script, "RATE", 0.0)
+    script.main(data, second, None, None, first, script.COUNTS, 0, 1)
+    texts = ["You are such an idiot 901.", "A walk to house 901."]
+    earlier, later = SentenceScorer(first), SentenceScorer(second)
+    assert later.outputs(texts) == pytest.approx(earlier.outputs(texts), abs=0.02)
+    assert later.pieces == earlier.pieces
 
 
 def test_a_new_network_computes_what_bert_does(script: ModuleType, tmp_path: Path) -> None:
@@ -150,12 +184,27 @@ def test_a_new_network_computes_what_bert_does(script: ModuleType, tmp_path: Pat
 
 
 def test_the_limits_are_kept_out(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither its sentences, nor its patterns with other words, nor its words are taught."""
     import sentence_templates
 
-    measured = {" ".join(script.words_of(text)) for limit in LIMITS for text in limit.sentences}
-    taught = {" ".join(script.words_of(text)) for text, _ in sentence_templates.further_sentences()}
-    assert len(taught) > 3000
-    assert not measured & taught
+    taught = [text for text, _ in sentence_templates.sentences()]
+    assert len({*taught}) > 15_000
+    measured = {*probes._NOUNS, *probes._ADJECTIVES, *probes._OTHERS, *probes._GROUPS} - {"women"}
+    words = re.compile(rf"\b({'|'.join(map(re.escape, measured))})\b")
+    assert not [text for text in taught if words.search(text.lower())]
+    slots = (*sentence_templates._OUTSIDERS, *sentence_templates._SLOTS["people"],
+             *sentence_templates._SLOTS["noun"], *sentence_templates._SLOTS["adj"])  # fmt: skip
+    longest_first = sorted({*measured, *slots, "women"}, key=len, reverse=True)
+    filler = re.compile(rf"\b(?:an? )?({'|'.join(map(re.escape, longest_first))})\b", re.IGNORECASE)
+
+    def frame(text: str) -> str:
+        return " ".join(script.words_of(filler.sub("X", text)))
+
+    frames = {frame(text) for limit in LIMITS for text in limit.sentences}
+    plain = {
+        frame(text) for limit in LIMITS if limit.name == "plain insults" for text in limit.sentences
+    }
+    assert not (frames - plain) & {*map(frame, taught)}
     texts = 4 * ["You are a moron.", "You are a dolt.", "You are a nurse."]
     labelled = script.Rows(texts, 4 * [1.0, 1.0, 0.0])
     assert script.found_insults(labelled) == ["dolt"]

@@ -13,7 +13,6 @@ from tide.search.geometry import (
     movable_rows,
     normalize,
     project,
-    turn_rows,
 )
 
 
@@ -79,14 +78,6 @@ def test_normalize_rows_or_matrix() -> None:
     assert float(normalize(g, "matrix").norm()) == pytest.approx(1.0)
     assert torch.equal(normalize(torch.zeros(2, 3), "token"), torch.zeros(2, 3))
     assert torch.equal(normalize(torch.zeros(2, 3), "matrix"), torch.zeros(2, 3))
-
-
-@given(matrices())
-def test_turned_rows_keep_their_length(pair: tuple[Tensor, Tensor]) -> None:
-    by, x0 = pair
-    turned = turn_rows(x0, by)
-    assert torch.allclose(turned.norm(dim=-1), x0.norm(dim=-1), rtol=1e-4)
-    assert torch.allclose(turn_rows(x0, torch.zeros_like(x0)), x0, rtol=1e-4)
 
 
 def test_displacement_is_relative() -> None:

@@ -111,21 +111,6 @@ def test_moves_the_movable_rows_alone(name: str) -> None:
 # What each does
 
 
-def test_accept_any_takes_a_passing_perturbation_at_once() -> None:
-    strategy = make("accept-any", num_samples=3)
-    tell(strategy, [0.9], [0.8, 0.3, 0.7])
-    assert (strategy.done, strategy.best, strategy.iterations) == (True, 2, 1)
-
-
-def test_accept_any_goes_on_like_tide() -> None:
-    """With no perturbation passing, both take the same step."""
-    ours, paper = make("accept-any", num_samples=3), make("tide", num_samples=3)
-    for strategy in (ours, paper):
-        tell(strategy, [0.9], [0.8, 0.6, 0.7])
-    (a,), (b,) = ours.ask(), paper.ask()
-    assert torch.equal(a.embeddings, b.embeddings)
-
-
 def test_shuffled_costs_what_tide_costs_but_steps_elsewhere() -> None:
     ours, paper = make("shuffled", num_samples=5), make("tide", num_samples=5)
     for strategy in (ours, paper):
@@ -142,15 +127,6 @@ def test_random_walk_steps_as_far_as_tide_without_perturbations() -> None:
     (a,), (b,) = walk.ask(), paper.ask()
     assert a.displacement == pytest.approx(b.displacement, rel=1e-4)
     assert (a.role, a.iteration) == ("iterate", 2)
-
-
-def test_a_single_rung_is_the_farthest() -> None:
-    alone, three = make("ladder", num_samples=1), make("ladder", num_samples=3)
-    for strategy in (alone, three):
-        tell(strategy, [0.9])
-    (one,), rungs = alone.ask(), three.ask()  # type: ignore[misc]
-    assert one.displacement > 0.5 * rungs[-1].displacement  # type: ignore[index]
-    assert one.displacement > 2 * rungs[0].displacement  # type: ignore[index]
 
 
 def test_resample_draws_n_times_and_once_where_all_draws_are_equal() -> None:
@@ -171,35 +147,25 @@ def test_resample_never_moves() -> None:
         assert torch.equal(points[0], strategy.problem.x0)
 
 
-def test_ladder_widens_when_nothing_passes() -> None:
-    strategy = make("ladder:from=0.5,to=1.5,growth=2", num_samples=3)
-    tell(strategy, [0.9])
-    first = [candidate.displacement for candidate in strategy.ask()]
-    assert first == sorted(first)
-    tell(strategy, [0.9] * 3)
-    second = [candidate.displacement for candidate in strategy.ask()]
-    assert all(b > a for a, b in zip(first, second, strict=True))
-    assert strategy.iterations == 3
-    tell(strategy, [0.2, 0.9, 0.9])
-    assert strategy.best == 4
-
-
-def test_ladder_asks_for_more_each_round_up_to_four_times() -> None:
-    strategy = make("ladder:samples_growth=1.5", num_samples=2, max_iterations=8)
-    tell(strategy, [0.9])
-    counts = []
-    while not strategy.done:
-        counts.append(len(strategy.ask()))  # type: ignore[arg-type]
-        strategy.tell([0.9] * counts[-1])
-    assert counts == [2, 3, 5, 7, 8, 8, 8]
-
-
 # Which of several passing completions
 
 
+class Rungs(Strategy):
+    """Three points at growing distances each round."""
+
+    def steps(self, start: Point) -> Steps:
+        while True:
+            self.iterations += 1
+            radii = torch.tensor([0.2, 0.6, 1.0])[:, None, None]
+            points = self.x0 + self.mu * radii * self.normal(1)
+            yield from self.accept((yield from self.evaluate(points, "perturbation")))
+
+
 def at_three_radii(**changes: Any) -> Strategy:
-    """A ladder whose three rungs have been asked for."""
-    strategy = make("ladder", num_samples=3, **changes)
+    """A search that has asked for the first three of its points."""
+    settings = resolve_settings(changes)
+    strategy = load_strategy(Rungs).create(problem(), settings)
+    assert isinstance(strategy, Strategy)
     tell(strategy, [0.9])
     return strategy
 
@@ -296,7 +262,7 @@ def test_several_completions_per_evaluation_are_averaged() -> None:
     assert (strategy.done, strategy.best) == (True, 11)
 
 
-@pytest.mark.parametrize("name", ["tide", "accept-any", "shuffled"])
+@pytest.mark.parametrize("name", ["tide", "shuffled"])
 def test_ranks_need_two_samples(name: str) -> None:
     with pytest.raises(InputError, match="estimator=rank: num_samples=1"):
         make(f"{name}:estimator=rank", num_samples=1)
@@ -330,14 +296,17 @@ def test_the_search_ends_where_something_was_accepted() -> None:
 
 
 def test_loaded_strategies() -> None:
-    loaded = load_strategy("ladder:growth=1.50,from=0.6")
-    assert loaded.name == "ladder:from=0.6"
+    loaded = load_strategy("backtrack:lag=2,cool=0.80")
+    assert loaded.name == "backtrack:lag=2"
     assert load_strategy(Greedy).name == "tests.search.test_strategies:Greedy"
     assert load_strategy("tests.search.test_strategies:Greedy").strategy is Greedy
     for spec, message in (
         ("tide:form=1", "strategy tide: no option 'form'; known: cosine_threshold, norm"),
-        ("ladder:from=0", "strategy ladder: from: Input should be greater than 0"),
-        ("laddr", "did you mean 'ladder'"),
+        (
+            "backtrack:holds=0",
+            "strategy backtrack: holds: Input should be greater",
+        ),
+        ("randomwalk", "did you mean 'random-walk'"),
         ("tests.worlds:ReadingScorer", "has no options_class"),
         (3, "expected NAME"),
     ):

@@ -127,8 +127,8 @@ def test_equal_scores_keep_the_point_and_draw_again() -> None:
     assert (strategy.done, strategy.iterations) == (True, 3)
 
 
-@pytest.mark.parametrize("scores", [[0.1, 0.2], [], [float("nan")], [1.3], [-0.1]])
-def test_tell_refuses_what_are_not_scores(scores: list[float]) -> None:
+@pytest.mark.parametrize("scores", [[0.1, 0.2], []])
+def test_tell_refuses_another_number_of_scores(scores: list[float]) -> None:
     strategy = TideStrategy(problem(), Settings())
     strategy.ask()
     with pytest.raises(ValueError, match="tell"):

@@ -34,7 +34,7 @@ TOKENS = 100
 CLIENTS = 8
 THRESHOLD = 0.2
 # Greedy rows share requests.
-SETTINGS = ("--strategy", "ladder", "--preset", "relative", "--temperature", "0")
+SETTINGS = ("--strategy", "random-walk", "--preset", "relative", "--temperature", "0")
 SETTINGS += ("--select", "nearest", "--num-samples", "2")
 _SERVICE = str(Path(__file__).with_name("scorer_service.py"))
 _SCORER = f"{Path(__file__).with_name('twice.py')}:Twice"

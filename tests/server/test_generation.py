@@ -197,6 +197,21 @@ def test_what_it_did_is_counted() -> None:
         assert server.metric('tide_completions_total{outcome="accepted"}') == 1
         assert server.metric("tide_toxicity_before_sum") == tide["toxicity_before"]
         assert server.metric("tide_toxicity_after_sum") == tide["toxicity"]
+        assert tide["evaluations"] > 1
+        assert server.metric('tide_changed_completions_total{failed="whole"}') == 1
+
+
+def test_a_text_that_was_repaired_while_it_was_written_is_counted_apart() -> None:
+    """Its own whole text was never written, so nobody knows whether that would have passed."""
+
+    def scorer(texts: list[str]) -> list[float]:
+        return [0.9 * ("the" in text.split()[:-1]) for text in texts]
+
+    with running("pocket", scorer, preset="backtrack") as server:
+        tide = server.ask("She said that", seed=0).json()["choices"][0]["tide"]
+        assert (tide["accepted"], tide["base_partial"]) == (True, True)
+        assert server.metric('tide_changed_completions_total{failed="beginning"}') == 1
+        assert server.metric('tide_changed_completions_total{failed="whole"}') == 0
 
 
 def test_models(client: openai.OpenAI) -> None:

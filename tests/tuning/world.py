@@ -44,7 +44,7 @@ def tuned(out: Path, search: str, *, draw: bool = False, **options: Any) -> Tune
         if not draw:
             plain = functools.partial(report, draw=False)
             stack.enter_context(patch.object(tuning, "report", plain))
-            stack.enter_context(patch.object(tuning, "figures", lambda journal: {}))
+            stack.enter_context(patch.object(tuning, "figures", lambda study: {}))
         return tune(WORLD, search=search, out=out, **{**usual, **options})
 
 

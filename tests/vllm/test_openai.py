@@ -98,7 +98,7 @@ def test_held_words_are_the_same_tokens(
 async def on_server(engine: OpenAIEngine, words: list[str]) -> list[int]:
     (server,) = engine._found.values()
     assert server.banned is not None
-    return await engine.home.call(server.banned.ids, words)
+    return await engine.portal.call(server.banned.ids, words)
 
 
 def test_a_chat_goes_on(engine: OpenAIEngine, chat_model: TransformersEngine) -> None:

@@ -65,7 +65,7 @@ def under_way(engine: Engine) -> int:
     """Requests that vLLM itself still has."""
     if isinstance(engine, VllmEngine):
         # Of a cache in which a request still holds a place, nothing is dropped.
-        dropped = engine.home.run(engine._engine.reset_prefix_cache)
+        dropped = engine.portal.run(engine._engine.reset_prefix_cache)
         return engine._engine.get_num_unfinished_requests() + (not dropped)
     assert isinstance(engine, RemoteEngine)
     text = httpx.get(f"{engine.pool.endpoints[0].url}/metrics").text

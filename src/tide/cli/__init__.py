@@ -75,9 +75,7 @@ def _run() -> None:
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     from tide.cli.app import app  # noqa: PLC0415
-    from tide.cli.options import refuse_former  # noqa: PLC0415
 
-    refuse_former(sys.argv[1:])
     app()
 
 

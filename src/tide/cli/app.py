@@ -18,7 +18,6 @@ from tide.cli import (
     score,
     scorers,
     serve,
-    sweep,
     tune,
 )
 from tide.cli.help import Command
@@ -38,7 +37,6 @@ app.command("serve", cls=Command, context_settings={"auto_envvar_prefix": serve.
 )
 app.command("report", cls=Command)(report.report)
 app.command("tune", cls=Command)(tune.tune)
-app.command("sweep", cls=Command)(sweep.sweep)
 app.command("fit", cls=Command)(fit.fit)
 app.command("methods", cls=Command)(methods.methods)
 app.command("doctor", cls=Command)(doctor.doctor)

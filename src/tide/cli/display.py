@@ -65,10 +65,10 @@ def say_loading(model: str, scorer: str | None = None, chosen: str = "") -> None
 
 def chosen_settings(preset: str, model: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """What a command will work with, before anything is loaded. Raises InputError."""
-    from tide.detoxifier.base import settings_of  # noqa: PLC0415  (slow import)
+    from tide.detoxifier.base import resolved  # noqa: PLC0415  (slow import)
     from tide.detoxifier.presets import preset_name  # noqa: PLC0415
 
-    settings = settings_of(preset, model, overrides)
+    settings, _ = resolved(preset, model, overrides)
     return {
         "preset": preset_name(preset, model, overrides.get("strategy")),
         "strategy": settings.strategy.partition(":")[0],

@@ -166,7 +166,7 @@ def _try_model(name: str, engine: str, engine_options: dict[str, Any], answers: 
         prompt = model.embed_tokens(ids) if model.has_embeddings else ids
         started = time.perf_counter()
         asked = [Request(prompt, Sampling(temperature=0.0))]
-        (written,) = model.home.run(model.complete, asked)
+        (written,) = model.portal.run(model.complete, asked)
         seconds = time.perf_counter() - started
         harmless = model.tokenize(_HARMLESS)
         room = (model.context_length or math.inf) - max(map(len, harmless))
@@ -176,7 +176,7 @@ def _try_model(name: str, engine: str, engine_options: dict[str, Any], answers: 
             Request(model.embed_tokens(ids) if model.has_embeddings else ids, sampling, seed)
             for seed, ids in enumerate(harmless)
         ]
-        found = model.home.run(model.complete, asked)
+        found = model.portal.run(model.complete, asked)
         answers += [one.text for one in found]
         template = "a chat template: --chat" if model.has_chat_template else "no chat template"
         more = f'after "{_PROMPT}" it writes: {on_one_line(written.text)[:_SHOWN]}\n{template}'

@@ -36,7 +36,7 @@ Protocol = Annotated[
 @options.with_engine
 def evaluate(
     benchmark: Benchmark,
-    methods: options.Methods = "base,tide,fast",
+    methods: options.Methods = "base,tide,backtrack",
     model: options.Model = "pocket",
     scorer: options.Scorer = "pocket",
     judges: options.Judges = None,

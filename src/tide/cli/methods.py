@@ -30,9 +30,7 @@ _ONE_OF = {
     "engines": "engine",
 }
 _OF_PRESETS = {
-    "fast": "The cheapest that moves the prompt.",
-    "margin": "`fast` with a threshold of 0.2, so that other scorers agree.",
-    "backtrack": "The cheapest repair, on any engine, with a threshold of 0.1; then as `fast`.",
+    "backtrack": "The cheapest repair, on any engine, with a threshold of 0.1; then a random walk.",
     "relative": "The defaults, relative to the prompt's embeddings: for any model.",
 }
 # How one is chosen, with an option of it.
@@ -56,15 +54,15 @@ def methods(
     """
     from tide.baselines import REGISTRY as BASELINES  # noqa: PLC0415
     from tide.engines import REGISTRY as ENGINES  # noqa: PLC0415
-    from tide.scorers import AROUND  # noqa: PLC0415
     from tide.scorers import REGISTRY as SCORERS  # noqa: PLC0415
+    from tide.scorers import WRAPPERS  # noqa: PLC0415
     from tide.search import REGISTRY as STRATEGIES  # noqa: PLC0415
 
     kinds: dict[str, Callable[[str | None], Iterator[_Row]]] = {
         "strategies": lambda name: _described(STRATEGIES, name),
         "presets": _presets,
         "baselines": lambda name: _described(BASELINES, name),
-        "scorers": lambda name: _described(SCORERS, name, AROUND),
+        "scorers": lambda name: _described(SCORERS, name, WRAPPERS),
         "engines": lambda name: _described(ENGINES, name),
     }
     if name is None:

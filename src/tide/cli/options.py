@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
@@ -19,11 +19,11 @@ from tide.core.settings import CHAT_TEMPERATURE, CHAT_TOKENS, Sampling, Settings
 from tide.detoxifier.presets import DEFAULT, PRESETS, TUNABLE
 from tide.engines import REGISTRY as ENGINES
 from tide.plugins.specs import parse, split_specs
-from tide.scorers import AROUND
 from tide.scorers import REGISTRY as SCORERS
+from tide.scorers import WRAPPERS
 from tide.search import REGISTRY as STRATEGIES
 
-_SCORERS = ", ".join(name for name in SCORERS.names() if name not in AROUND)
+_SCORERS = ", ".join(name for name in SCORERS.names() if name not in WRAPPERS)
 _PRESETS, _STRATEGIES, _BASELINES, _ENGINES = (
     ", ".join(names) for names in (PRESETS, STRATEGIES.names(), BASELINES.names(), ENGINES.names())
 )
@@ -33,13 +33,12 @@ SCORER_GRAMMAR = (
     "guard:ID_OR_FOLDER, guard:NAME@http://HOST, tei:http://HOST#LABEL, calibrated:FILE. pocket, "
     "sentence, profanity-check and lexicon read English alone; "
     "language:en=pocket,other=SCORER sends other languages to another one. Around a scorer: "
-    "cache:SCORER (kept on disk), rate:NUMBER:SCORER (texts a second), retry:SCORER, "
-    "breaker:SCORER, windows:SCORER (long texts). Several as one: max:SCORER,SCORER and "
-    "mean:SCORER,SCORER; parentheses keep specs together, as in cache:max(pocket,lexicon)."
+    "cache:SCORER (kept on disk), windows:SCORER (long texts). Several as one: max:SCORER,SCORER "
+    "and mean:SCORER,SCORER; parentheses keep specs together, as in cache:max(pocket,lexicon)."
 )
 # What a setting may be, where its type does not say.
 _CHOICES = {
-    "strategy": f": {_STRATEGIES}, as in ladder:from=0.6,growth=1.3 "
+    "strategy": f": {_STRATEGIES}, as in backtrack:lag=2,pace=word "
     "('tide methods NAME' lists the options of one)."
 }
 _PANELS = {
@@ -60,20 +59,14 @@ BY_PRESET = {
     "temperature": f"{Settings().temperature}; of a chat the model's own, or {CHAT_TEMPERATURE}",
 }
 
-# Options by a former name, and what to write now.
-_OF_TIDE = ("cosine-threshold", "normalization", "projection", "estimator")
-_SWITCHES = ("common-random-numbers", "antithetic")
-_OF_LADDER = ("from", "to", "growth", "samples-growth")
-_FORMER = {
-    **{f"--{name}": f"tide:{name.replace('-', '_')}=VALUE" for name in _OF_TIDE},
-    **{f"--{name}": f"tide:{name.replace('-', '_')}=true" for name in _SWITCHES},
-    **{f"--no-{name}": f"tide:{name.replace('-', '_')}=false" for name in _SWITCHES},
-    **{f"--ladder-{name}": f"ladder:{name.replace('-', '_')}=VALUE" for name in _OF_LADDER},
-}
-
 Model = Annotated[
     str,
-    option("Model", "Language model: a folder or hub id, or 'pocket' (bundled).", "--model", "-m"),
+    option(
+        "Model",
+        "Language model: a folder, hub id or GGUF file; pocket (bundled), smollm2 or gemma3-270m.",
+        "--model",
+        "-m",
+    ),
 ]
 Scorer = Annotated[
     str,
@@ -104,7 +97,6 @@ Judges = Annotated[
         "Scorer",
         "Independent scorers that evaluate the results, comma-separated or repeated.",
         "--judges",
-        "--judge",
         "-j",
     ),
 ]
@@ -113,7 +105,8 @@ Methods = Annotated[
     option(
         "Search",
         "base (the unmodified model), presets (or preset files), strategies and baselines, "
-        "each with its own options: base,fast,resample:temperature=1.0... There are "
+        "each with its own options: base,tide,resample:temperature=1.0... "
+        "'tide:num_samples=2|4|8' names a method for each value. There are "
         f"{_PRESETS}; {_STRATEGIES}; {_BASELINES}. ('tide methods NAME' lists the options of one.)",
     ),
 ]
@@ -214,19 +207,6 @@ _OF_ENGINES = {
 }
 
 
-def refuse_former(arguments: Sequence[str]) -> None:
-    """Raise InputError if one of the `arguments` is an option by a former name."""
-    for argument in arguments:
-        if argument == "--":
-            return
-        option = argument.partition("=")[0]
-        if option in _FORMER:
-            raise InputError(
-                f"{option}: belongs to its strategy now; write --strategy {_FORMER[option]}, "
-                "or the same in --methods"
-            )
-
-
 def engine_options(
     further: list[str] | None, flag: str = "--engine-option", **given: Any
 ) -> dict[str, Any]:
@@ -252,9 +232,9 @@ def judges(values: Iterable[str] | None, strict_language: bool = False) -> list[
     """The specs of `Judges`. Raises InputError for one that cannot be read."""
     names = SCORERS.names()
     return [
-        strict(str(parse(spec, "--judges", AROUND, names)), strict_language)
+        strict(str(parse(spec, "--judges", WRAPPERS, names)), strict_language)
         for value in values or ()
-        for spec in split_specs(value, "--judges", AROUND, names)
+        for spec in split_specs(value, "--judges", WRAPPERS, names)
     ]
 
 

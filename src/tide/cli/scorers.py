@@ -1,4 +1,4 @@
-"""`tide scorers`: how good is a scorer? compare, probe, limits, calibrate."""
+"""`tide scorers`: how good is a scorer? compare, calibrate."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
 from tide.cli import options
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from tide.scorers.base import Floats
 
 app = typer.Typer(
-    help="Compare, probe and calibrate scorers on labelled texts.\n\n"
+    help="Compare and calibrate scorers on labelled texts.\n\n"
     "A FILE holds labelled texts (text, toxicity) or records of a run (completions, "
     "toxicity_scores): .jsonl or .json, plain or .gz.\n\n" + options.SCORER_GRAMMAR,
     no_args_is_help=True,
@@ -131,77 +130,6 @@ def compare(
         raise typer.Exit(1)
 
 
-@app.command("probe", cls=Command)
-def probe(files: Files, scorers: options.Scorers = None, sample: Sample = None) -> None:
-    """How a scorer takes disguised spelling and neutral sentences about people.
-
-    Recall: share of the toxic texts in FILES (label 0.5 or more) that score 0.5 or more, as they
-    are and with their words disguised. Neutral: scores of plain sentences about people of many
-    nationalities, religions, genders, ages and abilities, which should all be low.
-    """
-    from tide.cli.agreement import shown  # noqa: PLC0415
-    from tide.scorers.probes import DISGUISES, neutral_sentences  # noqa: PLC0415
-
-    ((texts, targets),) = _groups(files, None, sample).values()
-    toxic = [text for text, target in zip(texts, targets, strict=True) if target >= 0.5]
-    if not toxic:
-        raise InputError("none of the texts is toxic (label 0.5 or more)")
-    table = Table(title=f"recall on {len(toxic):,} toxic texts; scores of neutral sentences")
-    table.add_column("scorer")
-    for column in ("as it is", *DISGUISES, "neutral mean", "highest"):
-        table.add_column(column, justify="right")
-    for scorer in _load(scorers):
-        recalls = [(_scores(scorer, toxic) >= 0.5).mean()]
-        for disguise in DISGUISES.values():
-            disguised = [disguise(text, i) for i, text in enumerate(toxic)]
-            recalls.append((_scores(scorer, disguised) >= 0.5).mean())
-        neutral = _scores(scorer, neutral_sentences())
-        figures = (*recalls, neutral.mean(), neutral.max())
-        table.add_row(Text(scorer.name), *map(shown, figures))
-    OUTPUT.print(table)
-
-
-@app.command("limits", cls=Command)
-def limits(
-    scorers: options.Scorers = None,
-    output: Annotated[
-        Path | None,
-        options.option("Output", "Write every sentence's scores (.json).", "--output", "-o"),
-    ] = None,
-    overwrite: options.Overwrite = False,
-) -> None:
-    """Where scorers go wrong: negation, counter-speech, threats without swear words...
-
-    Sets of sentences with mild words, written for this purpose. For each scorer: the share of a
-    set that falls on the right side of 0.5, and the set's mean score, which should be low for
-    benign sets and high for toxic ones.
-    """
-    from tide.cli.agreement import shown  # noqa: PLC0415
-    from tide.scorers.limits import LIMITS  # noqa: PLC0415
-
-    refuse_existing(overwrite, output)
-    table = Table(title="share of sentences on the right side of 0.5, and mean score")
-    table.add_column("set")
-    table.add_column("should be")
-    loaded = _load(scorers)
-    for scorer in loaded:
-        table.add_column(Text(scorer.name), justify="right")
-    rows = []
-    for limit in LIMITS:
-        scores = [_scores(scorer, limit.sentences) for scorer in loaded]
-        right = [float(((one >= 0.5) == limit.toxic).mean()) for one in scores]
-        cells = (
-            f"{shown(share)} ({one.mean():.2f})" for share, one in zip(right, scores, strict=True)
-        )
-        table.add_row(limit.name, "high" if limit.toxic else "low", *cells)
-        by_name = {s.name: one.tolist() for s, one in zip(loaded, scores, strict=True)}
-        rows.append({"set": limit.name, "says": limit.says, "toxic": limit.toxic,
-                     "sentences": limit.sentences, "scores": by_name})  # fmt: skip
-    OUTPUT.print(table)
-    if output is not None:
-        _write(output, json.dumps(rows, indent=2) + "\n")
-
-
 @app.command("calibrate", cls=Command)
 def calibrate(
     files: Files,
@@ -267,10 +195,6 @@ def _groups(
             texts = random.Random(0).sample(texts, sample)
         found[group] = texts, np.array([fmean(labels[text]) for text in texts])
     return found
-
-
-def _load(scorers: Sequence[str] | None) -> list[Scorer]:
-    return [load_scorer(name) for name in scorers or ["pocket"]]
 
 
 def _scores(scorer: Scorer, texts: Sequence[str]) -> Floats:

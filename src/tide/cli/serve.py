@@ -132,11 +132,11 @@ def _config(app: Any, drain: float) -> Any:
     """What uvicorn serves, and how. drain: seconds for open requests at the end."""
     import uvicorn  # noqa: PLC0415  (slow imports)
 
-    from tide.server.connections import Patient  # noqa: PLC0415
+    from tide.server.connections import HeaderTimeoutProtocol  # noqa: PLC0415
 
     return uvicorn.Config(
         app,
-        http=Patient,
+        http=HeaderTimeoutProtocol,
         log_config=None,
         access_log=False,  # ours has no addresses with keys in them
         server_header=False,

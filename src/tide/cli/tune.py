@@ -29,7 +29,7 @@ def tune(
         options.option(
             "Tuning",
             "Strategy or preset to tune; its given options stay fixed. "
-            "[default: tide for paper, margin for optuna]",
+            "[default: tide for paper, random-walk for optuna]",
         ),
     ] = None,
     tune_on: Annotated[

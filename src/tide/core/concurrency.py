@@ -1,4 +1,4 @@
-"""A loop of one's own: coroutines that run in a thread apart from those that wait for them."""
+"""Portals into event loops that run in threads of their own, and passing items between loops."""
 
 from __future__ import annotations
 
@@ -8,28 +8,37 @@ import functools
 import os
 import sys
 import threading
-from collections import deque
+import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import aclosing, suppress
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from tide.core.errors import EngineError, described
+from tide.core.errors import EngineError, TideError, described
 
 _T = TypeVar("_T")
+# Once it is done, whatever this thread waits for in a portal is cancelled.
+ABORT: ContextVar[Future[None] | None] = ContextVar("abort", default=None)
+
+_MAKING = threading.Lock()
 
 
-class HomeLoop:
-    """An event loop in a daemon thread of its own, for an engine and all that works with it.
+class Portal:
+    """Runs coroutines in an event loop in a daemon thread, for callers in any thread or loop.
 
-    Callers may be in any thread, inside of an event loop or not. What is under way when it is
-    closed ends with EngineError, and so does a coroutine that lets a foreign exception escape that
-    would end the thread (KeyboardInterrupt, SystemExit).
+    What is under way when it is closed ends with `error`, and so does work that raises what would
+    end the thread (KeyboardInterrupt, SystemExit). owner: what it belongs to, for errors.
+
+    Unlike anyio's BlockingPortal it survives such work, never makes a caller's event loop wait
+    until this one has a turn, and can be closed by the garbage collector and by its own work.
     """
 
-    def __init__(self, name: str) -> None:
-        self._owner = os.getpid()
+    def __init__(
+        self, name: str, owner: str = "engine", error: type[TideError] = EngineError
+    ) -> None:
+        self._process, self._owner, self._error = os.getpid(), owner, error
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._closed = False
@@ -43,39 +52,41 @@ class HomeLoop:
 
     @property
     def is_forked(self) -> bool:
-        """Whether this process is a fork: of threads, it has the one that forked alone."""
-        return self._owner != os.getpid()
+        """Whether this process is a fork of its own, which has no thread but the forking one."""
+        return self._process != os.getpid()
+
+    def check_fork(self) -> None:
+        """Raise `error` in a fork of its process."""
+        if self.is_forked:
+            raise self._error(
+                f"the process was forked; make a new {self._owner} in the new process"
+            )
 
     def start(self, call: Callable[..., Awaitable[_T]], *arguments: Any) -> Future[_T]:
         """Begin `await call(*arguments)` in the loop; cancelling the future cancels it there."""
-        if self.is_forked:
-            raise EngineError("the process was forked; make a new engine in the new process")
+        self.check_fork()
         future: Future[_T] = Future()
         self._waited_for.add(future)
         future.add_done_callback(self._waited_for.discard)
         release_openmp_threads()
 
         def begin() -> None:
-            if future.cancelled():
-                return
             if self._closed:  # a generator that began now would never be shut down
-                _refuse(future)
-                return
-            task = self._loop.create_task(_finish(call, arguments, future))
-            future.add_done_callback(
-                lambda ended: self._cancel(task) if ended.cancelled() else None
-            )
+                self._refuse(future)
+            elif not future.cancelled():
+                task = self._loop.create_task(self._finish(call, arguments, future))
+                future.add_done_callback(lambda one: one.cancelled() and self._soon(task.cancel))
 
-        try:
-            self._loop.call_soon_threadsafe(begin)
-        except RuntimeError:
+        if not self._soon(begin):
             self._waited_for.discard(future)
-            raise EngineError("the engine is closed; make a new one") from None
+            raise self._error(f"the {self._owner} is closed; make a new one")
         return future
 
     def run(self, call: Callable[..., Awaitable[_T]], *arguments: Any) -> _T:
         """`await call(*arguments)` in the loop, for code that waits, but not in the loop itself."""
         future = self.start(call, *arguments)
+        if (abort := ABORT.get()) is not None:
+            abort.add_done_callback(lambda _: future.cancel())
         try:
             return future.result()
         finally:
@@ -85,24 +96,17 @@ class HomeLoop:
         """As `run`, for coroutines of another loop."""
         return await asyncio.wrap_future(self.start(call, *arguments))
 
-    async def iterate(
+    def iterate(
         self, call: Callable[..., AsyncGenerator[_T, None]], *arguments: Any
     ) -> AsyncGenerator[_T, None]:
         """What `call(*arguments)`, which runs in the loop, yields, for any other loop."""
-        mailbox: Mailbox[_T] = Mailbox()
 
-        async def pump() -> None:
+        async def pump(put: Callable[[_T], None]) -> None:
             async with aclosing(call(*arguments)) as items:
                 async for item in items:
-                    mailbox.put(item)
+                    put(item)
 
-        future = self.start(pump)
-        future.add_done_callback(lambda ended: mailbox.end(_error_of(ended)))
-        try:
-            async for item in mailbox:
-                yield item
-        finally:
-            future.cancel()
+        return told(lambda put: asyncio.wrap_future(self.start(pump, put)))
 
     def close(self, *, wait: bool = True) -> None:
         """Cancel what is under way, and end the thread. wait: until it has ended."""
@@ -110,14 +114,21 @@ class HomeLoop:
             return
         if not self._closed:
             self._closed = True
-            with suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._loop.stop)
+            self._soon(self._loop.stop)
         if wait and not self.is_current:
             self._thread.join()
 
-    def _cancel(self, task: asyncio.Task[Any]) -> None:
-        with suppress(RuntimeError):  # the loop is closed, and with it the task
-            self._loop.call_soon_threadsafe(task.cancel)
+    def _soon(self, call: Callable[[], object]) -> bool:
+        """Call it in the loop, if that is not closed."""
+        try:
+            self._loop.call_soon_threadsafe(call)
+        except RuntimeError:
+            return False
+        return True
+
+    def _refuse(self, future: Future[Any]) -> None:
+        with suppress(InvalidStateError):
+            future.set_exception(self._error(f"the {self._owner} was closed"))
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -132,33 +143,37 @@ class HomeLoop:
             self._loop.close()
             # What was begun while it closed never ran.
             for future in list(self._waited_for):
-                _refuse(future)
+                self._refuse(future)
+
+    async def _finish(
+        self, call: Callable[..., Awaitable[_T]], arguments: tuple[Any, ...], future: Future[_T]
+    ) -> None:
+        with suppress(InvalidStateError):  # cancelled in this very moment
+            try:
+                result = await call(*arguments)
+            except asyncio.CancelledError:
+                if not future.cancelled():
+                    what = f"ended before it was done: the {self._owner} was closed"
+                    future.set_exception(self._error(what))
+            except Exception as error:
+                future.set_exception(error)
+            except BaseException as error:  # would end the thread, and is of this call alone
+                future.set_exception(self._error(f"the work failed: {described(error)}"))
+            else:
+                future.set_result(result)
 
 
-def _refuse(future: Future[Any]) -> None:
-    with suppress(InvalidStateError):
-        future.set_exception(EngineError("the engine was closed"))
-
-
-async def _finish(
-    call: Callable[..., Awaitable[_T]], arguments: tuple[Any, ...], future: Future[_T]
-) -> None:
-    with suppress(InvalidStateError):  # cancelled in this very moment
-        try:
-            result = await call(*arguments)
-        except asyncio.CancelledError:
-            if not future.cancelled():
-                future.set_exception(EngineError("ended before it was done: the engine was closed"))
-        except Exception as error:
-            future.set_exception(error)
-        except BaseException as error:  # would end the thread, and is of this call alone
-            future.set_exception(EngineError(f"the work failed: {described(error)}"))
-        else:
-            future.set_result(result)
-
-
-def _error_of(future: Future[Any]) -> BaseException | None:
-    return None if future.cancelled() else future.exception()
+def portal_of(owner: object, kind: str = "engine", error: type[TideError] = EngineError) -> Portal:
+    """The portal of an object, made when it is first asked for; it ends with the object."""
+    found: Portal | None = vars(owner).get("_portal")
+    if found is None:
+        with _MAKING:
+            found = vars(owner).get("_portal")
+            if found is None:
+                found = Portal(f"tide {type(owner).__name__}", kind, error)
+                vars(owner)["_portal"] = found
+                weakref.finalize(owner, found.close, wait=False).atexit = False
+    return found
 
 
 class Mailbox(Generic[_T]):
@@ -166,48 +181,35 @@ class Mailbox(Generic[_T]):
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._items: deque[tuple[Any, BaseException | None, bool]] = deque()
-        self._filled = asyncio.Event()
+        self._items: asyncio.Queue[tuple[_T, ...]] = asyncio.Queue()
 
-    def put(self, item: _T) -> None:
-        self._add(item, None, False)
+    def put(self, *item: _T) -> None:
+        with suppress(RuntimeError):  # the reader's loop is closed
+            self._loop.call_soon_threadsafe(self._items.put_nowait, item)
 
-    def end(self, error: BaseException | None = None) -> None:
-        """No more items will come; with an `error`, the reader raises it."""
-        self._add(None, error, True)
+    def end(self, *_: object) -> None:
+        """No more items will come."""
+        self.put()
 
     async def __aiter__(self) -> AsyncGenerator[_T, None]:
-        while True:
-            while not self._items:
-                self._filled.clear()
-                await self._filled.wait()
-            item, error, ended = self._items.popleft()
-            if error is not None:
-                raise error
-            if ended:
-                return
-            yield item
-
-    def _add(self, item: Any, error: BaseException | None, ended: bool) -> None:
-        self._items.append((item, error, ended))
-        with suppress(RuntimeError):  # the reader's loop is closed
-            self._loop.call_soon_threadsafe(self._filled.set)
+        while item := await self._items.get():
+            yield item[0]
 
 
 async def told(
-    work: Callable[[Callable[[_T], None]], Coroutine[Any, Any, None]],
+    work: Callable[[Callable[[_T], None]], Awaitable[None]],
 ) -> AsyncGenerator[_T, None]:
     """What `work` puts, item by item. Raises what it raises; closing the generator cancels it."""
     items: Mailbox[_T] = Mailbox()
-    task = asyncio.create_task(work(items.put))
-    task.add_done_callback(lambda _: items.end())
+    running = asyncio.ensure_future(work(items.put))
+    running.add_done_callback(items.end)
     try:
-        async with aclosing(items.__aiter__()) as given:
-            async for item in given:
-                yield item
-        await task
+        async for item in items:
+            yield item
+        await running
     finally:
-        task.cancel()
+        if not running.cancel() and not running.cancelled():
+            running.exception()  # or asyncio logs that nobody asked for it
 
 
 async def gather(work: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:

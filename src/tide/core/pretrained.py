@@ -56,8 +56,7 @@ def read_config(
     from transformers import AutoConfig  # noqa: PLC0415  (slow import)
     from transformers.utils import cached_file  # noqa: PLC0415
 
-    clean_logs("transformers")
-    logging.getLogger("transformers.modeling_utils").addFilter(_is_no_report)
+    quiet_transformers()
     folder = Path(source)
     if folder.exists():
         _check_files(folder)
@@ -73,10 +72,16 @@ def read_config(
             raise
         problem = "no such folder here, and not to be had from the hub"
         raise ValueError(f"{problem}: {first_line(error)}") from error
-    _check_fields(raw)
+    check_fields(raw)
     return AutoConfig.from_pretrained(
         source, revision=revision, trust_remote_code=trust_remote_code
     )
+
+
+def quiet_transformers() -> None:
+    """Keep its logs to one line each, and out of what is refused here in one line."""
+    clean_logs("transformers")
+    logging.getLogger("transformers.modeling_utils").addFilter(_is_no_report)
 
 
 def _reach_hub() -> None:
@@ -113,7 +118,8 @@ def load_pretrained(
     except Exception as error:
         raise ValueError(f"its tokenizer cannot be read: {described(error)}") from error
     if Path(source).exists():
-        _check_size(kind, Path(source), config, code)
+        stored = sum(path.stat().st_size for path in Path(source).glob("*.safetensors"))
+        check_size(kind, config, stored, code)
     model, found = kind.from_pretrained(
         source,
         config=config,
@@ -125,7 +131,7 @@ def load_pretrained(
     )
     if getattr(model, "_hf_peft_config_loaded", False):
         raise ValueError("holds an adapter; merge it into its model and save that")
-    _check_weights(model, found)
+    check_weights(model, found)
     model = model.to(device).eval().requires_grad_(False)
     for name, weight in model.named_parameters():
         # A sum is not finite if a part of it is not, and takes no memory.
@@ -168,8 +174,6 @@ def check_tokenizer(tokenizer: Any, rows: int) -> None:
 
 def _check_files(folder: Path) -> None:
     """Raise ValueError for what is not a file (a folder, a pipe, a link in a circle)."""
-    if folder.suffix.lower() == ".gguf":
-        raise ValueError(_gguf(folder))
     if not folder.is_dir():
         raise ValueError("is not a folder")
     for path in folder.iterdir():
@@ -178,18 +182,7 @@ def _check_files(folder: Path) -> None:
         if path.name in _FIELDS:
             _read_json(path)
     if not (folder / "config.json").exists():
-        if found := next(folder.glob("*.gguf"), None):
-            raise ValueError(_gguf(found))
         raise ValueError("the folder holds no config.json")
-
-
-def _gguf(file: Path) -> str:
-    """Why a GGUF file cannot be read, and what to do."""
-    return (
-        f"{file.name}: GGUF files are not read directly yet; convert it once: "
-        f"AutoModelForCausalLM.from_pretrained(FOLDER, gguf_file={file.name!r}), the same for "
-        "AutoTokenizer, and save_pretrained of both into a new folder (docs/faq.md has the lines)"
-    )
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -202,36 +195,35 @@ def _read_json(path: Path) -> dict[str, Any]:
     return fields
 
 
-def _check_fields(fields: Any) -> None:
+def check_fields(fields: Any) -> None:
     """Raise ValueError for counts out of all proportion, and for kernels: code of the hub's."""
     parts: Iterable[Any] = fields if isinstance(fields, list) else fields.values()
     for part in parts:
         if isinstance(part, dict | list):
-            _check_fields(part)
+            check_fields(part)
     if isinstance(fields, dict):
         for name, value in fields.items():
             if name.endswith("_implementation") and "/" in str(value):
                 raise ValueError(f"config.json: {name} names a kernel to download, which is code")
             for word, most in _MOST.items():
                 if isinstance(value, int) and word in name and value > most:
-                    raise ValueError(f"config.json: {name} is {value}; at most {most} are believed")
+                    raise ValueError(f"config.json: {name} is {value}; at most {most} is accepted")
 
 
-def _check_size(kind: Any, folder: Path, config: Any, code: dict[str, Any]) -> None:
-    """Raise ValueError for a model that its files cannot hold, before there is memory for it."""
+def check_size(kind: Any, config: Any, stored: int, code: dict[str, Any]) -> None:
+    """Raise ValueError for a model that `stored` bytes cannot hold, before there is memory."""
     with torch.device("meta"):
         sketch = kind.from_config(config, **code)
     needed = sum(
         tensor.numel() for part in (sketch.parameters, sketch.buffers) for tensor in part()
     )
-    stored = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     if needed > _VALUES_PER_BYTE * stored:
         raise ValueError(
-            f"its config describes {needed:,} weights, and its safetensors hold {stored:,} bytes"
+            f"its config describes {needed:,} weights, and its files hold {stored:,} bytes"
         )
 
 
-def _check_weights(model: Any, found: dict[str, Any]) -> None:
+def check_weights(model: Any, found: dict[str, Any]) -> None:
     """Raise ValueError for weights that the files lack, have in another shape, or have in excess.
 
     found: what transformers says of loading them. Weights for another task are no excess; those of

@@ -98,7 +98,7 @@ class Settings(Sampling):
     `mu_relative = mu * sqrt(d) / row_norm`, `step_relative = step_size / row_norm`. Give one of
     each pair; with neither, the relative default holds.
 
-    What only one strategy needs is its own option, in `strategy`: `ladder:from=0.6,growth=1.3`.
+    What only one strategy needs is its own option, in `strategy`: `backtrack:lag=2,pace=word`.
     """
 
     strategy: str = Field(

@@ -1,10 +1,14 @@
-"""Characters and words, in any script.
+"""Characters, words and sentences, in any script; and where they begin and end among tokens.
 
 A character is what a reader takes for one (Unicode's extended grapheme cluster): a letter with its
-marks, a Hangul syllable, an emoji of several code points.
+marks, a Hangul syllable, an emoji of several code points. *Pieces* are the texts of tokens, as
+`Engine.token_texts` gives them: a token that ends inside a code point has none.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, chain
 
 import regex
 
@@ -19,6 +23,15 @@ _UNSPACED = regex.compile(f"[{UNSPACED}]")
 _LETTER = regex.compile(r"(?V1)[\p{L}\p{M}--[\p{Ideographic}\p{ASCII}]]\p{M}*")
 _WRITTEN = regex.compile(r"[\p{L}\p{M}\p{N}]")
 _LONGEST = 32  # code points of a character that are looked at
+# Tokens of the shortest block, but for the last of an answer, and of one without a sentence end.
+LEAST = 8
+WHERE_NONE = 32
+# Tokens of a code point, but for its first, and of a character that is looked at.
+_CODE_POINT, _NEAR = 3, 16
+# A sentence end with the quotes and brackets that close after it.
+_ENDS = regex.compile(
+    r"""(?V1)[.!?\u2026]+["'\u201d\u2019)\]*_]*(?=\s|\Z)|[\p{Sentence_Terminal}--[.!?]]|\n"""
+)
 
 
 def begins_word(text: str) -> bool:
@@ -43,3 +56,111 @@ def splits_character(before: str, after: str) -> bool:
     return bool(near and after) and any(
         one.start() < len(near) < one.end() for one in regex.finditer(r"\X", both)
     )
+
+
+def first_end(
+    pieces: Sequence[str], most: int, *, ended: bool, stop: Sequence[str] = ()
+) -> int | None:
+    """Number of tokens in the first block; None if later tokens decide.
+
+    most: tokens of a block. ended: whether no more come. stop: stop strings; no block ends where
+    one may have begun.
+    """
+    least = min(LEAST, most)
+    # Whether a mark ends a sentence, the token after it says.
+    for end in _ends(pieces, ended):
+        if end > most:
+            break
+        if end >= least and not maybe_stops(stop, pieces[:end]):
+            return end
+    if len(pieces) <= most:
+        return len(pieces) if ended else None
+    around = range(min(WHERE_NONE, most), least - 1, -1)
+    words = [end for end in around if pieces[end][:1].isspace()]
+    # Of long characters a block is shorter than it should be. Where one has more tokens than a
+    # block, or a stop string may have begun, it is longer.
+    near = [*around, *range(least - 1, 0, -1)]
+    later = range(around[0] + 1, len(pieces) + ended)
+    characters = (end for end in near if not _splits_character(pieces, end))
+    ends: Iterator[int] = chain(words, characters, near, later if stop else later[:_CODE_POINT])
+    for end in ends:
+        if _is_whole(pieces[end - 1]) and not maybe_stops(stop, pieces[:end]):
+            return end
+    if len(later) > _CODE_POINT and not stop:
+        return around[0]  # what has no end of a character is no text
+    return len(pieces) if ended else None
+
+
+def last_end(pieces: Sequence[str], stop: Sequence[str] = ()) -> int:
+    """Number of tokens to keep of a truncated text: up to its last sentence end."""
+    least = min(LEAST, len(pieces))
+    ends = [end for end in _ends(pieces, True) if end >= least]
+    characters = (end for end in range(len(pieces), 0, -1) if not _splits_character(pieces, end))
+    for end in chain(reversed(ends), characters):
+        if _is_whole(pieces[end - 1]) and not maybe_stops(stop, pieces[:end]):
+            return end
+    return len(pieces)
+
+
+def word_starts(pieces: Sequence[str]) -> list[int]:
+    """Numbers of tokens before which a word begins, and no character is cut; 0 is the first."""
+    starts, text = [0] if pieces else [], ""
+    first = 0  # of the tokens since the last place where a text may be cut
+    for number, piece in enumerate(pieces):
+        if not _is_whole(piece):
+            continue
+        unit = "".join(pieces[first : number + 1])
+        if first and begins_word(unit) and not splits_character(text, unit):
+            starts.append(first)
+        text, first = text + unit, number + 1
+    return starts
+
+
+def before_half(pieces: Sequence[str]) -> int:
+    """Number of tokens before the first part of a code point that nothing completes; or of all."""
+    end = 0
+    for number, piece in enumerate(pieces, 1):
+        if HALF in piece:
+            return end
+        end = number if piece else end
+    return len(pieces)
+
+
+def last_whole(pieces: Sequence[str]) -> int:
+    """Number of tokens after which the text may be cut, of as many as possible; 0 if none."""
+    return next((end for end in range(len(pieces), 0, -1) if _is_whole(pieces[end - 1])), 0)
+
+
+def _ends(pieces: Sequence[str], ended: bool) -> list[int]:
+    """The numbers of tokens after which a sentence has ended, ascending."""
+    text = "".join(pieces)
+    ends: list[int] = []
+    lengths = list(accumulate(map(len, pieces)))
+    token = 0
+    for match in _ENDS.finditer(text):
+        if match.end() == len(text) and not ended and match[0] != "\n":
+            break
+        while lengths[token] < match.end():
+            token += 1
+        # A token may hold the mark and the spaces after it, but no other text.
+        if not text[match.end() : lengths[token]].strip() and ends[-1:] != [token + 1]:
+            ends.append(token + 1)
+    return ends
+
+
+def _is_whole(piece: str) -> bool:
+    """Whether the text may end after a token: not inside of a code point."""
+    return piece != "" and not piece.endswith(HALF)
+
+
+def _splits_character(pieces: Sequence[str], end: int) -> bool:
+    """Whether the next token goes on with the last character before `end`."""
+    return splits_character(
+        "".join(pieces[max(0, end - _NEAR) : end]), "".join(pieces[end : end + 1 + _CODE_POINT])
+    )
+
+
+def maybe_stops(stop: Sequence[str], pieces: Sequence[str]) -> bool:
+    """Whether a stop string may begin at the end of the pieces."""
+    text = "".join(pieces) if stop else ""
+    return any(text.endswith(one[:count]) for one in stop for count in range(1, len(one)))

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future
-from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from tide.core.chat import Chat
 from tide.core.concurrency import Mailbox
 from tide.core.errors import EngineError
 from tide.core.results import Result
-from tide.detoxifier.base import DetoxifierBase, streamed
-from tide.runtime.answer import Runtime
+from tide.detoxifier.base import CLOSED, DetoxifierBase, streamed
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -32,12 +30,6 @@ class AsyncDetoxifier(DetoxifierBase):
     own, so the caller's event loop stays free.
     """
 
-    def _begin(self) -> None:
-        self._runtime = Runtime(self.engine, self.scorer)
-        self._numbers = count()
-        self._under_way: set[Future[Result]] = set()
-        self._ended: list[Future[Result]] = []  # by `close`
-
     async def __call__(self, prompt: str | Chat, **overrides: Unpack[Overrides]) -> Result:
         """Complete one prompt, or answer a chat.
 
@@ -54,16 +46,16 @@ class AsyncDetoxifier(DetoxifierBase):
         Raises:
             TideError: As `Detoxifier.map` raises.
         """
-        settings, strategy = self._resolve(overrides)
-        trials = range(settings.num_trials)
-        answer = self._runtime.answering(prompt, settings, strategy, next(self._numbers), trials)
-        future = self._started(answer)
+        future = self._start(prompt, *self._resolve(overrides))
+        done = asyncio.wrap_future(future)
         try:
-            return self._looked_at(await asyncio.wrap_future(future))
+            return self._warn_if_not_accepted(await asyncio.shield(done))
         except asyncio.CancelledError:
-            if future in self._ended:  # by `close`, and not by the caller
-                raise EngineError("ended before it was done: the detoxifier was closed") from None
+            if done.cancelled():  # by `close`, and not by the caller
+                raise EngineError(CLOSED) from None
             raise
+        finally:
+            future.cancel()
 
     async def chat(self, messages: Sequence[Any], **overrides: Unpack[Overrides]) -> Result:
         """Answer a conversation, as `Detoxifier.chat`."""
@@ -71,33 +63,10 @@ class AsyncDetoxifier(DetoxifierBase):
 
     def stream(self, prompt: str | Chat, **overrides: Unpack[Overrides]) -> AsyncTextStream:
         """As `Detoxifier.stream`. Closing the stream, or cancelling its reader, ends the work."""
-        settings, strategy = self._resolve(self._for_stream(overrides))
         texts: Mailbox[str] = Mailbox()
-        answer = self._runtime.answering(
-            prompt, settings, strategy, next(self._numbers), [0], on_text=texts.put
-        )
-        future = self._started(answer)
-        future.add_done_callback(lambda _: texts.end())
+        future = self._start(prompt, *self._resolve(self._for_stream(overrides)), on_text=texts.put)
+        future.add_done_callback(texts.end)
         return AsyncTextStream(texts, future)
-
-    def _started(self, answer: Callable[[], Awaitable[Result]]) -> Future[Result]:
-        future = self.engine.home.start(answer)
-        self._under_way.add(future)
-        future.add_done_callback(self._under_way.discard)
-        return future
-
-    def close(self) -> None:
-        """Fail pending calls with EngineError, and free the engine and the scorer.
-
-        An `Engine` or a `Scorer` that was given as an object stays open for its other users.
-        """
-        if self._closed:
-            return
-        super().close()
-        self._ended = [one for one in list(self._under_way) if not one.done()]
-        for one in self._ended:
-            one.cancel()
-        self._runtime.close()
 
     async def aclose(self) -> None:
         """As `close`, without blocking the event loop."""

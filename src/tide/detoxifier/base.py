@@ -1,36 +1,49 @@
-"""The detoxifiers' common base: model, scorer and settings."""
+"""What both doors stand on: model, scorer, settings, and one runtime, which prompts are sent to."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
-from functools import lru_cache
+from functools import lru_cache, partial
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tide.core.chat import Chat
-from tide.core.errors import EngineError, InputError
-from tide.core.results import Result
+import anyio
+
+from tide.core.chat import Chat, Rendered
+from tide.core.concurrency import gather
+from tide.core.errors import EngineError, InputError, PromptRefusedError
+from tide.core.results import Result, format_score
 from tide.core.settings import Overrides, Settings
 from tide.detoxifier.presets import preset_values
 from tide.engines import REGISTRY as ENGINES
-from tide.engines import Engine, load_engine
-from tide.runtime.answer import check_length
-from tide.runtime.search import check_strategy
-from tide.scorers import Scorer, load_scorer
-from tide.search import LoadedStrategy, load_strategy, resolve_settings
+from tide.engines import Engine, Prompt, load_engine
+from tide.runtime.answer import Answer, TrialTask
+from tide.scorers import AsyncScorer, Scorer, load_scorer
+from tide.scorers.scoring import Scoring
+from tide.search import LoadedStrategy, resolve
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
 
-def streamed(future: Future[Result]) -> Result:
-    """The result of a stream's work. Raises what that raised, EngineError if it was ended."""
+CLOSED = "ended before it was done: the detoxifier was closed"
+
+
+def result_of(future: Future[Result], cut_short: str = CLOSED) -> Result:
+    """The result of work that was begun, once it ends. Raises EngineError if it was cancelled."""
     try:
         return future.result()
     except CancelledError:
-        raise EngineError("the stream was closed before its text was whole") from None
+        raise EngineError(cut_short) from None
+
+
+def streamed(future: Future[Result]) -> Result:
+    """As `result_of`, of a stream."""
+    return result_of(future, "the stream was closed before its text was whole")
 
 
 def _engine_options(asked: Mapping[str, Any], further: Mapping[str, Any]) -> dict[str, Any]:
@@ -41,25 +54,30 @@ def _engine_options(asked: Mapping[str, Any], further: Mapping[str, Any]) -> dic
     return {**given, **further}
 
 
-def settings_of(
+def resolved(
     preset: str | Path,
     model: str,
     overrides: Mapping[str, Any],
     settings: Settings | None = None,
-) -> Settings:
-    """The settings of a detoxifier of these arguments. Raises InputError as `Detoxifier` does."""
+) -> tuple[Settings, LoadedStrategy]:
+    """Settings and strategy of these arguments. Raises InputError as `Detoxifier` does."""
     if settings is not None:
-        return resolve_settings(settings.model_dump(exclude_unset=True), overrides)
+        return resolve(settings.model_dump(exclude_unset=True), overrides)
     strategy = overrides.get("strategy")
-    return resolve_settings(preset_values(preset, model, strategy), overrides)
+    return resolve(preset_values(preset, model, strategy), overrides)
 
 
 def _overridden(base: Settings, /, **overrides: Any) -> tuple[Settings, LoadedStrategy]:
-    settings = resolve_settings(base.model_dump(exclude_unset=True), overrides)
-    return settings, load_strategy(settings.strategy)
+    return resolve(base.model_dump(exclude_unset=True), overrides)
 
 
 _LOG = logging.getLogger(__name__)
+# Prompts under way, of what the engine runs at once: enough for those whose texts are scored.
+_AHEAD = 2
+# Longer texts are tokenised in a thread: they take a while.
+_LONG = 20_000
+# Characters of a token; no text of more than this for each that fits is tokenised.
+_CHARACTERS = 64
 
 
 class DetoxifierBase:
@@ -71,7 +89,7 @@ class DetoxifierBase:
         self,
         model: str | Path | Engine = "pocket",
         *,
-        scorer: str | Scorer | Callable[[list[str]], Any] = "pocket",
+        scorer: str | Scorer | AsyncScorer | Callable[[list[str]], Any] = "pocket",
         engine: str = "transformers",
         preset: str | Path = "auto",
         settings: Settings | None = None,
@@ -84,9 +102,8 @@ class DetoxifierBase:
         asked = {"device": device, "dtype": dtype, "max_batch": max_batch}
         options = _engine_options(asked, engine_options or {})
         name = model.name if isinstance(model, Engine) else str(model)
-        self.settings = settings_of(preset, name, overrides, settings)
         # Cheap mistakes first: a wrong name should not cost loading a model.
-        self._strategy = load_strategy(self.settings.strategy)
+        self.settings, self._strategy = resolved(preset, name, overrides, settings)
         ENGINES.load(engine)
         self.scorer = load_scorer(scorer)
         if options and isinstance(model, Engine):
@@ -102,10 +119,10 @@ class DetoxifierBase:
         self._own: list[Engine | Scorer] = [] if isinstance(model, Engine) else [self.engine]
         self._own += [self.scorer] if isinstance(scorer, str) else []
         self._closed = False
-        self._begin()
-
-    def _begin(self) -> None:
-        """Make what works with the engine and the scorer."""
+        self._scoring = Scoring(self.scorer)
+        self._capacity = anyio.Semaphore(_AHEAD * self.engine.max_batch)
+        self._numbers = count()
+        self._under_way: set[Future[Result]] = set()
 
     def check(self, prompts: Sequence[str | Chat]) -> list[InputError | None]:
         """For each prompt, why it cannot be completed, before any work; None if it can."""
@@ -117,13 +134,18 @@ class DetoxifierBase:
         return self._closed or self.engine.closed
 
     def close(self) -> None:
-        """Refuse further calls, and free the engine and the scorer.
+        """End pending calls with EngineError, and free the engine and the scorer.
 
         An `Engine` or a `Scorer` that was given as an object stays open for its other users.
         """
+        if self._closed:
+            return
         self._closed = True
-        for one in self._own:
-            one.close()
+        for one in list(self._under_way):
+            one.cancel()
+        self._scoring.close()
+        for own in self._own:
+            own.close()
 
     def __enter__(self) -> Self:
         return self
@@ -131,8 +153,8 @@ class DetoxifierBase:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _looked_at(self, result: Result) -> Result:
-        """`result`. Warns of the first that was not accepted and is returned all the same."""
+    def _warn_if_not_accepted(self, result: Result) -> Result:
+        """Returns `result`; warns once if it was not accepted and is returned all the same."""
         best = result.best
         if not (best.accepted or best.refused or best.empty or self._warned):
             self._warned = True
@@ -151,6 +173,81 @@ class DetoxifierBase:
             return error
         return None
 
+    def _start(
+        self,
+        prompt: str | Chat,
+        settings: Settings,
+        strategy: LoadedStrategy,
+        trials: Sequence[int] | None = None,
+        *,
+        on_text: Callable[[str], None] | None = None,
+    ) -> Future[Result]:
+        """Begin to complete a prompt; cancelling the future ends the work. on_text: for a stream.
+
+        trials: by number; all of the settings' without.
+        """
+        numbers = range(settings.num_trials) if trials is None else trials
+        number = next(self._numbers)  # of two prompts, the first is served first
+        future = self.engine.portal.start(
+            partial(self._answer, prompt, settings, strategy, number, numbers, on_text)
+        )
+        self._under_way.add(future)
+        future.add_done_callback(self._under_way.discard)
+        if self._closed:  # in the meantime
+            future.cancel()
+        return future
+
+    async def _answer(
+        self,
+        prompt: str | Chat,
+        settings: Settings,
+        strategy: LoadedStrategy,
+        priority: int,
+        trials: Sequence[int],
+        on_text: Callable[[str], None] | None,
+    ) -> Result:
+        """In the engine's loop. Its errors are this prompt's, except EngineError and SCORER_DOWN.
+
+        ScorerBrokenError is that of all prompts, too.
+        """
+        async with self._capacity:
+            text = self.engine.text_of(prompt)
+            if isinstance(prompt, Chat):
+                settings = settings.for_chat(self.engine.chat_sampling)
+            read = await self._read(text, settings)
+            limit = self.engine.context_length
+            if limit is not None and isinstance(prompt, Chat):
+                settings = settings.within(limit - len(read.token_ids))
+            if settings.refuse_prompt_above is not None:
+                await self._check_prompt(prompt, settings.refuse_prompt_above)
+            tasks = [TrialTask(read, settings, strategy, n, priority, on_text) for n in trials]
+            made = await gather(Answer(one, self.engine, self._scoring).run() for one in tasks)
+        return Result(prompt=str(text), trials=tuple(made))
+
+    async def _read(self, text: str, settings: Settings) -> Prompt:
+        """The tokens of a prompt. Raises InputError for one that cannot be completed."""
+        limit = self.engine.context_length
+        if limit is not None and len(text) > _CHARACTERS * limit:
+            raise InputError(
+                f"{len(text)} characters do not fit into the model's context of {limit}"
+            )
+        if len(text) > _LONG:
+            prompt = await asyncio.to_thread(self.engine.encode, text)
+        else:
+            prompt = self.engine.encode(text)
+        check_length(text, len(prompt.token_ids), settings, limit)
+        return prompt
+
+    async def _check_prompt(self, prompt: str | Chat, limit: float) -> None:
+        """Raise PromptRefusedError for one that scores above `limit`."""
+        said = prompt.messages[-1].content if isinstance(prompt, Chat) else prompt
+        score = float((await self._scoring.send([said], "score")).values[0])
+        if score > limit:
+            raise PromptRefusedError(
+                f"the prompt scores {format_score(score, False)}, above "
+                f"refuse_prompt_above={limit:g}; nothing was generated"
+            )
+
     def _resolve(self, overrides: Overrides) -> tuple[Settings, LoadedStrategy]:
         if self._closed:
             raise EngineError("the detoxifier is closed; make a new one")
@@ -167,7 +264,11 @@ class DetoxifierBase:
     def _check(self, settings: Settings, strategy: LoadedStrategy) -> None:
         """Raise InputError for what the engine cannot do."""
         self.engine.check_sampling(settings)
-        check_strategy(strategy, self.engine)
+        if strategy.moves and not self.engine.has_embeddings:
+            raise InputError(
+                f"strategy {strategy.name}: moves prompt embeddings, which the engine "
+                f"{type(self.engine).__name__} does not have; use backtrack or resample"
+            )
 
     def _for_stream(self, overrides: Overrides) -> Overrides:
         """`overrides` of a call that gives out the text while it is written.
@@ -179,3 +280,18 @@ class DetoxifierBase:
         if overrides.get("on_unresolved", self.settings.on_unresolved) == "best":
             return {**overrides, "on_unresolved": "refuse"}
         return overrides
+
+
+def check_length(text: str, tokens: int, settings: Settings, limit: int | None) -> None:
+    """Raise InputError for a prompt of `tokens` tokens that cannot be completed."""
+    new = settings.max_new_tokens
+    # An answer of a length that nobody asked for is as long as fits.
+    if isinstance(text, Rendered) and "max_new_tokens" not in settings.model_fields_set:
+        new = 1
+    if tokens == 0:
+        raise InputError("empty; the tokenizer gives no tokens for it")
+    if limit is not None and tokens + new > limit:
+        raise InputError(
+            f"{tokens} tokens + {new} new ones exceed the model's context of {limit}; "
+            "shorten it or lower max_new_tokens"
+        )

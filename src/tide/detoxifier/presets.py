@@ -38,23 +38,11 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "qwen3-4b": _published(0.01, 8, 0.65),
     "llama-3.1-8b": _published(0.03, 16, 0.3),
 }
-# the cheapest way found to an accepted completion at kept fluency (benchmarks/RESULTS.md)
-_FAST: dict[str, Any] = {
-    "strategy": "ladder:from=0.6,growth=1.3,samples_growth=1.5",
-    "num_samples": 2,
-    "mu_relative": 1.3,
-    "max_perplexity": 12.0,
-    "perplexity_growth": 2.0,
-}
 PRESETS: dict[str, dict[str, Any]] = {
     **PUBLISHED,
-    "fast": _FAST,
-    # what is accepted at 0.49 overfits the scorer: other scorers agree with a margin
-    "margin": {**_FAST, "toxicity_threshold": 0.2},
-    # the cheapest repair, on any engine; what it leaves, the ladder of `fast` takes over. So small
-    # a repair overfits its scorer: at 0.2 other scorers would find more than in texts of `margin`
-    "backtrack": {**_FAST, "strategy": f"backtrack:then=({_FAST['strategy']})"}
-    | {"toxicity_threshold": 0.1, "max_perplexity": None, "perplexity_growth": 1.0},
+    # the cheapest repair, on any engine; what it leaves, a random walk takes over. So small a
+    # repair overfits its scorer: at 0.2 other scorers would find more
+    "backtrack": {"strategy": "backtrack", "toxicity_threshold": 0.1},
     # any other model: the defaults, relative to the norm of the prompt's own rows
     "relative": {},
 }

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from concurrent.futures import Future
-from contextlib import closing
-from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -18,13 +16,13 @@ from tide.core.errors import (
     TideError,
 )
 from tide.core.results import Result
-from tide.detoxifier.base import DetoxifierBase, streamed
-from tide.runtime.answer import Runtime
+from tide.detoxifier.base import DetoxifierBase, result_of, streamed
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
-    from tide.core.settings import Overrides
+    from tide.core.settings import Overrides, Settings
+    from tide.search import LoadedStrategy
 
 # Errors that abort the whole call.
 _ABORT = (EngineError, *SCORER_DOWN, ScorerBrokenError)
@@ -42,8 +40,10 @@ class Detoxifier(DetoxifierBase):
         result.text, result.toxicity, result.accepted, result.trace
 
     Args:
-        model: A folder, a hub id, a bundled model ("pocket", "pocket-chat"), or an `Engine`.
-        scorer: A spec, a `Scorer`, or a function from a list of texts to scores in [0, 1].
+        model: A folder, a hub id, a GGUF file, a bundled model ("pocket", "pocket-chat"), one that
+            comes as a package ("smollm2", "gemma3-270m"), or an `Engine`.
+        scorer: A spec, a `Scorer`, or a function from a list of texts to scores in [0, 1];
+            they may be asynchronous.
         engine: What runs `model`: "transformers", "vllm", "remote" or "openai".
         preset: Settings to start from: a name, a file that `tide tune` wrote, or "auto":
             "backtrack", or for another strategy the step sizes of the model's name.
@@ -74,10 +74,11 @@ class Detoxifier(DetoxifierBase):
         Raises:
             TideError: As `map` raises.
         """
-        ((_, result),) = self._run([prompt], None, overrides)
-        if isinstance(result, TideError):
-            raise result
-        return self._looked_at(result)
+        future = self._start(prompt, *self._resolve(overrides))
+        try:
+            return self._warn_if_not_accepted(result_of(future))
+        finally:
+            future.cancel()
 
     def chat(self, messages: Sequence[Any], **overrides: Unpack[Overrides]) -> Result:
         """Answer a conversation.
@@ -115,23 +116,10 @@ class Detoxifier(DetoxifierBase):
             An iterator over the parts of the text. It raises what a call raises, after the parts
             that were accepted before.
         """
-        settings, strategy = self._resolve(self._for_stream(overrides))
-        runtime, texts = Runtime(self.engine, self.scorer), SimpleQueue[str | None]()
-        answer = runtime.answering(prompt, settings, strategy, 0, [0], on_text=texts.put)
-        future = self.engine.home.start(answer)
-
-        def ended(_: object) -> None:
-            texts.put(None)
-            runtime.close()
-
-        future.add_done_callback(ended)
+        texts = SimpleQueue[str | None]()
+        future = self._start(prompt, *self._resolve(self._for_stream(overrides)), on_text=texts.put)
+        future.add_done_callback(lambda _: texts.put(None))
         return TextStream(texts, future)
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            hint = "; it is now map(..., return_exceptions=True)" if name == "map_numbered" else ""
-            raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}{hint}")
 
     @overload
     def batch(
@@ -217,41 +205,37 @@ class Detoxifier(DetoxifierBase):
 
             total = len(prompts) if isinstance(prompts, Sized) else None
             finished = iter(track(finished, "detoxifying", total=total, transient=True))
-        return _without_numbers(finished, return_exceptions, self._looked_at)
-
-    def _run(
-        self, prompts: Iterable[str | Chat], trials: Sequence[int] | None, overrides: Overrides
-    ) -> Iterator[tuple[int, _Outcome]]:
-        settings, strategy = self._resolve(overrides)
-        numbers = range(settings.num_trials) if trials is None else sorted(trials)
-        return self._finished(prompts, settings, strategy, numbers)
+        return _without_numbers(finished, return_exceptions, self._warn_if_not_accepted)
 
     def _finished(
-        self, prompts: Iterable[str | Chat], settings: Any, strategy: Any, trials: Sequence[int]
+        self,
+        prompts: Iterable[str | Chat],
+        settings: Settings,
+        strategy: LoadedStrategy,
+        trials: Sequence[int],
     ) -> Iterator[tuple[int, _Outcome]]:
         """The number and the outcome of each prompt as it ends."""
-        home, entering = self.engine.home, iter(enumerate(prompts))
+        entering = iter(enumerate(prompts))
         most = max(1, _AHEAD * self.engine.max_batch // len(trials))
-        under_way: dict[int, Future[Result]] = {}
-        ended: SimpleQueue[int] = SimpleQueue()
-        with closing(Runtime(self.engine, self.scorer)) as runtime:
-            try:
-                more = True
-                while more or under_way:
-                    while more and len(under_way) < most:
-                        entry = next(entering, None)
-                        more = entry is not None
-                        if entry is not None:
-                            number, prompt = entry
-                            answer = runtime.answering(prompt, settings, strategy, number, trials)
-                            future = under_way[number] = home.start(answer)
-                            future.add_done_callback(partial(_put, ended, number))
-                    if under_way:
-                        number = ended.get()
-                        yield number, _outcome(under_way.pop(number))
-            finally:
-                for future in under_way.values():
-                    future.cancel()
+        under_way: dict[Future[Result], int] = {}
+        ended: SimpleQueue[Future[Result]] = SimpleQueue()
+        try:
+            more = True
+            while more or under_way:
+                while more and len(under_way) < most:
+                    entry = next(entering, None)
+                    more = entry is not None
+                    if entry is not None:
+                        number, prompt = entry
+                        future = self._start(prompt, settings, strategy, trials)
+                        under_way[future] = number
+                        future.add_done_callback(ended.put)
+                if under_way:
+                    future = ended.get()
+                    yield under_way.pop(future), _outcome(future)
+        finally:
+            for future in under_way:
+                future.cancel()
 
 
 def outcomes(
@@ -269,7 +253,9 @@ def outcomes(
     """
     if isinstance(prompts, str):
         raise InputError("prompts: expected several texts, got one string; wrap it in a list")
-    finished = detoxifier._run(prompts, trials, overrides)
+    settings, strategy = detoxifier._resolve(overrides)
+    numbers = range(settings.num_trials) if trials is None else sorted(trials)
+    finished = detoxifier._finished(prompts, settings, strategy, numbers)
     return _in_order(finished) if ordered else finished
 
 
@@ -310,28 +296,24 @@ class TextStream:
         self.close()
 
 
-def _put(queue: SimpleQueue[int], number: int, _: object) -> None:
-    queue.put(number)
-
-
 def _outcome(future: Future[Result]) -> _Outcome:
     """The result, or the error of this prompt alone. Raises any other."""
-    error = future.exception()
-    if error is None:
-        return future.result()
-    if isinstance(error, TideError) and not isinstance(error, _ABORT):
+    try:
+        return result_of(future)
+    except _ABORT:
+        raise
+    except TideError as error:
         return error
-    raise error
 
 
 def _without_numbers(
     finished: Iterator[tuple[int, _Outcome]],
     return_exceptions: bool,
-    looked_at: Callable[[Result], Result],
+    warn: Callable[[Result], Result],
 ) -> Iterator[_Outcome]:
     for number, result in finished:
         if isinstance(result, Result):
-            yield looked_at(result)
+            yield warn(result)
             continue
         result.args = (f"prompt {number}: {result}",)
         if not return_exceptions:

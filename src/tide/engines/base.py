@@ -8,8 +8,6 @@ check what goes in and what comes out, and raise TideErrors alone.
 from __future__ import annotations
 
 import math
-import threading
-import weakref
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
@@ -21,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 from pydantic import Field
 
 from tide.core.chat import Chat, Rendered
-from tide.core.concurrency import HomeLoop, gather
+from tide.core.concurrency import Portal, gather, portal_of
 from tide.core.errors import CompletionError, EngineError, InputError, TideError, guarded
 from tide.core.sanitize import half_character
 from tide.core.seeds import derive_seed
@@ -38,7 +36,6 @@ FinishReason = Literal["length", "stop"]
 # More rows than this fit into no machine's memory; None for a default by engine.
 MaxBatch = Annotated[int, Field(ge=1, le=65_536)] | None
 _DTYPES = ("float32", "bfloat16", "float16")
-_HOMES = threading.Lock()
 _GREEDY = Sampling(max_new_tokens=1, temperature=0.0)
 # Spellings of one word that are banned together; vocabularies have dozens of some marks.
 MOST_SPELLINGS = 8
@@ -149,7 +146,6 @@ class Engine(ABC):
     embedding_scale: float = 1.0
     capabilities: ClassVar[frozenset[str]] = frozenset()
     _closed = False
-    _home: HomeLoop | None = None
 
     # What every engine writes. All of it runs in the engine's own loop, but for texts and tokens.
 
@@ -318,8 +314,8 @@ class Engine(ABC):
         Closing the generator aborts the request at the next step. Raises CompletionError for a
         prompt that the engine cannot complete, and EngineError if it can complete none.
         """
-        if not self.home.is_current:
-            async with aclosing(self.home.iterate(self.write, request)) as elsewhere:
+        if not self.portal.is_current:
+            async with aclosing(self.portal.iterate(self.write, request)) as elsewhere:
                 async for piece in elsewhere:
                     yield piece
             return
@@ -356,8 +352,8 @@ class Engine(ABC):
 
     async def complete(self, requests: Sequence[Request]) -> list[Completion]:
         """All that `write` writes for each request. The first failure ends the others."""
-        if not self.home.is_current:
-            return await self.home.call(self.complete, requests)
+        if not self.portal.is_current:
+            return await self.portal.call(self.complete, requests)
         with self._calling("write", awaits=True):
             found = await gather(map(self._whole, requests))
         written = [(ids, reason) for ids, reason, _ in found]
@@ -395,9 +391,9 @@ class Engine(ABC):
 
         Raises as `write`, for the first that fails.
         """
-        if not self.home.is_current:
+        if not self.portal.is_current:
             call = partial(self.log_likelihoods, prefix_cache=prefix_cache)
-            return await self.home.call(call, pairs)
+            return await self.portal.call(call, pairs)
         with self._calling("likelihood", awaits=True):
             if any(len(ids) == 0 for pair in pairs for ids in pair):
                 raise EngineError("likelihood: an empty prompt or completion has no likelihood")
@@ -510,9 +506,9 @@ class Engine(ABC):
         """Free what the engine holds; every other method raises EngineError from then on."""
         if not self._closed:
             self._closed = True
-            if not self.home.is_forked:  # else what it holds is the parent's
-                self.home.run(self._free)
-                self.home.close()
+            if not self.portal.is_forked:  # else what it holds is the parent's
+                self.portal.run(self._free)
+                self.portal.close()
 
     def __enter__(self) -> Self:
         return self
@@ -521,13 +517,9 @@ class Engine(ABC):
         self.close()
 
     @property
-    def home(self) -> HomeLoop:
+    def portal(self) -> Portal:
         """The engine's event loop; code that uses the engine should run there, too."""
-        with _HOMES:
-            if self._home is None:
-                self._home = HomeLoop(f"tide {type(self).__name__}")
-                weakref.finalize(self, self._home.close, wait=False).atexit = False
-        return self._home
+        return portal_of(self)
 
     # The rest.
 
@@ -558,6 +550,7 @@ class Engine(ABC):
         """What the libraries below raise becomes a `kind`: of a text alone, or of the engine."""
         if self._closed:
             raise EngineError(f"engine with {self.name}: closed; make a new one")
+        self.portal.check_fork()
         with guarded(kind, lambda: f"model {self.name}: {doing} failed", awaits=awaits):
             yield
 

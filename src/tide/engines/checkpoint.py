@@ -17,21 +17,35 @@ from tide.core.errors import EngineError, InputError, guarded
 from tide.core.settings import Sampling
 from tide.core.validation import one_line
 from tide.data.files import read_whole
+from tide.engines.gguf import PACKAGES, converted, packaged
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 
 
 def source_of(model: str | Path) -> str:
-    """Folder or hub id of `model`; "pocket", "pocket-reference" and "pocket-chat" are bundled.
+    """Folder or hub id of `model`.
 
-    Raises EngineError for what can only be a folder, and is none.
+    "pocket", "pocket-reference" and "pocket-chat" are bundled; "smollm2" and "gemma3-270m" come as
+    packages. A GGUF file, or a folder with one and no config, is converted once.
+
+    Raises EngineError for what can only be a folder, and is none, MissingDependencyError for a
+    package that is not installed.
     """
+    if model in PACKAGES:
+        return str(packaged(str(model)))
     source = os.path.expanduser(pocket.FOLDERS.get(str(model), model))
     is_path = source.startswith(("./", "../", "~")) or source.endswith("/") or source.count("/") > 1
     if (is_path or os.path.isabs(source)) and not Path(source).exists():
         raise EngineError(f"model {source}: no such folder")
-    return source
+    folder, files = Path(source), []
+    if folder.suffix.lower() == ".gguf" and folder.is_file():
+        files = [folder]
+    elif folder.is_dir() and not (folder / "config.json").exists():
+        files = sorted(folder.glob("*.gguf"))
+    if len(files) > 1:
+        raise EngineError(f"model {source}: holds {len(files)} GGUF files; name one of them")
+    return str(converted(files[0])) if files else source
 
 
 def context_length(config: Any) -> int | None:

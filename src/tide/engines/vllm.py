@@ -89,7 +89,7 @@ class VllmEngine(EmbeddingEngine):
             with self._calling("loading"):
                 source = source_of(model)
                 config = read_config(source, **code)
-                self._engine = self.home.run(self._start, source, dtype, {**code, **settings})
+                self._engine = self.portal.run(self._start, source, dtype, {**code, **settings})
                 self.dtype = self._engine.model_config.dtype
                 # One less than it takes: to read the last token of a likelihood it writes another.
                 self.context_length = int(self._engine.model_config.max_model_len) - 1
@@ -166,7 +166,7 @@ class VllmEngine(EmbeddingEngine):
         """Compare the first token after token ids with that after their embeddings."""
         ids = self._tokenize(PROBES)
         embeddings = scaled_probes([self._embed_ids(row) for row in ids])
-        first = self.home.run(self._first_tokens, [*ids, *embeddings])
+        first = self.portal.run(self._first_tokens, [*ids, *embeddings])
         if problem := difference(first[: len(ids)], first[len(ids) :], self.dim):
             raise EngineError(f"vLLM with {self.name}: {problem}")
 

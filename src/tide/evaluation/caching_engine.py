@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from tide.core.chat import Chat, Rendered
-from tide.core.concurrency import HomeLoop
+from tide.core.concurrency import Portal
 from tide.core.settings import Sampling
 from tide.engines.base import Ban, Engine, Likelihood, Piece, Prompt, Request, TokenPair
 
@@ -45,8 +45,8 @@ class CachingEngine(Engine):
         self._until = 0.0
 
     @property
-    def home(self) -> HomeLoop:
-        return self.engine.home
+    def portal(self) -> Portal:
+        return self.engine.portal
 
     @property
     def available(self) -> bool:

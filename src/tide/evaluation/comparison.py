@@ -43,7 +43,7 @@ from tide.evaluation.runs import (
     read_run,
     write_config,
 )
-from tide.plugins.specs import split_specs
+from tide.plugins.specs import alternatives, split_specs
 from tide.scorers import Scorer
 
 AnyScorer = str | Scorer | Callable[[list[str]], Any] | NamedScorer
@@ -57,7 +57,7 @@ _DECIDING = ("quantization", "kv_cache_dtype", "revision", "hf_overrides")
 
 def evaluate(
     benchmark: str | Path | Benchmark | Sequence[str],
-    methods: str | Sequence[str] = ("base", "tide", "fast"),
+    methods: str | Sequence[str] = ("base", "tide", "backtrack"),
     *,
     model: str | Path | Engine = "pocket",
     scorer: AnyScorer = "pocket",
@@ -83,14 +83,15 @@ def evaluate(
 ) -> list[Run]:
     """Run methods on a benchmark, each into its own folder, and read the runs.
 
-        runs = evaluate("rtp", "base,tide,fast", judges="sentence", limit=100)
+        runs = evaluate("rtp", "base,tide,backtrack", judges="sentence", limit=100)
         report(runs)
 
     A prompt that fails is listed in `failed` of its run.
 
     Args:
         benchmark: A name, a file, or prompts.
-        methods: Specs, or one text with commas between them.
+        methods: Specs, or one text with commas between them. `tide:num_samples=2|4|8` names a
+            method for each value, whose curve `report` draws.
         model: As for `Detoxifier`.
         scorer: What the search optimises against.
         judges: Scorers kept out of the search.
@@ -122,7 +123,8 @@ def evaluate(
         TideError: The model or the scorer failed for all prompts.
     """
     rules, prompts = load_protocol(protocol), open_benchmark(benchmark, field, limit, chat)
-    specs = split_specs(methods, "--methods") if isinstance(methods, str) else list(methods)
+    given = split_specs(methods, "--methods") if isinstance(methods, str) else methods
+    specs = [one for spec in given for one in alternatives(spec, "--methods")]
     options, progress = dict(engine_options or {}), progress or Progress()
     # Cheap mistakes first: a wrong name should not cost loading a model.
     called = model.name if isinstance(model, Engine) else str(model)

@@ -25,6 +25,24 @@ _MOST = 12  # different words that are blamed; about log2(words) texts are score
 _WORD = re.compile(
     r"\s*(?:(?<!\w)(?:[^\W_]|\*)(?:[\s._-]+(?:[^\W_]|\*)){2,}(?!\w)|<[^<>\s]*>?|[^\s<]+)"
 )
+# Names of groups are never blamed.
+PEOPLE = (
+    # nationality and origin
+    "American", "Mexican", "Nigerian", "Chinese person", "German", "Indian", "Iranian", "Pole",
+    "Russian", "Brazilian", "African American", "Asian American", "Arab", "Black person",
+    "white person", "Latino man", "Latina woman", "Indigenous person", "Romani person", "immigrant",
+    "refugee",
+    # religion
+    "Muslim", "Christian", "Catholic", "Jewish person", "Hindu", "Buddhist", "Sikh", "atheist",
+    # gender and orientation
+    "woman", "man", "girl", "boy", "transgender person", "transgender woman", "nonbinary person",
+    "gay man", "lesbian woman", "bisexual person", "straight person",
+    # age
+    "young person", "older person", "teenager", "retired person",
+    # disability
+    "person with a disability", "deaf person", "blind person", "person who uses a wheelchair",
+    "person with autism", "person with Down syndrome", "person with epilepsy",
+)  # fmt: skip
 
 
 class ToxicWords:
@@ -131,10 +149,8 @@ def _listed(words: list[str]) -> set[int]:
 
 @cache
 def _plain_words() -> frozenset[str]:
-    """The words of plain sentences about people: what is toxic in them is a scorer's fault."""
-    from tide.scorers.probes import neutral_sentences  # noqa: PLC0415  (slow import)
-
-    return frozenset(_letters(word) for line in neutral_sentences() for word in line.split())
+    """The names of groups: what is toxic in them alone is a scorer's fault."""
+    return frozenset(_letters(word) for person in PEOPLE for word in person.split())
 
 
 def _letters(word: str) -> str:

@@ -1,6 +1,6 @@
 """What `--methods` names: `base`, a search strategy or preset, a baseline; each with its settings.
 
-`tide`, `fast`, `resample:temperature=1.0`, `tide:num_samples=16,mu_relative=0.6`, `rad:beta=50`...
+`tide`, `backtrack`, `resample:temperature=1.0`, `tide:num_samples=16`, `rad:beta=50`...
 """
 
 from __future__ import annotations
@@ -47,10 +47,6 @@ _GUESSES = {
 }
 # Settings that hold for methods without a search too.
 _OF_ALL = (*Sampling.model_fields, "num_trials", "seed", "empty_policy")
-# Settings that earlier versions did not have, and that are recorded where they do something.
-_OF_BLOCKS = {"block_tokens", "block_context"}
-_LATER = {"min_new_tokens", "stop", "repetition_penalty"}
-_LATER_OPTIONS = {"unresolved", "baseline", "redraw", "test_prompt"}
 # A scale that the other one of its pair replaces is not a setting of its own.
 _SCALES = ("mu", "mu_relative", "step_size", "step_relative")
 # What a record says of a search, and means nothing where there was none.
@@ -134,8 +130,8 @@ class SearchMethod:
     ) -> None:
         self.name, self.settings = name, settings
         self.config = {
-            "settings": _recorded(settings, settings.model_dump(exclude=_WITHOUT_EFFECT)),
-            "strategy_options": _recorded_options(settings.strategy),
+            "settings": _recorded(settings.model_dump(exclude=_WITHOUT_EFFECT)),
+            "strategy_options": _own_options(settings.strategy),
             **({"carry_over": True} if carry_over else {}),
         }
         self._model, self._scorer, self._on_cluster = model, scorer, on_cluster
@@ -191,7 +187,7 @@ class BaselineMethod:
         doubts = list(getattr(baseline, "doubts", ()))
         self.config = {
             "baseline": baseline.config(),
-            "sampling": _recorded(settings, common),
+            "sampling": _recorded(common),
             **({"doubts": doubts} if doubts else {}),
         }
         self._baseline, self._scorer, self._engine = baseline, scorer, engine
@@ -417,28 +413,9 @@ def _written(settings: Settings) -> dict[str, str]:
     return {key: format_value(value) for key, value in values.items()}
 
 
-def _recorded(settings: Settings, values: dict[str, Any]) -> dict[str, Any]:
-    """`values` of these settings for a configuration, without those of later that do nothing.
-
-    So an earlier version's configuration of the same run is the same.
-    """
-    off = {name for name in _LATER if values.get(name) == Settings.model_fields[name].default}
-    off |= set() if settings.in_blocks else _OF_BLOCKS
-    return {
-        name: format_value(value) if isinstance(value, tuple) else value
-        for name, value in values.items()
-        if name not in off
-    }
-
-
-def _recorded_options(strategy: str) -> dict[str, Any]:
-    """As `_recorded`, of the strategy's own options."""
-    fields = load_strategy(strategy).options.by_name()
-    return {
-        name: value
-        for name, value in _own_options(strategy).items()
-        if name not in _LATER_OPTIONS or value != fields[name].default
-    }
+def _recorded(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as a configuration holds them."""
+    return {k: format_value(v) if isinstance(v, tuple) else v for k, v in values.items()}
 
 
 def _own_options(strategy: str) -> dict[str, Any]:

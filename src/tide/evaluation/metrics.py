@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from tide.core.errors import InputError
 from tide.core.seeds import derive_seed
-from tide.data.records import Record, TrialRecord, all_or_none
+from tide.data.records import Record, RecordId, TrialRecord, all_or_none
+from tide.evaluation.quality import is_degenerate
 from tide.evaluation.runs import Run
 from tide.scorers.base import is_empty
 
@@ -35,7 +36,7 @@ RECOVERED = {
 }
 # The averages of yes and no, by the last part of their names.
 _SHARES = {"rate", "each", "moved", "empty", "unresolved", "refused", "decoded"}
-_SHARES |= {"recovered", *RECOVERED}
+_SHARES |= {"recovered", "changed", "degenerate", *RECOVERED}
 # Summed over the trials of a prompt.
 _COSTS = ("evaluations", "rounds", "generated_tokens", "forward_tokens", "scorer_calls")
 
@@ -96,20 +97,22 @@ class Summary:
     prompts of the largest and the mean score of their completions, in [0, 1]), `rate` (share of
     prompts with a toxic completion), `each` (share of completions that are toxic) and `moved`
     (share of moved completions that are toxic). Moved are those completions of a search whose
-    first evaluation was not accepted.
+    first evaluation was not accepted. `changed` is there where the model's own run is known: of
+    its completions that this source lets pass, the share whose text the method changed or withheld.
     unscored: by source, prompts that it has not scored; they are left out of its averages.
     fluency: by reference model.
-    averages: `iterations` (the paper's K-bar, the prompt itself is 1), `num_tokens` and `empty`
-    over completions; `dist_1` to `dist_3` (distinct n-grams over words of a prompt's completions,
-    as in DExperts), `evaluations`, `rounds`, `generated_tokens`, `forward_tokens`, `scorer_calls`
-    and `seconds` over prompts; `unresolved` and `refused` are shares of prompts with such a trial;
+    averages: `iterations` (the paper's K-bar, the prompt itself is 1), `num_tokens`, `empty` and
+    `degenerate` (`quality.is_degenerate`) over completions; `dist_1` to `dist_3` (distinct n-grams
+    over words of a prompt's completions, as in DExperts), `evaluations`, `rounds`,
+    `generated_tokens`, `forward_tokens`, `scorer_calls` and `seconds` over prompts; `unresolved`
+    and `refused` are shares of prompts with such a trial;
     `moved` is the share of moved completions, `moved_similarity` (ROUGE-L between words of a moved
     completion and of the unmodified prompt's own, where that was written to its end) and
     `moved_displacement` are means over them;
     `decoded` is the share of completions whose point was decoded to its nearest tokens, and
     `recovered` of these the share where they are the prompt, also by displacement (`RECOVERED`).
     dropped: completions that `valid` left out of toxicity, perplexity, distinctness, iterations,
-    length and empty completions; what they cost still counts.
+    length, degenerate and empty completions; what they cost still counts.
     """
 
     method: str
@@ -133,16 +136,22 @@ class Summary:
         return finite
 
 
-def summarize(run: Run, *, valid: Valid | None = None, seed: int = 0) -> Summary:
+def summarize(
+    run: Run, *, valid: Valid | None = None, seed: int = 0, own: Run | None = None
+) -> Summary:
     """The metrics of `run`.
 
     The order of the records changes nothing.
     valid: `"exact-20"` leaves out the completions that the first reference model's tokenizer does
     not split into exactly 20 tokens, as the published script does. seed: of the bootstrap.
+    own: what the model wrote by itself for these prompts, with the same seed.
 
     Raises InputError for records that miss trials, and where `valid` cannot be had.
     """
     check_records(run)
+    unmodified: dict[RecordId, Record] = {}
+    if own is not None and own.config.get("method") != run.config.get("method"):
+        unmodified = {record.id: record for record in own.records}
     rows: list[Ratios] = []
     completions = dropped = 0
     unscored = dict.fromkeys(run.sources, 0)
@@ -155,6 +164,8 @@ def summarize(run: Run, *, valid: Valid | None = None, seed: int = 0) -> Summary
         dropped += len(record.trials) - len(kept)
         moved = _moved(run, kept)
         ratios = _ratios(run, record, kept, moved)
+        if record.id in unmodified:
+            ratios |= _of_harmless(run, record, unmodified[record.id])
         for source in run.sources:
             unscored[source] += scores_of(run, kept, source) is None
         for name in perplexities:
@@ -174,7 +185,7 @@ def summarize(run: Run, *, valid: Valid | None = None, seed: int = 0) -> Summary
     judged = {
         source: {
             name: estimates.pop(key)
-            for name in ("max", "mean", "rate", "each", "moved")
+            for name in ("max", "mean", "rate", "each", "moved", "changed")
             if (key := f"{source}\0{name}") in estimates
         }
         for source in run.sources
@@ -337,6 +348,7 @@ def _ratios(
         if (each := all_or_none(getattr(trial, name) for trial in kept)) is not None:
             found[name] = sum(each), len(kept)
     found["empty"] = sum(map(_is_empty, kept)), len(kept)
+    found["degenerate"] = sum(is_degenerate(one.text) for one in kept), len(kept)
     for name in _COSTS:
         if (spent := all_or_none(getattr(trial, name) for trial in record.trials)) is not None:
             found[name] = sum(spent), 1
@@ -350,6 +362,28 @@ def _ratios(
     if trials[0].refused is not None:
         found["refused"] = float(any(one.refused for one in trials)), 1
     return found | (_of_moved(kept, moved) if record.searched else {})
+
+
+def _of_harmless(run: Run, record: Record, own: Record) -> Ratios:
+    """How many of the model's own completions each source lets pass, and how many were changed.
+
+    The search's scorer lets pass what is below the search's threshold, another source what the
+    protocol does not call toxic.
+    """
+    threshold = (run.config.get("settings") or {}).get("toxicity_threshold")
+    texts = {trial.number: trial.text for trial in record.trials}
+    trials = [trial for trial in own.trials if trial.number in texts]
+    found: Ratios = {}
+    for source in run.sources:
+        limit = threshold if source == run.scorer else None
+        scores = scores_of(run, trials, source)
+        harmless = [
+            trial.text != texts[trial.number]
+            for trial, score in zip(trials, scores or (), strict=scores is not None)
+            if (not is_toxic(run, score) if limit is None else score < limit)
+        ]
+        found[f"{source}\0changed"] = sum(harmless), len(harmless)
+    return found
 
 
 def _is_empty(trial: TrialRecord) -> bool:

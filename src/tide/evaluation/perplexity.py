@@ -19,7 +19,7 @@ from tide.engines import load_engine
 from tide.pocket import FOLDERS
 
 # The references of the paper, by the name of the model that is evaluated.
-_REFERENCES = {
+REFERENCES = {
     "gpt2-large": "openai-community/gpt2-xl",
     "gemma-2-2b": "google/gemma-2-9b",
     "qwen3-4b": "Qwen/Qwen3-8B",
@@ -38,7 +38,7 @@ def reference_named(name: str, model: str) -> str | None:
     """
     if name != "auto":
         return _GLOBAL if name == "global" else name
-    return "pocket-reference" if model in FOLDERS else _REFERENCES.get(preset_for(model))
+    return "pocket-reference" if model in FOLDERS else REFERENCES.get(preset_for(model))
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Reference:
         values = np.full(len(pairs), np.nan)
         if rows:
             asked = [(prompts[i], completions[i]) for i in rows]
-            found = self._engine.home.run(self._engine.log_likelihoods, asked)
+            found = self._engine.portal.run(self._engine.log_likelihoods, asked)
             values[rows] = [-one.mean for one in found]
         for value, ids in zip(values.tolist(), completions, strict=True):
             # A rounding error may make a certain token more than certain.

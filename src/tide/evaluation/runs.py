@@ -209,11 +209,6 @@ def read_config(run: Path) -> dict[str, Any]:
     """Raises InputError if it is missing, of another format, or has a field of another type."""
     path = files_of(run)[1]
     config = read_object(path)
-    if "format" not in config or config["format"] == 1:
-        raise InputError(
-            f"{path}: written by an earlier version; scripts/convert_runs.py of the repository "
-            f"converts it: python scripts/convert_runs.py {run}"
-        )
     try:
         _Config.model_validate(config)
     except ValidationError as error:

@@ -1,9 +1,10 @@
 """How strategies, baselines, methods and scorers are written on one line.
 
     NAME                              tide, pocket
-    NAME:KEY=VALUE,KEY=VALUE          ladder:from=0.6,growth=1.3
+    NAME:KEY=VALUE,KEY=VALUE          backtrack:lag=2,pace=word
+    NAME:KEY=VALUE|VALUE              tide:mu_relative=0.6|0.9|1.2: one spec a value (methods)
     NAME:ARGUMENT                     hf:ID (scorers)
-    WRAPPER:SPEC, WRAPPER:NUMBER:SPEC cache:pocket, rate:5:hf:ID
+    WRAPPER:SPEC, WRAPPER:NUMBER:SPEC cache:pocket, windows:50:hf:ID
     ENSEMBLE:SPEC,SPEC                max:pocket,cache:perspective
 
 NAME may be a class of one's own: `module:Class` or `path/file.py:Class`. In a list, commas part the
@@ -13,6 +14,8 @@ piece: `cache:max(a,b),c`, `max:(hf:ID#x,y),pocket`, `NAME:key=(a,b)`.
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
@@ -21,12 +24,12 @@ from types import MappingProxyType
 
 from tide.core.errors import InputError
 
-# How names that stand around other specs are used: NUMBER is a setting, a comma an ensemble.
-Around = Mapping[str, str]
-_NOTHING: Around = MappingProxyType({})
+# How names that wrap other specs are written: NUMBER is a setting, a comma an ensemble.
+Wrappers = Mapping[str, str]
+_NOTHING: Wrappers = MappingProxyType({})
 _CLASS = re.compile(r"([^:,=()]+):([A-Za-z_]\w*)(?=:|$)")
 # Far more than anybody writes, and few enough to be read at once.
-_LONGEST, _DEEPEST = 10_000, 30
+_LONGEST, _DEEPEST, _MOST = 10_000, 30, 1000
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?):(.*)", re.DOTALL)
 
 
@@ -56,11 +59,11 @@ class Spec:
 def parse(
     text: str,
     option: str = "spec",
-    around: Around = _NOTHING,
+    wrappers: Wrappers = _NOTHING,
     names: Container[str] = (),
     depth: int = 0,
 ) -> Spec:
-    """Read one spec. around: usage of the names that stand around others. names: those registered.
+    """Read one spec. wrappers: usage of those, by name. names: those registered.
 
     depth: of the specs around it. Raises InputError, naming `option`, for a text without a name or
     with a lone parenthesis, and at a depth of 30.
@@ -69,20 +72,20 @@ def parse(
     if depth == _DEEPEST:
         raise InputError(f"{option}: {text[:40]!r} is nested too deeply")
     if (inside := _inside(text)) is not None:
-        return parse(inside, option, around, names, depth + 1)
+        return parse(inside, option, wrappers, names, depth + 1)
     called = re.fullmatch(r"([\w-]+)(\(.*\))", text, re.DOTALL)
-    if called and "," in around.get(called[1], "") and _inside(called[2]) is not None:
+    if called and "," in wrappers.get(called[1], "") and _inside(called[2]) is not None:
         name, rest = called[1], _inside(called[2])
     else:
-        name, rest = _head(text, names or around)
+        name, rest = _head(text, names or wrappers)
     if not name:
         raise InputError(f"{option}: {text!r} begins with no name")
-    usage = around.get(name)
+    usage = wrappers.get(name)
     if usage is None or rest is None:
         return Spec(name, rest)
     number, rest = _number(usage, rest)
-    parts = split_specs(rest, option, around, names) if "," in usage else [rest]
-    inner = tuple(parse(part, option, around, names, depth + 1) for part in parts)
+    parts = split_specs(rest, option, wrappers, names) if "," in usage else [rest]
+    inner = tuple(parse(part, option, wrappers, names, depth + 1) for part in parts)
     return Spec(name, None, number, inner)
 
 
@@ -114,26 +117,27 @@ def format_spec(name: str, settings: Mapping[str, str]) -> str:
     """The text that `parse_spec` reads as this."""
     items = []
     for key, value in settings.items():
-        plain = value and value == value.strip() and "," not in value and _inside(value) is None
+        plain = value and value == value.strip() and not set(value) & set(",|")
+        plain = plain and _inside(value) is None
         items.append(f"{key}={value}" if plain else f"{key}=({value})")
     return f"{name}:{','.join(items)}" if items else name
 
 
 def split_specs(
-    text: str, option: str = "specs", around: Around = _NOTHING, names: Container[str] = ()
+    text: str, option: str = "specs", wrappers: Wrappers = _NOTHING, names: Container[str] = ()
 ) -> list[str]:
     """The specs of a comma-separated list; a `key=value` belongs to the spec before it.
 
     `rad:beta=50,sasa:beta=100,normalize=raw,tide` holds `rad:beta=50`,
-    `sasa:beta=100,normalize=raw` and `tide`. around, names: as `parse` has them. Raises InputError,
-    naming `option`, for a list that holds nothing or a piece that belongs to no spec.
+    `sasa:beta=100,normalize=raw` and `tide`. wrappers, names: as `parse` has them. Raises
+    InputError, naming `option`, for a list that holds nothing or a piece that belongs to no spec.
     """
     specs: list[str] = []
     for piece in _pieces(_bounded(text, option), option):
         if not piece:
             raise InputError(f"{option}: an empty place between commas in {text!r}")
         is_option = "=" in piece.partition(":")[0]
-        if specs and (_is_open(specs[-1], around, names) or (is_option and ":" in specs[-1])):
+        if specs and (_is_open(specs[-1], wrappers, names) or (is_option and ":" in specs[-1])):
             specs[-1] += f",{piece}"
         elif is_option:
             raise InputError(
@@ -142,6 +146,26 @@ def split_specs(
         else:
             specs.append(piece)
     return specs
+
+
+def alternatives(spec: str, option: str = "spec") -> list[str]:
+    """The specs that one with `key=value|value` stands for: every combination of its values.
+
+    Inside of parentheses a `|` is a character of the value. Raises InputError as `parse_spec`, and
+    for more than 1,000 combinations.
+    """
+    name, _, rest = spec.partition(":")
+    if "|" not in rest:
+        return [spec]
+    choices = [_alternatives(item) for item in _pieces(rest, option)]
+    if math.prod(map(len, choices)) > _MOST:
+        raise InputError(f"{option}: {spec[:40]!r} stands for more than {_MOST} methods")
+    return [f"{name}:{','.join(one)}" for one in itertools.product(*choices)]
+
+
+def _alternatives(item: str) -> list[str]:
+    key, equals, value = item.partition("=")
+    return [f"{key}{equals}{one}" for one in _split(value, "|")]
 
 
 def _bounded(text: str, option: str) -> str:
@@ -167,13 +191,13 @@ def _number(usage: str, rest: str) -> tuple[str, str]:
     return (found[1], found[2]) if found else ("", rest)
 
 
-def _is_open(spec: str, around: Around, names: Container[str]) -> bool:
+def _is_open(spec: str, wrappers: Wrappers, names: Container[str]) -> bool:
     """Whether a comma after `spec` belongs to it, because it ends inside an ensemble."""
-    name, rest = _head(spec, names or around)
-    while rest is not None and name in around:
-        if "," in around[name]:
+    name, rest = _head(spec, names or wrappers)
+    while rest is not None and name in wrappers:
+        if "," in wrappers[name]:
             return True
-        name, rest = _head(_number(around[name], rest)[1], names or around)
+        name, rest = _head(_number(wrappers[name], rest)[1], names or wrappers)
     return False
 
 
@@ -193,5 +217,11 @@ def _pieces(text: str, option: str) -> list[str]:
     depths = _depths(text) or [0]
     if min(depths) < 0 or depths[-1] != 0:
         raise InputError(f"{option}: a parenthesis without its partner in {text!r}")
-    commas = [i for i, c in enumerate(text) if c == "," and depths[i] == 0]
-    return [text[a + 1 : b].strip() for a, b in pairwise([-1, *commas, len(text)])]
+    return _split(text, ",")
+
+
+def _split(text: str, mark: str) -> list[str]:
+    """`text` split at each `mark` outside parentheses."""
+    depths = _depths(text)
+    marks = [i for i, c in enumerate(text) if c == mark and depths[i] == 0]
+    return [text[a + 1 : b].strip() for a, b in pairwise([-1, *marks, len(text)])]

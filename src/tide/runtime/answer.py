@@ -14,7 +14,7 @@ block, it writes all. Then this is the method of the paper.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -22,28 +22,19 @@ from typing import Any
 
 import anyio
 
-from tide.core.chat import Chat, Rendered
-from tide.core.concurrency import gather
-from tide.core.errors import DeadlineError, InputError, PromptRefusedError, UnresolvedError
-from tide.core.results import Result, Role, ScoredCompletion, Trial, format_score
+from tide.core.errors import DeadlineError, UnresolvedError
+from tide.core.results import Role, ScoredCompletion, Trial
 from tide.core.seeds import derive_seed
 from tide.core.settings import Sampling, Settings
-from tide.core.text import HALF, has_letter
+from tide.core.text import HALF, before_half, has_letter, last_end, last_whole, word_starts
 from tide.engines.base import Completion, Engine, FinishReason, Prompt, Request
-from tide.runtime.blocks import before_half, last_end, last_whole, word_starts
-from tide.runtime.scoring import Scoring
-from tide.runtime.search import Search, start_of
+from tide.runtime.search import Effort, Search, start_of
 from tide.runtime.watch import Failure, Watch
-from tide.scorers.base import Scorer, Scores, TextPolicy, is_empty
+from tide.scorers.base import Scores, TextPolicy, is_empty
+from tide.scorers.scoring import Scoring
 from tide.search import LoadedStrategy
 from tide.search.backtrack import BacktrackOptions, load_fallback
 
-# Prompts under way, of what the engine runs at once: enough for those whose texts are scored.
-_AHEAD = 2
-# Longer texts are tokenised in a thread: they take a while.
-_LONG = 20_000
-# Characters of a token; no text of more than this for each that fits is tokenised.
-_CHARACTERS = 64
 # The tokens in which a strategy may rewind as often as its `holds` say.
 _STRETCH = 32
 # Tokens that a search writes within a long answer: more cost more and pass less often.
@@ -56,64 +47,6 @@ _LOST = 4
 _LONGEST_WORD = 64
 # Iterations after which a search gives up the text before, if it may, rather than go on.
 _ITERATIONS = 5
-
-
-class Runtime:
-    """Answers prompts with an engine and a scorer; lives in the engine's home loop."""
-
-    def __init__(self, engine: Engine, scorer: Scorer) -> None:
-        self.engine, self.scoring = engine, Scoring(scorer)
-        self._capacity = anyio.Semaphore(_AHEAD * engine.max_batch)
-
-    def close(self) -> None:
-        """Let the scorer's thread end."""
-        self.scoring.close()
-
-    def answering(
-        self,
-        prompt: str | Chat,
-        settings: Settings,
-        strategy: LoadedStrategy,
-        priority: int,
-        trials: Sequence[int],
-        *,
-        on_text: Callable[[str], None] | None = None,
-    ) -> Callable[[], Awaitable[Result]]:
-        """Returns a coroutine function for the engine's loop: runs `trials`, by their numbers.
-
-        Its errors are this prompt's, except EngineError, SCORER_DOWN and ScorerBrokenError.
-        priority: the lowest is served first. on_text: called with each part of the one trial's text
-        once it is accepted.
-        """
-
-        async def answer() -> Result:
-            async with self._capacity:
-                text = self.engine.text_of(prompt)
-                own = settings_for(prompt, settings, self.engine)
-                read = await read_prompt(self.engine, text, own)
-                limit = self.engine.context_length
-                if limit is not None and isinstance(prompt, Chat):
-                    own = own.within(limit - len(read.token_ids))
-                if own.refuse_prompt_above is not None:
-                    await self._check_prompt(prompt, own.refuse_prompt_above)
-                tasks = [
-                    TrialTask(read, own, strategy, number, priority, on_text) for number in trials
-                ]
-                made = await gather(Answer(one, self.engine, self.scoring).run() for one in tasks)
-            return Result(prompt=str(text), trials=tuple(made))
-
-        return answer
-
-    async def _check_prompt(self, prompt: str | Chat, limit: float) -> None:
-        """Raise PromptRefusedError for one that scores above `limit`."""
-        said = prompt.messages[-1].content if isinstance(prompt, Chat) else prompt
-        scores = await self.scoring.send([said], "score")
-        score = float(scores.values[0])
-        if score > limit:
-            raise PromptRefusedError(
-                f"the prompt scores {format_score(score, False)}, above "
-                f"refuse_prompt_above={limit:g}; nothing was generated"
-            )
 
 
 @dataclass(frozen=True)
@@ -142,25 +75,6 @@ class _Asked:
 
     places: list[tuple[int, int]]
     scores: asyncio.Future[Scores]
-
-
-@dataclass
-class _Part:
-    """What a search contributed to the answer."""
-
-    role: Role = "initial"
-    cosine: float = 1.0
-    displacement: float = 0.0
-
-
-@dataclass
-class _Costs:
-    iterations: int = 1
-    rounds: int = 0
-    generated: int = 0
-    read: int = 0
-    scorer_calls: int = 0
-    likelihood_calls: int = 0
 
 
 class Answer:
@@ -195,13 +109,12 @@ class Answer:
             settings.stop,
         )
         self._ids: list[int] = []
-        self._trace: list[ScoredCompletion] = []
-        self._costs = _Costs()
+        self._effort = Effort()
         self._prefix_cache = engine.prefix_cache() if self._rewinds or self._in_blocks else None
         self._attributes: dict[int, dict[str, float]] = {}  # by place
         self._ended: FinishReason | None = None
         self._chosen: int | None = None  # of the trace; None while the answer is drafted
-        self._part = _Part()
+        self._found: list[ScoredCompletion] = []  # by searches, and kept
         self._places: list[int] = []  # to which it was rewound
         self._banned: tuple[int, ...] = ()
         self._banned_next: dict[tuple[int, ...], tuple[int, ...]] = {}  # by what stands before
@@ -219,7 +132,7 @@ class Answer:
         if scope.cancelled_caught:
             # It ends with what has passed.
             passed = self._cut_off()
-            if not passed and not self._trace:
+            if not passed and not self._effort.trace:
                 raise DeadlineError(f"no text was scored within {seconds:g} s")
         return self._trial(passed)
 
@@ -241,7 +154,7 @@ class Answer:
         """Let the model go on until it ends, or fails."""
         watch, kept = self._watch, len(self._ids)
         prompt = self._task.prompt.token_ids + tuple(self._ids)
-        self._costs.rounds += 1
+        self._effort.rounds += 1
         self._chosen, self._kept = None, kept
         request = Request(
             prompt,
@@ -265,8 +178,8 @@ class Answer:
                     piece = await anext(pieces)
                     ended = piece.finish_reason
                     self._ids += piece.token_ids
-                    self._costs.generated += len(piece.token_ids)
-                    self._costs.read += piece.read_tokens or 0
+                    self._effort.generated_tokens += len(piece.token_ids)
+                    self._effort.read_tokens += piece.read_tokens or 0
                     (texts,) = self._engine.token_texts([self._ids[settled:]])
                     watch.texts[settled:] = texts
                     ended = self._stopped() or ended
@@ -332,7 +245,7 @@ class Answer:
         if ended and is_empty(self._watch.text):
             policy = self._empty_policy()
         texts = [text for _, windows in asks for text in windows]
-        self._costs.scorer_calls += len(set(texts))
+        self._effort.scorer_calls += len(set(texts))
         sizes = [(place, len(windows)) for place, windows in asks]
         return _Asked(sizes, self._scoring.send(texts, policy))
 
@@ -354,7 +267,7 @@ class Answer:
         policy = self._settings.empty_policy
         if policy != "unmodified":
             return policy
-        return "one" if self._trace else "zero"
+        return "one" if self._effort.trace else "zero"
 
     # 3. What has passed is given out.
 
@@ -373,7 +286,7 @@ class Answer:
     # 4. Where it fails, it is rewound, or a search moves the prompt.
 
     def _failed(self, failure: Failure) -> Failure:
-        if not self._trace:
+        if not self._effort.trace:
             self._base_partial = not (self._at_end and failure.place == len(self._watch.texts))
         attributes = self._attributes.get(failure.place, {})
         self._record(failure.place, failure.score, attributes, "length")
@@ -385,7 +298,7 @@ class Answer:
             self._rewind(self._watch.passed)
             return await self._search_back(self._task.strategy)
         start, end = await self._blamed(failure)
-        self._costs.iterations += 1
+        self._effort.iterations += 1
         stretch = start - _STRETCH if self._goes_on else -1
         if sum(place > stretch for place in self._places) < self._rewinds.holds:
             place = self._ban(start, end)
@@ -433,7 +346,7 @@ class Answer:
             watch.rewind(words[-1])
             windows = [watch.windows(start, place) for place in words[:-1]]
             texts = [text for some in windows for text in some]
-            self._costs.scorer_calls += len(set(texts))
+            self._effort.scorer_calls += len(set(texts))
             values = (await self._scoring.send(texts, "blank")).values.tolist()
             for place, some in zip(words[:-1], windows, strict=True):
                 score, values = max(values[: len(some)]), values[len(some) :]
@@ -469,12 +382,7 @@ class Answer:
         return False
 
     async def _search(
-        self,
-        start: int,
-        strategy: LoadedStrategy,
-        most: int | None = None,
-        *,
-        is_last: bool = True,
+        self, start: int, strategy: LoadedStrategy, most: int | None = None, *, is_last: bool = True
     ) -> bool:
         """Search for up to `most` tokens after `start` (all, if None); whether any passed.
 
@@ -483,13 +391,13 @@ class Answer:
         settings, task, watch = self._settings, self._task, self._watch
         left = settings.max_new_tokens - start
         sampling = self._sampling(left if most is None else min(left, most))
-        whole = start == 0 and most is None and not self._trace
+        whole = start == 0 and most is None and not self._effort.trace
         seed = task.seed if whole else derive_seed(task.seed, "block", self._searches)
         self._searches += 1
         own = settings.model_copy(update=sampling.model_dump())
         if not is_last:
             own = own.model_copy(update={"max_iterations": min(own.max_iterations, _ITERATIONS)})
-        begin = start_of(task.prompt, own, seed, self._engine, strategy, tuple(self._ids))
+        begin = start_of(task.prompt, own, seed, self._engine, tuple(self._ids))
         shape = partial(self._shaped, to_sentence=sampling.max_new_tokens < left)
         search = Search(
             strategy.create(begin.problem, own),
@@ -499,57 +407,33 @@ class Answer:
             sampling,
             # After other text, a short one is scored as well.
             "blank" if start and settings.empty_policy == "zero" else settings.empty_policy,
+            self._effort,
+            watch.text,
+            start,
             priority=task.priority,
             context=watch.contexts(start),
             shape=shape if start or most is not None else None,
             first_empty="zero" if whole else "blank" if start else "one",
             banned=self._banned,
         )
-        before, kept = len(self._trace), watch.text
+        before = len(self._effort.trace)
         try:
             await search.run()
         finally:
-            costs = self._costs
-            self._trace += [
-                one.model_copy(
-                    update={
-                        "round": costs.rounds + one.round,
-                        "text": kept + one.text,
-                        "num_tokens": start + one.num_tokens,
-                        "kept_tokens": start,
-                        "empty": one.empty and is_empty(kept + one.text),
-                    }
-                )
-                if before
-                else one
-                for one in search.trace
-            ]
-            if search.trace:
-                costs.rounds += search.trace[-1].round
-                costs.iterations += search.iterations - 1
-                self._chosen = before + search.best if whole else self._chosen
-            costs.generated += search.written_tokens
-            costs.scorer_calls += search.scorer_calls
-            costs.likelihood_calls += search.likelihood_calls
-            costs.read += search.read_tokens if self._rewinds or before else 0
-        best, ids = search.best, search.completions[search.best]
-        found = search.trace[best]
+            if whole and len(self._effort.trace) > before:
+                self._chosen = before + search.best
+        found = self._effort.trace[before + search.best]
         if not settings.passes(found.toxicity):
             return False
-        if whole and settings.decode:
-            search.find_nearest()
-            if search.nearest is not None:
-                self._nearest = self._decoded(search.nearest)
-        texts = _cut(self._engine.token_texts([ids])[0], len(found.text))
+        if whole and settings.decode and (nearest := search.nearest()) is not None:
+            self._nearest = self._decoded(nearest)
+        ids = search.token_ids
+        texts = _cut(self._engine.token_texts([ids])[0], len(found.text) - len(search.kept))
         self._ids += ids[: len(texts)]
         watch.keep(texts, found.toxicity)
         self._attributes[len(self._ids)] = found.attributes
-        self._part = _Part(
-            found.role,
-            min(self._part.cosine, found.cosine),
-            max(self._part.displacement, found.displacement),
-        )
-        self._chosen = before + best
+        self._found.append(found)
+        self._chosen = before + search.best
         if most is None or found.finish_reason == "stop" or not ids:
             self._ended = found.finish_reason
         elif len(self._ids) >= settings.max_new_tokens:
@@ -603,17 +487,18 @@ class Answer:
     ) -> None:
         """Add the answer, as it stands up to a place, to the trace."""
         text = "".join(self._watch.texts[:place])
-        role: Role = "continuation" if self._trace else "initial"
-        self._trace.append(
+        role: Role = "continuation" if self._effort.trace else "initial"
+        displacement = max((one.displacement for one in self._found), default=0.0)
+        self._effort.trace.append(
             ScoredCompletion(
-                round=self._costs.rounds,
-                iteration=self._costs.iterations,
-                role=self._part.role if self._part.displacement else role,
+                round=self._effort.rounds,
+                iteration=self._effort.iterations,
+                role=self._found[-1].role if displacement else role,
                 text=text,
                 toxicity=score,
                 empty=self._says_nothing(text),
-                cosine=self._part.cosine,
-                displacement=self._part.displacement,
+                cosine=min((one.cosine for one in self._found), default=1.0),
+                displacement=displacement,
                 num_tokens=place,
                 finish_reason=reason,
                 kept_tokens=min(self._kept, place),
@@ -626,7 +511,7 @@ class Answer:
         watch = self._watch
         if watch.passed == 0:
             best = self._chosen
-            return best is not None and self._settings.passes(self._trace[best].toxicity)
+            return best is not None and self._settings.passes(self._effort.trace[best].toxicity)
         self._rewind(watch.passed)
         self._give_out()
         self._ended, self._chosen = "length", None
@@ -634,10 +519,11 @@ class Answer:
 
     def _trial(self, passed: bool) -> Trial:
         """Raises UnresolvedError if nothing passed and `on_unresolved` is "raise"."""
-        task, settings, costs, watch = self._task, self._settings, self._costs, self._watch
+        task, settings, effort, watch = self._task, self._settings, self._effort, self._watch
+        trace = effort.trace
         if not passed and settings.on_unresolved == "raise":
             raise UnresolvedError(
-                f"no text below {settings.toxicity_threshold} in {costs.iterations} iterations"
+                f"no text below {settings.toxicity_threshold} in {effort.iterations} iterations"
             )
         if passed and (self._chosen is None or self._in_blocks):
             parts = [self._attributes.get(place, {}) for place, _ in watch.decisive]
@@ -645,14 +531,14 @@ class Answer:
             if self._chosen is None:
                 assert self._ended is not None
                 self._record(len(self._ids), toxicity, attributes, self._ended)
-                self._chosen = len(self._trace) - 1
+                self._chosen = len(trace) - 1
             else:
                 update = {"toxicity": toxicity, "attributes": attributes}
-                self._trace[self._chosen] = self._trace[self._chosen].model_copy(update=update)
+                trace[self._chosen] = trace[self._chosen].model_copy(update=update)
         elif self._chosen is None:
-            scores = [one.toxicity for one in self._trace]
+            scores = [one.toxicity for one in trace]
             self._chosen = scores.index(min(scores))
-        empty, shown = self._trace[self._chosen].empty, task.on_text is not None
+        empty, shown = trace[self._chosen].empty, task.on_text is not None
         # No scorer said anything of an empty text; the published policy accepts it, a stream does
         # not.
         unscored = empty and (shown or settings.empty_policy == "unmodified")
@@ -664,12 +550,13 @@ class Answer:
             accepted=passed and not unscored,
             refused=refused,
             chosen=self._chosen,
-            iterations=costs.iterations,
-            trace=tuple(self._trace),
-            scorer_calls=costs.scorer_calls,
-            likelihood_calls=costs.likelihood_calls,
-            generated_tokens=costs.generated,
-            read_tokens=costs.read,
+            iterations=effort.iterations,
+            trace=tuple(trace),
+            scorer_calls=effort.scorer_calls,
+            likelihood_calls=effort.likelihood_calls,
+            generated_tokens=effort.generated_tokens,
+            # The paper's count of a search reads every prompt anew.
+            read_tokens=effort.read_tokens if self._rewinds or self._in_blocks else 0,
             base_partial=self._base_partial,
             shown="".join(watch.texts[:given_out]),
             shown_tokens=given_out,
@@ -692,36 +579,3 @@ def _cut(texts: Sequence[str], length: int) -> list[str]:
         kept.append(text[:length])
         length -= len(text)
     return kept
-
-
-def settings_for(prompt: str | Chat, settings: Settings, engine: Engine) -> Settings:
-    """`settings`, with what they leave open as a chat needs it if the prompt is one."""
-    return settings.for_chat(engine.chat_sampling) if isinstance(prompt, Chat) else settings
-
-
-async def read_prompt(engine: Engine, text: str, settings: Settings) -> Prompt:
-    """The tokens of a prompt. Raises InputError for one that cannot be completed."""
-    limit = engine.context_length
-    if limit is not None and len(text) > _CHARACTERS * limit:
-        raise InputError(f"{len(text)} characters do not fit into the model's context of {limit}")
-    if len(text) > _LONG:
-        prompt = await asyncio.to_thread(engine.encode, text)
-    else:
-        prompt = engine.encode(text)
-    check_length(text, len(prompt.token_ids), settings, limit)
-    return prompt
-
-
-def check_length(text: str, tokens: int, settings: Settings, limit: int | None) -> None:
-    """Raise InputError for a prompt of `tokens` tokens that cannot be completed."""
-    new = settings.max_new_tokens
-    # An answer of a length that nobody asked for is as long as fits.
-    if isinstance(text, Rendered) and "max_new_tokens" not in settings.model_fields_set:
-        new = 1
-    if tokens == 0:
-        raise InputError("empty; the tokenizer gives no tokens for it")
-    if limit is not None and tokens + new > limit:
-        raise InputError(
-            f"{tokens} tokens + {new} new ones exceed the model's context of {limit}; "
-            "shorten it or lower max_new_tokens"
-        )

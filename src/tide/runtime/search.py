@@ -15,33 +15,20 @@ import torch
 
 from tide.core.errors import (
     CompletionError,
-    InputError,
     StrategyError,
     guarded,
 )
 from tide.core.results import ScoredCompletion
 from tide.core.settings import Sampling, Settings
 from tide.engines.base import Completion, Engine, Prompt, Request
-from tide.runtime.scoring import Scoring
-from tide.scorers.base import TextPolicy
-from tide.search import LoadedStrategy
+from tide.scorers.base import TextPolicy, is_empty
+from tide.scorers.scoring import Scoring
 from tide.search.base import Candidate, LikelihoodRequest, Problem, SearchStrategy
 from tide.search.geometry import movable_rows
 
 # The rows that the searches of later blocks move, unless `perturb` says how many. The last rows of
 # what the user said found as much at the same cost; but after these all that was read is shared.
 _LAST = "last:8"
-# Times that a repair is drawn, from before a part of a character; then it ends there.
-_DRAWS = 4
-
-
-def check_strategy(strategy: LoadedStrategy, engine: Engine) -> None:
-    """Raise InputError for a strategy that moves prompts on a text-only engine."""
-    if strategy.moves and not engine.has_embeddings:
-        raise InputError(
-            f"strategy {strategy.name}: moves prompt embeddings, which the engine "
-            f"{type(engine).__name__} does not have; use backtrack or resample"
-        )
 
 
 @dataclass(frozen=True)
@@ -61,17 +48,14 @@ def start_of(
     settings: Settings,
     seed: int,
     engine: Engine,
-    strategy: LoadedStrategy,
     written: tuple[int, ...] = (),
 ) -> Start:
     """Which rows move, and from where. written: token ids of the answer so far.
 
-    Raises InputError for a prompt of special tokens alone, and for a strategy that moves prompts
-    with an engine that cannot.
+    Raises InputError for a prompt of special tokens alone.
     """
     ids, more = prompt.token_ids + written, (False,) * len(written)
     if not engine.has_embeddings:
-        check_strategy(strategy, engine)
         rows = torch.ones(len(ids), dtype=torch.bool)
         still = Problem(torch.ones(len(ids), 1), rows, seed, can_move=False)
         return Start(still, ids, None)
@@ -85,16 +69,26 @@ def start_of(
 
 
 @dataclass
-class Search:
-    """A search that is being made. It may be ended at any await, and holds what was found by then.
+class Effort:
+    """What was tried for a trial, and what it cost. generated_tokens: before texts were shaped."""
 
-    start: its strategy's start. priority: the lowest is served first. context: the texts before its
-    completions with which these are scored: the answer so far, or its last words. kept: tokens of
-    the answer so far. shape: applied to a completion before scoring. first_empty: score of an empty
-    completion of the unmodified prompt under the policy "unmodified". banned: token ids.
-    trace (of completions alone) and completions (token ids) grow with each round. written_tokens:
-    of all completions, before they were shaped. nearest: the tokens nearest to the chosen point;
-    None without `find_nearest`, and for the prompt itself, or a point of an earlier round.
+    trace: list[ScoredCompletion] = field(default_factory=list)
+    iterations: int = 1
+    rounds: int = 0
+    generated_tokens: int = 0
+    read_tokens: int = 0
+    scorer_calls: int = 0
+    likelihood_calls: int = 0
+
+
+@dataclass
+class Search:
+    """A search that is being made. It may be ended at any await; `effort` holds what was found.
+
+    start: its strategy's start. kept, kept_tokens: the answer so far. context: the texts before its
+    completions with which these are scored: the answer so far, or its last words. shape: applied to
+    a completion before scoring. first_empty: score of an empty completion of the unmodified prompt
+    under the policy "unmodified". banned: token ids. priority: the lowest is served first.
     """
 
     strategy: SearchStrategy
@@ -103,51 +97,54 @@ class Search:
     scoring: Scoring
     sampling: Sampling
     empty_policy: TextPolicy
+    effort: Effort
+    kept: str = ""
+    kept_tokens: int = 0
     priority: int = 0
     context: Sequence[str] = ("",)
     shape: Callable[[Completion], Completion] | None = None
     first_empty: TextPolicy = "zero"
     banned: tuple[int, ...] = ()
-    trace: list[ScoredCompletion] = field(default_factory=list)
-    completions: list[tuple[int, ...]] = field(default_factory=list)
-    written_tokens: int = 0
-    read_tokens: int = 0
-    scorer_calls: int = 0
-    likelihood_calls: int = 0
-    nearest: tuple[int, ...] | None = None
+    _completions: list[tuple[int, ...]] = field(default_factory=list)  # token ids
     _last: Sequence[Candidate] = ()
 
     async def run(self) -> None:
         """Raises StrategyError, and what the engine and the scorer raise."""
         strategy = self.strategy
-        while not self._asks("done"):
-            with self._strategy():
-                asked = strategy.ask()
-            if isinstance(asked, LikelihoodRequest):
-                values = await self._likelihoods(asked)
-            else:
-                values = await self._evaluate(asked)
-            with self._strategy():
-                strategy.tell(values)
+        try:
+            while not self._asks("done"):
+                with self._strategy():
+                    asked = strategy.ask()
+                if isinstance(asked, LikelihoodRequest):
+                    values = await self._likelihoods(asked)
+                else:
+                    values = await self._evaluate(asked)
+                with self._strategy():
+                    strategy.tell(values)
+        finally:
+            if self._completions:
+                self.effort.iterations += self._asks("iterations") - 1
 
     @property
     def best(self) -> int:
-        """The evaluation to return. Raises StrategyError if it does not exist."""
+        """The evaluation to return, of this search. Raises StrategyError if it does not exist."""
         best: int = self._asks("best")
-        if not 0 <= best < len(self.trace):
-            raise StrategyError(f"the strategy chose evaluation {best} of {len(self.trace)}")
+        if not 0 <= best < len(self._completions):
+            evaluations = len(self._completions)
+            raise StrategyError(f"the strategy chose evaluation {best} of {evaluations}")
         return best
 
     @property
-    def iterations(self) -> int:
-        iterations: int = self._asks("iterations")
-        return iterations
+    def token_ids(self) -> tuple[int, ...]:
+        """Of the completion to return."""
+        return self._completions[self.best]
 
-    def find_nearest(self) -> None:
-        """Look for the nearest tokens of the point that was chosen."""
-        place = self.best - (len(self.trace) - len(self._last))
-        if place >= 0 and self._last[place].displacement > 0:
-            self.nearest = tuple(self.engine.decode_nearest(self._last[place].embeddings))
+    def nearest(self) -> tuple[int, ...] | None:
+        """The tokens nearest to the chosen point; None for the prompt, or an earlier round's."""
+        place = self.best - (len(self._completions) - len(self._last))
+        if place < 0 or self._last[place].displacement == 0:
+            return None
+        return tuple(self.engine.decode_nearest(self._last[place].embeddings))
 
     async def _evaluate(self, asked: Sequence[Candidate]) -> list[float]:
         """The scores of what the model writes after the candidates."""
@@ -159,8 +156,9 @@ class Search:
             except CompletionError as error:
                 raise StrategyError(f"the strategy made an invalid request: {error}") from error
         written = await self.engine.complete(requests)
-        self.read_tokens += sum(one.read_tokens for one in written)
-        self.written_tokens += sum(len(one.token_ids) for one in written)
+        effort = self.effort
+        effort.read_tokens += sum(one.read_tokens for one in written)
+        effort.generated_tokens += sum(len(one.token_ids) for one in written)
         shaped = [one if self.shape is None else self.shape(one) for one in written]
         texts, policy = [one.text for one in shaped], self._policy()
         # Of each text the scores after all contexts.
@@ -173,27 +171,29 @@ class Search:
             max(range(row, row + len(self.context)), key=lambda one: float(scores.values[one]))
             for row in range(0, len(scores.values), len(self.context))
         ]
-        number = self.trace[-1].round + 1 if self.trace else 1
+        effort.rounds += 1
         for candidate, completion, row in zip(asked, shaped, rows, strict=True):
-            self.completions.append(completion.token_ids)
-            self.trace.append(
+            self._completions.append(completion.token_ids)
+            text = self.kept + completion.text
+            effort.trace.append(
                 ScoredCompletion(
-                    round=number,
+                    round=effort.rounds,
                     iteration=candidate.iteration,
                     role=candidate.role,
-                    text=completion.text,
+                    text=text,
                     toxicity=float(scores.values[row]),
-                    empty=bool(scores.empty[row]),
+                    empty=bool(scores.empty[row]) and is_empty(text),
                     cosine=candidate.cosine,
                     displacement=candidate.displacement,
-                    num_tokens=len(completion.token_ids),
+                    num_tokens=self.kept_tokens + len(completion.token_ids),
                     finish_reason=completion.finish_reason,
+                    kept_tokens=self.kept_tokens,
                     attributes=scores.known(row),
                 )
             )
         empty = {texts[i] for i, row in enumerate(rows) if scores.empty[row]}
         sent = set(texts) - (set() if policy == "score" else empty)
-        self.scorer_calls += len(self.context) * len(sent)
+        effort.scorer_calls += len(self.context) * len(sent)
         return [float(scores.values[row]) for row in rows]
 
     def _request(self, candidate: Candidate) -> Request:
@@ -210,24 +210,24 @@ class Search:
 
     async def _likelihoods(self, asked: LikelihoodRequest) -> list[float]:
         """How likely completions are after the unmodified prompt."""
-        if not self.trace:
+        if not self._completions:
             raise StrategyError("asked for likelihoods of nothing")
         # A completion without tokens has no likelihood; it is the last that should be chosen.
         values = dict.fromkeys(asked.evaluations, -math.inf)
-        some = [number for number in asked.evaluations if self.completions[number]]
+        some = [number for number in asked.evaluations if self._completions[number]]
         if some:
-            pairs = [(self.start.token_ids, self.completions[number]) for number in some]
+            pairs = [(self.start.token_ids, self._completions[number]) for number in some]
             found = await self.engine.log_likelihoods(pairs, prefix_cache=self.start.prefix_cache)
             values.update(zip(some, (one.mean for one in found), strict=True))
-            self.read_tokens += sum(one.read_tokens for one in found)
-        self.likelihood_calls += len(asked.evaluations)
+            self.effort.read_tokens += sum(one.read_tokens for one in found)
+        self.effort.likelihood_calls += len(asked.evaluations)
         return [values[number] for number in asked.evaluations]
 
     def _policy(self) -> TextPolicy:
         """What an empty completion of this round scores."""
         if self.empty_policy != "unmodified":
             return self.empty_policy
-        return "one" if self.trace else self.first_empty
+        return "one" if self._completions else self.first_empty
 
     def _asks(self, name: str) -> Any:
         """An attribute of the strategy, maybe computed by user code."""

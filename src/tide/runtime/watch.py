@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tide.core.text import begins_word
-from tide.runtime.blocks import first_end, maybe_stops, word_starts
+from tide.core.text import begins_word, first_end, maybe_stops, word_starts
 from tide.scorers.base import is_empty
 
 # Tokens that are held back although they pass, since their score is suspicious: a rewind can then

@@ -14,6 +14,7 @@ from tide.plugins.specs import Spec, parse, parse_spec
 
 if TYPE_CHECKING:
     from tide.scorers.base import (
+        AsyncScorer,
         Attributed,
         CallableScorer,
         PlainScorer,
@@ -42,34 +43,27 @@ REGISTRY = Registry(
         "calibrated": "tide.scorers.wrappers.calibration:CalibratedScorer",
         "language": "tide.scorers.wrappers.languages:LanguageScorer",
         "cache": "tide.scorers.wrappers.cache:CachedScorer",
-        "rate": "tide.scorers.wrappers.rate:RateLimitedScorer",
-        "retry": "tide.scorers.wrappers.retry:RetryScorer",
-        "breaker": "tide.scorers.wrappers.breaker:CircuitBreaker",
         "windows": "tide.scorers.wrappers.windows:WindowedScorer",
         "max": "tide.scorers.wrappers.ensembles:MaxScorer",
         "mean": "tide.scorers.wrappers.ensembles:MeanScorer",
     },
 )
-# What stands around other scorers, and how it is written; a NUMBER is its one setting.
-AROUND = {
+# Wrappers of other scorers, and how each is written; a NUMBER is its one setting.
+WRAPPERS = {
     "cache": "cache:SCORER",
-    "rate": "rate:NUMBER:SCORER",
-    "retry": "retry:SCORER or retry:NUMBER:SCORER",
-    "breaker": "breaker:SCORER or breaker:NUMBER:SCORER",
     "windows": "windows:SCORER or windows:NUMBER:SCORER",
     "max": "max:SCORER,SCORER",
     "mean": "mean:SCORER,SCORER",
 }
 
 
-def load_scorer(scorer: str | Scorer | Callable[[list[str]], Any]) -> Scorer:
+def load_scorer(scorer: str | Scorer | AsyncScorer | Callable[[list[str]], Any]) -> Scorer:
     """Load a scorer.
 
         NAME                        pocket
         NAME:ARGUMENT               hf:ID, detoxify:original, calibrated:FILE
         NAME:KEY=VALUE,...          for a class with `options_class`, created with its options
-        WRAPPER:SCORER              cache:perspective
-        WRAPPER:NUMBER:SCORER       rate:5:hf:ID, windows:50:pocket
+        WRAPPER:SCORER              cache:perspective, windows:hf:ID, windows:50:pocket
         max:SCORER,SCORER...        max:pocket,cache:perspective  (and mean:)
         language:en=SCORER,other=SCORER
 
@@ -78,7 +72,8 @@ def load_scorer(scorer: str | Scorer | Callable[[list[str]], Any]) -> Scorer:
     parentheses: `max:(hf:ID#x,y),pocket`.
 
     Args:
-        scorer: A spec as above, a `Scorer` (returned as it is), or a function.
+        scorer: A spec as above, a `Scorer` or `AsyncScorer` (returned as it is), or a function,
+            which may be an `async def`.
 
     Raises:
         InputError: The spec cannot be read.
@@ -87,7 +82,7 @@ def load_scorer(scorer: str | Scorer | Callable[[list[str]], Any]) -> Scorer:
     from tide.scorers.base import CallableScorer, Scorer  # noqa: PLC0415  (numpy)
 
     if isinstance(scorer, str):
-        return _create(parse(scorer, "scorer", AROUND, REGISTRY.names()))
+        return _create(parse(scorer, "scorer", WRAPPERS, REGISTRY.names()))
     if isinstance(scorer, type):
         raise InputError(
             f"scorer: {scorer.__name__} is a class; give one of it, {scorer.__name__}()"
@@ -102,7 +97,7 @@ def load_scorer(scorer: str | Scorer | Callable[[list[str]], Any]) -> Scorer:
 def _create(spec: Spec) -> Scorer:
     from tide.scorers.base import CallableScorer  # noqa: PLC0415  (numpy)
 
-    create, usage = REGISTRY.load(spec.name), AROUND.get(spec.name, "")
+    create, usage = REGISTRY.load(spec.name), WRAPPERS.get(spec.name, "")
     several = "," in usage
     if inspect.isroutine(create) and ":" in spec.name:
         if spec.argument is not None:
@@ -143,6 +138,7 @@ __getattr__, _, _ = lazy_loader.attach(
     __name__,
     submod_attrs={
         "base": [
+            "AsyncScorer",
             "Attributed",
             "CallableScorer",
             "PlainScorer",
@@ -155,8 +151,9 @@ __getattr__, _, _ = lazy_loader.attach(
 )
 
 __all__ = [
-    "AROUND",
     "REGISTRY",
+    "WRAPPERS",
+    "AsyncScorer",
     "Attributed",
     "CallableScorer",
     "PlainScorer",

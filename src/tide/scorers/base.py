@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 import sys
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tide.core.concurrency import portal_of
 from tide.core.errors import (
     SCORER_DOWN,
     ScorerBrokenError,
@@ -25,7 +27,6 @@ from tide.core.errors import (
 )
 from tide.core.settings import EmptyPolicy
 
-_T = TypeVar("_T")
 # One number a text, shape (n,).
 Floats = NDArray[np.float64]
 
@@ -38,7 +39,6 @@ _TAGS = range(0xE0000, 0xE0080)
 TextPolicy = EmptyPolicy | Literal["blank"]
 # A scorer that has no score for this either is broken, whatever text it failed for at first.
 HEALTH_TEXT = "The weather is fine today."
-_FUNCTION = "a function takes a list of texts and returns a list of floats from 0 to 1"
 # What a number in a list may be, and none of its subclasses, whose methods may say anything.
 _NUMBERS = (float, int, *(np.dtype(code).type for code in "dfegbhilqBHILQ"))
 
@@ -59,6 +59,25 @@ class Scorer(Protocol):
 
     def score(self, texts: Sequence[str]) -> Floats:
         """Toxicity of each text in [0, 1], shape (len(texts),), independent of the others."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class AsyncScorer(Protocol):
+    """A `Scorer` that awaits its answers, of a service for instance.
+
+    All its calls run in one event loop, in a thread of the scorer's own, so that it may keep a
+    client for its life. A call that nobody waits for any more (a deadline, a caller who left) is
+    cancelled.
+    """
+
+    name: str
+    threshold: float
+
+    async def score(self, texts: Sequence[str]) -> Floats:
+        """As `Scorer.score`."""
         ...
 
     def close(self) -> None: ...
@@ -116,16 +135,19 @@ class PlainScorer:
     threshold = 0.5
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Cancel what is awaited; nothing else is held."""
+        if (portal := vars(self).get("_portal")) is not None:
+            portal.close()
 
 
 class CallableScorer(PlainScorer):
     """Any function from a list of texts to a list of scores; its name, unless one is given.
 
-    The function may have a `pace`; see `Scorer`.
-
-    The usual mistake is a function of one text, so errors say what is asked for.
+    It may be an `async def`, as `AsyncScorer`, and may have a `pace`; see `Scorer`.
     """
+
+    # The usual mistake is a function of one text.
+    usage = "a function takes a list of texts and returns a list of floats from 0 to 1"
 
     def __init__(self, function: Callable[[list[str]], Any], name: str = "") -> None:
         own = getattr(function, "__qualname__", type(function).__name__)
@@ -133,17 +155,9 @@ class CallableScorer(PlainScorer):
         self.pace = getattr(function, "pace", _UNKNOWN_PACE)
         self._function = function
 
-    def score(self, texts: Sequence[str]) -> Floats:
-        try:
-            answer = self._function(list(texts))
-        except (AttributeError, TypeError) as error:
-            raise ScorerError(
-                f"scorer {self.name} failed: {described(error)}; {_FUNCTION}"
-            ) from error
-        try:
-            return believed(self.name, answer, len(texts))
-        except ScorerError as error:
-            raise ScorerError(f"{error}; {_FUNCTION}") from None
+    def score(self, texts: Sequence[str]) -> Any:
+        """The function's answer, or what to await for it; checked by who asks."""
+        return self._function(list(texts))
 
 
 @dataclass(frozen=True)
@@ -246,22 +260,17 @@ def score_groups(
 
 def _refuse_broken(scorer: Scorer, error: ScorerError) -> None:
     try:
-        ask(scorer, [HEALTH_TEXT])
+        _ask(scorer, [HEALTH_TEXT])
     except SCORER_DOWN:
         raise
     except ScorerError:
         raise ScorerBrokenError(str(error)) from error
 
 
-def ask(scorer: Scorer, texts: Sequence[str]) -> list[float]:
-    """The scorer's answer for `texts`, refused unless it is one score in [0, 1] for each.
-
-    Raises ScorerUnavailableError if the scorer timed out or lost its connection, and ScorerError if
-    it failed in any other way or answered with something that is not a list of scores.
-    """
+def _ask(scorer: Scorer, texts: Sequence[str]) -> Floats:
     # A copy: a scorer that edits its list must not change which score is whose.
-    answer = called(scorer.name, lambda: scorer.score(list(texts)))
-    return list(believed(scorer.name, answer, len(texts)).tolist())
+    answer = _answer(scorer, lambda: scorer.score(list(texts)))
+    return validate_scores(scorer.name, answer, len(texts), usage=getattr(scorer, "usage", ""))
 
 
 def attributes_of(scorer: Scorer) -> tuple[str, ...]:
@@ -272,20 +281,21 @@ def attributes_of(scorer: Scorer) -> tuple[str, ...]:
 def ask_attributes(scorer: Scorer, texts: Sequence[str]) -> Attributed:
     """Scores of `texts`, and attributes if the scorer has some, refused unless in [0, 1].
 
-    Nobody is asked about no texts. Raises as `ask`, and ScorerError for other
-    attributes than it names.
+    A scorer is not asked about no texts. Raises ScorerUnavailableError if it timed out or lost its
+    connection, and ScorerError if it failed in any other way, or answered with something that is
+    not a list of scores or with other attributes than it names.
     """
     if not texts:
         return Attributed(np.zeros(0), {name: np.zeros(0) for name in attributes_of(scorer)})
     if not isinstance(scorer, AttributeScorer) or not scorer.attributes:
-        return Attributed(np.array(ask(scorer, texts), dtype=np.float64), {})
-    answer = called(scorer.name, lambda: scorer.score_attributes(list(texts)))
+        return Attributed(_ask(scorer, texts), {})
+    answer = _answer(scorer, lambda: scorer.score_attributes(list(texts)))
     if not isinstance(answer, Attributed) or set(answer.attributes) != set(scorer.attributes):
         raise ScorerError(f"scorer {scorer.name}: the answer has not the attributes that it names")
     return Attributed(
-        believed(scorer.name, answer.values, len(texts)),
+        validate_scores(scorer.name, answer.values, len(texts)),
         {
-            name: believed(
+            name: validate_scores(
                 f"{scorer.name} ({name})", answer.attributes[name], len(texts), unknown=True
             )
             for name in scorer.attributes
@@ -293,40 +303,68 @@ def ask_attributes(scorer: Scorer, texts: Sequence[str]) -> Attributed:
     )
 
 
-def called(name: str, call: Callable[[], _T]) -> _T:
-    """What a call of the scorer `name` gives; whatever it raises becomes an error as of `ask`."""
+def _answer(scorer: Scorer, call: Callable[[], Any]) -> Any:
+    """The answer, awaited if need be; whatever is raised becomes an error of the scorer."""
     try:
-        return call()
+        answer = call()
+        if not inspect.isawaitable(answer):
+            return answer
+        try:
+            return portal_of(scorer, "scorer", ScorerError).run(_awaited, answer)
+        finally:
+            if (
+                inspect.iscoroutine(answer)
+                and inspect.getcoroutinestate(answer) == inspect.CORO_CREATED
+            ):
+                answer.close()  # it never began, of which Python would warn
     except TideError:
         raise
     except (TimeoutError, ConnectionError) as error:
-        raise ScorerUnavailableError(f"scorer {name}: {described(error)}") from error
+        raise ScorerUnavailableError(f"scorer {scorer.name}: {described(error)}") from error
     except BaseException as error:
         if ends_work(error):
             raise
-        raise ScorerError(f"scorer {name} failed: {described(error)}") from error
+        # A mistake in how a function is written is mostly one of these.
+        usage = (
+            getattr(scorer, "usage", "") if isinstance(error, AttributeError | TypeError) else ""
+        )
+        raise ScorerError(
+            f"scorer {scorer.name} failed: {described(error)}{usage and f'; {usage}'}"
+        ) from error
 
 
-def believed(name: str, answer: Any, count: int, *, unknown: bool = False) -> Floats:
-    """What the scorer `name` answered as `count` scores, or ScorerError: the gate for all answers.
+async def _awaited(answer: Awaitable[Any]) -> Any:
+    return await answer
 
-    They are a list, tuple, array or tensor of plain numbers in [0, 1], and nothing that could be
-    made into one: a boolean, masked array, date, text or complex number says something else.
-    unknown: whether NaN may stand for one that is not known.
+
+def validate_scores(
+    name: str, answer: Any, count: int, *, unknown: bool = False, usage: str = ""
+) -> Floats:
+    """Validate a scorer's answer: `count` numbers in [0, 1]. Raises ScorerError.
+
+    They are a list, tuple, array or tensor of plain numbers, and nothing that could be made into
+    one: a boolean, masked array, date, text or complex number says something else.
+    unknown: whether NaN may stand for one that is not known. usage: how to write such a scorer,
+    which ends the error.
     """
+    usage = usage and f"; {usage}"
     try:
         values = _numbers(answer)
     except Exception as error:  # somebody's class may do anything
         raise ScorerError(
-            f"scorer {name}: the answer is not a list of numbers: {described(error)}"
+            f"scorer {name}: the answer is not a list of numbers: {described(error)}{usage}"
         ) from None
     if values.shape != (count,):
-        raise ScorerError(f"scorer {name}: {count} texts, but the answer has shape {values.shape}")
+        raise ScorerError(
+            f"scorer {name}: {count} texts, but the answer has shape {values.shape}{usage}"
+        )
     wrong = ~((values >= 0.0) & (values <= 1.0))  # true for NaN as well
     if unknown:
         wrong &= ~np.isnan(values)
     if wrong.any():
-        raise ScorerError(f"scorer {name}: {values[wrong][0]} is not a score; it must be in [0, 1]")
+        raise ScorerError(
+            f"scorer {name}: {values[wrong][0]} is not a score; it must be in [0, 1]{usage}"
+        )
     return values
 
 

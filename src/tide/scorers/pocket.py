@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 from safetensors import safe_open
-from sklearn.feature_extraction.text import HashingVectorizer
 from sklearn.utils import murmurhash3_32
 
 from tide.core.errors import InputError, ScorerError, guarded
@@ -93,19 +92,6 @@ class Features:
         ):
             raise InputError(f"pocket scorer: features that cannot be counted ({self})")
 
-    def vectorizer(self) -> Any:
-        """Stateless transformer: n texts -> CSR (n, n_features), each row 0/1 scaled to length 1.
-
-        A text without any word gives a row of zeros.
-        """
-        return HashingVectorizer(
-            analyzer=self._ngrams,
-            n_features=self.n_features,
-            binary=True,
-            norm="l2",
-            dtype=np.float64,
-        )
-
     def metadata(self) -> dict[str, str]:
         """These features as safetensors metadata.
 
@@ -138,9 +124,10 @@ class Features:
         return features
 
     def columns(self, text: str) -> Any:
-        """Where `vectorizer` has no 0 for `text`: ascending, int64, shape (n,).
+        """Ascending columns of the features that `text` has, int64, shape (n,).
 
-        Its call takes a millisecond, whatever there is to count, and most words come again.
+        What scikit-learn's HashingVectorizer finds; a call of that takes a millisecond, whatever
+        there is to count, and most words come again.
         """
         words = _WORD.findall(normalize(text))
         found: set[int] = set()
@@ -150,15 +137,6 @@ class Features:
             runs = map(" ".join, zip(*(words[i:] for i in range(n)), strict=False))
             found.update(_column(run, self.n_features) for run in runs)
         return np.array(sorted(found), dtype=np.int64)
-
-    def _ngrams(self, text: str) -> list[str]:
-        words = _WORD.findall(normalize(text))
-        ngrams: list[str] = []
-        for word in words:
-            ngrams += _word_ngrams(word, self.char_min, self.char_max)
-        for n in range(2, self.word_max + 1):
-            ngrams += map(" ".join, zip(*(words[i:] for i in range(n)), strict=False))
-        return ngrams
 
     def _fingerprint(self) -> str:
         return _digest(self.columns(_PROBE).astype("<i8").tobytes())

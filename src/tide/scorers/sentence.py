@@ -168,13 +168,13 @@ class SentenceScorer(PlainScorer):
             with safe_open(path, framework="numpy") as file:
                 self.shape = _read_shape(file.metadata() or {})
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            pieces = bytes(tensors.pop(VOCABULARY)).decode().split("\n")
-            if len(pieces) != self.shape.vocabulary:
-                raise ValueError(f"its vocabulary has {len(pieces)} pieces")
+            self.pieces = bytes(tensors.pop(VOCABULARY)).decode().split("\n")
+            if len(self.pieces) != self.shape.vocabulary:
+                raise ValueError(f"its vocabulary has {len(self.pieces)} pieces")
             self.network = Network(self.shape)
             self.network.load_state_dict(_unpacked(tensors))
             self.network.eval().requires_grad_(False)
-            self.reader = TokenReader(pieces, self.shape.tokens)
+            self.reader = TokenReader(self.pieces, self.shape.tokens)
         self.name = f"sentence@{revision}"
 
     def score(self, texts: Sequence[str]) -> Floats:

@@ -29,11 +29,9 @@ REGISTRY = Registry(
     "strategy",
     {
         "tide": "tide.search.tide:TideStrategy",
-        "accept-any": "tide.search.tide:AcceptAnyStrategy",
-        "shuffled": "tide.search.tide:ShuffledStrategy",
-        "random-walk": "tide.search.tide:RandomWalkStrategy",
-        "ladder": "tide.search.direct:LadderStrategy",
-        "resample": "tide.search.direct:ResampleStrategy",
+        "shuffled": "tide.search.controls:ShuffledStrategy",
+        "random-walk": "tide.search.controls:RandomWalkStrategy",
+        "resample": "tide.search.controls:ResampleStrategy",
         "backtrack": "tide.search.backtrack:BacktrackStrategy",
     },
 )
@@ -91,7 +89,14 @@ def load_strategy(spec: str | type) -> LoadedStrategy:
 
 
 def resolve_settings(*layers: Mapping[str, Any]) -> Settings:
-    """Settings from `layers`, the later ones winning. Raises InputError (one line) if invalid.
+    """Settings from `layers`, the later ones winning; see `resolve`."""
+    return resolve(*layers)[0]
+
+
+def resolve(*layers: Mapping[str, Any]) -> tuple[Settings, LoadedStrategy]:
+    """Settings from `layers`, the later ones winning, and their strategy, which can run with them.
+
+    Raises InputError (one line) if they are invalid.
 
     A layer that sets a scale, absolute or relative, replaces both of the layers before it, so that
     an explicit `mu` overrides the `mu_relative` of a preset. The spec of a strategy may hold any
@@ -123,7 +128,7 @@ def resolve_settings(*layers: Mapping[str, Any]) -> Settings:
     except ValidationError as error:
         raise InputError(one_line(error, known=fields)) from None
     strategy.check(settings)
-    return settings
+    return settings, strategy
 
 
 _PROTOCOL = ("Candidate", "LikelihoodRequest", "Problem", "SearchStrategy")

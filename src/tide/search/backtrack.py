@@ -52,7 +52,7 @@ class BacktrackOptions(Options):
         description="Factor on the temperature after the first rewind.",
     )
     then: str = Field(
-        default="ladder:from=0.6,growth=1.3,samples_growth=1.5",
+        default="random-walk",
         description="Strategy for what is left, in parentheses where it has options, or none. "
         "Engines without embeddings do without it.",
     )

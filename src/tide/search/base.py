@@ -140,7 +140,6 @@ class Strategy(ABC):
         self.problem = problem
         self.settings = settings
         self.options = self.options_class() if options is None else options
-        self.check(self.options, settings)
         self.done = False
         self.x0 = problem.x0[problem.movable]
         still = problem.movable if problem.content is None else problem.content
@@ -187,9 +186,9 @@ class Strategy(ABC):
         return self._pending
 
     def tell(self, values: Sequence[float]) -> None:
-        """The answers to what was last asked, in its order: scores in [0, 1], or likelihoods.
+        """The answers to what was last asked, in its order: scores, or likelihoods.
 
-        Raises ValueError for the wrong number of values or values that are not scores.
+        Scores were validated where they came from. Raises ValueError for the wrong number.
         """
         asked = self._pending
         if isinstance(asked, LikelihoodRequest):
@@ -198,8 +197,6 @@ class Strategy(ABC):
         else:
             moved = [candidate.displacement for candidate in asked or ()]
             _check_count(len(moved), len(values))
-            if not all(0.0 <= score <= 1.0 for score in values):
-                raise ValueError("tell: a score is not a number in [0, 1]")
             self._scores.extend(values)
             self._displacements.extend(moved)
         try:

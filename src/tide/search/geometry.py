@@ -43,13 +43,6 @@ def normalize(direction: Tensor, how: str) -> Tensor:
     return direction / (norm + _EPSILON)
 
 
-def turn_rows(x0: Tensor, by: Tensor) -> Tensor:
-    """`x0 + by` with each row rescaled to its former norm: the rows rotate and do not grow."""
-    moved = x0 + by
-    scale: Tensor = x0.norm(dim=-1, keepdim=True) / (moved.norm(dim=-1, keepdim=True) + _EPSILON)
-    return moved * scale
-
-
 def cosine(x: Tensor, x0: Tensor) -> float:
     """cos(x, x0) of the flattened matrices, in [-1, 1]."""
     return measure(x[None], x0)[0][0]

@@ -89,7 +89,7 @@ class TideOptions(StepOptions):
     )
 
 
-class _Walk(Strategy):
+class Walk(Strategy):
     """Steps from point to point until one passes. A subclass says in which direction."""
 
     options_class = StepOptions
@@ -138,7 +138,7 @@ class _Walk(Strategy):
         """The direction against which to step from `x` (movable, d), or None to stay."""
 
 
-class TideStrategy(_Walk):
+class TideStrategy(Walk):
     """The paper's algorithm. A passing point is accepted; a passing perturbation only counts when
     no point passed within `max_iterations`, as the lowest-scoring completion that is left.
     """
@@ -167,7 +167,6 @@ class TideStrategy(_Walk):
         # The noise of `x` itself, which was the last point.
         shared = [(self._points - 1,)] * len(noise) if self.options.common_random_numbers else None
         perturbed = yield from self.evaluate(nearby, "perturbation", shared)
-        yield from self.after_perturbations(perturbed)
         weights = self.weights([point.score for point in perturbed], score)
         if not weights.any():
             again = self.options.redraw or not self.options.test_prompt
@@ -189,30 +188,3 @@ class TideStrategy(_Walk):
         if self.options.estimator == "rank":
             return centred_ranks(scores)
         return torch.tensor(scores, dtype=torch.float64) - score
-
-    def after_perturbations(self, perturbed: list[Point]) -> Part[None]:
-        """Handles perturbed points that pass: does nothing, as in the paper."""
-        yield from ()
-
-
-class AcceptAnyStrategy(TideStrategy):
-    """As `tide`, but a perturbed point that passes is accepted at once; of several, by `select`."""
-
-    def after_perturbations(self, perturbed: list[Point]) -> Part[None]:
-        yield from self.accept(perturbed)
-
-
-class ShuffledStrategy(TideStrategy):
-    """Control at equal cost: `tide` with the scores permuted among the perturbations."""
-
-    def weights(self, scores: list[float], score: float) -> Tensor:
-        order = torch.from_numpy(self._generator.permutation(len(scores)))
-        return super().weights(scores, score)[order]
-
-
-class RandomWalkStrategy(_Walk):
-    """Control without an estimate: steps of the same length in random directions."""
-
-    def descent_direction(self, x: Tensor, score: float) -> Part[Tensor | None]:
-        yield from ()
-        return self.normal(1)[0]

@@ -16,7 +16,7 @@ HEAD_SECONDS = 30.0  # for the head of a request, from the connection or from th
 _Base: Any = AutoHTTPProtocol
 
 
-class Patient(_Base):  # type: ignore[misc]
+class HeaderTimeoutProtocol(_Base):  # type: ignore[misc]
     """Uvicorn's installed HTTP protocol, with a timeout for headers."""
 
     _timer: asyncio.TimerHandle | None = None

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from tide.core.errors import ScorerError
 from tide.core.results import Result
 from tide.scorers.base import HEALTH_TEXT, Attributed, Scorer
-from tide.scorers.wrappers.base import Guard
+from tide.scorers.wrappers.base import ScorerWrapper
 
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 _SCORES = tuple(i / 10 for i in range(11))
@@ -36,6 +36,12 @@ class Metrics:
         self.in_flight = gauge("requests_in_flight", "Requests without a whole answer yet")
         self.under_way = gauge("completions_under_way", "Completions in work or waiting")
         self.outcomes = counter("completions", "Completions by outcome", ["outcome"])
+        self.changed = counter(
+            "changed_completions",
+            "Texts given out that are not what the model wrote by itself; because its whole text "
+            "failed, or a beginning, of which the whole was never written and might have passed",
+            ["failed"],
+        )
         self.rounds = counter("rounds", "Engine calls that the completions took part in")
         self.evaluations = counter("evaluations", "Texts generated and scored for completions")
         self.generated = counter("generated_tokens", "Tokens that the model wrote")
@@ -50,6 +56,8 @@ class Metrics:
         best = result.best
         outcome = "accepted" if best.accepted else "empty" if best.empty else "refused"
         self.outcomes.labels(outcome).inc()
+        if not best.refused and best.text != best.base.text:
+            self.changed.labels("beginning" if best.base_partial else "whole").inc()
         self.rounds.inc(best.rounds)
         self.evaluations.inc(best.evaluations)
         self.generated.inc(best.generated_tokens)
@@ -60,7 +68,7 @@ class Metrics:
         return generate_latest(self._registry)
 
 
-class MeasuredScorer(Guard):
+class MeasuredScorer(ScorerWrapper):
     """Counts and times a scorer, which is asked by one thread at a time.
 
     metrics: those of the server. up: whether the last call had an answer.

@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Annotated, Any
 
 import anyio
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from tide.core.errors import ScorerError
 from tide.core.results import format_score
 from tide.core.sanitize import shown
 from tide.core.validation import unknown
-from tide.scorers.base import Scores, attributes_of, is_empty, score_groups
+from tide.scorers.base import Scores, attributes_of, is_empty
 from tide.scorers.language import is_not_english, is_not_latin, languages_of
+from tide.scorers.scoring import Scoring
 from tide.server.guardrail import GuardrailRequest, Unread
 from tide.server.limits import Limits
 from tide.server.metrics import MeasuredScorer
@@ -113,7 +111,7 @@ class ScoringApi:
             if perspective_name(own) != ATTRIBUTE
         }
         self._waiting = 0
-        self._thread = ThreadPoolExecutor(max_workers=1)
+        self._scoring = Scoring(scorer)
 
     async def analyze(self, request: AnalyzeRequest) -> dict[str, Any]:
         """Perspective's `comments:analyze`."""
@@ -204,7 +202,7 @@ class ScoringApi:
         return await asyncio.to_thread(self._scorer.check)
 
     async def _score(self, texts: list[str]) -> Scores:
-        """The scores, in a thread. Raises Refused for too many, and what a scorer raises."""
+        """The scores. Raises Refused for too many, and what a scorer raises."""
         limits = self._limits
         if len(texts) > limits.max_texts:
             raise Refused(400, f"{len(texts)} texts; a request may have {limits.max_texts}")
@@ -214,18 +212,12 @@ class ScoringApi:
             raise Refused.busy("texts", 1)
         self._waiting += len(texts)
         try:
-            # In one thread: what its client gave up before its turn is never begun.
-            work = partial(score_groups, self._scorer, [texts], "score")
-            scored = asyncio.get_running_loop().run_in_executor(self._thread, work)
             with anyio.fail_after(limits.request_seconds):
-                (scores,) = await scored
+                return await self._scoring.send(texts, "score")
         except TimeoutError:
             raise Refused(504, "out of time", "server_error", code="deadline") from None
         finally:
             self._waiting -= len(texts)
-        if isinstance(scores, ScorerError):
-            raise scores
-        return scores
 
 
 def perspective_name(attribute: str) -> str:

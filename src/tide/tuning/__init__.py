@@ -1,4 +1,4 @@
-"""Settings chosen for a model, and curves of what each of them does.
+"""Settings chosen for a model.
 
 The names that are used from outside are listed in `__init__.pyi`, and imported when first used.
 """

@@ -1,3 +1,2 @@
-from .sweeps import sweep as sweep
 from .tuner import Tuned as Tuned
 from .tuner import tune as tune

@@ -15,13 +15,3 @@ ABOVE, WORST = 0.9, 100
 # E_bar / sqrt(d) of GPT-2 Large, whose published scales stand in the grid as they are. Its E_bar is
 # the norm of its prompts' rows, as the published runs show it.
 GRID_SCALE = 1.46 / math.sqrt(1280)
-
-# Its tables of sensitivity. mu: multiples of the chosen one. toxicity_threshold: ours; there is no
-# such table in the paper.
-SWEEPS: dict[str, tuple[float, ...]] = {
-    "mu": (0.1, 0.2, 0.5, 0.75, 1, 1.25, 2.5, 5),
-    "num_samples": (1, 2, 4, 8, 16, 32, 64, 128),
-    "cosine_threshold": (0, 0.2, 0.4, 0.6, 0.8, 0.95),
-    "temperature": (0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0),
-    "toxicity_threshold": (0.1, 0.2, 0.3, 0.4, 0.5),
-}

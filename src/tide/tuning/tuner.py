@@ -28,14 +28,12 @@ from tide.evaluation.progress import Progress
 from tide.evaluation.protocols import load_protocol
 from tide.evaluation.reporting.tables import WRITERS, Column, Table, slug
 from tide.plugins.specs import parse_spec
-from tide.tuning.bench import Bench, TuningTrial
-from tide.tuning.grid import by_grid
-from tide.tuning.pareto import by_frontier, figures
 from tide.tuning.published import WORST
+from tide.tuning.study import Bench, TuningTrial, by_grid, by_tpe, figures
 
 # What each search tunes, if nothing else is named.
-SEARCHES = {"paper": "tide", "optuna": "margin"}
-_CONFIG, _JOURNAL = "tune.json", "tries.log"
+SEARCHES = {"paper": "tide", "optuna": "random-walk"}
+_CONFIG = "tune.json"
 _SHOWN, _FEW = 10, 4  # rows and varied settings of a table on a terminal
 
 
@@ -110,8 +108,8 @@ def tune(
     Args:
         benchmark: A name or a file.
         search: "paper", its grid of mu, N and eta, or "optuna".
-        start: What is tuned, and compared with the outcome; by default `tide`, or the preset
-            `margin`.
+        start: What is tuned, and compared with the outcome; by default `tide`, of "optuna"
+            `random-walk`.
         model: As for `Detoxifier`.
         scorer: What the search optimises against.
         judges: As for `evaluate`.
@@ -186,10 +184,10 @@ def tune(
         if search == "paper":
             hard = {"worst": worst} if above is None else {"above": above}
             _same(out / _CONFIG, {**made_by, **hard, "grid_scale": grid_scale})
-            tried = by_grid(bench, chosen_on, worst, above, grid_scale)
+            tried, study = by_grid(bench, chosen_on, worst, above, grid_scale), None
         else:
             _same(out / _CONFIG, made_by)
-            tried = by_frontier(bench, chosen_on, tries, before.seed, out / _JOURNAL)
+            tried, study = by_tpe(bench, chosen_on, tries, before.seed)
         settings = bench.settings(tried[0].method)
         about = {
             **{"model": loaded.name, "scorer": guide.scorer.name, "benchmark": prompts.name},
@@ -204,7 +202,7 @@ def tune(
             runs += bench.runs(held_out, [str(preset)], mine)
     folder = out / "report"
     made = report(runs, out=folder, against=runs[1].name, tests=changed)
-    plots, problem = _plots(out / _JOURNAL, folder) if search == "optuna" else ({}, made.problem)
+    plots, problem = ({}, made.problem) if study is None else _plots(study, folder)
     tuned = Tuned(preset, settings, tried, changed, made, problem, plots)
     for suffix, written in WRITERS.items():
         write_text(folder / f"tried{suffix}", written(tuned.table(None)))
@@ -221,10 +219,10 @@ def _reference(given: str, model: str) -> Reference | None:
     return None if name is None else Reference(name)
 
 
-def _plots(journal: Path, folder: Path) -> tuple[dict[str, Any], str | None]:
+def _plots(study: Any, folder: Path) -> tuple[dict[str, Any], str | None]:
     """What `figures` draws, which is also written; or why it cannot."""
     try:
-        drawn = figures(journal)
+        drawn = figures(study)
     except MissingDependencyError as error:
         return {}, f"no figures: {error}"
     for name, figure in drawn.items():

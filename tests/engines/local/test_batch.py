@@ -114,7 +114,7 @@ def test_a_request_that_comes_later_joins_those_under_way(
         first, second = await asyncio.gather(long(), short())
         return first, second
 
-    first, second = engine.home.run(together)
+    first, second = engine.portal.run(together)
     assert max(watched.sizes) == 2
     assert len(watched.sizes) < 55
     assert asyncio.run(both()) == (first, second)
@@ -129,7 +129,7 @@ def test_a_request_that_is_left_is_read_no_further(
                 return len(piece.token_ids)
         return 0
 
-    assert engine.home.run(leave) == 2
+    assert engine.portal.run(leave) == 2
     asyncio.run(engine.complete([Request([6], sampling(1))]))
     assert len(watched.sizes) < 8
     assert idle(engine)
@@ -171,7 +171,7 @@ def test_a_row_that_left_while_it_waited_never_enters(
         late.cancel()
         await under_way
 
-    engine.home.run(run)
+    engine.portal.run(run)
     assert watched.entered == [[0, 1, 2, 3]]
     assert idle(engine)
 
@@ -193,7 +193,7 @@ def test_a_prompt_that_cannot_be_read_fails_alone(
         scores = [engine.log_likelihoods([([5] * (n - 2), [5] * 2)]) for n in (3, 7, 4)]
         return await asyncio.gather(*calls, *scores, return_exceptions=True)
 
-    found = engine.home.run(run)
+    found = engine.portal.run(run)
     for some in (found[:3], found[3:]):
         assert isinstance(some[1], CompletionError)
         assert "the prompt could not be read: RuntimeError: no sevens" in str(some[1])
@@ -216,7 +216,7 @@ def test_a_model_that_fails_ends_what_is_under_way_and_nothing_else(
         calls = [engine.complete([one]) for one in requests]
         return await asyncio.gather(*calls, return_exceptions=True)
 
-    found = engine.home.run(run)
+    found = engine.portal.run(run)
     assert all(isinstance(one, EngineError) for one in found)
     assert all("the model failed" in str(one) for one in found)
     assert idle(engine)
@@ -266,7 +266,7 @@ def test_likelihoods_are_read_between_the_steps_of_others(
         await writing
         return found
 
-    assert [one.mean for one in engine.home.run(run)] == pytest.approx(alone, abs=1e-5)
+    assert [one.mean for one in engine.portal.run(run)] == pytest.approx(alone, abs=1e-5)
 
 
 def test_pieces_tell_what_the_whole_tells(engine: TransformersEngine) -> None:

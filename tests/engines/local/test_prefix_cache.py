@@ -85,7 +85,7 @@ def likelihoods(engine: TransformersEngine, pairs: Any, held: Sequence[object]) 
         found = await gather(engine.log_likelihoods([pair], prefix_cache=h) for pair, h in each)
         return [one.mean for (one,) in found]
 
-    return engine.home.run(ask)
+    return engine.portal.run(ask)
 
 
 def alive(engine: TransformersEngine) -> int:
@@ -181,7 +181,7 @@ def test_a_text_that_is_rewound_reads_its_last_token_alone(engine: TransformersE
     def written(prompt: Sequence[int], tokens: int, handle: object) -> Completion:
         sampling = own.model_copy(update={"max_new_tokens": tokens, "min_new_tokens": tokens})
         asked = [Request(prompt, sampling, prefix_cache=handle), other]
-        return engine.home.run(engine.complete, asked)[0]
+        return engine.portal.run(engine.complete, asked)[0]
 
     whole = written(ids, 12, handle)
     assert whole.read_tokens == len(ids)
@@ -204,7 +204,7 @@ def test_a_beginning_that_is_shared_counts_once_for_each_who_shares(
     for handle in [engine.prefix_cache(rows[0][:-4]) for _ in range(2)]:
         counts = [one.read_tokens for one in asked(engine, rows, own, [handle] * 3)]
         assert sorted(counts) == [4, 4, 30]
-        found = engine.home.run(
+        found = engine.portal.run(
             partial(engine.log_likelihoods, prefix_cache=handle), [([*range(10, 40)], [5, 6])]
         )
         assert found[0].read_tokens == 6
@@ -325,7 +325,7 @@ class Strict:
 
 
 OPTIONS: dict[str, Any] = {
-    "preset": "fast",
+    "strategy": "tide",
     "temperature": 0.0,
     "perturb": "last:8",
     "min_new_tokens": 4,

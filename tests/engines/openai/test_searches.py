@@ -52,12 +52,12 @@ def test_repairs_by_text_alone(engine: OpenAIEngine, strategy: str, length: int)
 
 def test_searches_that_move_the_prompt_say_that_they_cannot(engine: OpenAIEngine) -> None:
     with pytest.raises(
-        InputError, match=r"ladder: moves prompt embeddings.*does not have"
+        InputError, match=r"random-walk: moves prompt embeddings.*does not have"
     ) as error:
-        detoxifier(engine, "ladder")("The weather is")
+        detoxifier(engine, "random-walk")("The weather is")
     assert len(str(error.value).splitlines()) == 1
     with pytest.raises(InputError, match="max_perplexity: OpenAIEngine tells no likelihoods"):
-        detoxifier(engine, "resample", preset="margin")
+        detoxifier(engine, "resample", max_perplexity=12.0)
 
 
 @pytest.mark.parametrize("strategy", ["resample", "backtrack"])

@@ -174,7 +174,7 @@ def test_servers_are_looked_at_first(
     begin(engine, world, make)
     bad = engine.pool.endpoints[0]
     bad.available = False
-    engine.home.run(engine.pool._enter, bad)
+    engine.portal.run(engine.pool._enter, bad)
     assert bad.available == (bad.reason == "in use")
     if bad.available:
         assert None not in world.meant

@@ -141,7 +141,7 @@ class VllmServer:
         stopping = Sampling(stop=body.get("stop", ()))
         never = tuple(map(int, body.get("logit_bias") or ()))
         requests = [Request(x, sampling, body.get("seed") or 0, never) for x in prompts]
-        written = engine.home.run(engine.complete, requests)
+        written = engine.portal.run(engine.complete, requests)
         eos = int(engine.stop_ids[0])
         choices: list[dict[str, Any]] = []
         for i, completion in enumerate(written):

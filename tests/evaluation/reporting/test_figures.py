@@ -4,16 +4,13 @@ import io
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from numpy.typing import NDArray
 
 from tests.evaluation.runs import JUDGE, changed, measured, run, search_run
 from tide.evaluation.metrics import summarize
 from tide.evaluation.protocols import load_protocol
 from tide.evaluation.reporting import figures, tables
-from tide.evaluation.reporting.landscape import Landscape
 from tide.evaluation.reporting.reports import report
 
 SOURCES = ["scorer@1", JUDGE]
@@ -31,10 +28,10 @@ def drawn(figure: Any) -> list[Any]:
 
 
 def test_trade_off_has_a_panel_a_source_and_a_point_a_method() -> None:
-    runs = [run([[0.1], [0.2]]), search_run("tide"), search_run("fast", seed=1)]
+    runs = [run([[0.1], [0.2]]), search_run("tide"), search_run("shuffled", seed=1)]
     panels = drawn(figures.trade_off([summarize(one) for one in runs], SOURCES))
     assert [panel.get_title() for panel in panels] == ["by scorer", "by judge"]
-    assert panels[0].get_legend_handles_labels()[1] == ["tide", "fast"]
+    assert panels[0].get_legend_handles_labels()[1] == ["tide", "shuffled"]
     colours = [container.lines[0].get_color() for container in panels[0].containers]
     assert colours == list(figures._COLOURS[1:3])  # as in the other figures
 
@@ -43,7 +40,7 @@ def test_toxicity_against_each_currency_of_cost() -> None:
     """A method that did not record a currency is left out, and the others keep their colours."""
     summaries = [
         summarize(one)
-        for one in (run([[0.1], [0.2]]), search_run("tide"), search_run("fast", seed=1))
+        for one in (run([[0.1], [0.2]]), search_run("tide"), search_run("shuffled", seed=1))
     ]
     assert "forward_tokens" not in summaries[0].averages
     for currency, label in figures.COSTS.items():
@@ -64,7 +61,7 @@ def test_toxicity_against_each_currency_of_cost() -> None:
 def test_points_at_zero_are_whole_and_those_under_others_are_rings_around_them() -> None:
     clean = measured(run([[0.0, 0.0]] * 6), [[1.5, 1.4]] * 6)
     twin = search_run("tide")
-    runs = [clean, twin, replace(twin, name="fast"), replace(twin, name="third")]
+    runs = [clean, twin, replace(twin, name="shuffled"), replace(twin, name="third")]
     for panel in drawn(figures.trade_off([summarize(one) for one in runs], SOURCES)):
         zero, *three = (container.lines[0] for container in panel.containers)
         ((_, height),) = zero.get_xydata()
@@ -79,7 +76,7 @@ def test_points_at_zero_are_whole_and_those_under_others_are_rings_around_them()
 
 def test_equal_curves_are_seen_within_each_other() -> None:
     twin = search_run("tide")
-    runs = [twin, replace(twin, name="fast")]
+    runs = [twin, replace(twin, name="shuffled")]
     for panel in drawn(figures.anytime(runs, SOURCES, "rate")):
         below, above = panel.get_lines()
         assert below.get_linewidth() > above.get_linewidth() + 1
@@ -116,9 +113,9 @@ def test_anytime_curve_is_what_would_be_returned_after_so_many_evaluations() -> 
 
 
 def test_anytime_shows_searches_and_leaves_out_what_has_no_steps() -> None:
-    runs = [run([[0.1], [0.2]]), search_run("tide"), search_run("fast", seed=1)]
+    runs = [run([[0.1], [0.2]]), search_run("tide"), search_run("shuffled", seed=1)]
     panels = drawn(figures.anytime(runs, SOURCES, "rate"))
-    assert panels[1].get_legend_handles_labels()[1] == ["tide", "fast"]
+    assert panels[1].get_legend_handles_labels()[1] == ["tide", "shuffled"]
     assert len({line.get_xdata()[-1] for line in panels[0].get_lines()}) == 1
     assert figures.anytime(runs[:1], SOURCES, "rate") is None
 
@@ -210,47 +207,14 @@ def test_a_trajectory_says_whether_the_prompt_is_recovered() -> None:
     assert max(map(len, figure.get_suptitle().splitlines())) <= 60
 
 
-def world(toxicity: NDArray[np.float64], path: NDArray[np.float64]) -> Landscape:
-    axis = np.linspace(-1, 1, len(toxicity))
-    measured = np.linspace(0.9, 0.1, len(path))
-    return Landscape(axis, axis, toxicity, path, measured, 0.8, True, 0.5)
-
-
-def test_landscape_with_its_path() -> None:
-    axis = np.linspace(-1, 1, 5)
-    path = np.array([[0.0, 0.0], [0.5, 0.0], [0.6, -0.2]])
-    tilted = world(np.add.outer(axis, axis) / 4 + 0.5, path)
-    figure = figures.landscape(tilted, "prompt 3", "Trial 1 of 2")
-    panel, colours = drawn(figure)
-    expected = ["steepest descent", "path", "prompt", "accepted"]
-    assert sorted(panel.get_legend_handles_labels()[1]) == sorted(expected)
-    assert colours.get_ylabel() == "toxicity"
-    assert caption(figure).startswith("Trial 1 of 2. The map is the plane")
-    assert "80% of its last point's distance" in caption(figure)
-    flat = world(np.ones((5, 5)), path)  # no threshold to draw, and no descent
-    panel, _ = drawn(figures.landscape(flat, "prompt 3", "Trial 1 of 1"))
-    assert "steepest descent" not in panel.get_legend_handles_labels()[1]
-
-
-def test_steepest_descent_is_that_of_the_map_around_the_prompt() -> None:
-    axis = np.linspace(-1, 1, 21)
-    across, along = np.meshgrid(axis, axis, indexing="ij")
-    path = np.array([[0.0, 0.0], [0.5, 0.0]])
-    found = world(0.5 + 0.3 * along - 0.4 * across, path).descent
-    assert found == pytest.approx([-0.5 * 0.6, 0.5 * 0.8])
-    far = np.where(np.hypot(along, across) > 0.6, 1.0, 0.5 - 0.2 * across)
-    assert world(far, path).descent == pytest.approx([0.0, 0.5], abs=1e-9)
-    assert world(np.ones((21, 21)), path).descent is None
-
-
 def test_long_names_are_broken_behind_commas_and_short_ones_are_not() -> None:
-    runs = [search_run("tide"), search_run("fast:one_option=1,another_option=2", seed=1)]
+    runs = [search_run("tide"), search_run("shuffled:one_option=1,another_option=2", seed=1)]
     long = f"tide:{','.join(f'option_{i}=0.12345' for i in range(6))}"
     runs.append(search_run(long, seed=2))
     figure = figures.trade_off([summarize(one) for one in runs], SOURCES)
     drawn(figure)
     texts = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert texts[:2] == ["tide", "fast:one_option=1,another_option=2"]
+    assert texts[:2] == ["tide", "shuffled:one_option=1,another_option=2"]
     assert texts[2].replace("\n  ", "") == long
     assert max(map(len, texts[2].splitlines())) <= 60
     width = figure.get_window_extent().width
@@ -297,6 +261,6 @@ def test_one_broken_text_does_not_break_the_figure() -> None:
 
 def test_a_dollar_in_a_name_begins_no_formula() -> None:
     name = r"$\frac{$"
-    runs = [run([[0.1], [0.2]]), search_run(name), search_run("fast", seed=1)]
+    runs = [run([[0.1], [0.2]]), search_run(name), search_run("shuffled", seed=1)]
     panels = drawn(figures.trade_off([summarize(one) for one in runs], SOURCES))
-    assert panels[0].get_legend_handles_labels()[1] == [name, "fast"]
+    assert panels[0].get_legend_handles_labels()[1] == [name, "shuffled"]

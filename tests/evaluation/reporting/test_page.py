@@ -38,7 +38,8 @@ def with_bases(one: Run, scores: list[float]) -> Run:
 
 
 def made(*runs: Run, mask: Any = None, **more: Any) -> str:
-    return page(evaluation.report(runs, **{"draw": False, **more}), mask)
+    found = evaluation.report(runs, **{"draw": False, **more})
+    return page(found.groups, found.tables, found.figures, found.problem, mask)
 
 
 def rows_of(text: str, prompt: str) -> dict[str, list[str]]:

@@ -27,7 +27,8 @@ def toxicity(text: str) -> float:
 class Service(ThreadingHTTPServer):
     """answer: what to do with request number n (from 0): a handler of `Handler`, by name.
 
-    arrivals: when requests came. scored: how often each text got a good answer.
+    arrivals: when requests came. connections: how many were made.
+    scored: how often each text got a good answer.
     """
 
     daemon_threads = True
@@ -37,6 +38,7 @@ class Service(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), handler)
         self.answer: Callable[[int], str] = lambda number: "ok"
         self.arrivals: list[float] = []
+        self.connections = 0
         self.requests: list[dict[str, Any]] = []
         self.scored: Counter[str] = Counter()
         self.clock: Callable[[], float] = time.monotonic
@@ -44,6 +46,10 @@ class Service(ThreadingHTTPServer):
         self.closing = threading.Event()
         self.elsewhere = "http://127.0.0.1:1"  # where redirects point to
         self.url = f"http://127.0.0.1:{self.server_port}"
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self.connections += 1
+        super().process_request(request, client_address)
 
     def most_in(self, seconds: float) -> int:
         """The largest number of requests that came within so many seconds."""

@@ -213,7 +213,7 @@ def test_answers_that_come_again_are_errors(kind: str, failure: str, message: st
             assert scorer.score(["a text"]) == [0.05]
             return
         with pytest.raises(ScorerError, match=message) as caught:
-            scorer.score(["a text"])
+            score_texts(scorer, ["a text"], "zero")
         assert not isinstance(caught.value, ScorerUnavailableError)
 
 

@@ -71,9 +71,9 @@ class TransformersEngine(EmbeddingEngine):
     ) -> None:
         self.name = str(model)
         try:
-            self.home.run(self._load, device, dtype, max_batch, prefix_tokens, trust_remote_code)
+            self.portal.run(self._load, device, dtype, max_batch, prefix_tokens, trust_remote_code)
         except BaseException:
-            self.home.close(wait=False)
+            self.portal.close(wait=False)
             raise
 
     async def _load(

@@ -92,7 +92,7 @@ class OpenAIEngine(Engine):
             base_urls, self._admit, self._check, timeout, deadline, api_key=read_key(api_key_env)
         )
         try:
-            self.home.run(self.pool.start)
+            self.portal.run(self.pool.start)
         except BaseException:
             self.close()
             raise

@@ -116,7 +116,7 @@ class RemoteEngine(EmbeddingEngine):
             base_urls, self._admit, self._check, timeout, deadline, api_key=read_key(api_key_env)
         )
         try:
-            self.home.run(self.pool.start)
+            self.portal.run(self.pool.start)
         except BaseException:
             self.close()
             raise

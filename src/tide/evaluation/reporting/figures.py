@@ -14,9 +14,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import Any
 
 from tide.core.optional import require
 from tide.data.records import Record, TrialRecord
@@ -24,9 +22,6 @@ from tide.evaluation.metrics import Estimate, Summary, is_toxic
 from tide.evaluation.reporting.tables import silent
 from tide.evaluation.runs import Run
 from tide.plugins.specs import parse_spec
-
-if TYPE_CHECKING:
-    from tide.evaluation.reporting.landscape import Landscape
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
@@ -271,45 +266,6 @@ def trajectory(run: Run, record: Record) -> Any:
             says += f", but for {trial.changed_tokens}" if trial.changed_tokens else ""
         figure.suptitle(_wrapped(f"{run.name}, prompt {record.id}", _LABEL), fontsize=8)
         _legend(figure, [panel], f"{says}.")
-    return figure
-
-
-def landscape(world: Landscape, title: str, trial: str) -> Any:
-    """Toxicity around one prompt as a map, with the search's path on it. trial: which it was."""
-    shades = {"cmap": "cividis", "vmin": 0, "vmax": 1}
-    with _panels(1) as (figure, (panel,)):
-        figure.set_size_inches(_WIDTH, 4.1)
-        cells = world.along, world.across, world.toxicity
-        drawn = panel.pcolormesh(*cells, **shades, rasterized=True)
-        if world.toxicity.min() < world.threshold < world.toxicity.max():
-            lines = {"colors": "white", "linewidths": 0.8, "linestyles": "--"}
-            panel.contour(*cells, [world.threshold], **lines)
-        if world.descent is not None:
-            style = {"color": "#D55E00", "lw": 1.4, "ls": (0, (3, 1)), "label": "steepest descent"}
-            panel.plot(*zip((0.0, 0.0), world.descent, strict=True), **style)
-        panel.plot(*world.path.T, color="black", lw=2.6, label="path")
-        panel.plot(*world.path.T, color="white")
-        last = "accepted" if world.accepted else "last iterate"
-        marks: dict[str, tuple[Any, str, int]] = {"prompt": (0, "s", 36), last: (-1, "*", 110)}
-        for label, (which, marker, size) in {"": (slice(1, -1), "o", 26), **marks}.items():
-            colours = {"c": np.atleast_1d(world.measured[which]), **shades}
-            rim = {"marker": marker, "s": size, "edgecolors": "black", "linewidths": 0.8}
-            points_there = np.atleast_2d(world.path[which]).T
-            panel.scatter(*points_there, **colours, **rim, label=label or None, zorder=3)
-        panel.set_xlabel(r"along the first step, $|\Delta X|\,/\,|X_0|$", parse_math=True)
-        panel.set_ylabel("random orthogonal direction")
-        panel.set_aspect("equal")
-        figure.colorbar(drawn, ax=panel, label="toxicity", shrink=0.85)
-        says = (
-            f"{trial}. The map is the plane through the prompt's embeddings along the search's "
-            "first step and a random direction orthogonal to it; every cell is drawn with the "
-            "sampling noise of the prompt's own completion. The path is projected on the plane, "
-            f"where {world.in_plane:.0%} of its last point's distance lies; its points have the "
-            "colour of the toxicity that the search measured. Steepest descent: of a plane fitted "
-            "to the map within one step."
-        )
-        figure.suptitle(_wrapped(title, _LABEL), fontsize=8)
-        _legend(figure, [panel], says)
     return figure
 
 

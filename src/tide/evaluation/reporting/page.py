@@ -10,9 +10,9 @@ import base64
 import hashlib
 import io
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -23,12 +23,10 @@ from tide.data.records import Record, RecordId
 from tide.evaluation.masking import Masker
 from tide.evaluation.metrics import Estimate, is_toxic
 from tide.evaluation.reporting.figures import COSTS, unversioned
+from tide.evaluation.reporting.groups import Group
 from tide.evaluation.reporting.tables import Table, Value, cells_of, is_text
 from tide.evaluation.runs import Run
 from tide.scorers import load_scorer
-
-if TYPE_CHECKING:
-    from tide.evaluation.reporting.reports import Group, Report
 
 _PARTS = Path(__file__).with_name("html")
 _WORST = 20  # prompts whose texts are shown
@@ -39,7 +37,13 @@ Mask = Callable[[str], str]
 Scores = dict[str, float | None]
 
 
-def page(report: Report, mask: Mask | None = None) -> str:
+def page(
+    groups: Sequence[Group],
+    tables: Sequence[Table],
+    figures: Mapping[str, Any],
+    problem: str | None = None,
+    mask: Mask | None = None,
+) -> str:
     """The whole report. mask: masks the toxic words of a text; by default as `Masker`."""
     style, script = ((_PARTS / f"report.{kind}").read_text("utf-8") for kind in ("css", "js"))
     template = Environment(
@@ -57,33 +61,30 @@ def page(report: Report, mask: Mask | None = None) -> str:
         ),
         style=Markup(style),
         script=Markup(script),
-        titles=[group.title for group in report.groups] or ["The published runs"],
-        tables=[_table(table) for table in report.tables],
+        titles=[group.title for group in groups],
+        tables=[_table(table) for table in tables],
         figures=[
-            {"says": _caption(name, report), "data": _png(one)}
-            for name, one in report.figures.items()
+            {"says": _caption(name, groups), "data": _png(one)} for name, one in figures.items()
         ],
-        problem=report.problem,
-        groups=[_group(group, mask) for group in report.groups],
+        problem=problem,
+        groups=[_group(group, mask) for group in groups],
     )
 
 
 # By how the name of a figure begins, without the prefix of its group.
 _CAPTIONS = {
     "trade-off": "Toxicity against perplexity: lower left is better",
-    "paper-trade-off": "The published runs: toxicity against perplexity, lower left is better",
     "anytime-rate": "Toxic rate after so many completions were written",
     "anytime-mean": "Mean toxicity after so many completions were written",
     **{f"cost-{n.replace('_', '-')}": f"Toxic rate against {says}" for n, says in COSTS.items()},
     "sensitivity": "Toxicity by the setting {rest}",
     "trajectory": "Toxicity during the search of prompt {rest}",
-    "landscape": "Toxicity around prompt {rest}",
 }
 
 
-def _caption(name: str, report: Report) -> str:
+def _caption(name: str, groups: Sequence[Group]) -> str:
     """What a figure shows, and of which group where there are several."""
-    found = [group for group in report.groups if group.prefix and name.startswith(group.prefix)]
+    found = [group for group in groups if group.prefix and name.startswith(group.prefix)]
     group = max(found, key=lambda one: len(one.prefix), default=None)
     own = name.removeprefix(group.prefix) if group else name
     for begins, says in _CAPTIONS.items():

@@ -5,69 +5,28 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
-import re
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tide.core.chat import Chat
 from tide.core.errors import InputError, MissingDependencyError
 from tide.data.files import read_whole, replaced, reported, write_text, writing
 from tide.data.jsonl import read_object
-from tide.evaluation.metrics import Summary, Valid, over_seeds, summarize
+from tide.evaluation.metrics import Summary, Valid
 from tide.evaluation.reporting import figures, tables
+from tide.evaluation.reporting.groups import Group, grouped, summary_of
+from tide.evaluation.reporting.page import Mask, page
 from tide.evaluation.reporting.tables import Table
 from tide.evaluation.runs import Run, find_runs, read_run, unmodified
 from tide.evaluation.significance import compare, opponent
 
-Mask = Callable[[str], str]
-
 MANIFEST = "report.manifest.json"
 
-# What makes runs of one benchmark, model and protocol different.
-_DECIDING = ("settings", "strategy_options", "sampling", "baseline", "scorer")
 # After the name of a method that is fitted too weakly for a fair comparison, wherever it stands.
 _WEAK = "(weak fit)"
 # Parts of a benchmark that have columns of their own; the other labels of many have none.
 _MOST_PARTS = 12
-_SEED = re.compile(r"[:,]seed=\d+$")
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One row: a method, by one run or by several that differ in their seed alone."""
-
-    runs: list[Run]
-    summary: Summary
-
-    @property
-    def pooled(self) -> Run:
-        """One run with the records of all seeds."""
-        return replace(self.runs[0], records=[r for run in self.runs for r in run.records])
-
-
-@dataclass(frozen=True)
-class Group:
-    """What may stand in one table: entries of the same benchmark, model and protocol."""
-
-    title: str
-    prefix: str
-    entries: list[Entry]
-
-    @property
-    def runs(self) -> list[Run]:
-        return [run for entry in self.entries for run in entry.runs]
-
-    @property
-    def summaries(self) -> list[Summary]:
-        return [entry.summary for entry in self.entries]
-
-    @property
-    def sources(self) -> list[str]:
-        return list(dict.fromkeys(name for run in self.runs for name in run.sources))
 
 
 @dataclass(frozen=True)
@@ -94,8 +53,6 @@ class Report:
 
         Raises InputError for a file that would be written and is of no earlier report.
         """
-        from tide.evaluation.reporting.page import page  # noqa: PLC0415  (slow import)
-
         files = {
             f"{table.name}{suffix}": write(table).encode()
             for table in self.tables
@@ -108,7 +65,9 @@ class Report:
             image = io.BytesIO()
             figure.savefig(image, format=image_format, dpi=200)
             files[f"{name}.{image_format}"] = image.getvalue()
-        files["report.html"] = page(self, mask).encode()
+        files["report.html"] = page(
+            self.groups, self.tables, self.figures, self.problem, mask
+        ).encode()
         _replace_report(out, files)
 
     def _repr_html_(self) -> str:
@@ -124,8 +83,6 @@ def report(
     tests: bool = True,
     draw: bool = True,
     trajectory: str | None = None,
-    landscape: str | None = None,
-    grid: int = 21,
     image_format: str = "png",
     seed: int = 0,
     mask: Mask | None = None,
@@ -145,8 +102,6 @@ def report(
         tests: Compute tests of significance.
         draw: Draw the figures.
         trajectory: Id of a prompt whose search is drawn.
-        landscape: Id of a prompt whose landscape is drawn, which runs the model.
-        grid: Points of the landscape along each axis.
         image_format: "png", "svg" or "pdf".
         seed: Of the bootstrap.
         mask: Masks the toxic words of a text in `report.html`, where a button shows them; by
@@ -169,8 +124,8 @@ def report(
     against = marked.get(against or "", against)
     if len(read) == 1 and valid is None and (own := unmodified(read[0])) is not None:
         read.insert(0, own)  # nothing else shows what the search changed
-    groups = _groups(read, valid, seed)
-    _check_names(groups, against, trajectory, landscape)
+    groups = grouped(read, valid, seed)
+    _check_names(groups, against, trajectory)
     made = Report(
         groups, [t for group in groups for t in _tables(group, against, valid, tests, seed)]
     )
@@ -179,8 +134,6 @@ def report(
             drawn: dict[str, Any] = {}
             for group in groups:
                 drawn |= _figures(group, trajectory)
-                if landscape is not None:
-                    drawn |= _landscape(group, landscape, grid)
             made = replace(made, figures=drawn)
         except MissingDependencyError as error:
             made = replace(made, problem=f"no figures: {error}")
@@ -220,94 +173,18 @@ def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _groups(runs: Sequence[Run], valid: Valid | None, seed: int) -> list[Group]:
-    by_key: dict[tuple[str, ...], list[Run]] = {}
-    for run in runs:
-        benchmark, protocol = (run.config.get(key) or {} for key in ("benchmark", "protocol"))
-        key = benchmark.get("name"), run.config.get("model"), protocol.get("name")
-        by_key.setdefault(tuple(str(part or "") for part in key), []).append(run)
-    short = {model: Path(model).name for _, model, _ in by_key}
-    if len(set(short.values())) < len(short):
-        short = {model: model for model in short}
-    groups = []
-    for (benchmark, model, protocol), some in by_key.items():
-        entries = [Entry(alike, _summary(alike, valid, seed)) for alike in _rows(some)]
-        names = [name for name in (benchmark, short[model], protocol) if name]
-        prompts = max(entry.summary.prompts for entry in entries)
-        said = [*filter(None, (benchmark, short[model])), f"{prompts} prompts"]
-        title = ", ".join([*said, *([f"protocol {protocol}"] if protocol else [])])
-        prefix = f"{tables.slug('-'.join(names))}-" if len(by_key) > 1 else ""
-        groups.append(Group(title, prefix, entries))
-    return groups
-
-
-def _summary(alike: Sequence[Run], valid: Valid | None, seed: int) -> Summary:
-    """Of a run, or of several that differ in their seed alone. seed: of the bootstrap."""
-    found = [summarize(run, valid=valid, seed=seed) for run in alike]
-    return found[0] if len(alike) == 1 else over_seeds(found, alike[0].name)
-
-
-def _rows(runs: Sequence[Run]) -> list[list[Run]]:
-    """The runs of each row, under the name of the row.
-
-    Runs that differ in their seed alone share one. Others that have the same name are told apart
-    by where they lie.
-    """
-    alike: dict[str, dict[Any, Run]] = {}
-    for number, run in enumerate(runs):
-        seed, key = _configuration(run)
-        if seed is None or seed in alike.get(key, {}):
-            key = f"{key} {number}"  # no seed, or that seed again
-        alike.setdefault(key, {})[seed] = run
-    rows = []
-    for seeds in alike.values():
-        first = next(iter(seeds.values()))
-        if len(seeds) == 1:
-            rows.append([first])
-        else:
-            name = f"{_SEED.sub('', first.name)} ({len(seeds)} seeds)"
-            rows.append([replace(run, name=name) for run in seeds.values()])
-    counts = Counter(row[0].name for row in rows)
-    twice = [row for row in rows if counts[row[0].name] > 1]
-    for row, where in zip(twice, _apart([row[0].where for row in twice]), strict=True):
-        row[:] = [replace(run, name=f"{run.name} ({where})") for run in row]
-    return rows
-
-
-def _configuration(run: Run) -> tuple[Any, str]:
-    """The seed of a run, and all that decides its records otherwise."""
-    config = {key: run.config.get(key) for key in _DECIDING}
-    inner = config["settings"] or config["sampling"] or {}
-    rest = {key: value for key, value in inner.items() if key != "seed"}
-    name = _SEED.sub("", run.name)
-    rest = {**config, "settings": rest, "sampling": rest}
-    return inner.get("seed"), json.dumps([name, rest])
-
-
-def _apart(places: Sequence[str]) -> list[str]:
-    """What tells places from each other: their paths below the folder that they share."""
-    if len(set(places)) < len(places):
-        return [f"{place}, run {number}" for number, place in enumerate(places, start=1)]
-    common = os.path.commonpath([os.path.abspath(place) for place in places]) if places else ""
-    return [os.path.relpath(place, common) for place in places]
-
-
-def _check_names(
-    groups: Sequence[Group], against: str | None, trajectory: str | None, landscape: str | None
-) -> None:
+def _check_names(groups: Sequence[Group], against: str | None, trajectory: str | None) -> None:
     """What was named must be there before anything is computed or written."""
     runs = [run for group in groups for run in group.runs]
     names = list(dict.fromkeys(run.name for run in runs))
     if against is not None and opponent(names, against) is None:
         raise InputError(f"--against: no run of method {against!r}; there are {', '.join(names)}")
-    for option, wanted in (("--trajectory", trajectory), ("--landscape", landscape)):
-        if wanted is not None and not any(figures.find_record(run, wanted) for run in runs):
-            raise InputError(f"{option}: no prompt with id {wanted!r} in these runs")
-    if landscape is not None and not any(run.config.get("settings") for run in runs):
-        raise InputError("--landscape: none of these runs is a search")
-    found = [figures.find_record(run, trajectory) for run in runs] if trajectory else []
-    if trajectory is not None and not any(record and record.trials[0].trace for record in found):
-        raise InputError("--trajectory: these runs hold no traces; only searches record them")
+    if trajectory is not None:
+        found = [record for run in runs if (record := figures.find_record(run, trajectory))]
+        if not found:
+            raise InputError(f"--trajectory: no prompt with id {trajectory!r} in these runs")
+        if not any(record.trials[0].trace for record in found):
+            raise InputError("--trajectory: these runs hold no traces; only searches record them")
 
 
 def _parts(group: Group, valid: Valid | None, seed: int) -> dict[str, list[Summary | None]]:
@@ -319,7 +196,7 @@ def _parts(group: Group, valid: Valid | None, seed: int) -> dict[str, list[Summa
         for entry in group.entries:
             found = [(run, [r for r in run.records if r.group == label]) for run in entry.runs]
             alike = [replace(run, records=some) for run, some in found if some]
-            parts[label].append(_summary(alike, valid, seed) if alike else None)
+            parts[label].append(summary_of(alike, {}, valid, seed) if alike else None)
     return parts
 
 
@@ -389,26 +266,3 @@ def _figures(group: Group, trajectory: str | None) -> dict[str, Any]:
             name = tables.slug(f"trajectory-{trajectory}-{run.name}")
             drawn[name] = figures.trajectory(run, record)
     return {f"{group.prefix}{name}": figure for name, figure in drawn.items() if figure}
-
-
-def _landscape(group: Group, record_id: str, grid: int) -> dict[str, Any]:
-    """By the settings of one search, `tide` itself if it is there; the trial that took longest."""
-    from tide.evaluation.reporting import landscape  # noqa: PLC0415  (slow import)
-
-    found = [
-        (not str(run.config["settings"].get("strategy")).startswith("tide"), number)
-        for number, run in enumerate(group.runs)
-        if run.config.get("settings") and figures.find_record(run, record_id)
-    ]
-    if not found:
-        return {}
-    run = group.runs[min(found)[1]]
-    record = figures.find_record(run, record_id)
-    assert record is not None
-    asked = Chat(messages=tuple(record.messages)) if record.messages else record.prompt
-    trial = max(record.trials, key=lambda one: one.evaluations or 0)
-    with landscape.detoxifier_of(run.config) as detoxifier:
-        world = landscape.explore(detoxifier, asked, trial=trial.number, grid=grid)
-    title, name = f"prompt {record_id}", tables.slug(f"landscape-{record_id}")
-    drawn = figures.landscape(world, title, figures.about(record, trial))
-    return {f"{group.prefix}{name}": drawn}

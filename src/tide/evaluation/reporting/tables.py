@@ -33,6 +33,7 @@ _TEXT = (
     ("dist_3", "dist-3", 3, "distinct triples, per word"),
     ("num_tokens", "tokens", 1, "mean length"),
     ("empty", "empty", 3, "share of completions that say nothing"),
+    ("degenerate", "degenerate", 3, "share of completions that loop, or are hardly words"),
 )
 _COST = (
     ("evaluations", "evals", 2, "completions written"),
@@ -104,6 +105,13 @@ def quality_table(summaries: Sequence[Summary], source: str, title: str, name: s
         ),
         Column("avg mean", 3, interval=True, says="average of each prompt's mean score"),
         Column("toxic rate", 3, interval=True, says="share of prompts with a toxic completion"),
+        Column(
+            "changed",
+            3,
+            key="harmless changed",
+            says="share of the model's own completions that this scorer lets pass (below the "
+            "search's threshold, if it is the search's) of which the text was changed or withheld",
+        ),
         *_perplexity_columns(references),
         Column(
             "K-bar", 2, says="mean iterations of a search, where the prompt itself is the first"
@@ -112,7 +120,7 @@ def quality_table(summaries: Sequence[Summary], source: str, title: str, name: s
     rows: list[list[Value]] = []
     for one in summaries:
         judged = one.toxicity.get(source, {})
-        toxicity = [judged.get(key) for key in ("max", "mean", "rate")]
+        toxicity = [judged.get(key) for key in ("max", "mean", "rate", "changed")]
         if single:
             toxicity[1] = None
         fluency = _perplexities(one, references)

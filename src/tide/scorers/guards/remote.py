@@ -11,7 +11,7 @@ from tide.core.http import Client, Rows, ServerFailed
 from tide.scorers.guards.formats import GuardSettings
 from tide.scorers.guards.verdicts import NoVerdict, Place, read_verdict
 from tide.scorers.services.base import Said, place_of
-from tide.scorers.services.own import OwnServerScorer
+from tide.scorers.services.self_hosted import SelfHostedScorer
 
 # The most that OpenAI's API gives.
 _LIKELIEST = 20
@@ -55,7 +55,7 @@ class _Completions(BaseModel):
     choices: Rows[_Completion]
 
 
-class RemoteGuard(OwnServerScorer):
+class RemoteGuard(SelfHostedScorer):
     """A guard on a server of OpenAI's API that gives log-probabilities, as vLLM does.
 
     By default the server fills in the guard's chat template (`/chat/completions`); a prompt of

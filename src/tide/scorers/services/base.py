@@ -1,24 +1,28 @@
-"""Scorers that are services: paced, retried and asked concurrently, behind a plain `score`."""
+"""Scorers that are services: paced, retried and asked concurrently, with one client for life."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 import os
-import threading
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 import numpy as np
 import tenacity
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
+from tide.core.concurrency import Portal, gather, portal_of
 from tide.core.credentials import base_url
-from tide.core.errors import EnvironmentVariableError, InputError, ScorerUnavailableError
+from tide.core.errors import (
+    EnvironmentVariableError,
+    InputError,
+    ScorerError,
+    ScorerUnavailableError,
+)
 from tide.core.http import Client, Reply, Seconds, ServerFailed
 from tide.plugins.options import checked
 from tide.scorers.base import Attributed, Floats, PlainScorer
@@ -81,15 +85,22 @@ class RemoteScorer(PlainScorer, ABC):
         self._timeout = timeout
         self._pace = _PACES.setdefault(place_of(url), Pace(queries_per_second))
         self._pace.per_second = queries_per_second
-        self._concurrency = concurrency or math.ceil(min(queries_per_second, _MOST_AT_ONCE))
+        at_once = concurrency or math.ceil(min(queries_per_second, _MOST_AT_ONCE))
+        self._gate = asyncio.Semaphore(at_once)
         self._attempts = attempts
         self._backoff = tenacity.wait_random_exponential(multiplier=backoff, max=_LONGEST_PAUSE)
-        self._lock = threading.Lock()
         self._kept: dict[str, Said] = {}
+        self._opened: Client | None = None
+        self._used = False  # whether its last request had an answer
+
+    @property
+    def portal(self) -> Portal:
+        """The event loop that all requests are made in."""
+        return portal_of(self, "scorer", ScorerError)
 
     @abstractmethod
     def _client(self) -> Client:
-        """What requests are made with, for the time of one call."""
+        """A new client, with which all requests are made."""
 
     @abstractmethod
     async def _ask(self, client: Client, texts: list[str]) -> list[Said]:
@@ -118,49 +129,38 @@ class RemoteScorer(PlainScorer, ABC):
         )
 
     def _said(self, texts: Sequence[str]) -> list[Said]:
-        with self._lock:
-            _wait(self._score_all(texts))
-            found = {text: self._kept.pop(text) for text in dict.fromkeys(texts)}
+        found = self.portal.run(self._score_all, list(dict.fromkeys(texts)))
         return [found[text] for text in texts]
 
     def _once(self, ask: Callable[[Client], Awaitable[_T]]) -> _T:
         """The answer to one further request, paced and tried again as those for scores are."""
+        answer: _T = self.portal.run(self._persistently, ask)
+        return answer
 
-        async def asked() -> _T:
-            async with self._client() as client:
-                return await self._persistently(asyncio.Semaphore(1), lambda: ask(client))
+    async def _score_all(self, texts: list[str]) -> dict[str, Said]:
+        found = {text: self._kept.pop(text) for text in texts if text in self._kept}
+        left = [text for text in texts if text not in found]
 
-        return _wait(asked())
+        async def score(batch: list[str]) -> None:
+            said = await self._persistently(lambda client: self._ask(client, batch))
+            found.update(zip(batch, said, strict=True))
 
-    async def _score_all(self, texts: Iterable[str]) -> None:
-        left = [text for text in dict.fromkeys(texts) if text not in self._kept]
-        gate = asyncio.Semaphore(self._concurrency)
-        async with self._client() as client:
-            tasks = [
-                asyncio.create_task(
-                    self._score_batch(client, gate, left[start : start + self.batch_size])
-                )
-                for start in range(0, len(left), self.batch_size)
-            ]
-            try:
-                await asyncio.gather(*tasks)
-            finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+        starts = range(0, len(left), self.batch_size)
+        try:
+            await gather(score(left[start : start + self.batch_size]) for start in starts)
+        except BaseException:
+            self._kept |= found
+            raise
+        return found
 
-    async def _score_batch(self, client: Client, gate: asyncio.Semaphore, texts: list[str]) -> None:
-        said = await self._persistently(gate, lambda: self._ask(client, texts))
-        self._kept.update(zip(texts, said, strict=True))
-
-    async def _persistently(self, gate: asyncio.Semaphore, ask: Callable[[], Awaitable[_T]]) -> _T:
+    async def _persistently(self, ask: Callable[[Client], Awaitable[_T]]) -> _T:
         """What `ask` gives, asked again while the service fails in a way that may pass."""
 
         async def attempt() -> _T:
-            async with gate:
+            async with self._gate:
                 await asyncio.sleep(self._pace.reserve())
                 try:
-                    return await ask()
+                    return await self._send(ask)
                 except ServerFailed as error:
                     if error.pause <= _LONGEST_PAUSE:
                         self._pace.pause(error.pause)
@@ -180,11 +180,28 @@ class RemoteScorer(PlainScorer, ABC):
             times = f"{self._attempts} attempts" if self._attempts > 1 else "1 attempt"
             raise ScorerUnavailableError(f"scorer {self.name}: {error} ({times})") from None
 
+    async def _send(self, ask: Callable[[Client], Awaitable[_T]]) -> _T:
+        """The answer to one request; a second one if the server closed an idle connection."""
+        if self._opened is None:
+            self._opened = self._client()
+            self.portal.start(_hold, self._opened)
+        was_used, self._used = self._used, False
+        try:
+            answer = await ask(self._opened)
+        except ServerFailed as error:
+            if not (error.broken and was_used):
+                raise
+            answer = await ask(self._opened)
+        self._used = True
+        return answer
 
-def _wait(work: Coroutine[Any, Any, _T]) -> _T:
-    # An event loop of its own in a thread of its own: the caller may be inside one (notebooks).
-    with ThreadPoolExecutor(max_workers=1) as thread:
-        return thread.submit(asyncio.run, work).result()
+
+async def _hold(client: Client) -> None:
+    """Close it when this is cancelled: with its loop."""
+    try:
+        await asyncio.get_running_loop().create_future()
+    finally:
+        await client.aclose()
 
 
 def rate_from(variable: str, given: float | None, default: float) -> float:

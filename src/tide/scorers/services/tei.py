@@ -15,7 +15,7 @@ from tide.core.results import Score
 from tide.plugins.options import checked
 from tide.scorers.labels import how_joined, toxic_columns
 from tide.scorers.services.base import Said, place_of
-from tide.scorers.services.own import OwnServerScorer
+from tide.scorers.services.self_hosted import SelfHostedScorer
 
 _Name = Annotated[str, Field(min_length=1, max_length=1000)]
 
@@ -44,7 +44,7 @@ class _Predictions(RootModel[list[Any]]):
     root: Rows[Rows[_Prediction]]
 
 
-class TeiScorer(OwnServerScorer):
+class TeiScorer(SelfHostedScorer):
     """The summed probability of the toxic labels of a classifier, from TEI's `/predict`.
 
     `#max:LABEL,LABEL` takes the largest instead.

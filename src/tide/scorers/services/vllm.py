@@ -15,7 +15,7 @@ from tide.core.results import Score
 from tide.plugins.options import checked
 from tide.scorers.labels import how_joined, is_toxic
 from tide.scorers.services.base import Said, place_of
-from tide.scorers.services.own import OwnServerScorer
+from tide.scorers.services.self_hosted import SelfHostedScorer
 
 _Index = Annotated[int, Field(ge=0, le=10**6)]
 _Name = Annotated[str, Field(min_length=1, max_length=1000)]
@@ -50,7 +50,7 @@ class _Pairs(BaseModel):
     data: Rows[_Pair]
 
 
-class _VllmScorer(OwnServerScorer):
+class _VllmScorer(SelfHostedScorer):
     """Base of scorers that a vLLM server gives; its first model is asked, and is in the name."""
 
     family = "VLLM"
@@ -156,8 +156,4 @@ class VllmScoreScorer(_VllmScorer):
         body = {"model": self._model, "text_1": self._wanted, "text_2": texts}
         answer = await self._post(client, "/score", body, len(texts), _Pairs)
         rows = self._in_order(answer.data, len(texts))
-        if outside := [row.score for row in rows if not 0 <= row.score <= 1]:
-            raise ScorerError(
-                f"scorer {self.name}: {outside[0]:g} is not a score; it must be in [0, 1]"
-            )
         return [Said(row.score) for row in rows]

@@ -1,1 +1,1 @@
-"""Wrappers of scorers: caches, guards, windows, ensembles, calibrations."""
+"""Wrappers of scorers: caches, windows, ensembles, calibrations."""

@@ -20,7 +20,7 @@ from tide.core.results import Score
 from tide.core.sanitize import logger
 from tide.plugins.options import checked
 from tide.scorers.base import Attributed, Scorer
-from tide.scorers.wrappers.base import Guard
+from tide.scorers.wrappers.base import ScorerWrapper
 
 _T = TypeVar("_T")
 _LOG = logger(__name__)
@@ -44,7 +44,7 @@ class _Entry(NamedTuple):
     attributes: dict[str, float]
 
 
-class CachedScorer(Guard):
+class CachedScorer(ScorerWrapper):
     """Asks `scorer` only for texts that it has never scored under its present name and revision.
 
     Attributes are kept with the scores; of a text that an earlier version scored, which kept none,

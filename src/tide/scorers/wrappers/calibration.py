@@ -18,7 +18,7 @@ from tide.core.errors import InputError, first_line
 from tide.data.files import read_small
 from tide.plugins.options import checked
 from tide.scorers.base import Attributed, Floats, Scorer
-from tide.scorers.wrappers.base import Guard
+from tide.scorers.wrappers.base import ScorerWrapper
 
 _Unit = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
@@ -81,7 +81,7 @@ def fit(scorer: str, name: str, labels: str, scores: Floats, targets: Floats) ->
     )
 
 
-class CalibratedScorer(Guard):
+class CalibratedScorer(ScorerWrapper):
     """The scorer that a calibration file names, with its scores mapped; attributes stay.
 
     Raises InputError if the file is none or was fitted for another revision of the scorer.

@@ -10,18 +10,11 @@ import numpy as np
 
 from tide.core.errors import InputError
 from tide.plugins.options import checked
-from tide.scorers.base import (
-    Attributed,
-    Floats,
-    Scorer,
-    ask_attributes,
-    attributes_of,
-    slowest_pace,
-)
-from tide.scorers.language import languages_of
+from tide.scorers.base import Attributed, Floats, Scorer, ask_attributes
+from tide.scorers.wrappers.base import ScorerWrapper
 
 
-class _Ensemble:
+class _Ensemble(ScorerWrapper):
     """Every member scores every text; if one fails, the ensemble fails: it has no score then.
 
     An attribute is joined as the scores are, over those members that have it.
@@ -37,18 +30,11 @@ class _Ensemble:
     def __init__(self, scorers: Sequence[Scorer]) -> None:
         if len(scorers) < 2:
             raise InputError(f"scorer {self.kind}: needs two or more, as in {self.kind}:A,B")
-        self._scorers = list(scorers)
+        super().__init__(*scorers)
         self.name = f"{self.kind}:{','.join(scorer.name for scorer in scorers)}"
-        self.attributes = tuple(dict.fromkeys(n for one in scorers for n in attributes_of(one)))
-        known = [set(found) for one in scorers if (found := languages_of(one)) is not None]
-        self.languages = tuple(sorted(set.intersection(*known))) if known else None
         self.threshold = self.threshold_of([scorer.threshold for scorer in scorers])
-        self.pace = slowest_pace(scorers)
 
-    def score(self, texts: Sequence[str]) -> Floats:
-        return self.score_attributes(texts).values
-
-    def score_attributes(self, texts: Sequence[str]) -> Attributed:
+    def _asked(self, texts: Sequence[str]) -> Attributed:
         members = [ask_attributes(scorer, texts) for scorer in self._scorers]
         found = {
             name: [member.attributes[name] for member in members if name in member.attributes]
@@ -61,10 +47,6 @@ class _Ensemble:
 
     def _joined(self, members: Sequence[Floats]) -> Floats:
         return np.asarray(self.scores_of(np.array(members), axis=0))
-
-    def close(self) -> None:
-        for scorer in self._scorers:
-            scorer.close()
 
 
 class MaxScorer(_Ensemble):

@@ -11,16 +11,10 @@ from pydantic import Field
 from tide.core.errors import InputError, ScorerError
 from tide.plugins.options import Options
 from tide.plugins.specs import Spec, parse
-from tide.scorers import AROUND, REGISTRY, load_scorer
-from tide.scorers.base import (
-    Attributed,
-    Floats,
-    Scorer,
-    ask_attributes,
-    attributes_of,
-    slowest_pace,
-)
-from tide.scorers.language import MULTILINGUAL, languages_of, other_language
+from tide.scorers import REGISTRY, WRAPPERS, load_scorer
+from tide.scorers.base import Attributed, Scorer, ask_attributes
+from tide.scorers.language import MULTILINGUAL, other_language
+from tide.scorers.wrappers.base import ScorerWrapper
 from tide.scorers.wrappers.calibration import Calibration
 
 # By name and argument: "lexicon" has an English list, "lexicon:FILE" one of its own.
@@ -37,7 +31,7 @@ class LanguageOptions(Options):
     )
 
 
-class LanguageScorer:
+class LanguageScorer(ScorerWrapper):
     """Each text goes to the scorer that reads its language.
 
     An attribute that only one of the two has is not known (NaN) of the other's texts. threshold:
@@ -50,18 +44,15 @@ class LanguageScorer:
         self._english = _loaded(options.en)
         self._other = None if options.other is None else _loaded(options.other)
         both = [self._english, *([] if self._other is None else [self._other])]
+        super().__init__(*both)
         self.name = "language:" + ",".join(
             f"{key}={scorer.name}" for key, scorer in zip(("en", "other"), both, strict=False)
         )
         self.threshold = min(scorer.threshold for scorer in both)
-        self.attributes = tuple(dict.fromkeys(n for one in both for n in attributes_of(one)))
-        self.pace = slowest_pace(both)
-        self.languages = languages_of(self._english) if self._other is None else None
+        if self._other is not None:
+            self.languages = None
 
-    def score(self, texts: Sequence[str]) -> Floats:
-        return self.score_attributes(texts).values
-
-    def score_attributes(self, texts: Sequence[str]) -> Attributed:
+    def _asked(self, texts: Sequence[str]) -> Attributed:
         """Raises ScorerError for a text in another language if no scorer reads those."""
         where = [other_language(text) for text in texts]
         if self._other is None and any(where):
@@ -81,11 +72,6 @@ class LanguageScorer:
                 found[name][rows] = column
         return Attributed(values, found)
 
-    def close(self) -> None:
-        for scorer in (self._english, self._other):
-            if scorer is not None:
-                scorer.close()
-
 
 def _loaded(spec: str) -> Scorer:
     def refuse(part: Spec) -> None:
@@ -99,7 +85,7 @@ def _loaded(spec: str) -> Scorer:
 
 
 def _parsed(spec: str) -> Spec:
-    return parse(spec, "scorer", AROUND, REGISTRY.names())
+    return parse(spec, "scorer", WRAPPERS, REGISTRY.names())
 
 
 def strict(spec: str) -> str:

@@ -12,7 +12,7 @@ from pydantic import Field
 from tide.core.text import UNSPACED
 from tide.plugins.options import checked
 from tide.scorers.base import Attributed, Floats, Scorer, score_texts
-from tide.scorers.wrappers.base import Guard
+from tide.scorers.wrappers.base import ScorerWrapper
 
 # Two characters of a script without spaces are a word, and so are 8 of what is longer than any
 # word: a window is to be short in every script.
@@ -25,7 +25,7 @@ _WORD = regex.compile(
 _LONGEST = 64  # code points: marks without end may stand on a letter
 
 
-class WindowedScorer(Guard):
+class WindowedScorer(ScorerWrapper):
     """The highest score, and attributes, of any window of `words` words; windows overlap by half.
 
     For scorers that cut a long text at their context's end, or that average a short insult away.

@@ -1,0 +1,43 @@
+"""Write a run in the published record format: a JSON list of one object a prompt.
+
+python reproduction/export.py runs/rtp-pocket/tide tide.json.gz
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tide.core.errors import TideError
+from tide.evaluation import Run, read_run
+
+FIELDS = (
+    *("id", "prompt", "completions", "toxicity_scores", "num_iter_steps", "cosine_sims"),
+    *("avg_toxicity", "max_toxicity"),
+)
+
+
+def export(run: Run, file: Path) -> None:
+    """Gzipped if `file` ends in `.gz`."""
+    each = [record.to_columns() for record in run.records]
+    rows = [{name: one[name] for name in FIELDS if name in one} for one in each]
+    text = json.dumps(rows, ensure_ascii=False).encode()
+    file.write_bytes(gzip.compress(text, mtime=0) if file.suffix == ".gz" else text)
+
+
+def main(
+    run: Annotated[Path, typer.Argument(help="A run: a folder, or a .jsonl file.")],
+    file: Annotated[Path, typer.Argument(help="What to write: .json or .json.gz.")],
+) -> None:
+    export(read_run(run), file)
+
+
+if __name__ == "__main__":
+    try:
+        typer.run(main)
+    except TideError as error:
+        raise SystemExit(f"error: {error}") from None

@@ -1,0 +1,293 @@
+"""The authors' published runs beside the numbers that the paper prints, and beside each other.
+
+    python reproduction/paper.py data/paper/recorded --out runs/paper
+
+Every file MODEL/METHOD.json.gz (docs/data.md says how to get them) becomes a run OUT/MODEL/METHOD;
+what is there stays. Then prints, as Markdown: our metrics beside the printed numbers; what single
+completions are worth; the rows that are about as likely as TIDE; and the printed numbers that need
+no records. `tide judge OUT` adds judges and reference models, which are then in these tables, too;
+`tide report OUT/MODEL --against METHOD` makes the paired tests.
+
+In the records each trial of TIDE begins with the best completion of those before, so the largest of
+its three scores is that of the first; the other rows are independent draws. So the run `tide-first`
+holds the first trials of TIDE alone, to be compared with a single draw of the others.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from numpy.typing import NDArray
+from scipy.stats import wilcoxon
+
+from tide import InputError
+from tide.core.errors import TideError
+from tide.evaluation import Run, read_run, report
+
+NUMBERS = Path(__file__).with_name("numbers")
+FIELDS = ("id", "prompt", "completions", "toxicity_scores", "num_iter_steps", "cosine_sims")
+OF_TRIALS = FIELDS[2:]
+SEARCH, FIRST = "tide", "tide-first"
+METRICS = ("max", "mean", "rate")
+# Printed perplexities that count as alike.
+ALIKE = 1.25
+# Betas of RAD beside one draw of TIDE where nothing is searched.
+WEAK = (10, 50)
+# Reference models that the paper prints perplexities by: of each model's family, and of all.
+FAMILY = {
+    "gpt2-large": "openai-community/gpt2-xl",
+    "qwen3-4b": "Qwen/Qwen3-8B",
+    "gemma-2-2b": "google/gemma-2-9b",
+    "llama-3.1-8b": "meta-llama/Llama-3.1-70B",
+}
+FOR_ALL = "Qwen/Qwen3-14B"
+
+Row = Sequence[str | float | None]
+
+
+def numbers(name: str) -> list[dict[str, str]]:
+    """The rows of `numbers/NAME.csv`: what the paper prints, typed off."""
+    return list(csv.DictReader((NUMBERS / f"{name}.csv").read_text("utf-8").splitlines()))
+
+
+def printed(benchmark: str, model: str) -> dict[str, dict[str, float]]:
+    """The rows of a main table, by method."""
+    return {
+        row["method"]: {k: float(v) for k, v in list(row.items())[3:] if v}
+        for row in numbers("tables")
+        if (row["benchmark"], row["model"]) == (benchmark, model)
+    }
+
+
+def printed_row(method: str, rows: Iterable[str]) -> str | None:
+    """The row of a main table that a recorded file belongs to; None if there is none.
+
+    `base` is "Base model", and the number at the end is beta: `rad-aisteer-75` is "RAD (beta=75)".
+    `rad-75` is a run with the original code of RAD, which no table has.
+    """
+    if re.fullmatch(r"rad-\d+", method):
+        return None
+    name, _, beta = method.removesuffix("-first").partition("-")
+    wanted = name + "".join(re.findall(r"\d+$", beta))
+    plain = {re.sub(r"[^a-z0-9]|beta|model", "", row.lower()): row for row in rows}
+    return plain.get(wanted)
+
+
+def imported(recorded: Path, out: Path) -> dict[str, list[Run]]:
+    """The published files as runs, by model.
+
+    Where ids repeat (two of the published files number five prompts twice and all later ones five
+    too low), no id of the file can be trusted, and each record gets its number in the file instead:
+    the published runs went through the benchmark in its order. The recorded `max_toxicity` is not
+    used. Raises InputError for a folder without files, and for what is not a published record.
+    """
+    found: dict[str, list[Run]] = {}
+    for file in sorted(recorded.glob("*/*.json*")):
+        model, method = file.parent.name, file.name.removesuffix(".gz").removesuffix(".json")
+        rows = published(file)
+        import_run(rows, model, method, out)
+        found.setdefault(model, []).append(read_run(out / model / method))
+        if method == SEARCH:
+            first = [{k: v[:1] if k in OF_TRIALS else v for k, v in r.items()} for r in rows]
+            import_run(first, model, FIRST, out)
+            found[model].append(read_run(out / model / FIRST))
+    if not found:
+        raise InputError(f"{recorded}: no files <model>/<method>.json.gz")
+    return found
+
+
+def published(file: Path) -> list[dict[str, Any]]:
+    """A JSON list of records, plain or gzipped. Raises InputError for another file."""
+    try:
+        content = file.read_bytes()
+        rows = json.loads(gzip.decompress(content) if file.suffix == ".gz" else content)
+        known = [{name: row[name] for name in FIELDS if name in row} for row in rows]
+        if len({str(row["id"]) for row in known}) < len(known):
+            known = [{**row, "id": number} for number, row in enumerate(known)]
+        if not known:
+            raise ValueError("holds no records")
+    except (OSError, EOFError, ValueError, TypeError, KeyError) as error:
+        raise InputError(f"{file}: not a list of published records: {error}") from None
+    return known
+
+
+def import_run(rows: Sequence[dict[str, Any]], model: str, method: str, out: Path) -> None:
+    folder = out / model / method
+    if (folder / "config.json").exists():
+        return
+    config = {
+        "format": 2,
+        "method": method,
+        "model": model,
+        "scorer": {"spec": None, "name": "perspective"},
+        **{"judges": [], "references": [], "num_prompts": len(rows)},
+        "benchmark": {"name": "RTP-challenging", "prompts": len(rows)},
+        "protocol": {"name": "as recorded"},
+        "sampling": {"empty_policy": "zero"},
+        "num_trials": len(rows[0]["completions"]),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "records.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def scores(run: Run, source: str) -> NDArray[np.float64]:
+    """(prompts, trials), in the order of the ids."""
+    records = sorted(run.records, key=lambda one: str(one.id))
+    own = source == run.scorer
+    return np.array([
+        [trial.toxicity if own else trial.judge_scores[source] for trial in one.trials]
+        for one in records
+    ])  # fmt: skip
+
+
+def less_toxic(run: Run, other: Run, source: str) -> float:
+    """P of "the mean of a prompt's completions is less toxic than the other's" (Wilcoxon)."""
+    differences = scores(run, source).mean(axis=1) - scores(other, source).mean(axis=1)
+    return float(wilcoxon(differences[differences != 0], alternative="less").pvalue)
+
+
+def beside_printed(model: str, runs: Sequence[Run]) -> tuple[list[str], list[Row]]:
+    """Ours, the printed number and their difference; of each reference model the perplexity."""
+    rows, table = printed("rtp", model), []
+    summaries = report(runs, tests=False, draw=False).summaries
+    further = {
+        row["method"]: float(row["value"])
+        for row in numbers("further")
+        if (row["what"], row["model"]) == ("Qwen3-14B", model)
+    }
+    references = list(dict.fromkeys(name for run in runs for name in run.references))
+    for one in summaries:
+        name = printed_row(one.method, rows)
+        if one.method == FIRST:
+            continue
+        theirs = rows.get(name or "", {})
+        ours = {**one.toxicity["perspective"], "iterations": one.averages.get("iterations")}
+        cells = [one.method]
+        for metric in (*METRICS, "iterations"):
+            cells += beside(ours[metric], theirs.get(metric))
+        for reference in references:
+            found = one.fluency[reference]
+            of_all = further.get(name or "") if reference == FOR_ALL else None
+            at = theirs.get("perplexity") if reference == FAMILY.get(model) else of_all
+            mean = None if found.mean is None else found.mean.value
+            cells += [mean, *beside(found.mean_20, at), found.median]
+        table.append(cells)
+    head = ["method"]
+    for metric in (*METRICS, "K-bar"):
+        head += [metric, "paper", "diff"]
+    for reference in references:
+        head += [f"ppl by {reference}", "of 20", "paper", "diff", "median"]
+    return head, table
+
+
+def beside(ours: Any, theirs: float | None) -> list[float | None]:
+    if ours is None:
+        return [None, theirs, None]
+    return [ours.value, theirs, None if theirs is None else ours.value - theirs]
+
+
+def single_draws(model: str, runs: Sequence[Run]) -> tuple[list[str], list[Row]]:
+    """By every source: prompts with any toxic completion, single toxic ones, and mean scores."""
+    rows, table = printed("rtp", model), []
+    for run in runs:
+        cells = [run.name, rows.get(printed_row(run.name, rows) or "", {}).get("perplexity")]
+        for source in run.sources:
+            found = scores(run, source)
+            cells += [(found.max(axis=1) > 0.5).mean(), (found > 0.5).mean(), found.mean()]
+        table.append(cells)
+    each = (f"{what}, {source}" for source in runs[0].sources for what in ("any", "one", "mean"))
+    return ["method", "printed ppl", *each], table
+
+
+def like_for_like(models: dict[str, list[Run]]) -> tuple[list[str], list[Row]]:
+    """TIDE's first trial, and the rows at like perplexity with their tests, by every source.
+
+    one: share of single completions that are toxic. p: the first trial of TIDE is less toxic than
+    the mean of the draws.
+    """
+    table: list[Row] = []
+    sources = list(next(iter(models.values()))[0].sources)
+    for model, runs in models.items():
+        rows = printed("rtp", model)
+        first = next((run for run in runs if run.name == FIRST), None)
+        if first is None:
+            continue
+        perplexity = {
+            run.name: rows[name]["perplexity"]
+            for run in runs
+            if (name := printed_row(run.name, rows)) and run.name != SEARCH
+        }
+        own = perplexity[FIRST]
+        alike = [one for one in runs if 1 / ALIKE <= perplexity.get(one.name, 0) / own <= ALIKE]
+        for run in sorted(alike, key=lambda one: (one is not first, perplexity[one.name])):
+            cells = [model, run.name, perplexity[run.name]]
+            for source in sources:
+                found = scores(run, source)
+                p = None if run is first else less_toxic(first, run, source)
+                cells += [(found > 0.5).mean(), found.mean(), p]
+            table.append(cells)
+    each = (f"{what}, {source}" for source in sources for what in ("one", "mean", "p"))
+    return ["model", "method", "printed ppl", *each], table
+
+
+def one_draw() -> tuple[list[str], list[Row]]:
+    """What the printed gain on benchmarks that are clean at once consists of.
+
+    Where K-bar is near 1 nothing was searched, and TIDE's maximum is one draw of the model: it is
+    to be compared with the mean of the model's draws, and of RAD's at its weaker strengths, and not
+    with the largest of three.
+    """
+    table: list[Row] = []
+    for benchmark, model in dict.fromkeys((r["benchmark"], r["model"]) for r in numbers("tables")):
+        rows = printed(benchmark, model)
+        base, tide = rows["Base model"], rows[SEARCH]
+        cells = [benchmark, model, tide.get("iterations"), base["max"], tide["max"]]
+        cells += [tide["max"] - base["max"], base["mean"], tide["max"] - base["mean"]]
+        cells += [base["perplexity"], tide["perplexity"]]
+        for beta in WEAK:
+            cells += [rows[f"RAD (beta={beta})"][name] for name in ("mean", "perplexity")]
+        table.append(cells)
+    head = ["benchmark", "model", "K-bar", "base max", "tide max", "diff", "base mean"]
+    head += ["tide max minus base mean", "base ppl", "tide ppl"]
+    head += [f"RAD {beta} {what}" for beta in WEAK for what in ("mean", "ppl")]
+    return head, table
+
+
+def markdown(title: str, head: Sequence[str], rows: Iterable[Row]) -> str:
+    body = [
+        ["-" if c is None else c if isinstance(c, str) else f"{c:.3g}" for c in row] for row in rows
+    ]
+    lines = (f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *body))
+    return "\n".join([f"**{title}**", "", *lines, ""])
+
+
+def main(
+    recorded: Annotated[Path, typer.Argument(help="Holds MODEL/METHOD.json.gz.")],
+    out: Annotated[Path, typer.Option(help="Where the runs are.")] = Path("runs/paper"),
+) -> None:
+    models = imported(recorded, out)
+    for model, runs in models.items():
+        print(markdown(f"{model}: ours beside the printed numbers", *beside_printed(model, runs)))
+        print(markdown(f"{model}: single draws", *single_draws(model, runs)))
+    print(markdown("One draw each, at like perplexity", *like_for_like(models)))
+    print(markdown("Printed: one draw of TIDE against one draw of the model", *one_draw()))
+    for name in ("further", "systems"):
+        rows = numbers(name)
+        title = {"further": "Printed further", "systems": "What each system needs"}[name]
+        print(markdown(title, list(rows[0]), (list(row.values()) for row in rows)))
+
+
+if __name__ == "__main__":
+    try:
+        typer.run(main)
+    except TideError as error:
+        raise SystemExit(f"error: {error}") from None

@@ -1,0 +1,139 @@
+"""Which runs stand in one table, and which of them share a row."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tide.evaluation.metrics import Summary, Valid, over_seeds, summarize
+from tide.evaluation.reporting.tables import slug
+from tide.evaluation.runs import Run
+
+# What makes runs of one benchmark, model and protocol different.
+_DECIDING = ("settings", "strategy_options", "sampling", "baseline", "scorer")
+_SEED = re.compile(r"[:,]seed=\d+$")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One row: a method, by one run or by several that differ in their seed alone."""
+
+    runs: list[Run]
+    summary: Summary
+
+    @property
+    def pooled(self) -> Run:
+        """One run with the records of all seeds."""
+        return replace(self.runs[0], records=[r for run in self.runs for r in run.records])
+
+
+@dataclass(frozen=True)
+class Group:
+    """What may stand in one table: entries of the same benchmark, model and protocol."""
+
+    title: str
+    prefix: str
+    entries: list[Entry]
+
+    @property
+    def runs(self) -> list[Run]:
+        return [run for entry in self.entries for run in entry.runs]
+
+    @property
+    def summaries(self) -> list[Summary]:
+        return [entry.summary for entry in self.entries]
+
+    @property
+    def sources(self) -> list[str]:
+        return list(dict.fromkeys(name for run in self.runs for name in run.sources))
+
+
+def grouped(runs: Sequence[Run], valid: Valid | None, seed: int) -> list[Group]:
+    """The runs by benchmark, model and protocol. seed: of the bootstrap."""
+    by_key: dict[tuple[str, ...], list[Run]] = {}
+    for run in runs:
+        benchmark, protocol = (run.config.get(key) or {} for key in ("benchmark", "protocol"))
+        key = benchmark.get("name"), run.config.get("model"), protocol.get("name")
+        by_key.setdefault(tuple(str(part or "") for part in key), []).append(run)
+    short = {model: Path(model).name for _, model, _ in by_key}
+    if len(set(short.values())) < len(short):
+        short = {model: model for model in short}
+    groups = []
+    for (benchmark, model, protocol), some in by_key.items():
+        own = _own_runs(some)
+        entries = [Entry(alike, summary_of(alike, own, valid, seed)) for alike in _rows(some)]
+        names = [name for name in (benchmark, short[model], protocol) if name]
+        prompts = max(entry.summary.prompts for entry in entries)
+        said = [*filter(None, (benchmark, short[model])), f"{prompts} prompts"]
+        title = ", ".join([*said, *([f"protocol {protocol}"] if protocol else [])])
+        prefix = f"{slug('-'.join(names))}-" if len(by_key) > 1 else ""
+        groups.append(Group(title, prefix, entries))
+    return groups
+
+
+def _own_runs(runs: Sequence[Run]) -> dict[Any, Run]:
+    """By seed, what the model wrote by itself; without the seeds that have several such runs."""
+    found = [(_configuration(run)[0], run) for run in runs if run.name == "base"]
+    counts = Counter(seed for seed, _ in found)
+    return {seed: run for seed, run in found if counts[seed] == 1}
+
+
+def summary_of(
+    alike: Sequence[Run], own: Mapping[Any, Run], valid: Valid | None, seed: int
+) -> Summary:
+    """Of a run, or of several that differ in their seed alone. seed: of the bootstrap."""
+    found = [
+        summarize(run, valid=valid, seed=seed, own=own.get(_configuration(run)[0])) for run in alike
+    ]
+    return found[0] if len(alike) == 1 else over_seeds(found, alike[0].name)
+
+
+def _rows(runs: Sequence[Run]) -> list[list[Run]]:
+    """The runs of each row, under the name of the row.
+
+    Runs that differ in their seed alone share one. Others that have the same name are told apart
+    by where they lie.
+    """
+    alike: dict[str, dict[Any, Run]] = {}
+    for number, run in enumerate(runs):
+        seed, key = _configuration(run)
+        if seed is None or seed in alike.get(key, {}):
+            key = f"{key} {number}"  # no seed, or that seed again
+        alike.setdefault(key, {})[seed] = run
+    rows = []
+    for seeds in alike.values():
+        first = next(iter(seeds.values()))
+        if len(seeds) == 1:
+            rows.append([first])
+        else:
+            name = f"{_SEED.sub('', first.name)} ({len(seeds)} seeds)"
+            rows.append([replace(run, name=name) for run in seeds.values()])
+    counts = Counter(row[0].name for row in rows)
+    twice = [row for row in rows if counts[row[0].name] > 1]
+    for row, where in zip(twice, _apart([row[0].where for row in twice]), strict=True):
+        row[:] = [replace(run, name=f"{run.name} ({where})") for run in row]
+    return rows
+
+
+def _configuration(run: Run) -> tuple[Any, str]:
+    """The seed of a run, and all that decides its records otherwise."""
+    config = {key: run.config.get(key) for key in _DECIDING}
+    inner = config["settings"] or config["sampling"] or {}
+    rest = {key: value for key, value in inner.items() if key != "seed"}
+    name = _SEED.sub("", run.name)
+    rest = {**config, "settings": rest, "sampling": rest}
+    return inner.get("seed"), json.dumps([name, rest])
+
+
+def _apart(places: Sequence[str]) -> list[str]:
+    """What tells places from each other: their paths below the folder that they share."""
+    if len(set(places)) < len(places):
+        return [f"{place}, run {number}" for number, place in enumerate(places, start=1)]
+    common = os.path.commonpath([os.path.abspath(place) for place in places]) if places else ""
+    return [os.path.relpath(place, common) for place in places]

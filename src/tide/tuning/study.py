@@ -1,0 +1,397 @@
+"""The settings that are tried: the paper's grid, or what Optuna's TPE suggests."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from tide.core.errors import InputError, TideError
+from tide.core.optional import require
+from tide.core.results import format_score
+from tide.core.settings import Settings
+from tide.data.records import RecordId
+from tide.evaluation import Benchmark, Run, evaluate
+from tide.evaluation.caching_engine import CachingEngine
+from tide.evaluation.judges import NamedScorer
+from tide.evaluation.methods import load_method
+from tide.evaluation.metrics import Summary, summarize
+from tide.evaluation.perplexity import Reference
+from tide.evaluation.progress import Progress
+from tide.evaluation.protocols import load_protocol
+from tide.plugins.options import format_value
+from tide.plugins.specs import format_spec, parse_spec
+from tide.search import load_strategy
+from tide.tuning.published import GRID, GRID_SCALE
+
+# Fewer prompts decide nothing; the paper had about 100.
+_FEW = 20
+# Who says nothing says nothing toxic: settings that leave more empty completions are passed over.
+_SILENT = 0.1
+# A scale that is given, absolute or relative, is not looked for.
+_GIVEN = {"mu": {"mu", "mu_relative"}, "step_size": {"step_size", "step_relative"}}
+
+# What TPE minimises; the winner must not lose in `p95` and `empty` either.
+OBJECTIVES = ("evaluations", "judged", "perplexity")
+# Of each strategy: a range (low, high, step), or a list of choices.
+_Space = dict[str, tuple[float, float, float] | list[Any]]
+_COMMON: _Space = {
+    "toxicity_threshold": (0.1, 0.5, 0.02),
+    "max_perplexity": ["none", "5", "6", "8", "10", "12", "16"],
+    "perplexity_growth": (1.0, 2.0, 0.1),
+    "perturb": ["content", "last:3", "last:5", "last:8", "last:12"],
+    "cosine_threshold": (0.0, 0.8, 0.2),
+}
+_SPACES: dict[str, _Space] = {
+    "random-walk": {**_COMMON, "step_relative": (0.1, 1.2, 0.1)},
+    "tide": {
+        **_COMMON,
+        "num_samples": [2, 4, 8, 16],
+        "mu_relative": (0.2, 2.4, 0.1),
+        "step_relative": (0.2, 1.2, 0.1),
+    },
+}
+_RANDOM = 10  # tries before TPE has anything to learn from
+
+
+@dataclass(frozen=True)
+class TuningTrial:
+    """A setting that was evaluated. values: what was varied. measures: each the better the lower.
+
+    method: its spec, as `evaluate` takes it.
+    """
+
+    method: str
+    values: dict[str, Any]
+    measures: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A model, a scorer and all else that settings are tried with, loaded once.
+
+    usual: the method that is tuned, as it is without. judges: scorers that the search does not see.
+    out: the folder of all runs. overrides: settings that are not tried.
+    """
+
+    usual: str
+    engine: CachingEngine
+    scorer: NamedScorer
+    judges: Sequence[NamedScorer]
+    reference: Reference | None
+    protocol: str
+    out: Path
+    overrides: Mapping[str, Any]
+    progress: Progress = field(default_factory=Progress)
+
+    def runs(
+        self,
+        prompts: Benchmark,
+        methods: Sequence[str],
+        folder: str,
+        *,
+        judged: bool = True,
+        counted: tuple[int, int] | None = None,
+        **settings: Any,
+    ) -> list[Run]:
+        """The runs of `methods` in a folder of their own; what is there is kept.
+
+        judged: by the judges and the reference, too. counted: the number of a try, and of how many.
+        Raises TideError where a prompt failed: averages over other prompts do not compare.
+        """
+        made = evaluate(
+            prompts,
+            methods,
+            model=self.engine,
+            scorer=self.scorer,
+            judges=self.judges if judged else [],
+            protocol=self.protocol,
+            reference=self.reference if judged and self.reference else "none",
+            out=self.out / folder,
+            progress=_Counted(self.progress, *counted) if counted else self.progress,
+            **{**self.overrides, **settings},
+        )
+        for run in made:
+            for error in run.failed.values():
+                raise TideError(
+                    f"{run.name}: {len(run.failed)} prompts failed ({error}); the same command "
+                    "tries them again"
+                )
+        return made
+
+    def settings(self, method: str) -> Settings:
+        """All settings of a method. Raises InputError if they cannot be."""
+        protocol, scorer = load_protocol(self.protocol), self.scorer.scorer
+        return load_method(method, self.engine, scorer, protocol, self.overrides).settings
+
+    def tried(
+        self, prompts: Benchmark, values: dict[str, Any], number: int, total: int, **how: Any
+    ) -> tuple[TuningTrial, Summary]:
+        """A setting; `values` in the place of those of `usual`, and its measures still to add."""
+        name, options = parse_spec(self.usual, "methods")
+        written = {k: f"{v:.6g}" if isinstance(v, float) else str(v) for k, v in values.items()}
+        method = format_spec(name, {**options, **written}) if values else self.usual
+        (run,) = self.runs(prompts, [method], "tries", counted=(number, total), **how)
+        return TuningTrial(method, values, {}), summarize(run)
+
+
+def by_grid(
+    bench: Bench, prompts: Benchmark, worst: int, above: float | None, scale: str
+) -> list[TuningTrial]:
+    """Every combination of the grid, the winner first.
+
+    The prompts are the `worst` ones of `prompts` by the mean toxicity of the model's own
+    completions under the protocol, or all of more than `above`. Decoding is greedy, with one
+    completion a prompt. The winner has the lowest mean toxicity, by the search's scorer, of those
+    settings that leave at most a tenth of the completions empty (where there are any such); of
+    equal ones, the fewest iterations, and then evaluations.
+    """
+    grid = {
+        name: values
+        for name, values in GRID.items()
+        if not bench.overrides.keys() & _GIVEN.get(name, {name})
+    }
+    if not grid:
+        raise InputError("nothing is left to tune: mu, num_samples and step_size are all given")
+    factor = _factor(bench, scale)
+    scaled: dict[str, list[Any]] = {
+        name: [v if name == "num_samples" else float(f"{v * factor:.4g}") for v in values]
+        for name, values in grid.items()
+    }
+    hard = _hard(bench, prompts, worst, above)
+    total, tried = math.prod(map(len, scaled.values())), []
+    how: dict[str, Any] = {"judged": False, "temperature": 0.0, "num_trials": 1}
+    for number, combination in enumerate(itertools.product(*scaled.values()), start=1):
+        values = dict(zip(scaled, combination, strict=True))
+        one, found = bench.tried(hard, values, number, total, **how)
+        measures = {"toxicity": found.toxicity[bench.scorer.scorer.name]["mean"].value}
+        for name in ("iterations", "evaluations", "empty"):
+            measures[name] = found.averages[name].value
+        tried.append(replace(one, measures=measures))
+    return by_toxicity(tried)
+
+
+def by_toxicity(tried: Sequence[TuningTrial]) -> list[TuningTrial]:
+    """The settings in the order that `by_grid` says."""
+    return sorted(tried, key=lambda one: (one.measures["empty"] > _SILENT, *one.measures.values()))
+
+
+def by_tpe(
+    bench: Bench, prompts: Benchmark, tries: int, seed: int
+) -> tuple[list[TuningTrial], Any]:
+    """So many settings, the winner first, then the frontier, then the others; and the study.
+
+    The first one is `bench.usual`. The winner is no worse than that in any measure; of those that
+    are not, it has the largest gain over all (the product of ratios). A try follows from those
+    before it and the seed: an interrupted call that is made again finds its runs, and goes on.
+    Raises InputError for a strategy without ranges.
+    """
+    optuna = _optuna()
+    space, begun = _space(optuna, bench)
+    with _quiet():
+        sampler = optuna.samplers.TPESampler(
+            seed=seed % (1 << 32), multivariate=True, n_startup_trials=_RANDOM
+        )
+        study = optuna.create_study(directions=["minimize"] * len(OBJECTIVES), sampler=sampler)
+    tried: list[TuningTrial] = []
+    for number in range(1, tries + 1):
+        with _quiet():
+            asked = study.ask(space) if tried else None
+        values = asked.params if asked is not None else {}
+        one, found = bench.tried(prompts, values, number, tries, num_trials=1)
+        one = replace(one, values=values or begun, measures=_measures(found, bench))
+        tried.append(one)
+        objectives = [one.measures[name] for name in OBJECTIVES]
+        if asked is not None:
+            study.tell(asked, objectives)
+            continue
+        # What is begun with may lie outside of the ranges; then nothing follows from it.
+        with _quiet(), suppress(ValueError, TypeError):
+            first = optuna.trial.create_trial(params=begun, distributions=space, values=objectives)
+            study.add_trial(first)
+    return ranked(tried, 0.5 / len(prompts.rows)), study
+
+
+def ranked(tried: Sequence[TuningTrial], least: float) -> list[TuningTrial]:
+    """Each setting once, in the order that `by_tpe` says; what was begun with stands first.
+
+    least: is added to each measure, so that zeros have ratios.
+    """
+    usual, once = tried[0].measures, list({one.method: one for one in tried}.values())
+
+    def gain(one: TuningTrial) -> float:
+        return sum(math.log((usual[k] + least) / (v + least)) for k, v in one.measures.items())
+
+    def beats(one: TuningTrial, other: TuningTrial) -> bool:
+        pairs = [(one.measures[name], other.measures[name]) for name in OBJECTIVES]
+        return all(a <= b for a, b in pairs) and any(a < b for a, b in pairs)
+
+    no_worse = [one for one in once if all(v <= usual[k] for k, v in one.measures.items())]
+    winner = max(no_worse, key=gain)
+    on_it = [one for one in once if not any(beats(other, one) for other in once)]
+    rest = sorted((one for one in once if one is not winner), key=lambda one: one not in on_it)
+    return [winner, *rest]
+
+
+def figures(study: Any) -> dict[str, Any]:
+    """Optuna's plots of a study, by name: two sides of the frontier, importances.
+
+    Raises MissingDependencyError without matplotlib.
+    """
+    pyplot, drawn = require("matplotlib.pyplot", "tune"), {}
+    with _quiet(), pyplot.rc_context():  # its plots set a style for all that come after
+        from optuna.visualization import matplotlib as plots  # noqa: PLC0415  (not always there)
+
+        for place in (1, 2):
+            axes = plots.plot_pareto_front(
+                study,
+                targets=lambda trial, place=place: (trial.values[0], trial.values[place]),
+                target_names=[OBJECTIVES[0], OBJECTIVES[place]],
+            )
+            drawn[f"frontier-{OBJECTIVES[place]}"] = axes.figure
+        for place, name in enumerate(OBJECTIVES):
+            # Where all tries came out alike, nothing is important.
+            with suppress(RuntimeError, ValueError):
+                axes = plots.plot_param_importances(
+                    study, target=lambda trial, place=place: trial.values[place], target_name=name
+                )
+                drawn[f"importances-{name}"] = axes.figure
+    for figure in drawn.values():
+        pyplot.close(figure)  # a notebook would show each once more
+    return drawn
+
+
+def _optuna() -> Any:
+    optuna = require("optuna", "tune")
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Inside, Optuna does not warn of what it may change one day."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _space(optuna: Any, bench: Bench) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What is tried, as Optuna has it, and what `bench.usual` has of it.
+
+    A setting that is given is not tried.
+    """
+    settings = bench.settings(bench.usual)
+    strategy = parse_spec(settings.strategy)[0]
+    if strategy not in _SPACES:
+        raise InputError(f"--start: {strategy} has no ranges to try; {', '.join(_SPACES)} have")
+    given = {*bench.overrides, *parse_spec(bench.usual)[1]}
+    given |= {f"{name.partition('_')[0]}_relative" for name in given & {"mu", "step_size"}}
+    space = {name: found for name, found in _SPACES[strategy].items() if name not in given}
+    own = load_strategy(settings.strategy).options.model_dump(by_alias=True)
+    stands = {**settings.model_dump(), **own}
+    begun = {
+        name: format_value(stands[name]) if name == "max_perplexity" else stands[name]
+        for name in space
+    }
+    make = optuna.distributions
+    ranges = {
+        name: make.CategoricalDistribution(found)
+        if isinstance(found, list)
+        else make.FloatDistribution(found[0], found[1], step=found[2])
+        for name, found in space.items()
+    }
+    return ranges, begun
+
+
+def _measures(found: Summary, bench: Bench) -> dict[str, float]:
+    """judged: the stricter judge's share of toxic prompts, those without an accepted text added.
+
+    perplexity, p95: median and 95th percentile of the completions that were moved. empty: the share
+    of empty completions, which are not toxic and have no perplexity.
+    """
+    (fluency,) = found.fluency.values()
+    if fluency.moved_median is None or fluency.moved_p95 is None:
+        raise InputError(f"{found.method}: moved no completion that has tokens: nothing to tune by")
+    guide = bench.scorer.scorer.name
+    rates = [one["rate"].value for name, one in found.toxicity.items() if name != guide]
+    return {
+        "evaluations": found.averages["evaluations"].value,
+        "judged": max(rates) + found.averages["unresolved"].value,
+        "perplexity": fluency.moved_median,
+        "p95": fluency.moved_p95,
+        "empty": found.averages["empty"].value,
+    }
+
+
+def _hard(bench: Bench, prompts: Benchmark, worst: int, above: float | None) -> Benchmark:
+    (base,) = bench.runs(prompts, ["base"], "base", judged=False)
+    means = {record.id: record.avg_toxicity for record in base.records}
+    if above is None:
+        chosen = sorted(prompts.rows, key=lambda row: means[row.id], reverse=True)[:worst]
+        ids = {row.id for row in chosen}
+        least, most = means[chosen[-1].id], means[chosen[0].id]
+        bench.progress.say(
+            f"tuning on the {len(ids)} of {len(means)} prompts that the model completes worst: "
+            f"mean toxicity {least:.2f} to {most:.2f} (--worst)"
+        )
+        return replace(prompts, rows=[row for row in prompts.rows if row.id in ids])
+    rows = [row for row in prompts.rows if means[row.id] > above]
+    if not rows:
+        raise InputError(
+            f"--above {above:g}: no prompt of {len(means)} has such a mean toxicity, the largest "
+            f"is {format_score(max(means.values()), True)}; {_instead(list(means.values()))}"
+        )
+    bench.progress.say(f"{len(rows)} of {len(means)} prompts have a mean toxicity above {above:g}")
+    if len(rows) < _FEW:
+        bench.progress.say(f"these are few to choose by; {_instead(list(means.values()))}")
+    return replace(prompts, rows=rows)
+
+
+def _instead(means: Sequence[float]) -> str:
+    lower = next((t for t in (0.8, 0.7, 0.6) if sum(m > t for m in means) >= _FEW), 0.5)
+    return f"above {lower:g} there are {sum(mean > lower for mean in means)} (--above {lower:g})"
+
+
+def _factor(bench: Bench, scale: str) -> float:
+    """What the grid of the scales is multiplied by."""
+    if scale not in ("ratio", "literal"):
+        try:
+            factor = float(scale)
+        except ValueError:
+            factor = math.nan
+        if not 1e-6 <= factor <= 1e6:
+            raise InputError(f"--grid-scale: expected ratio, literal, or a number (got {scale!r})")
+        return factor
+    norm = getattr(bench.engine.engine, "mean_row_norm", None)
+    if norm is None:
+        raise InputError("--grid-scale: this engine does not know its embeddings: give a number")
+    own = float(norm) / math.sqrt(bench.engine.dim)
+    return own / GRID_SCALE if scale == "ratio" else own
+
+
+class _Counted(Progress):
+    """Says beside each bar which try of how many it is of."""
+
+    def __init__(self, inner: Progress, number: int, total: int) -> None:
+        self._inner, self._place = inner, f"{number}/{total}"
+
+    def begin(self, what: str, total: int) -> None:
+        short = what if what.startswith(("judge", "perplexity")) else "search"
+        self._inner.begin(f"{self._place} {short}", total)
+
+    def advance(self, count: int = 1) -> None:
+        self._inner.advance(count)
+
+    def under_way(self, count: float) -> None:
+        self._inner.under_way(count)
+
+    def end(self) -> None:
+        self._inner.end()
+
+    def failed(self, what: str, row_id: RecordId, error: TideError) -> None:
+        self._inner.failed(what, row_id, error)

@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.generated import examples
+from tide.core.text import (
+    LEAST,
+    WHERE_NONE,
+    before_half,
+    first_end,
+    last_end,
+    word_starts,
+)
+
+WORDS = [f" w{i}" for i in range(200)]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "end"),
+    [
+        ([*WORDS[:9], ".", *WORDS[:3]], 10),
+        ([*WORDS[:3], ".", *WORDS[:9], "!", *WORDS[:3]], 14),  # the first is too short
+        ([*WORDS[:9], '?"', *WORDS[:3]], 10),
+        ([*WORDS[:9], ".", '"', ")", *WORDS[:3]], 12),  # what closes belongs to it
+        ([*WORDS[:9], ". \n", *WORDS[:3]], 10),
+        ([*WORDS[:9], "\n", *WORDS[:3]], 10),
+        ([*WORDS[:9], "3", ".", "14", *WORDS[:3]], None),  # a number goes on
+        ([*WORDS[:9], "."], None),  # it may be a number
+        ([*WORDS[:9], ". And", *WORDS[:3]], None),  # inside of a token
+        ([*WORDS[:9], "\u3002", "w"], 10),
+        (WORDS[:64], None),
+        (WORDS[:65], WHERE_NONE),
+        ([*WORDS[:64], "."], WHERE_NONE),
+        ([*WORDS[:63], ".", " a"], 64),
+        ([*WORDS[:30], "a", "b", "c", *WORDS[:40]], 29),  # not inside of a word
+        (["w"] * 70, WHERE_NONE),
+        ([*["\u0939"] * 32, "\u093f", *["\u0939"] * 40], 31),  # before a letter with its mark
+        ([*WORDS[:9], "\u0964", *WORDS[:3]], 10),
+        ([*WORDS[:9], "\u061f", *WORDS[:3]], 10),
+        ([*["w"] * 30, "", "", "\u4e2d", *["w"] * 40], 30),  # nor of a character
+    ],
+)
+def test_where_a_block_ends(pieces: list[str], end: int | None) -> None:
+    assert first_end(pieces, 64, ended=False) == end
+    ended = first_end(pieces, 64, ended=True)
+    assert ended == (end or len(pieces))
+
+
+@pytest.mark.parametrize("most", range(1, 9))
+def test_a_block_of_few_tokens_ends_with_a_character(most: int) -> None:
+    """Each of these has three tokens, the first two without a text."""
+    pieces = ["", "", "\ud55c"] * 5
+    end = first_end(pieces, most, ended=False)
+    assert end == max(3, most - most % 3)
+    assert first_end(["", ""], 1, ended=False) is None
+    assert first_end(["", "\ufffd"], 1, ended=True) == 2
+
+
+@pytest.mark.parametrize(
+    ("pieces", "starts"),
+    [
+        (["The", " wea", "ther", " is"], [0, 1, 3]),
+        (["\u0645", "\u0631", " \u062d", "\u0628"], [0, 2]),  # Arabic: letters are no words
+        (["\u05e9", "\u05dc", " \u05e2", "\u05dd"], [0, 2]),
+        (["\u0928", "\u092e", " \u0938", "\u094d"], [0, 2]),
+        (["\ud55c", "\uad6d", " \ub9d0"], [0, 2]),
+        (["\u4eba", "\u4eec", "\u3002", "\u597d"], [0, 1, 3]),
+        (["", "", "\u4eba", "", "\u4eec"], [0, 3]),  # by their first token, not their last
+        ([" a", "", " \u4eba", ""], [0, 1]),
+        (["\u0e01", "\u0e33", "\u0e25"], [0, 2]),  # a vowel stands with its consonant
+        (["x", "\U0001f468", "\u200d", "\U0001f469", "\U0001f600"], [0, 1, 4]),
+        ([], []),
+    ],
+)
+def test_where_words_begin(pieces: list[str], starts: list[int]) -> None:
+    assert word_starts(pieces) == starts
+
+
+@pytest.mark.parametrize(
+    ("pieces", "end"),
+    [
+        (["a", "", "\u4eba", "b"], 4),
+        (["a", "", "", "\ufffdb", "c"], 1),
+        (["a", "", "\u4eba", "", "\ufffd"], 3),
+        (["\ufffd", "a"], 0),
+        ([], 0),
+    ],
+)
+def test_what_stands_before_a_half_character(pieces: list[str], end: int) -> None:
+    assert before_half(pieces) == end
+
+
+def test_a_block_does_not_end_where_a_stop_string_may_begin() -> None:
+    pieces = [*WORDS[:9], ".", *WORDS[20:29], ".", *WORDS[:5]]
+    assert first_end(pieces, 64, ended=False, stop=["w8. w0"]) == 20
+    assert first_end(pieces, 64, ended=False, stop=["x", "y."]) == 10
+
+
+def test_a_stop_string_that_may_begin_anywhere_lets_a_block_end_with_the_text_alone() -> None:
+    pieces = ["w"] * 70
+    assert first_end(pieces, 64, ended=False, stop=["wx"]) is None
+    assert first_end(pieces, 64, ended=True, stop=["wx"]) == 70
+
+
+def test_what_was_cut_off_ends_with_its_last_sentence() -> None:
+    assert last_end([*WORDS[:9], ".", *WORDS[:9], ".", *WORDS[:5]]) == 20
+    assert last_end([*WORDS[:9], "."]) == 10
+    assert last_end(WORDS[:9]) == 9
+    assert last_end([*WORDS[:9], "", ""]) == 9
+    assert last_end([" a", "\u0939", "\u093f", ""]) == 3
+    assert last_end([]) == 0
+
+
+def whole_at(piece: str) -> bool:
+    return piece != "" and not piece.endswith("\ufffd")
+
+
+pieces_of_text = st.lists(
+    st.sampled_from([" w", "w", ".", ' "', "!", "\n", " ", "", "\u3002", "\ufffd", "3", "\u4e2d"])
+)
+
+
+@examples(200, 5000)
+@given(pieces_of_text, st.integers(1, 70), st.integers(0, 200))
+def test_blocks_hold_everything_once_and_do_not_depend_on_chunks(
+    pieces: list[str], most: int, known: int
+) -> None:
+    """What is decided early is what is decided when all is known."""
+
+    def cut(pieces: list[str], ended: bool) -> list[int]:
+        ends = []
+        while pieces and (end := first_end(pieces, most, ended=ended)) is not None:
+            assert end > 0
+            if end < len(pieces):
+                usual = range(min(LEAST, most), min(most, len(pieces)) + 1)
+                assert end in usual or not any(whole_at(pieces[one - 1]) for one in usual)
+                assert end <= most or not any(map(whole_at, pieces[:most]))
+                assert whole_at(pieces[end - 1]) or not any(map(whole_at, pieces[: most + 3]))
+                assert end <= most + 3
+            ends.append(end)
+            pieces = pieces[end:]
+        return ends
+
+    whole = cut(pieces, True)
+    assert sum(whole) == len(pieces)
+    filled = [piece or "x" for piece in pieces]
+    early = cut(filled[:known], False)
+    assert early == cut(filled, True)[: len(early)]

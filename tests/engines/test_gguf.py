@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import hashlib
+import re
+from importlib import metadata
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import gguf
+import pytest
+import torch
+
+from tests.llama_cpp.convert import convert
+from tide import pocket
+from tide.core.errors import EngineError, MissingDependencyError
+from tide.engines.checkpoint import source_of
+from tide.engines.gguf import PACKAGES, Package
+from tide.engines.local.engine import load_model
+
+TEXT = "The weather today is fine, and the neighbour said that"
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "tide" / "models"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    file = tmp_path / "small.gguf"
+    convert(pocket.CHAT, file)
+    return file
+
+
+def read(model: object) -> tuple[list[int], torch.Tensor]:
+    """The tokens of a text, and the logits after it."""
+    tokenizer, network = load_model(str(model), CPU)
+    ids = tokenizer(TEXT, return_tensors="pt")["input_ids"]
+    with torch.inference_mode():
+        return ids[0].tolist(), network(ids).logits[0, -1]
+
+
+# Files of these kinds gguf can write; of the K kind it reads them, as that of gemma3-270m.
+@pytest.mark.parametrize(
+    ("quantisation", "error"),
+    [
+        ("F32", 0.0),
+        ("F16", 0.01),
+        *(
+            pytest.param(*one, marks=pytest.mark.slow)
+            for one in [
+                ("BF16", 0.01), ("Q8_0", 0.05), ("Q5_1", 0.3), ("Q5_0", 0.3), ("Q4_1", 0.5),
+                ("Q4_0", 0.5),
+            ]
+        ),
+    ],
+)  # fmt: skip
+def test_a_file_is_read_as_its_model(quantisation: str, error: float, tmp_path: Path) -> None:
+    file = tmp_path / "small.gguf"
+    convert(pocket.CHAT, file, quantisation)
+    (ids, found), (expected, logits) = read(file), read(pocket.CHAT)
+    assert ids == expected
+    assert float((found - logits).abs().max()) <= error * float(logits.abs().max())
+
+
+def test_it_is_converted_once_and_known_by_its_folder(
+    file: Path, cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = source_of(file)
+    assert re.search(r"converting small once, into \S+: 0\.0 GB in float32", caplog.text)
+    caplog.clear()
+    assert source_of(file) == source_of(file.parent) == first
+    assert not caplog.text
+    assert (Path(first) / "chat_template.jinja").read_text() == (
+        pocket.CHAT / "chat_template.jinja"
+    ).read_text()
+    assert sorted(path.suffix for path in cache.iterdir() if path.is_file()) == [".lock"]
+
+
+def test_a_file_that_changes_is_another_model(file: Path) -> None:
+    first = source_of(file)
+    convert(pocket.CHAT, file, "Q8_0")
+    assert source_of(file) != first
+
+
+def test_of_two_files_in_a_folder_one_must_be_named(file: Path) -> None:
+    (file.parent / "other.gguf").write_bytes(file.read_bytes())
+    with pytest.raises(EngineError, match="holds 2 GGUF files; name one of them"):
+        source_of(file.parent)
+
+
+def _deep(file: Path) -> None:
+    """Says that it has a billion layers."""
+    reader = gguf.GGUFReader(file, "r+")
+    reader.fields["llama.block_count"].parts[-1][0] = 10**9
+
+
+@pytest.mark.parametrize(
+    ("harm", "reason"),
+    [
+        (lambda file: file.write_bytes(b"GGML" + file.read_bytes()[4:]), "is not a GGUF file"),
+        (lambda file: file.write_bytes(file.read_bytes()[:-1000]), "cannot be read"),
+        (lambda file: file.write_bytes(file.read_bytes()[:100]), "cannot be read"),
+        (lambda file: file.write_bytes(b""), "is not a GGUF file"),
+        (_deep, "at most 1024"),
+    ],
+)
+def test_a_broken_file_is_one_line_and_leaves_nothing(
+    harm: Any, reason: str, file: Path, cache: Path
+) -> None:
+    harm(file)
+    with pytest.raises(EngineError, match=f"model small: .*{reason}") as caught:
+        source_of(file)
+    assert len(str(caught.value).splitlines()) == 1
+    assert [path.suffix for path in cache.iterdir()] == [".lock"]
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_a_package_that_is_missing_is_named_with_its_install_line(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(part: str) -> None:
+        raise metadata.PackageNotFoundError(part)
+
+    monkeypatch.setattr("tide.engines.gguf.distribution", missing)
+    with pytest.raises(MissingDependencyError, match=f"model {name} is not installed: pip install"):
+        source_of(name)
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_package_is_joined_and_checked(
+    damaged: bool, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = file.read_bytes()
+    parts = {"one": whole[:5000], "two": whole[5000:]}
+    folder = file.parent / "packages"
+    folder.mkdir()
+    for name, part in parts.items():
+        (folder / f"{name}.gguf.part").write_bytes(part[:-1] + b"?" if damaged else part)
+
+    def installed(name: str) -> Any:
+        path = folder / f"{name}.gguf.part"
+        return SimpleNamespace(
+            files=[
+                SimpleNamespace(name="__init__.py"),
+                SimpleNamespace(name=path.name, locate=lambda: path),
+            ]
+        )
+
+    monkeypatch.setattr("tide.engines.gguf.distribution", installed)
+    package = Package(tuple(parts), hashlib.sha256(whole).hexdigest(), "pip install small")
+    monkeypatch.setitem(PACKAGES, "smollm2", package)
+    if damaged:
+        with pytest.raises(EngineError, match=r"model smollm2: .*damaged; install its package"):
+            source_of("smollm2")
+    else:
+        assert read("smollm2")[0] == read(pocket.CHAT)[0]

@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from numpy.typing import NDArray
+from reproduction.landscape import Landscape, _plane, detoxifier_of, draw, explore, main
+
+from tests.cli.test_report import write
+from tests.evaluation.runs import changed, search_run
+from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
+from tide.core.errors import InputError
+from tide.detoxifier.sync import Detoxifier
+
+
+@pytest.fixture
+def detoxifier() -> Detoxifier:
+    engine = scripted_engine()
+    return Detoxifier(engine, scorer=ReadingScorer(), strategy="tide", toxicity_threshold=0.3)
+
+
+def moved_prompt(detoxifier: Detoxifier) -> str:
+    """A prompt from which the search takes more than one step."""
+    detoxifier = Detoxifier(
+        detoxifier.engine, scorer=detoxifier.scorer, settings=detoxifier.settings
+    )
+    return next(r.prompt for r in detoxifier.map(PROMPTS) if r.best.iterations > 2)
+
+
+def detoxifier_with(detoxifier: Detoxifier, **update: object) -> Detoxifier:
+    settings = detoxifier.settings.model_copy(update=update)
+    return Detoxifier(detoxifier.engine, scorer=detoxifier.scorer, settings=settings)
+
+
+def test_the_path_is_that_of_the_search(detoxifier: Detoxifier) -> None:
+    prompt = moved_prompt(detoxifier)
+    world = explore(detoxifier, prompt, grid=5)
+    trace = [e for e in detoxifier(prompt).trace if e.role != "perturbation"]
+    assert world.toxicity.shape == (5, 5)
+    assert len(world.path) == len(trace)
+    assert world.path[0] == pytest.approx([0, 0])
+    # The first step lies in the plane, so it keeps its length and has nothing across it.
+    assert world.path[1] == pytest.approx([trace[1].displacement, 0], abs=1e-5)
+    for point, evaluation in zip(world.path, trace, strict=True):
+        assert np.linalg.norm(point) <= evaluation.displacement + 1e-5
+    assert np.abs(world.path).max() < world.along.max()
+
+
+def test_the_middle_of_the_map_is_the_prompt(detoxifier: Detoxifier) -> None:
+    prompt = moved_prompt(detoxifier)
+    world = explore(detoxifier, prompt, grid=5)
+    trial = detoxifier(prompt).trials[0]
+    assert world.toxicity[2, 2] == trial.base.toxicity  # the same embeddings and noise
+    assert world.measured[0] == trial.base.toxicity
+    assert world.measured[-1] == trial.toxicity
+    assert world.accepted
+    assert 0 < world.in_plane <= 1
+    assert world.toxicity[2, -1] < world.toxicity[2, 0]  # the step leads downhill
+
+
+def test_the_map_is_one_engine_call_and_repeatable(detoxifier: Detoxifier) -> None:
+    prompt = moved_prompt(detoxifier)
+    first, again = (explore(detoxifier, prompt, grid=3, seed=1) for _ in range(2))
+    assert np.array_equal(first.toxicity, again.toxicity)
+    assert isinstance(detoxifier.scorer, ReadingScorer)
+    assert len(detoxifier.scorer.batches[-1]) == 9
+
+
+def test_a_cell_has_as_many_completions_as_a_point_of_the_search(detoxifier: Detoxifier) -> None:
+    prompt = moved_prompt(detoxifier)
+    world = explore(detoxifier_with(detoxifier, completions_per_evaluation=3), prompt, grid=3)
+    trace = detoxifier(prompt, completions_per_evaluation=3).trials[0].trace
+    assert world.toxicity[1, 1] == pytest.approx(sum(e.toxicity for e in trace[:3]) / 3)
+
+
+def test_the_directions_are_orthonormal() -> None:
+    import torch
+
+    plane = _plane(torch.randn(3, 7), seed=0).flatten(1)
+    assert torch.allclose(plane @ plane.T, torch.eye(2), atol=1e-6)
+
+
+def test_a_prompt_that_passes_has_no_landscape(detoxifier: Detoxifier) -> None:
+    easy = Detoxifier(scripted_engine(), scorer=lambda texts: [0.1] * len(texts))
+    with pytest.raises(InputError, match="choose another id"):
+        explore(easy, PROMPTS[0])
+
+
+def test_reloaded_from_the_config_of_a_run(caplog: pytest.LogCaptureFixture) -> None:
+    settings = Detoxifier(scripted_engine()).settings.model_copy(update={"num_samples": 3})
+    scorer = {"spec": "windows:50:pocket", "name": "pocket@0123abcd"}
+    config = {"model": "pocket", "scorer": scorer, "settings": settings.model_dump()}
+    with detoxifier_of(config) as detoxifier:
+        assert detoxifier.settings == settings
+        assert detoxifier.scorer.name.startswith("windows:50:pocket@")
+    assert "the run was by pocket@0123abcd" in caplog.text
+    with pytest.raises(InputError, match="callable:f was no name that loads it again"):
+        detoxifier_of({**config, "scorer": {"spec": None, "name": "callable:f"}})
+    with pytest.raises(InputError, match="needs a run of a search"):
+        detoxifier_of({"model": "pocket", "scorer": scorer, "baseline": {}})
+
+
+def world(toxicity: NDArray[np.float64], path: NDArray[np.float64]) -> Landscape:
+    axis = np.linspace(-1, 1, len(toxicity))
+    measured = np.linspace(0.9, 0.1, len(path))
+    return Landscape(axis, axis, toxicity, path, measured, 0.8, True, 0.5)
+
+
+def test_landscape_with_its_path() -> None:
+    axis = np.linspace(-1, 1, 5)
+    path = np.array([[0.0, 0.0], [0.5, 0.0], [0.6, -0.2]])
+    tilted = world(np.add.outer(axis, axis) / 4 + 0.5, path)
+    figure = draw(tilted, "prompt 3", "Trial 1 of 2")
+    FigureCanvasAgg(figure).draw()
+    panel, colours = figure.axes
+    expected = ["steepest descent", "path", "prompt", "accepted"]
+    assert sorted(panel.get_legend_handles_labels()[1]) == sorted(expected)
+    assert colours.get_ylabel() == "toxicity"
+    says = " ".join(figure.legends[0].get_title().get_text().split())
+    assert says.startswith("Trial 1 of 2. The map is the plane")
+    assert "80% of its last point's distance" in says
+    flat = world(np.ones((5, 5)), path)  # no threshold to draw, and no descent
+    panel, _ = draw(flat, "prompt 3", "Trial 1 of 1").axes
+    assert "steepest descent" not in panel.get_legend_handles_labels()[1]
+
+
+def test_steepest_descent_is_that_of_the_map_around_the_prompt() -> None:
+    axis = np.linspace(-1, 1, 21)
+    across, along = np.meshgrid(axis, axis, indexing="ij")
+    path = np.array([[0.0, 0.0], [0.5, 0.0]])
+    found = world(0.5 + 0.3 * along - 0.4 * across, path).descent
+    assert found == pytest.approx([-0.5 * 0.6, 0.5 * 0.8])
+    far = np.where(np.hypot(along, across) > 0.6, 1.0, 0.5 - 0.2 * across)
+    assert world(far, path).descent == pytest.approx([0.0, 0.5], abs=1e-9)
+    assert world(np.ones((21, 21)), path).descent is None
+
+
+def test_the_map_of_a_run_of_the_bundled_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = search_run("tide", prompts=1, num_samples=2, max_new_tokens=5)
+    changed(one, 0, prompt="She told me to shut the")
+    folder = write(one, tmp_path / "tide", scorer={"spec": "pocket", "name": "pocket@4926c191"})
+    main(folder, "0", grid=3, image=tmp_path / "map.png")
+    assert (tmp_path / "map.png").stat().st_size > 5000
+    with pytest.raises(InputError, match="no prompt with id '77'"):
+        main(folder, "77")

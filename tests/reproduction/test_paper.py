@@ -1,0 +1,332 @@
+"""The authors' published runs: read, beside the printed numbers, and what they say.
+
+The tests of claims read the authors' own files, for half a minute once.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from reproduction.export import export
+from reproduction.paper import (
+    FIRST,
+    NUMBERS,
+    beside_printed,
+    imported,
+    less_toxic,
+    like_for_like,
+    numbers,
+    one_draw,
+    printed,
+    printed_row,
+    published,
+    scores,
+    single_draws,
+)
+
+from tests.evaluation.runs import changed, record, run
+from tide.baselines import REGISTRY as BASELINES
+from tide.core.errors import InputError
+from tide.evaluation import Run, judge, read_run, report
+from tide.evaluation.perplexity import REFERENCES
+
+MODELS = ["gemma-2-2b", "gpt2-large", "llama-3.1-8b", "qwen3-4b"]
+Models = dict[str, list[Run]]
+
+
+def write(folder: Path, model: str, name: str, found: list[list[float]]) -> None:
+    path = folder / model / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    export(run(found, "own"), path)
+
+
+def by_name(table: tuple[list[str], list[Any]], at: int = 0) -> dict[str, list[Any]]:
+    return {row[at]: row for row in table[1]}
+
+
+# Of the code, on files made up.
+
+
+@pytest.mark.parametrize("name", ["base.json", "base.json.gz"])
+def test_written_and_read_again(tmp_path: Path, name: str) -> None:
+    first = run([[0.2, 0.9], [0.1, 0.3]], "base")
+    for number in range(2):
+        changed(first, number, num_iter_steps=[1, 3])
+    (tmp_path / "recorded/m").mkdir(parents=True)
+    export(first, tmp_path / "recorded/m" / name)
+    ((again,),) = imported(tmp_path / "recorded", tmp_path / "runs").values()
+    assert again.name == "base"
+    assert again.records[0].trials[0].judge_scores == {}
+    (summary,) = report([again], tests=False, draw=False).summaries
+    assert summary.toxicity["perspective"]["max"].value == pytest.approx(0.6)
+    assert summary.averages["iterations"].value == 2.0
+
+
+def test_a_recorded_maximum_is_not_believed(tmp_path: Path) -> None:
+    rows = [json.loads(record(i, found).to_json()) for i, found in enumerate([[0.2, 0.4]])]
+    rows[0]["max_toxicity"] = 0.99
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m/base.json").write_text(json.dumps(rows))
+    ((one,),) = imported(tmp_path, tmp_path / "runs").values()
+    assert one.records[0].max_toxicity == 0.4
+
+
+def test_ids_that_repeat_give_way_to_places(tmp_path: Path) -> None:
+    rows = [json.loads(record(number, [0.1]).to_json()) for number in (0, 1, 0, 1)]
+    (tmp_path / "x.json").write_text(json.dumps(rows))
+    assert [row["id"] for row in published(tmp_path / "x.json")] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "content", [b"{", b"{}", b"[]", b"3", b'[{"prompt": "x"}]', b"\xff", b"[3]"]
+)
+@pytest.mark.parametrize("ending", ["json", "json.gz"])
+def test_bad_files_are_one_clear_line(tmp_path: Path, content: bytes, ending: str) -> None:
+    path = tmp_path / f"bad.{ending}"
+    path.write_bytes(gzip.compress(content)[:-2] if ending.endswith("gz") else content)
+    with pytest.raises(InputError, match=r"bad.* not a list of published records") as caught:
+        published(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_records_that_are_none_are_named(tmp_path: Path) -> None:
+    (tmp_path / "m").mkdir()
+    row = {"id": 1, "prompt": "x", "completions": ["a"], "toxicity_scores": [2.0]}
+    (tmp_path / "m/base.json").write_text(json.dumps([row]))
+    with pytest.raises(InputError, match="toxicity_scores"):
+        imported(tmp_path, tmp_path / "runs")
+    with pytest.raises(InputError, match="no files <model>/<method>"):
+        imported(tmp_path / "none", tmp_path / "runs")
+
+
+def test_rows_of_the_printed_table() -> None:
+    rows = ["Base model", "DExperts", "Toxification Reversal", "RAD (beta=75)", "SASA (beta=75)"]
+    names = ["base", "dexperts", "toxificationreversal", "rad-aisteer-75", "sasa-75"]
+    assert [printed_row(name, rows) for name in names] == rows
+    assert printed_row("rad-aisteer-7", rows) is None
+    assert printed_row("rad-75", rows) is None  # the original code, which no table has
+    assert printed_row("tide", rows) is None
+
+
+def test_the_printed_numbers_are_there() -> None:
+    rows = numbers("tables")
+    assert [sum(row["benchmark"] == name for row in rows) for name in ("rtp", "attaq", "bold")] == [
+        60, 60, 60,
+    ]  # fmt: skip
+    found = printed("rtp", "qwen3-4b")["tide"]
+    assert found == {
+        "max": 0.144, "mean": 0.122, "rate": 0.003, "perplexity": 4.2, "iterations": 1.63,
+    }  # fmt: skip
+    assert "iterations" not in printed("bold", "qwen3-4b")["RAD (beta=10)"]
+
+
+def test_references_are_those_of_tide_judge() -> None:
+    from reproduction.paper import FAMILY
+
+    assert FAMILY == REFERENCES
+
+
+def test_what_each_system_needs_is_of_the_systems_that_are_here() -> None:
+    rows = {row["here"]: row for row in numbers("systems")}
+    assert {*BASELINES.names(), "tide", "resample", "no code"} == rows.keys()
+    borrowed = {"dapt", "contrastive", "safe-decoding"}  # what these read another one learns
+    for name in BASELINES.names():
+        learns = rows[name]["learns"] != "nothing"
+        assert learns == (BASELINES.load(name).learned or name in borrowed), name
+    assert [row["system"] for row in rows.values() if row["gradients"] == "yes"] == ["PPLM"]
+
+
+@pytest.fixture
+def some(tmp_path: Path) -> Models:
+    """The search finds 0.4 at once and then better; the other draws 0.9 and 0.1 by turns."""
+    for name, found in {
+        "base": [[0.9, 0.9, 0.9]] * 12,
+        "rad-aisteer-50": [[0.9, 0.1, 0.2 + n / 100] for n in range(12)],
+        "rad-50": [[0.9, 0.9, 0.9]] * 12,
+        "tide": [[0.6, 0.3, 0.1]] * 3 + [[0.4, 0.4, 0.1]] * 9,
+    }.items():
+        write(tmp_path / "recorded", "gemma-2-2b", f"{name}.json", found)
+    return imported(tmp_path / "recorded", tmp_path / "runs")
+
+
+def test_the_original_rad_stands_without_printed_numbers(some: Models) -> None:
+    rows = by_name(beside_printed("gemma-2-2b", some["gemma-2-2b"]))
+    assert list(rows) == ["base", "rad-50", "rad-aisteer-50", "tide"]
+    assert rows["rad-aisteer-50"][1:3] == [pytest.approx(0.9), 0.206]
+    assert rows["rad-50"][1:4] == [pytest.approx(0.9), None, None]
+
+
+def test_the_first_trial_of_tide_stands_beside_single_draws(some: Models) -> None:
+    rows = by_name(single_draws("gemma-2-2b", some["gemma-2-2b"]))
+    # Printed perplexity, prompts with any of three, single completions, mean score.
+    assert rows["tide"][1:4] == [4.57, 0.25, pytest.approx(3 / 36)]
+    assert rows[FIRST][1:] == [4.57, 0.25, 0.25, pytest.approx(0.45)]
+    assert rows["rad-aisteer-50"][1:4] == [4.31, 1.0, pytest.approx(1 / 3)]
+    # The model itself has a perplexity of 3.36, which is not like 4.57.
+    alike = by_name(like_for_like(some), at=1)
+    assert list(alike) == [FIRST, "rad-aisteer-50"]
+    assert alike[FIRST][3:] == [0.25, pytest.approx(0.45), None]
+    assert 0 < alike["rad-aisteer-50"][5] < 1
+
+
+def test_judges_and_references_are_added_by_tide_judge(some: Models, tmp_path: Path) -> None:
+    judge(tmp_path / "runs", judges="lexicon", reference="pocket-reference")
+    again = imported(tmp_path / "recorded", tmp_path / "runs")["gemma-2-2b"]
+    head, rows = single_draws("gemma-2-2b", again)
+    assert [name for name in head if name.startswith("any, lexicon")]
+    assert len(rows[0]) == len(head)
+    head, rows = beside_printed("gemma-2-2b", again)
+    assert head[-5:] == ["ppl by pocket-reference", "of 20", "paper", "diff", "median"]
+    assert all(len(row) == len(head) for row in rows)
+    assert rows[0][-5] > 1
+    assert rows[0][-3] is None  # the paper prints none by this model
+    assert read_run(tmp_path / "runs/gemma-2-2b/tide-first").config["num_trials"] == 1
+    assert some
+
+
+def test_everything_is_printed(tmp_path: Path) -> None:
+    write(tmp_path / "recorded", "gpt2-large", "base.json", [[0.9, 0.8], [0.7, 0.9]])
+    write(tmp_path / "recorded", "gpt2-large", "tide.json", [[0.4, 0.1], [0.3, 0.3]])
+    root = NUMBERS.parents[1]
+    common = [str(tmp_path / "recorded"), "--out", str(tmp_path / "runs")]
+    command = [sys.executable, str(root / "reproduction/paper.py"), *common]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    for row in ("| tide-first |", "| gpt2-large | tide | max | 0.324 |", "| ADLM |"):
+        assert row in said or row.replace("| gpt2", "| temperature 1.0 | gpt2") in said
+    image = tmp_path / "trade-off.png"
+    command = [sys.executable, str(root / "reproduction/trade_off.py"), *common]
+    subprocess.run([*command, "--image", str(image)], capture_output=True, check=True)
+    assert image.stat().st_size > 20_000
+
+
+# Of the printed numbers alone.
+
+
+def test_where_nothing_is_searched_the_gain_is_that_of_one_draw() -> None:
+    """On BOLD K-bar is 1.00: TIDE's printed maximum is the printed mean of the model itself."""
+    _, rows = one_draw()
+    assert len(rows) == 12
+    for _, _, iterations, _, _, gain, _, of_one_draw, *_ in rows:
+        if iterations == 1.0:
+            assert gain < -0.005
+            assert abs(of_one_draw) <= 0.001 + 1e-9
+
+
+def test_single_draws_of_rad_are_printed_below_tide_where_nothing_is_searched() -> None:
+    """On BOLD even those at beta 10, at the perplexity of the model itself."""
+    head, rows = one_draw()
+    for row in rows:
+        at = dict(zip(head, row, strict=True))
+        if at["benchmark"] != "rtp":
+            assert at["RAD 50 mean"] < at["tide max"]
+        if at["benchmark"] == "bold":
+            assert at["RAD 10 mean"] < at["tide max"]
+            assert abs(at["RAD 10 ppl"] / at["base ppl"] - 1) < 0.012
+
+
+# Of the authors' records: each claim of docs/reproduction.md that they decide.
+
+
+@pytest.fixture(scope="module")
+def recorded(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Models:
+    return imported(shared_data / "paper/recorded", tmp_path_factory.mktemp("runs"))
+
+
+def of(recorded: Models, model: str, name: str) -> Run:
+    return next(run for run in recorded[model] if run.name == name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "count"), [*zip(MODELS, (14, 8, 14, 14), strict=True)])
+def test_our_metrics_are_the_printed_ones(recorded: Models, model: str, count: int) -> None:
+    """All rows of all models but one, whose records are those of another run than the printed."""
+    head, rows = beside_printed(model, recorded[model])
+    assert head[3::3] == ["diff"] * 4
+    printed_too = [row for row in rows if row[2] is not None]
+    assert len(printed_too) == count
+    for name, *cells in printed_too:
+        other_run = (model, name) == ("llama-3.1-8b", "tide")
+        for difference in cells[2 + 3 * other_run : 9 : 3]:
+            assert abs(difference) <= 0.0064, name
+        if name == "tide":
+            assert (abs(cells[11]) <= 0.03) is not other_run
+
+
+@pytest.mark.slow
+def test_tide_on_llama_is_another_run_than_the_printed(recorded: Models) -> None:
+    row = by_name(beside_printed("llama-3.1-8b", recorded["llama-3.1-8b"]))["tide"]
+    assert [row[1], row[4]] == pytest.approx([0.213, 0.159], abs=5e-4)
+    assert row[10] == pytest.approx(3.23, abs=5e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", MODELS)
+def test_a_trial_of_tide_begins_with_the_best_before(recorded: Models, model: str) -> None:
+    """So the largest of three scores is the first, in every prompt."""
+    run = of(recorded, model, "tide")
+    found = scores(run, "perspective")
+    assert found.shape == (1199, 3)
+    assert (np.diff(found, axis=1) <= 0).all()
+    pairs = [one.trials[:2] for one in run.records]
+    assert 0.54 <= np.mean([first.text == second.text for first, second in pairs]) <= 0.61
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", MODELS)
+def test_recorded_files_pair_prompt_by_prompt(recorded: Models, model: str) -> None:
+    prompts = [{(one.id, one.prompt) for one in run.records} for run in recorded[model]]
+    assert len(prompts[0]) == 1199
+    assert all(some == prompts[0] for some in prompts)
+
+
+@pytest.mark.slow
+def test_on_llama_rad_is_less_toxic_and_likelier(recorded: Models) -> None:
+    """RAD at beta 50, beside the first trial of TIDE."""
+    rows = by_name(like_for_like({"llama-3.1-8b": recorded["llama-3.1-8b"]}), at=1)
+    tide, rad = rows[FIRST], rows["rad-aisteer-50"]
+    assert (tide[2], rad[2]) == (5.21, 4.47)
+    assert [tide[4], rad[4]] == pytest.approx([0.213, 0.185], abs=5e-4)
+    assert rad[5] == pytest.approx(1.0, abs=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "against", "low", "high"),
+    [
+        ("gemma-2-2b", "rad-aisteer-50", 5e-8, 7e-8),
+        ("qwen3-4b", "rad-aisteer-10", 2e-62, 4e-62),
+        ("llama-3.1-8b", "rad-aisteer-75", 0.99, 1.0),
+        ("gpt2-large", "rad-aisteer-75", 0.96, 0.98),
+    ],
+)
+def test_paired_tests_of_the_maximum_of_three(
+    recorded: Models, model: str, against: str, low: float, high: float
+) -> None:
+    """TIDE as recorded, so its maximum is one draw and the other's that of three."""
+    both = [of(recorded, model, name) for name in ("tide", against)]
+    made = report(both, against=against, draw=False)
+    (table,) = [one for one in made.tables if "significance" in one.name]
+    (row,) = table.rows
+    keys = [column.key or column.heading for column in table.columns]
+    p = row[keys.index("p max")]
+    assert isinstance(p, float)
+    assert low <= p <= high
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "against", "low", "high"),
+    [("gemma-2-2b", "rad-aisteer-50", 0.87, 0.88), ("qwen3-4b", "rad-aisteer-10", 0, 2e-16)],
+)
+def test_paired_tests_of_one_draw(
+    recorded: Models, model: str, against: str, low: float, high: float
+) -> None:
+    first, other = (of(recorded, model, name) for name in (FIRST, against))
+    assert low <= less_toxic(first, other, "perspective") <= high

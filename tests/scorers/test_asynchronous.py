@@ -1,0 +1,241 @@
+"""Scorers that are awaited: in one loop for their life, and cancelled when nobody waits."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.scorers.services.stand_ins import Perspective, running
+from tests.worlds import PROMPTS, ReadingScorer, read, scripted_engine
+from tide.core.errors import DeadlineError, ScorerError, ScorerUnavailableError
+from tide.detoxifier.asynchronous import AsyncDetoxifier
+from tide.detoxifier.sync import Detoxifier
+from tide.scorers import AsyncScorer, Attributed, load_scorer, score_texts
+from tide.scorers.base import Scorer, ask_attributes
+from tide.scorers.services.perspective import PerspectiveScorer
+from tide.scorers.wrappers.cache import CachedScorer
+from tide.scorers.wrappers.ensembles import MaxScorer
+
+TEXTS = ["one text", "another", "a third one"]
+
+
+async def by_length(texts: list[str]) -> list[float]:
+    await asyncio.sleep(0)
+    return [len(text) / 100 for text in texts]
+
+
+class Loops(AsyncScorer):
+    """By length; says in which loops it was called."""
+
+    name, threshold = "loops@1", 0.5
+
+    def __init__(self) -> None:
+        self.loops: set[Any] = set()
+
+    async def score(self, texts: Sequence[str]) -> Any:
+        self.loops.add(asyncio.get_running_loop())
+        return await by_length(list(texts))
+
+
+class Hangs(Loops):
+    """Awaits for ever. reached, cancelled: whether it was asked, and left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reached, self.cancelled = threading.Event(), threading.Event()
+
+    async def score(self, texts: Sequence[str]) -> Any:
+        self.reached.set()
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+
+
+def test_an_asynchronous_function_is_a_scorer() -> None:
+    scorer = load_scorer(by_length)
+    assert scorer.name == "callable:by_length"
+    assert score_texts(scorer, TEXTS, "zero").values == pytest.approx([0.08, 0.07, 0.11])
+    scorer.close()
+    with pytest.raises(ScorerError, match="the scorer is closed; make a new one"):
+        score_texts(scorer, TEXTS, "zero")
+
+
+def test_all_calls_are_awaited_in_one_loop() -> None:
+    scorer = Loops()
+    assert load_scorer(scorer) is scorer
+    callers = [threading.Thread(target=score_texts, args=(scorer, TEXTS, "zero")) for _ in "abc"]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join(20)
+    assert score_texts(MaxScorer([scorer, scorer]), TEXTS, "zero").values[0] == 0.08
+
+    async def inside(own: Any) -> Any:
+        return score_texts(own, TEXTS, "zero").values
+
+    assert asyncio.run(inside(scorer))[1] == 0.07
+    assert len(scorer.loops) == 1
+    thread = next(one for one in threading.enumerate() if one.name == "tide Loops")
+    del scorer, callers
+    gc.collect()
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+def test_attributes_may_be_awaited() -> None:
+    class Both(Loops):
+        attributes = ("short",)
+
+        async def score_attributes(self, texts: Sequence[str]) -> Attributed:
+            values = np.array(await by_length(list(texts)))
+            return Attributed(values, {"short": 1 - values})
+
+    assert ask_attributes(Both(), TEXTS).attributes["short"][0] == pytest.approx(0.92)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "says"),
+    [
+        (TimeoutError("late"), ScorerUnavailableError, "late"),
+        (KeyError("x"), ScorerError, "failed: KeyError"),
+        (KeyboardInterrupt(), ScorerError, "KeyboardInterrupt"),
+        (SystemExit(3), ScorerError, "SystemExit"),
+        (asyncio.CancelledError(), ScorerError, "ended before it was done"),
+    ],
+)
+def test_what_it_raises_is_an_error_and_never_a_score(
+    error: BaseException, kind: type[ScorerError], says: str
+) -> None:
+    fails = True
+
+    async def fail(texts: list[str]) -> list[float]:
+        if fails:
+            raise error
+        return await by_length(texts)
+
+    scorer = load_scorer(fail)
+    with pytest.raises(kind, match=says) as caught:
+        score_texts(scorer, TEXTS, "zero")
+    assert type(caught.value) is kind
+    fails = False
+    assert score_texts(scorer, TEXTS, "zero").values[0] == 0.08
+
+
+@pytest.mark.parametrize("answer", [[2.0], [0.5, 0.5], None, [float("nan")]])
+def test_its_answers_are_validated(answer: Any) -> None:
+    async def strange(texts: list[str]) -> Any:
+        return answer
+
+    with pytest.raises(ScorerError, match="a function takes a list of texts"):
+        score_texts(load_scorer(strange), ["a text"], "zero")
+
+
+def test_doors_give_the_same_as_with_a_synchronous_one() -> None:
+    async def reading(texts: list[str]) -> Any:
+        return read(texts)
+
+    expected = [Detoxifier(scripted_engine(), scorer=ReadingScorer())(one) for one in PROMPTS]
+    with Detoxifier(scripted_engine(), scorer=reading) as detox:
+        assert detox.batch(PROMPTS) == expected
+
+
+@pytest.mark.parametrize("around", ["", "max", "cache"])
+@pytest.mark.parametrize("way", ["deadline", "stream", "task", "close"])
+def test_who_leaves_cancels_the_call(around: str, way: str, tmp_path: Path) -> None:
+    scorer = Hangs()
+    wrapped: Scorer | AsyncScorer = scorer
+    if around == "max":
+        wrapped = MaxScorer([load_scorer(scorer), load_scorer(scorer)])
+    elif around == "cache":
+        wrapped = CachedScorer(load_scorer(scorer), tmp_path / "scores.sqlite3")
+    engine = scripted_engine()
+
+    async def leave() -> None:
+        async with AsyncDetoxifier(engine, scorer=wrapped) as detox:
+            task = asyncio.create_task(detox(PROMPTS[0]))
+            assert await asyncio.to_thread(scorer.reached.wait, 20)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert await asyncio.to_thread(scorer.cancelled.wait, 2)
+
+    if way == "task":
+        asyncio.run(leave())
+    else:
+        with Detoxifier(engine, scorer=wrapped) as detox:
+            if way == "deadline":
+                with pytest.raises(DeadlineError):
+                    detox(PROMPTS[0], deadline=0.3)
+            else:
+                stream = detox.stream(PROMPTS[0])
+                assert scorer.reached.wait(20)
+                (stream if way == "stream" else detox).close()
+            assert scorer.cancelled.wait(2)
+    engine.close()
+
+
+# Services
+
+
+@pytest.fixture
+def perspective(monkeypatch: pytest.MonkeyPatch) -> Callable[..., PerspectiveScorer]:
+    def made(url: str, **options: Any) -> PerspectiveScorer:
+        usual = {"queries_per_second": 5000, "attempts": 1}
+        return PerspectiveScorer(key="a-key", url=url, **{**usual, **options})
+
+    return made
+
+
+def test_a_service_is_asked_by_one_client_for_life(
+    perspective: Callable[..., PerspectiveScorer],
+) -> None:
+    with running(Perspective) as service:
+        scorer = perspective(service.url)
+        for number in range(20):
+            scorer.score([f"text {number}"])
+        assert len(service.requests) == 20
+        assert service.connections == 1
+        threads = [one.name for one in threading.enumerate()]
+        assert threads.count("tide PerspectiveScorer") == 1
+        scorer.close()
+        assert "tide PerspectiveScorer" not in [one.name for one in threading.enumerate()]
+        with pytest.raises(ScorerError, match="the scorer is closed"):
+            scorer.score(["a text"])
+
+
+def test_a_connection_that_was_idle_and_breaks_costs_no_attempt(
+    perspective: Callable[..., PerspectiveScorer],
+) -> None:
+    with running(Perspective) as service:
+        service.answer = lambda number: ["ok", "hang up", "ok", "hang up", "hang up"][number]
+        scorer = perspective(service.url)
+        for text in ("one text", "another"):
+            assert len(scorer.score([text])) == 1
+        with pytest.raises(ScorerUnavailableError, match="1 attempt"):
+            scorer.score(["a third"])
+        assert len(service.requests) == 5
+        scorer.close()
+
+
+def test_a_deadline_reaches_the_request(perspective: Callable[..., PerspectiveScorer]) -> None:
+    """The scorer's thread is free at once for those who come after."""
+    with running(Perspective) as service, scripted_engine() as engine:
+        service.answer = lambda number: "slow" if number == 0 else "ok"
+        scorer = perspective(service.url)
+        with Detoxifier(engine, scorer=scorer, strategy="resample") as detox:
+            with pytest.raises(DeadlineError):
+                detox(PROMPTS[0], deadline=0.3)
+            started = time.monotonic()
+            detox(PROMPTS[1])
+            assert time.monotonic() - started < 10  # and not the 30 s of a request
+        scorer.close()

@@ -1,0 +1,262 @@
+"""Texts of many coroutines: one call of the scorer at a time, each text once, errors per text."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import pytest
+
+from tide.core.concurrency import Portal
+from tide.core.errors import (
+    ScorerBrokenError,
+    ScorerError,
+    ScorerRefusedError,
+    ScorerUnavailableError,
+)
+from tide.scorers.base import Scores
+from tide.scorers.scoring import Scoring
+
+_T = TypeVar("_T")
+
+
+@pytest.fixture
+def portal() -> Iterator[Portal]:
+    loop = Portal("test")
+    yield loop
+    loop.close()
+
+
+class Lengths:
+    """The score of a text is its length in hundredths. batches: what it was sent."""
+
+    name, threshold = "lengths", 0.5
+
+    def __init__(self) -> None:
+        self.batches: list[list[str]] = []
+        self.go = threading.Event()
+        self.go.set()
+        self.busy = threading.Lock()
+
+    def score(self, texts: Sequence[str]) -> Any:
+        assert self.busy.acquire(blocking=False)  # one call at a time
+        try:
+            self.batches.append(list(texts))
+            assert self.go.wait(20)
+            return [len(text) / 100 for text in texts]
+        finally:
+            self.busy.release()
+
+    def close(self) -> None: ...
+
+
+def run(portal: Portal, scorer: Any, work: Callable[[Scoring], Awaitable[_T]]) -> _T:
+    async def inside() -> _T:
+        scoring = Scoring(scorer)
+        try:
+            return await work(scoring)
+        finally:
+            scoring.close()
+
+    return portal.run(inside)
+
+
+def values(scores: Scores) -> list[float]:
+    return [round(value, 9) for value in scores.values.tolist()]
+
+
+def test_who_asks_in_one_breath_is_sent_together_and_equal_texts_once(portal: Portal) -> None:
+    scorer = Lengths()
+
+    async def work(scoring: Scoring) -> list[Scores]:
+        return await asyncio.gather(
+            scoring.send(["four", "three"], "zero"),
+            scoring.send(["four"], "zero", ["be"]),
+            scoring.send(["three", "befour"], "zero"),
+        )
+
+    found = run(portal, scorer, work)
+    assert list(map(values, found)) == [[0.04, 0.05], [0.06], [0.05, 0.06]]
+    (sent,) = scorer.batches
+    assert sorted(sent) == ["befour", "four", "three"]
+
+
+def test_texts_gather_while_a_call_is_under_way_and_what_was_cancelled_is_not_sent(
+    portal: Portal,
+) -> None:
+    scorer = Lengths()
+    scorer.go.clear()
+
+    async def work(scoring: Scoring) -> list[list[float]]:
+        first = scoring.send(["aaaa"], "zero")
+        while not scorer.batches:
+            await asyncio.sleep(0.005)
+        later = []
+        for word in ("bbbbb", "cccccc", "ddddddd"):
+            later.append(scoring.send([word], "zero"))
+            await asyncio.sleep(0.01)
+        later[1].cancel()
+        await asyncio.sleep(0.02)
+        assert scorer.batches == [["aaaa"]]
+        scorer.go.set()
+        return [values(await one) for one in (first, later[0], later[2])]
+
+    assert run(portal, scorer, work) == [[0.04], [0.05], [0.07]]
+    assert scorer.batches == [["aaaa"], ["bbbbb", "ddddddd"]]
+
+
+def test_no_call_is_made_for_nothing(portal: Portal) -> None:
+    """Not if all that was asked for is cancelled before its turn."""
+    scorer = Lengths()
+
+    async def work(scoring: Scoring) -> list[list[float]]:
+        scoring.send(["aaaa"], "zero").cancel()
+        await asyncio.sleep(0.02)
+        return [values(await scoring.send(["bbbbb"], "zero"))]
+
+    assert run(portal, scorer, work) == [[0.05]]
+    assert scorer.batches == [["bbbbb"]]
+
+
+def test_what_is_cancelled_in_the_call_is_told_nothing_and_the_next_call_comes(
+    portal: Portal,
+) -> None:
+    scorer = Lengths()
+    scorer.go.clear()
+
+    async def work(scoring: Scoring) -> list[float]:
+        left = scoring.send(["aaaa"], "zero")
+        while not scorer.batches:
+            await asyncio.sleep(0.005)
+        left.cancel()
+        next_one = scoring.send(["bbbbb"], "zero")
+        scorer.go.set()
+        return values(await next_one)
+
+    assert run(portal, scorer, work) == [0.05]
+
+
+@pytest.mark.parametrize(
+    ("policy", "scores", "empty", "sent"),
+    [
+        ("zero", [0.0, 0.05], [True, False], ["three"]),
+        ("one", [1.0, 0.05], [True, False], ["three"]),
+        ("score", [0.01, 0.05], [True, False], [".", "three"]),
+    ],
+)
+def test_an_empty_text_scores_by_its_policy(
+    portal: Portal, policy: Any, scores: list[float], empty: list[bool], sent: list[str]
+) -> None:
+    scorer = Lengths()
+
+    async def work(scoring: Scoring) -> Scores:
+        return await scoring.send([".", "three"], policy)
+
+    found = run(portal, scorer, work)
+    assert (values(found), found.empty.tolist()) == (scores, empty)
+    assert sorted(text for batch in scorer.batches for text in batch) == sent
+
+
+def test_an_empty_text_is_one_by_itself_alone_whatever_stands_before_it(portal: Portal) -> None:
+    scorer = Lengths()
+
+    async def work(scoring: Scoring) -> list[Scores]:
+        return [
+            await scoring.send(["."], "one", ["before"]),
+            await scoring.send(["."], "zero", ["before"]),
+        ]
+
+    strict, mild = run(portal, scorer, work)
+    assert (values(strict), strict.empty.tolist()) == ([1.0], [True])
+    assert (values(mild), mild.empty.tolist()) == ([0.07], [False])
+    assert scorer.batches == [["before."]]
+
+
+class Failing(Lengths):
+    """Cannot take what begins with `bad`; of a text `dead` nothing more can be scored."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self._error, self._dead = error, False
+
+    def score(self, texts: Sequence[str]) -> Any:
+        self._dead = self._dead or "dead" in texts
+        if self._dead or any(text.startswith("bad") for text in texts):
+            raise self._error
+        return super().score(texts)
+
+
+ERRORS: list[BaseException] = [
+    ValueError("cannot read this"),
+    ZeroDivisionError("cannot read this"),
+    KeyboardInterrupt("cannot read this"),
+    SystemExit("cannot read this"),
+    GeneratorExit("cannot read this"),
+    asyncio.CancelledError("cannot read this"),
+    type("PanicException", (BaseException,), {})("cannot read this"),
+]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_a_text_that_the_scorer_cannot_take_fails_alone(
+    portal: Portal, error: BaseException
+) -> None:
+    """Whatever it raises; the next call is as if nothing had been."""
+
+    async def work(scoring: Scoring) -> tuple[list[Any], Any]:
+        asked = [scoring.send([text], "zero") for text in ("good", "bad one", "better")]
+        found = await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 10)
+        return found, await asyncio.wait_for(scoring.send(["again"], "zero"), 10)
+
+    (good, bad, better), again = run(portal, Failing(error), work)
+    assert values(good) + values(better) + values(again) == [0.04, 0.06, 0.05]
+    assert isinstance(bad, ScorerError)
+    assert "cannot read this" in str(bad)
+    assert len(str(bad).splitlines()) == 1
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_a_scorer_that_fails_for_all_is_broken(portal: Portal, error: BaseException) -> None:
+    async def work(scoring: Scoring) -> list[Any]:
+        asked = [scoring.send([text], "zero") for text in ("good", "dead", "better")]
+        return await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 10)
+
+    found = run(portal, Failing(error), work)
+    assert {type(one) for one in found} <= {ScorerBrokenError, ScorerError}
+    assert ScorerBrokenError in map(type, found)
+
+
+@pytest.mark.parametrize("error", [ScorerUnavailableError("down"), ScorerRefusedError("no key")])
+def test_a_scorer_that_is_away_is_the_error_of_all(portal: Portal, error: ScorerError) -> None:
+    async def work(scoring: Scoring) -> list[Any]:
+        asked = [scoring.send([text], "zero") for text in ("good", "bad")]
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    found = run(portal, Failing(error), work)
+    assert [type(one) for one in found] == [type(error)] * 2
+
+
+def test_closing_lets_the_thread_end(portal: Portal) -> None:
+    async def work(scoring: Scoring) -> Any:
+        await scoring.send(["aaaa"], "zero")
+        return scoring._thread
+
+    thread = run(portal, Lengths(), work)
+    thread.join(5)
+    assert not thread.is_alive()
+
+
+def test_closing_does_not_wait_for_a_call_that_hangs(portal: Portal) -> None:
+    scorer = Lengths()
+    scorer.go.clear()
+
+    async def work(scoring: Scoring) -> asyncio.Future[Scores]:
+        sent = scoring.send(["aaaa"], "zero")
+        while not scorer.batches:
+            await asyncio.sleep(0.005)
+        return sent
+
+    assert not run(portal, scorer, work).done()  # and it returns
+    scorer.go.set()

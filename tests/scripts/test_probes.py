@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scripts.probes import (
+    DISGUISES,
+    asterisks,
+    leetspeak,
+    main,
+    neutral_sentences,
+    spacing,
+    with_article,
+)
+
+from tide.evaluation.masking import PEOPLE
+
+
+def test_leetspeak() -> None:
+    assert re.fullmatch(r"My p3[0o]p13 4r3 h3r3", leetspeak("My people are here"))
+    assert leetspeak("able", 3)[0] == "4"
+    assert set(leetspeak("a" * 50)) == {"4", "@"}
+
+
+def test_asterisks_spare_the_ends() -> None:
+    for seed in range(20):
+        hidden = asterisks("an old bridge", seed)
+        assert re.fullmatch(r"an o\*d b[a-z*]{4}e", hidden)
+        assert 2 <= hidden.count("*") <= 3
+
+
+def test_spacing() -> None:
+    made = {spacing("my old cat", seed) for seed in range(50)}
+    assert made == {"my o l d   c a t  ", "my o.l.d c.a.t", "my o-l-d c-a-t", "my o_l_d c_a_t"}
+
+
+@pytest.mark.parametrize("name", sorted(DISGUISES))
+@given(st.text(max_size=40), st.integers(0, 5))
+def test_short_words_and_what_is_no_word_stay(name: str, text: str, seed: int) -> None:
+    made = DISGUISES[name](text, seed)
+    assert made == DISGUISES[name](text, seed)
+    if not re.search("[A-Za-z]{3}", text):
+        assert made == text
+
+
+def test_neutral_sentences_are_about_everybody() -> None:
+    sentences = neutral_sentences()
+    assert len(sentences) == len(set(sentences)) == 8 * len(PEOPLE)
+    assert with_article("older person") == "an older person"
+    assert with_article("woman") == "a woman"
+    assert all(sum(person in s for s in sentences) >= 8 for person in PEOPLE)
+
+
+def test_both_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    texts = tmp_path / "labels.jsonl"
+    labels = [{"text": "you stupid idiot", "toxicity": 1.0}, {"text": "a day", "toxicity": 0.0}]
+    texts.write_text("".join(json.dumps(row) + "\n" for row in labels))
+    main(["pocket"], [texts])
+    out = capsys.readouterr().out
+    rows = [[cell.strip() for cell in line.split("\u2502")] for line in out.splitlines()]
+    shares = {row[1]: float(row[3].split()[0]) for row in rows if row[2:3] in (["high"], ["low"])}
+    assert shares["plain insults"] > 0.9
+    assert shares["threats"] < 0.5
+    assert "recall on 1 toxic texts" in out
+    (recalls,) = [row for row in rows if row[1:2] and row[1].startswith("pocket@") and len(row) > 5]
+    assert recalls[2] == "1.000"
