@@ -264,8 +264,11 @@ def test_embeddings_that_no_engine_takes_fail_alone() -> None:
 def test_an_engine_that_fails_once_is_the_error_of_who_asked() -> None:
     engine = scripted_engine()
 
+    failed: list[Request] = []
+
     def broken(request: Request) -> None:
-        if len(engine.requests) == 1:
+        if not failed:
+            failed.append(request)
             raise RuntimeError("out of memory")
 
     engine.on_write = broken

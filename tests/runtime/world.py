@@ -34,9 +34,9 @@ class Storyteller(ScriptedEngine):
         return self._rows[token_id]
 
     async def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
-        self.requests.append(request)
         if self.on_write is not None and (waits := self.on_write(request)) is not None:
             await waits
+        self.requests.append(request)
         ids, reason = self._story(request)
         size = request.piece_tokens or max(1, len(ids))
         for start in range(0, max(1, len(ids)), size):

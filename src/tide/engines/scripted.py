@@ -24,7 +24,7 @@ class ScriptedEngine(Engine):
     tokens, with the spaces before them; each word has one fixed random embedding. What `respond`
     returns is cut before a stop string, and banned words are left out; its length is not limited.
     on_write: called with each request before it is written; may be async, may raise. requests: all
-    started ones. pairs: all whose likelihood was asked for.
+    that passed it. pairs: all whose likelihood was asked for.
     """
 
     capabilities: ClassVar = frozenset({"stop"})
@@ -77,10 +77,10 @@ class ScriptedEngine(Engine):
         return render(chat, template, self.name)
 
     async def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
-        self.requests.append(request)
-        prompt = request.prompt
         if self.on_write is not None and (waits := self.on_write(request)) is not None:
             await waits
+        self.requests.append(request)
+        prompt = request.prompt
         x = self._embed_tokens(prompt) if isinstance(prompt, Sequence) else prompt
         text = self._respond(x, request.seed)
         end = request.sampling.stop_in(text)
