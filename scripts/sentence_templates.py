@@ -1129,9 +1129,9 @@ _HARMLESS = (
 _KINDS = (
     (_INSULTS, 1800, 1.0),
     (_DESCRIPTIONS, 900, 1.0),
-    (_DENIALS, 3400, 0.0),
-    (_DENIED_DESCRIPTIONS, 2400, 0.0),
-    (_OBJECTIONS, 3200, 0.0),
+    (_DENIALS, 2200, 0.0),
+    (_DENIED_DESCRIPTIONS, 1600, 0.0),
+    (_OBJECTIONS, 2600, 0.0),
     (_REPORTS, 1500, 0.0),
     (_FRIENDLY, 700, 0.0),
     (_DEFENCES, 1400, 0.0),
@@ -1140,7 +1140,7 @@ _KINDS = (
     (_ORDINARY_PERSONS, 500, 0.0),
     (_ANNOUNCED, 800, 1.0),
     (_OFFERED, 800, 0.0),
-    (_THREATENING, 4000, 1.0),
+    (_THREATENING, 3200, 1.0),
     (_HARMLESS_LIKE_THREATS, 2600, 0.0),
 )
 # Sentences without a slot are few: each comes this often.

@@ -10,7 +10,7 @@ made so, from `sentence@9548f8d5`, in some 8 minutes of one core that multiplies
 revision had learned from all of the labelled and ordinary texts below, and from no recorded score.
 `benchmarks/sentence.py` prints what the result is worth on texts that are held out here.
 
-**One pass** over a sample of each kind of text (`--counts`), of which
+**One pass** over a sample of each kind of text (`RECORDED`, `OWN`, `LABELLED`, `PLAIN`), of which
 one in `DISGUISED` is given once more in disguised spelling.
 
 **Recorded completions**: what four models wrote for prompts 1 to 600 of
@@ -85,7 +85,7 @@ LAYERS, PIECES, TOKENS, TRAINED = 4, 8192, 64, 48
 DROPOUT, BATCH, RATE, WARM = 0.1, 32, 1e-4, 100
 REPORTED = 100  # steps between reports, and between checkpoints
 ORDINARY, TOXIC = 0.01, 0.95  # targets of texts without raters
-COUNTS = (16_000, 14_000, 3_000, 3_000)  # recorded, own, labelled and ordinary texts of a pass
+RECORDED, OWN, LABELLED, PLAIN = 16_000, 14_000, 3_000, 3_000  # texts of the pass
 HARDLY = 0.15  # recorded scores below it are many
 DISGUISED = 16  # of so many labelled, recorded and own sentences one is also disguised
 CALIBRATION_SOURCES = ("jigsaw", "toxic_spans")
@@ -329,21 +329,18 @@ def padded(windows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     return ids, padding
 
 
-def mixture(
-    data: Data, own: Sequence[tuple[str, float]], counts: tuple[int, int, int, int], seed: int
-) -> Rows:
-    """The texts of a pass, so many of each kind as `COUNTS` has them."""
+def mixture(data: Data, own: Sequence[tuple[str, float]], seed: int) -> Rows:
+    """The texts of the pass."""
     rng, everything, ours = random.Random(seed), Rows(), Rows()
     ours.add_own(own)
-    *fewer, plain = counts
-    for part, count in zip((data.recorded, ours, data.labelled), fewer, strict=True):
+    for part, count in ((data.labelled, LABELLED), (data.recorded, RECORDED), (ours, OWN)):
         for i in rng.sample(range(len(part.texts)), min(count, len(part.texts))):
             everything.add(part.texts[i], part.targets[i])
     spelled, theirs = disguised(everything.texts, np.array(everything.targets), seed)
     for i in rng.sample(range(len(spelled)), len(spelled) // DISGUISED):
         everything.add(spelled[i], theirs[i])
-    prose = rng.sample(data.ordinary, min(plain, len(data.ordinary)))
-    for text in (*pieces_of(prose, rng), *neutral_rows()[::6]):
+    plain = rng.sample(data.ordinary, min(PLAIN, len(data.ordinary)))
+    for text in (*pieces_of(plain, rng), *neutral_rows()[::6]):
         everything.add(text, ORDINARY)
     return everything
 
@@ -427,10 +424,6 @@ def main(
     start: Annotated[
         Path | None, typer.Option(help="Go on from the weights of an earlier revision.")
     ] = None,
-    counts: Annotated[
-        tuple[int, int, int, int],
-        typer.Option(help="Recorded, own, labelled and ordinary texts of the pass."),
-    ] = COUNTS,
     seed: Annotated[int, typer.Option(help="Of the training.")] = 0,
     threads: Annotated[int, typer.Option(help="Of torch.")] = 1,
 ) -> None:
@@ -447,7 +440,7 @@ def main(
         f" {len(insults)} insults found; {len(read_data.held.texts):,} and"
         f" {len(read_data.prose):,} to calibrate"
     )
-    everything = mixture(read_data, own, counts, seed)
+    everything = mixture(read_data, own, seed)
     if start is None:
         network, shape, pieces = new_network([*labelled.texts, *everything.texts])
     else:
