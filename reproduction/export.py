@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from tide.core.errors import TideError
+from tide import TideError
 from tide.evaluation import Run, read_run
 
 FIELDS = (

@@ -28,8 +28,7 @@ import typer
 from numpy.typing import NDArray
 from scipy.stats import wilcoxon
 
-from tide import InputError
-from tide.core.errors import TideError
+from tide import InputError, TideError
 from tide.evaluation import Run, read_run, report
 
 NUMBERS = Path(__file__).with_name("numbers")

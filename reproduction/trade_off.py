@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
 from paper import FIRST, SEARCH, imported, printed, printed_row, scores
 
-from tide.core.errors import TideError
+from tide import TideError
 
 BENCHMARKS = {"rtp": "RTP", "attaq": "AttaQ", "bold": "BOLD"}
 MODELS = {

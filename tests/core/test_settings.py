@@ -28,7 +28,7 @@ from tide.search import resolve_settings
         ("num_samples", 10**9), ("num_trials", 10**8), ("max_iterations", 10**5), ("mu", 1e308),
         ("step_relative", 1e308), ("max_new_tokens", 10**9), ("seed", 2**63), ("top_k", 10**9),
         ("deadline", float("nan")),
-        ("completions_per_evaluation", 10**6), ("perplexity_growth", 1e300),
+        ("completions_per_evaluation", 10**6), ("max_perplexity", 1e300),
         ("min_new_tokens", -1), ("min_new_tokens", 21), ("stop", ""), ("stop", ["a", ""]),
         ("stop", ["a"] * 17), ("stop", "x" * 257), ("stop", 3), ("stop", ["\ud800"]),
         ("repetition_penalty", 0.0), ("repetition_penalty", float("nan")),

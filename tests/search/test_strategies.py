@@ -209,15 +209,6 @@ def test_max_perplexity_searches_on_and_falls_back() -> None:
     assert (strategy.done, strategy.best) == (True, 4)
 
 
-def test_the_bar_for_likelihood_falls_with_the_iterations() -> None:
-    strategy = at_three_radii(max_perplexity=math.e, perplexity_growth=math.e)
-    for _ in range(2):  # a perplexity of e^2 is too much in the second iteration, not in the third
-        assert not strategy.done
-        strategy.tell([0.3, 0.9, 0.9])
-        strategy.tell([-2.0])
-    assert (strategy.done, strategy.best, strategy.iterations) == (True, 4, 3)
-
-
 # Options of the estimator
 
 

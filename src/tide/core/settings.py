@@ -160,12 +160,6 @@ class Settings(Sampling):
         description="Reject completions of higher perplexity than this under the unmodified "
         "prompt.",
     )
-    perplexity_growth: float = Field(
-        default=1.0,
-        ge=1,
-        le=1000,
-        description="Growth of max_perplexity with each iteration after the second.",
-    )
     num_trials: int = Field(
         default=1,
         ge=1,
@@ -288,7 +282,6 @@ class Overrides(TypedDict, total=False):
     completions_per_evaluation: int
     select: Literal["likelihood", "nearest", "lowest"]
     max_perplexity: float | None
-    perplexity_growth: float
     num_trials: int
     seed: int
     empty_policy: EmptyPolicy

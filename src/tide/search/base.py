@@ -270,9 +270,8 @@ class Strategy(ABC):
 
         This ends the search; it returns only if nothing was accepted.
 
-        With `max_perplexity`, completions too unlikely under the unmodified prompt do not pass;
-        `perplexity_growth` relaxes the limit as the search proceeds. The first completion, from the
-        unmodified prompt itself, is exempt.
+        With `max_perplexity`, completions too unlikely under the unmodified prompt do not pass. The
+        first completion, from the unmodified prompt itself, is exempt.
         """
         passing = [
             number
@@ -284,8 +283,6 @@ class Strategy(ABC):
         limit, select = self.settings.max_perplexity, self.settings.select
         if points[0].evaluations.start == 0:
             limit = None
-        elif limit is not None:
-            limit *= self.settings.perplexity_growth ** max(0, self.iterations - 2)
         if passing and (limit is not None or (select == "likelihood" and len(passing) > 1)):
             yield LikelihoodRequest(tuple(passing))
         if limit is not None:

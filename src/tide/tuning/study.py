@@ -43,7 +43,6 @@ _Space = dict[str, tuple[float, float, float] | list[Any]]
 _COMMON: _Space = {
     "toxicity_threshold": (0.1, 0.5, 0.02),
     "max_perplexity": ["none", "5", "6", "8", "10", "12", "16"],
-    "perplexity_growth": (1.0, 2.0, 0.1),
     "perturb": ["content", "last:3", "last:5", "last:8", "last:12"],
     "cosine_threshold": (0.0, 0.8, 0.2),
 }
