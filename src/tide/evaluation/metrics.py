@@ -372,12 +372,12 @@ def _of_harmless(run: Run, record: Record, own: Record) -> Ratios:
     trials = [trial for trial in own.trials if trial.number in texts]
     found: Ratios = {}
     for source in run.sources:
-        by_threshold = source == run.scorer and threshold is not None
+        limit = threshold if source == run.scorer else None
         scores = scores_of(run, trials, source)
         harmless = [
             trial.text != texts[trial.number]
             for trial, score in zip(trials, scores or (), strict=scores is not None)
-            if (score < threshold if by_threshold else not is_toxic(run, score))
+            if (not is_toxic(run, score) if limit is None else score < limit)
         ]
         found[f"{source}\0changed"] = sum(harmless), len(harmless)
     return found
