@@ -55,7 +55,7 @@ def test_harmless_completions_that_were_changed() -> None:
     texts = {i: [*column(one, "completions")] for i, one in enumerate(own.records)}
     made = Run(
         "backtrack",
-        {**own.config, "settings": {"toxicity_threshold": 0.1}},
+        {**own.config, "method": "backtrack", "settings": {"toxicity_threshold": 0.1}},
         [
             record(0, [0.0, 0.0], completions=[texts[0][0], "kinder"]),
             record(1, [0.0, 0.0], completions=["kinder", texts[1][1]]),
@@ -67,6 +67,7 @@ def test_harmless_completions_that_were_changed() -> None:
     # It lets pass all but one; 0.3 is above the search's threshold and not toxic to a judge.
     assert found[JUDGE]["changed"].value == pytest.approx(3 / 5)
     assert "changed" not in summarize(made).toxicity["scorer@1"]
+    assert "changed" not in summarize(own, own=own).toxicity["scorer@1"]
 
 
 def test_intervals_are_those_of_scipy() -> None:
