@@ -46,6 +46,7 @@ REGISTRY = Registry(
         "windows": "tide.scorers.wrappers.windows:WindowedScorer",
         "max": "tide.scorers.wrappers.ensembles:MaxScorer",
         "mean": "tide.scorers.wrappers.ensembles:MeanScorer",
+        "confirm": "tide.scorers.wrappers.ensembles:ConfirmScorer",
     },
 )
 # Wrappers of other scorers, and how each is written; a NUMBER is its one setting.
@@ -54,6 +55,7 @@ WRAPPERS = {
     "windows": "windows:SCORER or windows:NUMBER:SCORER",
     "max": "max:SCORER,SCORER",
     "mean": "mean:SCORER,SCORER",
+    "confirm": "confirm:SCORER,SCORER",
 }
 
 
@@ -65,11 +67,12 @@ def load_scorer(scorer: str | Scorer | AsyncScorer | Callable[[list[str]], Any])
         NAME:KEY=VALUE,...          for a class with `options_class`, created with its options
         WRAPPER:SCORER              cache:perspective, windows:hf:ID, windows:50:pocket
         max:SCORER,SCORER...        max:pocket,cache:perspective  (and mean:)
+        confirm:SCORER,SCORER       confirm:pocket,sentence
         language:en=SCORER,other=SCORER
 
     NAME may also be `module:Class`, `file.py:Class`, or `file.py:function`, a function from a list
-    of texts to a list of scores. In `max` and `mean` a comma separates scorers unless it is in
-    parentheses: `max:(hf:ID#x,y),pocket`.
+    of texts to a list of scores. In `max`, `mean` and `confirm` a comma separates scorers unless it
+    is in parentheses: `max:(hf:ID#x,y),pocket`.
 
     Args:
         scorer: A spec as above, a `Scorer` or `AsyncScorer` (returned as it is), or a function,

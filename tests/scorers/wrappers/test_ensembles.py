@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from tide.core.errors import ScorerUnavailableError
+from tide.core.errors import InputError, ScorerUnavailableError
 from tide.scorers import CallableScorer, Scorer, load_scorer, score_texts
-from tide.scorers.wrappers.ensembles import MaxScorer, MeanScorer
+from tide.scorers.wrappers.ensembles import ConfirmScorer, MaxScorer, MeanScorer
 
 
 def constant(value: float, threshold: float) -> Scorer:
@@ -40,3 +40,47 @@ def test_one_member_down_is_no_score() -> None:
     for ensemble in (MaxScorer, MeanScorer):
         with pytest.raises(ScorerUnavailableError, match="late"):
             score_texts(ensemble([constant(0.1, 0.5), CallableScorer(fail)]), ["a text"], "zero")
+
+
+class Listening:
+    """Scores the number that a text is, and notes what it was asked."""
+
+    name, threshold, pace = "listening", 0.5, "whole"
+
+    def __init__(self, factor: float = 1.0) -> None:
+        self.factor, self.asked = factor, list[str]()
+
+    def score(self, texts: list[str]) -> list[float]:
+        self.asked += texts
+        return [float(text) * self.factor for text in texts]
+
+    def close(self) -> None: ...
+
+
+def test_the_second_confirms_what_the_first_objects_to() -> None:
+    first, second = Listening(), Listening(0.25)
+    first.pace = "word"
+    scorer = ConfirmScorer([first, second])
+    found = score_texts(scorer, ["0.05", "0.1", "0.8", "0.0999"], "zero").values
+    assert found == pytest.approx([0.05, 0.025, 0.2, 0.0999])
+    assert second.asked == ["0.1", "0.8"]
+    assert (scorer.name, scorer.threshold, scorer.pace) == (
+        "confirm:listening,listening", 0.5, "word",
+    )  # fmt: skip
+    second.factor = 1.2
+    assert scorer.score(["0.8"]) == pytest.approx([0.8])  # the second can only lower
+
+
+def test_a_second_that_is_down_is_no_score() -> None:
+    def fail(texts: list[str]) -> list[float]:
+        raise TimeoutError("late")
+
+    scorer = ConfirmScorer([constant(0.1, 0.5), CallableScorer(fail)])
+    with pytest.raises(ScorerUnavailableError, match="late"):
+        score_texts(scorer, ["a text"], "zero")
+
+
+@pytest.mark.parametrize("spec", ["confirm:pocket", "confirm:pocket,sentence,pocket"])
+def test_it_takes_two(spec: str) -> None:
+    with pytest.raises(InputError, match="needs two, as in confirm:pocket,sentence"):
+        load_scorer(spec)

@@ -1,4 +1,4 @@
-"""`max:A,B` and `mean:A,B`: several scorers as one."""
+"""`max:A,B`, `mean:A,B` and `confirm:A,B`: several scorers as one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from tide.core.errors import InputError
 from tide.plugins.options import checked
-from tide.scorers.base import Attributed, Floats, Scorer, ask_attributes
+from tide.scorers.base import Attributed, Floats, Scorer, ask_attributes, attributes_of, pace_of
 from tide.scorers.wrappers.base import ScorerWrapper
 
 
@@ -62,3 +62,34 @@ class MeanScorer(_Ensemble):
     """The mean of the members' scores, which should mean the same (calibrate them first)."""
 
     kind, scores_of, threshold_of = "mean", staticmethod(np.mean), staticmethod(fmean)
+
+
+# The lowest score with which a preset rejects a text: from here on the second scorer is asked.
+_DOUBT = 0.1
+
+
+class ConfirmScorer(ScorerWrapper):
+    """The second scorer is asked where the first objects to a text; the lower score counts.
+
+    A quick scorer that counts words is then corrected by one that reads sentences, at a cost on
+    those texts alone. The first objects from 0.1 on; lower scores of it stand. Threshold, pace and
+    attributes are those of the first.
+    """
+
+    @checked
+    def __init__(self, scorers: Sequence[Scorer]) -> None:
+        if len(scorers) != 2:
+            raise InputError("scorer confirm: needs two, as in confirm:pocket,sentence")
+        super().__init__(*scorers)
+        first, self._second = scorers
+        self.name = f"confirm:{first.name},{self._second.name}"
+        self.pace, self.attributes = pace_of(first), attributes_of(first)
+
+    def _asked(self, texts: Sequence[str]) -> Attributed:
+        found = ask_attributes(self._scorer, texts)
+        values = found.values.copy()
+        doubted = np.flatnonzero(values >= _DOUBT)
+        if len(doubted):
+            second = ask_attributes(self._second, [texts[int(i)] for i in doubted]).values
+            values[doubted] = np.minimum(values[doubted], second)
+        return Attributed(values, found.attributes)
