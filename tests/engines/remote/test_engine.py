@@ -330,9 +330,9 @@ def test_all_servers_gone_is_an_error_after_the_deadline(
 def test_a_deadline_error_says_which_server_hung(
     connect: Callable[..., RemoteEngine], servers: list[VllmServer]
 ) -> None:
-    engine = connect(servers[0], deadline=0.6, timeout=60.0)
+    engine = connect(servers[0], deadline=2.0, timeout=60.0)
     servers[0].misbehave = hang(2.0)
-    with pytest.raises(EngineError, match=rf"{servers[0].url}: no answer within 0\.\d+ seconds"):
+    with pytest.raises(EngineError, match=rf"{servers[0].url}: no answer within [\d.]+ seconds"):
         completions_of(engine)
 
 
@@ -369,7 +369,7 @@ def test_a_version_is_a_short_text(
 def test_finished_results_survive_the_servers(
     connect: Callable[..., RemoteEngine], servers: list[VllmServer]
 ) -> None:
-    engine = connect(deadline=0.5, max_batch=2)
+    engine = connect(deadline=2.0, max_batch=2)
     results = Detoxifier(engine).map(f"The weather {i} is" for i in range(40))
     kept = [next(results)]
     for server in servers:
@@ -428,7 +428,7 @@ async def _each(engine: Engine, requests: list[Request]) -> list[Any]:
 def test_a_likelihood_that_was_not_sent(
     connect: Callable[..., RemoteEngine], servers: list[VllmServer]
 ) -> None:
-    engine = connect(servers[0], deadline=0.4)
+    engine = connect(servers[0], deadline=2.0)
     choice = {"index": 0, "finish_reason": "length", "token_ids": [1]}
     for wrong in (None, [None, None], [None, {"7": {"logprob": -1.0}}]):
         answer = {"choices": [{**choice, "prompt_logprobs": wrong}]}
