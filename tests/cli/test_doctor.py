@@ -78,7 +78,7 @@ def test_optional_parts_have_their_versions(
         for line in capsys.readouterr().out.splitlines()
         if len(cells := line.split("│")) == 4
     }
-    install = "no nowhere-at-all: pip install 'tide-detox[{}]'"
+    install = "no nowhere-at-all: pip install -e '.[{}]'"
     assert rows["looks"].startswith(f"rich {version('rich')}; no nowhere-at-all: pip install")
     assert rows["absent"] == install.format("absent")
     assert "test" not in rows

@@ -234,7 +234,7 @@ def test_without_matplotlib_the_tables_are_there(
     shown = capsys.readouterr()
     problem, written = shown.err.strip().splitlines()
     assert problem.startswith("no figures: ")
-    assert "pip install 'tide-detox[report]'" in problem
+    assert "pip install -e '.[report]'" in problem
     assert "written to" in written
     assert "toy, pocket, 6 prompts, protocol tide" in shown.out
     assert (runs / "report/quality-judge-1.csv").is_file()

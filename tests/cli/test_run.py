@@ -500,7 +500,8 @@ def test_vllm_that_is_not_installed(
 ) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)
     assert tide("run", "hi", "--engine", "vllm", monkeypatch=monkeypatch) == 1
-    assert "vllm is not installed: pip install 'tide-detox[vllm]'" in capsys.readouterr().err
+    says = "vllm is not installed; in a checkout of TIDE: pip install -e '.[vllm]'"
+    assert says in capsys.readouterr().err
 
 
 def test_a_malformed_line_is_named_and_nothing_is_written(

@@ -129,7 +129,7 @@ def test_what_cannot_be_had(
     monkeypatch.setitem(sys.modules, "datasets", None)
     for name, says in (
         ("rpt", "unknown dataset 'rpt'; did you mean 'rtp'"),
-        ("rtp", "tide-detox[hub]"),
+        ("rtp", ".[hub]"),
     ):
         assert tide("data", "get", name, "-o", tmp_path, monkeypatch=monkeypatch) == 1
         assert says in capsys.readouterr().err

@@ -12,5 +12,5 @@ from tide.detoxifier.ray import map_prompts
 
 def test_ray_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(MissingDependencyError, match=r"pip install 'tide-detox\[ray\]'"):
+    with pytest.raises(MissingDependencyError, match=r"pip install -e '\.\[ray\]'"):
         next(map_prompts(Detoxifier, ["a prompt"]))

@@ -21,5 +21,5 @@ def test_scores_texts() -> None:
 
 def test_missing_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "profanity_check", None)
-    with pytest.raises(MissingDependencyError, match=r"pip install 'tide-detox\[profanity\]'"):
+    with pytest.raises(MissingDependencyError, match=r"pip install -e '\.\[profanity\]'"):
         load_scorer("profanity-check")

@@ -55,5 +55,5 @@ def test_without_optuna_the_error_says_what_to_install(
         return import_module(name)
 
     monkeypatch.setattr("tide.core.optional.import_module", missing)
-    with pytest.raises(MissingDependencyError, match=r"pip install 'tide-detox\[tune\]'"):
+    with pytest.raises(MissingDependencyError, match=r"pip install -e '\.\[tune\]'"):
         tuned(tmp_path, "optuna")

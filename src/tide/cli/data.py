@@ -29,7 +29,7 @@ def get(
     ] = Path("data"),
     overwrite: options.Overwrite = False,
 ) -> None:
-    """Write NAMES from the Hugging Face hub to files (needs tide-detox[hub]).
+    """Write NAMES from the Hugging Face hub to files (needs the extra hub).
 
     rtp, attaq and bold are benchmarks: `tide eval rtp` finds them in the folder data, or in the one
     that TIDE_DATA names. civil-comments and paradetox are labelled texts for `tide fit --data`.

@@ -139,7 +139,7 @@ def _installed(extra: str, packages: list[str]) -> Text:
     if all(versions.values()):
         return Text(there)
     lacks = ", ".join(name for name, found in versions.items() if not found)
-    text = f"no {lacks}: pip install 'tide-detox[{extra}]'"
+    text = f"no {lacks}: pip install -e '.[{extra}]'"
     return Text(f"{there}; {text}" if there else text, style="dim")
 
 

@@ -55,7 +55,7 @@ def evaluate(
     engine_options: dict[str, Any] | None = None,
     cluster: Annotated[
         str | None,
-        options.option("Model", "Run on Ray: local, auto, or ray://HOST:PORT (tide-detox[ray])."),
+        options.option("Model", "Run on Ray: local, auto, or ray://HOST:PORT (extra ray)."),
     ] = None,
     actors: Annotated[int, options.option("Model", "Processes on the cluster.", min=1)] = 1,
     actor_gpus: Annotated[

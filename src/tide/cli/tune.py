@@ -21,7 +21,7 @@ def tune(
         options.option(
             "Tuning",
             "paper: its grid of mu, N and eta. optuna: fewer evaluations, less toxicity by "
-            "judges and more likely text, all at once (tide-detox[tune]).",
+            "judges and more likely text, all at once (extra tune).",
         ),
     ] = "paper",
     start: Annotated[

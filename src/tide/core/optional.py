@@ -16,5 +16,5 @@ def require(module: str, extra: str) -> ModuleType:
         if error.name != module.partition(".")[0]:
             raise
         raise MissingDependencyError(
-            f"{module} is not installed: pip install 'tide-detox[{extra}]'"
+            f"{module} is not installed; in a checkout of TIDE: pip install -e '.[{extra}]'"
         ) from error
