@@ -24,6 +24,7 @@ from filelock import FileLock
 from tide.core.errors import EngineError, MissingDependencyError, guarded
 from tide.core.optional import require
 from tide.core.pretrained import check_fields, check_size, check_weights, quiet_transformers
+from tide.data.files import replaced
 
 _LOG = logging.getLogger(__name__)
 _CHUNK = 1 << 20  # bytes
@@ -104,7 +105,7 @@ def _joined(parts: Sequence[Path], file: Path, sha256: str | None) -> Path:
     if sha256 is None and len(parts) == 1:
         return parts[0]
     digest = hashlib.sha256()
-    with file.open("wb") as out:
+    with replaced(file) as out:
         for part in parts:
             with part.open("rb") as stream:
                 while chunk := stream.read(_CHUNK):
