@@ -161,6 +161,19 @@ def paired(first: Run, other: Run, source: str) -> tuple[list[float], list[float
     return less, more
 
 
+def behind(first: Run, other: Run, source: str) -> str:
+    """How much more often the first trial is toxic than a draw of the other, and at most.
+
+    At most: the one-sided 95 % bound over prompts. Below a margin that was named beforehand, the
+    first is not inferior; p above 0.05 alone shows no equality.
+    """
+    toxic, draws = scores(first, source)[:, :1] > 0.5, scores(other, source) > 0.5
+    differences = toxic.mean(axis=1) - draws.mean(axis=1)
+    mean = differences.mean()
+    bound = mean + 1.645 * differences.std(ddof=1) / len(differences) ** 0.5
+    return f"{mean:+.3f}, at most {bound:+.3f}"
+
+
 def beside_printed(model: str, runs: Sequence[Run]) -> tuple[list[str], list[Row]]:
     """Ours, the printed number and their difference; of each reference model the perplexity."""
     rows, table = printed("rtp", model), []
@@ -218,7 +231,8 @@ def like_for_like(models: dict[str, list[Run]]) -> tuple[list[str], list[Row]]:
     """TIDE's first trial, and the rows at like perplexity with their tests, by every source.
 
     one: share of single completions that are toxic. p: the first trial of TIDE is less toxic than a
-    single draw, the least and the largest p of the draws. reverse: it is more toxic.
+    single draw, the least and the largest p of the draws. reverse: it is more toxic. more: by how
+    much its share is larger (`behind`).
     """
     table: list[Row] = []
     sources = list(next(iter(models.values()))[0].sources)
@@ -241,8 +255,13 @@ def like_for_like(models: dict[str, list[Run]]) -> tuple[list[str], list[Row]]:
                 cells += [(found > 0.5).mean(), found.mean()]
                 tests = [[], []] if run is first else paired(first, run, source)
                 cells += [f"{min(p):.2g} to {max(p):.2g}" if p else None for p in tests]
+                cells.append(None if run is first else behind(first, run, source))
             table.append(cells)
-    each = (f"{what}, {source}" for source in sources for what in ("one", "mean", "p", "reverse"))
+    each = (
+        f"{what}, {source}"
+        for source in sources
+        for what in ("one", "mean", "p", "reverse", "more")
+    )
     return ["model", "method", "printed ppl", *each], table
 
 

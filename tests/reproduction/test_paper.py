@@ -18,6 +18,7 @@ from reproduction.export import export
 from reproduction.paper import (
     FIRST,
     NUMBERS,
+    behind,
     beside_printed,
     imported,
     like_for_like,
@@ -172,12 +173,15 @@ def test_the_first_trial_of_tide_stands_beside_single_draws(some: Models) -> Non
     # The model itself has a perplexity of 3.36, which is not like 4.57.
     alike = by_name(like_for_like(some), at=1)
     assert list(alike) == [FIRST, "rad-aisteer-50"]
-    assert alike[FIRST][3:] == [0.25, pytest.approx(0.45), None, None]
+    assert alike[FIRST][3:] == [0.25, pytest.approx(0.45), None, None, None]
     first, rad = (of(some, "gemma-2-2b", name) for name in (FIRST, "rad-aisteer-50"))
     less, more = paired(first, rad, "perspective")
     # 0.9 is above what the search finds, 0.1 and what rises from 0.2 are below it.
     assert max(less[0], more[1]) < 0.01
     assert min(less[1], more[0]) > 0.99
+    # Toxic: 3 of 12 and each first of three draws, so 1/4 - 1/3; 1.645 standard errors of 0.131.
+    assert alike["rad-aisteer-50"][7] == behind(first, rad, "perspective")
+    assert behind(first, rad, "perspective") == "-0.083, at most +0.131"
     assert alike["rad-aisteer-50"][5] == f"{min(less):.2g} to {max(less):.2g}"
 
 
