@@ -18,12 +18,13 @@ from reproduction.export import export
 from reproduction.paper import (
     FIRST,
     NUMBERS,
+    behind,
     beside_printed,
     imported,
-    less_toxic,
     like_for_like,
     numbers,
     one_draw,
+    paired,
     printed,
     printed_row,
     published,
@@ -172,8 +173,16 @@ def test_the_first_trial_of_tide_stands_beside_single_draws(some: Models) -> Non
     # The model itself has a perplexity of 3.36, which is not like 4.57.
     alike = by_name(like_for_like(some), at=1)
     assert list(alike) == [FIRST, "rad-aisteer-50"]
-    assert alike[FIRST][3:] == [0.25, pytest.approx(0.45), None]
-    assert 0 < alike["rad-aisteer-50"][5] < 1
+    assert alike[FIRST][3:] == [0.25, pytest.approx(0.45), None, None, None]
+    first, rad = (of(some, "gemma-2-2b", name) for name in (FIRST, "rad-aisteer-50"))
+    less, more = paired(first, rad, "perspective")
+    # 0.9 is above what the search finds, 0.1 and what rises from 0.2 are below it.
+    assert max(less[0], more[1]) < 0.01
+    assert min(less[1], more[0]) > 0.99
+    # Toxic: 3 of 12 and each first of three draws, so 1/4 - 1/3; 1.645 standard errors of 0.131.
+    assert alike["rad-aisteer-50"][7] == behind(first, rad, "perspective")
+    assert behind(first, rad, "perspective") == "-0.083, at most +0.131"
+    assert alike["rad-aisteer-50"][5] == f"{min(less):.2g} to {max(less):.2g}"
 
 
 def test_judges_and_references_are_added_by_tide_judge(some: Models, tmp_path: Path) -> None:
@@ -293,7 +302,7 @@ def test_on_llama_rad_is_less_toxic_and_likelier(recorded: Models) -> None:
     tide, rad = rows[FIRST], rows["rad-aisteer-50"]
     assert (tide[2], rad[2]) == (5.21, 4.47)
     assert [tide[4], rad[4]] == pytest.approx([0.213, 0.185], abs=5e-4)
-    assert rad[5] == pytest.approx(1.0, abs=1e-6)
+    assert rad[5] == "1 to 1"
 
 
 @pytest.mark.slow
@@ -321,12 +330,13 @@ def test_paired_tests_of_the_maximum_of_three(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("model", "against", "low", "high"),
-    [("gemma-2-2b", "rad-aisteer-50", 0.87, 0.88), ("qwen3-4b", "rad-aisteer-10", 0, 2e-16)],
-)
-def test_paired_tests_of_one_draw(
-    recorded: Models, model: str, against: str, low: float, high: float
-) -> None:
-    first, other = (of(recorded, model, name) for name in (FIRST, against))
-    assert low <= less_toxic(first, other, "perspective") <= high
+def test_paired_tests_of_one_draw(recorded: Models) -> None:
+    """Each draw by itself: beside their mean, which varies less, the difference would be hidden."""
+    tests = {
+        name: paired(of(recorded, model, FIRST), of(recorded, model, name), "perspective")
+        for model, name in (("gemma-2-2b", "rad-aisteer-50"), ("qwen3-4b", "rad-aisteer-10"))
+    }
+    less, more = tests["rad-aisteer-50"]
+    assert 0.94 < min(less) < max(less) < 1
+    assert 0.005 < min(more) < max(more) < 0.06
+    assert max(tests["rad-aisteer-10"][0]) < 1e-8

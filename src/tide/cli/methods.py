@@ -30,7 +30,7 @@ _ONE_OF = {
     "engines": "engine",
 }
 _OF_PRESETS = {
-    "backtrack": "The cheapest repair, on any engine, with a threshold of 0.1; then a random walk.",
+    "backtrack": "Cheap repair, on any engine, with a threshold of 0.1; then a random walk.",
     "relative": "The defaults, relative to the prompt's embeddings: for any model.",
 }
 # How one is chosen, with an option of it.

@@ -40,7 +40,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 }
 PRESETS: dict[str, dict[str, Any]] = {
     **PUBLISHED,
-    # the cheapest repair, on any engine; what it leaves, a random walk takes over. So small a
+    # a cheap repair, on any engine; what it leaves, a random walk takes over. So small a
     # repair overfits its scorer: at 0.2 other scorers would find more
     "backtrack": {"strategy": "backtrack", "toxicity_threshold": 0.1},
     # any other model: the defaults, relative to the norm of the prompt's own rows

@@ -1,0 +1,214 @@
+"""Our steps beside the authors', on the same noise and a fixed scorer: points equal to 1e-5.
+
+The right side is written out here in plain torch: from the paper's equations (estimate, step,
+projection; arXiv:2602.02498), and from reading `backward`, `normalize_grad` and `project_cosine`
+in the authors' repository (github.com/baturaysaglam/instant-detox, `utils/tide.py`). None of their
+code is here. `TIDE_INSTANT_DETOX=CHECKOUT` runs their own functions in its place as well.
+
+`normalization=token` and `projection=rotate`, our defaults, are the code's; `matrix` and `nearest`
+are the paper's text. One difference stays: at a negative cosine the code's projection ends at
+-kappa, outside the cone, and ours at +kappa.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.worlds import toxicity
+from tide.core.settings import Settings
+from tide.search import Problem, geometry
+from tide.search.tide import TideOptions, TideStrategy
+
+TOKENS, DIM, SAMPLES, STEPS = 5, 16, 8, 5
+MU, ETA = 0.3, 0.8
+
+
+class Written:
+    """The formulas, in float64."""
+
+    def gradient(self, x: Tensor, noise: Tensor) -> Tensor:
+        """1/N sum_i (h(x + mu u_i) - h(x)) / mu * u_i."""
+        total = torch.zeros_like(x)
+        for u in noise:
+            total += (toxicity((x + MU * u).float()) - toxicity(x.float())) / MU * u
+        return total / len(noise)
+
+    def by_row(self, g: Tensor) -> Tensor:
+        return torch.stack([row / (row.square().sum().sqrt() + 1e-8) for row in g])
+
+    def by_matrix(self, g: Tensor) -> Tensor:
+        return g / g.square().sum().sqrt()
+
+    def turned(self, x: Tensor, x0: Tensor, kappa: float) -> Tensor:
+        """Outside the cone: the part across x0 shrinks until |cos| = kappa; the norm is kept."""
+        along = (x * x0).sum() / (x0 * x0).sum() * x0
+        if (x * x0).sum() >= kappa * x.norm() * x0.norm():
+            return x
+        across = x - along
+        shrunk = across / across.norm() * along.norm() * (1 / kappa**2 - 1) ** 0.5
+        return (along + shrunk) / (along + shrunk).norm() * x.norm()
+
+    def nearest(self, x: Tensor, x0: Tensor, kappa: float) -> Tensor:
+        """Outside the cone: the point on the ray at cosine kappa, in the plane of x and x0, at
+        which the rest of x is orthogonal to the ray.
+        """
+        axis = x0 / x0.norm()
+        along = (x * axis).sum()
+        if along >= kappa * x.norm():
+            return x
+        across = (x.square().sum() - along**2).sqrt()
+        sine = (1 - kappa**2) ** 0.5
+        ray = kappa * axis + sine * (x - along * axis) / across
+        return (kappa * along + sine * across) * ray
+
+
+class Theirs:
+    """The functions of a checkout. Their model writes a number, which their scorer looks up."""
+
+    def __init__(self, code: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.code, self.monkeypatch = code, monkeypatch
+
+    def gradient(self, x: Tensor, noise: Tensor) -> Tensor:
+        seen: list[float] = []
+
+        def generate(asked: Any, **_: Any) -> list[Any]:
+            several = asked if isinstance(asked, list) else [asked]
+            seen.extend(toxicity(one["prompt_embeds"].float()) for one in several)
+            texts = [str(len(seen) - len(several) + i) for i in range(len(several))]
+            return [SimpleNamespace(outputs=[SimpleNamespace(text=text)]) for text in texts]
+
+        def predict(texts: str | list[str]) -> tuple[None, list[float]]:
+            return None, [seen[int(t)] for t in ([texts] if isinstance(texts, str) else texts)]
+
+        with self.monkeypatch.context() as patch:
+            draw = torch.randn
+            patch.setattr(
+                torch, "randn", lambda *a, **k: noise if a == noise.shape else draw(*a, **k)
+            )
+            model, scorer = SimpleNamespace(generate=generate), SimpleNamespace(predict=predict)
+            found: Tensor = self.code.backward(model, x, None, scorer, mu=MU, N=len(noise))
+        return found
+
+    def by_row(self, g: Tensor) -> Tensor:
+        found: Tensor = self.code.normalize_grad(g)
+        return found
+
+    def turned(self, x: Tensor, x0: Tensor, kappa: float) -> Tensor:
+        found: Tensor = self.code.project_cosine(x, x0, kappa)
+        return found
+
+
+@pytest.fixture(params=["written", "theirs"])
+def authors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    if request.param == "written":
+        yield Written()
+        return
+    checkout = os.environ.get("TIDE_INSTANT_DETOX")
+    if not checkout:
+        pytest.skip("TIDE_INSTANT_DETOX names no checkout of the authors' repository")
+    # What their module imports and these three functions do not need.
+    stubs: dict[str, dict[str, Any]] = {
+        "vllm": {"LLM": object, "SamplingParams": object},
+        "utils": {},
+        "utils.model": {"get_vllm_text_output": lambda got: [one.outputs[0].text for one in got]},
+        "utils.toxicity": {"Toxicity": object},
+    }
+    for name, members in stubs.items():
+        module = ModuleType(name)
+        vars(module).update(members)
+        monkeypatch.setitem(sys.modules, name, module)
+    spec = importlib.util.spec_from_file_location("theirs", Path(checkout, "utils", "tide.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    code = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(code)
+    yield Theirs(code, monkeypatch)
+
+
+class GivenNoise(TideStrategy):
+    """`tide` with perturbations from a list."""
+
+    noise: list[Tensor]
+
+    def draw_perturbations(self) -> Tensor:
+        return self.noise.pop(0)
+
+
+def start() -> tuple[Tensor, list[Tensor]]:
+    generator = torch.Generator().manual_seed(3)
+    x0 = torch.randn(TOKENS, DIM, generator=generator)
+    noise = [torch.randn(SAMPLES, TOKENS, DIM, generator=generator) for _ in range(STEPS)]
+    return x0, noise
+
+
+def our_points(x0: Tensor, noise: list[Tensor], **options: Any) -> list[Tensor]:
+    settings = Settings(
+        mu=MU, step_size=ETA, num_samples=SAMPLES, max_iterations=STEPS + 1, toxicity_threshold=1e-9
+    )
+    everything = torch.ones(TOKENS, dtype=torch.bool)
+    strategy = GivenNoise(Problem(x0, everything, 0), settings, TideOptions(**options))
+    strategy.noise = list(noise)
+    points = []
+    while not strategy.done:
+        asked: Any = strategy.ask()
+        points += [one.embeddings for one in asked if one.role == "iterate"]
+        strategy.tell([toxicity(one.embeddings) for one in asked])
+    return points
+
+
+# Without a constraint, and with one that every step meets.
+@pytest.mark.parametrize("kappa", [0.0, 0.99])
+def test_five_iterations_as_in_the_authors_code(authors: Any, kappa: float) -> None:
+    x0, noise = start()
+    ours = our_points(x0, noise, cosine_threshold=kappa)
+    assert len(ours) == STEPS
+    x = x0.double()
+    for u, point in zip(noise, ours, strict=True):
+        x = x - ETA * authors.by_row(authors.gradient(x, u.double()))
+        if kappa:
+            x = authors.turned(x, x0.double(), kappa)
+            assert geometry.cosine(x, x0.double()) == pytest.approx(kappa, abs=1e-6)
+        torch.testing.assert_close(point.double(), x, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("kappa", [0.0, 0.997])
+def test_five_iterations_as_in_the_papers_text(kappa: float) -> None:
+    paper, (x0, noise) = Written(), start()
+    ours = our_points(
+        x0, noise, cosine_threshold=kappa, normalization="matrix", projection="nearest"
+    )
+    assert len(ours) == STEPS
+    x = x0.double()
+    for u, point in zip(noise, ours, strict=True):
+        x = x - ETA * paper.by_matrix(paper.gradient(x, u.double()))
+        if kappa:
+            outside = geometry.cosine(x, x0.double()) < kappa
+            x = paper.nearest(x, x0.double(), kappa)
+        torch.testing.assert_close(point.double(), x, rtol=0, atol=1e-5)
+    assert not kappa or outside
+
+
+@pytest.mark.parametrize(("share", "kappa"), [(0.1, 0.2), (0.3, 0.8), (-0.1, 0.2), (-0.5, 0.35)])
+def test_a_negative_cosine_ends_outside_the_cone_there_and_inside_here(
+    authors: Any, share: float, kappa: float
+) -> None:
+    """`share`: the cosine before the projection."""
+    x0 = torch.randn(TOKENS, DIM, generator=torch.Generator().manual_seed(4)).double()
+    other = torch.randn(TOKENS, DIM, generator=torch.Generator().manual_seed(5)).double()
+    across = other - (other * x0).sum() / (x0 * x0).sum() * x0
+    x = share * x0 / x0.norm() + (1 - share**2) ** 0.5 * across / across.norm()
+    theirs, ours = authors.turned(x, x0, kappa), geometry.project(x, x0, kappa, "rotate")
+    assert geometry.cosine(ours, x0) == pytest.approx(kappa, abs=1e-5)
+    assert geometry.cosine(theirs, x0) == pytest.approx(kappa if share > 0 else -kappa, abs=1e-5)
+    if share > 0:
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
