@@ -33,8 +33,9 @@ SCORER_GRAMMAR = (
     "guard:ID_OR_FOLDER, guard:NAME@http://HOST, tei:http://HOST#LABEL, calibrated:FILE. pocket, "
     "sentence, profanity-check and lexicon read English alone; "
     "language:en=pocket,other=SCORER sends other languages to another one. Around a scorer: "
-    "cache:SCORER (kept on disk), windows:SCORER (long texts). Several as one: max:SCORER,SCORER "
-    "and mean:SCORER,SCORER; parentheses keep specs together, as in cache:max(pocket,lexicon)."
+    "cache:SCORER (kept on disk), windows:SCORER (long texts). Several as one: max:SCORER,SCORER, "
+    "mean:SCORER,SCORER and confirm:SCORER,SCORER (the second is asked where the first objects); "
+    "parentheses keep specs together, as in cache:max(pocket,lexicon)."
 )
 # What a setting may be, where its type does not say.
 _CHOICES = {

@@ -69,7 +69,8 @@ def serve(
         ),
     ] = None,
     model: options.Model = "pocket",
-    scorer: options.Scorer = "pocket",
+    # Most of what a server writes is ordinary: `sentence` reads what `pocket` only counts.
+    scorer: options.Scorer = "confirm:pocket,sentence",
     strict_language: options.StrictLanguage = False,
     preset: options.Preset = "auto",
     engine: options.EngineName = "transformers",
