@@ -35,7 +35,7 @@ EXPLAINED = ROOT / "scripts" / "mutants.json"
 GATES = {
     "src/tide/runtime/answer.py": ["tests/runtime"],
     "src/tide/core/text.py": ["tests/core", "tests/runtime"],
-    "src/tide/scorers/scoring.py": ["tests/runtime"],
+    "src/tide/scorers/scoring.py": ["tests/scorers/test_scoring.py", "tests/runtime"],
     "src/tide/runtime/search.py": ["tests/runtime"],
     "src/tide/runtime/watch.py": ["tests/runtime"],
     "src/tide/scorers/base.py": ["tests/scorers/test_base.py", "tests/runtime"],
