@@ -142,7 +142,7 @@ def test_what_cannot_be_loaded(here: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_without_datasets(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "datasets", None)
-    with pytest.raises(MissingDependencyError, match=r"tide-detox\[hub\]"):
+    with pytest.raises(MissingDependencyError, match=r"pip install -e '\.\[hub\]'"):
         load_benchmark("rtp")
 
 

@@ -48,5 +48,5 @@ def test_what_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(InputError, match="holds no words"):
         load_scorer(f"lexicon:{tmp_path / 'empty.txt'}")
     monkeypatch.setitem(sys.modules, "better_profanity", None)
-    with pytest.raises(MissingDependencyError, match=r"tide-detox\[profanity\]"):
+    with pytest.raises(MissingDependencyError, match=r"pip install -e '\.\[profanity\]'"):
         load_scorer("lexicon")
