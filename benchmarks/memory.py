@@ -29,7 +29,7 @@ def run(data: Path, limit: int | None, preset: str, folder: Path) -> dict[str, f
     output = folder / f"{limit or 'all'}.jsonl"
     command = [
         sys.executable, "-c", "from tide.cli import main; main()", "run", "--input", str(data),
-        "--output", str(output), "--preset", preset, "--judge", "profanity-check",
+        "--output", str(output), "--preset", preset, "--judges", "profanity-check",
     ]  # fmt: skip
     if limit is not None:
         command += ["--limit", str(limit)]
