@@ -196,6 +196,11 @@ def replaced(path: Path) -> Iterator[IO[bytes]]:
             raise
 
 
+def user_cache() -> Path:
+    """The folder for what can be made again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tide"
+
+
 def write_text(path: Path, text: str) -> None:
     """Write `text` to `path`, whole or not at all. Raises InputError where that is impossible."""
     with replaced(path) as file:

@@ -1,4 +1,4 @@
-"""What both doors stand on: model, scorer, settings, and one runtime, which prompts are sent to."""
+"""Base of both doors: model, scorer and settings, and the work on a prompt in the engine's loop."""
 
 from __future__ import annotations
 

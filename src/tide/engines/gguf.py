@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -24,7 +23,7 @@ from filelock import FileLock
 from tide.core.errors import EngineError, MissingDependencyError, guarded
 from tide.core.optional import require
 from tide.core.pretrained import check_fields, check_size, check_weights, quiet_transformers
-from tide.data.files import replaced
+from tide.data.files import replaced, user_cache
 
 _LOG = logging.getLogger(__name__)
 _CHUNK = 1 << 20  # bytes
@@ -86,7 +85,7 @@ def _converted(name: str, parts: Sequence[Path], sha256: str | None = None) -> P
     with guarded(EngineError, f"model {name}: cannot be read"):
         stats = [(str(path.resolve()), path.stat()) for path in parts]
         key = repr([(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats])
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tide" / "models"
+        cache = user_cache() / "models"
         folder = cache / f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
         cache.mkdir(parents=True, exist_ok=True, mode=0o700)
         with FileLock(f"{folder}.lock"):

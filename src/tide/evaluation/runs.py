@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from functools import cached_property
 from pathlib import Path
@@ -238,12 +238,6 @@ def carried(record: Record) -> Record:
         best = min([*trials[-1:], trial], key=lambda one: one.toxicity)
         trials.append(trial.model_copy(update={name: getattr(best, name) for name in _RETURNED}))
     return record.model_copy(update={"trials": trials})
-
-
-def first_trial(run: Run) -> Run:
-    """`run` as if it had made its first trial alone."""
-    records = [one.model_copy(update={"trials": one.trials[:1]}) for one in run.records]
-    return replace(run, config={**run.config, "num_trials": 1}, records=records)
 
 
 def open_run(

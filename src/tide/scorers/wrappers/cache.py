@@ -18,6 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from tide.core.errors import InputError, ScorerError, first_line
 from tide.core.results import Score
 from tide.core.sanitize import logger
+from tide.data.files import user_cache
 from tide.plugins.options import checked
 from tide.scorers.base import Attributed, Scorer
 from tide.scorers.wrappers.base import ScorerWrapper
@@ -188,5 +189,4 @@ class CachedScorer(ScorerWrapper):
 def default_path() -> Path:
     if path := os.environ.get("TIDE_CACHE"):
         return Path(path)
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return folder / "tide" / "scores.sqlite3"
+    return user_cache() / "scores.sqlite3"
