@@ -105,6 +105,8 @@ def reproduced(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, set[str]
     return prepare(tmp_path_factory.mktemp("claims")), set()
 
 
+# One worker runs them all, in the order of the page: a run folder of one claim is read by another.
+@pytest.mark.xdist_group("claims")
 @pytest.mark.docs
 @pytest.mark.parametrize("claim", claims(REPRODUCTION, CLAIMS), ids=lambda claim: claim.name)
 def test_the_commands_of_a_claim_run(
