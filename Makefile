@@ -44,7 +44,7 @@ test-attacks: $(VENV)/.with-test
 	$(BIN)/python -m pytest --hypothesis-profile=long -m '(attack or slow) and $(HERE)' -n $(JOBS)
 
 test-docs: $(VENV)/.with-test $(VENV)/.with-docs
-	$(BIN)/python -m pytest -m docs tests/test_docs.py tests/test_site.py -n $(JOBS) --dist loadgroup
+	$(BIN)/python -m pytest -m docs tests/test_docs.py tests/test_claims.py tests/test_site.py -n $(JOBS) --dist loadfile
 
 site: $(VENV)/.with-docs
 	$(BIN)/mkdocs build --strict

@@ -5,11 +5,16 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.docs_pages import REPOSITORY
 from tests.models import save_causal_lm
+from tide.cli import main
 
 _SUBJECTS = ("The waiter", "My neighbour", "Our coach", "The driver", "Your cousin", "The clerk")
 _PLACES = ("at the station", "in the garden", "on the phone", "at work", "in the shop", "at home")
@@ -91,3 +96,40 @@ def _paper(folder: Path) -> None:
                 for i in range(40)
             ]
             write(folder / "recorded" / model / f"{name}.json.gz", records)
+
+
+# What makes a script short enough for a test.
+SMALL = {
+    "gradient.py": ["--limit", "1", "--samples", "16"],
+    "landscape.py": ["--grid", "3"],
+    **{name: ["--limit", "2"] for name in ("differences.py", "misuse.py", "objective.py")},
+}
+
+
+def run_command(command: list[str], where: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    program, *arguments = command
+    if program == "tide":
+        monkeypatch.setattr(sys, "argv", ["tide", *shorter(arguments)])
+        with pytest.raises(SystemExit) as caught:
+            main()
+        assert not caught.value.code, f"{where}: {command} exits with {caught.value.code}"
+    elif program == "python":
+        small = SMALL.get(Path(arguments[0]).name, [])
+        subprocess.run([sys.executable, *arguments, *small], check=True)
+    else:
+        pytest.fail(f"{where}: {program} is not run here; say why above the block")
+
+
+def shorter(arguments: list[str]) -> list[str]:
+    """The same command with less to do."""
+    short = list(arguments)
+    for option in {"--trials", "--limit", "--tries"} & set(short):
+        place = short.index(option) + 1
+        # A larger number stays larger: pages extend what is finished.
+        number = int(short[place]) // (50 if option == "--limit" else 1)
+        short[place] = str(min(number, 4))
+    if short[0] == "fit":
+        short += ["--steps", "2", "--max-texts", "80"]
+    if short[0] == "tune" and "optuna" not in short:
+        short += ["--above", "0", "--num-samples", "2", "--mu-relative", "1.2"]
+    return short

@@ -11,9 +11,6 @@ import ast
 import asyncio
 import json
 import re
-import shlex
-import subprocess
-import sys
 from importlib.metadata import metadata
 from pathlib import Path
 from typing import Any
@@ -26,16 +23,13 @@ from tests.docs_pages import (
     PAGES,
     REPOSITORY,
     Block,
-    Claim,
     anchors,
     blocks,
-    claims,
     commands,
     links,
     spans,
 )
-from tests.docs_world import prepare
-from tide.cli import main
+from tests.docs_world import prepare, run_command
 from tide.cli.app import app
 
 # Foreign programs that blocks which are not run may call.
@@ -68,67 +62,6 @@ def test_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
                 run_command(command, block, monkeypatch)
 
 
-REPRODUCTION = REPOSITORY / "docs" / "reproduction.md"
-CLAIMS = "## Every table, figure and claim"
-# What makes a script short enough for a test.
-SMALL = {
-    "gradient.py": ["--limit", "1", "--samples", "16"],
-    "landscape.py": ["--grid", "3"],
-    **{name: ["--limit", "2"] for name in ("differences.py", "misuse.py", "objective.py")},
-}
-
-
-def test_each_claim_of_the_paper_has_a_command_and_a_word() -> None:
-    found = claims(REPRODUCTION, CLAIMS)
-    assert len(found) >= 25
-    for claim in found:
-        word, _, reason = claim.verdict.partition(" (")
-        assert word in ("agrees", "differs", "cannot be had"), claim
-        assert word == "agrees" or reason.endswith(")"), claim
-        assert claim.commands or word == "cannot be had", claim
-        assert claim.output, claim
-
-
-# In the place of what is not here: models of the hub, and a scorer with its weights.
-STAND_INS = {
-    "openai-community/gpt2-large": "my-model",
-    "google/gemma-2-2b": "my-model",
-    "auto": "my-model",
-    "global": "my-model",
-    "detoxify:original": "lexicon",
-}
-
-
-@pytest.fixture(scope="module")
-def reproduced(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, set[str]]:
-    """A folder for the commands of all claims, and those that were run in it."""
-    return prepare(tmp_path_factory.mktemp("claims")), set()
-
-
-# One worker runs them all, in the order of the page: a run folder of one claim is read by another.
-@pytest.mark.xdist_group("claims")
-@pytest.mark.docs
-@pytest.mark.parametrize("claim", claims(REPRODUCTION, CLAIMS), ids=lambda claim: claim.name)
-def test_the_commands_of_a_claim_run(
-    claim: Claim, reproduced: tuple[Path, set[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With stand-ins for what is not here; what one claim makes, later ones use. Each once."""
-    here, done = reproduced
-    monkeypatch.chdir(here)
-    monkeypatch.setenv("TIDE_CACHE", str(here.parent / "scores.sqlite3"))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.delenv("TIDE_DATA", raising=False)
-    replaced = False
-    for command in claim.commands:
-        words = [STAND_INS.get(word, word) for word in shlex.split(command)]
-        replaced |= words != shlex.split(command)
-        if command not in done:
-            run_command(words, claim.name, monkeypatch)
-        done.add(command)
-    if claim.verdict.startswith("cannot be had"):
-        assert replaced, f"{claim.name}: nothing is missing for it"
-
-
 def run_python(block: Block, names: dict[str, Any]) -> None:
     """The blocks of a page share their names, and may await, as in a notebook."""
     awaited = eval(compiled(block), names)
@@ -138,35 +71,6 @@ def run_python(block: Block, names: dict[str, Any]) -> None:
 
 def compiled(block: Block) -> Any:
     return compile(block.text, str(block), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-
-
-def run_command(command: list[str], where: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    program, *arguments = command
-    if program == "tide":
-        monkeypatch.setattr(sys, "argv", ["tide", *shorter(arguments)])
-        with pytest.raises(SystemExit) as caught:
-            main()
-        assert not caught.value.code, f"{where}: {command} exits with {caught.value.code}"
-    elif program == "python":
-        small = SMALL.get(Path(arguments[0]).name, [])
-        subprocess.run([sys.executable, *arguments, *small], check=True)
-    else:
-        pytest.fail(f"{where}: {program} is not run here; say why above the block")
-
-
-def shorter(arguments: list[str]) -> list[str]:
-    """The same command with less to do."""
-    short = list(arguments)
-    for option in {"--trials", "--limit", "--tries"} & set(short):
-        place = short.index(option) + 1
-        # A larger number stays larger: pages extend what is finished.
-        number = int(short[place]) // (50 if option == "--limit" else 1)
-        short[place] = str(min(number, 4))
-    if short[0] == "fit":
-        short += ["--steps", "2", "--max-texts", "80"]
-    if short[0] == "tune" and "optuna" not in short:
-        short += ["--above", "0", "--num-samples", "2", "--mu-relative", "1.2"]
-    return short
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_name)

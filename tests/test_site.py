@@ -21,7 +21,6 @@ from tests.docs_pages import REPOSITORY
 from tide.core.settings import Settings
 from tide.scorers.lexicon import LexiconScorer
 
-pytestmark = pytest.mark.xdist_group("site")  # which is built once
 NOTEBOOKS = sorted((REPOSITORY / "docs" / "notebooks").glob("*.ipynb"))
 
 
