@@ -18,12 +18,13 @@ from tide.scorers.scoring import Scoring
 
 @dataclass(frozen=True)
 class Draft:
-    """What the model itself writes. read_tokens: of the prompt. pieces: as the engine gave them."""
+    """What the model itself writes. pieces: as the engine gave them."""
 
     task: TrialTask
     text: str
     num_tokens: int
     finish_reason: FinishReason
+    generated_tokens: int
     read_tokens: int
     pieces: tuple[Piece, ...]
 
@@ -91,8 +92,15 @@ class _Monitored(Answer):
                     on_text(text[given_out:])
                     given_out = len(text)
         assert ended is not None
-        text, size, read = self._watch.text, len(self._ids), self._effort.read_tokens
-        return Draft(self._task, text, size, ended, read, tuple(self._recorded))
+        return Draft(
+            self._task,
+            self._watch.text,
+            len(self._ids),
+            ended,
+            self._effort.generated_tokens,
+            self._effort.read_tokens,
+            tuple(self._recorded),
+        )
 
     async def forecast(self, text: str) -> Forecast:
         if (failure := await self._draft()) is not None:
