@@ -26,20 +26,21 @@ WORDS = ("the", "weather", "was", "fine", "and", "then", "we", "went", "home", "
 
 
 class Babbler(ScriptedEngine):
-    """Writes ten to forty words, each of which is a rude one by chance, word by word if asked."""
+    """Writes ten to forty words, some of them rude ones by chance, word by word if asked."""
 
-    def __init__(self, share: float = 0.02) -> None:
+    def __init__(self, share: float = 0.02, rude: Sequence[str] = ("idiot",)) -> None:
         def respond(x: Tensor, seed: int) -> str:
             dice = random.Random(seed)
             words = dice.choices(WORDS, k=dice.randint(10, 40))
-            return "".join(f" {'idiot' if dice.random() < share else word}" for word in words)
+            return "".join(f" {dice.choice(rude) if dice.random() < share else w}" for w in words)
 
         super().__init__(respond, context_length=None, max_batch=64)
 
     async def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
+        most, size = request.sampling.max_new_tokens, request.piece_tokens or 1000
         async for whole in super()._write(request):
-            ids, size = whole.token_ids, request.piece_tokens or 1000
-            for start in range(0, len(ids), size):
+            ids = whole.token_ids[:most]
+            for start in range(0, len(ids) or 1, size):
                 ended = whole.finish_reason if start + size >= len(ids) else None
                 yield Piece(ids[start : start + size], ended)
 

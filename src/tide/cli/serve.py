@@ -147,13 +147,15 @@ def serve(
     require("prometheus_client", "server")
     from tide.engines import load_engine  # noqa: PLC0415  (slow imports)
     from tide.server.app import create_app  # noqa: PLC0415
-    from tide.server.gate import read_keys  # noqa: PLC0415
+    from tide.server.gate import check_exposure, read_keys  # noqa: PLC0415
     from tide.server.monitor import Monitor  # noqa: PLC0415
-    from tide.server.policies import CommandLine, Policies  # noqa: PLC0415
+    from tide.server.policies import CommandLine, Policies, PolicyFile  # noqa: PLC0415
 
     if monitor_texts and monitor_log is None:
         raise InputError("--monitor-texts: there is no --monitor-log to write them to")
     keys = read_keys()
+    # Cheap mistakes first, before anything is loaded.
+    check_exposure(host, [*keys, *(PolicyFile.read(policies).keys if policies else ())])
     line = CommandLine(model, scorer, strict_language, preset, overrides or {}, mode)
     chosen = chosen_settings(preset, model, overrides or {})
     with (

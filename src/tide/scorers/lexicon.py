@@ -24,12 +24,18 @@ from tide.scorers.language import warn_of_other_languages
 from tide.scorers.pocket import normalize
 from tide.scorers.readings import REVISION, readings, score_readings
 
+# Beside a script without spaces a word is whole, too, and in Markdown's underscores.
+_LETTER = rf"[\w--[_{UNSPACED}]]"
+_APART = regex.compile(r"(?V1)(?<![\w--_])[\w--_](?:[\W_]{1,3}[\w--_](?![\w--_]))+")
+_BETWEEN = regex.compile(r"[\W_]+")
+
 
 class ListedWords(PlainScorer):
-    """Whether a text holds a listed word or phrase as a whole, in any case and any spelling.
+    """Whether a text holds a listed word or phrase as a whole, in any case.
 
-    Spellings: the text as it is read (`tide.scorers.readings`), with any space between the words of
-    a phrase; and its letters as `pocket` reads them. Raises InputError for no words.
+    The text is taken as it is read (`tide.scorers.readings`), with any space between the words of a
+    phrase; as `pocket` reads it, with digits for letters; and letters that stand apart are joined.
+    Raises InputError for no words.
     """
 
     pace = "word"
@@ -42,17 +48,23 @@ class ListedWords(PlainScorer):
             raise InputError("holds no words")
         digest = hashlib.sha256("\n".join([REVISION, "w2", *listed]).encode()).hexdigest()[:8]
         self.name = f"lexicon@{digest}"
-        # Beside a script without spaces a word is whole, too, and in Markdown's underscores.
-        letter = rf"[\w--[_{UNSPACED}]]"
-        self._listed = regex.compile(
-            rf"(?V1)(?<!{letter})\L<words>(?!{letter})", words=listed, cache_pattern=False
+        self._whole = regex.compile(
+            rf"(?V1)(?<!{_LETTER})\L<words>(?!{_LETTER})", words=listed, cache_pattern=False
         )
+        joined = [one for word in listed if len(one := _BETWEEN.sub("", word)) > 1]
+        self._joined = regex.compile(r"\L<words>", words=joined, cache_pattern=False)
 
     def score(self, texts: Sequence[str]) -> Floats:
         return score_readings(self._holds_listed, texts)
 
     def _holds_listed(self, texts: list[str]) -> Floats:
-        return np.array([float(any(map(self._listed.search, _spellings(text)))) for text in texts])
+        return np.array([float(self._holds(text)) for text in texts])
+
+    def _holds(self, text: str) -> bool:
+        if any(map(self._whole.search, _spellings(text))):
+            return True
+        apart = (_BETWEEN.sub("", one[0]) for one in _APART.finditer(text.casefold()))
+        return any(map(self._joined.search, apart))
 
 
 class LexiconScorer(ListedWords):

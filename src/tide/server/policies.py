@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from tide.core.errors import InputError, TideError, first_line
+from tide.core.errors import InputError, ScorerError, TideError, first_line, guarded
 from tide.core.optional import require
 from tide.core.sanitize import shown
 from tide.core.settings import Settings
@@ -128,7 +128,10 @@ class PolicyFile(_Part):
     def read(cls, path: Path) -> PolicyFile:
         """Raises PolicyError for what is not one."""
         try:
-            return cls.model_validate(_from_yaml(as_text(read_small(path), str(path))))
+            content = _from_yaml(as_text(read_small(path), str(path)))
+            if not isinstance(content, dict):
+                raise InputError("expected a mapping: policies: ...")
+            return cls.model_validate(content)
         except ValidationError as error:
             raise PolicyError(path, problems(error)) from None
         except InputError as error:
@@ -149,11 +152,12 @@ def _from_yaml(text: str) -> Any:
 
     class Loader(yaml.SafeLoader):  # type: ignore[misc, name-defined]
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-            names = [str(key.value) for key, _ in node.value]
-            for (key, _), name in zip(node.value, names, strict=True):
-                if names.count(name) > 1:
+            seen: set[str] = set()
+            for key, _ in node.value:
+                if (name := str(key.value)) in seen:
                     message = f"{name!r} is given twice"
                     raise yaml.constructor.ConstructorError(None, None, message, key.start_mark)
+                seen.add(name)
             return super().construct_mapping(node, deep)
 
     try:
@@ -252,7 +256,8 @@ class Scorers:
         key = (scorer, files_of(scorer))
         found = self._loaded.get(key)
         if found is None:
-            loaded = load_scorer(scorer)
+            with guarded(ScorerError, "cannot be loaded"):
+                loaded = load_scorer(scorer)
             pace_of(loaded)
             found = self._loaded[key] = MeasuredScorer(loaded, self._metrics)
             self._ends = [one for one in self._ends if one.alive]
