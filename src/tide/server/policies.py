@@ -29,7 +29,7 @@ from tide.detoxifier.base import resolved
 from tide.detoxifier.presets import preset_name
 from tide.scorers import load_scorer
 from tide.scorers.base import Scorer, is_empty, pace_of
-from tide.scorers.lexicon import ListedWords
+from tide.scorers.never import NeverScorer
 from tide.scorers.wrappers.ensembles import MaxScorer
 from tide.scorers.wrappers.languages import strict
 from tide.server.gate import check_exposure, digest
@@ -212,7 +212,7 @@ class Plan:
     @property
     def scorer(self) -> Scorer:
         """For which a text with one of the words is as toxic as can be."""
-        return MaxScorer([self.measured, ListedWords(self.never)]) if self.never else self.measured
+        return MaxScorer([self.measured, NeverScorer(self.never)]) if self.never else self.measured
 
 
 @dataclass(frozen=True, eq=False)
