@@ -7,6 +7,7 @@ import gc
 import hashlib
 import json
 import logging
+import re
 import threading
 import time
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ from tests.runtime.test_monitor import Babbler
 from tests.server.running import Running, running, wait_until
 from tests.server.test_monitor import plain, streamed
 from tide.core.errors import InputError
-from tide.server.policies import CommandLine, Policies, PolicyError, PolicyFile
+from tide.server.policies import CommandLine, Policies, Policy, PolicyError, PolicyFile
 
 RUDE = "tests.runtime.test_monitor:Rude"
 KEYS = {name: f"sk-key-of-{name}" for name in ("red", "blue", "green", "grey", "all")}
@@ -335,6 +336,16 @@ def test_every_problem_is_told(tmp_path: Path) -> None:
     ]  # fmt: skip
     with pytest.raises(InputError, match="no such file"):
         Policies(CommandLine(scorer=RUDE), tmp_path / "none.yaml")
+
+
+def test_the_example_of_the_page_is_one(tmp_path: Path) -> None:
+    page = Path(__file__).resolve().parents[2] / "docs" / "serving.md"
+    (example,) = re.findall(r"```yaml\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
+    path = tmp_path / "tide.yaml"
+    path.write_text(example)
+    file = PolicyFile.read(path)
+    assert list(file.policies) == ["strict", "internal", "trial"]
+    assert all(f"`{field}`" in page.read_text("utf-8") for field in Policy.model_fields)
 
 
 def test_aliases_share_a_list(tmp_path: Path) -> None:

@@ -133,8 +133,8 @@ def serve(
     /v1alpha1/comments:analyze emulates Perspective; / is the playground.
 
     Each option is also an environment variable: TIDE_SERVE_MAX_BATCH for --max-batch. Clients need
-    one of the keys in TIDE_SERVE_KEYS (comma-separated); without keys, only local clients are
-    served.
+    one of the keys in TIDE_SERVE_KEYS (comma-separated) or in the file of --policies; without keys,
+    only local clients are served.
     """
     try:
         bounds = Limits(**(limits or {}))

@@ -7,6 +7,7 @@ after it: those under way keep theirs.
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 import weakref
@@ -272,8 +273,8 @@ class Scorers:
 def files_of(scorer: Any) -> Any:
     """The files that a spec names, as they are now: with other content it is another scorer."""
     parts = re.split(r"[:,=()#]", scorer) if isinstance(scorer, str) else []
-    files = [Path(part) for part in parts if part and Path(part).is_file()]
-    return tuple((str(one), one.stat().st_mtime_ns, one.stat().st_size) for one in files)
+    states = ((part, os.stat(part)) for part in parts if part and os.path.isfile(part))
+    return tuple((part, state.st_mtime_ns, state.st_size) for part, state in states)
 
 
 class Policies:
