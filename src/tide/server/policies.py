@@ -332,9 +332,9 @@ class Policies:
                 check_exposure(self._host, [*self._keys, *file.keys])
             plans = {}
             for name, policy in file.policies.items():
-                with _noting(found, name):
+                with _noting(found, *self._place(name)):
                     preset, settings = self._line.settings(policy)
-                with _noting(found, name, "scorer"):
+                with _noting(found, *self._place(name, "scorer")):
                     measured = self._scorers.load(self._line.spec(policy))
                     mode = policy.mode or self._line.mode
                     if not found:
@@ -345,7 +345,7 @@ class Policies:
         made: dict[str, ServedPolicy] = {}
         with self._collecting() as found:
             for name, plan in plans.items():
-                with _noting(found, name):
+                with _noting(found, *self._place(name)):
                     old = self.table.policies.get(name)
                     if old is not None and old.plan == plan:
                         made[name] = old
@@ -359,6 +359,10 @@ class Policies:
             for key in file.keys.values()
         }
         return Table(made, default, {**dict.fromkeys(self._keys, default), **own})
+
+    def _place(self, *names: str) -> tuple[str, ...]:
+        """Where a problem is; the options of a command line have names of their own."""
+        return names if self._path is not None else ()
 
     @contextmanager
     def _collecting(self) -> Iterator[list[str]]:
