@@ -10,6 +10,7 @@ from tests.cli.test_run import tide
 from tests.core.test_pretrained import BROKEN
 from tests.models import save_causal_lm, save_classifier, save_mamba
 from tide.cli.doctor import _FRIENDLY, _INSULTS
+from tide.core.errors import ScorerUnavailableError
 from tide.scorers import REGISTRY, CallableScorer
 
 
@@ -154,3 +155,29 @@ def test_a_scorer_that_is_inverted_or_hardly_tells_them_apart_is_found(
     monkeypatch.setitem(REGISTRY._targets, "odd", lambda: CallableScorer(scorer))
     assert tide("doctor", "--scorer", "odd", monkeypatch=monkeypatch) == code
     assert says in said(capsys)
+
+
+def test_a_file_of_policies_has_every_fault_named_on_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def down(texts: list[str]) -> list[float]:
+        raise ScorerUnavailableError("no answer")
+
+    monkeypatch.setitem(REGISTRY._targets, "down", lambda: CallableScorer(down))
+    path = tmp_path / "tide.yaml"
+    path.write_text("policies: {a: {never: [Acme], mode: monitor}, b: {scorer: lexicon}}")
+    assert tide("doctor", "--policies", path, monkeypatch=monkeypatch) == 0
+    assert capsys.readouterr().out.strip() == f"ok: {path}: a, b"
+    path.write_text("policies: {a: {scorer: nothing}, b: {mode: loose, strategy: 5}}")
+    assert tide("doctor", "--policies", path, monkeypatch=monkeypatch) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(": ")[1] for line in lines] == ["policies.b.mode", "policies.b.strategy"]
+    path.write_text("policies: {a: {scorer: nothing}, b: {strategy: nothing}}")
+    assert tide("doctor", "--policies", path, monkeypatch=monkeypatch) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(": ")[1] for line in lines] == ["policies.a.scorer", "policies.b"]
+    path.write_text("policies: {a: {scorer: down}}")
+    assert tide("doctor", "--policies", path, monkeypatch=monkeypatch) == 1
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("failed: policies.a.scorer: ")
+    assert "no answer" in line

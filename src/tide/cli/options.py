@@ -30,8 +30,8 @@ _PRESETS, _STRATEGIES, _BASELINES, _ENGINES = (
 SCORER_GRAMMAR = (
     f"Scorers: {_SCORERS}; some take an argument: hf:ID_OR_FOLDER#LABEL (of several labels "
     "#sum:LABEL,LABEL or #max:LABEL,LABEL), detoxify:original, "
-    "guard:ID_OR_FOLDER, guard:NAME@http://HOST, tei:http://HOST#LABEL, calibrated:FILE. pocket, "
-    "sentence, profanity-check and lexicon read English alone; "
+    "guard:ID_OR_FOLDER, guard:NAME@http://HOST, tei:http://HOST#LABEL, calibrated:FILE, "
+    "regex:FILE. pocket, sentence, profanity-check and lexicon read English alone; "
     "language:en=pocket,other=SCORER sends other languages to another one. Around a scorer: "
     "cache:SCORER (kept on disk), windows:SCORER (long texts). Several as one: max:SCORER,SCORER, "
     "mean:SCORER,SCORER and confirm:SCORER,SCORER (the second is asked where the first objects); "

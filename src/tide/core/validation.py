@@ -60,6 +60,12 @@ def problem(
     return f"{name}: {_said(first)}"
 
 
+def problems(error: ValidationError) -> list[str]:
+    """Every field that is wrong, and why, a line each; never what it holds."""
+    found = error.errors(include_url=False, include_input=False, include_context=False)
+    return [": ".join(filter(None, (".".join(map(str, one["loc"])), _said(one)))) for one in found]
+
+
 def _said(problem: Mapping[str, Any], known: Iterable[str] = ()) -> str:
     if problem["type"] == "extra_forbidden":
         return f"unknown; {nearest(str(problem['loc'][-1]), known)}".rstrip("; ")

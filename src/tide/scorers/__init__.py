@@ -34,6 +34,7 @@ REGISTRY = Registry(
         "detoxify": "tide.scorers.detoxify:DetoxifyScorer",
         "profanity-check": "tide.scorers.profanity:ProfanityCheckScorer",
         "lexicon": "tide.scorers.lexicon:LexiconScorer",
+        "regex": "tide.scorers.patterns:PatternScorer",
         "perspective": "tide.scorers.services.perspective:PerspectiveScorer",
         "openai-moderation": "tide.scorers.services.openai_moderation:OpenAIModerationScorer",
         "azure-content-safety": "tide.scorers.services.azure:AzureContentSafetyScorer",
