@@ -433,13 +433,13 @@ def test_finding_and_reading_runs(tmp_path: Path) -> None:
     (out / "base/records.jsonl").write_text("")
     with pytest.raises(InputError, match="no finished records yet"):
         read_run(out / "base")
-    (out / "base/records.jsonl").write_text(text.replace('"toxicity_scores":[', '"x":['))
-    with pytest.raises(InputError, match=r"line 1: not a record of a run: toxicity_scores"):
+    (out / "base/records.jsonl").write_text(text.replace('"toxicity":', '"x":'))
+    with pytest.raises(InputError, match=r"line 1: not a record of a run: trials\.0\.toxicity"):
         read_run(out / "base")
     (out / "tide/config.json").write_text("[]")
     with pytest.raises(InputError, match="not a JSON object"):
         read_run(out / "tide")
-    (out / "tide/config.json").write_text('{"format": 2}')
+    (out / "tide/config.json").write_text('{"format": 3}')
     with pytest.raises(InputError, match="not the configuration of a run"):
         read_run(out / "tide")
 

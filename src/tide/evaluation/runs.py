@@ -29,7 +29,7 @@ from tide.data.jsonl import leaves, read_object
 from tide.data.record_files import RecordFile, read_records
 from tide.data.records import Record, RecordId, TrialRecord
 
-FORMAT = 2
+FORMAT = 3
 CONFIG = "config.json"
 RECORDS = "records.jsonl"
 SUMMARY = "summary.json"
@@ -79,7 +79,7 @@ _ABSENT: Any = Field(default=None)  # or there, but not null
 
 
 class _Config(_Section):
-    format: Literal[2]
+    format: Literal[3]
     method: str
     created: str = ""
     model: str = ""
@@ -101,7 +101,7 @@ class _Config(_Section):
     carry_over: bool = False
 
 
-# What a record says of returned completions; its other lists say what was tried, and what it cost.
+# What a record says of returned completions; its other fields say what was tried, and what it cost.
 _RETURNED = (
     *("text", "toxicity", "attributes", "cosine", "displacement", "accepted", "refused", "empty"),
     "num_tokens",
