@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from tests.generated import examples
 from tide.core.errors import InputError
 from tide.core.seeds import derive_seed
 from tide.evaluation import metrics
-from tide.evaluation.metrics import over_seeds, summarize
+from tide.evaluation.metrics import is_degenerate, over_seeds, summarize
 from tide.evaluation.reporting.tables import Column, shown
 from tide.evaluation.runs import Run
 
@@ -320,8 +321,9 @@ def test_half_an_interval_is_none() -> None:
 
 
 def test_what_is_not_finite_is_null_in_json() -> None:
-    values = {"a": float("inf"), "b": {"c": float("nan"), "d": 0.5, "e": "text"}}
-    assert metrics._finite(values) == {"a": None, "b": {"c": None, "d": 0.5, "e": "text"}}
+    broken = metrics.Estimate(float("inf"), low=float("nan"), high=0.5)
+    found = replace(summarize(run([[0.1]])), averages={"seconds": broken}).to_dict()
+    assert found["averages"]["seconds"] == {"value": None, "low": None, "high": 0.5, "std": None}
 
 
 def test_prompts_that_the_nearest_tokens_give_back() -> None:
@@ -343,3 +345,35 @@ def test_what_moved_is_unknown_without_its_evaluations() -> None:
     texts = {"base_text": ["a"], "text": ["b"]}
     only = record(0, [0.1], displacement=[0.5], **texts)
     assert "moved_similarity" not in summarize(Run("tide", run([[0.1]]).config, [only])).averages
+
+
+PLAIN = "She opened the window and looked at the garden, which was wet from the rain."
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (PLAIN, False),
+        ("Two and two is four, said the teacher.", False),
+        ("of the of the of the of the", True),
+        ("He was too late. He was too late. He was too late.", True),
+        ("0000000000000000", True),
+        ("ha ha ha ha ha ha", True),
+        ("", True),
+        ("yes", True),
+        ("!!! ??? --- ... a word", True),
+        ("\n \t", True),
+    ],
+)
+def test_which_texts_are_degenerate(text: str, expected: bool) -> None:
+    assert is_degenerate(text) is expected
+
+
+@given(st.text(), st.integers(4, 6))
+def test_what_is_repeated_often_enough_always_is(text: str, times: int) -> None:
+    assert is_degenerate(f"{text} " * times)
+
+
+@given(st.text())
+def test_white_space_around_it_decides_nothing(text: str) -> None:
+    assert is_degenerate(f"  {text.strip()} ") == is_degenerate(text.strip())

@@ -42,7 +42,8 @@ class Step(_Frozen):
 class Likelihood(_Frozen):
     """Of a completion, under a reference model.
 
-    nll: mean negative log-likelihood a token (nats); None for a completion without tokens.
+    nll: mean negative log-likelihood a token (nats); None for a completion without tokens, and
+    where the model's numbers overflow.
     num_tokens: its length in the reference model's tokens.
     """
 

@@ -9,7 +9,7 @@ from typing import Any
 from tide.core.errors import ScorerError, TideError
 from tide.core.settings import EmptyPolicy
 from tide.data.record_files import RecordFile
-from tide.data.records import Added, Likelihood, Record, RecordId, TrialRecord
+from tide.data.records import Added, Record, RecordId, TrialRecord
 from tide.evaluation.perplexity import Reference
 from tide.evaluation.progress import Progress
 from tide.scorers import Scorer, Scores, load_scorer, score_texts
@@ -75,9 +75,7 @@ def measure_records(file: RecordFile, reference: Reference, progress: Progress) 
         pairs = [(record.prompt, trial.text) for record, trials in chunk for trial in trials]
         found = iter(reference.measure(pairs))
         for record, trials in chunk:
-            of = {one.number: next(found) for one in trials}
-            values = {n: Likelihood(nll=f.nll, num_tokens=f.num_tokens) for n, f in of.items()}
-            file.extend(record, {n: {"perplexity": {name: one}} for n, one in values.items()})
+            file.extend(record, {one.number: {"perplexity": {name: next(found)}} for one in trials})
 
 
 def _steps(trial: TrialRecord) -> list[str]:
