@@ -372,10 +372,9 @@ def test_what_is_printed_or_kept_was_scored(
     for one in map(json.loads, lines):
         if shape == "jsonl":
             oracle.check_record(one["text"], one["toxicity"], one["accepted"])
-        else:  # whose columns have an entry a trial
-            columns = (one[key] for key in ("completions", "toxicity_scores", "accepted"))
-            for row in zip(*columns, strict=True):
-                oracle.check_record(*row)
+        else:
+            for trial in one["trials"]:
+                oracle.check_record(trial["text"], trial["toxicity"], trial["accepted"])
 
 
 @pytest.mark.usefixtures("names")
