@@ -74,7 +74,7 @@ class LexiconScorer(PlainScorer):
     def score(self, texts: Sequence[str]) -> Floats:
         if self.languages:
             warn_of_other_languages("lexicon", texts)
-        return score_readings(self._holds_listed, texts)
-
-    def _holds_listed(self, texts: list[str]) -> Floats:
-        return np.array([float(bool(self._listed.search(text.casefold()))) for text in texts])
+        found = self._listed.search
+        return score_readings(
+            lambda read: np.array([float(bool(found(text.casefold()))) for text in read]), texts
+        )
