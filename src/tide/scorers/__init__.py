@@ -30,7 +30,7 @@ REGISTRY = Registry(
         "pocket": "tide.scorers.pocket:PocketScorer",
         "sentence": "tide.scorers.sentence:SentenceScorer",
         "hf": "tide.scorers.huggingface:HuggingFaceScorer",
-        "guard": "tide.scorers.guards.formats:guard",
+        "guard": "tide.scorers.guards.scorer:guard",
         "detoxify": "tide.scorers.detoxify:DetoxifyScorer",
         "profanity-check": "tide.scorers.words:ProfanityCheckScorer",
         "lexicon": "tide.scorers.words:LexiconScorer",
@@ -43,10 +43,10 @@ REGISTRY = Registry(
         "calibrated": "tide.scorers.wrappers.calibration:CalibratedScorer",
         "language": "tide.scorers.wrappers.languages:LanguageScorer",
         "cache": "tide.scorers.wrappers.cache:CachedScorer",
-        "windows": "tide.scorers.wrappers.windows:WindowedScorer",
-        "max": "tide.scorers.wrappers.ensembles:MaxScorer",
-        "mean": "tide.scorers.wrappers.ensembles:MeanScorer",
-        "confirm": "tide.scorers.wrappers.ensembles:ConfirmScorer",
+        "windows": "tide.scorers.wrappers.base:WindowedScorer",
+        "max": "tide.scorers.wrappers.base:MaxScorer",
+        "mean": "tide.scorers.wrappers.base:MeanScorer",
+        "confirm": "tide.scorers.wrappers.base:ConfirmScorer",
     },
 )
 # Wrappers of other scorers, and how each is written; a NUMBER is its one setting.

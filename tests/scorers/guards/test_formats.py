@@ -10,8 +10,9 @@ import pytest
 from tide.core.errors import InputError
 from tide.scorers import load_scorer
 from tide.scorers.guards import formats
-from tide.scorers.guards.formats import FORMATS, GuardSettings, known, read
+from tide.scorers.guards.formats import FORMATS, GuardSettings, known
 from tide.scorers.guards.remote import RemoteGuard
+from tide.scorers.guards.scorer import read
 from tide.scorers.services.self_hosted import TeiScorer, VllmClassifyScorer
 
 

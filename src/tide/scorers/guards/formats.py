@@ -14,9 +14,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from tide.core.errors import InputError, first_line
-from tide.core.validation import one_line, problem
+from tide.core.validation import problem
 from tide.data.files import read_small
-from tide.scorers.base import Scorer
 
 Policy = str | dict[str, str]
 _Weight = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
@@ -215,54 +214,3 @@ def known(model: str) -> str:
     """The format of a family, told by the model's name; empty if it is none of them."""
     name = re.sub(r"[-_ /\\]", "", model.lower())
     return next((form for part, form in _KNOWN.items() if part in name), "")
-
-
-# In a model's folder: what it takes to ask this one.
-_FILE = "guard.json"
-
-
-def guard(model: str | GuardSettings, **options: Any) -> Scorer:
-    """The probability that a guard model calls a text unsafe.
-
-    model: a folder or hub id, `MODEL@http://HOST:PORT` for one that a server runs, or a `FILE.json`
-    with GuardSettings; `#FORMAT` follows where the model's name does not tell the family. A folder
-    may hold such a file, as guard.json. options: of the connection to a server (see RemoteScorer).
-
-    Raises InputError for settings that do not fit, and ScorerError if the guard cannot be loaded or
-    does not answer with a verdict.
-    """
-    settings = model if isinstance(model, GuardSettings) else read(model)
-    if settings.url is not None:
-        from tide.scorers.guards.remote import RemoteGuard  # noqa: PLC0415
-
-        return RemoteGuard(settings, **options)
-    if options:
-        raise InputError(f"scorer guard: {min(options)} is of a server; give its url")
-    from tide.scorers.guards.local import make_local  # noqa: PLC0415  (torch)
-
-    return make_local(settings)
-
-
-def read(spec: str) -> GuardSettings:
-    """The settings that a spec or the file it names says. Raises InputError."""
-    if spec.endswith(".json"):
-        return GuardSettings.load(Path(spec))
-    model, at, rest = spec.partition("@http")
-    model, _, form = model.partition("#")
-    rest, _, last = rest.partition("#")  # MODEL#FORMAT@URL is understood as well
-    if form and last:
-        raise InputError(f"scorer guard:{model}: two formats, {form} and {last}; give one")
-    form = form or last
-    if not model:
-        raise InputError("scorer guard: name a model, as in guard:ID_OR_FOLDER")
-    given: dict[str, Any] = {"model": model}
-    if form:
-        given["format"] = form
-    if at:
-        given["url"] = f"http{rest}"
-    if not at and (file := Path(model) / _FILE).is_file():
-        return GuardSettings.load(file, **given)
-    try:
-        return GuardSettings(**given)
-    except ValidationError as error:
-        raise InputError(f"scorer guard: {one_line(error)}") from None
