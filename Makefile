@@ -21,6 +21,8 @@ VENV_INSPECT ?= .venv-inspect
 TORCH ?= auto
 # Processes that share the tests; each takes about 1 GB.
 JOBS ?= 2
+# Each begins with its half, so that what a file of tests sets up is rarely set up twice.
+SHARED := -n $(JOBS) --dist worksteal
 BIN := $(VENV)/bin
 # One environment for all verbs of developers: each further one would ask pip again.
 DEV := $(VENV)/.with-dev,docs
@@ -38,16 +40,16 @@ demo: $(VENV)/.with-gguf
 	$(BIN)/tide run --model $$model --input examples/prompts.txt --judges sentence --mask
 
 test: $(DEV)
-	$(BIN)/python -m pytest -n $(JOBS)
+	$(BIN)/python -m pytest $(SHARED)
 
 test-slow: $(DEV)
-	$(BIN)/python -m pytest -m 'slow and $(HERE)' -n $(JOBS)
+	$(BIN)/python -m pytest -m 'slow and $(HERE)' $(SHARED)
 
 test-all: $(DEV)
-	$(BIN)/python -m pytest -m '$(HERE)' -n $(JOBS)
+	$(BIN)/python -m pytest -m '$(HERE)' $(SHARED)
 
 test-attacks: $(DEV)
-	$(BIN)/python -m pytest --hypothesis-profile=long -m '(attack or slow) and $(HERE)' -n $(JOBS)
+	$(BIN)/python -m pytest --hypothesis-profile=long -m '(attack or slow) and $(HERE)' $(SHARED)
 
 test-docs: $(DEV)
 	$(BIN)/python -m pytest -m docs tests/test_docs.py tests/test_claims.py tests/test_site.py -n $(JOBS) --dist loadfile
