@@ -20,10 +20,9 @@ from tide.scorers.base import (
     ask_attributes,
     attributes_of,
 )
+from tide.scorers.wrappers.base import MaxScorer, MeanScorer, WindowedScorer
 from tide.scorers.wrappers.cache import CachedScorer
 from tide.scorers.wrappers.calibration import CalibratedScorer, fit
-from tide.scorers.wrappers.ensembles import MaxScorer, MeanScorer
-from tide.scorers.wrappers.windows import WindowedScorer
 from tide.server.scoring import perspective_name
 
 LABELS = ["toxic", "identity_hate", "other"]
