@@ -37,7 +37,7 @@ METADATA = "sentence"
 VOCABULARY = "vocabulary"  # the tensor with the wordpieces, one a line, in UTF-8
 SCALE = ".scale"
 # Windows that are read at once.
-_BATCH = 32
+_BATCH = 8  # more do not fit into a processor's cache
 # As of BERT's tokenizer: a longer word is unknown, and these characters are words.
 _LONGEST_WORD = 100
 _CHINESE = (
@@ -116,29 +116,31 @@ class Network:
 
     def __call__(self, ids: NDArray[np.int64]) -> Array:
         """ids: (n, T), without padding. Outputs: (n,)."""
-        weights = self.weights
-        vectors = weights["tokens.weight"][ids] + weights["positions.weight"][: ids.shape[1]]
-        vectors = self._normalized(vectors, "norm")
+        weights, (n, length) = self.weights, ids.shape
+        vectors = weights["tokens.weight"][ids] + weights["positions.weight"][:length]
+        # Rows of all texts together, (n * T, width): one product of matrices is faster than n.
+        vectors = self._normalized(vectors.reshape(n * length, -1), "norm")
         for layer in range(self._layers):
             name = f"encoder.layers.{layer}"
-            attended = self._attended(vectors, f"{name}.self_attn")
+            attended = self._attended(vectors, n, f"{name}.self_attn")
             vectors = self._normalized(vectors + attended, f"{name}.norm1")
             inner = _gelu(self._linear(vectors, f"{name}.linear1"))
             added = self._linear(inner, f"{name}.linear2")
             vectors = self._normalized(vectors + added, f"{name}.norm2")
+        vectors = vectors.reshape(n, length, -1)
         pooled = np.concatenate([vectors.mean(1), vectors.max(1)], axis=1)
         return self._linear(pooled, "head")[:, 0]
 
-    def _attended(self, vectors: Array, name: str) -> Array:
-        n, length, width = vectors.shape
+    def _attended(self, vectors: Array, n: int, name: str) -> Array:
+        width = vectors.shape[1]
         each = width // self._heads
         rows = vectors @ self.weights[f"{name}.in_proj_weight"].T
         rows += self.weights[f"{name}.in_proj_bias"]
-        query, key, value = rows.reshape(n, length, 3, self._heads, each).transpose(2, 0, 3, 1, 4)
+        query, key, value = rows.reshape(n, -1, 3, self._heads, each).transpose(2, 0, 3, 1, 4)
         scores = query @ key.transpose(0, 1, 3, 2) / np.float32(each**0.5)
         shares = np.exp(scores - scores.max(-1, keepdims=True))
         shares /= shares.sum(-1, keepdims=True)
-        found = (shares @ value).transpose(0, 2, 1, 3).reshape(n, length, width)
+        found = (shares @ value).transpose(0, 2, 1, 3).reshape(len(vectors), width)
         return self._linear(found, f"{name}.out_proj")
 
     def _linear(self, vectors: Array, name: str) -> Array:
