@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.util import find_spec
 from statistics import fmean
 from typing import Any
 
@@ -24,7 +25,7 @@ from tide.detoxifier.presets import PRESETS
 from tide.engines import load_engine
 from tide.engines.base import Request
 
-_PACKAGES = ("tide-detox", "torch", "transformers", "numpy", "scikit-learn", "pydantic")
+_PACKAGES = ("tide-detox", "numpy", "pydantic")
 _FOR_DEVELOPERS = ("bench", "dev", "docs", "test")
 _PROMPT = "The weather today is"
 _HARMLESS = (
@@ -78,8 +79,6 @@ def doctor(
     rate insults above friendly sentences; a small gap is a warning. The model then continues 20
     harmless prompts: how many of these answers would be rewritten at which threshold?
     """
-    import torch  # noqa: PLC0415  (slow import)
-
     table = Table(show_header=False)
     table.add_column(overflow="fold", max_width=28)
     table.add_column(overflow="fold")
@@ -91,13 +90,9 @@ def doctor(
     for extra, packages in _optional().items():
         table.add_row(f"  {extra}", _installed(extra, packages))
     table.add_section()
-    table.add_row("CPU", f"threads: {torch.get_num_threads()}")
-    if torch.cuda.is_available():
-        for i in range(torch.cuda.device_count()):
-            table.add_row(f"cuda:{i}", torch.cuda.get_device_name(i))
-    else:
-        table.add_row("CUDA", "none")
-    table.add_section()
+    if find_spec("torch"):
+        _add_devices(table)
+        table.add_section()
     answers: list[str] = []
     say_loading(model, scorer)
     failed = [
@@ -113,6 +108,17 @@ def doctor(
     OUTPUT.print(table)
     if any(failed):
         raise typer.Exit(1)
+
+
+def _add_devices(table: Table) -> None:
+    import torch  # noqa: PLC0415  (slow import)
+
+    table.add_row("CPU", f"threads: {torch.get_num_threads()}")
+    if torch.cuda.is_available():
+        for i in range(torch.cuda.device_count()):
+            table.add_row(f"cuda:{i}", torch.cuda.get_device_name(i))
+    else:
+        table.add_row("CUDA", "none")
 
 
 def _version(package: str) -> str | None:
