@@ -68,6 +68,21 @@ def serve(
             is_eager=True,
         ),
     ] = None,
+    perspective: Annotated[
+        bool,
+        options.option(
+            "Server",
+            "Stand in for the Perspective API: score texts and complete none, so that no model is "
+            "loaded.",
+        ),
+    ] = False,
+    otel: Annotated[
+        bool,
+        options.option(
+            "Server",
+            "Send OpenTelemetry spans to where OTEL_EXPORTER_OTLP_ENDPOINT says.",
+        ),
+    ] = False,
     model: options.Model = "pocket",
     # Most of what a server writes is ordinary: `sentence` reads what `pocket` only counts.
     scorer: options.Scorer = "confirm:pocket,sentence",
@@ -93,15 +108,19 @@ def serve(
         raise InputError(one_line(error)) from None
     if (overrides or {}).pop("on_unresolved", "refuse") != "refuse":
         raise InputError("on_unresolved: a server gives out accepted texts only; leave it out")
-    uvicorn = require("uvicorn", "server")
-    require("fastapi", "server")
-    require("prometheus_client", "server")
+    if perspective:
+        model, engine = "none", "none"
+    uvicorn = require("uvicorn", "gateway")
+    require("fastapi", "gateway")
+    require("prometheus_client", "gateway")
     from tide.detoxifier.asynchronous import AsyncDetoxifier  # noqa: PLC0415  (slow imports)
     from tide.scorers import load_scorer  # noqa: PLC0415
+    from tide.server import tracing  # noqa: PLC0415
     from tide.server.app import create_app  # noqa: PLC0415
     from tide.server.gate import check_exposure, read_keys  # noqa: PLC0415
     from tide.server.metrics import MeasuredScorer  # noqa: PLC0415
 
+    provider = tracing.exporting() if otel else None
     keys = read_keys()
     check_exposure(host, keys)
     chosen = chosen_settings(preset, model, overrides or {})
@@ -120,6 +139,8 @@ def serve(
     ):
         name = served_model_name or model
         app = create_app(detox, name, limits=bounds, keys=keys, preset=chosen["preset"])
+        if provider is not None:
+            app = tracing.Traced(app, provider)
         config = _config(app, bounds.drain)
         where = f"http://{host}:{listener.getsockname()[1]}"
         logger("tide.server").info(json.dumps({"serving": where, "model": name}))

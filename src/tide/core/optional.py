@@ -19,9 +19,9 @@ def require(module: str, extra: str) -> ModuleType:
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
-        if error.name != module.partition(".")[0]:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise
-        raise _missing(module, extra) from error
+        raise _missing(error.name, extra) from error
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from tide.server.metrics import MeasuredScorer
 from tide.server.playground import FILES, FOLDER
 from tide.server.schemas import ChatRequest, CompletionRequest, Generation, Refused
 from tide.server.scoring import AnalyzeRequest, ModerationRequest, ScoringApi, discovery
+from tide.server.tracing import record_request
 
 if TYPE_CHECKING:
     from pydantic import SecretStr
@@ -66,6 +67,7 @@ def create_app(
         app.add_exception_handler(kind, _failed)
 
     async def generate(request: Generation) -> Response:
+        record_request(request, name)
         warned = {"x-tide-ignored": request.ignored} if request.ignored else {}
         if request.stream:
             events = serving.stream(request)

@@ -32,6 +32,7 @@ from tide.server.schemas import (
     ReplyShape,
     event,
 )
+from tide.server.tracing import record_completion, record_prompt
 
 _KEEP_ALIVE = ": keep-alive\n\n"
 # Of the moving mean of the time that a completion takes, which says when to come again.
@@ -199,6 +200,7 @@ class Serving:
                 if isinstance(item, Result):
                     left -= 1
                     self._metrics.add(item)
+                    record_completion(item.best, reason(item.best), tokens(item.best))
                 yield number, item
             taken = time.monotonic() - started
             self._seconds += (1 - _MEMORY) * (taken - self._seconds)
@@ -253,6 +255,7 @@ class Serving:
         engine = self._detox.engine
         texts = [engine.text_of(call.prompt) for call in calls[::n]]
         rows = await asyncio.to_thread(engine.tokenize, texts)  # of long ones it takes a while
+        record_prompt(sum(map(len, rows)))
         return [len(row) for row in rows]
 
 
