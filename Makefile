@@ -79,10 +79,10 @@ check: $(DEV)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# With the extras of its name, or with nothing. On Linux without a GPU it takes PyTorch's build for the CPU; `make demo TORCH=cuda` does not.
+# With the extras of its name. On Linux without a GPU it takes PyTorch's build for the CPU; `make demo TORCH=cuda` does not.
 $(VENV)/.with-%: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@TORCH=$(TORCH) $(BIN)/python scripts/set_up.py '$(filter-out nothing,$*)'
+	@TORCH=$(TORCH) $(BIN)/python scripts/set_up.py '$*'
 	@touch $@
 
 # vLLM brings its own torch; the torchvision, torchaudio and torchcodec that come with it are for

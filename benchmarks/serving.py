@@ -11,11 +11,12 @@ Servers (each a process of its own, all up at once, asked in turns):
     in-process  tide serve --engine vllm
     remote      tide serve --engine remote, over a vLLM server of its own
 Clients ask again when they have an answer (closed loop), or, with --rate, requests arrive at random
-times, whatever is under way (Poisson); then a time counts from the arrival. "First text" is when the
-first text of a stream arrives, and of vLLM's server its fourth token; "of plain's 4" divides it by
-the time that plain takes for a whole answer of four tokens: at most 1 means within three tokens of
-plain's first. Ordinary prompts are BOLD's, and challenging ones RTP-challenging's. Clean ones are those of BOLD whose first answer each server that scores accepts:
-another engine draws another text. Times of a busy machine say little: compare within one run, and
+times, whatever is under way (Poisson); then a time counts from the arrival. "First text" is when
+the first text of a stream arrives, and of vLLM's server its fourth token; "of plain's 4" divides it
+by the time that plain takes for a whole answer of four tokens: at most 1 means within three tokens
+of plain's first. Ordinary prompts are BOLD's, and challenging ones RTP-challenging's. Clean ones
+are those of BOLD whose first answer each server that scores accepts: another engine draws another
+text. Times of a busy machine say little: compare within one run, and
 the seconds of processors that the server used (for remote: with the server behind it).
 """
 

@@ -1,6 +1,6 @@
 """Install this checkout into the environment whose Python runs this, as the Makefile does.
 
-    python scripts/set_up.py test        # with an extra, or several: test,docs
+    python scripts/set_up.py test        # with an extra, or several: test,docs; `local` without
 
 On Linux PyTorch from PyPI brings 2.7 GB of CUDA. Where no GPU is found, its build for the CPU is
 installed before, from PyTorch's own index or from wherever your pip is configured to look. If none
@@ -60,10 +60,11 @@ def pip(*arguments: str, quietly: bool = False) -> bool:
 
 
 def main() -> None:
-    extras = sys.argv[1] if len(sys.argv) > 1 else ""
-    package = f".[{extras}]" if extras else "."
+    extras = "".join(sys.argv[1:]) or "local"
+    package = f".[{extras}]"
     asked = os.environ.get("TORCH") or "auto"
-    if not installed() and wants_cpu(asked, sys.platform, gpu()):
+    needs_torch = extras != "gateway" and not installed()
+    if needs_torch and wants_cpu(asked, sys.platform, gpu()):
         why = "" if asked == "cpu" else " (no GPU is here; TORCH=cuda takes CUDA's)"
         print(f"installing {package} with PyTorch for the CPU{why}: some minutes", flush=True)
         torch = f"torch=={pinned((ROOT / 'constraints.txt').read_text('utf-8'))}+cpu"

@@ -61,20 +61,19 @@ from rich.console import Console
 from safetensors.numpy import save
 from safetensors.torch import load_file, save_file
 from scipy.optimize import minimize
-from torch import Tensor
+from torch import Tensor, nn
 
 from probes import LIMITS
 from sentence_templates import sentences
 from tide.scorers.pocket import normalize
 from tide.scorers.sentence import (
+    SCALE,
     VOCABULARY,
-    Network,
     SentenceScorer,
     Shape,
     TokenReader,
+    WordPieces,
     metadata_of,
-    packed,
-    wordpieces,
 )
 from train_pocket_scorer import LAST_PROMPT, disguised, neutral_rows
 
@@ -93,6 +92,51 @@ LEAST = 3  # how often the labelled texts must use an insult
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 _INSULT = re.compile(r"\b(?:you|you're|he|he's|she|she's|they|what|such|is|are) an? ([a-z]{3,})\b")
 console = Console()
+
+
+class TorchNetwork(nn.Module):
+    """A BERT encoder; the mean and the maximum of its vectors, and a linear layer."""
+
+    def __init__(self, shape: Shape, dropout: float = 0.0) -> None:
+        super().__init__()
+        width, epsilon = shape.width, 1e-12
+        self.tokens = nn.Embedding(shape.vocabulary, width)
+        self.positions = nn.Embedding(shape.tokens, width)
+        self.norm = nn.LayerNorm(width, epsilon)
+        self.dropout = nn.Dropout(dropout)
+        layer = nn.TransformerEncoderLayer(
+            width, shape.heads, shape.inner, dropout, "gelu", epsilon, batch_first=True
+        )
+        self.encoder = nn.TransformerEncoder(layer, shape.layers, enable_nested_tensor=False)
+        self.head = nn.Linear(2 * width, 1)
+
+    def forward(self, ids: Tensor, padding: Tensor | None = None) -> Tensor:
+        """ids: (n, T). padding: (n, T), true for tokens to ignore. Outputs: (n,)."""
+        vectors = self.tokens(ids) + self.positions.weight[: ids.shape[1]]
+        vectors = self.encoder(self.dropout(self.norm(vectors)), src_key_padding_mask=padding)
+        if padding is None:
+            mean, most = vectors.mean(1), vectors.amax(1)
+        else:
+            kept = ~padding[:, :, None]
+            mean = (vectors * kept).sum(1) / kept.sum(1)
+            most = vectors.masked_fill(~kept, -torch.inf).amax(1)
+        output: Tensor = self.head(self.dropout(torch.cat([mean, most], dim=1)))
+        return output[:, 0]
+
+
+def packed(network: nn.Module) -> dict[str, NDArray[Any]]:
+    """The weights as they are stored: matrices in 8 bits with a scale a row, the rest in 16."""
+    tensors: dict[str, NDArray[Any]] = {}
+    for name, weight in network.state_dict().items():
+        values = weight.detach().double().numpy()
+        if values.ndim < 2:
+            tensors[name] = values.astype(np.float16)
+            continue
+        scale = np.maximum(np.abs(values).max(axis=1, keepdims=True), 1e-8) / 127
+        scale = np.maximum(scale, 6e-8).astype(np.float16)  # the smallest that 16 bits hold
+        whole = np.clip(np.rint(values / scale.astype(np.float64)), -127, 127)
+        tensors[name], tensors[name + SCALE] = whole.astype(np.int8), scale
+    return tensors
 
 
 def stable(text: str) -> int:
@@ -245,15 +289,15 @@ def foundation() -> Path:
     return Path(found.origin).parent / "model"
 
 
-def new_network(texts: Sequence[str]) -> tuple[Network, Shape, list[str]]:
+def new_network(texts: Sequence[str]) -> tuple[TorchNetwork, Shape, list[str]]:
     """The network with MiniLM's weights, and the wordpieces that `texts` use most."""
     folder = foundation()
     config = json.loads((folder / "config.json").read_text())
     everything = (folder / "vocab.txt").read_text(encoding="utf-8").split("\n")[:-1]
     counts: Counter[int] = Counter()
-    tokenizer = wordpieces(everything)
-    for encoding in tokenizer.encode_batch([normalize(t) for t in texts], add_special_tokens=False):
-        counts.update(encoding.ids)
+    reader = WordPieces(everything)
+    for text in texts:
+        counts.update(reader.ids(normalize(text)))
     # Single characters stay, so that every English word can still be written.
     single = [i for i, piece in enumerate(everything) if piece.removeprefix("##").isascii()
               and len(piece.removeprefix("##")) == 1]  # fmt: skip
@@ -264,21 +308,24 @@ def new_network(texts: Sequence[str]) -> tuple[Network, Shape, list[str]]:
         vocabulary=len(chosen), width=config["hidden_size"], inner=config["intermediate_size"],
         heads=config["num_attention_heads"], layers=LAYERS, tokens=TOKENS,
     )  # fmt: skip
-    network = Network(shape, DROPOUT)
+    network = TorchNetwork(shape, DROPOUT)
     network.load_state_dict(_translated(load_file(folder / "model.safetensors"), chosen, network))
     return network, shape, [everything[i] for i in chosen]
 
 
-def earlier_network(file: Path) -> tuple[Network, Shape, list[str]]:
+def earlier_network(file: Path) -> tuple[TorchNetwork, Shape, list[str]]:
     """The network of an earlier revision, its shape before calibration, and its wordpieces."""
     scorer = SentenceScorer(file)
-    network = Network(scorer.shape, DROPOUT)
-    network.load_state_dict(scorer.network.state_dict())
+    network = TorchNetwork(scorer.shape, DROPOUT)
+    weights = scorer.network.weights
+    network.load_state_dict({name: torch.from_numpy(one) for name, one in weights.items()})
     return network, scorer.shape.model_copy(update={"scale": 1.0, "offset": 0.0}), scorer.pieces
 
 
-def _translated(bert: dict[str, Tensor], chosen: list[int], network: Network) -> dict[str, Tensor]:
-    """BERT's weights under the names of `Network`; the head keeps its random ones."""
+def _translated(
+    bert: dict[str, Tensor], chosen: list[int], network: TorchNetwork
+) -> dict[str, Tensor]:
+    """BERT's weights under the names of `TorchNetwork`; the head keeps its random ones."""
     weights = {k: v for k, v in network.state_dict().items() if k.startswith("head.")}
     weights["tokens.weight"] = bert["embeddings.word_embeddings.weight"][chosen]
     # There is one type of token: its vector is added to each position's.
@@ -346,7 +393,7 @@ def mixture(data: Data, own: Sequence[tuple[str, float]], seed: int) -> Rows:
 
 
 def train(
-    network: Network,
+    network: TorchNetwork,
     windows: Sequence[Sequence[int]],
     targets: Sequence[float],
     seed: int,
@@ -404,7 +451,7 @@ def calibrated(scorer: SentenceScorer, data: Data) -> tuple[float, float]:
     return float(scale), float(offset)
 
 
-def write(network: Network, shape: Shape, pieces: list[str], out: Path) -> SentenceScorer:
+def write(network: TorchNetwork, shape: Shape, pieces: list[str], out: Path) -> SentenceScorer:
     tensors = packed(network)
     tensors[VOCABULARY] = np.frombuffer("\n".join(pieces).encode(), dtype=np.uint8)
     out.parent.mkdir(parents=True, exist_ok=True)

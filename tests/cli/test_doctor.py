@@ -40,7 +40,7 @@ def test_a_sound_installation(
     assert "writes the same from token ids and from their embeddings" in out
     assert "scaled by 1 " in out
     assert "it tells insults from friendly sentences" in out
-    assert f" torch {version('torch')} " in out
+    assert f" numpy {version('numpy')} " in out
     assert 'after "The weather today is" it writes: ' in out
     assert "no chat template" in out
     assert re.search(

@@ -1,4 +1,4 @@
-"""The bundled weights: small enough for a wheel of 40 MB, and the reference is rounded already."""
+"""The bundled weights: 40 MB in two wheels, and the reference is rounded already."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WEIGHTS = [folder / "model.safetensors" for folder in (MODEL, REFERENCE, CHAT)]
 
 
 @pytest.mark.slow
-def test_a_wheel_stays_below_40_megabytes() -> None:
+def test_the_wheels_stay_below_40_megabytes() -> None:
     packed = sum(len(zlib.compress(file.read_bytes())) for file in (*WEIGHTS, SCORER, SENTENCE))
     assert packed < 39.5e6  # the code takes half of one
 

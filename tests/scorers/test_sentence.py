@@ -11,28 +11,31 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 from scripts.probes import LIMITS
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from tests.scorers.test_pocket import FRIENDLY, TEXTS
+from tests.scripts.loading import load_script
 from tide import pocket
 from tide.core.errors import ScorerError
 from tide.scorers import load_scorer
 from tide.scorers.base import Scorer
+from tide.scorers.pocket import normalize
 from tide.scorers.sentence import (
     METADATA,
     VOCABULARY,
-    Network,
     SentenceScorer,
     Shape,
     TokenReader,
+    WordPieces,
     metadata_of,
     network_outputs,
-    packed,
 )
 
+TRAINING = load_script("scripts/train_sentence_scorer.py")
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "house", "garden", "street", "quiet", "##s", "a"]
 SMALL = Shape(vocabulary=len(PIECES), width=8, inner=16, heads=2, layers=2, tokens=16)
 
@@ -42,11 +45,11 @@ def scorer() -> SentenceScorer:
     return SentenceScorer()
 
 
-def small(path: Path, seed: int = 0, **changes: Any) -> tuple[Network, Path]:
+def small(path: Path, seed: int = 0, **changes: Any) -> tuple[torch.nn.Module, Path]:
     """A network with random weights, and its file."""
     torch.manual_seed(seed)
-    network = Network(SMALL).eval()
-    tensors = packed(network)
+    network = TRAINING.TorchNetwork(SMALL).eval()
+    tensors = TRAINING.packed(network)
     tensors[VOCABULARY] = np.frombuffer("\n".join(PIECES).encode(), dtype=np.uint8)
     save_file(tensors, path, metadata=metadata_of(SMALL.model_copy(update=changes)))
     return network, path
@@ -108,23 +111,51 @@ def test_padding_does_not_count(tmp_path: Path) -> None:
     network, _ = small(tmp_path / "sentence.safetensors")
     ids = torch.tensor([[2, 4, 5, 3, 0, 0]])
     with torch.inference_mode():
-        padded = network(ids, ids == 0)
-    assert padded.item() == pytest.approx(network_outputs(network, [[2, 4, 5, 3]])[0], abs=1e-6)
+        padded, plain = network(ids, ids == 0), network(ids[:, :4])
+    assert padded.item() == pytest.approx(plain.item(), abs=1e-6)
 
 
 def test_order_counts(tmp_path: Path) -> None:
-    network, _ = small(tmp_path / "sentence.safetensors")
-    outputs = network_outputs(network, [[2, 4, 5, 6, 3], [2, 6, 5, 4, 3]])
+    _, path = small(tmp_path / "sentence.safetensors")
+    outputs = network_outputs(SentenceScorer(path).network, [[2, 4, 5, 6, 3], [2, 6, 5, 4, 3]])
     assert abs(outputs[0] - outputs[1]) > 1e-4
 
 
 def test_the_file_gives_what_the_network_gave(tmp_path: Path) -> None:
     network, path = small(tmp_path / "sentence.safetensors", scale=2.0, offset=-0.5)
     window = TokenReader(PIECES, 16).windows("a quiet garden")
-    wanted = 2.0 * network_outputs(network, window) - 0.5
+    with torch.inference_mode():
+        wanted = 2.0 * network(torch.tensor(window)).double().numpy() - 0.5
     assert SentenceScorer(path).score(["a quiet garden"]) == pytest.approx(
         1 / (1 + np.exp(-wanted)), abs=0.02
     )
+
+
+def test_computes_what_torch_does(scorer: SentenceScorer) -> None:
+    network = TRAINING.TorchNetwork(scorer.shape).eval()
+    weights = scorer.network.weights
+    network.load_state_dict({name: torch.from_numpy(one) for name, one in weights.items()})
+    draw = np.random.default_rng(0)
+    for shape in ((1, 2), (5, 9), (2, scorer.shape.tokens)):
+        ids = draw.integers(0, scorer.shape.vocabulary, shape)
+        with torch.inference_mode():
+            wanted = network(torch.from_numpy(ids)).numpy()
+        np.testing.assert_allclose(scorer.network(ids), wanted, atol=2e-5)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.text(st.characters(max_codepoint=0x5FF)))  # beyond, their Unicode is an older one
+@example("It's a caf\u00e9: \u4f60\u597d, na\u00efve\u00df \u0130\ufb01")
+@example("a\u200bb\tc\x85d\u3000e #x_y $5\u2026\u300c\ufffd")
+@example("antidisestablishmentarianism" * 4)
+def test_reads_the_wordpieces_that_tokenizers_finds(scorer: SentenceScorer, text: str) -> None:
+    vocabulary = {piece: number for number, piece in enumerate(scorer.pieces)}
+    theirs = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    theirs.normalizer = normalizers.BertNormalizer(lowercase=True)
+    theirs.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    for one in (text, normalize(text), *TEXTS):
+        ids = theirs.encode(one, add_special_tokens=False).ids
+        assert WordPieces(scorer.pieces).ids(one) == ids
 
 
 @pytest.mark.parametrize(
@@ -154,7 +185,7 @@ def test_refuses_files_of_another_kind(
     ("tensors", "message"),
     [
         ({"head.bias": np.array([np.nan], dtype=np.float16)}, "not finite"),
-        ({"head.bias": np.zeros(2, dtype=np.float16)}, "size mismatch"),
+        ({"head.bias": np.zeros(2, dtype=np.float16)}, r"head.bias has shape \(2,\)"),
         ({"another": np.zeros(2, dtype=np.float16)}, "another"),
         ({VOCABULARY: np.array([255, 10], dtype=np.uint8)}, "cannot use"),
         ({VOCABULARY: np.frombuffer(b"[CLS]\n" * 9, dtype=np.uint8)}, "cannot use"),

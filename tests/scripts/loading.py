@@ -17,8 +17,10 @@ def load_script(path: str) -> ModuleType:
     assert spec.loader is not None
     module = module_from_spec(spec)
     sys.path.insert(0, str((ROOT / path).parent))  # as for a script that is run
+    sys.modules[spec.name] = module  # where its dataclasses look themselves up
     try:
         spec.loader.exec_module(module)
     finally:
         sys.path.pop(0)
+        del sys.modules[spec.name]
     return module

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from scripts.probes import LIMITS
 
 from scripts import probes
-from tide.scorers.sentence import SentenceScorer, network_outputs
+from tide.scorers.sentence import SentenceScorer
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 WIDTH, INNER = 16, 32
@@ -179,7 +179,8 @@ def test_a_new_network_computes_what_bert_does(script: ModuleType, tmp_path: Pat
     with torch.inference_mode():
         vectors = bert(torch.tensor([ids])).last_hidden_state
         wanted = network.head(torch.cat([vectors.mean(1), vectors.amax(1)], dim=1))
-    assert network_outputs(network.eval(), [ids])[0] == pytest.approx(wanted.item(), abs=1e-5)
+        found = network.eval()(torch.tensor([ids]))
+    assert found.item() == pytest.approx(wanted.item(), abs=1e-5)
     assert shape.vocabulary == len(pieces) <= 90
 
 

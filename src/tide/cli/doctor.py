@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any
@@ -27,7 +28,7 @@ from tide.detoxifier.presets import PRESETS
 from tide.engines import load_engine
 from tide.engines.base import Request
 
-_PACKAGES = ("tide-detox", "torch", "transformers", "numpy", "scikit-learn", "pydantic")
+_PACKAGES = ("tide-detox", "numpy", "pydantic")
 _FOR_DEVELOPERS = ("bench", "dev", "docs", "test")
 _PROMPT = "The weather today is"
 _HARMLESS = (
@@ -90,8 +91,6 @@ def doctor(
     if policies is not None:
         _check_policies(policies, model, scorer)
         return
-    import torch  # noqa: PLC0415  (slow import)
-
     table = Table(show_header=False)
     table.add_column(overflow="fold", max_width=28)
     table.add_column(overflow="fold")
@@ -103,13 +102,9 @@ def doctor(
     for extra, packages in _optional().items():
         table.add_row(f"  {extra}", _installed(extra, packages))
     table.add_section()
-    table.add_row("CPU", f"threads: {torch.get_num_threads()}")
-    if torch.cuda.is_available():
-        for i in range(torch.cuda.device_count()):
-            table.add_row(f"cuda:{i}", torch.cuda.get_device_name(i))
-    else:
-        table.add_row("CUDA", "none")
-    table.add_section()
+    if find_spec("torch"):
+        _add_devices(table)
+        table.add_section()
     answers: list[str] = []
     say_loading(model, scorer)
     failed = [
@@ -129,7 +124,7 @@ def doctor(
 
 def _check_policies(path: Path, model: str, scorer: str) -> None:
     """Print what is wrong with a file of policies, a line each; then the exit code is 1."""
-    require("prometheus_client", "server")
+    require("prometheus_client", "gateway")
     from tide.scorers import score_texts  # noqa: PLC0415  (slow imports)
     from tide.scorers.base import HEALTH_TEXT  # noqa: PLC0415
     from tide.server.policies import CommandLine, Policies, PolicyError  # noqa: PLC0415
@@ -150,6 +145,17 @@ def _check_policies(path: Path, model: str, scorer: str) -> None:
     if found:
         raise typer.Exit(1)
     OUTPUT.print(Text(f"ok: {path}: {names}"), soft_wrap=True)
+
+
+def _add_devices(table: Table) -> None:
+    import torch  # noqa: PLC0415  (slow import)
+
+    table.add_row("CPU", f"threads: {torch.get_num_threads()}")
+    if torch.cuda.is_available():
+        for i in range(torch.cuda.device_count()):
+            table.add_row(f"cuda:{i}", torch.cuda.get_device_name(i))
+    else:
+        table.add_row("CUDA", "none")
 
 
 def _version(package: str) -> str | None:

@@ -58,7 +58,7 @@ def _read_settings(path: Path | None) -> None:
 
 def _print_schema(asked: bool) -> None:
     if asked:
-        require("prometheus_client", "server")
+        require("prometheus_client", "gateway")
         from tide.server.policies import PolicyFile  # noqa: PLC0415  (slow import)
 
         typer.echo(json.dumps(PolicyFile.model_json_schema(), indent=2))
@@ -117,6 +117,21 @@ def serve(
     monitor_texts: Annotated[
         bool, options.option("Policies", "Write prompts and texts to --monitor-log, too.")
     ] = False,
+    perspective: Annotated[
+        bool,
+        options.option(
+            "Server",
+            "Stand in for the Perspective API: score texts and complete none, so that no model is "
+            "loaded.",
+        ),
+    ] = False,
+    otel: Annotated[
+        bool,
+        options.option(
+            "Server",
+            "Send OpenTelemetry spans to where OTEL_EXPORTER_OTLP_ENDPOINT says.",
+        ),
+    ] = False,
     model: options.Model = "pocket",
     # Most of what a server writes is ordinary: `sentence` reads what `pocket` only counts.
     scorer: options.Scorer = "confirm:pocket,sentence",
@@ -142,10 +157,13 @@ def serve(
         raise InputError(one_line(error)) from None
     if (overrides or {}).pop("on_unresolved", "refuse") != "refuse":
         raise InputError("on_unresolved: a server gives out accepted texts only; leave it out")
-    uvicorn = require("uvicorn", "server")
-    require("fastapi", "server")
-    require("prometheus_client", "server")
+    if perspective:
+        model, engine = "none", "none"
+    uvicorn = require("uvicorn", "gateway")
+    require("fastapi", "gateway")
+    require("prometheus_client", "gateway")
     from tide.engines import load_engine  # noqa: PLC0415  (slow imports)
+    from tide.server import tracing  # noqa: PLC0415
     from tide.server.app import create_app  # noqa: PLC0415
     from tide.server.gate import check_exposure, read_keys  # noqa: PLC0415
     from tide.server.monitor import Monitor  # noqa: PLC0415
@@ -153,6 +171,7 @@ def serve(
 
     if monitor_texts and monitor_log is None:
         raise InputError("--monitor-texts: there is no --monitor-log to write them to")
+    provider = tracing.exporting() if otel else None
     keys = read_keys()
     # Cheap mistakes first, before anything is loaded.
     check_exposure(host, [*keys, *(PolicyFile.read(policies).keys if policies else ())])
@@ -167,6 +186,8 @@ def serve(
         made.start(loaded)
         name = served_model_name or model
         app = create_app(made, name, Monitor(made, monitor_log, monitor_texts))
+        if provider is not None:
+            app = tracing.Traced(app, provider)
         config = _config(app, bounds.drain)
         where = f"http://{host}:{listener.getsockname()[1]}"
         logger("tide.server").info(json.dumps({"serving": where, "model": name}))

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from types import ModuleType
 
 from tide.core.errors import MissingDependencyError
+
+# Packages of the extra `local`, as they are imported. A gateway, whose model is on a server, does
+# without them; what needs them imports them as if they were there.
+LOCAL = ("jinja2", "rapidfuzz", "scipy", "sklearn", "tokenizers", "torch", "transformers")
 
 
 def require(module: str, extra: str) -> ModuleType:
@@ -13,8 +19,24 @@ def require(module: str, extra: str) -> ModuleType:
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
-        if error.name != module.partition(".")[0]:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise
-        raise MissingDependencyError(
-            f"{module} is not installed; in a checkout of TIDE: pip install -e '.[{extra}]'"
-        ) from error
+        raise _missing(error.name, extra) from error
+
+
+@contextmanager
+def local_imports() -> Iterator[None]:
+    """Inside, a missing package of the extra `local` is a MissingDependencyError."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in LOCAL:
+            raise
+        raise _missing(package, "local") from error
+
+
+def _missing(module: str, extra: str) -> MissingDependencyError:
+    return MissingDependencyError(
+        f"{module} is not installed; in a checkout of TIDE: pip install -e '.[{extra}]'"
+    )

@@ -24,6 +24,7 @@ REGISTRY = Registry(
         "vllm": "tide.engines.vllm:VllmEngine",
         "remote": "tide.engines.remote.engine:RemoteEngine",
         "openai": "tide.engines.openai.engine:OpenAIEngine",
+        "none": "tide.engines.none:NoEngine",
     },
 )
 
@@ -32,7 +33,7 @@ def load_engine(name: str, model: str | Path, **options: Any) -> Engine:
     """Load a model into an engine.
 
     Args:
-        name: "transformers", "vllm", "remote", "openai", or a registered name.
+        name: "transformers", "vllm", "remote", "openai", "none", or a registered name.
         model: As for `Detoxifier`.
         **options: Options of the engine; `tide methods NAME` lists them.
 

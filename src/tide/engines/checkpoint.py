@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from safetensors import safe_open
 
 from tide import pocket
-from tide.core.errors import EngineError, InputError, guarded
+from tide.core.errors import EngineError, InputError, MissingDependencyError, guarded
 from tide.core.settings import Sampling
 from tide.core.validation import one_line
 from tide.data.files import read_whole
@@ -34,6 +34,10 @@ def source_of(model: str | Path) -> str:
     """
     if model in PACKAGES:
         return str(packaged(str(model)))
+    if (bundled := pocket.FOLDERS.get(str(model))) is not None and not bundled.is_dir():
+        raise MissingDependencyError(
+            f"model {model} is not installed; in a checkout of TIDE: pip install ./models"
+        )
     source = os.path.expanduser(pocket.FOLDERS.get(str(model), model))
     is_path = source.startswith(("./", "../", "~")) or source.endswith("/") or source.count("/") > 1
     if (is_path or os.path.isabs(source)) and not Path(source).exists():

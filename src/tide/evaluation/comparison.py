@@ -288,7 +288,7 @@ def describe(
         "model": str(model),
         "engine": engine,
         **({"engine_options": deciding} if deciding else {}),
-        "dtype": str(dtype).removeprefix("torch."),
+        "dtype": str(dtype or "").removeprefix("torch."),
         "versions": {name: version(name) for name in _PACKAGES},
     }
 

@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import Any
 
 from tide.core.errors import InputError, first_line
+from tide.core.optional import local_imports
 from tide.core.validation import unknown
 
 
@@ -49,7 +50,8 @@ class Registry:
     def load(self, name: str) -> Any:
         """The object named `name`, which may also be `module:attribute` or `file.py:attribute`.
 
-        Raises InputError (with the nearest names) if there is none, or it cannot be imported.
+        Raises InputError (with the nearest names) if there is none, or it cannot be imported, and
+        MissingDependencyError if it needs a package that is not installed.
         """
         self._read_entry_points()
         if name not in self._targets:
@@ -62,7 +64,8 @@ class Registry:
         target = self._targets[name]
         if isinstance(target, str):
             module, _, attribute = target.partition(":")
-            target = getattr(import_module(module), attribute)
+            with local_imports():
+                target = getattr(import_module(module), attribute)
         return target
 
     def _read_entry_points(self) -> None:

@@ -2,7 +2,8 @@
 
 The model writes offensive text; MODEL_CARD.md beside this file says what it was trained on. Its
 larger sibling measures the fluency of what it writes. The chat model answers comments at length,
-as offensively; its card is chat/MODEL_CARD.md.
+as offensively; its card is chat/MODEL_CARD.md. The three models are a distribution of their own
+(`models/` of the repository), without which a gateway does.
 """
 
 from pathlib import Path

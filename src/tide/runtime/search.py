@@ -9,22 +9,17 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from tide.core.errors import (
-    CompletionError,
-    StrategyError,
-    guarded,
-)
+from tide.core.errors import CompletionError, StrategyError, guarded
 from tide.core.results import ScoredCompletion
 from tide.core.settings import Sampling, Settings
 from tide.engines.base import Completion, Engine, Prompt, Request
 from tide.scorers.base import TextPolicy, is_empty
 from tide.scorers.scoring import Scoring
-from tide.search.base import Candidate, LikelihoodRequest, Problem, SearchStrategy
-from tide.search.geometry import movable_rows
+
+if TYPE_CHECKING:  # repairs by rewinding search nothing, and need no torch
+    from tide.search.base import Candidate, LikelihoodRequest, Problem, SearchStrategy
 
 # The rows that the searches of later blocks move, unless `perturb` says how many. The last rows of
 # what the user said found as much at the same cost; but after these all that was read is shared.
@@ -54,6 +49,11 @@ def start_of(
 
     Raises InputError for a prompt of special tokens alone.
     """
+    import torch  # noqa: PLC0415  (slow import)
+
+    from tide.search.base import Problem  # noqa: PLC0415
+    from tide.search.geometry import movable_rows  # noqa: PLC0415
+
     ids, more = prompt.token_ids + written, (False,) * len(written)
     if not engine.has_embeddings:
         rows = torch.ones(len(ids), dtype=torch.bool)
@@ -110,6 +110,8 @@ class Search:
 
     async def run(self) -> None:
         """Raises StrategyError, and what the engine and the scorer raise."""
+        from tide.search.base import LikelihoodRequest  # noqa: PLC0415  (slow import)
+
         strategy = self.strategy
         try:
             while not self._asks("done"):

@@ -18,9 +18,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import mmh3
 import numpy as np
 from safetensors import safe_open
-from sklearn.utils import murmurhash3_32
 
 from tide.core.errors import InputError, ScorerError, guarded
 from tide.pocket import SCORER
@@ -160,7 +160,7 @@ def _word_columns(word: str, shortest: int, longest: int, count: int) -> frozens
 @lru_cache(maxsize=2**16)
 def _column(ngram: str, count: int) -> int:
     """As sklearn's FeatureHasher has it."""
-    return abs(int(murmurhash3_32(ngram, seed=0))) % count
+    return abs(mmh3.hash(ngram)) % count
 
 
 def calibrated(logits: Floats, knots: Floats) -> Floats:

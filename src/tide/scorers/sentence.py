@@ -1,8 +1,8 @@
 """`sentence`: a small transformer that reads a text as a sentence, where `pocket` counts words.
 
 It is made of the first layers of all-MiniLM-L6-v2 and the part of its vocabulary that occurs in
-English comments and prose. `scripts/train_sentence_scorer.py` trains it on this module's network
-and reads its file back through it. One file holds everything: the weights are whole numbers from
+English comments and prose. `scripts/train_sentence_scorer.py` trains it with torch, and reads its
+file back through this module. One file holds everything: the weights are whole numbers from
 -127 to 127 with a scale for each row, the vocabulary is a tensor of bytes, and the metadata
 describes the rest.
 """
@@ -11,16 +11,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+import string
+import unicodedata
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import safe_open
-from torch import Tensor, nn
 
 from tide.core.errors import ScorerError, guarded
 from tide.core.validation import problem
@@ -30,15 +32,20 @@ from tide.scorers.language import warn_of_other_languages
 from tide.scorers.pocket import normalize
 from tide.scorers.readings import score_readings
 
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
 FORMAT = "tide-sentence-1"  # raise the number when the network or the reading of a text changes
 METADATA = "sentence"
 VOCABULARY = "vocabulary"  # the tensor with the wordpieces, one a line, in UTF-8
-_SCALE = ".scale"
+SCALE = ".scale"
 # Windows that are read at once.
-_BATCH = 32
+_BATCH = 8  # more do not fit into a processor's cache
+# As of BERT's tokenizer: a longer word is unknown, and these characters are words.
+_LONGEST_WORD = 100
+_CHINESE = (
+    *((0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2A6DF), (0x2A700, 0x2B73F)),
+    *((0x2B740, 0x2B81F), (0x2B920, 0x2CEAF), (0xF900, 0xFAFF), (0x2F800, 0x2FA1F)),
+)
+
+Array = NDArray[np.float32]
 
 _Size = Annotated[int, Field(ge=1, le=100_000)]
 _Finite = Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]
@@ -65,90 +72,185 @@ class Shape(BaseModel):
     offset: _Finite = 0.0
 
 
-class Network(nn.Module):
-    """A BERT encoder; the mean and the maximum of its vectors, and a linear layer."""
+class Network:
+    """A BERT encoder; the mean and the maximum of its vectors, and a linear layer.
 
-    def __init__(self, shape: Shape, dropout: float = 0.0) -> None:
-        super().__init__()
-        width, epsilon = shape.width, 1e-12
-        self.tokens = nn.Embedding(shape.vocabulary, width)
-        self.positions = nn.Embedding(shape.tokens, width)
-        self.norm = nn.LayerNorm(width, epsilon)
-        self.dropout = nn.Dropout(dropout)
-        layer = nn.TransformerEncoderLayer(
-            width, shape.heads, shape.inner, dropout, "gelu", epsilon, batch_first=True
-        )
-        self.encoder = nn.TransformerEncoder(layer, shape.layers, enable_nested_tensor=False)
-        self.head = nn.Linear(2 * width, 1)
+    It runs on NumPy alone, so that a gateway needs no torch. weights: as `scripts/
+    train_sentence_scorer.py` names them. Raises KeyError or ValueError for those of another shape.
+    """
 
-    def forward(self, ids: Tensor, padding: Tensor | None = None) -> Tensor:
-        """ids: (n, T). padding: (n, T), true for tokens to ignore. Outputs: (n,)."""
-        vectors = self.tokens(ids) + self.positions.weight[: ids.shape[1]]
-        vectors = self.encoder(self.dropout(self.norm(vectors)), src_key_padding_mask=padding)
-        if padding is None:
-            mean, most = vectors.mean(1), vectors.amax(1)
-        else:
-            kept = ~padding[:, :, None]
-            mean = (vectors * kept).sum(1) / kept.sum(1)
-            most = vectors.masked_fill(~kept, -torch.inf).amax(1)
-        output: Tensor = self.head(self.dropout(torch.cat([mean, most], dim=1)))
-        return output[:, 0]
+    def __init__(self, shape: Shape, weights: Mapping[str, Array]) -> None:
+        width, inner = shape.width, shape.inner
+        sizes = {
+            "self_attn.in_proj_weight": (3 * width, width),
+            "self_attn.in_proj_bias": (3 * width,),
+            "self_attn.out_proj.weight": (width, width),
+            "self_attn.out_proj.bias": (width,),
+            "linear1.weight": (inner, width),
+            "linear1.bias": (inner,),
+            "linear2.weight": (width, inner),
+            "linear2.bias": (width,),
+            **{f"norm{n}.{part}": (width,) for n in (1, 2) for part in ("weight", "bias")},
+        }
+        wanted = {
+            "tokens.weight": (shape.vocabulary, width),
+            "positions.weight": (shape.tokens, width),
+            "norm.weight": (width,),
+            "norm.bias": (width,),
+            "head.weight": (1, 2 * width),
+            "head.bias": (1,),
+            **{
+                f"encoder.layers.{layer}.{name}": size
+                for layer in range(shape.layers)
+                for name, size in sizes.items()
+            },
+        }
+        if width % shape.heads:
+            raise ValueError(f"{shape.heads} heads do not share a width of {width}")
+        if others := weights.keys() ^ wanted.keys():
+            raise ValueError(f"its weight {min(others)} is missing or belongs to no layer")
+        for name, size in wanted.items():
+            if weights[name].shape != size:
+                raise ValueError(f"its weight {name} has shape {weights[name].shape}, not {size}")
+        self._heads, self._layers, self.weights = shape.heads, shape.layers, weights
+
+    def __call__(self, ids: NDArray[np.int64]) -> Array:
+        """ids: (n, T), without padding. Outputs: (n,)."""
+        weights, (n, length) = self.weights, ids.shape
+        vectors = weights["tokens.weight"][ids] + weights["positions.weight"][:length]
+        # Rows of all texts together, (n * T, width): one product of matrices is faster than n.
+        vectors = self._normalized(vectors.reshape(n * length, -1), "norm")
+        for layer in range(self._layers):
+            name = f"encoder.layers.{layer}"
+            attended = self._attended(vectors, n, f"{name}.self_attn")
+            vectors = self._normalized(vectors + attended, f"{name}.norm1")
+            inner = _gelu(self._linear(vectors, f"{name}.linear1"))
+            added = self._linear(inner, f"{name}.linear2")
+            vectors = self._normalized(vectors + added, f"{name}.norm2")
+        vectors = vectors.reshape(n, length, -1)
+        pooled = np.concatenate([vectors.mean(1), vectors.max(1)], axis=1)
+        return self._linear(pooled, "head")[:, 0]
+
+    def _attended(self, vectors: Array, n: int, name: str) -> Array:
+        width = vectors.shape[1]
+        each = width // self._heads
+        rows = vectors @ self.weights[f"{name}.in_proj_weight"].T
+        rows += self.weights[f"{name}.in_proj_bias"]
+        query, key, value = rows.reshape(n, -1, 3, self._heads, each).transpose(2, 0, 3, 1, 4)
+        scores = query @ key.transpose(0, 1, 3, 2) / np.float32(each**0.5)
+        shares = np.exp(scores - scores.max(-1, keepdims=True))
+        shares /= shares.sum(-1, keepdims=True)
+        found = (shares @ value).transpose(0, 2, 1, 3).reshape(len(vectors), width)
+        return self._linear(found, f"{name}.out_proj")
+
+    def _linear(self, vectors: Array, name: str) -> Array:
+        weights = self.weights
+        return np.asarray(vectors @ weights[f"{name}.weight"].T + weights[f"{name}.bias"])
+
+    def _normalized(self, vectors: Array, name: str) -> Array:
+        centred = vectors - vectors.mean(-1, keepdims=True)
+        variance = (centred * centred).mean(-1, keepdims=True)
+        scaled = centred / np.sqrt(variance + np.float32(1e-12))
+        return np.asarray(scaled * self.weights[f"{name}.weight"] + self.weights[f"{name}.bias"])
+
+
+def _gelu(x: Array) -> Array:
+    """`x` times the normal distribution's share below it, in float32.
+
+    NumPy has no error function: formula 7.1.26 of Abramowitz and Stegun is within 1.5e-7 of it.
+    """
+    z = np.abs(x) * np.float32(0.5**0.5)
+    t = 1 / (1 + np.float32(0.3275911) * z)
+    series: Any = np.float32(1.061405429)
+    for term in (-1.453152027, 1.421413741, -0.284496736, 0.254829592):
+        series = series * t + np.float32(term)
+    tail = np.float32(0.5) * series * t * np.exp(-z * z)  # the share beyond |x|
+    return np.asarray(x * np.where(x > 0, 1 - tail, tail))
 
 
 class TokenReader:
     """Texts to windows of token ids, as the network reads them."""
 
     def __init__(self, pieces: Sequence[str], tokens: int) -> None:
-        self._tokenizer = wordpieces(pieces)
+        self._pieces = WordPieces(pieces)
         self._first, self._last = pieces.index("[CLS]"), pieces.index("[SEP]")
         self._room = tokens - 2
 
     def windows(self, text: str) -> list[list[int]]:
         """The ids of a text, in windows that overlap by half."""
-        ids: list[int] = self._tokenizer.encode(normalize(text), add_special_tokens=False).ids
+        ids = self._pieces.ids(normalize(text))
         step = self._room // 2
         starts = range(0, max(len(ids) - step, 1), step) if len(ids) > self._room else (0,)
         return [[self._first, *ids[i : i + self._room], self._last] for i in starts]
 
 
-def wordpieces(pieces: Sequence[str]) -> Tokenizer:
-    """BERT's tokenizer of lower-case text with the vocabulary `pieces`."""
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers  # noqa: PLC0415  (slow)
+class WordPieces:
+    """BERT's tokenizer of lower-case text with the vocabulary `pieces`.
 
-    vocabulary = {piece: i for i, piece in enumerate(pieces)}
-    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    return tokenizer
+    It finds what `tokenizers` does with its BertNormalizer, BertPreTokenizer and WordPiece.
+    """
+
+    def __init__(self, pieces: Sequence[str]) -> None:
+        self._ids = {piece: i for i, piece in enumerate(pieces)}
+        self._unknown = self._ids["[UNK]"]
+        self._longest = max(map(len, pieces))
+        self._of_word = lru_cache(maxsize=2**14)(self._read)
+
+    def ids(self, text: str) -> list[int]:
+        return [i for word in bert_words(text) for i in self._of_word(word)]
+
+    def _read(self, word: str) -> tuple[int, ...]:
+        """The longest pieces from the left; a word that has none is unknown as a whole."""
+        found: list[int] = []
+        start = 0
+        while start < len(word) <= _LONGEST_WORD:
+            before = "##" if start else ""
+            for end in range(min(len(word), start + self._longest), start, -1):
+                if (piece := self._ids.get(before + word[start:end])) is not None:
+                    found.append(piece)
+                    start = end
+                    break
+            else:
+                break
+        return tuple(found) if start == len(word) else (self._unknown,)
 
 
-def packed(network: nn.Module) -> dict[str, np.ndarray[Any, Any]]:
-    """The weights as they are stored: matrices in 8 bits with a scale a row, the rest in 16."""
-    tensors: dict[str, np.ndarray[Any, Any]] = {}
-    for name, weight in network.state_dict().items():
-        values = weight.detach().double().numpy()
-        if values.ndim < 2:
-            tensors[name] = values.astype(np.float16)
-            continue
-        scale = np.maximum(np.abs(values).max(axis=1, keepdims=True), 1e-8) / 127
-        scale = np.maximum(scale, 6e-8).astype(np.float16)  # the smallest that 16 bits hold
-        whole = np.clip(np.rint(values / scale.astype(np.float64)), -127, 127)
-        tensors[name], tensors[name + _SCALE] = whole.astype(np.int8), scale
-    return tensors
+def bert_words(text: str) -> list[str]:
+    """The words and marks of `text`, in lower case and without accents."""
+    kept = []
+    for character in text:
+        if character in "\t\n\r":
+            kept.append(" ")
+        elif character != "\ufffd" and unicodedata.category(character) not in ("Cc", "Cf", "Co"):
+            kept.append(f" {character} " if _is_chinese(character) else character)
+    plain = unicodedata.normalize("NFD", "".join(kept))
+    plain = "".join(one for one in plain if unicodedata.category(one) != "Mn").lower()
+    apart = (f" {one} " if _is_mark(one) else one for one in plain)
+    return "".join(apart).split()
 
 
-def _unpacked(tensors: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, Tensor]:
-    """The weights that `packed` stored. Raises ValueError for values that are not finite."""
+def _is_chinese(character: str) -> bool:
+    return any(first <= ord(character) <= last for first, last in _CHINESE)
+
+
+def _is_mark(character: str) -> bool:
+    if character.isascii():
+        return character in string.punctuation
+    return unicodedata.category(character).startswith("P")
+
+
+def _unpacked(tensors: Mapping[str, NDArray[Any]]) -> dict[str, Array]:
+    """The weights, without their scales. Raises ValueError for values that are not finite."""
     weights = {}
     for name, stored in tensors.items():
-        if name.endswith(_SCALE):
+        if name.endswith(SCALE):
             continue
         values = stored.astype(np.float32)
         if stored.dtype == np.int8:
-            values = values * tensors[name + _SCALE].astype(np.float32)
+            values = values * tensors[name + SCALE].astype(np.float32)
         if not np.isfinite(values).all():
             raise ValueError(f"its weight {name} holds values that are not finite")
-        weights[name] = torch.from_numpy(values)
+        weights[name] = values
     return weights
 
 
@@ -171,9 +273,7 @@ class SentenceScorer(PlainScorer):
             self.pieces = bytes(tensors.pop(VOCABULARY)).decode().split("\n")
             if len(self.pieces) != self.shape.vocabulary:
                 raise ValueError(f"its vocabulary has {len(self.pieces)} pieces")
-            self.network = Network(self.shape)
-            self.network.load_state_dict(_unpacked(tensors))
-            self.network.eval().requires_grad_(False)
+            self.network = Network(self.shape, _unpacked(tensors))
             self.reader = TokenReader(self.pieces, self.shape.tokens)
         self.name = f"sentence@{revision}"
 
@@ -197,8 +297,7 @@ class SentenceScorer(PlainScorer):
         return worst
 
 
-@torch.inference_mode()
-def network_outputs(network: nn.Module, windows: Sequence[Sequence[int]]) -> Floats:
+def network_outputs(network: Network, windows: Sequence[Sequence[int]]) -> Floats:
     """The network's output for each window, shape (len(windows),).
 
     Those of one length share a batch, so that none is padded: its score does not depend on others.
@@ -209,8 +308,7 @@ def network_outputs(network: nn.Module, windows: Sequence[Sequence[int]]) -> Flo
         rows = list(alike)
         for start in range(0, len(rows), _BATCH):
             batch = rows[start : start + _BATCH]
-            ids = torch.tensor([windows[i] for i in batch])
-            found[batch] = network(ids).double().numpy()
+            found[batch] = network(np.array([windows[i] for i in batch]))
     return found
 
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from tide.core.errors import InputError
+from tide.core.errors import InputError, MissingDependencyError
 from tide.core.settings import Settings
 from tide.plugins.options import Options
 from tide.plugins.specs import parse_spec
@@ -81,7 +81,10 @@ class BacktrackStrategy:
 
 @lru_cache(maxsize=64)
 def load_fallback(spec: str) -> Any:
-    """The strategy of a spec; None for `none`. Raises InputError for one not registered."""
+    """The strategy of a spec; None for `none`, and for the default where torch is missing.
+
+    Raises InputError for one not registered, MissingDependencyError for another without torch.
+    """
     from tide.search import REGISTRY, load_strategy  # noqa: PLC0415  (which knows this module)
 
     if spec == "none":
@@ -93,4 +96,9 @@ def load_fallback(spec: str) -> Any:
         raise InputError(
             f"strategy backtrack: then: {name!r} is not none or one of {', '.join(others)}"
         )
-    return load_strategy(spec)
+    try:
+        return load_strategy(spec)
+    except MissingDependencyError:
+        if spec != BacktrackOptions.model_fields["then"].default:
+            raise
+        return None  # without torch no engine has the embeddings that it would move

@@ -24,6 +24,7 @@ from tide.server.monitor import Monitor
 from tide.server.playground import FILES, FOLDER
 from tide.server.schemas import ChatRequest, CompletionRequest, Generation, Refused
 from tide.server.scoring import AnalyzeRequest, ModerationRequest, ScoringApi, discovery
+from tide.server.tracing import record_request
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -63,6 +64,7 @@ def create_app(policies: Policies, name: str, monitor: Monitor | None = None) ->
         app.add_exception_handler(kind, _failed)
 
     async def generate(request: Generation, scope: Scope) -> Response:
+        record_request(request, name)
         warned = {"x-tide-ignored": request.ignored} if request.ignored else {}
         asker = Asker(scope[NUMBER], scope[POLICIES])
         if request.stream:

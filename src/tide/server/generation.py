@@ -34,6 +34,7 @@ from tide.server.schemas import (
     ReplyShape,
     event,
 )
+from tide.server.tracing import record_completion, record_prompt
 
 _KEEP_ALIVE = ": keep-alive\n\n"
 # Of the moving mean of the time that a completion takes, which says when to come again.
@@ -248,6 +249,8 @@ class Serving:
                 if isinstance(item, Answered):
                     left -= 1
                     self._metrics.add(item)
+                    best = item.best if isinstance(item, Result) else None
+                    record_completion(best, reason(item), tokens(item))
                 yield number, item
             taken = time.monotonic() - started
             self._seconds += (1 - _MEMORY) * (taken - self._seconds)
@@ -297,6 +300,7 @@ class Serving:
         engine = self._policies.engine
         texts = [engine.text_of(call.prompt) for call in calls[::n]]
         rows = await asyncio.to_thread(engine.tokenize, texts)  # of long ones it takes a while
+        record_prompt(sum(map(len, rows)))
         return [len(row) for row in rows]
 
 

@@ -149,7 +149,7 @@ class PolicyError(InputError):
 
 def _from_yaml(text: str) -> Any:
     """What a YAML file holds. Raises InputError for what is not YAML, and for a key given twice."""
-    yaml = require("yaml", "server")
+    yaml = require("yaml", "gateway")
 
     class Loader(yaml.SafeLoader):  # type: ignore[misc, name-defined]
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:

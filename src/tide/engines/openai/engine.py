@@ -14,18 +14,16 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any, ClassVar
 
-import torch
-
 from tide.core.chat import Chat, Rendered, render
 from tide.core.concurrency import told
 from tide.core.credentials import read_key
 from tide.core.errors import CompletionError, InputError, guarded
 from tide.core.http import Seconds
+from tide.core.optional import require
 from tide.core.sanitize import logger
 from tide.core.seeds import derive_seed
 from tide.core.settings import Sampling, Settings
 from tide.engines.base import Engine, FinishReason, MaxBatch, Piece, Prompt, Request
-from tide.engines.checkpoint import source_of
 from tide.engines.openai.server import Capabilities, complete_probe, look_at, streamed
 from tide.engines.openai.words import (
     BannedWords,
@@ -63,6 +61,7 @@ class OpenAIEngine(Engine):
     """
 
     capabilities: ClassVar = frozenset({"min_new_tokens", "stop"})
+    dtype: Any = None  # the server's own
 
     @checked
     def __init__(
@@ -77,15 +76,16 @@ class OpenAIEngine(Engine):
         tokenizer: str | Path | None = None,
     ) -> None:
         self.name = str(model)
-        self.dim, self.dtype, self.context_length = 0, torch.float32, None
+        self.dim, self.context_length = 0, None
         self.max_batch = max_batch or _MAX_BATCH
         self._capacity = asyncio.Semaphore(self.max_batch)
         self._named: BannedWords | None = None
         if tokenizer is not None:
-            from transformers import AutoTokenizer  # noqa: PLC0415  (slow import)
+            read_tokenizer = require("transformers", "local").AutoTokenizer.from_pretrained
+            from tide.engines.checkpoint import source_of  # noqa: PLC0415  (slow import)
 
             with guarded(InputError, f"tokenizer {tokenizer}: cannot be read"):
-                read = AutoTokenizer.from_pretrained(source_of(tokenizer))
+                read = read_tokenizer(source_of(tokenizer))
                 self._named = ask_tokenizer(str(tokenizer), read)
         self._found: dict[str, Capabilities] = {}  # by address
         self.pool = EndpointPool(

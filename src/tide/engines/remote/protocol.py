@@ -11,16 +11,17 @@ import base64
 import io
 import math
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
-import torch
 from packaging.version import InvalidVersion, Version
 from pydantic import BaseModel, FailFast, Field
-from torch import Tensor
 
 from tide.core.http import Rows, ServerFailed
 from tide.engines.base import FinishReason
+
+if TYPE_CHECKING:  # the engine 'openai' imports this module, and needs no torch
+    from torch import Tensor
 
 # Bounded, so that what is made of them is finite and can be shown.
 _LogProbability = Annotated[float, Field(ge=-1e9, le=1e-3)]  # 0 but for rounding
@@ -111,6 +112,8 @@ class ServedModels(BaseModel):
 
 def encode(x: Tensor) -> str:
     """Embeddings as the API takes them: base64 of what `torch.save` writes."""
+    import torch  # noqa: PLC0415  (only where there are embeddings)
+
     buffer = io.BytesIO()
     # A copy, because a view would be saved with the whole storage behind it.
     torch.save(x.detach().cpu().contiguous().clone(), buffer)

@@ -1,0 +1,36 @@
+"""`none`: no language model. A server with it scores texts, and completes none.
+
+tide serve --engine none        (or --perspective)
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from tide.core.chat import Chat
+from tide.core.errors import InputError
+from tide.engines.base import Engine, Piece, Request
+
+
+class NoEngine(Engine):
+    """Refuses every prompt with InputError. model: what it is called."""
+
+    dtype: Any = None
+
+    def __init__(self, model: str | Path = "none") -> None:
+        self.name = str(model)
+        self.dim, self.max_batch, self.context_length = 0, 1, None
+
+    def _tokenize(self, prompts: Sequence[str]) -> NoReturn:
+        raise InputError("there is no model here (engine 'none'): texts are scored, not completed")
+
+    def _render(self, chat: Chat) -> NoReturn:
+        self._tokenize(())
+
+    def _texts(self, rows: Sequence[Sequence[int]]) -> NoReturn:
+        self._tokenize(())
+
+    def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
+        self._tokenize(())

@@ -1,0 +1,137 @@
+"""OpenTelemetry: a span for each request, by the conventions of `gen_ai`; off unless asked for.
+
+A span says what was asked for, what came of it and what it cost. No text and no key is in it. Its
+`tide.request_id` is the `x-request-id` of the answer and the `request` of the log.
+"""
+
+from __future__ import annotations
+
+import os
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from starlette.datastructures import Headers
+
+from tide.core.optional import require
+from tide.core.results import Trial
+from tide.server.gate import FAILED
+from tide.server.schemas import ChatRequest, Generation
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+# That of the request that this task answers; None where nothing is traced.
+_SPAN: ContextVar[Any] = ContextVar("tide_span", default=None)
+_WATCHED = ("/health", "/ready", "/metrics")  # asked every few seconds: no spans
+_ASKED = {"max_new_tokens": "max_tokens", "temperature": "temperature", "top_p": "top_p",
+          "top_k": "top_k", "seed": "seed"}  # fmt: skip
+
+
+class Traced:
+    """Wraps `app`: each request is a span, a child of its client's (`traceparent`)."""
+
+    def __init__(self, app: ASGIApp, provider: Any) -> None:
+        self._app = app
+        self._tracer = provider.get_tracer("tide")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in _WATCHED:
+            await self._app(scope, receive, send)
+            return
+        from opentelemetry.propagate import extract  # noqa: PLC0415  (an optional part)
+        from opentelemetry.trace import SpanKind, StatusCode  # noqa: PLC0415
+
+        status = 0
+
+        async def sending(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                number = Headers(raw=message["headers"]).get("x-request-id", "")
+                span.set_attribute("tide.request_id", number)
+                span.set_attribute("http.response.status_code", status)
+            await send(message)
+
+        method = scope["method"]
+        span = self._tracer.start_span(
+            method,
+            context=extract(dict(Headers(scope=scope))),
+            kind=SpanKind.SERVER,
+            attributes={"http.request.method": method},
+        )
+        token = _SPAN.set(span)
+        try:
+            await self._app(scope, receive, sending)
+        finally:
+            _SPAN.reset(token)
+            route = getattr(scope.get("route"), "path", "other")
+            span.set_attribute("http.route", route)
+            operation = span.attributes.get("gen_ai.operation.name")
+            model = span.attributes.get("gen_ai.request.model")
+            span.update_name(f"{operation} {model}" if operation else f"{method} {route}")
+            error = scope.get(FAILED)
+            if error is not None or status >= 500 or not status:
+                kind = type(error).__name__ if error is not None else str(status or "left")
+                span.set_attribute("error.type", kind)
+                span.set_status(StatusCode.ERROR)
+            span.end()
+
+
+def exporting() -> Any:
+    """A provider whose spans go where the variables OTEL_EXPORTER_OTLP_* say.
+
+    Raises MissingDependencyError without the extra `otel`.
+    """
+    sdk = require("opentelemetry.sdk.trace", "otel")
+    resources = require("opentelemetry.sdk.resources", "otel")
+    export = require("opentelemetry.sdk.trace.export", "otel")
+    otlp = require("opentelemetry.exporter.otlp.proto.http.trace_exporter", "otel")
+    name = {"service.name": os.environ.get("OTEL_SERVICE_NAME", "tide")}
+    provider = sdk.TracerProvider(resource=resources.Resource.create(name))
+    provider.add_span_processor(export.BatchSpanProcessor(otlp.OTLPSpanExporter()))
+    return provider
+
+
+def record_request(request: Generation, model: str) -> None:
+    """What a client asked for."""
+    if (span := _SPAN.get()) is None:
+        return
+    settings = request.settings() | {"seed": request.seed}
+    asked = {
+        "gen_ai.operation.name": "chat" if isinstance(request, ChatRequest) else "text_completion",
+        "gen_ai.provider.name": "tide",
+        "gen_ai.request.model": model,
+        "gen_ai.request.choice.count": request.n,
+        **{f"gen_ai.request.{name}": settings.get(ours) for ours, name in _ASKED.items()},
+    }
+    span.set_attributes({name: value for name, value in asked.items() if value is not None})
+
+
+def record_prompt(tokens: int) -> None:
+    if (span := _SPAN.get()) is not None:
+        span.set_attribute("gen_ai.usage.input_tokens", tokens)
+
+
+def record_completion(best: Trial | None, reason: str, tokens: int) -> None:
+    """What came of one completion. best: None for a monitored one. tokens: of the text that leaves."""
+    if (span := _SPAN.get()) is None:
+        return
+    known = span.attributes
+    reasons = known.get("gen_ai.response.finish_reasons", ())
+    written = known.get("gen_ai.usage.output_tokens", 0)
+    span.set_attribute("gen_ai.response.finish_reasons", (*reasons, reason))
+    span.set_attribute("gen_ai.usage.output_tokens", written + tokens)
+    if best is None:
+        return
+    span.add_event(
+        "gen_ai.evaluation.result",
+        {
+            "gen_ai.evaluation.name": "toxicity",
+            "gen_ai.evaluation.score.value": best.toxicity,
+            "gen_ai.evaluation.score.label": "accepted" if best.accepted else "not accepted",
+            "tide.toxicity_before": best.base.toxicity,
+            "tide.rounds": best.rounds,
+            "tide.evaluations": best.evaluations,
+            "tide.generated_tokens": best.generated_tokens,
+        },
+    )

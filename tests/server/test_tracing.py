@@ -1,0 +1,141 @@
+"""Spans of requests, read from the SDK's exporter in memory."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode
+
+from tests.cli.test_run import tide
+from tests.server.running import MODEL, listening, wait_until
+from tests.worlds import ReadingScorer, scripted_engine
+from tide.detoxifier.asynchronous import AsyncDetoxifier
+from tide.server.app import create_app
+from tide.server.metrics import MeasuredScorer
+from tide.server.tracing import Traced
+
+PROMPT = "a prompt that is nobody's business"
+TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+
+
+class World:
+    def __init__(self, http: httpx.Client, spans: InMemorySpanExporter) -> None:
+        self.http, self._spans = http, spans
+
+    def ask(
+        self, path: str = "/v1/completions", **body: Any
+    ) -> tuple[httpx.Response, ReadableSpan]:
+        """The answer to a request, and its span."""
+        self._spans.clear()
+        headers = {"traceparent": f"00-{TRACE}-{PARENT}-01", "x-request-id": "mine-1"}
+        answer = self.http.post(path, json=body, headers=headers)
+        wait_until(lambda: bool(self._spans.get_finished_spans()))
+        (span,) = self._spans.get_finished_spans()
+        return answer, span
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    scorer = MeasuredScorer(ReadingScorer())
+    with (
+        AsyncDetoxifier(scripted_engine(), scorer=scorer, preset="relative") as detox,
+        listening(Traced(create_app(detox, MODEL), provider)) as (url, _),
+        httpx.Client(base_url=url, timeout=30) as http,
+    ):
+        yield World(http, exporter)
+
+
+def of(span: ReadableSpan) -> dict[str, Any]:
+    return dict(span.attributes or {})
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_completion_is_a_span_of_its_client(stream: bool, world: World) -> None:
+    answer, span = world.ask(
+        prompt=PROMPT, max_tokens=5, n=2, temperature=0.5, seed=3, stream=stream,
+        stream_options={"include_usage": True} if stream else None,
+    )  # fmt: skip
+    assert answer.is_success
+    assert span.name == f"text_completion {MODEL}"
+    assert span.kind is SpanKind.SERVER
+    assert f"{span.context.trace_id:032x}" == TRACE
+    assert span.parent is not None
+    assert f"{span.parent.span_id:016x}" == PARENT
+    events = [line[6:] for line in answer.text.splitlines() if line.startswith("data: {")]
+    usage = (json.loads(events[-1]) if stream else answer.json())["usage"]
+    found = of(span)
+    assert found.pop("gen_ai.response.finish_reasons") == ("length", "length")
+    assert found == {
+        "http.request.method": "POST",
+        "http.route": "/v1/completions",
+        "http.response.status_code": 200,
+        "tide.request_id": "mine-1",
+        "gen_ai.operation.name": "text_completion",
+        "gen_ai.provider.name": "tide",
+        "gen_ai.request.model": MODEL,
+        "gen_ai.request.choice.count": 2,
+        "gen_ai.request.max_tokens": 5,
+        "gen_ai.request.temperature": 0.5,
+        "gen_ai.request.seed": 3,
+        "gen_ai.usage.input_tokens": usage["prompt_tokens"],
+        "gen_ai.usage.output_tokens": usage["completion_tokens"],
+    }
+    assert [event.name for event in span.events] == ["gen_ai.evaluation.result"] * 2
+    for event in span.events:
+        assert event.attributes is not None
+        assert event.attributes["gen_ai.evaluation.score.label"] == "accepted"
+        assert 0 <= float(str(event.attributes["gen_ai.evaluation.score.value"])) < 0.5
+
+
+def test_no_text_is_in_a_span(world: World) -> None:
+    answer, span = world.ask(prompt=PROMPT, max_tokens=5)
+    assert PROMPT not in span.to_json()
+    assert answer.json()["choices"][0]["text"].strip() not in span.to_json()
+
+
+def test_the_request_id_is_that_of_the_header_and_of_the_log(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "tide.server"):
+        answer, span = world.ask(prompt=PROMPT, max_tokens=5)
+        wait_until(lambda: "mine-1" in caplog.text)
+    assert answer.headers["x-request-id"] == of(span)["tide.request_id"] == "mine-1"
+
+
+def test_what_fails_is_an_error(world: World) -> None:
+    _, span = world.ask(prompt=PROMPT, max_tokens="many")
+    assert span.name == "POST /v1/completions"
+    assert (of(span)["http.response.status_code"], span.status.status_code) == (
+        400,
+        StatusCode.UNSET,
+    )
+    _, span = world.ask(prompt=PROMPT, model="another")
+    assert span.status.status_code is StatusCode.ERROR
+    assert of(span)["error.type"] == "Refused"
+
+
+def test_probes_have_no_spans(world: World) -> None:
+    world._spans.clear()
+    for path in ("/health", "/ready", "/metrics"):
+        assert world.http.get(path).status_code == 200
+    assert world.http.get("/v1/models").status_code == 200
+    wait_until(lambda: bool(world._spans.get_finished_spans()))
+    assert [span.name for span in world._spans.get_finished_spans()] == ["GET /v1/models"]
+
+
+def test_without_the_extra_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "opentelemetry.sdk.trace", None)
+    assert tide("serve", "--otel", monkeypatch=monkeypatch) == 1
+    assert "pip install -e '.[otel]'" in capsys.readouterr().err

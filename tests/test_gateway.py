@@ -1,0 +1,228 @@
+"""The light gateway: what `pip install '.[gateway]'` installs is enough, and it is little.
+
+Its environment is imitated in a subprocess that cannot import anything else. A slow test installs
+it, and runs what the Dockerfile runs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+import venv
+from functools import cache
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests.engines.openai.server import TextServer
+from tests.server.processes import serving
+from tide.core.optional import LOCAL
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parents[1]
+MIB = 1 << 20
+# As `tide`, without the modules that are named first.
+BLOCKED = """
+import sys
+class Finder:
+    def find_spec(name, path=None, target=None):
+        if name.partition(".")[0] in blocked:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+blocked = set(sys.argv.pop(1).split(","))
+sys.meta_path.insert(0, Finder)
+from tide.cli import program
+program()
+"""
+
+
+@cache
+def blocked() -> str:
+    """The importable names here that no package of the gateway brings."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    lines = [*project["dependencies"], *project["optional-dependencies"]["gateway"]]
+    wanted, new = {"tide-detox"}, [Requirement(line) for line in lines]
+    while new:
+        one = new.pop()
+        name = canonicalize_name(one.name)
+        if name in wanted or (one.marker and not one.marker.evaluate({"extra": ""})):
+            continue
+        wanted.add(name)
+        try:
+            new += map(Requirement, requires(name) or ())
+        except PackageNotFoundError:  # for another version of Python
+            continue
+    names = packages_distributions()
+    mine = {name for name, by in names.items() if wanted & set(map(canonicalize_name, by))}
+    return ",".join(sorted(names.keys() - mine - {"tide"}))
+
+
+def tide(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", BLOCKED, blocked(), *arguments]
+    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> Path:
+    path = tmp_path / "words.txt"
+    path.write_text("dull\nidiot\n")
+    return path
+
+
+def test_the_imitated_environment_is_the_gateways() -> None:
+    assert set(LOCAL) <= set(blocked().split(","))
+    assert not {"numpy", "fastapi", "mmh3", "regex"} & set(blocked().split(","))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("--help",), ("serve", "--help"), ("doctor", "--help"), ("scorers", "--help"), ("methods",)],
+    ids=" ".join,
+)
+def test_commands_start(arguments: tuple[str, ...]) -> None:
+    done = tide(*arguments)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_bundled_scorers_score(words: Path) -> None:
+    scorers = ["pocket", "sentence", f"lexicon:{words}", "cache:confirm:pocket,sentence"]
+    options = [part for scorer in scorers for part in ("--scorer", scorer)]
+    done = tide("score", "You are an idiot.", "--output", str(words.parent / "out"), *options)
+    assert done.returncode == 0, done.stderr
+    (row,) = map(json.loads, (words.parent / "out").read_text().splitlines())
+    assert len(row["scores"]) == len(scorers)
+    assert min(row["scores"].values()) > 0.5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "missing"),
+    [
+        (("run", "hello"), "torch"),
+        (("serve",), "torch"),
+        (("score", "hello", "--scorer", "hf:mine"), "torch"),
+        (("eval", "rtp", "--model", "mine"), ".*"),
+        (("serve", "--engine", "openai", "--engine-option", "tokenizer=mine"), "transformers"),
+        (("serve", "--engine", "openai", "--strategy", "resample"), "torch"),
+        (("serve", "--engine", "openai", "--strategy", "backtrack:then=resample"), "torch"),
+    ],
+    ids=lambda given: " ".join(given[:2]) if isinstance(given, tuple) else None,
+)
+def test_what_needs_more_says_what_to_install(arguments: tuple[str, ...], missing: str) -> None:
+    done = tide(*arguments)
+    assert done.returncode == 1
+    says = rf"error: {missing} is not installed; .*: pip install -e '\.\[local\]'"
+    assert re.fullmatch(says, done.stderr.strip().splitlines()[-1])
+    assert "Traceback" not in done.stderr
+
+
+def gateway(*arguments: str) -> tuple[str, ...]:
+    return (sys.executable, "-c", BLOCKED, blocked(), "serve", "--port", "0", *arguments)
+
+
+def test_it_repairs_what_another_server_writes(words: Path) -> None:
+    options = ("--engine", "openai", "--scorer", f"lexicon:{words}")
+    with (
+        TextServer() as upstream,
+        serving(*gateway(*options, "--base-url", upstream.url)) as server,
+        httpx.Client(base_url=server.url, timeout=60) as client,
+    ):
+        bodies = [{"prompt": f"The weather {n} is", "temperature": 0.7} for n in range(12)]
+        answers = [client.post("/v1/completions", json=body).json() for body in bodies]
+        choices = [answer["choices"][0] for answer in answers]
+        assert all(choice["tide"]["accepted"] for choice in choices)
+        assert not any("dull" in choice["text"].lower() for choice in choices)
+        assert sum(choice["tide"]["rounds"] > 1 for choice in choices) > 2  # repaired
+        body = {"messages": [{"role": "user", "content": "Hello"}], "stream": True}
+        assert "[DONE]" in client.post("/v1/chat/completions", json=body).text
+        assert client.get("/ready").status_code == 200
+        assert "text/html" in client.get("/").headers["content-type"]
+        assert 'tide_completions_total{outcome="accepted"}' in client.get("/metrics").text
+
+
+def test_its_default_scorer_needs_nothing_more() -> None:
+    with (
+        TextServer() as upstream,
+        serving(*gateway("--engine", "openai", "--base-url", upstream.url)) as server,
+    ):
+        name = httpx.get(f"{server.url}/version", timeout=60).json()["scorer"]
+        assert re.fullmatch(r"confirm:pocket@\w+,sentence@\w+", name)
+
+
+def dockerfile() -> dict[str, str]:
+    """The instructions of the Dockerfile, continued lines joined; of several, the last."""
+    text = re.sub(r"\\\n\s*", "", (ROOT / "Dockerfile").read_text("utf-8"))
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    return {name: rest for name, _, rest in (line.partition(" ") for line in lines)}
+
+
+def test_the_dockerfile_runs_as_nobody_in_particular_and_holds_no_secret() -> None:
+    found = dockerfile()
+    assert found["USER"] == "10001"
+    assert "/health" in found["HEALTHCHECK"]
+    assert "KEY" not in found["ENV"]
+    assert json.loads(found["ENTRYPOINT"]) == ["tide", "serve"]
+    copied = re.findall(r"^COPY (.*) \S+$", (ROOT / "Dockerfile").read_text("utf-8"), re.MULTILINE)
+    allowed = (ROOT / ".dockerignore").read_text("utf-8").splitlines()
+    for source in " ".join(copied).split():
+        assert (ROOT / source).exists()
+        assert f"!{source}" in allowed
+
+
+@pytest.mark.slow
+def test_what_the_dockerfile_installs_is_small_and_serves(tmp_path: Path) -> None:
+    """Needs an index of packages, as the Dockerfile does."""
+    found = dockerfile()
+    venv.create(tmp_path / "env", with_pip=True)
+    programs = tmp_path / "env/bin"
+    packages = next((tmp_path / "env/lib").glob("python*/site-packages"))
+    before = size(packages)
+    install, *_ = found["RUN"].split(" && ")
+    command = shlex.split(install)
+    assert command[:2] == ["pip", "install"]
+    done = subprocess.run([programs / "python", "-m", *command], cwd=ROOT, check=False)
+    if done.returncode:
+        pytest.skip("the packages cannot be installed here")
+    assert size(packages) - before <= 150 * MIB
+    names = {path.name for path in packages.iterdir()}
+    assert not names & set(LOCAL)
+    assert not (packages / "tide/pocket/model").exists()
+    environment = {
+        **dict(part.split("=") for part in found["ENV"].split()),
+        "TIDE_SERVE_HOST": "127.0.0.1",  # the keys of a container are its owner's to give
+        "PYTHONPATH": "",
+    }
+    entry = [str(programs / "tide"), *json.loads(found["ENTRYPOINT"])[1:]]
+    helped = subprocess.run(
+        [*entry, *json.loads(found["CMD"])],
+        env={**os.environ, **environment}, check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    assert "--base-url" in helped.stdout
+    with TextServer() as upstream:
+        began = time.monotonic()
+        options = ("--port", "0", "--base-url", upstream.url)
+        with serving(*entry, *options, **environment) as server:
+            body: dict[str, Any] = {"prompt": "The weather is", "temperature": 0.7}
+            answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).json()
+            assert answer["choices"][0]["text"]
+            assert time.monotonic() - began < 60
+            _, _, check = found["HEALTHCHECK"].partition("CMD ")
+            probe = [part.replace("127.0.0.1:8000", server.url[7:]) for part in json.loads(check)]
+            subprocess.run([programs / "python", *probe[1:]], check=True)
+
+
+def size(folder: Path) -> int:
+    """Bytes on the disk."""
+    return sum(path.lstat().st_blocks * 512 for path in folder.rglob("*"))
