@@ -102,8 +102,8 @@ Scorer = Annotated[
     option(
         "Scorer",
         f"Toxicity scorer: {_SCORERS}; cache:hf:ID_OR_FOLDER, "
-        "max:pocket,sentence... The bundled ones read English. ('tide scorers' explains the "
-        "syntax.)",
+        "max:pocket,sentence... The bundled ones read English. All searches go by pocket, so that "
+        "sentence can judge; 'serve' asks both. ('tide scorers' explains the syntax.)",
         "--scorer",
         "-s",
     ),

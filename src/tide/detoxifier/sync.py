@@ -43,7 +43,8 @@ class Detoxifier(DetoxifierBase):
         model: A folder, a hub id, a GGUF file, a bundled model ("pocket", "pocket-chat"), one that
             comes as a package ("smollm2", "gemma3-270m"), or an `Engine`.
         scorer: A spec, a `Scorer`, or a function from a list of texts to scores in [0, 1];
-            they may be asynchronous.
+            they may be asynchronous. Where people read the text unjudged, take
+            "confirm:pocket,sentence" as `tide serve` does: it leaves ordinary text alone.
         engine: What runs `model`: "transformers", "vllm", "remote" or "openai".
         preset: Settings to start from: a name, a file that `tide tune` wrote, or "auto":
             "backtrack", or for another strategy the step sizes of the model's name.
