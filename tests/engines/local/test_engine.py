@@ -78,16 +78,17 @@ MIXED = [
 ]
 
 
-@pytest.mark.parametrize("max_batch", [4, 64])
-def test_a_row_is_written_alone_as_in_mixed_company(folder: Path, max_batch: int) -> None:
+def test_a_row_is_written_alone_as_in_mixed_company(folder: Path) -> None:
     """Also where a neighbour writes on past the context that is left to a row."""
-    engine = TransformersEngine(folder, max_batch=max_batch)
+    engine = TransformersEngine(folder, max_batch=64)
     ids = [*engine.tokenize(PROMPTS), [7] * (CONTEXT - 1), [9, 11] * (CONTEXT // 2 - 4)]
     rows = [(i, sampling) for i in range(4) for sampling in MIXED]
     rows += [(4, MIXED[3]), (5, MIXED[1]), (5, MIXED[4])]
     embeddings = [engine._embed_ids(ids[i]).float() for i, _ in rows]
     samplings = [sampling for _, sampling in rows]
     together = completed(engine, embeddings, samplings, range(len(rows)))
+    by_turns = TransformersEngine(folder, max_batch=4)
+    assert completed(by_turns, embeddings, samplings, range(len(rows))) == together
     for number, completion in enumerate(together):
         alone = completed(engine, embeddings[number : number + 1], samplings[number], [number])
         assert alone == [completion]

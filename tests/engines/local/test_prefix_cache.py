@@ -125,7 +125,7 @@ def bounds(engine: TransformersEngine, tokens: int, max_batch: int) -> Iterator[
     bound=st.sampled_from([1, 60, 1 << 15]),
 )
 @pytest.mark.attack
-@examples(12, 150)
+@examples(8, 150)
 def test_sharing_changes_nothing(
     engine: TransformersEngine,
     prompts: list[tuple[list[int], int, int]],

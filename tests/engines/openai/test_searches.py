@@ -60,7 +60,9 @@ def test_searches_that_move_the_prompt_say_that_they_cannot(engine: OpenAIEngine
         detoxifier(engine, "resample", max_perplexity=12.0)
 
 
-@pytest.mark.parametrize("strategy", ["resample", "backtrack"])
+@pytest.mark.parametrize(
+    "strategy", [pytest.param("resample", marks=pytest.mark.slow), "backtrack"]
+)
 def test_chats(engine: OpenAIEngine, strategy: str) -> None:
     chats = [Chat.said(f"How are you, {number}?") for number in range(6)]
     results = list(detoxifier(engine, strategy, max_new_tokens=100).map(chats))
