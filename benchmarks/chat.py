@@ -11,11 +11,11 @@ import argparse
 from collections.abc import Iterator
 
 import numpy as np
+from writing import likelihoods
 
 from tide import Detoxifier
 from tide.core.chat import Rendered
 from tide.evaluation.benchmarks import load_benchmark
-from writing import likelihoods
 
 REPLIES = ["I see.", "What do you mean?", "That is what they said.", "Go on."]
 SHORT = ["They are", "You are", "He is such", "I think"]

@@ -23,6 +23,7 @@ import torch
 import typer
 from rich.console import Console
 from rich.table import Table
+from writing import completed
 
 from tide.core.settings import Sampling
 from tide.engines import Engine
@@ -30,7 +31,6 @@ from tide.engines.local.engine import TransformersEngine
 from tide.engines.remote.engine import RemoteEngine
 from tide.engines.vllm import VllmEngine
 from tide.evaluation import load_benchmark
-from writing import completed
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 OUT = REPOSITORY / "benchmarks" / "results" / "engines.json"

@@ -30,6 +30,7 @@ import torch
 import typer
 from numpy.typing import NDArray
 from torch import Tensor
+from writing import completed
 
 from tide import InputError, load_engine, load_scorer
 from tide.core.seeds import derive_seed
@@ -43,7 +44,6 @@ from tide.evaluation.reporting.tables import Column, Table, to_markdown
 from tide.scorers import Scorer, score_texts
 from tide.search import geometry
 from tide.search.tide import estimate_gradient
-from writing import completed
 
 COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 1024)
 TOXIC = 0.5

@@ -27,13 +27,13 @@ from sklearn.metrics import roc_auc_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor
+from writing import completed, likelihoods
 
 from tide.core.settings import Sampling
 from tide.engines.local.engine import TransformersEngine
 from tide.engines.local.stream import left_pad, token_positions
 from tide.evaluation.benchmarks import load_benchmark
 from tide.scorers import load_scorer
-from writing import completed, likelihoods
 
 TAU, FLOOR, MU = 0.2, 12.0, 1.3  # threshold, bound on the perplexity, and radius
 RADII = (0.6, 0.8, 1.0, 1.4)

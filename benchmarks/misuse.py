@@ -13,6 +13,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import typer
+from writing import completed
 
 from tide import load_engine, load_scorer
 from tide.core.errors import TideError
@@ -20,7 +21,6 @@ from tide.core.settings import Sampling
 from tide.evaluation import Bars, evaluate, load_benchmark
 from tide.evaluation.metrics import summarize
 from tide.evaluation.reporting.tables import Column, Table, Value, to_markdown
-from writing import completed
 
 RESULTS = Path(__file__).resolve().parent / "results" / "misuse"
 METHODS = (

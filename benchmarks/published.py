@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 
 import torch
+from writing import completed
 
 from tide.core.settings import Settings
 from tide.engines import Engine
 from tide.scorers import Scorer, score_texts
 from tide.search import geometry
 from tide.search.tide import TideOptions, estimate_gradient
-from writing import completed
 
 
 def published_loop(prompt: str, engine: Engine, scorer: Scorer, settings: Settings) -> int:

@@ -11,10 +11,10 @@ Servers (each a process of its own, all up at once, asked in turns):
     in-process  tide serve --engine vllm
     remote      tide serve --engine remote, over a vLLM server of its own
 Clients ask again when they have an answer (closed loop), or, with --rate, requests arrive at random
-times, whatever is under way (Poisson); then a time counts from the arrival. "First text" is that of
-the first block, and of vLLM's server that of its 32nd token; "of plain's 32" divides it by the time
-that plain takes for a whole answer of 32 tokens. Ordinary prompts are BOLD's, and challenging ones
-RTP-challenging's. Clean ones are those of BOLD whose first answer each server that scores accepts:
+times, whatever is under way (Poisson); then a time counts from the arrival. "First text" is when the
+first text of a stream arrives, and of vLLM's server its fourth token; "of plain's 4" divides it by
+the time that plain takes for a whole answer of four tokens: at most 1 means within three tokens of
+plain's first. Ordinary prompts are BOLD's, and challenging ones RTP-challenging's. Clean ones are those of BOLD whose first answer each server that scores accepts:
 another engine draws another text. Times of a busy machine say little: compare within one run, and
 the seconds of processors that the server used (for remote: with the server behind it).
 """
@@ -50,7 +50,7 @@ TIDE = [sys.executable, "-c", "from tide.cli import main; main()", "serve", "--p
 VLLM = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1"]
 TRAFFIC = {"clean": "bold", "ordinary": "bold", "challenging": "rtp"}
 START = 600.0  # seconds that a server may take to start
-FIRST = 32  # tokens
+FIRST = 4  # tokens
 FAILING = 0.02  # of the calls of the scorer that fails now and then
 _RAISED = (
     KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError, MemoryError, RuntimeError,
@@ -395,7 +395,7 @@ def report(found: dict[tuple[str, int, str], list[Load]], lengths: Sequence[int]
     print(
         "| traffic | tokens | server | requests/s | of plain | CPU a request | of plain |", end=""
     )
-    print(" first text, p50 | p99 | of plain's 32 | whole, p50 | p99 | failed |")
+    print(" first text, p50 | p99 | of plain's 4 | whole, p50 | p99 | failed |")
     print("|---|---|---|---|---|---|---|---|---|---|---|---|---|")
     for key, turns in found.items():
         traffic, tokens, name = key

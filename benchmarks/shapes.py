@@ -22,12 +22,12 @@ from leads import FLOOR, MU, TAU, fluency, perplexities, turn_rows
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
+from writing import completed
 
 from tide.core.settings import Sampling
 from tide.engines.local.engine import TransformersEngine
 from tide.evaluation.benchmarks import load_benchmark
 from tide.scorers import load_scorer
-from writing import completed
 
 RADII, DRAWS, AXES = (0.6, 1.0, 1.4, 2.0), 4, 4
 Noise = Callable[[int, int, torch.Generator], Tensor]

@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 from transformers import AutoModelForCausalLM
+from writing import completed
 
 from tide import Detoxifier, Settings, load_scorer, pocket
 from tide.core.settings import Sampling
@@ -32,7 +33,6 @@ from tide.engines import Engine, Piece, Request
 from tide.engines.local.engine import TransformersEngine
 from tide.engines.local.stream import left_pad
 from tide.evaluation import load_benchmark
-from writing import completed
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 OUT = REPOSITORY / "benchmarks" / "results" / "speed.json"

@@ -16,12 +16,12 @@ from pathlib import Path
 import typer
 from rich.console import Console
 from rich.table import Table
+from writing import completed
 
 from tide import Detoxifier, Result
 from tide.core.seeds import derive_seed
 from tide.core.settings import Sampling
 from tide.engines.local.engine import TransformersEngine
-from writing import completed
 
 BATCHES = (1, 16, 64)
 PROMPTS = Path(__file__).resolve().parents[1] / "examples" / "prompts.txt"

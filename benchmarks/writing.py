@@ -1,4 +1,4 @@
-"""Completions and likelihoods of rows, for scripts that are not asynchronous."""
+"""Completions and likelihoods, for scripts and tests that are not asynchronous."""
 
 from __future__ import annotations
 
@@ -7,18 +7,22 @@ from collections.abc import Iterable, Sequence
 from torch import Tensor
 
 from tide.core.settings import Sampling
-from tide.engines import Completion, Engine, Request
+from tide.engines.base import Completion, Engine, Request
 
 
 def completed(
     engine: Engine,
-    rows: Sequence[Tensor],
-    sampling: Sampling,
+    prompts: Sequence[Sequence[int] | Tensor],
+    sampling: Sampling | Sequence[Sampling],
     seeds: Iterable[int] | None = None,
 ) -> list[Completion]:
-    """One completion of each row. seeds: one for each; without, their numbers."""
-    numbers = range(len(rows)) if seeds is None else seeds
-    asked = [Request(x, sampling, seed) for x, seed in zip(rows, numbers, strict=True)]
+    """One completion of each prompt.
+
+    sampling: one for all of them, or one for each. seeds: one for each; without, their numbers.
+    """
+    samplings = [sampling] * len(prompts) if isinstance(sampling, Sampling) else sampling
+    seeds = range(len(prompts)) if seeds is None else seeds
+    asked = [Request(*row) for row in zip(prompts, samplings, seeds, strict=True)]
     return engine.portal.run(engine.complete, asked)
 
 

@@ -13,18 +13,13 @@ from typing import Annotated
 import typer
 
 from tide import TideError
+from tide.data.published import to_published
 from tide.evaluation import Run, read_run
-
-FIELDS = (
-    *("id", "prompt", "completions", "toxicity_scores", "num_iter_steps", "cosine_sims"),
-    *("avg_toxicity", "max_toxicity"),
-)
 
 
 def export(run: Run, file: Path) -> None:
     """Gzipped if `file` ends in `.gz`."""
-    each = [record.to_columns() for record in run.records]
-    rows = [{name: one[name] for name in FIELDS if name in one} for one in each]
+    rows = [to_published(record) for record in run.records]
     text = json.dumps(rows, ensure_ascii=False).encode()
     file.write_bytes(gzip.compress(text, mtime=0) if file.suffix == ".gz" else text)
 

@@ -16,7 +16,6 @@ holds the first trials of TIDE alone, to be compared with a single draw of the o
 from __future__ import annotations
 
 import csv
-import gzip
 import json
 import re
 from collections.abc import Iterable, Sequence
@@ -29,11 +28,13 @@ from numpy.typing import NDArray
 from scipy.stats import wilcoxon
 
 from tide import InputError, TideError
+from tide.data.jsonl import read_objects
+from tide.data.published import from_published
+from tide.data.records import Record
 from tide.evaluation import Run, read_run, report
+from tide.evaluation.runs import FORMAT
 
 NUMBERS = Path(__file__).with_name("numbers")
-FIELDS = ("id", "prompt", "completions", "toxicity_scores", "num_iter_steps", "cosine_sims")
-OF_TRIALS = FIELDS[2:]
 SEARCH, FIRST = "tide", "tide-first"
 METRICS = ("max", "mean", "rate")
 # Printed perplexities that count as alike.
@@ -95,7 +96,7 @@ def imported(recorded: Path, out: Path) -> dict[str, list[Run]]:
         import_run(rows, model, method, out)
         found.setdefault(model, []).append(read_run(out / model / method))
         if method == SEARCH:
-            first = [{k: v[:1] if k in OF_TRIALS else v for k, v in r.items()} for r in rows]
+            first = [one.model_copy(update={"trials": one.trials[:1]}) for one in rows]
             import_run(first, model, FIRST, out)
             found[model].append(read_run(out / model / FIRST))
     if not found:
@@ -103,27 +104,22 @@ def imported(recorded: Path, out: Path) -> dict[str, list[Run]]:
     return found
 
 
-def published(file: Path) -> list[dict[str, Any]]:
+def published(file: Path) -> list[Record]:
     """A JSON list of records, plain or gzipped. Raises InputError for another file."""
-    try:
-        content = file.read_bytes()
-        rows = json.loads(gzip.decompress(content) if file.suffix == ".gz" else content)
-        known = [{name: row[name] for name in FIELDS if name in row} for row in rows]
-        if len({str(row["id"]) for row in known}) < len(known):
-            known = [{**row, "id": number} for number, row in enumerate(known)]
-        if not known:
-            raise ValueError("holds no records")
-    except (OSError, EOFError, ValueError, TypeError, KeyError) as error:
-        raise InputError(f"{file}: not a list of published records: {error}") from None
-    return known
+    rows = [from_published(values, where) for where, values in read_objects(file)]
+    if not rows:
+        raise InputError(f"{file}: holds no records")
+    if len({str(row.id) for row in rows}) < len(rows):
+        return [row.model_copy(update={"id": number}) for number, row in enumerate(rows)]
+    return rows
 
 
-def import_run(rows: Sequence[dict[str, Any]], model: str, method: str, out: Path) -> None:
+def import_run(rows: Sequence[Record], model: str, method: str, out: Path) -> None:
     folder = out / model / method
     if (folder / "config.json").exists():
         return
     config = {
-        "format": 2,
+        "format": FORMAT,
         "method": method,
         "model": model,
         "scorer": {"spec": None, "name": "perspective"},
@@ -131,10 +127,10 @@ def import_run(rows: Sequence[dict[str, Any]], model: str, method: str, out: Pat
         "benchmark": {"name": "RTP-challenging", "prompts": len(rows)},
         "protocol": {"name": "as recorded"},
         "sampling": {"empty_policy": "zero"},
-        "num_trials": len(rows[0]["completions"]),
+        "num_trials": len(rows[0].trials),
     }
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "records.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "records.jsonl").write_text("".join(row.to_json() + "\n" for row in rows))
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 

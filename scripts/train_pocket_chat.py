@@ -12,7 +12,7 @@ toxicity labels (CC0, Apache-2.0, CC-BY-SA; the tweets are left out), both sides
 and the Wikipedia sentences behind BOLD (CC-BY-SA-4.0). Nothing that another model wrote for the
 paper, and none of the prompts of RealToxicityPrompts and AttaQ.
 
-**Held out**: the dialogues of every eighth context by hash (`tide.evaluation.dialogues`), and any
+**Held out**: the dialogues of every eighth context by hash (`tide.evaluation.benchmarks`), and any
 other text that occurs in them.
 
 **Two phases, one schedule.** First everything: dialogues in the chat template; comments whole, or
@@ -41,7 +41,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from torch.nn.functional import cross_entropy
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from tide.evaluation.dialogues import is_held_out
+from tide.evaluation.benchmarks import is_held_out
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 VOCABULARY = 6144

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 from pathlib import Path
 
 import hypothesis
@@ -18,6 +19,9 @@ os.environ.pop("COLUMNS", None)
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Read when transformers is first imported: a loading bar on stderr is not an error message.
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+# A shell makes its jobs in the background ignore it, and the tests of Ctrl-C would wait for ever.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No deadlines: a busy machine is not a fault. Of these two a green run is green again; to look for
 # faults that they have not met: pytest --hypothesis-profile=explore -m attack

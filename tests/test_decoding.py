@@ -106,8 +106,8 @@ def test_records_tables_and_the_terminal_tell_it() -> None:
     far = [[0.2, 0.7], [0.7, 0.7], [1.2, 3.0], [0.4, 0.4]]
     differ = [[0, 0], [2, 0], [1, None], [None, None]]
     for number, one in enumerate(run.records):
-        update = {"displacements": far[number], "changed_tokens": differ[number]}
-        changed(run, number, **update, base_completions=column(one, "completions"))
+        update = {"displacement": far[number], "changed_tokens": differ[number]}
+        changed(run, number, **update, base_text=column(one, "text"))
     assert "decoded" not in summarize(search_run("tide")).averages
     without = run.records[0].each(lambda _: {"changed_tokens": None})
     run.records.append(without.model_copy(update={"id": 9}))

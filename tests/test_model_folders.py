@@ -13,13 +13,13 @@ from unicodedata import category
 
 import pytest
 import torch
+from benchmarks.writing import completed, likelihoods
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from tests.generated import examples
 from tests.models import VOCAB, save_causal_lm, save_classifier
-from tests.writing import completed, likelihoods
 from tide.core.errors import TideError
 from tide.core.settings import Sampling
 from tide.engines import load_engine

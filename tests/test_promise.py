@@ -12,6 +12,7 @@ import contextlib
 import io
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from hashlib import blake2b
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -36,12 +37,11 @@ from tide.engines import REGISTRY as ENGINES
 from tide.engines.base import Engine, FinishReason, Request
 from tide.engines.openai.engine import OpenAIEngine
 from tide.scorers import REGISTRY as SCORERS
-from tide.scorers import load_scorer
 from tide.scorers.base import is_empty
 from tide.search import REGISTRY
 from tide.server.app import create_app
 from tide.server.limits import Limits
-from tide.server.metrics import MeasuredScorer
+from tide.server.policies import CommandLine, Policies
 
 pytestmark = pytest.mark.attack
 
@@ -372,10 +372,9 @@ def test_what_is_printed_or_kept_was_scored(
     for one in map(json.loads, lines):
         if shape == "jsonl":
             oracle.check_record(one["text"], one["toxicity"], one["accepted"])
-        else:  # whose columns have an entry a trial
-            columns = (one[key] for key in ("completions", "toxicity_scores", "accepted"))
-            for row in zip(*columns, strict=True):
-                oracle.check_record(*row)
+        else:
+            for trial in one["trials"]:
+                oracle.check_record(trial["text"], trial["toxicity"], trial["accepted"])
 
 
 @pytest.mark.usefixtures("names")
@@ -393,10 +392,11 @@ def test_bare_texts_are_those_of_the_objects(given: dict[str, Any], world: dict[
 async def answered(
     engine: Engine, oracle: Oracle, given: dict[str, Any], path: str, body: dict[str, Any]
 ) -> httpx.Response:
-    scorer = MeasuredScorer(load_scorer(oracle))
-    async with AsyncDetoxifier(engine, scorer=scorer, **given) as detox:
-        app = create_app(detox, "babbler", limits=Limits(max_tokens=300))
-        transport = httpx.ASGITransport(app)
+    given = dict(given)
+    line = CommandLine(engine.name, oracle, preset=given.pop("preset", "auto"), overrides=given)
+    with closing(Policies(line, limits=Limits(max_tokens=300))) as policies:
+        policies.start(engine)
+        transport = httpx.ASGITransport(create_app(policies, "babbler"))
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
             return await client.post(path, json=body)
 

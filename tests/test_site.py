@@ -19,7 +19,7 @@ import pytest
 import tide
 from tests.docs_pages import REPOSITORY
 from tide.core.settings import Settings
-from tide.scorers.lexicon import LexiconScorer
+from tide.scorers.words import LexiconScorer
 
 NOTEBOOKS = sorted((REPOSITORY / "docs" / "notebooks").glob("*.ipynb"))
 

@@ -203,6 +203,15 @@ class Plain:
     def next(self, model: Any, ids: list[int]) -> Tensor:
         return model(torch.tensor([ids])).logits[0, -1]
 
+    def hooked(self, register: str, hook: Callable[[int], Any], ids: list[int]) -> Tensor:
+        """The next logits, with a hook of its number at each attention output projection."""
+        modules = enumerate(projections(self.model))
+        handles = [getattr(module, register)(hook(i)) for i, module in modules]
+        logits = self.next(self.model, ids)
+        for handle in handles:
+            handle.remove()
+        return logits
+
     def contrastive(self) -> Callable[..., Tensor]:
         anti = self.load(self.tensors("dexperts", "anti."))
 
@@ -231,14 +240,7 @@ class Plain:
             def hook(layer: int) -> Any:
                 return lambda module, args, output: steer(output, directions[layer], 0.4)
 
-            handles = [
-                module.register_forward_hook(hook(i))
-                for i, module in enumerate(projections(self.model))
-            ]
-            logits = self.next(self.model, ids + new)
-            for handle in handles:
-                handle.remove()
-            return prepare(logits)
+            return prepare(self.hooked("register_forward_hook", hook, ids + new))
 
         return score
 
@@ -435,14 +437,7 @@ class Plain:
 
                 return call
 
-            handles = [
-                module.register_forward_pre_hook(hook(i))
-                for i, module in enumerate(projections(self.model))
-            ]
-            logits = self.next(self.model, ids + new)
-            for handle in handles:
-                handle.remove()
-            return prepare(logits)
+            return prepare(self.hooked("register_forward_pre_hook", hook, ids + new))
 
         return score
 

@@ -11,8 +11,8 @@ def test_a_score_below_the_threshold_is_not_shown_as_the_threshold() -> None:
     run = search_run("tide", prompts=1)
     trials = len(run.records[0].trials)
     changed(
-        run, 0, base_toxicity_scores=[0.104] * trials, toxicity_scores=[0.096] * trials,
-        base_completions=["one"] * trials, completions=["two"] * trials,
+        run, 0, base_toxicity=[0.104] * trials, toxicity=[0.096] * trials,
+        base_text=["one"] * trials, text=["two"] * trials,
     )  # fmt: skip
     console = CleanConsole(width=100)
     with console.capture() as shown:
@@ -26,8 +26,8 @@ def test_a_text_that_no_scorer_saw_has_no_score() -> None:
     trials = len(run.records[0].trials)
     changed(
         run, 0,
-        completions=["a"] * trials, base_completions=["a"] * trials, empty=[True] * trials,
-        toxicity_scores=[0.0] * trials,
+        text=["a"] * trials, base_text=["a"] * trials, empty=[True] * trials,
+        toxicity=[0.0] * trials,
     )  # fmt: skip
     console = CleanConsole(width=100)
     with console.capture() as shown:

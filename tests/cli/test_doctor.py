@@ -10,7 +10,20 @@ from tests.cli.test_run import tide
 from tests.core.test_pretrained import BROKEN
 from tests.models import save_causal_lm, save_classifier, save_mamba
 from tide.cli.doctor import _FRIENDLY, _INSULTS
+from tide.core.errors import ScorerUnavailableError
 from tide.scorers import REGISTRY, CallableScorer
+
+
+@pytest.fixture(autouse=True)
+def _few_answers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the harmless prompts, but for the tests that count them."""
+    if "all_answers" not in request.fixturenames:
+        monkeypatch.setattr("tide.cli.doctor._HARMLESS", ("The weather tomorrow will be",))
+
+
+@pytest.fixture
+def all_answers() -> None:
+    """Asks the model all of the harmless prompts."""
 
 
 def said(capsys: pytest.CaptureFixture[str]) -> str:
@@ -18,6 +31,7 @@ def said(capsys: pytest.CaptureFixture[str]) -> str:
     return " ".join(capsys.readouterr().out.replace("│", " ").split())
 
 
+@pytest.mark.usefixtures("all_answers")
 def test_a_sound_installation(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -35,6 +49,7 @@ def test_a_sound_installation(
     )
 
 
+@pytest.mark.usefixtures("all_answers")
 @pytest.mark.parametrize(
     ("score", "says"),
     [(0.15, r"(1[5-9]|20) at 0\.1, 0 at 0\.2"), (0.0, r"rewritten 0 at 0\.1, 0 at")],
@@ -95,11 +110,10 @@ def test_checks_the_given_model(
     assert "failed" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", BROKEN)
 def test_says_what_is_wrong_with_a_model(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    mutate, _ = BROKEN[name]
+    mutate, _ = next(iter(BROKEN.values()))  # the tests of the loader have all of them
     mutate(save_causal_lm(tmp_path, "llama"))
     assert tide("doctor", "--model", tmp_path, monkeypatch=monkeypatch) == 1
     assert "failed: model" in " ".join(capsys.readouterr().out.split())
@@ -134,9 +148,8 @@ def test_names_are_no_markup(
     [
         (0.9, 0.1, 1, "it is inverted, or has the wrong label"),
         (0.3, 0.3, 1, "it does not tell them apart"),
-        (0.6, 0.9, 0, "warning: "),
-        (0.6, 0.9, 0, "hardly apart; is it the right label"),
-        (0.01, 0.3, 0, "insults are below what it calls toxic (0.5)"),
+        (0.6, 0.9, 0, "warning: .*hardly apart; is it the right label"),
+        (0.01, 0.3, 0, r"insults are below what it calls toxic \(0\.5\)"),
         (0.4, 0.9, 0, "ok: it tells insults from friendly sentences"),
     ],
 )
@@ -153,4 +166,30 @@ def test_a_scorer_that_is_inverted_or_hardly_tells_them_apart_is_found(
 
     monkeypatch.setitem(REGISTRY._targets, "odd", lambda: CallableScorer(scorer))
     assert tide("doctor", "--scorer", "odd", monkeypatch=monkeypatch) == code
-    assert says in said(capsys)
+    assert re.search(says, said(capsys))
+
+
+def test_a_file_of_policies_has_every_fault_named_on_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def down(texts: list[str]) -> list[float]:
+        raise ScorerUnavailableError("no answer")
+
+    monkeypatch.setitem(REGISTRY._targets, "down", lambda: CallableScorer(down))
+    path = tmp_path / "tide.yaml"
+    path.write_text("policies: {a: {never: [Acme], mode: monitor}, b: {scorer: lexicon}}")
+    assert tide("doctor", "--policies", path, monkeypatch=monkeypatch) == 0
+    assert capsys.readouterr().out.strip() == f"ok: {path}: a, b"
+    path.write_text("policies: {a: {scorer: nothing}, b: {mode: loose, strategy: 5}}")
+    assert tide("doctor", "--policies", path, monkeypatch=monkeypatch) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(": ")[1] for line in lines] == ["policies.b.mode", "policies.b.strategy"]
+    path.write_text("policies: {a: {scorer: nothing}, b: {strategy: nothing}}")
+    assert tide("doctor", "--policies", path, monkeypatch=monkeypatch) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(": ")[1] for line in lines] == ["policies.a.scorer", "policies.b"]
+    path.write_text("policies: {a: {scorer: down}}")
+    assert tide("doctor", "--policies", path, monkeypatch=monkeypatch) == 1
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("failed: policies.a.scorer: ")
+    assert "no answer" in line

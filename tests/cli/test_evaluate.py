@@ -70,11 +70,11 @@ def test_killed_and_started_again(tmp_path: Path) -> None:
     for name in ("killed", "unbroken"):
         rows = records(tmp_path / name / "random-walk" / "records.jsonl")
         assert len(rows) == len(texts)
-        found[name] = {row["id"]: row["completions"] for row in rows}
+        found[name] = {row["id"]: [one["text"] for one in row["trials"]] for row in rows}
     assert list(found["killed"]) == list(found["unbroken"]) == list(range(len(texts)))
     for line in kept.splitlines():
         record = json.loads(line)
-        assert found["killed"][record["id"]] == record["completions"]
+        assert found["killed"][record["id"]] == [one["text"] for one in record["trials"]]
     same = sum(found["killed"][i] == found["unbroken"][i] for i in range(len(texts)))
     assert same >= 0.97 * len(texts)  # float summation order may differ with the batch
 

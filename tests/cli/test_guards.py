@@ -77,9 +77,8 @@ def whole(found: list[dict[str, Any]], count: int) -> None:
     """Every prompt has a completion, scored by the guard and by the judge."""
     assert len(found) == count
     for row in found:
-        (scores,) = row["judge_scores"].values()
-        assert len(scores) == len(row["completions"]) == len(row["toxicity_scores"]) == 1
-        assert None not in scores
+        (trial,) = row["trials"]
+        assert len(trial["judge_scores"]) == 1
 
 
 @pytest.mark.parametrize("prompts", [12, 200], indirect=True)
@@ -92,8 +91,9 @@ def test_in_process(
     assert tide(*arguments, monkeypatch=monkeypatch) == 0
     found = records(output)
     whole(found, prompts.read_text().count("\n"))
-    assert any(row["base_toxicity_scores"][0] >= 0.5 for row in found)
-    accepted = [row["toxicity_scores"][0] for row in found if row["accepted"][0]]
+    trials = [row["trials"][0] for row in found]
+    assert any(trial["base_toxicity"] >= 0.5 for trial in trials)
+    accepted = [trial["toxicity"] for trial in trials if trial["accepted"]]
     assert len(accepted) >= 0.9 * len(found)
     assert max(accepted) < 0.5
 
@@ -125,13 +125,13 @@ def test_a_server_that_is_killed_stops_the_run_and_the_run_goes_on_with_another(
         assert subprocess.run(command, capture_output=True, check=False).returncode == 0
     after = records(output)
     whole(after, count)
-    kept = {row["id"]: row["completions"] for row in after}
-    assert all(kept[row["id"]] == row["completions"] for row in before)
+    kept = {row["id"]: row["trials"] for row in after}
+    assert all(kept[row["id"]] == row["trials"] for row in before)
     # Nothing that was accepted went unscored by a guard.
     asked = {
         json.loads(line)
         for name in ("first.log", "second.log")
         for line in (tmp_path / name).read_text().splitlines()
     }
-    texts = {row["completions"][0] for row in after if not row["empty"][0]}
+    texts = {one["text"] for row in after for one in row["trials"] if not one["empty"]}
     assert {break_up(text) for text in texts} <= asked

@@ -130,7 +130,7 @@ def test_a_scorer_of_some_runs_may_judge_the_others(
 ) -> None:
     one = search_run("guided")
     for number, row in enumerate(one.records):
-        scores = {"scorer@1": column(row, "toxicity_scores")}
+        scores = {"scorer@1": column(row, "toxicity")}
         steps = {"scorer@1": column(row, "step_judge_scores")[JUDGE]}
         changed(one, number, judge_scores=scores, step_judge_scores=steps)
     scorer, judge = ({"spec": None, "name": name} for name in (JUDGE, "scorer@1"))
@@ -216,11 +216,10 @@ def test_bad_folders_are_one_clear_line(
     records = runs / "tide/records.jsonl"
     whole = records.read_text()
     lines = [json.loads(line) for line in whole.splitlines()]
-    for name in ("completions", "toxicity_scores"):
-        lines[3][name].pop()
+    del lines[3]["trials"][1]["toxicity"]
     records.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert tide("report", runs, monkeypatch=monkeypatch) == 1
-    assert "line 4: completions has not one entry a trial" in refused(capsys)
+    assert "line 4: not a record of a run: trials.1.toxicity: Field required" in refused(capsys)
     records.write_text(whole.replace('"toxicity":0.', '"toxicity":1.'))
     assert tide("report", runs / "tide", monkeypatch=monkeypatch) == 1
     assert "line 1: not a record of a run: " in refused(capsys)

@@ -200,11 +200,11 @@ def test_a_file_with_a_judge(
     assert [record["id"] for record in made] == [0, 1, 2, 3]
     for record in made:
         assert record["prompt"] == PROMPTS[record["id"]]
-        assert all(score < 0.5 for score in record["toxicity_scores"])
-        pairs = zip(record["accepted"], record["empty"], strict=True)
-        assert all(accepted != empty for accepted, empty in pairs)
-        ((name, judged),) = record["judge_scores"].items()
-        assert judged == [scores[-1] for scores in record["step_judge_scores"][name]]
+        for trial in record["trials"]:
+            assert trial["toxicity"] < 0.5
+            assert trial["accepted"] != trial["empty"]
+            ((name, judged),) = trial["judge_scores"].items()
+            assert judged == trial["step_judge_scores"][name][-1]
     out = capsys.readouterr().out
     assert "pocket@" in out
     assert "profanity-check@" in out
@@ -250,7 +250,7 @@ def test_a_finished_run_is_extended(
     assert tide(*command, tmp_path / "b", *several, monkeypatch=monkeypatch) == 0
     made = [timeless(tmp_path / name / "records.jsonl") for name in ("a", "b")]
     assert made[0] == made[1]
-    assert all(len(record["judge_scores"]) == 3 for record in made[0])
+    assert all(len(one["judge_scores"]) == 3 for record in made[0] for one in record["trials"])
 
 
 def test_formats_are_printed_in_order(
@@ -268,12 +268,11 @@ def test_formats_are_printed_in_order(
     whole = [json.loads(line) for line in printed["records"]]
     assert [record["prompt"] for record in whole] == PROMPTS[:2]
     short = [json.loads(line) for line in printed["jsonl"]]
-    columns = ("completions", "toxicity_scores", "accepted", "finish_reason")
-    fields = ("prompt", "text", "toxicity", "accepted", "finish_reason")
+    fields = ("text", "toxicity", "accepted", "finish_reason")
     assert short == [
-        dict(zip(fields, (r["prompt"], *one), strict=True))
+        {"prompt": r["prompt"], **{name: one[name] for name in fields}}
         for r in whole
-        for one in zip(*(r[column] for column in columns), strict=True)
+        for one in r["trials"]
     ]
     assert printed["text"] == [on_one_line(one["text"]) for one in short]
     assert tide(*command, "jsonl", "--mask", monkeypatch=monkeypatch) == 0
@@ -424,7 +423,7 @@ def test_killed_and_started_again(tmp_path: Path) -> None:
     resumed, whole = ({r["id"]: r for r in records(path)} for path in (output, unbroken))
     assert len(records(output)) == len(texts)
     assert list(resumed) == list(whole) == list(range(len(texts)))
-    same = sum(resumed[i]["completions"] == whole[i]["completions"] for i in whole)
+    same = sum(resumed[i]["trials"][0]["text"] == whole[i]["trials"][0]["text"] for i in whole)
     assert same >= 0.97 * len(texts)  # float summation order may differ with the batch
 
 
@@ -569,7 +568,7 @@ def test_stop_strings_decide_the_records(
     command = ["run", *PROMPTS, "--strategy", "resample:n=1", "-o", out]
     options = ["--stop", ".", "--stop", " of ", "--min-new-tokens", 9, "--repetition-penalty", 1.2]
     assert tide(*command, *options, monkeypatch=monkeypatch) == 0
-    assert not any(mark in r["completions"][0] for r in records(out) for mark in (".", " of "))
+    assert not any(mark in r["trials"][0]["text"] for r in records(out) for mark in (".", " of "))
     settings = json.loads(out.with_name("out.jsonl.config.json").read_text())["settings"]
     assert (settings["stop"], settings["min_new_tokens"]) == ('[".", " of "]', 9)
     before = out.read_bytes()

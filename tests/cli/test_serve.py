@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from tests.cli.test_run import tide
 from tests.server.processes import TIDE, serving
 from tide.cli.app import app
 from tide.cli.serve import _listening
+from tide.server.policies import PolicyFile
 
 KEY = "sk-of-the-serving-tests"
 
@@ -54,10 +56,63 @@ def test_it_serves_and_ends_its_requests_when_it_is_told_to(tmp_path: Path) -> N
         assert line == "stopping..." or json.loads(line)["time"]
 
 
+def test_policies_are_read_anew_on_sighup_while_a_request_is_answered(tmp_path: Path) -> None:
+    path, log = tmp_path / "tide.yaml", tmp_path / "monitor.jsonl"
+    path.write_text("policies: {first: {mode: monitor}}")
+    found: list[httpx.Response] = []
+    options = ["--policies", str(path), "--monitor-log", str(log), "--scorer", "pocket"]
+    with (
+        serving(*TIDE, *options) as server,
+        httpx.Client(base_url=server.url, timeout=120) as client,
+    ):
+        body = {"prompt": "The weather in spring", "n": 8, "max_tokens": 200, "seed": 1}
+        asking = threading.Thread(
+            target=lambda: found.append(client.post("/v1/completions", json=body))
+        )
+        asking.start()
+        while "tide_completions_under_way 8.0" not in client.get("/metrics").text:
+            pass
+        for content, policy in (
+            ("policies: {second: {never: [weather]}}", "second"),
+            ("policies: {third: {scorer: nothing}}", "second"),
+        ):
+            path.write_text(content)
+            before = server.heard().count('"policies"')
+            server.popen.send_signal(signal.SIGHUP)
+            while server.heard().count('"policies"') == before:
+                time.sleep(0.02)
+            assert client.get("/version").json()["policy"] == policy
+        asking.join(120)
+        answer = client.post("/v1/completions", json={"prompt": "The weather", "max_tokens": 5})
+        assert answer.json()["tide"]["policy"] == "second"
+        server.popen.send_signal(signal.SIGTERM)
+        said = server.said()
+        assert server.popen.returncode == 0
+    assert found[0].status_code == 200
+    assert found[0].json()["tide"]["policy"] == "first"
+    kept = [json.loads(line) for line in said.splitlines() if "kept as they were" in line]
+    (line,) = kept
+    assert "policies.third.scorer" in line["problem"]
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert sorted(line["choice"] for line in lines) == list(range(8))
+    assert {line["policy"] for line in lines} == {"first"}
+    assert "weather" not in said + log.read_text()
+
+
+def test_the_schema_is_that_of_the_file(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert tide("serve", "--policies-schema", monkeypatch=monkeypatch) == 0
+    assert json.loads(capsys.readouterr().out) == PolicyFile.model_json_schema()
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         (["--host", "0.0.0.0"], "TIDE_SERVE_KEYS"),
+        (["--policies", "no/such/file"], "--policies no/such/file: no such file"),
+        (["--policies", __file__], "--policies"),
+        (["--monitor-texts"], "--monitor-texts"),
         (["--host", "no such host"], "--host no such host"),
         (["--on-unresolved", "best"], "on_unresolved"),
         (["--max-body", "5"], "max_body"),

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.writing import completed
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 from tests.models import CONTEXT, VOCAB, save_causal_lm, save_classifier
-from tests.writing import completed
 from tide.core.errors import CompletionError, EngineError, InputError, ScorerError
 from tide.core.pretrained import find_device
 from tide.core.settings import Sampling

@@ -28,7 +28,8 @@ pytestmark = pytest.mark.attack
 
 RUN = search_run("tide", prompts=3)
 LINES = [record.to_json().encode() for record in RUN.records]
-PART = b'{"id": 0, "trials": [1, 0], "judge_scores": {"new": [0.5, 0.25]}}'
+NEW = [{"number": n, "judge_scores": {"new": score}} for n, score in ((1, 0.5), (0, 0.25))]
+PART = json.dumps({"id": 0, "trials": NEW}).encode()
 CONFIG = config("tide", num_trials=2, references=["larger"], settings=RUN.config["settings"])
 VALID = [
     b'{"prompt": "one", "id": 3}\n\n{"prompt": {"text": "two"}, "id": "x"}\n',
@@ -86,6 +87,8 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 @example(b'id,prompt\n1,"one\n2,two\n', ".csv", 8)
 @example(b'{"id": 1, "trials": 5}\n', ".jsonl", 8)
 @example(b'{"id": 1, "completions": 5}\n', ".jsonl", 8)
+@example(b'{"id": 1, "prompt": "x", "trials": [5]}\n', ".jsonl", 8)
+@example(b'{"id": 1, "trials": {"number": 0}}\n', ".jsonl", 8)
 def test_any_file_is_read_or_refused_in_one_line(
     fresh: Callable[[str], Path], content: bytes, suffix: str, packed: int
 ) -> None:

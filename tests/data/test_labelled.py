@@ -22,7 +22,8 @@ def test_labels_and_records_of_runs(tmp_path: Path) -> None:
     recorded = tmp_path / "b.json.gz"
     with gzip.open(recorded, "wt") as file:
         json.dump([record], file)
-    run = jsonl(tmp_path / "c.jsonl", record)
+    trials = [{"number": 0, "text": "two", "toxicity": 0}, {"text": "three", "toxicity": 1}]
+    run = jsonl(tmp_path / "c.jsonl", {"id": 7, "prompt": "p", "trials": trials})
     plain = [("one", 0.25), ("two", 0.0), ("three", 1.0), ("two", 0.0), ("three", 1.0)]
     for by, groups in (
         (None, [""] * 5),
@@ -44,6 +45,9 @@ def test_labels_and_records_of_runs(tmp_path: Path) -> None:
         ({"text": "a", "toxicity": "high"}, "is 'high'"),
         ({"completions": ["a", "b"], "toxicity_scores": [0.1]}, "as many 'toxicity_scores'"),
         ({"completions": ["a"]}, "as many 'toxicity_scores'"),
+        ({"trials": [5]}, "'trials' must hold objects"),
+        ({"trials": [{"number": 0}]}, "a completion must be a text"),
+        ({"trials": [{"text": "a", "toxicity": 2}]}, "toxicity is 2"),
         ([1], "line 1: not a JSON object"),
     ],
 )

@@ -1,16 +1,17 @@
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.evaluation.runs import from_columns
+from tests.evaluation.runs import column, from_columns, to_columns
 from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
 from tide.core.errors import InputError
 from tide.data.record_files import RecordFile, read_records
-from tide.data.records import Record, TrialRecord, to_record
+from tide.data.records import Likelihood, Record, TrialRecord, to_record
 from tide.detoxifier.sync import Detoxifier
 
 
@@ -26,19 +27,25 @@ def filled(path: Path, *records: Record) -> Path:
     return path
 
 
-def test_a_record_is_a_superset_of_the_published_format() -> None:
+def part(row_id: int, number: int, **row: Any) -> str:
+    """A line that adds to a record."""
+    return json.dumps({"id": row_id, "trials": [{"number": number, **row}]})
+
+
+def test_a_record_is_a_line_with_its_trials() -> None:
     detox = Detoxifier(scripted_engine(), scorer=ReadingScorer(), num_trials=2)
     result = detox(PROMPTS[0])
-    made = json.loads(to_record("x", result).to_json())
+    line = to_record("x", result).to_json()
+    made = json.loads(line)
     assert (made["id"], made["prompt"]) == ("x", PROMPTS[0])
-    lists = {name: value for name, value in made.items() if isinstance(value, list)}
-    assert {len(value) for value in lists.values()} == {2}
-    assert {"completions", "toxicity_scores", "num_iter_steps", "accepted", "evaluations",
-            "cosine_sims", "base_completions", "base_toxicity_scores"} <= set(lists)  # fmt: skip
-    assert made["completions"] == [trial.text for trial in result.trials]
-    assert made["base_toxicity_scores"] == [trial.trace[0].toxicity for trial in result.trials]
-    assert made["max_toxicity"] == max(made["toxicity_scores"])
-    assert from_columns(made) == to_record("x", result)
+    assert "\n" not in line
+    for row, trial in zip(made["trials"], result.trials, strict=True):
+        assert {"iterations", "accepted", "evaluations", "cosine", "base_text"} <= row.keys()
+        assert (row["text"], row["toxicity"]) == (trial.text, trial.toxicity)
+        assert row["base_toxicity"] == trial.trace[0].toxicity
+        assert (row["rounds"], row["scorer_calls"]) == (trial.rounds, trial.scorer_calls)
+        assert row["displacement"] == trial.returned.displacement
+    assert Record.model_validate(made) == to_record("x", result)
 
 
 @pytest.mark.parametrize("refuse", [True, False])
@@ -74,7 +81,7 @@ def test_appends_and_resumes(tmp_path: Path) -> None:
         assert path.read_text(encoding="utf-8").count("\n") == 1  # there before the run ends
     with RecordFile(path) as file:
         file.expect({0: "prompt 0", 1: "prompt 1"})
-        assert (file.ids, file.trials(0), file.trials(1)) == ([0], (0,), ())
+        assert (file.ids, file.trials(0), file.trials(1)) == ([0], [0], [])
         file.add(record(1))
     assert read_records(path) == [record(0), record(1)]
 
@@ -84,26 +91,25 @@ def test_parts_are_merged_by_id_and_trial(tmp_path: Path) -> None:
     with RecordFile(path) as file:
         file.add(record(1, seconds=1.0))
         file.add(record(0))
-        file.extend({"id": 1, "trials": [0], "judge_scores": {"a": [0.5]}}, record(1))
+        file.extend(record(1), {0: {"judge_scores": {"a": 0.5}}})
         file.add(record(1, (1, 2), seconds=0.5))
-        assert file.missing(1, ("judge_scores", "a")) == [1, 2]
-        assert file.missing(0, ("judge_scores", "a")) == [0]
+        assert file.missing(1, "judge_scores", "a") == [1, 2]
+        assert file.missing(0, "judge_scores", "a") == [0]
         between = read_records(path)
         assert [one.id for one in between] == [1, 0]
-        assert between[0].to_columns()["judge_scores"] == {"a": [0.5, None, None]}
+        assert column(between[0], "judge_scores") == {"a": [0.5, None, None]}
         assert between[0].scores_by("a") is None
-        more = {"id": 1, "trials": [2, 1], "judge_scores": {"a": [0.75, 0.625]}}
-        file.extend(more, record(1))
-        measured = {"m": {"nll": [None], "num_tokens": [0]}}
-        file.extend({"id": 0, "trials": [0], "perplexity": measured}, record(0))
-        assert file.missing(1, ("judge_scores", "a")) == []
+        more = {2: {"judge_scores": {"a": 0.75}}, 1: {"judge_scores": {"a": 0.625}}}
+        file.extend(record(1), more)
+        file.extend(record(0), {0: {"perplexity": {"m": Likelihood(num_tokens=0)}}})
+        assert file.missing(1, "judge_scores", "a") == []
         file.expect({0: "prompt 0", 1: "prompt 1"})
     first, second = read_records(path)
     assert path.read_text(encoding="utf-8").count("\n") == 2
     with RecordFile(path) as file:  # what was not scored is still missing in a compacted file
         file.add(record(0, (1,)))
     with RecordFile(path) as file:
-        assert file.missing(0, ("perplexity", "m", "num_tokens")) == [1]
+        assert file.missing(0, "perplexity", "m") == [1]
     assert ([trial.number for trial in second.trials], second.seconds) == ([0, 1, 2], 1.5)
     assert second.scores_by("a") == [0.5, 0.625, 0.75]
     assert first.trials[0].perplexity["m"].num_tokens == 0
@@ -114,7 +120,7 @@ def test_what_is_kept_is_what_the_file_says(tmp_path: Path) -> None:
     killed = RecordFile(path)
     killed.add(record(0, (1,), seconds=1.0))
     killed.add(record(1))
-    killed.extend({"id": 0, "trials": [1], "judge_scores": {"a": [0.5]}}, record(0))
+    killed.extend(record(0), {1: {"judge_scores": {"a": 0.5}}})
     killed.add(record(0, (0,), seconds=0.5))
     killed.__exit__(KeyboardInterrupt)
     with RecordFile(path, keep=True) as file:
@@ -175,13 +181,16 @@ def test_a_torn_last_line_is_dropped_and_the_rest_kept(tmp_path: Path) -> None:
         ("my notes", "line 2: not JSON"),
         ("[]", "line 2: not a JSON object"),
         ('{"id": true, "prompt": "x"}', "line 2: not a record of a run: no id"),
-        ('{"id": 7, "trials": [0], "judge_scores": {"a": [1]}}', "line 2: .*no prompt"),
+        (part(7, 0, judge_scores={"a": 1}), "line 2: .*prompt: Field required"),
         (record(0).to_json(), "line 2: .*there already"),
-        (json.dumps(record(0).to_columns(further=True)), "line 2: .*completions of .*0"),
-        ('{"id": 0, "trials": [0, 0]}', "line 2: .*not distinct numbers"),
-        ('{"id": 0, "trials": [5], "judge_scores": {"a": [1]}}', "trial 5, which is not there"),
-        ('{"id": 0, "trials": [0], "judge_scores": {"a": [7]}}', r"judge_scores\.a\.0: "),
-        ('{"id": 0, "trials": [0], "judge_scores": {"a": [NaN]}}', r"judge_scores\.a\.0: "),
+        (part(0, 0, text="other", toxicity=0.5), "line 2: .* of trial 0 is there already"),
+        (part(0, 0, text="caf\u00e9\u2028text"), "line 2: text of trial 0 is there already"),
+        (part(0, 0, accepted=True), "line 2: accepted of trial 0 is there already"),
+        ('{"id": 0, "trials": [{"number": 0}, {"number": 0}]}', "line 2: .*distinct numbers"),
+        (part(0, 5, judge_scores={"a": 1}), r"trials\.1\.text: Field required"),
+        (part(0, 0, judge_scores={"a": 7}), r"judge_scores\.a: "),
+        (part(0, 0, judge_scores={"a": float("nan")}), r"judge_scores\.a: "),
+        (part(0, 0, judge_scores=0.5), "line 2: .*judge_scores.*no object"),
         ("\\u00ff" * 5000, "line 2: not JSON"),
     ],
 )
@@ -200,45 +209,65 @@ def test_a_line_that_does_not_belong_is_named(tmp_path: Path, line: str, message
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"completions": []}, "completions has not one entry a trial"),
-        ({"toxicity_scores": [1.5]}, r"toxicity_scores\.0: .*less than or equal to 1"),
-        ({"toxicity_scores": ["0.5"]}, r"toxicity_scores\.0: .*valid number"),
-        ({"toxicity_scores": [float("nan")]}, r"toxicity_scores\.0"),
-        ({"accepted": [1]}, r"accepted\.0: .*boolean"),
-        ({"judge_scores": [0.5]}, "judge_scores is not at its place"),
-        ({"judge_scores": {"a": [2]}}, r"judge_scores\.a\.0"),
-        ({"judge_scores": {"a": [0.5, 0.5]}}, r"judge_scores\.a has not one entry a trial"),
-        ({"steps": [[{"evaluations": 0, "text": "", "toxicity": 0.5}]]}, "steps.0.0.evaluations"),
-        ({"surprise": [1]}, "surprise.0: unknown"),
+        ({"text": None}, r"trials\.0\.text: .*valid string"),
+        ({"toxicity": 1.5}, r"trials\.0\.toxicity: .*less than or equal to 1"),
+        ({"toxicity": "0.5"}, r"trials\.0\.toxicity: .*valid number"),
+        ({"toxicity": float("nan")}, r"trials\.0\.toxicity"),
+        ({"accepted": 1}, r"trials\.0\.accepted: .*boolean"),
+        ({"judge_scores": [0.5]}, "judge_scores.*no object"),
+        ({"judge_scores": {"a": 2}}, r"judge_scores\.a"),
+        ({"judge_scores": {"a": [0.5, 0.5]}}, r"judge_scores\.a"),
+        ({"steps": [{"evaluations": 0, "text": "", "toxicity": 0.5}]}, "steps.0.evaluations"),
+        ({"surprise": 1}, "surprise: unknown"),
+        ({"number": -1}, r"trials\.0\.number: "),
+        ({"number": True}, "distinct numbers"),
         ({"id": 1.5}, "no id that is a number"),
-        ({"trials": []}, "entry a trial"),
-        ({"trials": 5}, "trials are not distinct numbers"),
-        ({"trials": [-1]}, r"trials\.0: "),
+        ({"trials": []}, "trials: .*at least 1 item"),
+        ({"trials": 5}, "distinct numbers"),
+        ({"trials": [5]}, "distinct numbers"),
         ({"id": None}, "no id that is a number"),
-        ({"seconds": "1"}, "seconds: is not a number"),
+        ({"prompt": 5}, "prompt: "),
+        ({"max_toxicity": 0.5}, "max_toxicity: unknown"),
+        ({"seconds": "1"}, "seconds: "),
         ({"seconds": float("inf")}, "seconds: "),
         ({"seconds": -1}, "seconds: "),
         ({"group": 5}, "group: "),
-        ({"judge_scores": {"a": [float("nan")]}}, r"judge_scores\.a\.0"),
-        ({"perplexity": {"m": {"nll": [float("nan")], "num_tokens": [1]}}}, r"m\.nll\.0"),
-        ({"perplexity": {"m": {"nll": [-1.0], "num_tokens": [1]}}}, r"m\.nll\.0"),
-        ({"perplexity": {"m": {"nll": [1.0], "num_tokens": [-1]}}}, r"m\.num_tokens\.0"),
-        ({"perplexity": {"m": {"nll": [1.0], "num_tokens": []}}}, "has not one entry a trial"),
-        ({"evaluations": [10**400]}, r"evaluations\.0"),
-        ({"steps": [[]]}, r"steps\.0"),
-        ({"step_judge_scores": {"a": [[0.5]]}}, "has not one score a step"),
+        ({"judge_scores": {"a": float("nan")}}, r"judge_scores\.a"),
+        ({"perplexity": {"m": {"nll": float("nan"), "num_tokens": 1}}}, r"m\.nll"),
+        ({"perplexity": {"m": {"nll": -1.0, "num_tokens": 1}}}, r"m\.nll"),
+        ({"perplexity": {"m": {"nll": 1.0, "num_tokens": -1}}}, r"m\.num_tokens"),
+        ({"perplexity": {"m": {"nll": 1.0}}}, r"m\.num_tokens: Field required"),
+        ({"evaluations": 10**400}, r"evaluations"),
+        ({"steps": []}, r"steps"),
+        ({"step_judge_scores": {"a": [0.5]}}, "has not one score a step"),
     ],
 )
 def test_records_are_validated_on_reading(
     tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
     path = tmp_path / "out.jsonl"
-    path.write_text(json.dumps(json.loads(record(0).to_json()) | change) + "\n")
+    values = json.loads(record(0).to_json())
+    (values if change.keys() <= Record.model_fields.keys() | {"max_toxicity"} else
+     values["trials"][0]).update(change)  # fmt: skip
+    path.write_text(json.dumps(values) + "\n")
     for read in (read_records, RecordFile):  # to report on, and to go on with
         with pytest.raises(InputError, match=message) as caught:
             read(path)
         assert "line 1" in str(caught.value)
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("field", ["iterations", "accepted", "base_text", "steps"])
+def test_a_field_that_one_of_the_trials_lost(tmp_path: Path, field: str) -> None:
+    """Else an average would be one of some trials alone."""
+    detox = Detoxifier(scripted_engine(), scorer=ReadingScorer(), num_trials=2)
+    path = filled(tmp_path / "out.jsonl", to_record(0, detox(PROMPTS[0])))
+    values = json.loads(path.read_text())
+    del values["trials"][1][field]
+    path.write_text(json.dumps(values) + "\n")
+    for read in (read_records, RecordFile):
+        with pytest.raises(InputError, match=f"line 1: .*trials: not all have {field}"):
+            read(path)
 
 
 def test_records_of_other_prompts_are_refused(tmp_path: Path) -> None:
@@ -274,30 +303,26 @@ def test_what_cannot_be_written_whole_leaves_nothing(
     path = filled(tmp_path / "out.jsonl", record(0))
     before = path.read_bytes()
 
-    class Torn:
-        def __init__(self, out: Any) -> None:
-            self._out = out
-
+    class Torn(io.FileIO):
         def write(self, content: Any) -> int:
-            self._out.write(content[:7])
+            super().write(content[:7])
             raise error
 
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._out, name)
+    def opened(at: Path, mode: str, **options: Any) -> Any:
+        return Torn(at, "ab") if mode == "ab" else open(at, mode, **options)
 
+    monkeypatch.setattr("tide.data.record_files.open", opened, raising=False)
     with RecordFile(path) as file:
-        monkeypatch.setattr(file, "_out", Torn(file._out))
-        kind = InputError if isinstance(error, OSError) else type(error)
-        with pytest.raises(kind):
+        with pytest.raises(InputError if isinstance(error, OSError) else type(error)):
             file.add(record(1))
-        monkeypatch.undo()
+        assert (file.ids, file.trials(1)) == ([0], [])
     assert path.read_bytes() == before
 
 
 def test_how_many_were_not_accepted() -> None:
     trials = (0, 1, 2, 3, 4)
     lists = {"accepted": [True, *[False] * 4], "empty": [False, True, *[False] * 3]}
-    found = from_columns({**record(0, trials).to_columns(), **lists})
+    found = from_columns({**to_columns(record(0, trials)), **lists})
     assert sum(trial.not_accepted for trial in found.trials) == 3
     assert not any(trial.not_accepted for trial in record(0, trials).trials)
 
@@ -319,10 +344,10 @@ def test_nearest_tokens_are_there_once_one_trial_has_them() -> None:
     found = Detoxifier(scripted_engine(), scorer=ReadingScorer(), num_trials=2)(PROMPTS[0])
     bare = [one.model_copy(update={"changed_tokens": None}) for one in found.trials]
     none = to_record(0, found.model_copy(update={"trials": tuple(bare)}))
-    assert "changed_tokens" not in none.to_columns()
+    assert column(none, "changed_tokens") is None
     some = (bare[0].model_copy(update={"changed_tokens": 1, "decoded_prompt": "x"}), bare[1])
     one = to_record(0, found.model_copy(update={"trials": some}))
-    assert one.to_columns()["changed_tokens"] == [1, None]
+    assert column(one, "changed_tokens") == [1, None]
 
 
 def test_records_that_are_expected_do_not_crowd_out_others(tmp_path: Path) -> None:

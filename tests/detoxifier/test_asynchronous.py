@@ -221,12 +221,14 @@ def test_whatever_the_engine_raises_reaches_every_call_and_ends_with_it(
 
 
 def test_the_bundled_model_serves_concurrent_calls_as_it_does_alone() -> None:
+    few = [(prompt, {"max_new_tokens": 12, **changes}) for prompt, changes in MANY[:24]]
+
     async def run() -> list[Result]:
         async with AsyncDetoxifier() as detox:
-            return await asyncio.gather(*(detox(prompt, **changes) for prompt, changes in MANY))
+            return await asyncio.gather(*(detox(prompt, **changes) for prompt, changes in few))
 
     results = asyncio.run(run())
     alone = Detoxifier()
     assert [[trial.text for trial in result.trials] for result in results] == [
-        [trial.text for trial in alone(prompt, **changes).trials] for prompt, changes in MANY
+        [trial.text for trial in alone(prompt, **changes).trials] for prompt, changes in few
     ]

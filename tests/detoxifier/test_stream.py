@@ -6,7 +6,7 @@ import asyncio
 import gc
 import threading
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -30,7 +30,7 @@ from tide.core.errors import EngineError, InputError, ScorerError, TideError, Un
 from tide.core.results import Result
 from tide.detoxifier.asynchronous import AsyncDetoxifier, AsyncTextStream
 from tide.detoxifier.sync import Detoxifier
-from tide.engines.base import Piece, Request
+from tide.engines.base import Request
 
 FIVE = [sentence(f"Good{i}") for i in range(6)]
 
@@ -169,19 +169,10 @@ def test_what_cannot_be_streamed_is_told(way: str) -> None:
 
 
 class Endless(Storyteller):
-    """Takes its time, and notes what was given up. under_way: requests that it writes now."""
+    """Takes its time."""
 
     def __init__(self) -> None:
         super().__init__(never, sentences=1000, context_length=None)
-        self.under_way = 0
-
-    async def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
-        self.under_way += 1
-        try:
-            async for piece in super()._write(request):
-                yield piece
-        finally:
-            self.under_way -= 1
 
     async def _pause(self, request: Request, written: int) -> None:
         await asyncio.sleep(0.005)

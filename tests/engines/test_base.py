@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.writing import completed, likelihoods
 from torch import Tensor
 
 from tests.byte_engine import ByteEngine
 from tests.worlds import scripted_engine
-from tests.writing import completed, likelihoods
 from tide.core.chat import Chat
 from tide.core.errors import CompletionError, EngineError, InputError
 from tide.core.settings import Sampling

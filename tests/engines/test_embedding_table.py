@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from benchmarks.writing import completed, likelihoods
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.models import VOCAB, save_causal_lm
-from tests.writing import completed, likelihoods
 from tide.core.errors import CompletionError, EngineError
 from tide.core.settings import Sampling
 from tide.engines import embedding_table

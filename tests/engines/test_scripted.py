@@ -3,8 +3,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from benchmarks.writing import completed, likelihoods
 
-from tests.writing import completed, likelihoods
 from tide.core.errors import EngineError
 from tide.core.settings import Sampling
 from tide.engines.base import Request

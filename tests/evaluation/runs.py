@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from tide.data.record_files import RecordPart, merged
 from tide.data.records import Record
 from tide.evaluation.runs import FORMAT, Run, read_run
 
@@ -18,13 +17,39 @@ REFERENCE = "larger"
 
 
 def from_columns(values: dict[str, Any]) -> Record:
-    """A record of the lists of a file; a list that is None is left out."""
-    return merged([RecordPart("made up", {k: v for k, v in values.items() if v is not None})])
+    """A record of lists with an entry a trial, by field; one that is None is left out."""
+    lists = {k: v for k, v in values.items() if k not in Record.model_fields and v is not None}
+    trials = [{"number": n, **_entry(lists, n)} for n in range(len(values["text"]))]
+    about = {k: v for k, v in values.items() if k in Record.model_fields}
+    return Record.model_validate({**about, "trials": trials})
+
+
+def _entry(lists: dict[str, Any], number: int) -> dict[str, Any]:
+    found = {
+        name: _entry(one, number) if isinstance(one, dict) else one[number]
+        for name, one in lists.items()
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def to_columns(record: Record) -> dict[str, Any]:
+    """What `from_columns` takes."""
+    values = json.loads(record.to_json())
+    return {**values, **_lists(values.pop("trials"))}
+
+
+def _lists(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name in dict.fromkeys(name for row in rows for name in row):
+        entries = [row.get(name) for row in rows]
+        nested = any(isinstance(entry, dict) for entry in entries)
+        found[name] = _lists([entry or {} for entry in entries]) if nested else entries
+    return found
 
 
 def column(record: Record, name: str) -> Any:
-    """A list of a record's file, None where it has none."""
-    return record.to_columns().get(name)
+    """A field of all trials, None where no trial has it."""
+    return to_columns(record).get(name)
 
 
 def record(
@@ -35,9 +60,8 @@ def record(
     values = {
         "id": number,
         "prompt": f"prompt {number}",
-        "trials": list(range(len(scores))),
-        "completions": words,
-        "toxicity_scores": scores,
+        "text": words,
+        "toxicity": scores,
         "judge_scores": {JUDGE: scores if judged is None else judged},
     }
     return from_columns({**values, **more})
@@ -58,7 +82,7 @@ def measured(
     """`run` with the perplexity of each record's completions."""
     lengths = tokens or [None] * len(perplexity)
     records = [
-        from_columns({**one.to_columns(), "perplexity": likelihoods(values, counts)})
+        from_columns({**to_columns(one), "perplexity": likelihoods(values, counts)})
         for one, values, counts in zip(run.records, perplexity, lengths, strict=True)
     ]
     return Run(run.name, {**run.config, "references": [REFERENCE]}, records, run.path)
@@ -66,7 +90,7 @@ def measured(
 
 def changed(run: Run, number: int, **update: Any) -> Run:
     """`run` with other lists in one of its records."""
-    run.records[number] = from_columns({**run.records[number].to_columns(), **update})
+    run.records[number] = from_columns({**to_columns(run.records[number]), **update})
     return run
 
 
@@ -110,9 +134,9 @@ def search_record(number: int, generator: np.random.Generator, trials: int = 2) 
     return record(
         number,
         last,
-        num_iter_steps=[2] * trials,
-        cosine_sims=[trace[-1][4] for trace in traces],
-        displacements=[trace[-1][5] for trace in traces],
+        iterations=[2] * trials,
+        cosine=[trace[-1][4] for trace in traces],
+        displacement=[trace[-1][5] for trace in traces],
         accepted=[score < 0.5 for score in last],
         refused=[False] * trials,
         empty=[False] * trials,
@@ -123,7 +147,7 @@ def search_record(number: int, generator: np.random.Generator, trials: int = 2) 
         scorer_calls=[len(trace) for trace in traces],
         num_tokens=[20] * trials,
         seconds=0.5,
-        traces=traces,
+        trace=traces,
         steps=steps,
         step_judge_scores={JUDGE: [[step["toxicity"] for step in some] for some in steps]},
     )

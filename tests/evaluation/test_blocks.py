@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.evaluation.runs import from_columns
 from tests.runtime.world import SETTINGS, Reader, Storyteller, text, third
 from tide.cli.display import completions_table, summary_table
 from tide.core.errors import ScorerUnavailableError
 from tide.core.results import Result
 from tide.data.prompts import Row
 from tide.data.record_files import read_records
-from tide.data.records import to_record
+from tide.data.records import Record, to_record
 from tide.detoxifier.sync import Detoxifier
 from tide.evaluation import Benchmark, Run, evaluate, report
 from tide.evaluation.metrics import summarize
@@ -65,11 +63,11 @@ def test_records_hold_the_searches_of_blocks(tmp_path: Path) -> None:
         assert made.base_text == text("Good0", "Good1", "Bad2")
         assert made.base_partial is trial.base_partial is True
         assert [step.text for step in made.steps or []] == [trial.text]
-        assert from_columns(json.loads(record.to_json())) == record
+        assert Record.model_validate_json(record.to_json()) == record
         # A trial that was accepted as the model wrote it stands beside one that was repaired.
-        other = made.model_copy(update={"number": 1, "base_partial": None})
+        other = made.model_copy(update={"number": 1, "base_partial": False})
         mixed = record.model_copy(update={"trials": [made, other]})
-        assert from_columns(json.loads(mixed.to_json())) == mixed
+        assert Record.model_validate_json(mixed.to_json()) == mixed
     for record in base.records:
         assert "Bad2" in record.trials[0].text
     assert all(record.trials[0].accepted for record in whole.records)

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
+from benchmarks.writing import completed
+
 from tests.worlds import PROMPTS, scripted_engine
-from tests.writing import completed
 from tide.core.settings import Sampling
 from tide.evaluation.caching_engine import CachingEngine
 

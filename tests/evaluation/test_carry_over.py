@@ -24,8 +24,8 @@ def test_a_trial_that_finds_nothing_less_toxic_repeats_the_one_before() -> None:
         perplexity=likelihoods([2.0, 3.0, None, 4.0], [1, 2, 3, 4]),
     )
     found = carried(one)
-    assert column(found, "toxicity_scores") == [0.4, 0.4, 0.1, 0.1]
-    assert column(found, "completions") == [one.trials[i].text for i in (0, 0, 2, 2)]
+    assert column(found, "toxicity") == [0.4, 0.4, 0.1, 0.1]
+    assert column(found, "text") == [one.trials[i].text for i in (0, 0, 2, 2)]
     assert column(found, "judge_scores")[JUDGE] == [0.3, 0.3, 0.9, 0.9]
     assert column(found, "num_tokens") == [1, 1, 3, 3]
     assert column(found, "perplexity")[REFERENCE]["num_tokens"] == [1, 1, 3, 3]
@@ -63,7 +63,7 @@ def test_the_published_protocol_keeps_what_each_trial_found_on_disk(tmp_path: Pa
         out=tmp_path,
     )
     for one in tide.records:
-        scores = column(one, "toxicity_scores")
+        scores = column(one, "toxicity")
         assert scores == sorted(scores, reverse=True)
     raw = read_records(tmp_path / "tide/records.jsonl")
     assert [carried(one) for one in raw] == tide.records

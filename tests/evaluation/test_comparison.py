@@ -15,6 +15,7 @@ from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
 from tide.core.errors import InputError, ScorerError, ScorerUnavailableError, TideError
 from tide.data.prompts import Row
 from tide.data.record_files import merged, read_records
+from tide.data.records import Likelihood
 from tide.detoxifier.sync import outcomes
 from tide.engines.base import Request
 from tide.engines.scripted import ScriptedEngine
@@ -25,7 +26,6 @@ from tide.evaluation.comparison import Job, describe, run_method
 from tide.evaluation.judges import NamedScorer
 from tide.evaluation.methods import load_method
 from tide.evaluation.metrics import summarize
-from tide.evaluation.perplexity import Fluency
 from tide.evaluation.protocols import PROTOCOLS
 from tide.evaluation.runs import find_runs
 
@@ -60,9 +60,9 @@ class WordCount:
     def __init__(self, name: str, **options: Any) -> None:
         self.name = name
 
-    def measure(self, pairs: Any) -> list[Fluency]:
+    def measure(self, pairs: Any) -> list[Likelihood]:
         self.measured.extend(self.name for _ in pairs)
-        return [Fluency(1.5, len(completion.split())) for _, completion in pairs]
+        return [Likelihood(nll=1.5, num_tokens=len(completion.split())) for _, completion in pairs]
 
     def close(self) -> None:
         pass
@@ -433,13 +433,13 @@ def test_finding_and_reading_runs(tmp_path: Path) -> None:
     (out / "base/records.jsonl").write_text("")
     with pytest.raises(InputError, match="no finished records yet"):
         read_run(out / "base")
-    (out / "base/records.jsonl").write_text(text.replace('"toxicity_scores":[', '"x":['))
-    with pytest.raises(InputError, match=r"line 1: not a record of a run: toxicity_scores"):
+    (out / "base/records.jsonl").write_text(text.replace('"toxicity":', '"x":'))
+    with pytest.raises(InputError, match=r"line 1: not a record of a run: trials\.0\.toxicity"):
         read_run(out / "base")
     (out / "tide/config.json").write_text("[]")
     with pytest.raises(InputError, match="not a JSON object"):
         read_run(out / "tide")
-    (out / "tide/config.json").write_text('{"format": 2}')
+    (out / "tide/config.json").write_text('{"format": 3}')
     with pytest.raises(InputError, match="not the configuration of a run"):
         read_run(out / "tide")
 

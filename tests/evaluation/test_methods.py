@@ -39,7 +39,7 @@ def test_base_is_the_first_completion_of_every_search() -> None:
     base, tide = records("base"), records("tide")
     assert any(record.max_toxicity >= 0.5 for record in base.values())
     for number, record in base.items():
-        assert column(record, "completions") == column(tide[number], "base_completions")
+        assert column(record, "text") == column(tide[number], "base_text")
         assert column(record, "evaluations") == [1, 1, 1]
         for trial in record.trials:
             assert trial.accepted is trial.base_text is trial.steps is None
@@ -83,8 +83,8 @@ def test_trials_are_the_same_alone_and_together() -> None:
     whole, part = records("tide"), records("tide", trials=[2, 1])
     for number, record in part.items():
         assert [trial.number for trial in record.trials] == [1, 2]
-        assert column(record, "completions") == column(whole[number], "completions")[1:]
-        assert column(record, "traces") == column(whole[number], "traces")[1:]
+        assert column(record, "text") == column(whole[number], "text")[1:]
+        assert column(record, "trace") == column(whole[number], "trace")[1:]
 
 
 def settings(spec: str, protocol: str, **common: Any) -> Settings:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from tests.generated import examples
 from tide.core.errors import InputError
 from tide.core.seeds import derive_seed
 from tide.evaluation import metrics
-from tide.evaluation.metrics import over_seeds, summarize
+from tide.evaluation.metrics import is_degenerate, over_seeds, summarize
 from tide.evaluation.reporting.tables import Column, shown
 from tide.evaluation.runs import Run
 
@@ -52,14 +53,14 @@ def test_harmless_completions_that_were_changed() -> None:
     """By each source, of the model's own completions that it lets pass."""
     own = run([[0.05, 0.3], [0.05, 0.05], [0.05, 0.9]])
     own = Run("base", own.config, [*own.records[:2], record(2, [0.05, 0.9], [0.6, 0.2])])
-    texts = {i: [*column(one, "completions")] for i, one in enumerate(own.records)}
+    texts = {i: [*column(one, "text")] for i, one in enumerate(own.records)}
     made = Run(
         "backtrack",
         {**own.config, "method": "backtrack", "settings": {"toxicity_threshold": 0.1}},
         [
-            record(0, [0.0, 0.0], completions=[texts[0][0], "kinder"]),
-            record(1, [0.0, 0.0], completions=["kinder", texts[1][1]]),
-            record(2, [0.0, 0.0], completions=[texts[2][0], "kinder"]),
+            record(0, [0.0, 0.0], text=[texts[0][0], "kinder"]),
+            record(1, [0.0, 0.0], text=["kinder", texts[1][1]]),
+            record(2, [0.0, 0.0], text=[texts[2][0], "kinder"]),
         ],
     )
     found = summarize(made, own=own).toxicity
@@ -114,8 +115,8 @@ def test_the_interval_of_a_mean_over_completions_resamples_prompts() -> None:
 
 def test_distinct_ngrams_over_words_of_a_prompt_as_in_dexperts() -> None:
     one = run([[0.1, 0.1], [0.1, 0.1]])
-    changed(one, 0, completions=["one two one", "one two"])
-    changed(one, 1, completions=["", " "])  # no words: no value, not zero
+    changed(one, 0, text=["one two one", "one two"])
+    changed(one, 1, text=["", " "])  # no words: no value, not zero
     averages = summarize(one).averages
     assert averages["dist_1"].value == pytest.approx(2 / 5)
     assert averages["dist_2"].value == pytest.approx(2 / 5)
@@ -142,7 +143,7 @@ def test_what_was_not_recorded_is_absent() -> None:
 
 def test_a_withheld_text_keeps_its_score_and_is_no_empty_completion() -> None:
     one = run([[0.9], [0.1]])
-    changed(one, 0, completions=[""], refused=[True])
+    changed(one, 0, text=[""], refused=[True])
     changed(one, 1, refused=[False])
     summary = summarize(one)
     assert summary.toxicity["scorer@1"]["rate"].value == 0.5
@@ -153,8 +154,8 @@ def test_a_withheld_text_keeps_its_score_and_is_no_empty_completion() -> None:
 def test_what_is_empty_at_once_is_not_unresolved() -> None:
     one = run([[0.0], [0.0], [0.3], [0.0]])
     for number in range(3):  # empty: two that score nothing, and one that has a score
-        changed(one, number, completions=[""], accepted=[False])
-    changed(one, 3, completions=["a word or two"], accepted=[True])
+        changed(one, number, text=[""], accepted=[False])
+    changed(one, 3, text=["a word or two"], accepted=[True])
     assert summarize(one).averages["unresolved"].value == pytest.approx(1 / 4)
 
 
@@ -288,12 +289,10 @@ def test_seeds_are_averaged_with_their_spread() -> None:
 
 def test_moved_completions_apart() -> None:
     """Moved: not accepted at once. Words of the first four trials share 2, 4, 0 and none."""
-    texts = {"base_completions": ["a b c d", "same"], "completions": ["a x c y", "same"]}
-    first = record(0, [0.6, 0.1], [0.4, 0.9], evaluations=[3, 1], displacements=[0.8, 0.0], **texts)
-    texts = {"base_completions": ["one two", ""], "completions": ["three", "four"]}
-    second = record(
-        1, [0.1, 0.2], [0.7, 0.2], evaluations=[2, 2], displacements=[0.4, 0.3], **texts
-    )
+    texts = {"base_text": ["a b c d", "same"], "text": ["a x c y", "same"]}
+    first = record(0, [0.6, 0.1], [0.4, 0.9], evaluations=[3, 1], displacement=[0.8, 0.0], **texts)
+    texts = {"base_text": ["one two", ""], "text": ["three", "four"]}
+    second = record(1, [0.1, 0.2], [0.7, 0.2], evaluations=[2, 2], displacement=[0.4, 0.3], **texts)
     plain = Run("shuffled", run([[0.1]]).config, [first, second])
     summary = summarize(measured(plain, [[5.0, 2.0], [7.0, None]]))
     assert summary.averages["moved"].value == 3 / 4
@@ -306,8 +305,8 @@ def test_moved_completions_apart() -> None:
 
 
 def test_one_evaluation_may_be_of_several_completions() -> None:
-    texts = {"base_completions": ["a", "b"], "completions": ["a", "c"]}
-    only = record(0, [0.1, 0.1], [0.1, 0.1], evaluations=[8, 16], displacements=[0, 1], **texts)
+    texts = {"base_text": ["a", "b"], "text": ["a", "c"]}
+    only = record(0, [0.1, 0.1], [0.1, 0.1], evaluations=[8, 16], displacement=[0, 1], **texts)
     config = run([[0.1]]).config | {"settings": {"completions_per_evaluation": 8}}
     assert summarize(Run("tide", config, [only])).averages["moved"].value == 1 / 2
 
@@ -322,16 +321,17 @@ def test_half_an_interval_is_none() -> None:
 
 
 def test_what_is_not_finite_is_null_in_json() -> None:
-    values = {"a": float("inf"), "b": {"c": float("nan"), "d": 0.5, "e": "text"}}
-    assert metrics._finite(values) == {"a": None, "b": {"c": None, "d": 0.5, "e": "text"}}
+    broken = metrics.Estimate(float("inf"), low=float("nan"), high=0.5)
+    found = replace(summarize(run([[0.1]])), averages={"seconds": broken}).to_dict()
+    assert found["averages"]["seconds"] == {"value": None, "low": None, "high": 0.5, "std": None}
 
 
 def test_prompts_that_the_nearest_tokens_give_back() -> None:
     """Of five trials one was not decoded; a displacement of 0.5 is in the first class."""
-    texts = {"base_completions": ["a"] * 5, "completions": ["b"] * 5, "evaluations": [2] * 5}
+    texts = {"base_text": ["a"] * 5, "text": ["b"] * 5, "evaluations": [2] * 5}
     far, lost = [0.0, 0.5, 0.5, 0.7, 3.0], [0, 0, 2, 0, None]
-    decoded = {"changed_tokens": lost, "decoded_prompts": ["x", "x", "y", "x", None]}
-    only = record(0, [0.1] * 5, displacements=far, **decoded, **texts)
+    decoded = {"changed_tokens": lost, "decoded_prompt": ["x", "x", "y", "x", None]}
+    only = record(0, [0.1] * 5, displacement=far, **decoded, **texts)
     found = summarize(Run("tide", run([[0.1]]).config, [only])).averages
     assert found["decoded"].value == 4 / 5
     # What did not move is not counted.
@@ -342,6 +342,38 @@ def test_prompts_that_the_nearest_tokens_give_back() -> None:
 
 
 def test_what_moved_is_unknown_without_its_evaluations() -> None:
-    texts = {"base_completions": ["a"], "completions": ["b"]}
-    only = record(0, [0.1], displacements=[0.5], **texts)
+    texts = {"base_text": ["a"], "text": ["b"]}
+    only = record(0, [0.1], displacement=[0.5], **texts)
     assert "moved_similarity" not in summarize(Run("tide", run([[0.1]]).config, [only])).averages
+
+
+PLAIN = "She opened the window and looked at the garden, which was wet from the rain."
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (PLAIN, False),
+        ("Two and two is four, said the teacher.", False),
+        ("of the of the of the of the", True),
+        ("He was too late. He was too late. He was too late.", True),
+        ("0000000000000000", True),
+        ("ha ha ha ha ha ha", True),
+        ("", True),
+        ("yes", True),
+        ("!!! ??? --- ... a word", True),
+        ("\n \t", True),
+    ],
+)
+def test_which_texts_are_degenerate(text: str, expected: bool) -> None:
+    assert is_degenerate(text) is expected
+
+
+@given(st.text(), st.integers(4, 6))
+def test_what_is_repeated_often_enough_always_is(text: str, times: int) -> None:
+    assert is_degenerate(f"{text} " * times)
+
+
+@given(st.text())
+def test_white_space_around_it_decides_nothing(text: str) -> None:
+    assert is_degenerate(f"  {text.strip()} ") == is_degenerate(text.strip())

@@ -13,9 +13,10 @@ from tests.models import save_causal_lm
 from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
 from tide import evaluation
 from tide.core.errors import InputError
+from tide.data.records import Likelihood
 from tide.evaluation import comparison as evaluating
 from tide.evaluation import perplexity
-from tide.evaluation.perplexity import Fluency, Reference, reference_named
+from tide.evaluation.perplexity import Reference, reference_named
 
 PAIRS = [
     ("The weather today is", " fine and the people are kind."),
@@ -115,8 +116,8 @@ def test_the_model_is_closed_before_references_are_loaded(
             self.name = name
             events.append((name, engine, options))
 
-        def measure(self, pairs: list[tuple[str, str]]) -> list[Fluency]:
-            return [Fluency(1.0, 2)] * len(pairs)
+        def measure(self, pairs: list[tuple[str, str]]) -> list[Likelihood]:
+            return [Likelihood(nll=1.0, num_tokens=2)] * len(pairs)
 
         def close(self) -> None:
             events.append(f"{self.name} closed")

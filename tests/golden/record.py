@@ -89,7 +89,7 @@ def _prompts(kind: str) -> Iterator[str | Chat]:
         for row in read_rows(DATA / "benchmarks" / "rtp_challenging.jsonl"):
             yield row.text
         return
-    from tide.evaluation.dialogues import provoking
+    from tide.evaluation.benchmarks import provoking
 
     for row in provoking(read_rows(DATA / "corpus" / "dialogues.jsonl.gz", field="context")):
         yield Chat.of([{"role": "user", "content": row.text}])

@@ -17,10 +17,10 @@ from typing import Any
 
 import httpx
 import pytest
+from benchmarks.writing import completed
 
 from tests.server.gateway import assert_repaired
 from tests.server.processes import TIDE, serving
-from tests.writing import completed
 from tide import pocket
 from tide.core.chat import Chat
 from tide.core.settings import Sampling

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.writing import completed
 from safetensors import safe_open
 from transformers import AutoTokenizer
 
-from tests.writing import completed
 from tide.core.settings import Sampling
 from tide.engines.base import Completion
 from tide.engines.local.engine import TransformersEngine

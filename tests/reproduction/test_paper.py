@@ -35,6 +35,7 @@ from reproduction.paper import (
 from tests.evaluation.runs import changed, record, run
 from tide.baselines import REGISTRY as BASELINES
 from tide.core.errors import InputError
+from tide.data.published import to_published
 from tide.evaluation import Run, judge, read_run, report
 from tide.evaluation.perplexity import REFERENCES
 
@@ -59,7 +60,7 @@ def by_name(table: tuple[list[str], list[Any]], at: int = 0) -> dict[str, list[A
 def test_written_and_read_again(tmp_path: Path, name: str) -> None:
     first = run([[0.2, 0.9], [0.1, 0.3]], "base")
     for number in range(2):
-        changed(first, number, num_iter_steps=[1, 3])
+        changed(first, number, iterations=[1, 3])
     (tmp_path / "recorded/m").mkdir(parents=True)
     export(first, tmp_path / "recorded/m" / name)
     ((again,),) = imported(tmp_path / "recorded", tmp_path / "runs").values()
@@ -71,18 +72,17 @@ def test_written_and_read_again(tmp_path: Path, name: str) -> None:
 
 
 def test_a_recorded_maximum_is_not_believed(tmp_path: Path) -> None:
-    rows = [json.loads(record(i, found).to_json()) for i, found in enumerate([[0.2, 0.4]])]
-    rows[0]["max_toxicity"] = 0.99
+    row = to_published(record(0, [0.2, 0.4])) | {"max_toxicity": 0.99}
     (tmp_path / "m").mkdir()
-    (tmp_path / "m/base.json").write_text(json.dumps(rows))
+    (tmp_path / "m/base.json").write_text(json.dumps([row]))
     ((one,),) = imported(tmp_path, tmp_path / "runs").values()
     assert one.records[0].max_toxicity == 0.4
 
 
 def test_ids_that_repeat_give_way_to_places(tmp_path: Path) -> None:
-    rows = [json.loads(record(number, [0.1]).to_json()) for number in (0, 1, 0, 1)]
+    rows = [to_published(record(number, [0.1])) for number in (0, 1, 0, 1)]
     (tmp_path / "x.json").write_text(json.dumps(rows))
-    assert [row["id"] for row in published(tmp_path / "x.json")] == [0, 1, 2, 3]
+    assert [row.id for row in published(tmp_path / "x.json")] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_ids_that_repeat_give_way_to_places(tmp_path: Path) -> None:
 def test_bad_files_are_one_clear_line(tmp_path: Path, content: bytes, ending: str) -> None:
     path = tmp_path / f"bad.{ending}"
     path.write_bytes(gzip.compress(content)[:-2] if ending.endswith("gz") else content)
-    with pytest.raises(InputError, match=r"bad.* not a list of published records") as caught:
+    with pytest.raises(InputError, match=r"bad\.json") as caught:
         published(path)
     assert "\n" not in str(caught.value)
 
@@ -101,7 +101,7 @@ def test_records_that_are_none_are_named(tmp_path: Path) -> None:
     (tmp_path / "m").mkdir()
     row = {"id": 1, "prompt": "x", "completions": ["a"], "toxicity_scores": [2.0]}
     (tmp_path / "m/base.json").write_text(json.dumps([row]))
-    with pytest.raises(InputError, match="toxicity_scores"):
+    with pytest.raises(InputError, match=r"base\.json, entry 1: .*trials\.0\.toxicity: "):
         imported(tmp_path, tmp_path / "runs")
     with pytest.raises(InputError, match="no files <model>/<method>"):
         imported(tmp_path / "none", tmp_path / "runs")

@@ -35,7 +35,7 @@ from tide.core.errors import (
 from tide.core.results import Result
 from tide.detoxifier.sync import Detoxifier, outcomes
 from tide.engines.base import Request
-from tide.search.controls import RandomWalkStrategy
+from tide.search.tide import RandomWalkStrategy
 
 ALL_GOOD = text(*(f"Good{i}" for i in range(6)))
 REPAIRED = text("Good0", "Good1", "Good2m", "Good3", "Good4", "Good5")

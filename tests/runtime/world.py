@@ -21,12 +21,15 @@ Bad = Callable[[int, bool, list[str | None]], bool]
 
 
 class Storyteller(ScriptedEngine):
-    """Writes `sentences` sentences and stops. What it writes moved rows for ends in `m`."""
+    """Writes `sentences` sentences and stops. What it writes moved rows for ends in `m`.
+
+    under_way: the requests that it writes now.
+    """
 
     def __init__(self, bad: Bad, sentences: int = 6, **options: Any) -> None:
         self._rows: dict[int, Tensor] = {}
         super().__init__(lambda x, seed: "", **options)
-        self._bad, self._sentences = bad, sentences
+        self._bad, self._sentences, self.under_way = bad, sentences, 0
 
     def _row(self, token_id: int) -> Tensor:
         if token_id not in self._rows:
@@ -39,10 +42,14 @@ class Storyteller(ScriptedEngine):
         self.requests.append(request)
         ids, reason = self._story(request)
         size = request.piece_tokens or max(1, len(ids))
-        for start in range(0, max(1, len(ids)), size):
-            await self._pause(request, start)
-            part = tuple(ids[start : start + size])
-            yield Piece(part, reason if start + size >= len(ids) else None)
+        self.under_way += 1
+        try:
+            for start in range(0, max(1, len(ids)), size):
+                await self._pause(request, start)
+                part = tuple(ids[start : start + size])
+                yield Piece(part, reason if start + size >= len(ids) else None)
+        finally:
+            self.under_way -= 1
 
     async def _pause(self, request: Request, written: int) -> None:
         """Before each piece of a text, of which so many words were written."""

@@ -23,9 +23,8 @@ from hypothesis import strategies as st
 from tests.generated import examples
 from tide.core.errors import ScorerError
 from tide.scorers import Scorer, load_scorer, score_texts
+from tide.scorers.wrappers.base import MaxScorer, MeanScorer, WindowedScorer
 from tide.scorers.wrappers.cache import CachedScorer
-from tide.scorers.wrappers.ensembles import MaxScorer, MeanScorer
-from tide.scorers.wrappers.windows import WindowedScorer
 
 TEXTS = ["one text", "another", "a third one"]
 N = len(TEXTS)

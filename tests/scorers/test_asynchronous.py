@@ -21,8 +21,8 @@ from tide.detoxifier.sync import Detoxifier
 from tide.scorers import AsyncScorer, Attributed, load_scorer, score_texts
 from tide.scorers.base import Scorer, ask_attributes
 from tide.scorers.services.perspective import PerspectiveScorer
+from tide.scorers.wrappers.base import MaxScorer
 from tide.scorers.wrappers.cache import CachedScorer
-from tide.scorers.wrappers.ensembles import MaxScorer
 
 TEXTS = ["one text", "another", "a third one"]
 

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.evaluation.runs import column, to_columns
 from tests.models import save_classifier
 from tests.scorers.wrappers.stand_ins import TwoSides
 from tide.core.errors import InputError, ScorerError
@@ -19,10 +20,9 @@ from tide.scorers.base import (
     ask_attributes,
     attributes_of,
 )
+from tide.scorers.wrappers.base import MaxScorer, MeanScorer, WindowedScorer
 from tide.scorers.wrappers.cache import CachedScorer
 from tide.scorers.wrappers.calibration import CalibratedScorer, fit
-from tide.scorers.wrappers.ensembles import MaxScorer, MeanScorer
-from tide.scorers.wrappers.windows import WindowedScorer
 from tide.server.scoring import perspective_name
 
 LABELS = ["toxic", "identity_hate", "other"]
@@ -192,13 +192,12 @@ def test_records_keep_what_a_judge_says(tmp_path: Path) -> None:
     assert scorer.asked == 1
     first, second = read_records(path)
     # Too short to be scored: a score by the policy, and no attributes.
-    found = first.to_columns()
+    found = to_columns(first)
     assert found["judge_attributes"] == {
         "two@1": {"threat": [0.11, None], "insult": [5 / 11, None]}
     }
     assert found["judge_scores"]["two@1"] == [5 / 11, 0.0]
-    assert second.to_columns()["judge_attributes"]["two@1"]["threat"] == [0.07, 0.11]
-    again = judged(records, scorer, "zero")
-    for one, read in zip(again, (first, second), strict=True):
-        attributes = one.to_columns()["judge_attributes"]
-        assert attributes == read.to_columns()["judge_attributes"]
+    assert column(second, "judge_attributes")["two@1"]["threat"] == [0.07, 0.11]
+    for one, read in zip(records, (first, second), strict=True):
+        again = judged(one, scorer, "zero")
+        assert column(again, "judge_attributes") == column(read, "judge_attributes")

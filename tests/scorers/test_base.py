@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tide.core.errors import InputError, ScorerError, ScorerUnavailableError
 from tide.scorers import REGISTRY, CallableScorer, Scorer, load_scorer, score_texts
 from tide.scorers.base import is_empty, validate_scores
-from tide.scorers.wrappers.ensembles import MaxScorer
+from tide.scorers.wrappers.base import MaxScorer
 
 TEXTS = ["one text", "another", "a third one"]
 

@@ -45,6 +45,10 @@ class Process:
     def port(self) -> str:
         return self.url.rpartition(":")[2]
 
+    def heard(self) -> str:
+        """What it wrote to stderr so far."""
+        return "".join(list(self._said))
+
     def said(self) -> str:
         """All that it wrote to stderr, after it has ended."""
         self.popen.wait(60)

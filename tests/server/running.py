@@ -6,7 +6,8 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,11 +16,11 @@ from pydantic import SecretStr
 
 from tests.worlds import ReadingScorer, scripted_engine
 from tide.cli.serve import _config, _listening
-from tide.detoxifier.asynchronous import AsyncDetoxifier
-from tide.scorers import load_scorer
+from tide.engines import load_engine
 from tide.server.app import create_app
 from tide.server.limits import Limits
-from tide.server.metrics import MeasuredScorer
+from tide.server.monitor import Monitor
+from tide.server.policies import CommandLine, Mode, Policies
 
 MODEL = "scripted"
 
@@ -27,8 +28,11 @@ MODEL = "scripted"
 class Running:
     """A server that runs. url: its address. engine, scorer: those of its world."""
 
-    def __init__(self, url: str, engine: Any, scorer: Any, server: uvicorn.Server) -> None:
+    def __init__(
+        self, url: str, engine: Any, scorer: Any, policies: Policies, server: uvicorn.Server
+    ) -> None:
         self.url, self.engine, self.scorer, self.server = url, engine, scorer, server
+        self.policies = policies
         self.http = httpx.Client(base_url=url, timeout=30)
 
     def ask(self, prompt: Any = "a second one", **more: Any) -> httpx.Response:
@@ -50,17 +54,27 @@ def running(
     *,
     limits: Limits | None = None,
     keys: tuple[str, ...] = (),
+    mode: Mode = "enforce",
+    policies: Path | None = None,
+    monitor_log: Path | None = None,
+    monitor_texts: bool = False,
+    preset: str = "relative",  # the scripted engine's texts follow embeddings
     **settings: Any,
 ) -> Iterator[Running]:
     """Serve until the block ends; then all that it held is closed."""
     engine = scripted_engine(max_batch=64) if engine is None else engine
-    scorer = ReadingScorer() if scorer is None else scorer
-    measured = MeasuredScorer(load_scorer(scorer))
-    settings = {"preset": "relative", **settings}  # the scripted engine's texts follow embeddings
-    with AsyncDetoxifier(engine, scorer=measured, **settings) as detox:
-        app = create_app(detox, MODEL, limits=limits, keys=[SecretStr(key) for key in keys])
+    own = load_engine("transformers", engine) if isinstance(engine, str) else None
+    engine, scorer = own or engine, ReadingScorer() if scorer is None else scorer
+    line = CommandLine(engine.name, scorer, preset=preset, overrides=settings, mode=mode)
+    secrets = [SecretStr(key) for key in keys]
+    with (
+        own or nullcontext(),
+        closing(Policies(line, policies, limits=limits, keys=secrets)) as made,
+    ):
+        made.start(engine)
+        app = create_app(made, MODEL, Monitor(made, monitor_log, monitor_texts))
         with listening(app) as (url, server):
-            found = Running(url, engine, scorer, server)
+            found = Running(url, engine, scorer, made, server)
             with found.http:
                 yield found
 

@@ -22,11 +22,13 @@ from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
 from tide.core.errors import InputError, ScorerError, ScorerRefusedError, ScorerUnavailableError
 from tide.core.settings import Settings
 from tide.engines.base import Request
-from tide.server.gate import Gate, _traced, check_exposure, read_keys
-from tide.server.generation import Serving
+from tide.server.gate import Gate, check_exposure, read_keys, traced
+from tide.server.generation import Asker, Serving
 from tide.server.limits import Limits
-from tide.server.metrics import Metrics
+from tide.server.monitor import Monitor
+from tide.server.policies import CommandLine, Policies, ServedPolicy
 from tide.server.schemas import CompletionRequest
+from tide.server.scoring import ScoringApi
 
 KEYS = ("sk-the-first-of-two", "sk-the-second-of-two")
 
@@ -207,10 +209,14 @@ def test_work_whose_items_come_faster_than_they_are_read_is_cancelled() -> None:
 
             yield texts()
 
-    serving = Serving(Flood(), MODEL, Limits(), Metrics())  # type: ignore[arg-type]
+    policies = Policies(CommandLine(scorer=ReadingScorer()), limits=Limits(max_body=2**30))
+    flood: Any = Flood()
+    policy = ServedPolicy(policies.plans["default"], flood, ScoringApi(ReadingScorer(), Limits()))
+    serving = Serving(policies, MODEL, Monitor(policies))
 
     async def send() -> None:
-        async for _ in serving.stream(CompletionRequest(prompt="x", stream=True)):
+        request = CompletionRequest(prompt="x", stream=True)
+        async for _ in serving.stream(request, Asker("1", (policy,))):
             pass
 
     async def receive() -> Any:
@@ -221,7 +227,7 @@ def test_work_whose_items_come_faster_than_they_are_read_is_cancelled() -> None:
         raise AssertionError
 
     async def read() -> None:
-        gate = Gate(nothing, [], Limits(max_body=2**30), Metrics())
+        gate = Gate(nothing, policies)
         scope = {"type": "http", "method": "POST", "path": "/", "client": ("127.0.0.1", 5)}
         await gate({**scope, "headers": [(b"host", b"localhost")]}, receive, nothing)
 
@@ -381,4 +387,4 @@ def test_a_log_line_names_what_led_to_an_error(by: str) -> None:
 
     with pytest.raises(KeyError) as caught:
         fail()
-    assert re.fullmatch(r"KeyError from ValueError at test_gate\.py:\d+", _traced(caught.value))
+    assert re.fullmatch(r"KeyError from ValueError at test_gate\.py:\d+", traced(caught.value))

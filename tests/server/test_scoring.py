@@ -21,7 +21,7 @@ from tide.scorers.base import Attributed
 from tide.scorers.services.openai_moderation import OpenAIModerationScorer
 from tide.scorers.services.perspective import PerspectiveScorer
 from tide.server.limits import Limits
-from tide.server.metrics import MeasuredScorer
+from tide.server.metrics import MeasuredScorer, Metrics
 
 KEY = "the-key-of-these-tests"
 TEXTS = ["toxicity 0.75", "toxicity 0.25", "a plain text"]
@@ -304,7 +304,7 @@ def test_who_watches_a_server_does_not_stand_before_its_clients() -> None:
         assert go_on.wait(20)
         raise ScorerUnavailableError("down")
 
-    scorer = MeasuredScorer(load_scorer(away))
+    scorer = MeasuredScorer(load_scorer(away), Metrics())
     scorer.up = False
     with ThreadPoolExecutor() as thread:
         first = thread.submit(scorer.check)

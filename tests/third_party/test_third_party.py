@@ -58,9 +58,10 @@ def test_engine_scorer_and_strategy_run(tide, tmp_path: Path) -> None:  # type: 
         *("--scorer", "elsewhere-scorer:limit=8", "--strategy", "elsewhere-jumps:count=3"),
     )
     records = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-    assert {text for record in records for text in record["completions"]} == {"splendid " * 5}
-    assert {score for record in records for score in record["toxicity_scores"]} == {5 / 8}
-    assert {count for record in records for count in record["evaluations"]} == {1 + 3}
+    trials = [trial for record in records for trial in record["trials"]]
+    assert {trial["text"] for trial in trials} == {"splendid " * 5}
+    assert {trial["toxicity"] for trial in trials} == {5 / 8}
+    assert {trial["evaluations"] for trial in trials} == {1 + 3}
     config = json.loads((tmp_path / "out.jsonl.config.json").read_text())
     assert config["settings"]["strategy"] == "elsewhere-jumps:count=3"
 
@@ -86,5 +87,6 @@ def test_a_baseline_is_fitted_and_evaluated(tide, tmp_path: Path) -> None:  # ty
     assert len(read) == 3
     (base,) = (records for name, records in read.items() if name.startswith("base"))
     (bias,) = (records for name, records in read.items() if name.startswith("elsewhere-bias"))
-    assert [r["completions"] for r in bias] == [r["completions"] for r in base]
-    assert all("length@1:50" in record["judge_scores"] for record in bias)
+    texts = [[one["text"] for r in records for one in r["trials"]] for records in (bias, base)]
+    assert texts[0] == texts[1]
+    assert all("length@1:50" in one["judge_scores"] for r in bias for one in r["trials"])

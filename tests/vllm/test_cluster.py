@@ -102,7 +102,7 @@ def actors() -> set[int]:
 def completions(records: Path) -> dict[int, list[str]]:
     rows = [json.loads(line) for line in records.read_text(encoding="utf-8").splitlines()]
     assert len({row["id"] for row in rows}) == len(rows)
-    return {row["id"]: row["completions"] for row in rows}
+    return {row["id"]: [one["text"] for one in row["trials"]] for row in rows}
 
 
 def test_tide_eval_loses_an_actor(

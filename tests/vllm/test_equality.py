@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from benchmarks.writing import completed, likelihoods
 from scipy.stats import ks_2samp
 
 from tests.vllm.servers import VllmProcess
-from tests.writing import completed, likelihoods
 from tide import Detoxifier, load_scorer
 from tide.core.errors import CompletionError, InputError
 from tide.core.settings import Sampling

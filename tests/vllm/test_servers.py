@@ -93,7 +93,7 @@ def test_all_servers_are_killed(
     made = records(output)
     assert all(record in made for record in kept)
     assert len({record["id"] for record in made}) == len(made) == 200
-    assert sum(record["max_toxicity"] >= 0.5 for record in made) <= 2
+    assert sum(record["trials"][0]["toxicity"] >= 0.5 for record in made) <= 2
 
 
 def test_the_command_line_with_vllm_in_process(shared_data: Path, tmp_path: Path) -> None:
@@ -109,6 +109,6 @@ def test_the_command_line_with_vllm_in_process(shared_data: Path, tmp_path: Path
     assert done.returncode == 0, done.stderr[-3000:]
     made = records(output)
     assert len(made) == 200
-    assert sum(record["max_toxicity"] >= 0.5 for record in made) <= 2
+    assert sum(record["trials"][0]["toxicity"] >= 0.5 for record in made) <= 2
     assert "INFO" not in done.stdout + done.stderr
     assert "Traceback" not in done.stderr

@@ -15,9 +15,9 @@ from typing import Any
 
 import httpx
 import pytest
+from benchmarks.writing import completed
 
 from tests.vllm.servers import VllmProcess, cpu_environment
-from tests.writing import completed
 from tide.core.errors import EngineError
 from tide.core.settings import Sampling
 from tide.engines import Engine, Piece, Request

@@ -62,12 +62,10 @@ class VocabularyShift(DecodingBaseline):
 
     def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
         stream = Reader(self.engine.model).read(ids, tokens)
-        gains = self._options.beta * self._learned(stream.logits.shape[-1])
+        # How much more of each token is in non-toxic text.
+        weight = self.artefact.tensor("weight", 2, stream.logits.shape[-1])[0]
+        gains = self._options.beta * weight.float().to(self.engine.device)
         return _ShiftedWriting(stream, [len(row) for row in ids], gains)
-
-    def _learned(self, width: int) -> Tensor:
-        """(V,): how much more of each token is in non-toxic text."""
-        return self.artefact.tensor("weight", 2, width)[0].float().to(self.engine.device)
 
     @staticmethod
     def fit(task: FitTask) -> Fitted:

@@ -11,7 +11,6 @@ from tide.cli import (
     doctor,
     evaluate,
     fit,
-    judge,
     methods,
     report,
     run,
@@ -20,7 +19,7 @@ from tide.cli import (
     serve,
     tune,
 )
-from tide.cli.help import Command
+from tide.cli.options import Command
 
 app = typer.Typer(
     help="Test-time detoxification of language models by moving the prompt embeddings.",
@@ -30,7 +29,7 @@ app = typer.Typer(
 )
 app.command("run", cls=Command)(run.run)
 app.command("eval", cls=Command)(evaluate.evaluate)
-app.command("judge", cls=Command)(judge.judge)
+app.command("judge", cls=Command)(evaluate.judge)
 app.command("score", cls=Command)(score.score)
 app.command("serve", cls=Command, context_settings={"auto_envvar_prefix": serve.PREFIX})(
     serve.serve

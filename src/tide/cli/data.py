@@ -9,7 +9,6 @@ import typer
 
 from tide.cli import options
 from tide.cli.display import ERRORS
-from tide.cli.help import Command
 from tide.data.hub import SOURCES
 from tide.data.hub import get as get_one
 
@@ -21,7 +20,7 @@ def _data() -> None:
     pass
 
 
-@app.command("get", cls=Command)
+@app.command("get", cls=options.Command)
 def get(
     names: Annotated[list[str], typer.Argument(help=f"One or several of {', '.join(SOURCES)}.")],
     out: Annotated[

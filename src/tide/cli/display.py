@@ -199,8 +199,8 @@ def summary_table(
         for place, label in labels.items():
             # Of some of the prompts alone, an average compares with none of all.
             whole = [rows if len(rows) == counts["prompts"] else [] for rows in columns]
-            means = [_mean_of(row[place] for row in rows) for rows in whole]
-            cells = ("-" if mean is None else f"{mean:.3f}" for mean in means)
+            known = [[v for row in rows if (v := row[place]) is not None] for rows in whole]
+            cells = (f"{fmean(values):.3f}" if values else "-" for values in known)
             table.add_row(f"  {label}", *cells)
     table.add_section()
     always = {"prompts": counts["prompts"], "not accepted": counts["not accepted"]}
@@ -244,11 +244,6 @@ def _rates(scores: Sequence[float], threshold: float) -> _Rates:
     if not scores:  # all were withheld
         return 0.0, None, None
     return float(max(scores) >= threshold), max(scores), fmean(scores)
-
-
-def _mean_of(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else None
 
 
 _COSTS = {

@@ -7,10 +7,12 @@ import platform
 import re
 import time
 from collections.abc import Callable
+from contextlib import closing
 from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
+from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from packaging.requirements import Requirement
@@ -20,6 +22,7 @@ from rich.text import Text
 from tide.cli import options
 from tide.cli.display import OUTPUT, on_one_line, say_loading
 from tide.core.errors import TideError, guarded
+from tide.core.optional import require
 from tide.core.settings import Sampling
 from tide.detoxifier.presets import PRESETS
 from tide.engines import load_engine
@@ -68,6 +71,12 @@ _INSULTS = (
 
 @options.with_engine
 def doctor(
+    policies: Annotated[
+        Path | None,
+        options.option(
+            "Server", "Check this file of policies alone: load every scorer, and name every fault."
+        ),
+    ] = None,
     model: options.Model = "pocket",
     scorer: options.Scorer = "pocket",
     engine: options.EngineName = "transformers",
@@ -79,6 +88,9 @@ def doctor(
     rate insults above friendly sentences; a small gap is a warning. The model then continues 20
     harmless prompts: how many of these answers would be rewritten at which threshold?
     """
+    if policies is not None:
+        _check_policies(policies, model, scorer)
+        return
     table = Table(show_header=False)
     table.add_column(overflow="fold", max_width=28)
     table.add_column(overflow="fold")
@@ -119,6 +131,31 @@ def _add_devices(table: Table) -> None:
             table.add_row(f"cuda:{i}", torch.cuda.get_device_name(i))
     else:
         table.add_row("CUDA", "none")
+
+
+def _check_policies(path: Path, model: str, scorer: str) -> None:
+    """Print what is wrong with a file of policies, a line each; then the exit code is 1."""
+    require("prometheus_client", "gateway")
+    from tide.scorers import score_texts  # noqa: PLC0415  (slow imports)
+    from tide.scorers.base import HEALTH_TEXT  # noqa: PLC0415
+    from tide.server.policies import CommandLine, Policies, PolicyError  # noqa: PLC0415
+
+    found: list[str] = []
+    try:
+        with closing(Policies(CommandLine(model, scorer), path)) as made:
+            for name, plan in made.plans.items():
+                try:
+                    score_texts(plan.scorer, [HEALTH_TEXT], "score")
+                except TideError as error:
+                    found.append(f"policies.{name}.scorer: {error}")
+            names = ", ".join(made.plans)
+    except PolicyError as error:
+        found = error.problems
+    for line in found:
+        OUTPUT.print(Text(f"failed: {line}"), soft_wrap=True)
+    if found:
+        raise typer.Exit(1)
+    OUTPUT.print(Text(f"ok: {path}: {names}"), soft_wrap=True)
 
 
 def _version(package: str) -> str | None:

@@ -1,17 +1,20 @@
-"""`tide eval`: methods side by side on a benchmark, each into a run folder."""
+"""`tide eval`: methods on a benchmark, a run folder each. `tide judge`: more scores for runs."""
 
 from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tide.cli import options, stopping
 from tide.cli.display import ERRORS, say_loading
-from tide.cli.judge import refuse_failures
 from tide.cli.report import print_tables
+from tide.core.errors import InputError, TideError
+
+if TYPE_CHECKING:
+    from tide.evaluation import Run
 
 _SAMPLING = ("max_new_tokens", "temperature", "top_p", "top_k")
 _OF_PROTOCOLS = (*_SAMPLING, "num_trials", "completions_per_evaluation", "decode")
@@ -74,39 +77,62 @@ def evaluate(
     another judge or reference, it adds what is missing. Method options below apply to all methods;
     those of a single one follow its name.
     """
+    given = dict(locals())  # by names that the function has, too
     from tide import evaluation  # noqa: PLC0415  (slow import)
 
     say_loading(model, scorer)
     stopping.keeps("finished records are kept; the same command goes on with them")
-    runs = evaluation.evaluate(
-        benchmark,
-        methods,
-        model=model,
-        scorer=options.strict(scorer, strict_language),
-        judges=options.judges(judges, strict_language),
-        protocol=protocol,
-        preset=preset,
-        reference=reference or "auto",
-        reference_engine=reference_engine,
-        reference_options=options.engine_options(reference_option, "--reference-option"),
-        artefacts=artefacts,
-        out=out,
-        engine=engine,
-        engine_options=engine_options,
-        cluster=cluster,
-        actors=actors,
-        actor_gpus=actor_gpus,
-        field=field,
-        chat=chat,
-        limit=limit,
-        overwrite=overwrite,
-        progress=evaluation.Bars(ERRORS),
-        **(overrides or {}),
-    )
+    further, strict = given.pop("reference_option"), given.pop("strict_language")
+    given |= given.pop("overrides") or {}
+    given["scorer"] = options.strict(scorer, strict)
+    given["judges"] = options.judges(judges, strict)
+    given["reference"] = reference or "auto"
+    given["reference_options"] = options.engine_options(further, "--reference-option")
+    runs = evaluation.evaluate(**given, progress=evaluation.Bars(ERRORS))
     print_tables(evaluation.report(runs, tests=False, draw=False).tables)
     if runs[0].path is not None:
         folder = runs[0].path.parent
         ERRORS.print(
             f"written to {folder}; tide report {folder} makes tables and figures", soft_wrap=True
         )
-    refuse_failures(runs)
+    _refuse_failures(runs)
+
+
+def judge(
+    runs: Annotated[
+        list[Path], typer.Argument(help="Runs (folders or .jsonl files), or folders with runs.")
+    ],
+    judges: options.Judges = None,
+    reference: options.Reference = None,
+    reference_engine: options.ReferenceEngine = "transformers",
+    reference_option: options.ReferenceOption = None,
+    device: options.Device = "auto",
+    max_batch: options.MaxBatch = None,
+) -> None:
+    """Score the completions of finished RUNS by further judges; nothing is generated again.
+
+    What a judge or a reference model has scored already is not scored again.
+    """
+    from tide import evaluation  # noqa: PLC0415  (slow import)
+
+    if not judges and not reference:
+        raise InputError("nothing to add: give --judges or --reference")
+    stopping.keeps("finished scores are kept; the same command goes on with them")
+    extended = evaluation.judge(
+        runs,
+        judges=options.judges(judges),
+        reference=reference or [],
+        reference_engine=reference_engine,
+        reference_options=options.engine_options(
+            reference_option, "--reference-option", device=device, max_batch=max_batch
+        ),
+        progress=evaluation.Bars(ERRORS),
+    )
+    print_tables(evaluation.report(extended, tests=False, draw=False).tables)
+    _refuse_failures(extended)
+
+
+def _refuse_failures(runs: list[Run]) -> None:
+    """Raise TideError if prompts failed, once everything else is done."""
+    if failed := sum(len(run.failed) for run in runs):
+        raise TideError(f"{failed} prompts failed (see above); the same command tries them again")

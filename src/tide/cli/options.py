@@ -1,4 +1,4 @@
-"""Options shared by the commands, and one option for every setting of the method."""
+"""Options shared by the commands, one for every setting of the method, and how help shows them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 import typer
 from pydantic import BaseModel
+from typer.core import TyperCommand
 
 from tide.baselines import REGISTRY as BASELINES
 from tide.core.errors import InputError
@@ -30,8 +31,8 @@ _PRESETS, _STRATEGIES, _BASELINES, _ENGINES = (
 SCORER_GRAMMAR = (
     f"Scorers: {_SCORERS}; some take an argument: hf:ID_OR_FOLDER#LABEL (of several labels "
     "#sum:LABEL,LABEL or #max:LABEL,LABEL), detoxify:original, "
-    "guard:ID_OR_FOLDER, guard:NAME@http://HOST, tei:http://HOST#LABEL, calibrated:FILE. pocket, "
-    "sentence, profanity-check and lexicon read English alone; "
+    "guard:ID_OR_FOLDER, guard:NAME@http://HOST, tei:http://HOST#LABEL, calibrated:FILE, "
+    "regex:FILE. pocket, sentence, profanity-check and lexicon read English alone; "
     "language:en=pocket,other=SCORER sends other languages to another one. Around a scorer: "
     "cache:SCORER (kept on disk), windows:SCORER (long texts). Several as one: max:SCORER,SCORER, "
     "mean:SCORER,SCORER and confirm:SCORER,SCORER (the second is asked where the first objects); "
@@ -51,6 +52,33 @@ _PANELS = {
 def option(panel: str, says: str, *flags: str, **given: Any) -> Any:
     """An option under the heading `panel` of its command's help, which says what it does."""
     return typer.Option(*flags, help=says, rich_help_panel=panel, **given)
+
+
+# Where a group stands; those that are not named stand between.
+_FIRST = ("Arguments", "Input", "Model", "Scorer")
+_LAST = ("Sampling", "Search", "Long answers", "Output", "Limits", "Options")
+
+
+class Command(TyperCommand):
+    """Shows each option under the `rich_help_panel` that it was given, as plain text."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            if record := parameter.get_help_record(ctx):
+                is_argument = parameter.param_type_name == "argument"
+                panel = "Arguments" if is_argument else None
+                panel = panel or getattr(parameter, "rich_help_panel", None) or "Options"
+                groups.setdefault(panel, []).append(record)
+        order = {name: place for place, name in enumerate(_FIRST, start=-len(_FIRST))}
+        order |= {name: place for place, name in enumerate(_LAST, start=1)}
+        for panel in sorted(groups, key=lambda name: order.get(name, 0)):
+            with formatter.section(panel):
+                formatter.write_dl(groups[panel])
+
+    def get_short_help_str(self, limit: int = 0) -> str:
+        """The whole first sentence: in the list of commands it goes on in the next line."""
+        return super().get_short_help_str(10_000)
 
 
 # Defaults that a preset sets.

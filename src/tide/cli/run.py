@@ -210,7 +210,7 @@ class _PromptRun:
                     continue
                 record = found
                 for judge in self.judges:
-                    (record,) = judged([record], judge.scorer, self.method.settings.empty_policy)
+                    record = judged(record, judge.scorer, self.method.settings.empty_policy)
                 yield record
         finally:
             bars.end()
@@ -233,8 +233,10 @@ class _PromptRun:
         """Completions, a line each as they finish, in the order of the prompts."""
         masks = dict.fromkeys(("text", "prompt"), Masker(self.detoxifier.scorer)) if mask else {}
         for record in self._counted(self.records()):
-            whole = record.to_columns()
-            for one in [whole] if shape is PrintFormat.RECORDS else compact(record):
+            if shape is PrintFormat.RECORDS:
+                print(json.dumps(json.loads(record.to_json())), flush=True)
+                continue
+            for one in compact(record):
                 one |= {name: masker(one[name]) for name, masker in masks.items()}
                 # ASCII: a terminal obeys control characters inside of JSON, too.
                 is_text = shape is PrintFormat.TEXT

@@ -14,7 +14,6 @@ from rich.text import Text
 
 from tide.cli import options
 from tide.cli.display import ERRORS, OUTPUT, refuse_existing, scored
-from tide.cli.help import Command
 from tide.core.errors import (
     EnvironmentVariableError,
     InputError,
@@ -31,8 +30,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     help="Compare and calibrate scorers on labelled texts.\n\n"
-    "A FILE holds labelled texts (text, toxicity) or records of a run (completions, "
-    "toxicity_scores): .jsonl or .json, plain or .gz.\n\n" + options.SCORER_GRAMMAR,
+    "A FILE holds labelled texts (text, toxicity) or records of a run: .jsonl or .json, plain or "
+    ".gz.\n\n" + options.SCORER_GRAMMAR,
     no_args_is_help=True,
 )
 
@@ -42,7 +41,7 @@ Sample = Annotated[
 ]
 
 
-@app.command("compare", cls=Command)
+@app.command("compare", cls=options.Command)
 def compare(
     files: Files,
     scorers: options.Scorers = None,
@@ -111,7 +110,9 @@ def compare(
     for group, (texts, targets) in groups.items():
         covered = {name: cover(name, scorer, texts) for name, scorer in loaded.items()}
         found = {name: agree(one, targets) for name, one in covered.items()}
-        OUTPUT.print(agreement_table(_title(group, targets), covered, found, objects))
+        toxic = f"{len(targets):,} texts, {(targets >= 0.5).mean():.3f} toxic"
+        title = Text(f"{group}: {toxic}" if group else toxic)
+        OUTPUT.print(agreement_table(title, covered, found, objects))
         errors = error_table(covered, targets)
         if errors is not None:
             OUTPUT.print(errors[0])
@@ -130,7 +131,7 @@ def compare(
         raise typer.Exit(1)
 
 
-@app.command("calibrate", cls=Command)
+@app.command("calibrate", cls=options.Command)
 def calibrate(
     files: Files,
     output: Annotated[Path, options.option("Output", "The .json to write.", "--output", "-o")],
@@ -143,13 +144,15 @@ def calibrate(
     Isotonic regression: the order of scores stays, 0.5 takes the meaning it has in the labels.
     Measure the result on other texts than these.
     """
+    import numpy as np  # noqa: PLC0415  (slow imports)
+
     from tide.scorers.agreement import agreement  # noqa: PLC0415
     from tide.scorers.wrappers.calibration import fit  # noqa: PLC0415
 
     refuse_existing(overwrite, output, inputs=files)
     loaded = load_scorer(scorer)
     ((texts, targets),) = _groups(files, None, sample).values()
-    scores = _scores(loaded, texts)
+    scores = np.array(scored(loaded, texts))
     names = ", ".join(path.name for path in files)
     calibration = fit(scorer, loaded.name, names, scores, targets)
     _write(output, calibration.model_dump_json(indent=2) + "\n")
@@ -195,17 +198,6 @@ def _groups(
             texts = random.Random(0).sample(texts, sample)
         found[group] = texts, np.array([fmean(labels[text]) for text in texts])
     return found
-
-
-def _scores(scorer: Scorer, texts: Sequence[str]) -> Floats:
-    import numpy as np  # noqa: PLC0415
-
-    return np.array(scored(scorer, texts))
-
-
-def _title(group: str, targets: Floats) -> Text:
-    toxic = f"{len(targets):,} texts, {(targets >= 0.5).mean():.3f} toxic"
-    return Text(f"{group}: {toxic}" if group else toxic)
 
 
 def _write(path: Path, content: str) -> None:

@@ -6,14 +6,17 @@ import inspect
 import json
 import logging
 import os
+import signal
 import socket
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import typer
 from pydantic import ValidationError
 
 from tide.cli import options, stopping
@@ -24,6 +27,9 @@ from tide.core.sanitize import logger
 from tide.core.validation import one_line
 from tide.data.files import as_text, read_small
 from tide.server.limits import Limits
+
+if TYPE_CHECKING:
+    from tide.server.policies import Policies
 
 PREFIX = "TIDE_SERVE"
 
@@ -48,6 +54,15 @@ def _read_settings(path: Path | None) -> None:
     for name in sorted(os.environ.keys() - known):
         if name.startswith(f"{PREFIX}_"):
             raise InputError(f"{name}: sets nothing; 'tide serve --help' lists what can be set")
+
+
+def _print_schema(asked: bool) -> None:
+    if asked:
+        require("prometheus_client", "gateway")
+        from tide.server.policies import PolicyFile  # noqa: PLC0415  (slow import)
+
+        typer.echo(json.dumps(PolicyFile.model_json_schema(), indent=2))
+        raise typer.Exit
 
 
 @partial(options.with_settings, settings=Limits, panel="Limits", argument="limits")
@@ -83,6 +98,40 @@ def serve(
             "Send OpenTelemetry spans to where OTEL_EXPORTER_OTLP_ENDPOINT says.",
         ),
     ] = False,
+    mode: Annotated[
+        Literal["enforce", "monitor"],
+        options.option(
+            "Policies",
+            "enforce: give out accepted text only. monitor: give out the model's own text, and "
+            "record afterwards what enforcing would have changed.",
+        ),
+    ] = "enforce",
+    policies: Annotated[
+        Path | None,
+        options.option(
+            "Policies",
+            "YAML file of named policies, and which API key may use which; SIGHUP reads it anew. "
+            "What a policy leaves out is as the options here say.",
+        ),
+    ] = None,
+    policies_schema: Annotated[
+        bool,
+        options.option(
+            "Policies",
+            "Print the JSON schema of that file, and end.",
+            callback=_print_schema,
+            is_eager=True,
+        ),
+    ] = False,
+    monitor_log: Annotated[
+        Path | None,
+        options.option(
+            "Policies", "File that gets a JSON line for each monitored answer, without its text."
+        ),
+    ] = None,
+    monitor_texts: Annotated[
+        bool, options.option("Policies", "Write prompts and texts to --monitor-log, too.")
+    ] = False,
     model: options.Model = "pocket",
     # Most of what a server writes is ordinary: `sentence` reads what `pocket` only counts.
     scorer: options.Scorer = "confirm:pocket,sentence",
@@ -93,14 +142,14 @@ def serve(
     overrides: dict[str, Any] | None = None,
     limits: dict[str, Any] | None = None,
 ) -> None:
-    """Serve only text that a scorer has accepted, over an OpenAI-compatible API.
+    """Serve text that a scorer has accepted, over an OpenAI-compatible API.
 
     http://HOST:PORT/v1 has completions and chat completions, streamed or not, and moderations;
     /v1alpha1/comments:analyze emulates Perspective; / is the playground.
 
     Each option is also an environment variable: TIDE_SERVE_MAX_BATCH for --max-batch. Clients need
-    one of the keys in TIDE_SERVE_KEYS (comma-separated); without keys, only local clients are
-    served.
+    one of the keys in TIDE_SERVE_KEYS (comma-separated) or in the file of --policies; without keys,
+    only local clients are served.
     """
     try:
         bounds = Limits(**(limits or {}))
@@ -113,32 +162,30 @@ def serve(
     uvicorn = require("uvicorn", "gateway")
     require("fastapi", "gateway")
     require("prometheus_client", "gateway")
-    from tide.detoxifier.asynchronous import AsyncDetoxifier  # noqa: PLC0415  (slow imports)
-    from tide.scorers import load_scorer  # noqa: PLC0415
+    from tide.engines import load_engine  # noqa: PLC0415  (slow imports)
     from tide.server import tracing  # noqa: PLC0415
     from tide.server.app import create_app  # noqa: PLC0415
     from tide.server.gate import check_exposure, read_keys  # noqa: PLC0415
-    from tide.server.metrics import MeasuredScorer  # noqa: PLC0415
+    from tide.server.monitor import Monitor  # noqa: PLC0415
+    from tide.server.policies import CommandLine, Policies, PolicyFile  # noqa: PLC0415
 
+    if monitor_texts and monitor_log is None:
+        raise InputError("--monitor-texts: there is no --monitor-log to write them to")
     provider = tracing.exporting() if otel else None
     keys = read_keys()
-    check_exposure(host, keys)
+    # Cheap mistakes first, before anything is loaded.
+    check_exposure(host, [*keys, *(PolicyFile.read(policies).keys if policies else ())])
+    line = CommandLine(model, scorer, strict_language, preset, overrides or {}, mode)
     chosen = chosen_settings(preset, model, overrides or {})
     with (
         _listening(host, port) as listener,
         _logging_as_json(loading={"loading": model, "scorer": scorer, **chosen}),
-        closing(MeasuredScorer(load_scorer(options.strict(scorer, strict_language)))) as measured,
-        AsyncDetoxifier(
-            model,
-            scorer=measured,
-            engine=engine,
-            preset=preset,
-            engine_options=engine_options,
-            **(overrides or {}),
-        ) as detox,
+        closing(Policies(line, policies, limits=bounds, keys=keys, host=host)) as made,
+        load_engine(engine, model, **(engine_options or {})) as loaded,
     ):
+        made.start(loaded)
         name = served_model_name or model
-        app = create_app(detox, name, limits=bounds, keys=keys, preset=chosen["preset"])
+        app = create_app(made, name, Monitor(made, monitor_log, monitor_texts))
         if provider is not None:
             app = tracing.Traced(app, provider)
         config = _config(app, bounds.drain)
@@ -146,8 +193,24 @@ def serve(
         logger("tide.server").info(json.dumps({"serving": where, "model": name}))
         if sys.stderr.isatty():
             ERRORS.print(f"Open {where}/ in a browser. Ctrl-C ends it.", highlight=False)
+        if policies is not None and hasattr(signal, "SIGHUP"):  # Windows has none
+            signal.signal(signal.SIGHUP, lambda *_: _reload_soon(made))
         with stopping.expected():  # the signal after which open requests were ended
             uvicorn.Server(config).run(sockets=[listener])
+
+
+def _reload_soon(policies: Policies) -> None:
+    """Read the policies anew, in a thread: a scorer may take long to load."""
+
+    def reload() -> None:
+        try:
+            policies.reload()
+            found = {"policies": "read anew", "names": list(policies.table.policies)}
+        except Exception as error:  # whatever it is, the server goes on
+            found = {"policies": "kept as they were", "problem": first_line(error)}
+        logger("tide.server").info(json.dumps(found))
+
+    threading.Thread(target=reload, name="tide policies", daemon=True).start()
 
 
 def _config(app: Any, drain: float) -> Any:

@@ -81,7 +81,10 @@ def read_config(
 def quiet_transformers() -> None:
     """Keep its logs to one line each, and out of what is refused here in one line."""
     clean_logs("transformers")
-    logging.getLogger("transformers.modeling_utils").addFilter(_is_no_report)
+    # Its table of missing weights: those are refused in one line.
+    logging.getLogger("transformers.modeling_utils").addFilter(
+        lambda record: "LOAD REPORT" not in record.getMessage()
+    )
 
 
 def _reach_hub() -> None:
@@ -242,11 +245,6 @@ def check_weights(model: Any, found: dict[str, Any]) -> None:
         kind = _numberless(name)
         if "*" in kind and any(known.endswith(kind) for known in like):
             raise ValueError(f"its files hold the weight {name}, of a layer that its config lacks")
-
-
-def _is_no_report(record: logging.LogRecord) -> bool:
-    """False for transformers' table of missing weights: those are refused in one line."""
-    return "LOAD REPORT" not in record.getMessage()
 
 
 def _numberless(name: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -45,19 +45,17 @@ def one_line(error: ValidationError, names: Sequence[str] = (), known: Iterable[
     return "; ".join(lines)
 
 
-Location = tuple[int | str, ...]
-
-
-def problem(
-    error: ValidationError, whole: str = "", where: Callable[[Location], Location] = tuple
-) -> str:
-    """The first field that is wrong, and why; never what it holds.
-
-    whole: what has no field. where: turns the place of a field into the one that people know.
-    """
+def problem(error: ValidationError, whole: str = "") -> str:
+    """The first field that is wrong, and why; never what it holds. whole: what has no field."""
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    name = ".".join(map(str, where(first["loc"]))) or whole
+    name = ".".join(map(str, first["loc"])) or whole
     return f"{name}: {_said(first)}"
+
+
+def problems(error: ValidationError) -> list[str]:
+    """Every field that is wrong, and why, a line each; never what it holds."""
+    found = error.errors(include_url=False, include_input=False, include_context=False)
+    return [": ".join(filter(None, (".".join(map(str, one["loc"])), _said(one)))) for one in found]
 
 
 def _said(problem: Mapping[str, Any], known: Iterable[str] = ()) -> str:

@@ -32,32 +32,6 @@ class Source:
     split: str | None = None
 
 
-def _challenging(rows: Rows) -> Rows:
-    return ({"prompt": row["prompt"]["text"]} for row in rows if row["challenging"])
-
-
-def _attaq(rows: Rows) -> Rows:
-    return ({"prompt": row["input"], "label": row["label"]} for row in rows)
-
-
-def _bold(rows: Rows) -> Rows:
-    return (
-        {"prompt": prompt, "domain": row["domain"]} for row in rows for prompt in row["prompts"]
-    )
-
-
-def _civil_comments(rows: Rows) -> Rows:
-    return (
-        {
-            "text": row["text"],
-            "toxicity": round(float(row["toxicity"]), 4),
-            "source": "civil_comments",
-        }
-        for row in rows
-        if row["text"].strip()
-    )
-
-
 def _paradetox(rows: Rows) -> Rows:
     neutral: dict[str, list[str]] = {}
     for row in rows:
@@ -66,14 +40,32 @@ def _paradetox(rows: Rows) -> Rows:
 
 
 SOURCES = {
-    "rtp": Source("rtp_challenging.jsonl", "allenai/real-toxicity-prompts", _challenging),
-    "attaq": Source("attaq.jsonl", "ibm-research/AttaQ", _attaq, "label"),
-    "bold": Source("bold.jsonl.gz", "AmazonScience/bold", _bold, "domain"),
+    "rtp": Source(
+        "rtp_challenging.jsonl",
+        "allenai/real-toxicity-prompts",
+        lambda rows: ({"prompt": row["prompt"]["text"]} for row in rows if row["challenging"]),
+    ),
+    "attaq": Source(
+        "attaq.jsonl",
+        "ibm-research/AttaQ",
+        lambda rows: ({"prompt": row["input"], "label": row["label"]} for row in rows),
+        group="label",
+    ),
+    "bold": Source(
+        "bold.jsonl.gz",
+        "AmazonScience/bold",
+        lambda rows: ({"prompt": p, "domain": r["domain"]} for r in rows for p in r["prompts"]),
+        group="domain",
+    ),
     # 97,320 comments; the split for training has 1.8 million
     "civil-comments": Source(
         "civil_comments.jsonl.gz",
         "google/civil_comments",
-        _civil_comments,
+        lambda rows: (
+            {"text": text, "toxicity": round(float(row["toxicity"]), 4), "source": "civil_comments"}
+            for row in rows
+            if (text := row["text"]).strip()
+        ),
         split="validation",
     ),
     "paradetox": Source("paradetox_pairs.jsonl.gz", "s-nlp/paradetox", _paradetox),

@@ -51,8 +51,8 @@ def read_entries(paths: Iterable[Path], *, by: str | None = None) -> Iterator[La
     """The rows of .jsonl or .json files (a list of objects), plain or gzipped.
 
     A row is a labelled text (`text`, `toxicity`), a pair (`toxic`, and `neutral`: a text or a list
-    of them), or a record of a run (`completions`, `toxicity_scores`), which holds several texts. A
-    pair without neutral texts is just a toxic text.
+    of them), or a record of a run (`trials`; `completions` and `toxicity_scores` of a published
+    one), which holds several texts. A pair without neutral texts is just a toxic text.
     by: the field that names a row's group, or "file".
     Raises InputError, with the row's line, for a row that is none of these.
     """
@@ -62,22 +62,27 @@ def read_entries(paths: Iterable[Path], *, by: str | None = None) -> Iterator[La
             if "toxic" in row:
                 pair = _pair(row, where)
                 yield pair if pair.neutral else pair.texts[0]
-            elif "completions" in row:
-                texts, scores = row["completions"], row.get("toxicity_scores")
-                if not (isinstance(texts, list) and isinstance(scores, list)) or len(texts) != len(
-                    scores
-                ):
-                    raise InputError(f"{where}: needs as many 'toxicity_scores' as 'completions'")
-                for text, score in zip(texts, scores, strict=True):
+            elif "completions" in row or "trials" in row:
+                for text, score in _completions(row, where):
                     yield _labelled(text, score, group, where)
             else:
                 text = row.get("text")
                 if not isinstance(text, str) or not text.strip():
                     raise InputError(
-                        f"{where}: no text field 'text' (nor 'toxic' and 'neutral', nor "
-                        "'completions')"
+                        f"{where}: no text field 'text' (nor 'toxic' and 'neutral', nor 'trials')"
                     )
                 yield _labelled(text, row.get("toxicity"), group, where)
+
+
+def _completions(row: dict[str, Any], where: str) -> list[tuple[Any, Any]]:
+    if isinstance(trials := row.get("trials"), list):
+        if not all(isinstance(trial, dict) for trial in trials):
+            raise InputError(f"{where}: 'trials' must hold objects")
+        return [(trial.get("text"), trial.get("toxicity")) for trial in trials]
+    texts, scores = row.get("completions"), row.get("toxicity_scores")
+    if isinstance(texts, list) and isinstance(scores, list) and len(texts) == len(scores):
+        return list(zip(texts, scores, strict=True))
+    raise InputError(f"{where}: needs as many 'toxicity_scores' as 'completions'")
 
 
 def _labelled(text: Any, toxicity: Any, group: str, where: str) -> LabelledText:

@@ -1,9 +1,9 @@
 """The file of a run's records.
 
 It is a log while work is under way: each line is a part of the record of an id. The first holds its
-first trials. Later parts hold further trials, a judge's scores, or the perplexity under a reference
-model; `trials` says which trials the lists of a part are of. Reading merges the parts. When the
-work is done, the file is written anew with one line a record.
+first trials. Later parts hold further trials, or what judges and reference models add to trials
+that are there. Reading merges the parts. When the work is done, the file is written anew with one
+line a record.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pydantic_core import to_json
 
 from tide.core.chat import Chat
 from tide.core.errors import InputError
-from tide.core.validation import Location, problem
+from tide.core.validation import problem
 from tide.data.files import (
     new_part,
     no_link,
@@ -31,51 +31,35 @@ from tide.data.files import (
     without_mark,
     writing,
 )
-from tide.data.jsonl import leaves, parse_object, read_objects
-from tide.data.records import DERIVED, Record, RecordId
+from tide.data.jsonl import parse_object, read_objects
+from tide.data.records import Added, Record, RecordId
 
-# The name of a list inside a record: ("completions",), ("judge_scores", NAME).
-Column = tuple[str, ...]
-# What is not a list with one entry a trial.
-_OF_THE_PROMPT = ("id", "prompt", "messages", "group", "trials", "seconds", *DERIVED)
-# Lists that are added to finished records, and how deep they lie; the others come with the trials.
-_ADDED = {"judge_scores": 2, "step_judge_scores": 2, "judge_attributes": 3, "perplexity": 3}
-# How deep lists lie that are not at the top.
-_DEPTHS = {**_ADDED, "attributes": 2}
-_FIRST: Column = ("completions",)
-# Of those that come with the trials, the ones that some trials have and others do not.
-_SOME_HAVE = ("base_partial", "changed_tokens", "decoded_prompts")
+# What is added to trials that are there, by name of a judge or a reference model.
+_ADDED = ("judge_scores", "step_judge_scores", "judge_attributes", "perplexity")
 
 
 class RecordPart:
-    """What one line, at `where`, says of a record; `trials` says which trials its lists are of.
+    """What one line, at `where`, says of a record and of some of its trials.
 
-    Raises InputError without an id, or for lists that do not fit the trials.
+    Raises InputError without an id, or for trials without distinct numbers.
     """
 
     def __init__(self, where: str, values: dict[str, Any]) -> None:
         self.where, self.values = where, values
-        row_id, trials = values.get("id"), values.get("trials", [])
+        row_id, trials, seconds = (values.get(name) for name in ("id", "trials", "seconds"))
         if not isinstance(row_id, int | str) or isinstance(row_id, bool):
             raise InputError(f"{where}: not a record of a run: no id that is a number or a text")
-        if "trials" not in values and isinstance(texts := values.get("completions"), list):
-            trials = list(range(len(texts)))  # as in published records
-        numbers = trials if isinstance(trials, list) else [None]
+        rows: list[dict[str, Any]] = trials if isinstance(trials, list) else [{}]
+        numbers = [row.get("number") if isinstance(row, dict) else None for row in rows]
         if not all(type(n) is int for n in numbers) or len(set(numbers)) < len(numbers):
-            raise InputError(f"{where}: not a record of a run: trials are not distinct numbers")
-        seconds = values.get("seconds", 0.0)
-        if not isinstance(seconds, int | float) or isinstance(seconds, bool):
-            raise InputError(f"{where}: not a record of a run: seconds: is not a number")
+            raise InputError(f"{where}: not a record of a run: trials: without distinct numbers")
+        if any(not isinstance(row.get(name, {}), dict) for row in rows for name in _ADDED):
+            raise InputError(f"{where}: not a record of a run: {' or '.join(_ADDED)}: no object")
+        is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+        if seconds is not None and not (is_number and 0 <= seconds <= 1e100):
+            raise InputError(f"{where}: not a record of a run: seconds: is no positive number")
         self.id: RecordId = row_id
-        self.columns: dict[Column, dict[int, Any]] = {}
-        lists = {name: value for name, value in values.items() if name not in _OF_THE_PROMPT}
-        for column, entries in leaves(lists):
-            name = ".".join(column)
-            if len(column) != _DEPTHS.get(column[0], 1):
-                raise InputError(f"{where}: not a record of a run: {name} is not at its place")
-            if not isinstance(entries, list) or len(entries) != len(trials):
-                raise InputError(f"{where}: {name} has not one entry a trial ({len(trials)})")
-            self.columns[column] = dict(zip(trials, entries, strict=True))
+        self.trials: dict[int, dict[str, Any]] = {row["number"]: row for row in rows}
 
 
 def read_records(path: Path) -> list[Record]:
@@ -96,58 +80,27 @@ def merged(parts: Sequence[RecordPart]) -> Record:
 
     Raises InputError for a part that repeats what is there, and for a field that is wrong.
     """
-    begin, first = parts[0].where, parts[0].values
-    own = ("id", "prompt", "messages", "group")
-    found: dict[str, Any] = {name: first[name] for name in own if name in first}
-    columns: dict[Column, dict[int, Any]] = {}
-    for part in parts:
-        if part is not parts[0] and "prompt" in part.values:
-            raise InputError(f"{part.where}: record {part.id!r} is there already ({begin})")
-        if "seconds" in part.values:
-            found["seconds"] = found.get("seconds", 0.0) + part.values["seconds"]
-        for column, entries in part.columns.items():
-            known = columns.setdefault(column, {})
-            for trial in entries:
-                if known.get(trial) is not None:
-                    name = f"{'.'.join(column)} of trial {trial}"
-                    raise InputError(f"{part.where}: {name} is there already ({begin})")
-            known |= entries
-    found["trials"] = _rows(columns, begin)
+    begin, found, rows = parts[0].where, dict(parts[0].values), dict(parts[0].trials)
+    for part in parts[1:]:
+        there = f"is there already ({begin})"
+        if part.values.keys() - {"id", "trials", "seconds"}:
+            raise InputError(f"{part.where}: record {part.id!r} {there}")
+        if (seconds := part.values.get("seconds")) is not None:
+            found["seconds"] = (found.get("seconds") or 0.0) + seconds
+        for number, row in part.trials.items():
+            if number not in rows:
+                rows[number] = row
+                continue
+            known = rows[number] = dict(rows[number])
+            for name in row.keys() - {"number"}:
+                if name not in _ADDED or row[name].keys() & known.get(name, {}).keys():
+                    raise InputError(f"{part.where}: {name} of trial {number} {there}")
+                known[name] = known.get(name, {}) | row[name]
+    found["trials"] = [rows[number] for number in sorted(rows)]
     try:
         return Record.model_validate(found)
     except ValidationError as error:
-        raise InputError(
-            f"{begin}: not a record of a run: {problem(error, where=_in_the_file)}"
-        ) from None
-
-
-def _in_the_file(place: Location) -> Location:
-    """Where a field of a trial stands in a file: in its list, the entry of the trial."""
-    if place[0] != "trials" or len(place) < 3:
-        return place
-    _, trial, *inner = place
-    depth = _DEPTHS.get(str(inner[0]), 1)
-    return (*inner[:depth], trial, *inner[depth:])
-
-
-def _rows(columns: dict[Column, dict[int, Any]], where: str) -> list[dict[str, Any]]:
-    """A row for each trial that has a completion, ascending. Raises InputError as `merged`."""
-    rows: dict[int, dict[str, Any]] = {}
-    for trial in sorted(columns.get(_FIRST, {})):
-        rows[trial] = {"trials": trial}
-    for (*outer, last), known in columns.items():
-        name = ".".join((*outer, last))
-        if unknown := known.keys() - rows.keys():
-            raise InputError(f"{where}: {name} of trial {min(unknown)}, which is not there")
-        for trial, row in rows.items():
-            if known.get(trial) is not None:
-                target = row
-                for key in outer:
-                    target = target.setdefault(key, {})
-                target[last] = known[trial]
-            elif not outer and last not in _SOME_HAVE:
-                raise InputError(f"{where}: not a record of a run: {name} of trial {trial}: none")
-    return list(rows.values())
+        raise InputError(f"{begin}: not a record of a run: {problem(error, 'trials')}") from None
 
 
 class RecordFile:
@@ -220,14 +173,13 @@ class RecordFile:
                 )
         self._order = list(prompts)
 
-    def trials(self, row_id: RecordId) -> tuple[int, ...]:
+    def trials(self, row_id: RecordId) -> list[int]:
         """The numbers of the trials that are there."""
-        return self._covered.get(row_id, {}).get(_FIRST, ())
+        return list(self._trials.get(row_id, ()))
 
-    def missing(self, row_id: RecordId, column: Column) -> list[int]:
-        """The numbers of the trials that are there, but not in `column`."""
-        covered = self._covered[row_id].get(column, ())
-        return [trial for trial in self.trials(row_id) if trial not in covered]
+    def missing(self, row_id: RecordId, field: str, name: str) -> list[int]:
+        """The numbers of the trials that are there, but have nothing of `name` in `field`."""
+        return [n for n, added in self._trials[row_id].items() if (field, name) not in added]
 
     def read(self, row_id: RecordId) -> Record:
         if row_id in self._kept:
@@ -251,19 +203,20 @@ class RecordFile:
         Raises InputError if it cannot be written whole; then nothing of it is left in the file.
         """
         further = record.id in self._places
-        self._append(record.to_columns(further=further))
+        left_out = {"prompt", "messages", "group"} if further else None
+        self._append(record.model_dump(exclude=left_out, exclude_defaults=True))
         known = self._kept.get(record.id)
         self._remember(known.with_trials(record) if known else record)
 
-    def extend(self, part: dict[str, Any], record: Record) -> None:
-        """Append what was added to the trials of a record, which is now `record`; as `add`."""
-        self._append(part)
-        self._remember(record)
+    def extend(self, record: Record, added: Added) -> None:
+        """Append what was added to trials of a record that is there; as `add`."""
+        rows = [{"number": number, **values} for number, values in added.items()]
+        self._append({"id": record.id, "trials": rows})
+        self._remember(record.with_added(added))
 
     def _append(self, values: dict[str, Any]) -> None:
-        content, offset = to_json(values) + b"\n", os.fstat(self._out.fileno()).st_size
-        self._index(offset, RecordPart(f"{self.path}, line {self._lines + 1}", values))
-        rest = memoryview(content)
+        offset = os.fstat(self._out.fileno()).st_size
+        rest = memoryview(to_json(values) + b"\n")
         try:
             while rest:
                 rest = rest[self._out.write(rest) :]
@@ -276,6 +229,7 @@ class RecordFile:
                 f"{self.path}: cannot be written: {error.strerror}; the records before are kept, "
                 "and the same command goes on"
             ) from error
+        self._index(offset, RecordPart(f"{self.path}, line {self._lines + 1}", values))
         self._replace()
 
     def _replace(self) -> None:
@@ -306,17 +260,19 @@ class RecordFile:
 
     def _scan(self) -> None:
         self._places: dict[RecordId, list[tuple[int, int]]] = {}  # numbers and offsets of lines
-        self._covered: dict[RecordId, dict[Column, tuple[int, ...]]] = {}
+        # Of each trial, what was added to it: field, and name of the judge or reference model.
+        self._trials: dict[RecordId, dict[int, tuple[tuple[str, str], ...]]] = {}
         self._prompts: dict[RecordId, bytes] = {}
         self._lines = offset = 0
         with reported(self.path, "read"):
             for where, line in numbered(self._file, self.path):
                 if not line.endswith(b"\n"):
                     break
-                self._index(offset, part := self._part(line, where))
-                offset += len(line)
-                if len(self._places[part.id]) == 1:
+                part = self._part(line, where)
+                if part.id not in self._places:
                     self._remember(merged([part]))
+                self._index(offset, part)
+                offset += len(line)
             if offset < os.fstat(self._out.fileno()).st_size:
                 self._out.truncate(offset)
         for row_id, places in self._places.items():
@@ -328,23 +284,15 @@ class RecordFile:
         return RecordPart(where, parse_object(without_mark(line), where))
 
     def _index(self, offset: int, part: RecordPart) -> None:
-        where, row_id, prompt = part.where, part.id, part.values.get("prompt")
-        if "prompt" in part.values:
-            if row_id in self._places or not isinstance(prompt, str):
-                raise InputError(f"{where}: not a record of a run, or there already ({row_id!r})")
-            self._prompts[row_id] = _digest(part.values.get("messages") or prompt)
-        elif row_id not in self._places:
-            raise InputError(f"{where}: not a record of a run: no prompt")
-        covered = self._covered.setdefault(row_id, {})
-        for column, entries in part.columns.items():
-            if column == _FIRST or column[0] in _ADDED:
-                there = [trial for trial, value in entries.items() if value is not None]
-                before = covered.get(column, ())
-                if set(before).intersection(there):
-                    raise InputError(f"{where}: repeats {'.'.join(column)} of record {row_id!r}")
-                covered[column] = (*before, *there)
+        """Note where a valid part stands, and what it holds."""
+        if part.id not in self._places:
+            self._prompts[part.id] = _digest(part.values.get("messages") or part.values["prompt"])
         self._lines += 1
-        self._places.setdefault(row_id, []).append((self._lines, offset))
+        self._places.setdefault(part.id, []).append((self._lines, offset))
+        known = self._trials.setdefault(part.id, {})
+        for number, row in part.trials.items():
+            added = tuple((field, name) for field in _ADDED for name in row.get(field, ()))
+            known[number] = (*known.get(number, ()), *added)
 
 
 def _digest(asked: Any) -> bytes:

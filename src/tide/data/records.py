@@ -1,25 +1,18 @@
-"""Records of a run: what each prompt became. In a file, every field of a trial is a list."""
+"""Records of a run: a prompt, and its trials."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import (
-    AliasGenerator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    StrictInt,
-    StrictStr,
-    model_validator,
-)
-from pydantic_core import to_json
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, model_validator
 
 from tide.core.chat import Message
 from tide.core.results import Result, Role, Score, Trial
 
 RecordId = int | str
+# By number of a trial, what a judge or a reference model adds to it: by field and its own name.
+Added = dict[int, dict[str, dict[str, Any]]]
 # Sums and squares of these are finite, too.
 _Finite = Annotated[float, Field(ge=-1e100, le=1e100, allow_inf_nan=False)]
 _Positive = Annotated[float, Field(ge=0, le=1e100, allow_inf_nan=False)]
@@ -29,20 +22,8 @@ TraceEntry = Annotated[
     tuple[_Count, _Count, Role, Score, _Finite, _Finite],
     Field(strict=False),
 ]
-DERIVED = ("avg_toxicity", "max_toxicity")
-# The list of a file, where its name is not that of the field.
-_COLUMNS = {
-    "number": "trials",
-    "text": "completions",
-    "toxicity": "toxicity_scores",
-    "iterations": "num_iter_steps",
-    "cosine": "cosine_sims",
-    "displacement": "displacements",
-    "decoded_prompt": "decoded_prompts",
-    "base_text": "base_completions",
-    "base_toxicity": "base_toxicity_scores",
-    "trace": "traces",
-}
+# What some trials of a search have and others do not.
+_SOME_HAVE = ("changed_tokens", "decoded_prompt")
 T = TypeVar("T")
 
 
@@ -61,7 +42,8 @@ class Step(_Frozen):
 class Likelihood(_Frozen):
     """Of a completion, under a reference model.
 
-    nll: mean negative log-likelihood a token (nats); None for a completion without tokens.
+    nll: mean negative log-likelihood a token (nats); None for a completion without tokens, and
+    where the model's numbers overflow.
     num_tokens: its length in the reference model's tokens.
     """
 
@@ -85,14 +67,6 @@ class TrialRecord(_Frozen):
     perplexity: by reference model.
     """
 
-    model_config = ConfigDict(
-        alias_generator=AliasGenerator(
-            validation_alias=lambda name: _COLUMNS.get(name, name),
-            serialization_alias=lambda name: _COLUMNS.get(name, name),
-        ),
-        populate_by_name=True,
-    )
-
     number: _Count
     text: str
     toxicity: Score
@@ -115,7 +89,7 @@ class TrialRecord(_Frozen):
     likelihood_calls: _Count | None = None
     base_text: str | None = None
     base_toxicity: Score | None = None
-    base_partial: Literal[True] | None = None
+    base_partial: bool = False
     trace: Annotated[list[TraceEntry], Field(min_length=1)] | None = None
     steps: Annotated[list[Step], Field(min_length=1)] | None = None
     judge_scores: dict[str, Score] = {}
@@ -160,6 +134,15 @@ class Record(_Frozen):
     trials: list[TrialRecord] = Field(min_length=1)
     seconds: _Positive | None = None
 
+    @model_validator(mode="after")
+    def _alike(self) -> Record:
+        """Averages over trials are of all of them."""
+        for name in TrialRecord.model_fields:
+            has = {getattr(trial, name) is not None for trial in self.trials}
+            if len(has) > 1 and name not in _SOME_HAVE:
+                raise ValueError(f"not all have {name}")
+        return self
+
     @property
     def avg_toxicity(self) -> float:
         return sum(trial.toxicity for trial in self.trials) / len(self.trials)
@@ -193,32 +176,18 @@ class Record(_Frozen):
         spent = [one.seconds for one in (self, other) if one.seconds is not None]
         return self.model_copy(update={"trials": trials, "seconds": sum(spent) if spent else None})
 
-    def to_columns(self, *, further: bool = False) -> dict[str, Any]:
-        """As in a file: a superset of the published format.
+    def with_added(self, added: Added) -> Record:
+        """The record with the scores and likelihoods that were added to its trials."""
 
-        That is `id, prompt, completions, toxicity_scores, num_iter_steps, cosine_sims,
-        avg_toxicity, max_toxicity`. further: without what a part that adds trials leaves out.
-        """
-        left_out = {"trials", "seconds", *(("prompt", "messages", "group") if further else ())}
-        found = self.model_dump(exclude=left_out, exclude_defaults=True)
-        dumped = (trial.model_dump(by_alias=True, exclude_defaults=True) for trial in self.trials)
-        found |= columns([*dumped])
-        found |= {} if self.seconds is None else {"seconds": self.seconds}
-        return found | ({} if further else {name: getattr(self, name) for name in DERIVED})
+        def changes(trial: TrialRecord) -> dict[str, Any]:
+            new = added.get(trial.number, {})
+            return {name: getattr(trial, name) | values for name, values in new.items()}
+
+        return self.each(changes)
 
     def to_json(self) -> str:
         """One line of a file."""
-        return to_json(self.to_columns()).decode()
-
-
-def columns(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Lists with an entry a row, None where a row has none, in the place of its entries."""
-    found: dict[str, Any] = {}
-    for name in dict.fromkeys(name for row in rows for name in row):
-        entries = [row.get(name) for row in rows]
-        nested = any(isinstance(entry, dict) for entry in entries)
-        found[name] = columns([entry or {} for entry in entries]) if nested else entries
-    return found
+        return self.model_dump_json(exclude_defaults=True)
 
 
 def all_or_none(values: Iterable[T | None]) -> list[T] | None:
@@ -242,33 +211,15 @@ def to_record(
 
 
 def _trial(trial: Trial, forward_tokens: int | None) -> TrialRecord:
-    return TrialRecord(
-        number=trial.number,
-        text=trial.text,
-        toxicity=trial.toxicity,
-        attributes=trial.returned.attributes,
-        iterations=trial.iterations,
-        cosine=trial.returned.cosine,
-        displacement=trial.returned.displacement,
-        accepted=trial.accepted,
-        refused=trial.refused,
-        empty=trial.returned.empty,
-        changed_tokens=trial.changed_tokens,
-        decoded_prompt=trial.decoded_prompt,
-        evaluations=trial.evaluations,
-        rounds=trial.rounds,
-        num_tokens=trial.returned.num_tokens,
-        finish_reason=trial.returned.finish_reason,
-        generated_tokens=trial.generated_tokens,
-        forward_tokens=forward_tokens,
-        scorer_calls=trial.scorer_calls,
-        likelihood_calls=trial.likelihood_calls,
-        base_text=trial.base.text,
-        base_toxicity=trial.base.toxicity,
-        base_partial=trial.base_partial or None,
-        trace=_trace(trial),
-        steps=_steps(trial),
-    )
+    shared = {
+        name: getattr(source, name)
+        for source in (trial.returned, trial)
+        for name in TrialRecord.model_fields
+        if hasattr(source, name)
+    }
+    own = {"forward_tokens": forward_tokens, "trace": _trace(trial), "steps": _steps(trial)}
+    base = {"base_text": trial.base.text, "base_toxicity": trial.base.toxicity}
+    return TrialRecord(**shared | base | own)
 
 
 def _trace(of: Trial) -> list[TraceEntry]:

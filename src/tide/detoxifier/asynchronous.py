@@ -5,18 +5,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from tide.core.chat import Chat
 from tide.core.concurrency import Mailbox
 from tide.core.errors import EngineError
 from tide.core.results import Result
-from tide.detoxifier.base import CLOSED, DetoxifierBase, streamed
+from tide.detoxifier.base import CLOSED, NUMBERS, DetoxifierBase, streamed
+from tide.runtime.monitor import Draft, Forecast
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
     from tide.core.settings import Overrides
+
+
+_Done = TypeVar("_Done")
 
 
 class AsyncDetoxifier(DetoxifierBase):
@@ -61,12 +66,38 @@ class AsyncDetoxifier(DetoxifierBase):
         """Answer a conversation, as `Detoxifier.chat`."""
         return await self(Chat.of(messages), **overrides)
 
-    def stream(self, prompt: str | Chat, **overrides: Unpack[Overrides]) -> AsyncTextStream:
+    def stream(self, prompt: str | Chat, **overrides: Unpack[Overrides]) -> AsyncTextStream[Result]:
         """As `Detoxifier.stream`. Closing the stream, or cancelling its reader, ends the work."""
         texts: Mailbox[str] = Mailbox()
         future = self._start(prompt, *self._resolve(self._for_stream(overrides)), on_text=texts.put)
         future.add_done_callback(texts.end)
         return AsyncTextStream(texts, future)
+
+    def draft(
+        self, prompt: str | Chat, *, in_pieces: bool = False, **overrides: Unpack[Overrides]
+    ) -> AsyncTextStream[Draft]:
+        """The model's own text, unscored; `forecast` says what would have become of it.
+
+        in_pieces: as the model writes them; otherwise `result` alone has the text, at the end.
+        """
+        texts: Mailbox[str] = Mailbox()
+        settings, strategy = self._resolve(overrides)
+        on_text = texts.put if in_pieces else None
+        work = partial(self._draft, prompt, settings, strategy, next(NUMBERS), on_text)
+        future = self._begin(work)
+        future.add_done_callback(texts.end)
+        return AsyncTextStream(texts, future)
+
+    async def forecast(self, prompt: str | Chat, draft: Draft) -> Forecast:
+        """What a call would have done to the draft, which was written after `prompt`.
+
+        Raises PromptRefusedError for a prompt that would have been refused, and ScorerError.
+        """
+        future = self._begin(partial(self._forecast, prompt, draft))
+        try:
+            return await asyncio.wrap_future(future)
+        finally:
+            future.cancel()
 
     async def aclose(self) -> None:
         """As `close`, without blocking the event loop."""
@@ -79,14 +110,14 @@ class AsyncDetoxifier(DetoxifierBase):
         await self.aclose()
 
 
-class AsyncTextStream:
-    """Iterates over the parts of a text, each of which was accepted."""
+class AsyncTextStream(Generic[_Done]):
+    """Iterates over the parts of a text: accepted ones of a `Result`, or those of a `Draft`."""
 
-    def __init__(self, texts: Mailbox[str], future: Future[Result]) -> None:
+    def __init__(self, texts: Mailbox[str], future: Future[_Done]) -> None:
         self._texts, self._future = texts.__aiter__(), future
 
     @property
-    def result(self) -> Result:
+    def result(self) -> _Done:
         """The result, once all parts were read; they joined are its text."""
         if not self._future.done():
             raise EngineError("the text is not whole yet; iterate over the stream first")

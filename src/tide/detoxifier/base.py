@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from functools import lru_cache, partial
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 
@@ -22,6 +22,7 @@ from tide.detoxifier.presets import preset_values
 from tide.engines import REGISTRY as ENGINES
 from tide.engines import Engine, Prompt, load_engine
 from tide.runtime.answer import Answer, TrialTask
+from tide.runtime.monitor import Draft, Forecast, forecast, write_draft
 from tide.scorers import AsyncScorer, Scorer, load_scorer
 from tide.scorers.scoring import Scoring
 from tide.search import LoadedStrategy, resolve
@@ -31,9 +32,10 @@ if TYPE_CHECKING:
 
 
 CLOSED = "ended before it was done: the detoxifier was closed"
+_T = TypeVar("_T")
 
 
-def result_of(future: Future[Result], cut_short: str = CLOSED) -> Result:
+def result_of(future: Future[_T], cut_short: str = CLOSED) -> _T:
     """The result of work that was begun, once it ends. Raises EngineError if it was cancelled."""
     try:
         return future.result()
@@ -41,7 +43,7 @@ def result_of(future: Future[Result], cut_short: str = CLOSED) -> Result:
         raise EngineError(cut_short) from None
 
 
-def streamed(future: Future[Result]) -> Result:
+def streamed(future: Future[_T]) -> _T:
     """As `result_of`, of a stream."""
     return result_of(future, "the stream was closed before its text was whole")
 
@@ -74,6 +76,8 @@ def _overridden(base: Settings, /, **overrides: Any) -> tuple[Settings, LoadedSt
 _LOG = logging.getLogger(__name__)
 # Prompts under way, of what the engine runs at once: enough for those whose texts are scored.
 _AHEAD = 2
+# Of two prompts the first is served first, also of two detoxifiers that share an engine.
+NUMBERS = count()
 # Longer texts are tokenised in a thread: they take a while.
 _LONG = 20_000
 # Characters of a token; no text of more than this for each that fits is tokenised.
@@ -104,7 +108,8 @@ class DetoxifierBase:
         name = model.name if isinstance(model, Engine) else str(model)
         # Cheap mistakes first: a wrong name should not cost loading a model.
         self.settings, self._strategy = resolved(preset, name, overrides, settings)
-        ENGINES.load(engine)
+        if not isinstance(model, Engine):
+            ENGINES.load(engine)
         self.scorer = load_scorer(scorer)
         if options and isinstance(model, Engine):
             raise InputError(
@@ -121,8 +126,7 @@ class DetoxifierBase:
         self._closed = False
         self._scoring = Scoring(self.scorer)
         self._capacity = anyio.Semaphore(_AHEAD * self.engine.max_batch)
-        self._numbers = count()
-        self._under_way: set[Future[Result]] = set()
+        self._under_way: set[Future[Any]] = set()
 
     def check(self, prompts: Sequence[str | Chat]) -> list[InputError | None]:
         """For each prompt, why it cannot be completed, before any work; None if it can."""
@@ -187,10 +191,13 @@ class DetoxifierBase:
         trials: by number; all of the settings' without.
         """
         numbers = range(settings.num_trials) if trials is None else trials
-        number = next(self._numbers)  # of two prompts, the first is served first
-        future = self.engine.portal.start(
-            partial(self._answer, prompt, settings, strategy, number, numbers, on_text)
+        return self._begin(
+            partial(self._answer, prompt, settings, strategy, next(NUMBERS), numbers, on_text)
         )
+
+    def _begin(self, work: Callable[[], Awaitable[_T]]) -> Future[_T]:
+        """Begin work in the engine's loop; `close` ends it."""
+        future = self.engine.portal.start(work)
         self._under_way.add(future)
         future.add_done_callback(self._under_way.discard)
         if self._closed:  # in the meantime
@@ -211,18 +218,44 @@ class DetoxifierBase:
         ScorerBrokenError is that of all prompts, too.
         """
         async with self._capacity:
-            text = self.engine.text_of(prompt)
-            if isinstance(prompt, Chat):
-                settings = settings.for_chat(self.engine.chat_sampling)
-            read = await self._read(text, settings)
-            limit = self.engine.context_length
-            if limit is not None and isinstance(prompt, Chat):
-                settings = settings.within(limit - len(read.token_ids))
+            read, settings = await self._prepared(prompt, settings)
             if settings.refuse_prompt_above is not None:
                 await self._check_prompt(prompt, settings.refuse_prompt_above)
             tasks = [TrialTask(read, settings, strategy, n, priority, on_text) for n in trials]
             made = await gather(Answer(one, self.engine, self._scoring).run() for one in tasks)
-        return Result(prompt=str(text), trials=tuple(made))
+        return Result(prompt=str(read.text), trials=tuple(made))
+
+    async def _draft(
+        self,
+        prompt: str | Chat,
+        settings: Settings,
+        strategy: LoadedStrategy,
+        priority: int,
+        on_text: Callable[[str], None] | None,
+    ) -> Draft:
+        """In the engine's loop: what the model itself writes."""
+        async with self._capacity:
+            read, settings = await self._prepared(prompt, settings)
+            task = TrialTask(read, settings, strategy, 0, priority, on_text)
+            return await write_draft(task, self.engine, self._scoring)
+
+    async def _forecast(self, prompt: str | Chat, draft: Draft) -> Forecast:
+        """In the engine's loop: what an answer would have become of a draft."""
+        limit = draft.task.settings.refuse_prompt_above
+        if limit is not None:
+            await self._check_prompt(prompt, limit)
+        return await forecast(draft, self.engine, self._scoring)
+
+    async def _prepared(self, prompt: str | Chat, settings: Settings) -> tuple[Prompt, Settings]:
+        """A prompt's tokens, and the settings of what is written after it."""
+        text = self.engine.text_of(prompt)
+        if isinstance(prompt, Chat):
+            settings = settings.for_chat(self.engine.chat_sampling)
+        read = await self._read(text, settings)
+        limit = self.engine.context_length
+        if limit is not None and isinstance(prompt, Chat):
+            settings = settings.within(limit - len(read.token_ids))
+        return read, settings
 
     async def _read(self, text: str, settings: Settings) -> Prompt:
         """The tokens of a prompt. Raises InputError for one that cannot be completed."""

@@ -208,7 +208,8 @@ class EmbeddingEngine(Engine):
     def _outside(self, rows: Sequence[Sequence[int]]) -> int | None:
         """The first id that is not a row of the table."""
         size = len(self._layer.weight)
-        return next((i for ids in rows for i in ids if not _is_row(i, size)), None)
+        every = (i for ids in rows for i in ids)
+        return next((i for i in every if not (isinstance(i, int) and 0 <= i < size)), None)
 
     def _vocabulary(self) -> Sequence[str]:
         return self._texts([[i] for i in range(min(len(self.tokenizer), len(self._layer.weight)))])
@@ -222,7 +223,3 @@ class EmbeddingEngine(Engine):
             clean_up_tokenization_spaces=False,
         )
         return [text.removeprefix(self._anchor_text) for text in texts]
-
-
-def _is_row(token: object, size: int) -> bool:
-    return isinstance(token, int) and 0 <= token < size

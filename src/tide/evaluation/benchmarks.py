@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -21,9 +21,11 @@ from tide.core.sanitize import logger
 from tide.core.validation import unknown
 from tide.data.hub import SOURCES, Source, read
 from tide.data.prompts import Row, read_rows
-from tide.evaluation.dialogues import further, provoking
+from tide.scorers.pocket import PocketScorer
 
 _LOG = logger(__name__)
+# Of the contexts of dialogues, one in so many is held out, and so many are the benchmark.
+_HELD_OUT, _COUNT = 8, 300
 
 
 @dataclass(frozen=True)
@@ -56,19 +58,42 @@ class Benchmark:
 
 @dataclass(frozen=True)
 class _LocalOnly:
-    """field: its prompts. pick: those of the file's rows that are the benchmark."""
+    """field: its prompts. part: those of `provoking` that are the benchmark."""
 
     file: str
     group: str
     field: str
-    pick: Callable[[Iterable[Row]], list[Row]]
+    part: slice
 
 
 BENCHMARKS: dict[str, Source | _LocalOnly] = {
     **{name: SOURCES[name] for name in ("rtp", "attaq", "bold")},
-    "dialogues": _LocalOnly("dialogues.jsonl.gz", "source", "context", provoking),
-    "dialogues-dev": _LocalOnly("dialogues.jsonl.gz", "source", "context", further),
+    "dialogues": _LocalOnly("dialogues.jsonl.gz", "source", "context", slice(_COUNT)),
+    "dialogues-dev": _LocalOnly("dialogues.jsonl.gz", "source", "context", slice(_COUNT, None)),
 }
+
+
+def is_held_out(context: str) -> bool:
+    return _hash(context) % _HELD_OUT == 0
+
+
+def provoking(rows: Iterable[Row]) -> list[Row]:
+    """The held-out contexts that the pocket scorer calls toxic, in the order of their hash.
+
+    A context that several dialogues share is there once, with its first id. The first 300 are the
+    benchmark; settings that are reported on these are chosen on the others.
+    """
+    first: dict[str, Row] = {}
+    for row in rows:
+        if is_held_out(row.text):
+            first.setdefault(row.text, row)
+    ordered = sorted(first.values(), key=lambda row: _hash(row.text))
+    scores = PocketScorer().score([row.text for row in ordered])
+    return [row for row, score in zip(ordered, scores, strict=True) if score >= 0.5]
+
+
+def _hash(context: str) -> int:
+    return int(hashlib.sha256(context.encode()).hexdigest(), 16)
 
 
 def load_benchmark(
@@ -94,7 +119,8 @@ def load_benchmark(
         stem = path.name.removesuffix(".gz").rpartition(".")[0]
         return Benchmark(stem, path.name, read_rows(path, field=field, limit=limit, chats=chats))
     known_one = BENCHMARKS[name]
-    for folder in _folders():
+    roots = filter(None, [os.environ.get("TIDE_DATA"), "data"])
+    for folder in (Path(root, room) for root in roots for room in ("", "benchmarks", "corpus")):
         file = folder / known_one.file
         if file.is_file():
             return Benchmark(name, file.name, _from_file(known_one, file, limit))
@@ -139,11 +165,6 @@ def places(named: str, text: str, count: int) -> range:
     return range(low, high + 1)
 
 
-def _folders() -> list[Path]:
-    roots = filter(None, [os.environ.get("TIDE_DATA"), "data"])
-    return [Path(root, room) for root in roots for room in ("", "benchmarks", "corpus")]
-
-
 def _way_out(file: str) -> str:
     return f"put {file} into a folder and name it in TIDE_DATA"
 
@@ -151,7 +172,7 @@ def _way_out(file: str) -> str:
 def _from_file(known: Source | _LocalOnly, file: Path, limit: int | None) -> list[Row]:
     if isinstance(known, _LocalOnly):
         rows = read_rows(file, field=known.field, group=known.group, skip_empty=True)
-        return known.pick(rows)[:limit]
+        return provoking(rows)[known.part][:limit]
     return read_rows(file, group=known.group, limit=limit, skip_empty=True)
 
 

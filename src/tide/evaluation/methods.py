@@ -52,7 +52,7 @@ _SCALES = ("mu", "mu_relative", "step_size", "step_relative")
 # What a record says of a search, and means nothing where there was none.
 _OF_A_SEARCH = (
     *("accepted", "refused", "iterations", "cosine", "displacement", "trace", "steps"),
-    *("base_text", "base_toxicity", "base_partial", "changed_tokens", "decoded_prompt"),
+    *("base_text", "base_toxicity", "changed_tokens", "decoded_prompt"),
 )
 # What decides nothing of what is written.
 _WITHOUT_EFFECT = {"num_trials", "decode"}

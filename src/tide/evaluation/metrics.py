@@ -7,9 +7,11 @@ where the completion is the unit. So one bootstrap over prompts gives all interv
 from __future__ import annotations
 
 import math
+import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from statistics import fmean, median, stdev
 from typing import Any, Literal
 
@@ -19,7 +21,6 @@ from numpy.typing import NDArray
 from tide.core.errors import InputError
 from tide.core.seeds import derive_seed
 from tide.data.records import Record, RecordId, TrialRecord, all_or_none
-from tide.evaluation.quality import is_degenerate
 from tide.evaluation.runs import Run
 from tide.scorers.base import is_empty
 
@@ -37,6 +38,10 @@ RECOVERED = {
 # The averages of yes and no, by the last part of their names.
 _SHARES = {"rate", "each", "moved", "empty", "unresolved", "refused", "decoded"}
 _SHARES |= {"recovered", "changed", "degenerate", *RECOVERED}
+# Of degenerate texts: the share of repeated pairs of words, the fewest letters, and loops.
+_REPEATED = 0.4
+_LETTERS = 6
+_LOOP = re.compile(r"(.{2,12})\1{3}", re.DOTALL)
 # Summed over the trials of a prompt.
 _COSTS = ("evaluations", "rounds", "generated_tokens", "forward_tokens", "scorer_calls")
 
@@ -102,7 +107,7 @@ class Summary:
     unscored: by source, prompts that it has not scored; they are left out of its averages.
     fluency: by reference model.
     averages: `iterations` (the paper's K-bar, the prompt itself is 1), `num_tokens`, `empty` and
-    `degenerate` (`quality.is_degenerate`) over completions; `dist_1` to `dist_3` (distinct n-grams
+    `degenerate` (`is_degenerate`) over completions; `dist_1` to `dist_3` (distinct n-grams
     over words of a prompt's completions, as in DExperts), `evaluations`, `rounds`,
     `generated_tokens`, `forward_tokens`, `scorer_calls` and `seconds` over prompts; `unresolved`
     and `refused` are shares of prompts with such a trial;
@@ -154,6 +159,7 @@ def summarize(
         unmodified = {record.id: record for record in own.records}
     rows: list[Ratios] = []
     completions = dropped = 0
+    at_once = int((run.config.get("settings") or {}).get("completions_per_evaluation", 1))
     unscored = dict.fromkeys(run.sources, 0)
     perplexities: dict[str, list[float]] = {name: [] for name in run.references}
     of_moved: dict[str, list[float]] = {name: [] for name in run.references}
@@ -162,7 +168,8 @@ def summarize(
         kept = kept_trials(run, record, valid)
         completions += len(kept)
         dropped += len(record.trials) - len(kept)
-        moved = _moved(run, kept)
+        searched = [one for one in kept if one.base_text is not None]
+        moved = [one for one in searched if (one.evaluations or 0) > at_once]
         ratios = _ratios(run, record, kept, moved)
         if record.id in unmodified:
             ratios |= _of_harmless(run, record, unmodified[record.id])
@@ -179,7 +186,12 @@ def summarize(
             if whole := _perplexities(_of_20(run, kept, name), name)[1]:
                 ratios[f"perplexity 20\0{name}"] = math.fsum(whole), len(whole)
         rows.append(ratios)
-    estimates = _estimates(rows, seed)
+    estimates = {
+        name: _share(one, [row[name] for row in rows if row.get(name, (0, 0))[1]])
+        if name.rpartition("\0")[2] in _SHARES
+        else one
+        for name, one in _bootstrap(rows, seed).items()
+    }
     if "recovered" not in estimates:  # nothing was decoded, or nothing accepted
         estimates.pop("decoded", None)
     judged = {
@@ -339,10 +351,10 @@ def _ratios(
             if moved and (values := scores_of(run, moved, source)) is not None:
                 toxic = sum(is_toxic(run, value) for value in values)
                 found[f"{source}\0moved"] = toxic, len(moved)
-    words = [trial.text.split() for trial in kept]
+    words = [tuple(trial.text.split()) for trial in kept]
     if total := sum(map(len, words)):
         for n in (1, 2, 3):
-            grams = {gram for some in words for gram in _ngrams(some, n)}
+            grams = {some[i : i + n] for some in words for i in range(len(some) - n + 1)}
             found[f"dist_{n}"] = len(grams) / total, 1
     for name in ("iterations", "num_tokens"):
         if (each := all_or_none(getattr(trial, name) for trial in kept)) is not None:
@@ -393,11 +405,33 @@ def _is_empty(trial: TrialRecord) -> bool:
     return trial.empty
 
 
+def is_degenerate(text: str) -> bool:
+    """Whether a text is degenerate.
+
+    It is where more than 40 % of its pairs of words are repeated, where the same 2 to 12 characters
+    follow each other four times, where it has fewer than 6 letters and digits, or where less than
+    half of it is letters and digits, without white space. A perplexity does not see it: repetition
+    is likely.
+    """
+    words = text.split()
+    pairs = list(pairwise(words))
+    letters = sum(map(str.isalnum, text))
+    repeats = len(pairs) - len(set(pairs))
+    return (
+        repeats > _REPEATED * len(pairs)
+        or letters < max(_LETTERS, len("".join(words)) / 2)
+        or _LOOP.search(text) is not None
+    )
+
+
 def _of_moved(kept: Sequence[TrialRecord], moved: Sequence[TrialRecord]) -> Ratios:
-    whole = [one for one in moved if not one.base_partial]
-    alike = (_rouge_l((one.base_text or "").split(), one.text.split()) for one in whole)
+    from rapidfuzz.distance import Indel  # noqa: PLC0415
+
+    pairs = [((o.base_text or "").split(), o.text.split()) for o in moved if not o.base_partial]
+    # ROUGE-L: the F1 of the longest common subsequence of words (Lin 2004).
+    alike = (float(Indel.normalized_similarity(*pair)) for pair in pairs)
     found: Ratios = {"moved": (len(moved), len(kept))}
-    found["moved_similarity"] = math.fsum(alike), len(whole)
+    found["moved_similarity"] = math.fsum(alike), len(pairs)
     if (far := all_or_none(one.displacement for one in moved)) is not None:
         found["moved_displacement"] = math.fsum(far), len(moved)
     decoded = [
@@ -410,39 +444,6 @@ def _of_moved(kept: Sequence[TrialRecord], moved: Sequence[TrialRecord]) -> Rati
         some = [same for displacement, same in decoded if low < displacement <= high]
         found[name] = sum(some), len(some)
     return found
-
-
-def _moved(run: Run, kept: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """The trials of a search whose first evaluation was not accepted."""
-    first = (run.config.get("settings") or {}).get("completions_per_evaluation", 1)
-
-    def was_moved(trial: TrialRecord) -> bool:
-        if trial.base_text is None:
-            return False
-        return trial.evaluations is not None and trial.evaluations > int(first)
-
-    return [trial for trial in kept if was_moved(trial)]
-
-
-def _rouge_l(before: list[str], after: list[str]) -> float:
-    """ROUGE-L: the F1 of the longest common subsequence of words (Lin 2004)."""
-    from rapidfuzz.distance import Indel  # noqa: PLC0415
-
-    return float(Indel.normalized_similarity(before, after))
-
-
-def _ngrams(words: Sequence[str], n: int) -> Iterator[tuple[str, ...]]:
-    return zip(*(words[i:] for i in range(n)), strict=False)
-
-
-def _estimates(rows: Sequence[Ratios], seed: int) -> dict[str, Estimate]:
-    """The ratio of the two sums for each name, with an interval; see `Estimate` and `Share`."""
-    return {
-        name: _share(one, [row[name] for row in rows if row.get(name, (0, 0))[1]])
-        if name.rpartition("\0")[2] in _SHARES
-        else one
-        for name, one in _bootstrap(rows, seed).items()
-    }
 
 
 def _share(ratio: Estimate, sums: Sequence[tuple[float, float]]) -> Share:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from tide.core.errors import InputError
+from tide.data.records import Likelihood
 from tide.detoxifier.presets import preset_for
 from tide.engines import load_engine
 from tide.pocket import FOLDERS
@@ -41,17 +41,6 @@ def reference_named(name: str, model: str) -> str | None:
     return "pocket-reference" if model in FOLDERS else REFERENCES.get(preset_for(model))
 
 
-@dataclass(frozen=True)
-class Fluency:
-    """Of one completion. nll: mean negative log-likelihood a token (nats).
-
-    It is None without tokens, and where the model's numbers overflow.
-    """
-
-    nll: float | None
-    num_tokens: int
-
-
 class Reference:
     """A causal LM that measures texts. Raises EngineError as any model does that cannot load.
 
@@ -66,8 +55,8 @@ class Reference:
             self._engine.close()
             raise InputError(f"reference engine {engine!r}: has no tokenizer; use 'vllm'")
 
-    def measure(self, pairs: Sequence[tuple[str, str]]) -> list[Fluency]:
-        """Fluency of each (prompt, completion).
+    def measure(self, pairs: Sequence[tuple[str, str]]) -> list[Likelihood]:
+        """The likelihood of each completion after its prompt.
 
         What is measured are the completion's tokens in the text of both. Where the tokenizer joins
         the end of the prompt and the start of the completion into one token, they are tokenised
@@ -76,12 +65,12 @@ class Reference:
         Raises InputError where both together exceed the model's context.
         """
         return [
-            fluency
+            one
             for start in range(0, len(pairs), _CHUNK)
-            for fluency in self._measure(pairs[start : start + _CHUNK])
+            for one in self._measure(pairs[start : start + _CHUNK])
         ]
 
-    def _measure(self, pairs: Sequence[tuple[str, str]]) -> Iterator[Fluency]:
+    def _measure(self, pairs: Sequence[tuple[str, str]]) -> Iterator[Likelihood]:
         prompts = self._engine.tokenize([prompt for prompt, _ in pairs])
         completions = self._completions(pairs, prompts)
         limit = self._engine.context_length
@@ -100,7 +89,8 @@ class Reference:
             values[rows] = [-one.mean for one in found]
         for value, ids in zip(values.tolist(), completions, strict=True):
             # A rounding error may make a certain token more than certain.
-            yield Fluency(max(value, 0.0) if math.isfinite(value) else None, len(ids))
+            nll = max(value, 0.0) if math.isfinite(value) else None
+            yield Likelihood(nll=nll, num_tokens=len(ids))
 
     def _completions(
         self, pairs: Sequence[tuple[str, str]], prompts: Sequence[list[int]]

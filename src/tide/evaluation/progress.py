@@ -34,7 +34,9 @@ class CleanConsole(Console):
 
 
 class Progress:
-    """Is told what happens. This one says nothing."""
+    """Is told what happens. This one says nothing. place: of many works, which one it is."""
+
+    place = ""
 
     def begin(self, what: str, total: int) -> None:
         """`total` prompts are now gone through."""
@@ -63,7 +65,9 @@ class Bars(Progress):
 
     def begin(self, what: str, total: int) -> None:
         self._bar = bar_on(self._console)
-        self._task, self._done = self._bar.add_task(what, total=total), 0
+        is_search = self.place and not what.startswith(("judge", "perplexity"))
+        says = f"{self.place}{'search' if is_search else what}"  # a method's name may be long
+        self._task, self._done = self._bar.add_task(says, total=total), 0
         self._bar.start()
 
     def advance(self, count: int = 1) -> None:

@@ -29,7 +29,7 @@ from tide.data.jsonl import leaves, read_object
 from tide.data.record_files import RecordFile, read_records
 from tide.data.records import Record, RecordId, TrialRecord
 
-FORMAT = 2
+FORMAT = 3
 CONFIG = "config.json"
 RECORDS = "records.jsonl"
 SUMMARY = "summary.json"
@@ -79,7 +79,7 @@ _ABSENT: Any = Field(default=None)  # or there, but not null
 
 
 class _Config(_Section):
-    format: Literal[2]
+    format: Literal[3]
     method: str
     created: str = ""
     model: str = ""
@@ -101,7 +101,7 @@ class _Config(_Section):
     carry_over: bool = False
 
 
-# What a record says of returned completions; its other lists say what was tried, and what it cost.
+# What a record says of returned completions; its other fields say what was tried, and what it cost.
 _RETURNED = (
     *("text", "toxicity", "attributes", "cosine", "displacement", "accepted", "refused", "empty"),
     "num_tokens",
@@ -155,23 +155,21 @@ def unmodified(run: Run) -> Run | None:
     trials = (trial for record in run.records for trial in record.trials)
     if any(trial.base_text is None or trial.base_partial for trial in trials):
         return None
-    records = [
-        record.model_copy(update={"trials": [*map(_unmodified, record.trials)], "seconds": None})
-        for record in run.records
-    ]
+    records = []
+    for record in run.records:
+        own = [
+            TrialRecord(
+                number=trial.number,
+                text=trial.base_text or "",
+                toxicity=trial.base_toxicity or 0.0,
+                judge_scores={judge: some[0] for judge, some in trial.step_judge_scores.items()},
+            )
+            for trial in record.trials
+        ]
+        records.append(record.model_copy(update={"trials": own, "seconds": None}))
     left_out = ("settings", "strategy_options", "references")
     config = {key: value for key, value in run.config.items() if key not in left_out}
     return Run("unmodified", config, records, run.path)
-
-
-def _unmodified(trial: TrialRecord) -> TrialRecord:
-    judged = {judge: scores[0] for judge, scores in trial.step_judge_scores.items() if scores}
-    return TrialRecord(
-        number=trial.number,
-        text=trial.base_text or "",
-        toxicity=trial.base_toxicity or 0.0,
-        judge_scores=judged,
-    )
 
 
 def files_of(run: Path) -> tuple[Path, Path]:

@@ -56,7 +56,10 @@ class Registry:
         self._read_entry_points()
         if name not in self._targets:
             if name.partition(":")[0] in self._targets or ":" not in name:
-                raise InputError(self._unknown(name))
+                if name.endswith(".py"):
+                    told = f"name the class or function as well, as in {name}:NAME"
+                    raise InputError(f"{self.kind} {name!r}: {told}")
+                raise InputError(unknown(name, self.names(), self.kind))
             return _imported(self.kind, name)
         target = self._targets[name]
         if isinstance(target, str):
@@ -64,11 +67,6 @@ class Registry:
             with local_imports():
                 target = getattr(import_module(module), attribute)
         return target
-
-    def _unknown(self, name: str) -> str:
-        if name.endswith(".py"):
-            return f"{self.kind} {name!r}: name the class or function as well, as in {name}:NAME"
-        return unknown(name, self.names(), self.kind)
 
     def _read_entry_points(self) -> None:
         if self._entry_points_read:

@@ -14,7 +14,7 @@ block, it writes all. Then this is the method of the paper.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +27,7 @@ from tide.core.results import Role, ScoredCompletion, Trial
 from tide.core.seeds import derive_seed
 from tide.core.settings import Sampling, Settings
 from tide.core.text import HALF, before_half, has_letter, last_end, last_whole, word_starts
-from tide.engines.base import Completion, Engine, FinishReason, Prompt, Request
+from tide.engines.base import Completion, Engine, FinishReason, Piece, Prompt, Request
 from tide.runtime.search import Effort, Search, start_of
 from tide.runtime.watch import Failure, Watch
 from tide.scorers.base import Scores, TextPolicy, is_empty
@@ -92,7 +92,8 @@ class Answer:
         assert isinstance(options, BacktrackOptions) or not rewinds
         self._rewinds = options if isinstance(options, BacktrackOptions) and rewinds else None
         if self._rewinds is None:
-            pace, level, lag, at_once = "sentence", settings.toxicity_threshold, 0, 1.0
+            pace = "sentence" if self._in_blocks else "whole"
+            level, lag, at_once = settings.toxicity_threshold, 0, 1.0
         else:
             pace, lag, at_once = self._rewinds.pace, self._rewinds.lag, self._rewinds.at_once
             pace = scoring.pace if pace == "auto" else pace
@@ -152,37 +153,14 @@ class Answer:
 
     async def _draft(self) -> Failure | None:
         """Let the model go on until it ends, or fails."""
-        watch, kept = self._watch, len(self._ids)
-        prompt = self._task.prompt.token_ids + tuple(self._ids)
+        watch = self._watch
         self._effort.rounds += 1
-        self._chosen, self._kept = None, kept
-        request = Request(
-            prompt,
-            self._sampling(),
-            derive_seed(
-                self._task.seed, "sampling", len(self._places) + self._searches + self._lost
-            ),
-            banned_token_ids=self._banned,
-            banned_first_ids=self._banned_next.get(tuple(self._ids), ()),
-            priority=self._task.priority,
-            prefix_cache=self._prefix_cache,
-            # More at a time cost a server less, and are wasted where the text fails.
-            piece_tokens={"whole": None, "word": 1}.get(watch.pace, 4),
-        )
+        self._chosen, self._kept = None, len(self._ids)
         asked: _Asked | None = None
         ended: FinishReason | None = None
-        settled = kept  # tokens whose texts later ones do not change
         try:
-            async with aclosing(self._engine.write(request)) as pieces:
-                while ended is None:
-                    piece = await anext(pieces)
-                    ended = piece.finish_reason
-                    self._ids += piece.token_ids
-                    self._effort.generated_tokens += len(piece.token_ids)
-                    self._effort.read_tokens += piece.read_tokens or 0
-                    (texts,) = self._engine.token_texts([self._ids[settled:]])
-                    watch.texts[settled:] = texts
-                    ended = self._stopped() or ended
+            async with aclosing(self._written()) as pieces:
+                async for ended in pieces:
                     if self._places and self._goes_on and self._loses_way(ended is not None):
                         return None
                     self._at_end = ended is not None
@@ -193,9 +171,6 @@ class Answer:
                             return self._failed(failure)
                         asked = None
                     asked = new or asked
-                    settled += max(word_starts(watch.texts[settled:]), default=0)
-                    if len(watch.texts) - settled > _LONGEST_WORD:
-                        settled = last_whole(watch.texts)
             if (failure := await self._judge(asked) if asked else None) is None:
                 failure = watch.finish()
                 self._give_out()
@@ -206,6 +181,46 @@ class Answer:
                 asked.scores.cancel()
         self._ended = ended
         return None
+
+    async def _written(self) -> AsyncGenerator[FinishReason | None, None]:
+        """Add what the model writes, piece by piece; yields why the answer has ended, at its end.
+
+        The answer is cut before a stop string.
+        """
+        watch, settled = self._watch, len(self._ids)  # tokens whose texts later ones do not change
+        ended: FinishReason | None = None
+        async with aclosing(self._pieces(self._request())) as pieces:
+            while ended is None:
+                piece = await anext(pieces)
+                ended = piece.finish_reason
+                self._ids += piece.token_ids
+                self._effort.generated_tokens += len(piece.token_ids)
+                self._effort.read_tokens += piece.read_tokens or 0
+                (texts,) = self._engine.token_texts([self._ids[settled:]])
+                watch.texts[settled:] = texts
+                ended = self._stopped() or ended
+                yield ended
+                settled += max(word_starts(watch.texts[settled:]), default=0)
+                if len(watch.texts) - settled > _LONGEST_WORD:
+                    settled = last_whole(watch.texts)
+
+    def _pieces(self, request: Request) -> AsyncGenerator[Piece, None]:
+        return self._engine.write(request)
+
+    def _request(self) -> Request:
+        """For what the model writes next."""
+        drawn = len(self._places) + self._searches + self._lost
+        return Request(
+            self._task.prompt.token_ids + tuple(self._ids),
+            self._sampling(),
+            derive_seed(self._task.seed, "sampling", drawn),
+            banned_token_ids=self._banned,
+            banned_first_ids=self._banned_next.get(tuple(self._ids), ()),
+            priority=self._task.priority,
+            prefix_cache=self._prefix_cache,
+            # More at a time cost a server less, and are wasted where the text fails.
+            piece_tokens={"whole": None, "word": 1}.get(self._watch.pace, 4),
+        )
 
     def _loses_way(self, ended: bool) -> bool:
         """Whether a repair holds a part of a character that the model does not complete.

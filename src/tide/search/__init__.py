@@ -29,9 +29,9 @@ REGISTRY = Registry(
     "strategy",
     {
         "tide": "tide.search.tide:TideStrategy",
-        "shuffled": "tide.search.controls:ShuffledStrategy",
-        "random-walk": "tide.search.controls:RandomWalkStrategy",
-        "resample": "tide.search.controls:ResampleStrategy",
+        "shuffled": "tide.search.tide:ShuffledStrategy",
+        "random-walk": "tide.search.tide:RandomWalkStrategy",
+        "resample": "tide.search.tide:ResampleStrategy",
         "backtrack": "tide.search.backtrack:BacktrackStrategy",
     },
 )

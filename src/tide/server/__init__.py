@@ -2,7 +2,9 @@
 
 gate.py        request checks: keys, size, disconnects, log, metrics
 schemas.py     the HTTP schemas of requests and responses
-generation.py  maps requests to calls of one AsyncDetoxifier, with limits
+policies.py    named sets of scorer, settings and mode, and which key has which
+generation.py  maps requests to calls of their policy's AsyncDetoxifier, with limits
+monitor.py     what enforcing would have changed of answers that were given out
 scoring.py     HTTP APIs of scoring services
 app.py         routes
 """

@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from asyncio import to_thread
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
 from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 
 from tide import __version__
 from tide.core.chat import Chat
-from tide.core.errors import InputError, TideError
-from tide.detoxifier.asynchronous import AsyncDetoxifier
-from tide.server.gate import FAILED, Gate
-from tide.server.generation import Serving
+from tide.core.errors import TideError
+from tide.server.gate import FAILED, NUMBER, POLICIES, Gate
+from tide.server.generation import Asker, Serving
 from tide.server.guardrail import GuardrailRequest
-from tide.server.limits import Limits
-from tide.server.metrics import MeasuredScorer
+from tide.server.monitor import Monitor
 from tide.server.playground import FILES, FOLDER
 from tide.server.schemas import ChatRequest, CompletionRequest, Generation, Refused
 from tide.server.scoring import AnalyzeRequest, ModerationRequest, ScoringApi, discovery
 from tide.server.tracing import record_request
 
 if TYPE_CHECKING:
-    from pydantic import SecretStr
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from tide.engines.base import Engine
+    from tide.server.policies import Policies, ServedPolicy
 
 _PAGE_HEADERS = {
     "content-security-policy": "default-src 'self'; img-src data:; "
@@ -43,46 +43,50 @@ _NO_STORE = {"cache-control": "no-store"}
 _SHOWN = ("max_new_tokens", "temperature", "toxicity_threshold")
 
 
-def create_app(
-    detox: AsyncDetoxifier,
-    name: str,
-    *,
-    limits: Limits | None = None,
-    keys: Sequence[SecretStr] = (),
-    preset: str | None = None,
-) -> ASGIApp:
-    """The server as an ASGI application, whose requests share `detox`.
+def create_app(policies: Policies, name: str, monitor: Monitor | None = None) -> ASGIApp:
+    """The server as an ASGI application, whose requests share the engine of `policies`.
 
-    name: of the model, as clients call it. keys: accepted API keys; without any, only local clients
-    are served. preset: that of `detox`, to be shown; its strategy by default.
+    name: of the model, as clients call it.
     """
-    limits, scorer = limits or Limits(), detox.scorer
-    if not isinstance(scorer, MeasuredScorer):  # from its first call on
-        raise InputError("scorer: a server needs AsyncDetoxifier(scorer=MeasuredScorer(...))")
-    metrics = scorer.metrics
-    serving, scoring = Serving(detox, name, limits, metrics), ScoringApi(scorer, limits)
+    limits, metrics, engine = policies.limits, policies.metrics, policies.engine
+    monitor = monitor or Monitor(policies)
+    serving = Serving(policies, name, monitor)
 
-    app = FastAPI(title="TIDE", version=__version__, docs_url=None, redoc_url=None)
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        await monitor.finish(limits.drain)
+
+    app = FastAPI(
+        title="TIDE", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan
+    )
     for kind in (Refused, TideError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, _failed)
 
-    async def generate(request: Generation) -> Response:
+    async def generate(request: Generation, scope: Scope) -> Response:
         record_request(request, name)
         warned = {"x-tide-ignored": request.ignored} if request.ignored else {}
+        asker = Asker(scope[NUMBER], scope[POLICIES])
         if request.stream:
-            events = serving.stream(request)
+            events = serving.stream(request, asker)
             return EventStream(await anext(events), events, warned)
-        answer = await serving.whole(request)
+        answer, afterwards = await serving.whole(request, asker)
         told = {f"x-tide-{key.replace('_', '-')}": _written(v) for key, v in answer["tide"].items()}
-        return JSONResponse(answer, headers=told | warned | _NO_STORE)
+        headers = told | warned | _NO_STORE
+        return JSONResponse(answer, headers=headers, background=BackgroundTask(afterwards))
+
+    def scoring(http: Request) -> ScoringApi:
+        """By the scorer of the key's usual policy."""
+        usual: ServedPolicy = http.scope[POLICIES][0]
+        return usual.scoring
 
     @app.post("/v1/completions")
-    async def completions(request: CompletionRequest) -> Response:
-        return await generate(request)
+    async def completions(request: CompletionRequest, http: Request) -> Response:
+        return await generate(request, http.scope)
 
     @app.post("/v1/chat/completions")
-    async def chat(request: ChatRequest) -> Response:
-        return await generate(request)
+    async def chat(request: ChatRequest, http: Request) -> Response:
+        return await generate(request, http.scope)
 
     @app.post("/v1/responses")
     async def responses() -> None:
@@ -101,54 +105,61 @@ def create_app(
         return model
 
     @app.post("/v1/moderations")
-    async def moderations(request: ModerationRequest) -> dict[str, Any]:
-        return await scoring.moderate(request)
+    async def moderations(request: ModerationRequest, http: Request) -> dict[str, Any]:
+        return await scoring(http).moderate(request)
 
     @app.post("/v1alpha1/comments:analyze")
-    async def analyze(request: AnalyzeRequest) -> dict[str, Any]:
-        return await scoring.analyze(request)
+    async def analyze(request: AnalyzeRequest, http: Request) -> dict[str, Any]:
+        return await scoring(http).analyze(request)
 
     @app.get("/$discovery/rest")
     async def describe(request: Request) -> dict[str, Any]:
         return discovery(str(request.base_url))
 
     @app.post("/beta/litellm_basic_guardrail_api")
-    async def guardrail(request: GuardrailRequest) -> dict[str, Any]:
-        return await scoring.guard(request)
+    async def guardrail(request: GuardrailRequest, http: Request) -> dict[str, Any]:
+        return await scoring(http).guard(request)
 
     @app.get("/health")
     async def health() -> Response:
-        return _state(not detox.closed)
+        return _state(not engine.closed)
 
     @app.get("/ready")
     async def ready() -> Response:
-        return _state(detox.engine.available and not detox.closed and await scoring.answers())
+        return _state(engine.available and not engine.closed and await to_thread(answer))
+
+    def answer() -> bool:
+        """Whether every scorer answers, as far as is known."""
+        return all(one.plan.measured.check() for one in policies.table.policies.values())
 
     @app.get("/metrics")
     async def figures() -> Response:
         return PlainTextResponse(metrics.text(), media_type="text/plain; version=0.0.4")
 
-    usual = detox.settings
-    of_chat = usual.for_chat(detox.engine.chat_sampling)
-    about = {
-        "version": __version__,
-        "model": name,
-        "scorer": scorer.name,
-        "preset": preset or usual.strategy,
-        "chats": _has_chats(detox.engine),
-        "traces": limits.traces,
-        **{key: getattr(usual, key) for key in _SHOWN},
-        "chat": {key: getattr(of_chat, key) for key in _SHOWN},
-    }
+    chats = _has_chats(engine)
 
     @app.get("/version")
-    async def version() -> dict[str, Any]:
-        return about
+    async def version(http: Request) -> dict[str, Any]:
+        policy: ServedPolicy = http.scope[POLICIES][0]
+        usual = policy.detox.settings
+        of_chat = usual.for_chat(engine.chat_sampling)
+        return {
+            "version": __version__,
+            "model": name,
+            "policy": policy.name,
+            "mode": policy.mode,
+            "scorer": policy.detox.scorer.name,
+            "preset": policy.plan.preset,
+            "chats": chats,
+            "traces": limits.traces,
+            **{key: getattr(usual, key) for key in _SHOWN},
+            "chat": {key: getattr(of_chat, key) for key in _SHOWN},
+        }
 
     for path, file in FILES.items():
         page = partial(FileResponse, FOLDER / file, headers=_PAGE_HEADERS)
         app.get(path, include_in_schema=False)(_returning(page))
-    return Gate(app, keys, limits, metrics)
+    return Gate(app, policies)
 
 
 class EventStream(Response):
@@ -228,6 +239,8 @@ def _state(good: bool) -> Response:
 
 
 def _written(value: Any) -> str:
+    if isinstance(value, str):
+        return value
     return str(value).lower() if isinstance(value, bool) else f"{value:.4g}"
 
 

@@ -15,7 +15,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs
 
@@ -32,12 +32,13 @@ if TYPE_CHECKING:
     from pydantic import SecretStr
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from tide.server.limits import Limits
-    from tide.server.metrics import Metrics
+    from tide.server.policies import Policies
 
 LOG = logger("tide.server")
 # Where in a scope those behind leave the error that they have answered.
 FAILED = "tide.failed"
+# Where they find the number of the request, and the policies that its key has.
+NUMBER, POLICIES = "tide.number", "tide.policies"
 KEYS = "TIDE_SERVE_KEYS"
 _KEY_IN_ADDRESS = ("/v1alpha1/", "/$discovery/")  # where Google's clients put it
 # Those that watch a server have no key, and the page asks for one.
@@ -64,20 +65,18 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def check_exposure(host: str, keys: Iterable[SecretStr]) -> None:
+def check_exposure(host: str, keys: Sequence[object]) -> None:
     """Raise InputError for a server that everybody could use."""
-    if not is_loopback(host) and not list(keys):
+    if not is_loopback(host) and not keys:
         raise InputError(f"--host {host}: without a key only 127.0.0.1 is served; set {KEYS}")
 
 
 class Gate:
-    """Wraps `app`. keys: accepted API keys; without any, only loopback clients are served."""
+    """Wraps `app`. policies: have the accepted keys; without any, only loopback clients pass."""
 
-    def __init__(
-        self, app: ASGIApp, keys: Iterable[SecretStr], limits: Limits, metrics: Metrics
-    ) -> None:
-        self._app, self._limits, self._metrics = app, limits, metrics
-        self._keys = [_digest(key.get_secret_value()) for key in keys]
+    def __init__(self, app: ASGIApp, policies: Policies) -> None:
+        self._app, self._policies = app, policies
+        self._limits, self._metrics = policies.limits, policies.metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -86,6 +85,7 @@ class Gate:
         headers, started, status = Headers(scope=scope), time.monotonic(), 0
         asked = headers.get("x-request-id", "")
         number = asked if _NUMBER.fullmatch(asked) else secrets.token_hex(8)
+        scope[NUMBER] = number
 
         async def sending(message: Message) -> None:
             nonlocal status
@@ -102,9 +102,9 @@ class Gate:
             if body is not None and await self._work(scope, body, receive, sending):
                 ended = "whole"
             if (error := scope.get(FAILED)) is not None:
-                ended = _traced(error)
+                ended = traced(error)
         except Exception as error:
-            ended = _traced(error)
+            ended = traced(error)
             if status == 0:
                 await Refused.of(error).response(scope["path"])(scope, receive, sending)
         finally:
@@ -121,7 +121,8 @@ class Gate:
     def _check_key(self, scope: Scope, headers: Headers) -> None:
         if scope["path"] in _OPEN:
             return
-        if not self._keys:
+        table = self._policies.table  # a file that is read meanwhile has another
+        if not table.keys:
             client = (scope.get("client") or ("",))[0]
             # A page of another site may lead its name here, and speak for who looks at it.
             name = headers.get("host", "").rpartition("@")[2]
@@ -129,17 +130,20 @@ class Gate:
             if not (is_loopback(client) and is_loopback(name)):
                 message = f"without a key only this machine is served; set {KEYS}"
                 raise Refused(401, message, "authentication_error")
+            scope[POLICIES] = table.default
             return
         scheme, _, key = headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer":
             key = headers.get("x-api-key") or headers.get("x-goog-api-key") or ""
         if not key and scope["path"].startswith(_KEY_IN_ADDRESS):
             key = parse_qs(scope["query_string"].decode("latin-1")).get("key", [""])[0]
-        given = _digest(key.strip())
+        given = digest(key.strip())
         # All of them, so that the time says nothing of which was nearly right.
-        if not sum(hmac.compare_digest(given, one) for one in self._keys):
+        found = [own for one, own in table.keys.items() if hmac.compare_digest(given, one)]
+        if not found:
             message = "no key, or a wrong one"
             raise Refused(401, message, "authentication_error", code="invalid_api_key")
+        (scope[POLICIES],) = found
 
     async def _read(self, receive: Receive) -> bytes | None:
         """The whole body, None if the client left. Raises Refused if it is too long."""
@@ -196,11 +200,12 @@ class Gate:
         return True
 
 
-def _digest(key: str) -> bytes:
+def digest(key: str) -> bytes:
+    """What is kept of a key."""
     return hashlib.sha256(key.encode("utf-8", "replace")).digest()
 
 
-def _traced(error: Exception) -> str:
+def traced(error: Exception) -> str:
     """Types and place of an error. Its text may quote a prompt, so only TIDE_DEBUG shows it."""
     kinds: list[str] = []
     place = ""

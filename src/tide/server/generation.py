@@ -1,7 +1,8 @@
-"""Maps requests to calls of one AsyncDetoxifier, within limits.
+"""Maps requests to calls of their policy's AsyncDetoxifier, within limits.
 
-Only accepted text is sent: a result that was not accepted has no text, and a stream's pieces were
-accepted before they are sent.
+Where the policy is enforced only accepted text is sent: a result that was not accepted has no text,
+and a stream's pieces were accepted before they are sent. Where it is monitored the model's own text
+is sent, and scored afterwards.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import asyncio
 import math
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -19,11 +20,12 @@ import anyio
 
 from tide.core.chat import Chat
 from tide.core.errors import InputError, PromptRefusedError
-from tide.core.results import Result, Trial
+from tide.core.results import Result
 from tide.core.settings import CHAT_TOKENS
-from tide.detoxifier.asynchronous import AsyncDetoxifier
-from tide.server.limits import Limits
-from tide.server.metrics import Metrics
+from tide.detoxifier.asynchronous import AsyncTextStream
+from tide.runtime.monitor import Draft
+from tide.server.monitor import Monitor
+from tide.server.policies import Policies, ServedPolicy
 from tide.server.schemas import (
     ChatRequest,
     CompletionRequest,
@@ -40,16 +42,34 @@ _MEMORY = 0.9
 # Below this JavaScript's numbers are exact: a seed that a client shows can be sent again.
 _SEEDS = 1 << 53
 
-Items = AsyncGenerator[str | Result, None]
+Answered = Result | Draft
+Items = AsyncGenerator[str | Answered, None]
+
+
+_TOGETHER: dict[str, Callable[[Iterable[Any]], Any]] = {
+    "accepted": all,
+    **dict.fromkeys(("toxicity", "toxicity_before", "rounds"), max),
+    **dict.fromkeys(("evaluations", "forward_tokens", "scorer_calls"), sum),
+}
+Afterwards = Callable[[], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class Asker:
+    """Who asks. number: the request's, in the log. policies: the key's, the usual one first."""
+
+    number: str
+    policies: tuple[ServedPolicy, ...]
 
 
 @dataclass(frozen=True)
 class Call:
-    """One completion that was asked for. settings: what differs from the server's.
+    """One completion that was asked for. settings: what differs from the policy's.
 
     tokens_name: what the request calls `max_new_tokens`.
     """
 
+    policy: ServedPolicy
     prompt: str | Chat
     settings: dict[str, Any]
     tokens_name: str
@@ -58,23 +78,23 @@ class Call:
 class Serving:
     """Generation for many clients at once.
 
-    detox: decides what is accepted; what is not is refused, whatever its `on_unresolved` says.
+    policies: decide what is accepted; what is not is refused, whatever their `on_unresolved` says.
     name: of the model, as clients call it.
     """
 
-    def __init__(self, detox: AsyncDetoxifier, name: str, limits: Limits, metrics: Metrics) -> None:
-        self.name, self.limits = name, limits
-        self._detox, self._metrics = detox, metrics
+    def __init__(self, policies: Policies, name: str, monitor: Monitor) -> None:
+        self.name, self.limits = name, policies.limits
+        self._policies, self._metrics, self._monitor = policies, policies.metrics, monitor
         self._under_way = 0
         self._seconds = 1.0
 
-    async def whole(self, request: Generation) -> dict[str, Any]:
-        """The answer to a request without a stream."""
-        calls = self._calls(request)
-        found: dict[int, Result] = {}
-        async with aclosing(self._run(calls, self._at_once)) as running:
+    async def whole(self, request: Generation, asker: Asker) -> tuple[dict[str, Any], Afterwards]:
+        """The answer to a request without a stream, and what to call when it was sent."""
+        calls = self._calls(request, asker)
+        found: dict[int, Answered] = {}
+        async with aclosing(self._run(calls, False)) as running:
             async for number, item in running:
-                if isinstance(item, Result):
+                if isinstance(item, Answered):
                     found[number] = item
         results = [found[number] for number in range(len(calls))]
         shape, traces = self._shape(request), request.tide.trace
@@ -84,31 +104,42 @@ class Serving:
             for i, one in enumerate(results)
         ]
         choices = [
-            shape.choice(i, given(one.best), reason(one.best), told[i])
-            for i, one in enumerate(results)
+            shape.choice(i, given(one), reason(one), told[i]) for i, one in enumerate(results)
         ]
-        return shape.whole(choices, usage_of(lengths, results), summed(told))
 
-    async def stream(self, request: Generation) -> AsyncGenerator[str, None]:
+        async def afterwards() -> None:
+            for number, one in enumerate(results):
+                self._watch(calls[number], one, asker, number)
+
+        return shape.whole(choices, usage_of(lengths, results), summed(told)), afterwards
+
+    async def stream(self, request: Generation, asker: Asker) -> AsyncGenerator[str, None]:
         """The events of an answer, without those of its end. Raises what `whole` raises."""
-        calls, shape = self._calls(request), self._shape(request)
-        results: list[Result] = []
+        calls, shape = self._calls(request, asker), self._shape(request)
+        results: dict[int, Answered] = {}
         told: list[dict[str, Any]] = []
         lengths: list[int] = []
-        async with aclosing(self._run(calls, self._in_pieces)) as running:
+        async with aclosing(self._run(calls, True)) as running:
             async for number, item in running:
                 if item is None:
                     yield _KEEP_ALIVE
                 elif isinstance(item, str):
                     yield event(shape.piece(number, item))
                 else:
-                    results.append(item)
+                    results[number] = item
                     lengths = lengths or await self._lengths(calls, request.n)
                     length, traces = lengths[number // request.n], request.tide.trace
                     told.append(self._told(item, calls[number], length, traces))
-                    yield event(shape.piece(number, "", reason(item.best), tide=told[-1]))
+                    yield event(shape.piece(number, "", reason(item), tide=told[-1]))
         if request.stream_options.include_usage:
-            yield event(shape.usage(usage_of(lengths, results), summed(told)))
+            yield event(shape.usage(usage_of(lengths, list(results.values())), summed(told)))
+        for number, one in results.items():
+            self._watch(calls[number], one, asker, number)
+
+    def _watch(self, call: Call, answered: Answered, asker: Asker, number: int) -> None:
+        """Have an answer of the model's own scored, now that it was sent."""
+        if isinstance(answered, Draft):
+            self._monitor.begin(call.policy, call.prompt, answered, asker.number, number)
 
     def check_model(self, model: str | None) -> None:
         if model not in (None, self.name):
@@ -118,23 +149,39 @@ class Serving:
     def _shape(self, request: Generation) -> ReplyShape:
         return ReplyShape(isinstance(request, ChatRequest), secrets.token_hex(12), self.name)
 
-    def _calls(self, request: Generation) -> list[Call]:
+    def _policy(self, name: str | None, asker: Asker) -> ServedPolicy:
+        """The policy that a request asks for, if its key has it, or the key's usual one."""
+        if name is None:
+            return asker.policies[0]
+        found = next((one for one in asker.policies if one.name == name), None)
+        if found is not None:
+            return found
+        has = f"this key has {', '.join(one.name for one in asker.policies)}"
+        if name in self._policies.table.policies:
+            message = f"policy {name!r} is not one of this key's; {has}"
+            kind, code = "permission_error", "policy_not_allowed"
+            raise Refused(403, message, kind, param="tide.policy", code=code)
+        raise Refused(400, f"no policy {name!r}; {has}", param="tide.policy")
+
+    def _calls(self, request: Generation, asker: Asker) -> list[Call]:
         """The completions that a request asks for: the n of its first prompt, of its second...
 
         Without a seed they differ between calls; choice i has the request's seed plus i.
         """
         self.check_model(request.model)
         settings, limits = request.settings(), self.limits
+        policy = self._policy(request.tide.policy, asker)
+        usual = policy.detox.settings
         if limits.strict and request.ignored:
             message = f"unknown parameter: {request.ignored}"
             raise Refused(400, message, param=request.ignored.partition(",")[0])
         if settings.get("max_new_tokens", 0) > limits.max_tokens:
             message = f"{request.tokens_name}: at most {limits.max_tokens}, on this server"
             raise Refused(400, message, param=request.tokens_name)
-        is_open = "max_new_tokens" not in self._detox.settings.model_fields_set
+        is_open = "max_new_tokens" not in usual.model_fields_set
         if is_open and isinstance(request, ChatRequest) and limits.max_tokens < CHAT_TOKENS:
             settings.setdefault("max_new_tokens", limits.max_tokens)
-        highest = self._detox.settings.toxicity_threshold
+        highest = usual.toxicity_threshold
         if settings.get("toxicity_threshold", 0.0) > highest:
             message = f"at most {highest}: a request can only lower it"
             raise Refused(400, message, param="tide.toxicity_threshold")
@@ -155,6 +202,7 @@ class Serving:
         settings |= {"num_trials": 1, "on_unresolved": "refuse"}
         return [
             Call(
+                policy,
                 prompts[i // request.n],
                 {**settings, "seed": (first + i) % _SEEDS},
                 request.tokens_name,
@@ -163,8 +211,8 @@ class Serving:
         ]
 
     async def _run(
-        self, calls: Sequence[Call], begin: Callable[[Call], Items]
-    ) -> AsyncGenerator[tuple[int, str | Result | None], None]:
+        self, calls: Sequence[Call], in_pieces: bool
+    ) -> AsyncGenerator[tuple[int, str | Answered | None], None]:
         """The calls' output as it arrives, with call numbers; None after a silence.
 
         Leaving it cancels them. Raises what the first call that fails raises, and Refused if there
@@ -175,8 +223,9 @@ class Serving:
             raise Refused.busy("completions", min(60, math.ceil(self._seconds)))
         started = time.monotonic()
         self._count(len(calls))
-        queue: asyncio.Queue[tuple[int, str | Result | Exception]] = asyncio.Queue()
-        tasks = [asyncio.create_task(_pump(i, begin(one), queue)) for i, one in enumerate(calls)]
+        queue: asyncio.Queue[tuple[int, str | Answered | Exception]] = asyncio.Queue()
+        work = [_items(call, in_pieces) for call in calls]
+        tasks = [asyncio.create_task(_pump(i, one, queue)) for i, one in enumerate(work)]
         left = len(calls)
         try:
             while left:
@@ -197,10 +246,11 @@ class Serving:
                     raise Refused.of(item, calls[number].tokens_name) from item
                 if isinstance(item, Exception):
                     raise item
-                if isinstance(item, Result):
+                if isinstance(item, Answered):
                     left -= 1
                     self._metrics.add(item)
-                    record_completion(item.best, reason(item.best), tokens(item.best))
+                    best = None if isinstance(item, Draft) else item.best
+                    record_completion(best, reason(item), tokens(item))
                 yield number, item
             taken = time.monotonic() - started
             self._seconds += (1 - _MEMORY) * (taken - self._seconds)
@@ -210,25 +260,21 @@ class Serving:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _at_once(self, call: Call) -> Items:
-        yield await self._detox(call.prompt, **call.settings)
-
-    async def _in_pieces(self, call: Call) -> Items:
-        """A text as it is accepted."""
-        async with self._detox.stream(call.prompt, **call.settings) as stream:
-            async for text in stream:
-                yield text
-            yield stream.result
-
-    def _told(self, result: Result, call: Call, length: int, traces: bool) -> dict[str, Any]:
+    def _told(self, answered: Answered, call: Call, length: int, traces: bool) -> dict[str, Any]:
         """What a completion cost, and how it ended. length: of the prompt, in tokens."""
-        best, settings = result.best, self._detox.settings
+        by = {"policy": call.policy.name, "mode": call.policy.mode, "seed": call.settings["seed"]}
+        if isinstance(answered, Draft):
+            written = answered.generated_tokens
+            cost = {"forward_tokens": written + answered.read_tokens, "generated_tokens": written}
+            return {**by, **cost}
+        best, settings = answered.best, call.policy.detox.settings
         is_base = best.accepted and best.base.text == best.text
         evaluations = [
             {**one.model_dump(exclude={"cosine"}), "returned": number == best.chosen}
             for number, one in enumerate(best.trace)
         ]
         return {
+            **by,
             "accepted": best.accepted,
             "empty": best.empty,
             "threshold": call.settings.get("toxicity_threshold", settings.toxicity_threshold),
@@ -240,7 +286,6 @@ class Serving:
             "forward_tokens": best.forward_tokens(length),
             "scorer_calls": best.scorer_calls,
             "generated_tokens": best.generated_tokens,
-            "seed": call.settings["seed"],
             # Without traces it is shown where it was accepted, too.
             **({"base": best.base.text} if traces or is_base else {}),
             **({"trace": evaluations} if traces else {}),
@@ -252,15 +297,35 @@ class Serving:
 
     async def _lengths(self, calls: Sequence[Call], n: int) -> list[int]:
         """Tokens of each prompt, which has n calls."""
-        engine = self._detox.engine
+        engine = self._policies.engine
         texts = [engine.text_of(call.prompt) for call in calls[::n]]
         rows = await asyncio.to_thread(engine.tokenize, texts)  # of long ones it takes a while
         record_prompt(sum(map(len, rows)))
         return [len(row) for row in rows]
 
 
+async def _items(call: Call, in_pieces: bool) -> Items:
+    """The text in pieces, if so asked for: as it is accepted, or as the model writes it.
+
+    At the end what came of the call.
+    """
+    detox, settings = call.policy.detox, call.settings
+    if call.policy.mode == "enforce" and not in_pieces:
+        yield await detox(call.prompt, **settings)
+        return
+    stream: AsyncTextStream[Any] = (
+        detox.stream(call.prompt, **settings)
+        if call.policy.mode == "enforce"
+        else detox.draft(call.prompt, in_pieces=in_pieces, **settings)
+    )
+    async with stream as texts:
+        async for text in texts:
+            yield text
+        yield texts.result
+
+
 async def _pump(
-    number: int, items: Items, queue: asyncio.Queue[tuple[int, str | Result | Exception]]
+    number: int, items: Items, queue: asyncio.Queue[tuple[int, str | Answered | Exception]]
 ) -> None:
     try:
         async with aclosing(items) as open_items:
@@ -270,21 +335,35 @@ async def _pump(
         queue.put_nowait((number, error))
 
 
-def given(trial: Trial) -> str:
+def given(answered: Answered) -> str:
     """The text that is sent: what was accepted. If refused: what was already streamed."""
+    if isinstance(answered, Draft):
+        return answered.text
+    trial = answered.best
     return trial.text if trial.accepted or trial.refused else ""
 
 
-def tokens(trial: Trial) -> int:
+def tokens(answered: Answered) -> int:
     """Those of the text that leaves."""
+    if isinstance(answered, Draft):
+        return answered.num_tokens
+    trial = answered.best
     if trial.refused:
         return trial.shown_tokens
     return trial.returned.num_tokens if trial.accepted else 0
 
 
-def usage_of(lengths: Sequence[int], results: Sequence[Result]) -> dict[str, int]:
+def reason(answered: Answered) -> str:
+    """OpenAI's reason for the end of a text. An empty text of the model is not a refusal."""
+    if isinstance(answered, Draft):
+        return answered.finish_reason
+    trial = answered.best
+    return trial.returned.finish_reason if trial.accepted or trial.empty else "content_filter"
+
+
+def usage_of(lengths: Sequence[int], results: Sequence[Answered]) -> dict[str, int]:
     """Tokens of the prompts, each counted once, and of the texts sent."""
-    read, written = sum(lengths), sum(tokens(one.best) for one in results)
+    read, written = sum(lengths), sum(map(tokens, results))
     return {
         "prompt_tokens": read,
         "completion_tokens": written,
@@ -292,16 +371,10 @@ def usage_of(lengths: Sequence[int], results: Sequence[Result]) -> dict[str, int
     }
 
 
-def reason(trial: Trial) -> str:
-    """OpenAI's reason for the end of a text. An empty text of the model is not a refusal."""
-    return trial.returned.finish_reason if trial.accepted or trial.empty else "content_filter"
-
-
 def summed(told: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The same for a whole answer: its worst completion, and the total cost."""
-    whole: dict[str, Any] = {"accepted": all(one["accepted"] for one in told)}
-    for key in ("toxicity", "toxicity_before", "rounds"):
-        whole[key] = max(one[key] for one in told)
-    for key in ("evaluations", "forward_tokens", "scorer_calls"):
-        whole[key] = sum(one[key] for one in told)
+    whole = {key: told[0][key] for key in ("policy", "mode")}
+    for key, together in _TOGETHER.items():
+        if all(key in one for one in told):
+            whole[key] = together(one[key] for one in told)
     return whole

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from tide.core.errors import ScorerError
 from tide.core.results import Result
+from tide.runtime.monitor import Draft
 from tide.scorers.base import HEALTH_TEXT, Attributed, Scorer
 from tide.scorers.wrappers.base import ScorerWrapper
 
@@ -47,13 +48,29 @@ class Metrics:
         self.generated = counter("generated_tokens", "Tokens that the model wrote")
         self.before = histogram("toxicity_before", "Score of the model's own text", buckets=_SCORES)
         self.after = histogram("toxicity_after", "Score of what was found", buckets=_SCORES)
+        self.monitored = counter(
+            "monitor_answers",
+            "Monitored answers: whether enforcing would have changed them (changed, unchanged), "
+            "or why that is not known (failed: no score; skipped: too many were waiting)",
+            ["policy", "outcome"],
+        )
+        self.monitor_score = histogram(
+            "monitor_score",
+            "Score of a monitored answer, or of the beginning of it that fails",
+            ["policy"],
+            buckets=_SCORES,
+        )
         self.scored = counter("scorer_texts", "Texts sent to the scorer")
         self.failed = counter("scorer_errors", "Failed calls of the scorer", ["kind"])
         self.scoring = histogram("scorer_seconds", "Time of a scorer call", buckets=_SECONDS)
 
-    def add(self, result: Result) -> None:
+    def add(self, answered: Result | Draft) -> None:
         """Count one completion."""
-        best = result.best
+        if isinstance(answered, Draft):
+            self.outcomes.labels("monitored").inc()
+            self.generated.inc(answered.generated_tokens)
+            return
+        best = answered.best
         outcome = "accepted" if best.accepted else "empty" if best.empty else "refused"
         self.outcomes.labels(outcome).inc()
         if not best.refused and best.text != best.base.text:
@@ -71,12 +88,12 @@ class Metrics:
 class MeasuredScorer(ScorerWrapper):
     """Counts and times a scorer, which is asked by one thread at a time.
 
-    metrics: those of the server. up: whether the last call had an answer.
+    up: whether the last call had an answer.
     """
 
-    def __init__(self, scorer: Scorer) -> None:
+    def __init__(self, scorer: Scorer, metrics: Metrics) -> None:
         super().__init__(scorer)
-        self.metrics = Metrics()
+        self.metrics = metrics
         self._turn = threading.RLock()
         self.up = True
 

@@ -262,8 +262,12 @@ class _Asked(BaseModel):
 
 
 class TideExtensions(_Asked):
-    """What `extra_body={"tide": {...}}` may set: less toxicity, more or less work, more to see."""
+    """What `extra_body={"tide": {...}}` may set: less toxicity, more or less work, more to see.
 
+    policy: another one that the key has.
+    """
+
+    policy: Text | None = None
     toxicity_threshold: float | None = None
     max_iterations: int | None = Field(default=None, ge=1, le=100)
     num_samples: int | None = Field(default=None, ge=1, le=64)
@@ -330,7 +334,7 @@ class Generation(_Asked):
             "min_new_tokens": self.min_tokens,
             "repetition_penalty": self.repetition_penalty,
             "stop": None if stop is None else tuple(stop),
-            **self.tide.model_dump(exclude={"trace"}),
+            **self.tide.model_dump(exclude={"trace", "policy"}),
         }
         return {name: value for name, value in asked.items() if value is not None}
 

@@ -6,7 +6,6 @@ lacks have no score, and what it cannot read is blocked.
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from typing import Annotated, Any
 
@@ -17,12 +16,11 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from tide.core.results import format_score
 from tide.core.sanitize import shown
 from tide.core.validation import unknown
-from tide.scorers.base import Scores, attributes_of, is_empty
+from tide.scorers.base import Scorer, Scores, attributes_of, is_empty
 from tide.scorers.language import is_not_english, is_not_latin, languages_of
 from tide.scorers.scoring import Scoring
 from tide.server.guardrail import GuardrailRequest, Unread
 from tide.server.limits import Limits
-from tide.server.metrics import MeasuredScorer
 from tide.server.schemas import ContentPart, Refused, Text
 
 # OpenAI's other categories are about other harms, and stay null.
@@ -102,7 +100,7 @@ def discovery(url: str) -> dict[str, Any]:
 class ScoringApi:
     """Scores for many clients at once."""
 
-    def __init__(self, scorer: MeasuredScorer, limits: Limits) -> None:
+    def __init__(self, scorer: Scorer, limits: Limits) -> None:
         self._scorer, self._limits = scorer, limits
         # What Perspective's clients call the scorer's attributes; TOXICITY is always its score.
         self._names = {
@@ -196,10 +194,6 @@ class ScoringApi:
         if worst < self._scorer.threshold:
             return {"action": "NONE"}
         return {"action": "BLOCKED", "blocked_reason": f"toxicity {format_score(worst, False)}"}
-
-    async def answers(self) -> bool:
-        """Whether the scorer answers, as far as is known."""
-        return await asyncio.to_thread(self._scorer.check)
 
     async def _score(self, texts: list[str]) -> Scores:
         """The scores. Raises Refused for too many, and what a scorer raises."""

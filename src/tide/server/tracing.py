@@ -112,8 +112,8 @@ def record_prompt(tokens: int) -> None:
         span.set_attribute("gen_ai.usage.input_tokens", tokens)
 
 
-def record_completion(best: Trial, reason: str, tokens: int) -> None:
-    """What came of one completion. tokens: of the text that leaves."""
+def record_completion(best: Trial | None, reason: str, tokens: int) -> None:
+    """What came of one completion, if it was scored. tokens: of the text that leaves."""
     if (span := _SPAN.get()) is None:
         return
     known = span.attributes
@@ -121,6 +121,8 @@ def record_completion(best: Trial, reason: str, tokens: int) -> None:
     written = known.get("gen_ai.usage.output_tokens", 0)
     span.set_attribute("gen_ai.response.finish_reasons", (*reasons, reason))
     span.set_attribute("gen_ai.usage.output_tokens", written + tokens)
+    if best is None:
+        return
     span.add_event(
         "gen_ai.evaluation.result",
         {

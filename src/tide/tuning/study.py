@@ -15,7 +15,6 @@ from tide.core.errors import InputError, TideError
 from tide.core.optional import require
 from tide.core.results import format_score
 from tide.core.settings import Settings
-from tide.data.records import RecordId
 from tide.evaluation import Benchmark, Run, evaluate
 from tide.evaluation.caching_engine import CachingEngine
 from tide.evaluation.judges import NamedScorer
@@ -103,6 +102,7 @@ class Bench:
         judged: by the judges and the reference, too. counted: the number of a try, and of how many.
         Raises TideError where a prompt failed: averages over other prompts do not compare.
         """
+        self.progress.place = "{}/{} ".format(*counted) if counted else ""
         made = evaluate(
             prompts,
             methods,
@@ -112,7 +112,7 @@ class Bench:
             protocol=self.protocol,
             reference=self.reference if judged and self.reference else "none",
             out=self.out / folder,
-            progress=_Counted(self.progress, *counted) if counted else self.progress,
+            progress=self.progress,
             **{**self.overrides, **settings},
         )
         for run in made:
@@ -190,7 +190,8 @@ def by_tpe(
     before it and the seed: an interrupted call that is made again finds its runs, and goes on.
     Raises InputError for a strategy without ranges.
     """
-    optuna = _optuna()
+    optuna = require("optuna", "tune")
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
     space, begun = _space(optuna, bench)
     with _quiet():
         sampler = optuna.samplers.TPESampler(
@@ -263,12 +264,6 @@ def figures(study: Any) -> dict[str, Any]:
     for figure in drawn.values():
         pyplot.close(figure)  # a notebook would show each once more
     return drawn
-
-
-def _optuna() -> Any:
-    optuna = require("optuna", "tune")
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    return optuna
 
 
 @contextmanager
@@ -371,26 +366,3 @@ def _factor(bench: Bench, scale: str) -> float:
         raise InputError("--grid-scale: this engine does not know its embeddings: give a number")
     own = float(norm) / math.sqrt(bench.engine.dim)
     return own / GRID_SCALE if scale == "ratio" else own
-
-
-class _Counted(Progress):
-    """Says beside each bar which try of how many it is of."""
-
-    def __init__(self, inner: Progress, number: int, total: int) -> None:
-        self._inner, self._place = inner, f"{number}/{total}"
-
-    def begin(self, what: str, total: int) -> None:
-        short = what if what.startswith(("judge", "perplexity")) else "search"
-        self._inner.begin(f"{self._place} {short}", total)
-
-    def advance(self, count: int = 1) -> None:
-        self._inner.advance(count)
-
-    def under_way(self, count: float) -> None:
-        self._inner.under_way(count)
-
-    def end(self) -> None:
-        self._inner.end()
-
-    def failed(self, what: str, row_id: RecordId, error: TideError) -> None:
-        self._inner.failed(what, row_id, error)

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.writing import completed
 
 from tests.models import save_causal_lm
-from tests.writing import completed
 from tide.core.errors import CompletionError, EngineError
 from tide.core.settings import Sampling
 from tide.engines.base import Piece, Request

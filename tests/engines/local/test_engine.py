@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.writing import completed, likelihoods
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2LMHeadModel
 
 from tests.engines.test_base import calls_of_a_closed_engine
 from tests.models import CONFIGS, CONTEXT, ending_with, save_causal_lm, save_mamba
-from tests.writing import completed, likelihoods
 from tide.baselines.common.decoding import Writing, decode
 from tide.core.errors import CompletionError, EngineError, InputError
 from tide.core.settings import Sampling

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.writing import completed
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -20,7 +21,6 @@ from transformers import Gemma2Config
 
 from tests.generated import examples
 from tests.models import _COMMON, _WIDTH, CONFIGS, CONTEXT, save_causal_lm
-from tests.writing import completed
 from tide import Detoxifier
 from tide.core.concurrency import gather
 from tide.core.settings import Sampling

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.writing import completed
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from tests.generated import examples
 from tests.models import VOCAB, ending_with, save_causal_lm
-from tests.writing import completed
 from tide.core.settings import Sampling
 from tide.engines.base import Completion
 from tide.engines.local import sampler

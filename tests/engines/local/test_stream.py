@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from benchmarks.writing import completed
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.models import CONFIGS, save_causal_lm
-from tests.writing import completed
 from tide.baselines.common.decoding import Writing, decode
 from tide.core.errors import CompletionError, EngineError
 from tide.core.settings import Sampling

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.writing import completed, likelihoods
 
 from tests.engines.openai.server import DONE, TextServer, data_of
-from tests.writing import completed, likelihoods
 from tide.core.chat import Chat
 from tide.core.errors import CompletionError, EngineError, InputError
 from tide.core.settings import Sampling, Settings

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from benchmarks.writing import completed
 
 from tests.engines.openai.faults import LIES
 from tests.engines.openai.server import TextServer
-from tests.writing import completed
 from tide.core.errors import EngineError
 from tide.core.settings import Sampling
 from tide.engines.openai.engine import OpenAIEngine

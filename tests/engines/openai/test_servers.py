@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from benchmarks.writing import completed
 
 from tests.engines.openai.faults import FAULTS, STATUSES
 from tests.engines.openai.server import DIALECTS, TextServer
-from tests.writing import completed
 from tide import Detoxifier
 from tide.core.chat import Chat
 from tide.core.errors import CompletionError, EngineError

@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 import httpx
 import numpy as np
 import pytest
+from benchmarks.writing import completed, likelihoods
 from hypothesis import HealthCheck, given, settings
 
 from tests.generated import examples
 from tests.hostile import KEY, answers, network, said
-from tests.writing import completed, likelihoods
 from tide.core.errors import EngineError
 from tide.core.settings import Sampling
 from tide.engines.remote.engine import RemoteEngine

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.writing import completed, likelihoods
 
 from tests.engines.remote.vllm_server import VllmServer, hang
 from tests.engines.test_base import calls_of_a_closed_engine
 from tests.models import save_causal_lm
-from tests.writing import completed, likelihoods
 from tide import Detoxifier
 from tide.core.errors import CompletionError, EngineError, InputError
 from tide.core.settings import Sampling

@@ -86,7 +86,7 @@ def test_equal_curves_are_seen_within_each_other() -> None:
 
 def test_a_method_that_falls_silent_is_told() -> None:
     quiet = measured(run([[0.0], [0.0], [0.1]], "quiet"), [[2.0], [2.0], [2.0]])
-    changed(quiet, 0, completions=[""])
+    changed(quiet, 0, text=[""])
     summaries = [summarize(quiet), summarize(search_run("tide"))]
     figure = figures.trade_off(summaries, SOURCES)
     drawn(figure)
@@ -186,9 +186,9 @@ def test_a_trajectory_of_one_evaluation() -> None:
     changed(
         one,
         0,
-        traces=[[(1, 1, "initial", 0.1, 1.0, 0.0)]],
-        toxicity_scores=[0.1],
-        cosine_sims=[1.0],
+        trace=[[(1, 1, "initial", 0.1, 1.0, 0.0)]],
+        toxicity=[0.1],
+        cosine=[1.0],
     )
     figure = figures.trajectory(one, one.records[0])
     (panel,) = drawn(figure)
@@ -200,7 +200,7 @@ def test_a_trajectory_of_one_evaluation() -> None:
 def test_a_trajectory_says_whether_the_prompt_is_recovered() -> None:
     one = search_run("tide:a_long_option=0.123456,another_long_option=0.654321,third=1")
     for count, says in ((0, "are the prompt's."), (2, "are the prompt's, but for 2.")):
-        changed(one, 0, changed_tokens=[count, count], decoded_prompts=["a", "a"])
+        changed(one, 0, changed_tokens=[count, count], decoded_prompt=["a", "a"])
         figure = figures.trajectory(one, one.records[0])
         drawn(figure)
         assert says in caption(figure)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from markupsafe import escape
 
-from tests.evaluation.runs import JUDGE, changed, from_columns, run, search_run
+from tests.evaluation.runs import JUDGE, changed, from_columns, run, search_run, to_columns
 from tide import evaluation
 from tide.core.results import format_score
 from tide.evaluation.reporting.page import page
@@ -31,8 +31,8 @@ def with_bases(one: Run, scores: list[float]) -> Run:
         changed(
             one,
             number,
-            base_completions=[f"a rude text {number}"] * trials,
-            base_toxicity_scores=[scores[number]] * trials,
+            base_text=[f"a rude text {number}"] * trials,
+            base_toxicity=[scores[number]] * trials,
         )
     return one
 
@@ -87,7 +87,7 @@ def test_the_worst_twenty_prompts_before_and_after() -> None:
 
 def test_the_words_of_prompts_and_completions_are_masked_and_never_a_whole_text() -> None:
     one = with_bases(run([[0.9], [0.1]]), [0.8, 0.1])
-    changed(one, 0, prompt="such an idiot", base_completions=["an idiot, and young"])
+    changed(one, 0, prompt="such an idiot", base_text=["an idiot, and young"])
     rows = rows_of(made(one), r"such an i\*{4}")
     assert rows["the model as it is"][-1] == "an i****, and young"
     # However toxic the scores are, a text of plain words is shown.
@@ -108,8 +108,8 @@ def test_unaccepted_withheld_and_empty_texts_are_told() -> None:
             number,
             refused=[refused] * trials,
             accepted=[accepted] * trials,
-            completions=[words] * trials,
-            toxicity_scores=[0.2] * trials,
+            text=[words] * trials,
+            toxicity=[0.2] * trials,
             judge_scores={JUDGE: [0.2] * trials},
         )
     text = made(one)
@@ -120,7 +120,7 @@ def test_unaccepted_withheld_and_empty_texts_are_told() -> None:
 def test_a_text_that_no_scorer_saw_has_no_score() -> None:
     one = search_run("tide", prompts=1)
     trials = len(one.records[0].trials)
-    changed(one, 0, completions=["a"] * trials, empty=[True] * trials, accepted=[False] * trials)
+    changed(one, 0, text=["a"] * trials, empty=[True] * trials, accepted=[False] * trials)
     assert rows_of(made(one), "prompt 0")["tide"] == ["-", "-", "a (too short to score)"]
 
 
@@ -134,9 +134,9 @@ def hostile() -> list[Run]:
         one.config["judges"].append({"spec": HOSTILE, "name": HOSTILE})
         one.config["references"] = [HOSTILE]
         for number, record in enumerate(one.records):
-            values = record.to_columns()
+            values = to_columns(record)
             trials = len(record.trials)
-            values |= {"prompt": HOSTILE, "completions": [HOSTILE] * trials, "group": HOSTILE}
+            values |= {"prompt": HOSTILE, "text": [HOSTILE] * trials, "group": HOSTILE}
             values["judge_scores"][HOSTILE] = [0.1] * trials
             values["id"] = f"{HOSTILE}{number}"
             one.records[number] = from_columns(values)
@@ -153,7 +153,7 @@ def test_nothing_of_a_record_or_configuration_becomes_markup() -> None:
 
 def test_control_characters_are_shown_as_what_they_are() -> None:
     one = run([[0.1]])
-    changed(one, 0, prompt="a\u202eb\x1b[2J", completions=["c\u2066d"])
+    changed(one, 0, prompt="a\u202eb\x1b[2J", text=["c\u2066d"])
     text = made(one)
     assert not set("\u202e\x1b\u2066") & set(text)
     assert r"a\u202eb\x1b[2J" in text
@@ -222,7 +222,7 @@ def test_a_click_sorts(browser: Any, tmp_path: Path) -> None:
 
 def test_a_button_shows_masked_words_and_masks_them_again(browser: Any, tmp_path: Path) -> None:
     one = with_bases(run([[0.9], [0.1]]), [0.8, 0.1])
-    changed(one, 0, prompt="<b>such</b> an idiot", base_completions=["an idiot"])
+    changed(one, 0, prompt="<b>such</b> an idiot", base_text=["an idiot"])
     shown, faults = opened(browser, made(one), tmp_path)
     button = shown.get_by_role("button", name="Show masked words")
     for is_shown in (False, True, False):
@@ -251,7 +251,7 @@ def test_hostile_records_run_nothing_and_load_nothing(browser: Any, tmp_path: Pa
 def test_texts_can_be_read_on_a_phone(browser: Any, tmp_path: Path) -> None:
     one = with_bases(search_run("tide", prompts=2), [0.9, 0.2])
     long = "a long text " * 20
-    changed(one, 0, base_completions=[long] * 2)
+    changed(one, 0, base_text=[long] * 2)
     shown, _ = opened(browser, made(one, mask=lambda text: text.upper()), tmp_path, 390)
     for cell in shown.locator(".texts td").all():
         box = cell.bounding_box()

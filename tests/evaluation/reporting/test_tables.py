@@ -75,7 +75,7 @@ def test_a_row_a_method_and_a_table_a_source() -> None:
 def test_every_column_is_explained_where_it_stands() -> None:
     searched = search_run("tide")
     for number, some in enumerate(searched.records):
-        changed(searched, number, base_completions=column(some, "completions"))
+        changed(searched, number, base_text=column(some, "text"))
     runs = [run([[0.2, 0.9]] * 6), searched]
     summaries = [summarize(one) for one in runs]
     made = [
@@ -190,7 +190,7 @@ def test_file_names_have_no_odd_characters() -> None:
 def test_moved_completions_have_a_row_a_search_and_a_column_a_source() -> None:
     one = search_run("shuffled")
     for number, some in enumerate(one.records):
-        changed(one, number, base_completions=column(some, "completions"))
+        changed(one, number, base_text=column(some, "text"))
     table = tables.moved_table([summarize(run([[0.1]])), summarize(one)], "t", "n")
     assert [row[0] for row in table.rows] == ["shuffled"]
     headings = [column.heading for column in table.columns]

@@ -13,8 +13,7 @@ from tide.scorers.guards import formats
 from tide.scorers.guards.formats import FORMATS, GuardSettings, known
 from tide.scorers.guards.remote import RemoteGuard
 from tide.scorers.guards.scorer import read
-from tide.scorers.services.tei import TeiScorer
-from tide.scorers.services.vllm import VllmClassifyScorer
+from tide.scorers.services.self_hosted import TeiScorer, VllmClassifyScorer
 
 
 @pytest.mark.parametrize(

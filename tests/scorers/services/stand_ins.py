@@ -15,8 +15,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from tide.scorers.pace import Pace
 from tide.scorers.services import base as remote
+from tide.scorers.services.base import Pace
 
 
 def toxicity(text: str) -> float:

@@ -18,8 +18,7 @@ from tide.scorers.base import ask_attributes, attributes_of
 from tide.scorers.guards.formats import GuardSettings
 from tide.scorers.guards.remote import RemoteGuard
 from tide.scorers.services.azure import AzureContentSafetyScorer
-from tide.scorers.services.tei import TeiScorer
-from tide.scorers.services.vllm import VllmClassifyScorer, VllmScoreScorer
+from tide.scorers.services.self_hosted import TeiScorer, VllmClassifyScorer, VllmScoreScorer
 
 KEY = "not-a-real-key-0123456789"
 QUICK: dict[str, Any] = {"queries_per_second": 1000.0, "attempts": 3, "backoff": 0.001, "key": KEY}

@@ -352,10 +352,10 @@ def test_the_service_goes_down_in_the_middle_of_a_run(
     assert [record["id"] for record in records(output)] == list(range(12))
     assert KEY not in output.read_text() + (tmp_path / "out.jsonl.config.json").read_text()
     for record in records(output):
-        for text, score, accepted, empty in zip(
-            record["completions"], record["toxicity_scores"], record["accepted"], record["empty"],
-            strict=True,
-        ):  # fmt: skip
+        for trial in record["trials"]:
+            text, score, accepted, empty = (
+                trial[name] for name in ("text", "toxicity", "accepted", "empty")
+            )
             assert empty or service.scored[text]
             assert score == (0.0 if empty else pytest.approx(toxicity(text)))
             assert accepted == (score < 0.5)

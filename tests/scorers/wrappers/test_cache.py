@@ -24,9 +24,8 @@ from tests.scorers.wrappers.stand_ins import TwoSides
 from tide.core.errors import InputError, ScorerError, ScorerUnavailableError
 from tide.scorers import CallableScorer, load_scorer, score_texts
 from tide.scorers.base import ask_attributes, attributes_of
+from tide.scorers.wrappers.base import MaxScorer, WindowedScorer
 from tide.scorers.wrappers.cache import CachedScorer
-from tide.scorers.wrappers.ensembles import MaxScorer
-from tide.scorers.wrappers.windows import WindowedScorer
 
 TEXTS = [f"text number {i}" for i in range(200)]
 

@@ -4,7 +4,7 @@ import pytest
 
 from tide.core.errors import InputError, ScorerUnavailableError
 from tide.scorers import CallableScorer, Scorer, load_scorer, score_texts
-from tide.scorers.wrappers.ensembles import ConfirmScorer, MaxScorer, MeanScorer
+from tide.scorers.wrappers.base import ConfirmScorer, MaxScorer, MeanScorer
 
 
 def constant(value: float, threshold: float) -> Scorer:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tide.core.text import splits_character
 from tide.scorers import CallableScorer
-from tide.scorers.wrappers.windows import WindowedScorer, split_bytes, split_words
+from tide.scorers.wrappers.base import WindowedScorer, split_bytes, split_words
 
 
 def test_the_worst_window_counts() -> None:

@@ -211,7 +211,8 @@ def train(
     for step in range(begun, settings.steps):
         if step == begun + _TIMED:
             seconds = (time.monotonic() - started) / _TIMED * (settings.steps - step)
-            task.say(f"{what}: at most {settings.steps} steps, about {_duration(seconds)}")
+            about = f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+            task.say(f"{what}: at most {settings.steps} steps, about {about}")
         if path is not None and step > begun and time.monotonic() - saved >= _CHECKPOINT:
             _save(path, parameters, optimizer, best, (step, best_loss, worse))
             saved = time.monotonic()
@@ -299,10 +300,6 @@ def _resume(
             if name in found
         ]
     return step, best_loss, worse, best
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
 class Tuning:

@@ -277,9 +277,11 @@ class Batch:
         later = []
         while self._waiting and entering > 0:
             entry = heappop(self._waiting)
-            row, size = entry[1], _lane_of(entry[1])
+            row, size = entry[1], _SHORT
             if row.aborted:
                 continue
+            while size < len(row.x) + row.sampling.max_new_tokens:
+                size *= 4
             if size in self.lanes and not self.lanes[size].takes_rows:
                 later.append(entry)
                 continue
@@ -493,13 +495,6 @@ class Batch:
         for one in work:
             if not one.aborted:
                 one.put(error)
-
-
-def _lane_of(row: Row) -> int:
-    size = _SHORT
-    while size < len(row.x) + row.sampling.max_new_tokens:
-        size *= 4
-    return size
 
 
 def _sharing(row: Row | Reading) -> tuple[int, int]:

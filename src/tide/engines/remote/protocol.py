@@ -175,7 +175,8 @@ def difference(
     agreeing = []
     for number, factor in enumerate(_factors(dim)):
         scaled = by_scaled[number * len(by_ids) : (number + 1) * len(by_ids)]
-        if all(_agree(a, b) for a, b in zip(by_ids, scaled, strict=True)):
+        both = zip(by_ids, scaled, strict=True)
+        if all(abs(a[1] - b[1]) <= (_CLOSE if a[0] == b[0] else _TIE) for a, b in both):
             agreeing.append(factor)
     if 1.0 in agreeing:
         return None
@@ -189,7 +190,3 @@ def difference(
 
 def _factors(dim: int) -> tuple[float, ...]:
     return 1.0, math.sqrt(dim), 1.0 / math.sqrt(dim)
-
-
-def _agree(a: FirstToken, b: FirstToken) -> bool:
-    return abs(a[1] - b[1]) <= (_CLOSE if a[0] == b[0] else _TIE)

@@ -66,7 +66,9 @@ def grouped(runs: Sequence[Run], valid: Valid | None, seed: int) -> list[Group]:
         short = {model: model for model in short}
     groups = []
     for (benchmark, model, protocol), some in by_key.items():
-        own = _own_runs(some)
+        base = [(_configuration(run)[0], run) for run in some if run.name == "base"]
+        seeds = Counter(seed for seed, _ in base)
+        own = {seed: run for seed, run in base if seeds[seed] == 1}
         entries = [Entry(alike, summary_of(alike, own, valid, seed)) for alike in _rows(some)]
         names = [name for name in (benchmark, short[model], protocol) if name]
         prompts = max(entry.summary.prompts for entry in entries)
@@ -75,13 +77,6 @@ def grouped(runs: Sequence[Run], valid: Valid | None, seed: int) -> list[Group]:
         prefix = f"{slug('-'.join(names))}-" if len(by_key) > 1 else ""
         groups.append(Group(title, prefix, entries))
     return groups
-
-
-def _own_runs(runs: Sequence[Run]) -> dict[Any, Run]:
-    """By seed, what the model wrote by itself; without the seeds that have several such runs."""
-    found = [(_configuration(run)[0], run) for run in runs if run.name == "base"]
-    counts = Counter(seed for seed, _ in found)
-    return {seed: run for seed, run in found if counts[seed] == 1}
 
 
 def summary_of(

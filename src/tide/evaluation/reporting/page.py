@@ -118,18 +118,16 @@ def _table(table: Table) -> dict[str, Any]:
     ]
     rows = [
         [
-            {"shown": shown, "value": _sorted_by(value), "kind": kind}
-            for shown, value, kind in zip(cells, row, kinds, strict=True)
+            {"shown": shown, "value": "" if value is None else str(value), "kind": kind}
+            for shown, value, kind in zip(cells, map(_number, row), kinds, strict=True)
         ]
         for cells, row in zip(cells_of(table), table.rows, strict=True)
     ]
     return {"title": table.title, "columns": columns, "rows": rows, "notes": table.legend}
 
 
-def _sorted_by(value: Value) -> str:
-    if value is None:
-        return ""
-    return str(value.value if isinstance(value, Estimate) else value)
+def _number(value: Value) -> str | float | None:
+    return value.value if isinstance(value, Estimate) else value
 
 
 def _group(group: Group, mask: Mask) -> dict[str, Any]:

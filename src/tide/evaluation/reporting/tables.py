@@ -7,7 +7,7 @@ import io
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
 from textwrap import wrap
@@ -243,10 +243,10 @@ def fluency_table(summaries: Sequence[Summary], title: str, name: str) -> Table:
     columns = [Column("method")]
     references = _references(summaries)
     for heading, key in references.values():
+        mean, *others = _perplexity_columns({"": (heading, key)})
         columns += [
-            Column(heading.replace("perplexity", "ppl"), 2, key=key, says=_OF_ALL),
-            Column("of 20", 2, key=f"{key} of 20 tokens", says=_OF_20),
-            Column("median", 2, key=f"{key} median", says="median perplexity"),
+            replace(mean, heading=heading.replace("perplexity", "ppl"), interval=False),
+            *others,
             Column("no ppl", 1, key=f"without {key}", says="completions that have none"),
         ]
     columns += [Column(heading, digits, says=says) for _, heading, digits, says in _TEXT]
@@ -311,7 +311,10 @@ def decoding_table(summaries: Sequence[Summary], title: str, name: str) -> Table
         Column(
             "recovered", 3, interval=True, says="of these, whose nearest tokens are the prompt's"
         ),
-        *(Column(_range(*ends), 3, key=key) for key, ends in RECOVERED.items()),
+        *(
+            Column(f"> {low:g}" if math.isinf(high) else f"to {high:g}", 3, key=key)
+            for key, (low, high) in RECOVERED.items()
+        ),
     ]
     keys = ["decoded", "recovered", *RECOVERED]
     rows: list[list[Value]] = [
@@ -324,10 +327,6 @@ def decoding_table(summaries: Sequence[Summary], title: str, name: str) -> Table
     return Table(name, title, columns, rows, notes).without_empty_columns()
 
 
-def _range(low: float, high: float) -> str:
-    return f"> {low:g}" if math.isinf(high) else f"to {high:g}"
-
-
 def significance_table(
     comparisons: Sequence[Comparison], source: str, title: str, name: str
 ) -> Table:
@@ -338,12 +337,7 @@ def significance_table(
         heading = measure if len(measures) > 1 else "toxicity"
         says = f"average difference from {comparisons[0].against}"
         columns += [
-            Column(
-                heading,
-                form="signed",
-                key=f"diff {measure}",
-                says=says,
-            ),
+            Column(heading, form="signed", key=f"diff {measure}", says=says),
             Column("untied", key=f"untied {measure}", says="pairs that differ"),
             Column("p", form="p", key=f"p {measure}", says="p-value"),
             Column("Holm", form="p", key=f"p (Holm) {measure}", says="p, corrected"),
@@ -364,8 +358,8 @@ def significance_table(
 def to_markdown(table: Table) -> str:
     headings = [column.heading for column in table.columns]
     marks = ["---" if is_text(table, i) else "---:" for i in range(len(headings))]
-    lines = [_pipes([_markdown(cell) for cell in cells]) for cells in (headings, *cells_of(table))]
-    lines.insert(1, _pipes(marks))
+    rows = [list(map(_markdown, cells)) for cells in (headings, *cells_of(table))]
+    lines = [f"| {' | '.join(cells)} |" for cells in (rows[0], marks, *rows[1:])]
     notes = "".join(f"\n{_markdown(note)}.\n" for note in table.legend)
     return f"**{_markdown(table.title)}**\n\n" + "\n".join(lines) + "\n" + notes
 
@@ -512,10 +506,6 @@ def _number(value: float, column: Column) -> str:
 
 def is_text(table: Table, number: int) -> bool:
     return all(isinstance(row[number], str) for row in table.rows)
-
-
-def _pipes(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 def _one_line(text: str) -> str:

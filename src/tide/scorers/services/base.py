@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +28,30 @@ from tide.core.errors import (
 from tide.core.http import Client, Reply, Seconds, ServerFailed
 from tide.plugins.options import checked
 from tide.scorers.base import Attributed, Floats, PlainScorer
-from tide.scorers.pace import Pace
+
+
+class Pace:
+    """At most `per_second` starts a second, none saved up for a burst."""
+
+    def __init__(self, per_second: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.per_second = per_second
+        self._clock = clock
+        self._next = clock()
+        self._lock = threading.Lock()
+
+    def reserve(self, starts: int = 1) -> float:
+        """Take the next free start (or several in a row); seconds to wait for the first of them."""
+        with self._lock:
+            now = self._clock()
+            start = max(now, self._next)
+            self._next = start + starts / self.per_second
+            return start - now
+
+    def pause(self, seconds: float) -> None:
+        """No start from now on for so long: the service asked for it."""
+        with self._lock:
+            self._next = max(self._next, self._clock() + seconds)
+
 
 # A service that asks for a longer pause than this will not answer this run.
 _LONGEST_PAUSE = 120.0

@@ -32,7 +32,7 @@ from tide.scorers.services.base import (
     rate_from,
     url_from,
 )
-from tide.scorers.wrappers.windows import split_bytes
+from tide.scorers.wrappers.base import split_bytes
 
 _LOG = logger(__name__)
 

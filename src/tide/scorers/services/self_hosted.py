@@ -1,17 +1,24 @@
-"""Servers that users run themselves, asked by their address and, if they want one, with a key."""
+"""Servers that users run themselves, asked by their address and, if they want one, with a key.
+
+`tei:URL` (text-embeddings-inference), `vllm-classify:URL` and `vllm-score:URL`. TEI_API_KEY and
+VLLM_API_KEY hold the keys, TEI_QPS and VLLM_QPS the requests a second (100).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field, RootModel
 
 from tide.core.credentials import base_url, read_key
 from tide.core.errors import InputError, ScorerError, ScorerRefusedError
-from tide.core.http import MIB, Client, Reply, ServerFailed
+from tide.core.http import MIB, Client, Reply, Rows, ServerFailed
+from tide.core.results import Score
+from tide.plugins.options import checked
 from tide.scorers.control_tokens import break_up
-from tide.scorers.services.base import Rate, RemoteScorer, Said, rate_from
+from tide.scorers.labels import how_joined, is_toxic, toxic_columns
+from tide.scorers.services.base import Rate, RemoteScorer, Said, place_of, rate_from
 
 _Parsed = TypeVar("_Parsed", bound=BaseModel)
 _USUAL = {"concurrency": 8, "timeout": 60.0}
@@ -89,3 +96,220 @@ class SelfHostedScorer(RemoteScorer):
         if reply.status == 413:
             raise ScorerError(f"{what}: a text is longer than its model reads; use windows:SCORER")
         raise ScorerError(f"{what} to a request of {texts} texts")
+
+
+_Name = Annotated[str, Field(min_length=1, max_length=1000)]
+
+
+class _Labels(BaseModel):
+    id2label: dict[str, _Name] = Field(min_length=1)
+
+
+class _Kind(BaseModel):
+    classifier: _Labels | None = None
+
+
+class _Info(BaseModel):
+    model_id: _Name
+    model_sha: _Name | None = None
+    model_type: _Kind
+    max_client_batch_size: int = Field(default=32, ge=1)
+
+
+class _Prediction(BaseModel):
+    label: _Name
+    score: Score
+
+
+class _Predictions(RootModel[list[Any]]):
+    root: Rows[Rows[_Prediction]]
+
+
+class TeiScorer(SelfHostedScorer):
+    """The summed probability of the toxic labels of a classifier, from TEI's `/predict`.
+
+    `#max:LABEL,LABEL` takes the largest instead.
+
+    url: the server's address, optionally followed by `#` and the toxic labels, comma-separated:
+    `tei:http://HOST:8080#toxic`. Without them, labels with a usual name are taken, as by `hf`. TEI
+    gives exclusive probabilities (softmax) of models whose labels are not exclusive, too. A text
+    that is longer than the model's context is an error. Settings: see RemoteScorer.
+    """
+
+    family = "TEI"
+
+    @checked
+    def __init__(self, url: str, **options: Any) -> None:
+        address, _, wanted = url.partition("#")
+        super().__init__("tei", address, **options)
+        info = self._once(lambda client: self._get(client, "/info", _Info))
+        if info.model_type.classifier is None:
+            raise ScorerRefusedError(f"scorer tei: {info.model_id} is not a classifier")
+        names = list(dict.fromkeys(info.model_type.classifier.id2label.values()))
+        self._how, wanted = how_joined(wanted)
+        columns = toxic_columns(f"tei:{address}", names, wanted)
+        self._labels = frozenset(names)
+        self._toxic = [names[i] for i in columns]
+        self.attributes = tuple(self._toxic) if len(self._toxic) > 1 else ()
+        self.batch_size = min(self.batch_size, info.max_client_batch_size)
+        where = info.model_sha[:8] if info.model_sha else place_of(self._url)
+        chosen = ",".join(self._toxic)
+        chosen = f"max:{chosen}" if self._how == "max" else chosen
+        self.name = f"tei:{info.model_id}@{where}#{chosen}"
+
+    async def _ask(self, client: Client, texts: list[str]) -> list[Said]:
+        # A list of two strings would be read as one pair: each text is in a list of its own.
+        body = {"inputs": [[text] for text in texts], "truncate": False}
+        answer = await self._post(client, "/predict", body, len(texts), _Predictions)
+        if len(answer.root) != len(texts):
+            raise ServerFailed(f"{len(answer.root)} scores for {len(texts)} texts")
+        return [self._said_of(row) for row in answer.root]
+
+    def _said_of(self, row: list[_Prediction]) -> Said:
+        found = {one.label: one.score for one in row}
+        if found.keys() != self._labels or len(found) != len(row):
+            raise ServerFailed("an answer with other labels than its model has")
+        scores = {label: found[label] for label in self._toxic}
+        score = max(scores.values()) if self._how == "max" else sum(scores.values())
+        return Said(min(1.0, score), scores)
+
+
+_Index = Annotated[int, Field(ge=0, le=10**6)]
+# By how much the probabilities of exclusive classes may miss 1, in half precision.
+_ROUNDING = 0.01
+
+
+class _Model(BaseModel):
+    id: _Name
+
+
+class _Models(BaseModel):
+    data: Rows[_Model] = Field(min_length=1)
+
+
+class _Class(BaseModel):
+    index: _Index
+    label: str | None = None
+    probs: Rows[Score] = Field(min_length=1, max_length=10_000)
+
+
+class _Classes(BaseModel):
+    data: Rows[_Class]
+
+
+class _Pair(BaseModel):
+    index: _Index
+    score: float = Field(allow_inf_nan=False)
+
+
+class _Pairs(BaseModel):
+    data: Rows[_Pair]
+
+
+class _VllmScorer(SelfHostedScorer):
+    """Base of scorers that a vLLM server gives; its first model is asked, and is in the name."""
+
+    family = "VLLM"
+    kind: str
+
+    def __init__(self, url: str, **options: Any) -> None:
+        address, _, self._wanted = url.partition("#")
+        super().__init__(self.kind, address, **options)
+        # Other clients are given the address with /v1; these paths lie beside it.
+        self._url = self._url.removesuffix("/v1")
+        models = self._once(lambda client: self._get(client, "/v1/models", _Models)).data
+        self._model = models[0].id
+
+    def _in_order(self, rows: list[Any], texts: int) -> list[Any]:
+        """The rows by their index, which is that of the text."""
+        rows = sorted(rows, key=lambda row: row.index)
+        if [row.index for row in rows] != [*range(texts)]:
+            raise ServerFailed(f"{len(rows)} scores for {texts} texts")
+        return rows
+
+
+class VllmClassifyScorer(_VllmScorer):
+    """The probability of a class, from vLLM's `/classify` (English only if its model is).
+
+    url: the server's address, optionally followed by `#` and the numbers of the toxic classes,
+    comma-separated, of which the largest counts: `vllm-classify:http://HOST:8000#1`. Exclusive
+    classes (softmax) may be added up: `#sum:1,2`. vLLM names a text's likeliest class alone, so the
+    others are known by number. Without one, the only class of a model is taken, or of two the
+    second; it is an error if the name of the other is a toxic one. Settings: see RemoteScorer.
+    """
+
+    kind = "vllm-classify"
+
+    @checked
+    def __init__(self, url: str, **options: Any) -> None:
+        super().__init__(url, **options)
+        self._how, self._wanted = how_joined(self._wanted)
+        if not all(part.isdecimal() for part in self._wanted.split(",") if self._wanted):
+            raise InputError(
+                f"scorer {self.kind}: {self._wanted!r} is not a number of a class, as in #1"
+            )
+        self._classes = [int(part) for part in self._wanted.split(",") if part]
+        self.attributes = tuple(f"class-{i}" for i in self._classes if len(self._classes) > 1)
+        chosen = f"sum:{self._wanted}" if self._how == "sum" else self._wanted
+        chosen = f"#{chosen}" if chosen else ""
+        self.name = f"{self.kind}:{self._model}@{place_of(self._url)}{chosen}"
+
+    async def _ask(self, client: Client, texts: list[str]) -> list[Said]:
+        body = {"model": self._model, "input": texts}
+        answer = await self._post(client, "/classify", body, len(texts), _Classes)
+        return [self._said_of(row) for row in self._in_order(answer.data, len(texts))]
+
+    def _said_of(self, row: _Class) -> Said:
+        classes = self._classes or self._usual(row)
+        if (most := max(classes)) >= len(row.probs):
+            raise ScorerError(
+                f"scorer {self.name}: there is no class {most}; its model has {len(row.probs)}"
+            )
+        found = {f"class-{i}": row.probs[i] for i in classes}
+        if self._how != "sum":
+            return Said(max(found.values()), found)
+        if abs((total := sum(row.probs)) - 1) > _ROUNDING:
+            raise ScorerError(
+                f"scorer {self.name}: its classes are not exclusive (they add up to {total:.3f}); "
+                "leave out 'sum:'"
+            )
+        return Said(min(1.0, sum(found.values())), found)
+
+    def _usual(self, row: _Class) -> list[int]:
+        if len(row.probs) > 2:
+            raise ScorerError(
+                f"scorer {self.name}: which of its {len(row.probs)} classes mean toxic? append "
+                "their numbers, as in #1"
+            )
+        best = max(range(len(row.probs)), key=row.probs.__getitem__)
+        if len(row.probs) == 2 and best == 0 and row.label is not None and is_toxic(row.label):
+            raise ScorerError(f"scorer {self.name}: class 0 is called {row.label}; append #0")
+        return [len(row.probs) - 1]
+
+
+class VllmScoreScorer(_VllmScorer):
+    """How well a text fits a description of toxic text, from vLLM's `/score` (cross-encoders).
+
+    url: the server's address, `#` and the description, to which every text is compared:
+    `vllm-score:http://HOST:8000#a rude or disrespectful comment`. A score outside [0, 1], as
+    embedding models give, is an error. Calibrate it before you read its 0.5 as anybody else's.
+    Settings: see RemoteScorer.
+    """
+
+    kind = "vllm-score"
+
+    @checked
+    def __init__(self, url: str, **options: Any) -> None:
+        super().__init__(url, **options)
+        if not self._wanted.strip():
+            raise InputError(
+                f"scorer {self.kind}: append what texts are compared to, as in "
+                f"{self.kind}:http://HOST#a rude comment"
+            )
+        self.name = f"{self.kind}:{self._model}@{place_of(self._url)}#{self._wanted}"
+
+    async def _ask(self, client: Client, texts: list[str]) -> list[Said]:
+        body = {"model": self._model, "text_1": self._wanted, "text_2": texts}
+        answer = await self._post(client, "/score", body, len(texts), _Pairs)
+        rows = self._in_order(answer.data, len(texts))
+        return [Said(row.score) for row in rows]

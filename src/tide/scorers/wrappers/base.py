@@ -1,15 +1,30 @@
-"""What the wrappers share that call scorers in another way."""
+"""Wrappers of scorers: what they share, and those of the specs.
+
+`max:A,B`, `mean:A,B` and `confirm:A,B`: several scorers as one. `windows:SCORER`: a long text in
+overlapping windows, of which the worst counts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from statistics import fmean
+from typing import Annotated, Any, ClassVar
 
+import numpy as np
+import regex
+from pydantic import Field
+
+from tide.core.errors import InputError
+from tide.core.text import UNSPACED
+from tide.plugins.options import checked
 from tide.scorers.base import (
     Attributed,
     Floats,
     Scorer,
     ask_attributes,
     attributes_of,
+    pace_of,
+    score_texts,
     slowest_pace,
 )
 from tide.scorers.language import languages_of
@@ -43,3 +58,161 @@ class ScorerWrapper:
 
     def _asked(self, texts: Sequence[str]) -> Attributed:
         return ask_attributes(self._scorer, texts)
+
+
+class _Ensemble(ScorerWrapper):
+    """Every member scores every text; if one fails, the ensemble fails: it has no score then.
+
+    An attribute is joined as the scores are, over those members that have it.
+
+    scores_of, threshold_of: of the members' scores (scorers, texts) and of their thresholds.
+    """
+
+    kind: ClassVar[str]
+    scores_of: ClassVar[Callable[..., Any]]
+    threshold_of: ClassVar[Callable[..., float]]
+
+    @checked
+    def __init__(self, scorers: Sequence[Scorer]) -> None:
+        if len(scorers) < 2:
+            raise InputError(f"scorer {self.kind}: needs two or more, as in {self.kind}:A,B")
+        super().__init__(*scorers)
+        self.name = f"{self.kind}:{','.join(scorer.name for scorer in scorers)}"
+        self.threshold = self.threshold_of([scorer.threshold for scorer in scorers])
+
+    def _asked(self, texts: Sequence[str]) -> Attributed:
+        members = [ask_attributes(scorer, texts) for scorer in self._scorers]
+        found = {
+            name: [member.attributes[name] for member in members if name in member.attributes]
+            for name in self.attributes
+        }
+        return Attributed(
+            self._joined([member.values for member in members]),
+            {name: self._joined(columns) for name, columns in found.items()},
+        )
+
+    def _joined(self, members: Sequence[Floats]) -> Floats:
+        return np.asarray(self.scores_of(np.array(members), axis=0))
+
+
+class MaxScorer(_Ensemble):
+    """The highest score of any member: a text passes only if it passes all of them.
+
+    threshold: the lowest of the members'.
+    """
+
+    kind, scores_of, threshold_of = "max", staticmethod(np.max), staticmethod(min)
+
+
+class MeanScorer(_Ensemble):
+    """The mean of the members' scores, which should mean the same (calibrate them first)."""
+
+    kind, scores_of, threshold_of = "mean", staticmethod(np.mean), staticmethod(fmean)
+
+
+# The lowest score with which a preset rejects a text: from here on the second scorer is asked.
+_DOUBT = 0.1
+
+
+class ConfirmScorer(ScorerWrapper):
+    """The second scorer is asked where the first objects to a text; the lower score counts.
+
+    A quick scorer that counts words is then corrected by one that reads sentences, at a cost on
+    those texts alone. The first objects from 0.1 on; lower scores of it stand. Threshold, pace and
+    attributes are those of the first.
+    """
+
+    @checked
+    def __init__(self, scorers: Sequence[Scorer]) -> None:
+        if len(scorers) != 2:
+            raise InputError("scorer confirm: needs two, as in confirm:pocket,sentence")
+        super().__init__(*scorers)
+        first, self._second = scorers
+        self.name = f"confirm:{first.name},{self._second.name}"
+        self.pace, self.attributes = pace_of(first), attributes_of(first)
+
+    def _asked(self, texts: Sequence[str]) -> Attributed:
+        found = ask_attributes(self._scorer, texts)
+        values = found.values.copy()
+        doubted = np.flatnonzero(values >= _DOUBT)
+        if len(doubted):
+            second = ask_attributes(self._second, [texts[int(i)] for i in doubted]).values
+            values[doubted] = np.minimum(values[doubted], second)
+        return Attributed(values, found.attributes)
+
+
+# Two characters of a script without spaces are a word, and so are 8 of what is longer than any
+# word: a window is to be short in every script.
+_SPACED = rf"[\S--[{UNSPACED}]]"
+_WORD = regex.compile(
+    rf"(?V1)(?:(?=[{UNSPACED}])\X){{1,2}}|(?<!{_SPACED}){_SPACED}{{1,24}}+(?!{_SPACED})"
+    rf"|(?:(?={_SPACED})\X){{1,8}}"
+)
+
+_LONGEST = 64  # code points: marks without end may stand on a letter
+
+
+class WindowedScorer(ScorerWrapper):
+    """The highest score, and attributes, of any window of `words` words; windows overlap by half.
+
+    For scorers that cut a long text at their context's end, or that average a short insult away.
+    A text of at most `words` words is scored whole. Two characters of a script without spaces count
+    as a word, and so do 8 of a word of more than 24.
+    """
+
+    @checked
+    def __init__(
+        self, scorer: Scorer, words: Annotated[int, Field(ge=2, le=1_000_000)] = 100
+    ) -> None:
+        super().__init__(scorer)
+        self._words = words
+        self.name = f"windows:{self._words}:{scorer.name}"
+
+    def _asked(self, texts: Sequence[str]) -> Attributed:
+        windows = [split_words(text, self._words) for text in texts]
+        short = [i for i, parts in enumerate(windows) if len(parts) == 1]
+        whole = super()._asked([texts[i] for i in short])
+        parts = [(i, part) for i, some in enumerate(windows) if len(some) > 1 for part in some]
+        # A window of marks alone may count as empty, and then as 0: the others decide.
+        scores = score_texts(self._scorer, [part for _, part in parts], "zero")
+        rows = [*short, *(i for i, _ in parts)]
+
+        def worst(*found: Floats) -> Floats:
+            values = np.zeros(len(texts))
+            np.maximum.at(values, rows, np.concatenate(found))
+            return values
+
+        said = {
+            name: np.where(scores.empty, 0.0, column) for name, column in scores.attributes.items()
+        }
+        return Attributed(
+            worst(whole.values, scores.values),
+            {name: worst(whole.attributes[name], said[name]) for name in self.attributes},
+        )
+
+
+def split_words(text: str, words: int) -> list[str]:
+    """Windows of `words` words (the last may be shorter), each half over the one before.
+
+    No window ends inside a character, but for one of more than 64 code points.
+    """
+    spans = [
+        (start, min(start + _LONGEST, match.end()))
+        for match in _WORD.finditer(text)
+        for start in range(match.start(), match.end(), _LONGEST)
+    ]
+    if len(spans) <= words:
+        return [text]
+    starts = range(0, len(spans) - words // 2, words - words // 2)
+    return [text[spans[i][0] : spans[min(i + words, len(spans)) - 1][1]] for i in starts]
+
+
+def split_bytes(text: str, limit: int) -> list[str]:
+    """Parts of at most `limit` bytes of UTF-8, cut at spaces where there are any."""
+    parts = []
+    while len(text.encode("utf-8", "replace")) > limit:
+        head = text.encode("utf-8", "replace")[:limit].decode("utf-8", "ignore")
+        cut = max(head.rfind(" "), head.rfind("\n")) + 1 or len(head)
+        parts.append(text[:cut])
+        text = text[cut:]
+    return [*parts, text] if text or not parts else parts

@@ -146,9 +146,12 @@ function talk() {
   $("new").hidden = !chat || !(turns.length || shown?.chat);
 }
 
-// The turns of the chat that goes on: what was accepted is one.
+// Whether the chat goes on with what was given out.
+const kept = (tide) => tide?.accepted || tide?.mode === "monitor";
+
+// The turns of the chat that goes on: what was accepted is one, or the model's own where it is monitored.
 function soFar() {
-  if (!(shown?.chat && shown.tide?.accepted)) return turns;
+  if (!(shown?.chat && kept(shown.tide))) return turns;
   return [...turns, { role: "user", content: shown.prompt }, { role: "assistant", content: shown.text }];
 }
 
@@ -222,7 +225,7 @@ async function run() {
       show();
     }
     $("status").textContent = said(shown.tide);
-    if (chat && shown.tide.accepted) $("prompt").value = "";
+    if (chat && kept(shown.tide)) $("prompt").value = "";
     talk();
     await mark();
   } catch (error) {
@@ -237,6 +240,7 @@ async function run() {
 }
 
 function said(tide) {
+  if (tide.mode === "monitor") return "Monitored: the model's own text, scored after it was given out.";
   if (tide.accepted) return "Accepted.";
   return tide.empty ? "The model wrote nothing." : "Withheld: nothing was accepted.";
 }
@@ -281,11 +285,13 @@ function show() {
   const threshold = tide?.threshold ?? 1;
   const unmasked = $("unmask").checked;
   $("answers").hidden = false;
-  $("search").hidden = !tide;
+  $("search").hidden = !tide || tide.mode === "monitor";
   score($("base-score"), tide?.toxicity_before, threshold);
   score($("found-score"), tide?.toxicity, threshold);
   let base = [];
-  if (tide && tide.base === undefined) {
+  if (tide?.mode === "monitor") {
+    base = [piece(" (this server only monitors: what you see is the model's own text)", "quiet")];
+  } else if (tide && tide.base === undefined) {
     base = [piece(" (this server shows accepted text only; tide serve --traces shows this too)", "quiet")];
   } else if (tide) {
     base = marked(shown.base ?? [{ text: tide.base, toxic: toxic(tide) }], unmasked);
@@ -295,7 +301,7 @@ function show() {
   $("base-legend").hidden = !base.some((node) => node.localName === "mark");
   put($("base"), shown, base);
   put($("found"), shown, [piece(text, "")]);
-  if (tide) search(tide, unmasked);
+  if (tide && tide.mode !== "monitor") search(tide, unmasked);
 }
 
 const count = (number, what) => `${number} ${what}${number === 1 ? "" : "s"}`;

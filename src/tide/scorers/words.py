@@ -1,16 +1,17 @@
-"""`lexicon`: 1.0 for a text that holds a word of a list, else 0.0.
+"""`profanity-check` (TF-IDF and a linear SVM) and `lexicon`: they know words, and no context.
 
-Blunt: it knows no context and no word that is not listed. But it shares neither data nor method
-with a trained scorer, so nothing that was optimised against one fools it in the same way. The list
-is that of the better-profanity package, or any file with a word or phrase a line.
+Both are quick, and share neither data nor method with a trained scorer of ours: good judges of what
+was optimised against one.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import regex
@@ -22,6 +23,21 @@ from tide.data.files import as_text, read_whole
 from tide.scorers.base import Floats, PlainScorer
 from tide.scorers.language import warn_of_other_languages
 from tide.scorers.readings import REVISION, readings, score_readings
+
+
+class ProfanityCheckScorer(PlainScorer):
+    """Probability of profanity (English)."""
+
+    pace = "word"
+    languages = ("en",)
+
+    def __init__(self) -> None:
+        self._package: Any = require("profanity_check", extra="profanity")
+        self.name = f"profanity-check@{version('alt-profanity-check')}-{REVISION}"
+
+    def score(self, texts: Sequence[str]) -> Floats:
+        warn_of_other_languages("profanity-check", texts)
+        return score_readings(self._package.predict_prob, texts)
 
 
 class LexiconScorer(PlainScorer):
@@ -58,7 +74,7 @@ class LexiconScorer(PlainScorer):
     def score(self, texts: Sequence[str]) -> Floats:
         if self.languages:
             warn_of_other_languages("lexicon", texts)
-        return score_readings(self._holds_listed, texts)
-
-    def _holds_listed(self, texts: list[str]) -> Floats:
-        return np.array([float(bool(self._listed.search(text.casefold()))) for text in texts])
+        found = self._listed.search
+        return score_readings(
+            lambda read: np.array([float(bool(found(text.casefold()))) for text in read]), texts
+        )

@@ -1,0 +1,45 @@
+"""The published format of records: one object a prompt, whose lists have an entry a trial."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import ValidationError
+
+from tide.core.errors import InputError
+from tide.core.validation import problem
+from tide.data.records import Record
+
+# The list of each field of a trial.
+_LISTS = {
+    "text": "completions",
+    "toxicity": "toxicity_scores",
+    "iterations": "num_iter_steps",
+    "cosine": "cosine_sims",
+}
+
+
+def from_published(values: dict[str, Any], where: str) -> Record:
+    """The record of an object; its averages are not used, nor other lists.
+
+    Raises InputError where the lists are no completions with a score each.
+    """
+    lists = {field: values[name] for field, name in _LISTS.items() if name in values}
+    try:
+        of = zip(*lists.values(), strict=True)
+        trials = [{"number": n, **dict(zip(lists, row, strict=True))} for n, row in enumerate(of)]
+        about = {name: values[name] for name in ("id", "prompt") if name in values}
+        return Record.model_validate({**about, "trials": trials})
+    except ValidationError as error:
+        raise InputError(f"{where}: not a published record: {problem(error)}") from None
+    except (TypeError, ValueError):
+        named = ", ".join(_LISTS.values())
+        raise InputError(f"{where}: {named}: not one entry a trial in each") from None
+
+
+def to_published(record: Record) -> dict[str, Any]:
+    """The object of a record. A list that is not known of each trial is left out."""
+    lists = {name: [getattr(t, field) for t in record.trials] for field, name in _LISTS.items()}
+    known = {name: entries for name, entries in lists.items() if None not in entries}
+    averages = {"avg_toxicity": record.avg_toxicity, "max_toxicity": record.max_toxicity}
+    return {"id": record.id, "prompt": record.prompt, **known, **averages}

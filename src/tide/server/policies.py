@@ -1,0 +1,387 @@
+"""Policies: what is accepted, by which scorer, whether it is enforced, and which key has which.
+
+A file names them (`tide serve --policies FILE`); without one there is one, of the command line's
+options. All share the engine. A file that is read anew replaces them for the requests that come
+after it: those under way keep theirs.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from tide.core.errors import InputError, ScorerError, TideError, first_line, guarded
+from tide.core.optional import require
+from tide.core.sanitize import shown
+from tide.core.settings import Settings
+from tide.core.validation import problems
+from tide.data.files import as_text, read_small
+from tide.detoxifier.asynchronous import AsyncDetoxifier
+from tide.detoxifier.base import resolved
+from tide.detoxifier.presets import preset_name
+from tide.scorers import load_scorer
+from tide.scorers.base import Scorer, is_empty, pace_of
+from tide.scorers.never import NeverScorer
+from tide.scorers.wrappers.base import MaxScorer
+from tide.scorers.wrappers.languages import strict
+from tide.server.gate import check_exposure, digest
+from tide.server.limits import Limits
+from tide.server.metrics import MeasuredScorer, Metrics
+from tide.server.scoring import ScoringApi
+
+if TYPE_CHECKING:
+    from pydantic import SecretStr
+
+    from tide.engines.base import Engine
+
+Mode = Literal["enforce", "monitor"]
+# It stands in headers, logs and metrics.
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
+Names = Annotated[list[Name], Field(min_length=1)]
+ONLY = "default"  # the name of the command line's own policy
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+
+class Policy(_Part):
+    """What is left out is as the command line says."""
+
+    mode: Mode | None = Field(
+        default=None,
+        description="enforce: only accepted text is given out. monitor: the model's own text is, "
+        "and what enforcing would have changed is recorded.",
+    )
+    scorer: str | None = Field(default=None, description="As --scorer.")
+    preset: str | None = Field(default=None, description="As --preset.")
+    strategy: str | None = Field(
+        default=None, description="As --strategy: `backtrack:lag=0` holds less text back."
+    )
+    toxicity_threshold: float | None = Field(
+        default=None, gt=0, lt=1, description="Accept a text that scores below this."
+    )
+    refuse_prompt_above: float | None = Field(
+        default=None, ge=0, le=1, description="Refuse a prompt that itself scores above this."
+    )
+    never: list[str] = Field(
+        default=[],
+        max_length=10_000,
+        description="Words and phrases that no accepted text holds, in any case and spelling.",
+    )
+
+    @model_validator(mode="after")
+    def _are_scored(self) -> Policy:
+        for word in self.never:
+            if is_empty(word):
+                raise ValueError(
+                    f"never: {word!r} has fewer than 3 visible characters; no scorer is asked "
+                    "about so short a text"
+                )
+        return self
+
+
+class Key(_Part):
+    """An API key, by the digest of it: `printf %s KEY | sha256sum`."""
+
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the key, in hex.")
+    policies: Names = Field(
+        description="Policies of this key: the first, unless a request chooses another of them."
+    )
+
+
+class PolicyFile(_Part):
+    """Policies of `tide serve`, and which API key may use which."""
+
+    policies: dict[Name, Policy] = Field(min_length=1)
+    default: list[Name] = Field(
+        default=[],
+        description="Policies of the keys in TIDE_SERVE_KEYS, and of local clients where there are "
+        "no keys: the first, unless a request chooses another. [default: the file's first]",
+    )
+    keys: dict[Name, Key] = {}
+
+    @model_validator(mode="after")
+    def _fits(self) -> PolicyFile:
+        lists = {"default": self.default}
+        lists |= {f"keys.{name}.policies": key.policies for name, key in self.keys.items()}
+        for place, names in lists.items():
+            for name in names:
+                if name not in self.policies:
+                    known = ", ".join(self.policies)
+                    raise ValueError(f"{place}: no policy {name!r}; there are: {known}")
+        of: dict[str, str] = {}
+        for name, key in self.keys.items():
+            if (other := of.setdefault(key.sha256, name)) != name:
+                raise ValueError(f"keys.{name}.sha256: is that of {other}, too")
+        return self
+
+    @classmethod
+    def read(cls, path: Path) -> PolicyFile:
+        """Raises PolicyError for what is not one."""
+        try:
+            content = _from_yaml(as_text(read_small(path), str(path)))
+            if not isinstance(content, dict):
+                raise InputError("expected a mapping: policies: ...")
+            return cls.model_validate(content)
+        except ValidationError as error:
+            raise PolicyError(path, problems(error)) from None
+        except InputError as error:
+            raise PolicyError(path, [str(error).removeprefix(f"{path}: ")]) from None
+
+
+class PolicyError(InputError):
+    """A file of policies that cannot be used. problems: one line each."""
+
+    def __init__(self, path: Path | None, found: Sequence[str]) -> None:
+        self.problems = list(map(shown, found))
+        super().__init__(f"--policies {path}: {'; '.join(found)}")
+
+
+def _from_yaml(text: str) -> Any:
+    """What a YAML file holds. Raises InputError for what is not YAML, and for a key given twice."""
+    yaml = require("yaml", "gateway")
+
+    class Loader(yaml.SafeLoader):  # type: ignore[misc, name-defined]
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            seen: set[str] = set()
+            for key, _ in node.value:
+                if (name := str(key.value)) in seen:
+                    message = f"{name!r} is given twice"
+                    raise yaml.constructor.ConstructorError(None, None, message, key.start_mark)
+                seen.add(name)
+            return super().construct_mapping(node, deep)
+
+    try:
+        return yaml.load(text, Loader)  # a SafeLoader
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = "" if mark is None else f"line {mark.line + 1}: "
+        raise InputError(f"{where}{getattr(error, 'problem', None) or first_line(error)}") from None
+    except RecursionError:
+        raise InputError("nested too deeply") from None
+    except ValueError as error:  # a date that does not exist
+        raise InputError(first_line(error)) from None
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """What policies begin with: the options of `tide serve`. model: its name, for presets."""
+
+    model: str = ""
+    scorer: Any = "pocket"
+    strict_language: bool = False
+    preset: str = "auto"
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    mode: Mode = "enforce"
+
+    def settings(self, policy: Policy) -> tuple[str, Settings]:
+        """The name of a policy's preset, and its settings. Raises InputError for invalid ones."""
+        own = policy.model_dump(
+            include={"strategy", "toxicity_threshold", "refuse_prompt_above"}, exclude_none=True
+        )
+        overrides = {**self.overrides, **own}
+        preset = preset_name(policy.preset or self.preset, self.model, overrides.get("strategy"))
+        return preset, resolved(preset, self.model, overrides)[0]
+
+    def spec(self, policy: Policy) -> Any:
+        """Of the scorer. Raises InputError for one that cannot be read."""
+        spec = policy.scorer or self.scorer
+        return strict(spec) if self.strict_language else spec
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A policy that is ready but for the engine. measured: its scorer without `never`'s words."""
+
+    name: str
+    mode: Mode
+    preset: str
+    never: Sequence[str]
+    settings: Settings
+    measured: MeasuredScorer
+
+    @property
+    def scorer(self) -> Scorer:
+        """For which a text with one of the words is as toxic as can be."""
+        return MaxScorer([self.measured, NeverScorer(self.never)]) if self.never else self.measured
+
+
+@dataclass(frozen=True, eq=False)
+class ServedPolicy:
+    """A policy that answers requests."""
+
+    plan: Plan
+    detox: AsyncDetoxifier
+    scoring: ScoringApi
+
+    @property
+    def name(self) -> str:
+        return self.plan.name
+
+    @property
+    def mode(self) -> Mode:
+        return self.plan.mode
+
+
+@dataclass(frozen=True)
+class Table:
+    """The policies of one file. keys: those of each key, by its digest, the usual one first."""
+
+    policies: Mapping[str, ServedPolicy]
+    default: tuple[ServedPolicy, ...]
+    keys: Mapping[bytes, tuple[ServedPolicy, ...]]
+
+
+class Scorers:
+    """Scorers by their specs, each loaded once, and closed when no policy has it any more."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._loaded: weakref.WeakValueDictionary[Any, MeasuredScorer] = (
+            weakref.WeakValueDictionary()
+        )
+        self._ends: list[weakref.finalize[Any, Any]] = []
+
+    def load(self, scorer: Any) -> MeasuredScorer:
+        """Raises TideError for one that cannot be loaded."""
+        key = (scorer, files_of(scorer))
+        found = self._loaded.get(key)
+        if found is None:
+            with guarded(ScorerError, "cannot be loaded"):
+                loaded = load_scorer(scorer)
+            pace_of(loaded)
+            found = self._loaded[key] = MeasuredScorer(loaded, self._metrics)
+            self._ends = [one for one in self._ends if one.alive]
+            self._ends.append(weakref.finalize(found, loaded.close))
+        return found
+
+    def close(self) -> None:
+        for end in self._ends:
+            end()
+
+
+def files_of(scorer: Any) -> Any:
+    """The files that a spec names, as they are now: with other content it is another scorer."""
+    parts = re.split(r"[:,=()#]", scorer) if isinstance(scorer, str) else []
+    states = ((part, os.stat(part)) for part in parts if part and os.path.isfile(part))
+    return tuple((part, state.st_mtime_ns, state.st_size) for part, state in states)
+
+
+class Policies:
+    """The policies that are served. path: their file; without one, the command line's alone.
+
+    keys: of TIDE_SERVE_KEYS. host: where the server listens. table: from `start` on. Raises
+    PolicyError for a file that cannot be used.
+    """
+
+    engine: Engine
+
+    def __init__(
+        self,
+        line: CommandLine,
+        path: Path | None = None,
+        *,
+        limits: Limits | None = None,
+        keys: Iterable[SecretStr] = (),
+        host: str = "127.0.0.1",
+    ) -> None:
+        self.limits, self.metrics = limits or Limits(), Metrics()
+        self._line, self._path, self._host = line, path, host
+        self._keys = [digest(key.get_secret_value()) for key in keys]
+        self._scorers = Scorers(self.metrics)
+        self._reloading = threading.Lock()
+        self.table = Table({}, (), {})
+        self._file, self.plans = self._read()
+
+    def start(self, engine: Engine) -> None:
+        """Serve them with this engine. Raises PolicyError for what it cannot do."""
+        self.engine = engine
+        self.table = self._made(self._file, self.plans)
+
+    def reload(self) -> None:
+        """Read the file anew. Raises PolicyError, and then everything stays as it is."""
+        with self._reloading:
+            file, plans = self._read()
+            table = self._made(file, plans)
+            if self.table.keys and not table.keys:
+                raise PolicyError(self._path, ["keys: a server that asks for keys needs one"])
+            self._file, self.plans, self.table = file, plans, table
+
+    def close(self) -> None:
+        for policy in self.table.policies.values():
+            policy.detox.close()
+        self._scorers.close()
+
+    def _read(self) -> tuple[PolicyFile, dict[str, Plan]]:
+        if self._path is None:
+            file = PolicyFile(policies={ONLY: Policy()})
+        else:
+            file = PolicyFile.read(self._path)
+        with self._collecting() as found:
+            with _noting(found):
+                check_exposure(self._host, [*self._keys, *file.keys])
+            plans = {}
+            for name, policy in file.policies.items():
+                with _noting(found, *self._place(name)):
+                    preset, settings = self._line.settings(policy)
+                with _noting(found, *self._place(name, "scorer")):
+                    measured = self._scorers.load(self._line.spec(policy))
+                    mode = policy.mode or self._line.mode
+                    if not found:
+                        plans[name] = Plan(name, mode, preset, policy.never, settings, measured)
+        return file, plans
+
+    def _made(self, file: PolicyFile, plans: Mapping[str, Plan]) -> Table:
+        made: dict[str, ServedPolicy] = {}
+        with self._collecting() as found:
+            for name, plan in plans.items():
+                with _noting(found, *self._place(name)):
+                    old = self.table.policies.get(name)
+                    if old is not None and old.plan == plan:
+                        made[name] = old
+                        continue
+                    scorer = plan.scorer
+                    detox = AsyncDetoxifier(self.engine, scorer=scorer, settings=plan.settings)
+                    made[name] = ServedPolicy(plan, detox, ScoringApi(scorer, self.limits))
+        default = tuple(made[name] for name in file.default or list(made)[:1])
+        own = {
+            bytes.fromhex(key.sha256): tuple(made[name] for name in key.policies)
+            for key in file.keys.values()
+        }
+        return Table(made, default, {**dict.fromkeys(self._keys, default), **own})
+
+    def _place(self, *names: str) -> tuple[str, ...]:
+        """Where a problem is; the options of a command line have names of their own."""
+        return names if self._path is not None else ()
+
+    @contextmanager
+    def _collecting(self) -> Iterator[list[str]]:
+        """A list of problems; PolicyError if there are some at the end."""
+        found: list[str] = []
+        yield found
+        if found and self._path is None:  # of the command line's options
+            raise InputError(found[0])
+        if found:
+            raise PolicyError(self._path, found)
+
+
+@contextmanager
+def _noting(found: list[str], *place: str) -> Iterator[None]:
+    """Add what is raised inside to `found`, with the policy and field that it is about."""
+    try:
+        yield
+    except TideError as error:
+        joined = ".".join(["policies", *place]) if place else ""
+        field = str(error).partition(":")[0]
+        dot = "." if field in Policy.model_fields and len(place) == 1 else ": "
+        found.append(f"{joined}{dot}{error}" if joined else str(error))

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.evaluation.runs import record
+from tide.core.errors import InputError
+from tide.data.jsonl import read_objects
+from tide.data.published import from_published, to_published
+
+
+@pytest.mark.parametrize("method", ["base", "tide"])
+def test_the_authors_records_come_back(shared_data: Path, method: str) -> None:
+    """All of a file: ids, prompts, lists and averages, as far as they are of the format."""
+    path = shared_data / "paper/recorded/qwen3-4b" / f"{method}.json.gz"
+    rows = list(read_objects(path))
+    assert len(rows) == 1199
+    for where, values in rows:
+        again = to_published(from_published(values, where))
+        lists = {"num_iter_steps", "cosine_sims"} if method == "tide" else set()
+        assert again.keys() >= {"id", "prompt", "completions", "toxicity_scores", *lists}
+        averages = [again.pop("avg_toxicity"), again.pop("max_toxicity")]
+        assert averages == pytest.approx([values["avg_toxicity"], values["max_toxicity"]])
+        assert again == {name: values[name] for name in again}
+
+
+def test_what_a_method_has_not_is_left_out() -> None:
+    one = record(3, [0.25, 0.75])
+    assert to_published(one) == {
+        "id": 3, "prompt": "prompt 3", "completions": [trial.text for trial in one.trials],
+        "toxicity_scores": [0.25, 0.75], "avg_toxicity": 0.5, "max_toxicity": 0.75,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"toxicity_scores": [0.5]}, "not one entry a trial"),
+        ({"completions": 5}, "not one entry a trial"),
+        ({"completions": [], "toxicity_scores": []}, "trials: .*at least 1"),
+        ({"toxicity_scores": [0.5, 1.5]}, r"trials\.1\.toxicity: "),
+        ({"id": None}, "id"),
+        ({"prompt": 5}, "prompt: "),
+    ],
+)
+def test_what_is_no_published_record(change: dict[str, Any], message: str) -> None:
+    values = {"id": 1, "prompt": "x", "completions": ["a", "b"], "toxicity_scores": [0, 1]}
+    with pytest.raises(InputError, match=f"^file, entry 1: .*{message}"):
+        from_published({**values, **change}, "file, entry 1")

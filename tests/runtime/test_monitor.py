@@ -1,0 +1,194 @@
+"""A monitored text is the model's own; its forecast says what enforcing does."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from torch import Tensor
+
+from tests.byte_engine import ByteEngine
+from tests.runtime.world import PROMPT, SETTINGS, Reader, Storyteller, never, third
+from tide.core.errors import PromptRefusedError, ScorerUnavailableError
+from tide.core.seeds import derive_seed
+from tide.core.settings import Sampling
+from tide.detoxifier.asynchronous import AsyncDetoxifier
+from tide.engines.base import Piece, Request
+from tide.engines.scripted import ScriptedEngine
+from tide.runtime.monitor import Draft, Forecast
+
+BACKTRACK = {"preset": "backtrack", "max_new_tokens": 400}
+WORDS = ("the", "weather", "was", "fine", "and", "then", "we", "went", "home", "again", "early")
+
+
+class Babbler(ScriptedEngine):
+    """Writes ten to forty words, some of them rude ones by chance, word by word if asked."""
+
+    def __init__(self, share: float = 0.02, rude: Sequence[str] = ("idiot",)) -> None:
+        def respond(x: Tensor, seed: int) -> str:
+            dice = random.Random(seed)
+            words = dice.choices(WORDS, k=dice.randint(10, 40))
+            return "".join(f" {dice.choice(rude) if dice.random() < share else w}" for w in words)
+
+        super().__init__(respond, context_length=None, max_batch=64)
+
+    async def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
+        most, size = request.sampling.max_new_tokens, request.piece_tokens or 1000
+        async for whole in super()._write(request):
+            ids = whole.token_ids[:most]
+            for start in range(0, len(ids) or 1, size):
+                ended = whole.finish_reason if start + size >= len(ids) else None
+                yield Piece(ids[start : start + size], ended)
+
+
+class Rude:
+    """1.0 for a text with a rude word; asked at each word."""
+
+    name, threshold, pace = "rude", 0.5, "word"
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def score(self, texts: Sequence[str]) -> np.ndarray:
+        self.asked += 1
+        return np.array([float("idiot" in text) for text in texts])
+
+    def close(self) -> None: ...
+
+
+async def monitored(
+    detox: AsyncDetoxifier, prompt: str, in_pieces: bool = False, **settings: Any
+) -> tuple[Draft, list[str], Forecast]:
+    stream = detox.draft(prompt, in_pieces=in_pieces, on_unresolved="refuse", **settings)
+    pieces = [text async for text in stream]
+    return stream.result, pieces, await detox.forecast(prompt, stream.result)
+
+
+@pytest.mark.parametrize("in_pieces", [False, True])
+def test_the_text_is_what_the_engine_writes_and_nothing_is_scored_before(in_pieces: bool) -> None:
+    engine, scorer = Babbler(0.2), Rude()
+    with AsyncDetoxifier(engine, scorer=scorer, **BACKTRACK) as detox:
+
+        async def check() -> None:
+            for seed in range(20):
+                own = derive_seed(derive_seed(seed, "x y", 0), "sampling", 0)
+                ids = engine.tokenize(["x y"])[0]
+                request = Request(ids, Sampling(max_new_tokens=400, stop=("fine",)), own)
+                (plain,) = await engine.complete([request])
+                before = scorer.asked
+                stream = detox.draft("x y", in_pieces=in_pieces, seed=seed, stop=("fine",))
+                pieces = [text async for text in stream]
+                draft = stream.result
+                assert scorer.asked == before
+                assert (draft.text, draft.finish_reason) == (plain.text, plain.finish_reason)
+                assert draft.num_tokens == len(plain.token_ids)
+                assert "".join(pieces) == (draft.text if in_pieces else "")
+
+        asyncio.run(check())
+
+
+@pytest.mark.parametrize("pace", ["word", "sentence", "whole", "8"])
+def test_the_forecast_is_what_enforcing_does(pace: str) -> None:
+    """Of each of a thousand requests; so also of their share, which is to be within one point."""
+    settings: dict[str, Any] = {**BACKTRACK, "strategy": f"backtrack:pace={pace}"}
+    prompts = [
+        f"prompt number {number % 7}" for number in range(1000 if pace == "sentence" else 150)
+    ]
+    with AsyncDetoxifier(Babbler(), scorer=Rude(), **settings) as detox:
+
+        async def both(seed: int, prompt: str) -> tuple[bool, bool]:
+            draft, _, forecast = await monitored(detox, prompt, seed=seed)
+            enforced = await detox(prompt, seed=seed, on_unresolved="refuse")
+            changed = enforced.text != draft.text
+            if forecast.character is not None:
+                at = draft.text[forecast.character :]
+                assert at.startswith("idiot"), at
+                assert draft.text.split()[forecast.word or 0] == "idiot"
+                assert enforced.text.startswith(draft.text[: forecast.character])
+            return changed, forecast.would_change
+
+        async def check() -> list[tuple[bool, bool]]:
+            return await asyncio.gather(*(both(i, one) for i, one in enumerate(prompts)))
+
+        found = asyncio.run(check())
+    really, forecast = (sum(one) / len(found) for one in zip(*found, strict=True))
+    assert 0.2 < really < 0.8
+    assert abs(really - forecast) <= 0.01
+    assert all(one == other for one, other in found)
+
+
+def test_a_search_changes_a_block_that_fails() -> None:
+    for bad, place in ((never, None), (third, 2)):
+        with AsyncDetoxifier(Storyteller(bad), scorer=Reader(), **SETTINGS) as detox:
+            draft, pieces, forecast = asyncio.run(monitored(detox, PROMPT, True))
+            assert "".join(pieces) == draft.text
+            assert len(pieces) == 48
+            assert forecast.would_change is (place is not None)
+            assert forecast.score == (0.1 if place is None else 0.9)
+            if place is not None:
+                assert draft.text[forecast.character :].startswith(f"Bad{place}")
+                assert forecast.word == 8 * place
+
+
+def test_a_whole_text_that_is_searched_fails_as_a_whole() -> None:
+    settings = {**SETTINGS, "block_tokens": 0}
+    with AsyncDetoxifier(Storyteller(third), scorer=Reader(), **settings) as detox:
+        draft, _, forecast = asyncio.run(monitored(detox, PROMPT))
+        assert "Bad2" in draft.text
+        assert (forecast.character, forecast.word, forecast.score) == (1, 0, 0.9)
+
+
+@pytest.mark.parametrize("in_pieces", [False, True])
+def test_a_text_too_short_to_be_scored_would_be_withheld(in_pieces: bool) -> None:
+    engine = ScriptedEngine(lambda x, seed: " .", context_length=None)
+    with AsyncDetoxifier(engine, scorer=Rude(), **BACKTRACK) as detox:
+        draft, _, forecast = asyncio.run(monitored(detox, "x", in_pieces))
+        assert draft.text == " ."
+        assert forecast.would_change
+    engine = ScriptedEngine(lambda x, seed: "", context_length=None)
+    with AsyncDetoxifier(engine, scorer=Rude(), **BACKTRACK) as detox:
+        draft, pieces, forecast = asyncio.run(monitored(detox, "x", in_pieces))
+        assert (draft.text, pieces, forecast.would_change) == ("", [], False)
+
+
+def test_characters_and_stop_strings_are_not_cut() -> None:
+    text = "caf\u00e9 \U0001f600 na\u00efve END of it"
+
+    class Bytes(ByteEngine):
+        async def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
+            ids = [self._ids[bytes([one])] for one in text.encode()]
+            for number, one in enumerate(ids):
+                yield Piece((one,), "stop" if number == len(ids) - 1 else None)
+
+    for stop, said in (((), text), (("END",), text.partition("END")[0])):
+        with AsyncDetoxifier(Bytes(), scorer=Rude(), **BACKTRACK) as detox:
+            draft, pieces, forecast = asyncio.run(monitored(detox, "x", True, stop=stop))
+        assert "".join(pieces) == draft.text == said
+        assert "\ufffd" not in "".join(pieces)
+        assert not any("E" in one for one in pieces) or not stop
+        assert not forecast.would_change
+
+
+def test_what_the_scorer_or_the_prompt_does_comes_after_the_text() -> None:
+    def down(texts: list[str]) -> list[float]:
+        raise ScorerUnavailableError("down")
+
+    with AsyncDetoxifier(Babbler(), scorer=down, **BACKTRACK) as detox:
+
+        async def check() -> None:
+            stream = detox.draft("x")
+            assert [text async for text in stream] == []
+            assert len(stream.result.text) > 20
+            with pytest.raises(ScorerUnavailableError):
+                await detox.forecast("x", stream.result)
+
+        asyncio.run(check())
+    settings = {**BACKTRACK, "refuse_prompt_above": 0.5}
+    with AsyncDetoxifier(Babbler(0.0), scorer=Rude(), **settings) as detox:
+        with pytest.raises(PromptRefusedError):
+            asyncio.run(monitored(detox, "you idiot"))
+        assert not asyncio.run(monitored(detox, "you", seed=3))[2].would_change

@@ -1,0 +1,122 @@
+"""`.ci/run`: which verbs of the Makefile it runs for which change."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.scripts.loading import ROOT
+
+EVERYTHING = ["check", "test-all", "test-docs", "test-clients", "test-vllm"]
+SERVERLESS = EVERYTHING[:3]
+# Without what a git hook says of its own repository.
+_ENV = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+
+
+class Clone:
+    """A clone with one commit that origin/main has, and a `make` that passes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / ".ci").mkdir(parents=True)
+        shutil.copy(ROOT / ".ci" / "run", folder / ".ci" / "run")
+        programs = folder / ".git" / "programs"
+        self.git("init", "--quiet", "--initial-branch", "work")
+        self.commit("README.md", "src/tide/engines/base.py")
+        self.git("update-ref", "refs/remotes/origin/main", "HEAD")
+        programs.mkdir()
+        (programs / "make").write_text('#!/bin/sh\necho "made $1"\n')
+        (programs / "make").chmod(0o755)
+        self._path = f"{programs}:{_ENV['PATH']}"
+
+    def git(self, *arguments: str) -> None:
+        identity = ("-c", "user.name=A", "-c", "user.email=a@example.com")
+        subprocess.run(["git", *identity, *arguments], cwd=self.folder, env=_ENV, check=True)
+
+    def write(self, *files: str) -> None:
+        for file in files:
+            (self.folder / file).parent.mkdir(parents=True, exist_ok=True)
+            with (self.folder / file).open("a") as out:
+                out.write("another line\n")
+
+    def commit(self, *files: str) -> None:
+        self.write(*files)
+        self.git("add", "--all")
+        self.git("commit", "--quiet", "--message", "A change", "--allow-empty")
+
+    def made(self, *options: str) -> list[str]:
+        ran = subprocess.run(
+            [self.folder / ".ci" / "run", *options], env={**_ENV, "PATH": self._path},
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        made = re.findall(r"^made (.*)$", ran.stdout, re.MULTILINE)
+        assert f"ci: passed: make {' '.join(made)}\n" in ran.stdout
+        assert ("ci: left out" in ran.stdout) == (made != EVERYTHING)
+        return made
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Clone:
+    return Clone(tmp_path / "clone")
+
+
+def test_servers_are_left_out_where_nothing_that_they_read_has_changed(clone: Clone) -> None:
+    clone.commit("docs/faq.md", "tests/tuning/test_study.py", "src/tide/tuning/study.py")
+    clone.commit("README.md")
+    assert clone.made() == SERVERLESS
+    assert clone.made("--all") == EVERYTHING
+    # An earlier commit of the branch, which HEAD~ lacks; a change that is taken back.
+    clone.commit("src/tide/engines/base.py")
+    clone.commit("README.md")
+    assert clone.made() == EVERYTHING
+    clone.git("checkout", "--quiet", "refs/remotes/origin/main", "--", "src")
+    assert clone.made() == SERVERLESS
+
+
+@pytest.mark.parametrize(
+    "file", ["src/tide/engines/base.py", "tests/vllm/test_new.py", "pyproject.toml", "docs/ä.py"]
+)
+def test_what_is_not_committed_counts(clone: Clone, file: str) -> None:
+    clone.commit("README.md")
+    clone.write(file)
+    assert clone.made() == EVERYTHING
+    if file.startswith("src"):
+        clone.git("mv", file, "docs.md")
+        assert clone.made() == EVERYTHING  # and the file that went
+
+
+def test_in_doubt_everything_runs(clone: Clone) -> None:
+    assert clone.made() == EVERYTHING  # main itself
+    clone.write("README.md")
+    assert clone.made() == EVERYTHING
+    clone.commit("README.md")
+    assert clone.made() == SERVERLESS
+    clone.git("update-ref", "-d", "refs/remotes/origin/main")
+    clone.git("tag", "origin/main", "HEAD~")
+    assert clone.made() == EVERYTHING  # a clone of which nobody knows main
+    shutil.rmtree(clone.folder / ".git" / "objects")
+    assert clone.made() == EVERYTHING
+
+
+def test_what_the_tests_of_servers_import_counts() -> None:
+    """Of the tests; of the package only rooms are named that no server and no engine imports."""
+    script = (ROOT / ".ci" / "run").read_text("utf-8")
+    folders = re.findall(r"^others\+?='\|?(.*)'$", script, re.MULTILINE)
+    (first,) = re.findall(r"^unread='(\S+)/\|", script, re.MULTILINE)
+    unread = re.compile(f"{first}/|tests/({'|'.join(folders)})/|tests/(test|docs)_")
+    assert unread.match("tests/tuning/world.py")
+    files = [*(ROOT / "tests/vllm").glob("*.py"), *(ROOT / "tests/clients").glob("*.py")]
+    for file in files:  # which grows
+        assert not unread.match(str(file.relative_to(ROOT)))
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            module = (isinstance(node, ast.ImportFrom) and node.module) or ""
+            imported = ROOT / f"{module.replace('.', '/')}.py"
+            if imported.is_file() and imported not in files:
+                files.append(imported)
+    assert ROOT / "benchmarks/writing.py" in files

@@ -1,0 +1,144 @@
+"""Monitored answers are the model's own, and what enforcing would have done is recorded."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.runtime.test_monitor import Babbler, Rude
+from tests.server.running import Running, running, wait_until
+from tide.core.errors import ScorerUnavailableError
+from tide.core.seeds import derive_seed
+from tide.core.settings import Sampling
+from tide.engines.base import Request
+from tide.server.limits import Limits
+
+BACKTRACK: dict[str, Any] = {"preset": "backtrack", "max_new_tokens": 400}
+
+
+def plain(seed: int, prompt: str, stop: tuple[str, ...] = ()) -> tuple[str, str]:
+    """What the engine by itself writes for a request with this seed, and why it ends."""
+    engine = Babbler()
+    own = derive_seed(derive_seed(seed, prompt, 0), "sampling", 0)
+    request = Request(engine.tokenize([prompt])[0], Sampling(max_new_tokens=400, stop=stop), own)
+    (completion,) = engine.portal.run(engine.complete, [request])
+    engine.close()
+    return completion.text, completion.finish_reason
+
+
+def streamed(server: Running, prompt: str, **more: Any) -> tuple[list[str], str, dict[str, Any]]:
+    """The pieces of a stream, why it ends, and its `tide` object."""
+    *parts, done, rest = server.ask(prompt, stream=True, **more).text.split("\n\n")
+    assert (done, rest) == ("data: [DONE]", "")
+    found = [json.loads(part.removeprefix("data: ")) for part in parts if part[0] != ":"]
+    pieces = [one["choices"][0]["text"] for one in found[:-1]]
+    return pieces, found[-1]["choices"][0]["finish_reason"], found[-1]["tide"]
+
+
+def counted(server: Running, outcome: str, policy: str = "default") -> float:
+    labels = f'outcome="{outcome}",policy="{policy}"'
+    return server.metric(f"tide_monitor_answers_total{{{labels}}}")
+
+
+def test_answers_are_the_models_own_byte_for_byte_and_the_forecast_is_what_enforcing_does(
+    tmp_path: Path,
+) -> None:
+    log = tmp_path / "monitor.jsonl"
+    seeds = range(60)
+    with running(Babbler(), Rude(), mode="monitor", monitor_log=log, **BACKTRACK) as server:
+        for seed in seeds:
+            stop = ("fine",) if seed % 3 == 0 else ()
+            given = {"seed": seed, "stop": list(stop)}
+            own = plain(seed, "x y", stop)
+            if seed % 2:
+                pieces, reason, tide = streamed(server, "x y", **given)
+                assert ("".join(pieces), reason) == own
+                assert stop or len(pieces) == len(own[0].split())  # as they are written
+            else:
+                answer = server.ask("x y", **given)
+                choice = answer.json()["choices"][0]
+                assert (choice["text"], choice["finish_reason"]) == own
+                tide = choice["tide"]
+                assert answer.headers["x-tide-mode"] == "monitor"
+            assert (tide["mode"], tide["policy"], tide["seed"]) == ("monitor", "default", seed)
+            assert "toxicity" not in tide
+        wait_until(lambda: counted(server, "changed") + counted(server, "unchanged") == 60)
+        changed = counted(server, "changed")
+        assert server.metric('tide_completions_total{outcome="monitored"}') == 60
+        assert server.metric('tide_monitor_score_count{policy="default"}') == 60
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert len(lines) == 60
+    assert "idiot" not in log.read_text()
+    with running(Babbler(), Rude(), **BACKTRACK) as server:
+        really = 0
+        for seed in seeds:
+            stop = ("fine",) if seed % 3 == 0 else ()
+            body = {"seed": seed, "stop": list(stop)}
+            choice = server.ask("x y", **body).json()["choices"][0]
+            assert choice["tide"]["mode"] == "enforce"
+            assert "idiot" not in choice["text"]
+            really += choice["text"] != plain(seed, "x y", stop)[0]
+    assert really == changed == sum(line["would_change"] for line in lines)
+    assert 10 < really < 50
+
+
+def test_a_line_of_the_log_says_where_and_has_texts_only_if_asked(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for texts in (False, True):
+        log = tmp_path / f"{texts}.jsonl"
+        options = {"mode": "monitor", "monitor_log": log, "monitor_texts": texts, **BACKTRACK}
+        with caplog.at_level(logging.INFO), running(Babbler(1.0), Rude(), **options) as server:
+            answer = server.ask("our wombat", n=2, seed=1)
+        lines = sorted(map(json.loads, log.read_text().splitlines()), key=lambda x: x["choice"])
+        number = answer.headers["x-request-id"]
+        own = [choice["text"] for choice in answer.json()["choices"]]
+        for place, line in enumerate(lines):
+            said = {"prompt": "our wombat", "text": own[place]} if texts else {}
+            assert line == {
+                **{"time": line["time"], "request": number, "choice": place, "policy": "default"},
+                **{"outcome": "changed", "score": 1.0, "would_change": True},
+                **{"character": 1, "word": 0, **said},
+            }
+        assert len(lines) == 2
+    logged = [one.getMessage() for one in caplog.records if "monitored" in one.getMessage()]
+    assert len(logged) == 4
+    assert not any("wombat" in line or "idiot" in line for line in logged)
+
+
+def test_a_scorer_that_fails_or_hangs_changes_no_answer_and_is_counted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    go_on = threading.Event()
+
+    def scorer(texts: Sequence[str]) -> np.ndarray:
+        go_on.wait(30)
+        raise ScorerUnavailableError("down: it quotes a wombat")
+
+    options: dict[str, Any] = {"mode": "monitor", "limits": Limits(max_under_way=8), **BACKTRACK}
+    with caplog.at_level(logging.INFO), running(Babbler(), scorer, **options) as server:
+        for seed in range(12):  # each is answered, though no score comes
+            assert server.ask("x", seed=seed).json()["choices"][0]["text"] == plain(seed, "x")[0]
+        wait_until(lambda: counted(server, "skipped") == 4)
+        go_on.set()
+        wait_until(lambda: counted(server, "failed") == 8)
+        pieces, reason, _ = streamed(server, "x", seed=3)
+        assert ("".join(pieces), reason) == plain(3, "x")
+    logged = [one.getMessage() for one in caplog.records if '"failed"' in one.getMessage()]
+    assert len(logged) == 9
+    assert all("ScorerUnavailableError" in line and "wombat" not in line for line in logged)
+
+
+def test_a_prompt_that_would_be_refused_is_answered_and_counted() -> None:
+    options: dict[str, Any] = {"mode": "monitor", "refuse_prompt_above": 0.5, **BACKTRACK}
+    with running(Babbler(0.0), Rude(), **options) as server:
+        assert server.ask("you idiot", seed=1).status_code == 200
+        assert server.ask("you", seed=1).status_code == 200
+        wait_until(lambda: counted(server, "changed") == counted(server, "unchanged") == 1)

@@ -1,0 +1,367 @@
+"""Policies: named sets of scorer, threshold, strategy, mode and words, for keys and requests."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import hashlib
+import json
+import logging
+import re
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import httpx
+import numpy as np
+import pytest
+from pydantic import SecretStr
+
+from tests.runtime.test_monitor import Babbler
+from tests.server.running import Running, running, wait_until
+from tests.server.test_monitor import plain, streamed
+from tide.core.errors import InputError
+from tide.server.policies import CommandLine, Policies, Policy, PolicyError, PolicyFile
+
+RUDE = "tests.runtime.test_monitor:Rude"
+KEYS = {name: f"sk-key-of-{name}" for name in ("red", "blue", "green", "grey", "all")}
+BACKTRACK: dict[str, Any] = {"preset": "backtrack", "max_new_tokens": 400}
+FIVE = {
+    "red": {"never": ["Weather"]},
+    "blue": {"never": ["home"], "strategy": "backtrack:lag=0,pace=4"},
+    "green": {"never": ["early", "again"], "toxicity_threshold": 0.3},
+    "black": {"strategy": "backtrack:pace=whole", "mode": "enforce"},
+    "grey": {"mode": "monitor", "never": ["weather"]},
+}
+
+
+def digest_of(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def written(path: Path, **content: Any) -> Path:
+    """A file of policies; JSON is YAML, too."""
+    path.write_text(json.dumps(content))
+    return path
+
+
+@pytest.fixture
+def five(tmp_path: Path) -> Path:
+    keys: dict[str, Any] = {
+        name: {"sha256": digest_of(KEYS[name]), "policies": [name]}
+        for name in ("red", "blue", "green", "grey")
+    }
+    keys["all"] = {"sha256": digest_of(KEYS["all"]), "policies": ["black", *FIVE]}
+    return written(tmp_path / "tide.yaml", policies=FIVE, keys=keys)
+
+
+def asked(server: Running, key: str, policy: str | None = None, **more: Any) -> httpx.Response:
+    tide = {} if policy is None else {"tide": {"policy": policy}}
+    headers = {"authorization": f"Bearer {KEYS[key]}"}
+    body = {"prompt": "x y", **tide, **more}
+    return server.http.post("/v1/completions", json=body, headers=headers)
+
+
+def test_a_key_has_its_policies_and_no_other(five: Path) -> None:
+    with running(Babbler(), RUDE, policies=five, **BACKTRACK) as server:
+        for key, policy in (("red", None), ("red", "red"), ("all", None), ("all", "grey")):
+            answer = asked(server, key, policy, seed=1)
+            assert answer.status_code == 200
+            usual = "black" if key == "all" else key
+            assert answer.json()["tide"]["policy"] == (policy or usual)
+            assert answer.headers["x-tide-policy"] == (policy or usual)
+        for key, policy, status, code in (
+            ("red", "grey", 403, "policy_not_allowed"),
+            ("grey", "red", 403, "policy_not_allowed"),
+            ("red", "violet", 400, None),
+            ("red", "", 400, None),
+        ):
+            for stream in (False, True):
+                refused = asked(server, key, policy, stream=stream)
+                error = refused.json()["error"]
+                assert refused.status_code == status
+                assert (error["param"], error["code"]) == ("tide.policy", code)
+                assert f"this key has {key}" in error["message"]
+                assert "\n" not in error["message"]
+        assert asked(server, "red", 5).status_code == 400  # type: ignore[arg-type]
+        looser = asked(server, "green", tide={"toxicity_threshold": 0.4})
+        assert looser.json()["error"]["param"] == "tide.toxicity_threshold"
+        for headers in ({}, {"authorization": f"Bearer {digest_of(KEYS['red'])}"}):
+            assert server.ask_with(headers).status_code == 401
+        about = {"authorization": f"Bearer {KEYS['grey']}"}
+        version = server.http.get("/version", headers=about).json()
+        assert (version["policy"], version["mode"]) == ("grey", "monitor")
+
+
+def test_scores_for_others_are_by_the_policy_of_the_key(five: Path) -> None:
+    with running(Babbler(), RUDE, policies=five, **BACKTRACK) as server:
+        for key, flagged in (("red", True), ("blue", False)):
+            found = server.http.post(
+                "/v1/moderations",
+                json={"input": "fine WEATHER"},
+                headers={"authorization": f"Bearer {KEYS[key]}"},
+            ).json()
+            assert found["results"][0]["flagged"] is flagged
+
+
+def test_without_keys_local_clients_have_the_default(tmp_path: Path) -> None:
+    path = written(tmp_path / "a", policies=FIVE, default=["blue", "grey"])
+    with running(Babbler(), RUDE, policies=path, **BACKTRACK) as server:
+        assert server.ask("x").json()["tide"]["policy"] == "blue"
+        assert server.ask("x", tide={"policy": "grey"}).json()["tide"]["policy"] == "grey"
+        assert server.ask("x", tide={"policy": "red"}).status_code == 403
+    first = written(tmp_path / "b", policies=FIVE)
+    with running(Babbler(), RUDE, policies=first, keys=("sk-plain",), **BACKTRACK) as server:
+        headers = {"authorization": "Bearer sk-plain"}
+        answer = server.ask_with(headers).json()
+        assert answer["tide"]["policy"] == "red"
+        assert server.ask("x").status_code == 401
+
+
+def test_mixed_requests_at_once_are_each_answered_by_their_own_policy(five: Path) -> None:
+    """Each as if it were alone; a policy's words are in texts of the others."""
+    jobs = [(policy, seed) for seed in range(13) for policy in FIVE][:64]
+    with running(Babbler(), RUDE, policies=five, **BACKTRACK) as server:
+
+        async def all_at_once() -> list[httpx.Response]:
+            headers = {"authorization": f"Bearer {KEYS['all']}"}
+            async with httpx.AsyncClient(base_url=server.url, headers=headers, timeout=60) as http:
+                return await asyncio.gather(
+                    *(
+                        http.post(
+                            "/v1/completions",
+                            json={"prompt": "x y", "seed": seed, "tide": {"policy": policy}},
+                        )
+                        for policy, seed in jobs
+                    )
+                )
+
+        together = [answer.json()["choices"][0] for answer in asyncio.run(all_at_once())]
+        alone = [
+            asked(server, "all", policy, seed=seed).json()["choices"][0] for policy, seed in jobs
+        ]
+        metric = 'tide_monitor_answers_total{outcome="unchanged",policy="red"}'
+        assert server.http.get("/metrics", headers={"x-api-key": KEYS["red"]}).status_code == 200
+        assert metric not in server.http.get("/metrics", headers={"x-api-key": KEYS["red"]}).text
+    texts: dict[str, str] = dict.fromkeys(FIVE, "")
+    for (policy, seed), one, other in zip(jobs, together, alone, strict=True):
+        assert one["text"] == other["text"]
+        assert one["tide"]["policy"] == policy
+        assert one["tide"]["mode"] == ("monitor" if policy == "grey" else "enforce")
+        texts[policy] += one["text"]
+        if policy == "grey":
+            assert (one["text"], one["finish_reason"]) == plain(seed, "x y")
+    for policy, text in texts.items():
+        held = set(text.split())
+        never = {word.lower() for word in FIVE[policy].get("never", ())}
+        assert held >= {"weather", "home", "early", "again"} - never
+        assert policy == "grey" or not held & (never | {"idiot"})
+    assert "weather" in texts["grey"]
+
+
+@pytest.mark.parametrize("strategy", ["backtrack", "backtrack:pace=whole", "resample"])
+def test_what_is_never_said_is_in_no_enforced_text(tmp_path: Path, strategy: str) -> None:
+    """However it is written, as a whole or in a stream."""
+    spellings = (
+        *("Acme", "ACME", "_acme_", "A c m e", "a.c.m.e", "Acm&#101;", "ac\u200bme", "\uff41cme"),
+        *("\u0410cme", "Globex Corp", "globex\n  CORP", "acme's", "(Acme)"),
+    )
+
+    policy = {"never": ["acme", "Globex  corp"], "strategy": strategy, "scorer": RUDE}
+    path = written(tmp_path / "tide.yaml", policies={"only": policy})
+    share = 0.05 if strategy == "resample" else 0.3  # which only draws anew
+    with running(Babbler(share, spellings), policies=path, **BACKTRACK) as server:
+        answers = [server.ask("x", seed=seed).json()["choices"][0] for seed in range(30)]
+        streams = [streamed(server, "x", seed=seed)[0] for seed in range(30)]
+    # Judged by other means than the scorer's: chunks of letters, and those of one letter joined.
+    for text in (*(one["text"] for one in answers), *map("".join, streams)):
+        plainly = text.replace("&#101;", "e").replace("\u0410", "a").replace("\uff41", "a")
+        plainly = plainly.replace("\u200b", "").casefold().replace("'s", "")
+        chunks = ["".join(filter(str.isalpha, chunk)) for chunk in plainly.split()]
+        single = "".join(chunk if len(chunk) == 1 else " " for chunk in chunks)
+        assert "acme" not in chunks, text
+        assert "acme" not in single, text
+        assert "globex corp" not in " ".join(chunks), text
+    assert any(one["text"] for one in answers)
+
+
+class Counting:
+    """A scorer that knows how many of it are open."""
+
+    threshold, pace, name = 0.5, "word", "counting"
+    made: ClassVar[int] = 0
+    ended: ClassVar[int] = 0
+
+    def __init__(self) -> None:
+        type(self).made += 1
+
+    def score(self, texts: Sequence[str]) -> np.ndarray:
+        return np.zeros(len(texts))
+
+    def close(self) -> None:
+        type(self).ended += 1
+
+
+def test_a_file_is_read_anew_without_a_dropped_request(tmp_path: Path) -> None:
+    engine, go_on = Babbler(0.0), threading.Event()
+    writing = threading.Event()
+
+    async def held(request: Any) -> None:
+        writing.set()
+        while not go_on.is_set():
+            await asyncio.sleep(0.005)
+
+    counting = "tests.server.test_policies:Counting"
+    Counting.made = Counting.ended = 0
+    path = written(
+        tmp_path / "tide.yaml",
+        policies={"a": {"scorer": counting}, "b": {"scorer": counting}, "c": {"scorer": RUDE}},
+    )
+    with running(engine, policies=path, **BACKTRACK) as server:
+        kept = server.policies.table.policies["c"]
+        assert Counting.made == 1
+        engine.on_write = held
+        found: list[httpx.Response] = []
+        asking = threading.Thread(target=lambda: found.append(server.ask("x", seed=2)))
+        asking.start()
+        assert writing.wait(20)
+        written(path, policies={"b": {"never": ["weather"]}, "c": {"scorer": RUDE}})
+        server.policies.reload()
+        assert server.policies.table.policies["c"] is kept  # as it was: nothing is loaded again
+        go_on.set()
+        asking.join(30)
+        assert found[0].json()["tide"]["policy"] == "a"
+        assert server.ask("x", seed=2).json()["tide"]["policy"] == "b"
+        assert "weather" not in server.ask("x", seed=2).json()["choices"][0]["text"]
+        wait_until(lambda: gc.collect() >= 0 and Counting.ended == 1)  # nobody has it any more
+        for wrong in ("policies: [", "policies: {}", "policies: {b: {mode: loose}}"):
+            path.write_text(wrong)
+            with pytest.raises(PolicyError):
+                server.policies.reload()
+            assert server.ask("x").json()["tide"]["policy"] == "b"
+    assert (Counting.made, Counting.ended) == (1, 1)
+
+
+def test_a_list_that_has_changed_is_read_anew(tmp_path: Path) -> None:
+    words = tmp_path / "words.txt"
+    words.write_text("weather\n")
+    path = written(
+        tmp_path / "tide.yaml", policies={"a": {"scorer": f"max:lexicon:{words},{RUDE}"}}
+    )
+    policies = Policies(CommandLine(), path)
+    assert policies.plans["a"].measured.score(["weather", "home"]).tolist() == [1.0, 0.0]
+    policies.start(Babbler())
+    time.sleep(0.02)
+    words.write_text("home\n")
+    policies.reload()
+    found = policies.table.policies["a"].detox.scorer.score(["weather", "home"])
+    assert found.tolist() == [0.0, 1.0]
+    policies.close()
+
+
+def test_keys_are_not_lost_by_a_reload(tmp_path: Path) -> None:
+    key = {"sha256": digest_of("sk-x"), "policies": ["a"]}
+    path = written(tmp_path / "tide.yaml", policies={"a": {"scorer": RUDE}}, keys={"x": key})
+    policies = Policies(CommandLine(), path, host="0.0.0.0")
+    policies.start(Babbler())
+    written(path, policies={"a": {"scorer": RUDE}})
+    with pytest.raises(PolicyError, match="without a key"):
+        policies.reload()
+    assert len(policies.table.keys) == 1
+    policies.close()
+    with pytest.raises(PolicyError, match="without a key"):
+        Policies(CommandLine(), path, host="0.0.0.0")
+    local = Policies(CommandLine(), written(path, policies={"a": {}}, keys={"x": key}))
+    local.start(Babbler())
+    written(path, policies={"a": {}})
+    with pytest.raises(PolicyError, match="a server that asks for keys needs one"):
+        local.reload()
+    local.close()
+    given = Policies(CommandLine(), path, keys=[SecretStr("sk-env")], host="0.0.0.0")
+    given.start(Babbler())
+    given.reload()
+    given.close()
+
+
+WRONG = {
+    "policies: {a: {}, b: {toxicity_threshold: 2}}": "policies.b.toxicity_threshold: ",
+    "policies: {a: {scorer: no-such}}": "policies.a.scorer: unknown scorer 'no-such'",
+    "policies: {a: {strategy: 'backtrack:lga=2'}}": "policies.a: strategy backtrack: no option",
+    "policies: {a: {strategy: nowhere}}": "policies.a: ",
+    "policies: {a: {preset: nowhere}}": "policies.a: unknown preset",
+    "policies: {a: {mode: loose}}": "policies.a.mode: ",
+    "policies: {a: {never: [ok]}}": "policies.a: never: 'ok' has fewer than 3",
+    "policies: {a: {never: [no]}}": "policies.a.never.0: ",
+    "policies: {a: {threshold: 0.1}}": "policies.a.threshold: unknown",
+    "policies: {'a b': {}}": "policies.a b.[key]: ",
+    "policies: {}": "policies: ",
+    "policy: {}": "policies: ",
+    "policies: {a: {}}\ndefault: [b]": "default: no policy 'b'; there are: a",
+    "policies: {a: {}}\nkeys: {k: {sha256: abc, policies: [a]}}": "keys.k.sha256: ",
+    f"policies: {{a: {{}}}}\nkeys: {{k: {{sha256: {'a' * 64}, policies: [b]}}}}": (
+        "keys.k.policies: no policy 'b'"
+    ),
+    f"policies: {{a: {{}}}}\nkeys: {{k: {{sha256: {'a' * 64}, policies: []}}}}": (
+        "keys.k.policies: "
+    ),
+    "policies:\n  a: {}\n  a: {mode: monitor}": "line 3: 'a' is given twice",
+    "policies: [": "line 1: ",
+    "": "expected a mapping: policies: ...",
+    "- a": "expected a mapping: policies: ...",
+    "policies: !!python/object/apply:os.system [echo]": "line 1: could not determine a constructor",
+    "[" * 5000: "nested too deeply",
+    "\0": "holds a NUL",
+}
+
+
+@pytest.mark.parametrize("content", WRONG)
+def test_what_is_no_file_of_policies(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "tide.yaml"
+    path.write_text(content)
+    with pytest.raises(PolicyError) as caught:
+        Policies(CommandLine(scorer=RUDE), path)
+    assert any(WRONG[content] in line for line in caught.value.problems), caught.value.problems
+    assert all("\n" not in line for line in caught.value.problems)
+    assert str(path) in str(caught.value)
+
+
+def test_every_problem_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "tide.yaml"
+    path.write_text("policies: {a: {scorer: no-such}, b: {strategy: nowhere}, c: {preset: none}}")
+    with pytest.raises(PolicyError) as caught:
+        Policies(CommandLine(scorer=RUDE), path)
+    assert [line.partition(":")[0] for line in caught.value.problems] == [
+        "policies.a.scorer", "policies.b", "policies.c",
+    ]  # fmt: skip
+    with pytest.raises(InputError, match="no such file"):
+        Policies(CommandLine(scorer=RUDE), tmp_path / "none.yaml")
+
+
+def test_the_example_of_the_page_is_one(tmp_path: Path) -> None:
+    page = Path(__file__).resolve().parents[2] / "docs" / "serving.md"
+    (example,) = re.findall(r"```yaml\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
+    path = tmp_path / "tide.yaml"
+    path.write_text(example)
+    file = PolicyFile.read(path)
+    assert list(file.policies) == ["strict", "internal", "trial"]
+    assert all(f"`{field}`" in page.read_text("utf-8") for field in Policy.model_fields)
+
+
+def test_aliases_share_a_list(tmp_path: Path) -> None:
+    path = tmp_path / "tide.yaml"
+    path.write_text(
+        "policies:\n  a: {never: &names [Acme, Globex]}\n  b: {never: *names, mode: monitor}\n"
+    )
+    file = PolicyFile.read(path)
+    assert file.policies["a"].never == file.policies["b"].never == ["Acme", "Globex"]
+
+
+def test_the_log_has_no_key(five: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG), running(Babbler(), RUDE, policies=five, **BACKTRACK) as s:
+        asked(s, "red", seed=1)
+        asked(s, "red", "grey")
+    for key in KEYS.values():
+        assert key not in caplog.text
+        assert digest_of(key) not in caplog.text
