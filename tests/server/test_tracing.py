@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import httpx
@@ -17,9 +18,8 @@ from opentelemetry.trace import SpanKind, StatusCode
 from tests.cli.test_run import tide
 from tests.server.running import MODEL, listening, wait_until
 from tests.worlds import ReadingScorer, scripted_engine
-from tide.detoxifier.asynchronous import AsyncDetoxifier
 from tide.server.app import create_app
-from tide.server.metrics import MeasuredScorer
+from tide.server.policies import CommandLine, Policies
 from tide.server.tracing import Traced
 
 PROMPT = "a prompt that is nobody's business"
@@ -46,13 +46,13 @@ class World:
 def world() -> Iterator[World]:
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    scorer = MeasuredScorer(ReadingScorer())
-    with (
-        AsyncDetoxifier(scripted_engine(), scorer=scorer, preset="relative") as detox,
-        listening(Traced(create_app(detox, MODEL), provider)) as (url, _),
-        httpx.Client(base_url=url, timeout=30) as http,
-    ):
-        yield World(http, exporter)
+    engine = scripted_engine()
+    line = CommandLine(engine.name, ReadingScorer(), preset="relative", overrides={})
+    with closing(Policies(line)) as made:
+        made.start(engine)
+        app = Traced(create_app(made, MODEL), provider)
+        with listening(app) as (url, _), httpx.Client(base_url=url, timeout=30) as http:
+            yield World(http, exporter)
 
 
 def of(span: ReadableSpan) -> dict[str, Any]:

@@ -122,6 +122,17 @@ def doctor(
         raise typer.Exit(1)
 
 
+def _add_devices(table: Table) -> None:
+    import torch  # noqa: PLC0415  (slow import)
+
+    table.add_row("CPU", f"threads: {torch.get_num_threads()}")
+    if torch.cuda.is_available():
+        for i in range(torch.cuda.device_count()):
+            table.add_row(f"cuda:{i}", torch.cuda.get_device_name(i))
+    else:
+        table.add_row("CUDA", "none")
+
+
 def _check_policies(path: Path, model: str, scorer: str) -> None:
     """Print what is wrong with a file of policies, a line each; then the exit code is 1."""
     require("prometheus_client", "gateway")
@@ -145,17 +156,6 @@ def _check_policies(path: Path, model: str, scorer: str) -> None:
     if found:
         raise typer.Exit(1)
     OUTPUT.print(Text(f"ok: {path}: {names}"), soft_wrap=True)
-
-
-def _add_devices(table: Table) -> None:
-    import torch  # noqa: PLC0415  (slow import)
-
-    table.add_row("CPU", f"threads: {torch.get_num_threads()}")
-    if torch.cuda.is_available():
-        for i in range(torch.cuda.device_count()):
-            table.add_row(f"cuda:{i}", torch.cuda.get_device_name(i))
-    else:
-        table.add_row("CUDA", "none")
 
 
 def _version(package: str) -> str | None:

@@ -83,6 +83,21 @@ def serve(
             is_eager=True,
         ),
     ] = None,
+    perspective: Annotated[
+        bool,
+        options.option(
+            "Server",
+            "Stand in for the Perspective API: score texts and complete none, so that no model is "
+            "loaded.",
+        ),
+    ] = False,
+    otel: Annotated[
+        bool,
+        options.option(
+            "Server",
+            "Send OpenTelemetry spans to where OTEL_EXPORTER_OTLP_ENDPOINT says.",
+        ),
+    ] = False,
     mode: Annotated[
         Literal["enforce", "monitor"],
         options.option(
@@ -116,21 +131,6 @@ def serve(
     ] = None,
     monitor_texts: Annotated[
         bool, options.option("Policies", "Write prompts and texts to --monitor-log, too.")
-    ] = False,
-    perspective: Annotated[
-        bool,
-        options.option(
-            "Server",
-            "Stand in for the Perspective API: score texts and complete none, so that no model is "
-            "loaded.",
-        ),
-    ] = False,
-    otel: Annotated[
-        bool,
-        options.option(
-            "Server",
-            "Send OpenTelemetry spans to where OTEL_EXPORTER_OTLP_ENDPOINT says.",
-        ),
     ] = False,
     model: options.Model = "pocket",
     # Most of what a server writes is ordinary: `sentence` reads what `pocket` only counts.

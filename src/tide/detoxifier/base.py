@@ -108,7 +108,8 @@ class DetoxifierBase:
         name = model.name if isinstance(model, Engine) else str(model)
         # Cheap mistakes first: a wrong name should not cost loading a model.
         self.settings, self._strategy = resolved(preset, name, overrides, settings)
-        ENGINES.load(engine)
+        if not isinstance(model, Engine):
+            ENGINES.load(engine)
         self.scorer = load_scorer(scorer)
         if options and isinstance(model, Engine):
             raise InputError(

@@ -249,7 +249,7 @@ class Serving:
                 if isinstance(item, Answered):
                     left -= 1
                     self._metrics.add(item)
-                    best = item.best if isinstance(item, Result) else None
+                    best = None if isinstance(item, Draft) else item.best
                     record_completion(best, reason(item), tokens(item))
                 yield number, item
             taken = time.monotonic() - started

@@ -113,7 +113,7 @@ def record_prompt(tokens: int) -> None:
 
 
 def record_completion(best: Trial | None, reason: str, tokens: int) -> None:
-    """What came of one completion. tokens: of the text that leaves. best: None if monitored."""
+    """What came of one completion, if it was scored. tokens: of the text that leaves."""
     if (span := _SPAN.get()) is None:
         return
     known = span.attributes
