@@ -420,7 +420,7 @@ def test_which_rows_move(
         problems.append(Problem(*arguments, **options))
         return problems[-1]
 
-    monkeypatch.setattr("tide.runtime.search.Problem", problem)
+    monkeypatch.setattr("tide.search.base.Problem", problem)
     chat = Chat.of(MESSAGES)
     prompt = engine.encode(engine.render(chat))
     assert prompt.user_mask is not None

@@ -196,6 +196,12 @@ def replaced(path: Path) -> Iterator[IO[bytes]]:
             raise
 
 
+def appended(path: Path) -> IO[str]:
+    """A text file to whose end whole lines are added. Raises InputError if it cannot be written."""
+    with reported(path, "written"):
+        return path.open("a", encoding="utf-8", buffering=1)
+
+
 def user_cache() -> Path:
     """The folder for what can be made again."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tide"

@@ -6,10 +6,11 @@ import asyncio
 import json
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from tide.core.chat import Chat
-from tide.core.errors import InputError, PromptRefusedError, first_line
+from tide.core.errors import PromptRefusedError, first_line
+from tide.data.files import appended
 from tide.runtime.monitor import Draft
 from tide.server.gate import LOG, traced
 
@@ -27,12 +28,7 @@ class Monitor:
         self._metrics, self._most = policies.metrics, policies.limits.max_under_way
         self._texts = texts
         self._under_way: set[asyncio.Task[None]] = set()
-        self._log: TextIO | None = None
-        if log is not None:
-            try:
-                self._log = log.open("a", encoding="utf-8", buffering=1)
-            except (OSError, ValueError) as error:
-                raise InputError(f"--monitor-log: {first_line(error)}") from None
+        self._log = None if log is None else appended(log)
 
     def begin(
         self, policy: ServedPolicy, prompt: str | Chat, draft: Draft, request: str, choice: int
