@@ -108,7 +108,7 @@ def main(
     limit: Annotated[int, typer.Option(help="Texts of each kind.")] = 8000,
 ) -> None:
     torch.set_num_threads(1)
-    names = scorer or ["sentence", "pocket", "profanity-check"]
+    names = scorer or ["sentence", "pocket", "confirm:pocket,sentence", "profanity-check"]
     loaded = [load_scorer(name) for name in names]
     ordinary = sample(prose(data), limit)
     plain = [scores_of(one, ordinary) for one in loaded]
@@ -119,7 +119,8 @@ def main(
         scores = [scores_of(one, texts) for one in loaded]
         columns = [Column("scorer"), Column("AUC", 4), Column("r", 3), Column("cal. error", 3),
                    Column("found at 1 % of Wikipedia", 3), Column("below 0.1, at 0.2 or more", 3),
-                   Column(f"AUC of {len(held):,} labelled", 4), Column("texts/s", 0)]  # fmt: skip
+                   Column("toxic, below 0.1", 3), Column(f"AUC of {len(held):,} labelled", 4),
+                   Column("texts/s", 0)]  # fmt: skip
         rows = [
             [name, *figures(own, prose_scores, targets), auc, rate(one, texts[:500])]
             for name, own, prose_scores, auc, one in zip(
@@ -159,6 +160,7 @@ def figures(scores: Floats, plain: Floats, targets: Floats) -> list[Value]:
         found.calibration_error,
         float(above[targets >= 0.5].mean()),
         float((scores >= 0.2)[targets < 0.1].mean()),
+        float((scores < 0.1)[targets >= 0.5].mean()),
     ]
 
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -186,12 +186,12 @@ class Limit:
     sentences: tuple[str, ...]
 
 
-def _filled(templates: tuple[str, ...], *fillers: str) -> tuple[str, ...]:
+def filled(templates: tuple[str, ...], *fillers: str) -> tuple[str, ...]:
     """Every template with every filler."""
     return tuple(template.format(filler) for template in templates for filler in fillers)
 
 
-_PLAIN = _filled(("You are a {}.", "Shut up, you {}.", "What a {} you are."), *_NOUNS) + _filled(
+_PLAIN = filled(("You are a {}.", "Shut up, you {}.", "What a {} you are."), *_NOUNS) + filled(
     ("You are {}.", "You and your {} friends.", "Your work is {} and so are you."), *_ADJECTIVES
 )
 
@@ -199,33 +199,33 @@ LIMITS = (
     Limit("plain insults", True, "insults as they are", _PLAIN),
     Limit(
         "negation", False, "an insult denied",
-        _filled(("You are not a {}.", "Nobody here is a {}.", "I never thought that you were a {}.",
+        filled(("You are not a {}.", "Nobody here is a {}.", "I never thought that you were a {}.",
                  "He is anything but a {}.", "She is no {}, she just made a mistake."), *_NOUNS)
-        + _filled(("You are not {} at all.", "None of us is {}.", "Your drawing is not {}."),
+        + filled(("You are not {} at all.", "None of us is {}.", "Your drawing is not {}."),
                   *_ADJECTIVES),
     ),
     Limit(
         "counter-speech", False, "somebody objects to an insult",
-        _filled(("It is wrong to call anyone a {}.", "Please stop calling her a {}.",
+        filled(("It is wrong to call anyone a {}.", "Please stop calling her a {}.",
                  "Nobody deserves to be called a {}.", "Let nobody tell you that you are a {}.",
                  "Calling people a {} has no place here."), *_NOUNS)
-        + _filled(("It hurts when people say that {} are all the same.",
+        + filled(("It hurts when people say that {} are all the same.",
                    "We must not let anybody say that {} do not belong here.",
                    "Jokes about {} are not funny, and I will say so."), *_GROUPS),
     ),
     Limit(
         "quotation", False, "an insult reported, or spoken of as a word",
-        _filled(("The player was fined for calling the referee a {}.",
+        filled(("The player was fined for calling the referee a {}.",
                  "In the second scene the king is called a {} by his brother.",
                  "The word {} comes from an older language.",
                  "The article asks why {} became such a common insult."), *_NOUNS),
     ),
     Limit(
         "reclaimed words", False, "said of oneself or among friends, without malice",
-        _filled(("I was such a {} when I was young, and I laugh about it now.",
+        filled(("I was such a {} when I was young, and I laugh about it now.",
                  "My best friend and I call each other {} all day long.",
                  "Happy birthday, you lovely old {}!"), *_NOUNS)
-        + _filled(("We {} have to stick together.", "I am one of those {}, and proud of it."),
+        + filled(("We {} have to stick together.", "I am one of those {}, and proud of it."),
                   "nerds", "geeks", "weirdos", "freaks"),
     ),
     Limit(
@@ -239,13 +239,13 @@ LIMITS = (
     ),
     Limit(
         "neutral about groups", False, "plain sentences about people",
-        _filled(("Many {} live in this town.", "The museum tells the story of {}.",
+        filled(("Many {} live in this town.", "The museum tells the story of {}.",
                  "Two {} opened a bakery around the corner.", "I spoke with {} about the weather."),
                 *_GROUPS),
     ),
     Limit(
         "implicit hate", True, "hostile to a group without a swear word",
-        _filled(("This was a nice town before {} came.", "You know what {} are like.",
+        filled(("This was a nice town before {} came.", "You know what {} are like.",
                  "{} should know their place.", "The country would be better off without {}.",
                  "I would never let {} into my house.",
                  "We all know why {} do not have real jobs."), *_OTHERS),
@@ -288,10 +288,10 @@ LIMITS = (
 )  # fmt: skip
 
 
-def set_table(scorers: list[Scorer]) -> Table:
+def set_table(scorers: Sequence[Scorer], limits: Sequence[Limit] = LIMITS) -> Table:
     table = Table("set", "should be", *(scorer.name for scorer in scorers),
                   title="share on the right side of 0.5, and mean score")  # fmt: skip
-    for limit in LIMITS:
+    for limit in limits:
         scores = [score_texts(one, limit.sentences, "score").values for one in scorers]
         right = [f"{((s >= 0.5) == limit.toxic).mean():.3f} ({s.mean():.2f})" for s in scores]
         table.add_row(limit.name, "high" if limit.toxic else "low", *right)

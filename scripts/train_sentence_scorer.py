@@ -6,9 +6,10 @@
         [--start FILE] [--data ../shared/data] [--out FILE] [--checkpoints FOLDER]
 
 With `--start` it goes on from an earlier revision, whose wordpieces stay; the bundled weights were
-made so, from `sentence@9548f8d5`, in some 8 minutes of one core that multiplies in bfloat16. That
-revision had learned from all of the labelled and ordinary texts below, and from no recorded score.
-`benchmarks/sentence.py` prints what the result is worth on texts that are held out here.
+made so, from `sentence@bf404f3c`, in some 5 minutes of one core that multiplies in bfloat16. That
+revision had been made so, too, from one that had learned from all of the labelled and ordinary
+texts below, and from no recorded score. `sentence_development.py` compares candidates, and
+`benchmarks/sentence.py` prints what the chosen one is worth on texts that are held out here.
 
 **One pass** over a sample of each kind of text (`RECORDED`, `OWN`, `LABELLED`, `PLAIN`), of which
 one in `DISGUISED` is given once more in disguised spelling.
@@ -28,8 +29,8 @@ the Wikipedia talk comments (context_toxicity) one in a hundred is toxic: half a
 models. Each is given whole or as a beginning or piece of it, since a text is scored while it grows.
 
 **Sentences of our own** (`sentence_templates.py`), with insults that the labelled texts use in "you
-are a ...". The words, patterns and sentences of `probes.py`, which measures the result,
-are kept out.
+are a ...". The words, patterns and sentences of `sentence_development.py` and of `probes.py`, which
+measures the result, are kept out.
 
 **Calibration.** Platt scaling, on a mixture of held-out texts: 80 % ordinary ones and 20 % labelled
 comments (Jigsaw and toxic_spans, of which more than half are toxic).
@@ -63,6 +64,7 @@ from safetensors.torch import load_file, save_file
 from scipy.optimize import minimize
 from torch import Tensor, nn
 
+import sentence_development
 from probes import LIMITS
 from sentence_templates import sentences
 from tide.scorers.pocket import normalize
@@ -84,7 +86,7 @@ LAYERS, PIECES, TOKENS, TRAINED = 4, 8192, 64, 48
 DROPOUT, BATCH, RATE, WARM = 0.1, 32, 1e-4, 100
 REPORTED = 100  # steps between reports, and between checkpoints
 ORDINARY, TOXIC = 0.01, 0.95  # targets of texts without raters
-RECORDED, OWN, LABELLED, PLAIN = 16_000, 14_000, 3_000, 3_000  # texts of the pass
+RECORDED, OWN, LABELLED, PLAIN = 10_000, 16_000, 2_000, 2_500  # texts of the pass
 HARDLY = 0.15  # recorded scores below it are many
 DISGUISED = 16  # of so many labelled, recorded and own sentences one is also disguised
 CALIBRATION_SOURCES = ("jigsaw", "toxic_spans")
@@ -252,8 +254,9 @@ def ordinary(folder: Path, continuations: Path | None) -> Iterator[str]:
 
 
 def found_insults(labelled: Rows) -> list[str]:
-    """Words that mostly toxic texts use in "you are a ...", without those of the limits."""
-    known = {word for limit in LIMITS for text in limit.sentences for word in words_of(text)}
+    """Words that mostly toxic texts use in "you are a ...", without those that measure."""
+    measure = (*LIMITS, *sentence_development.SETS)
+    known = {word for limit in measure for text in limit.sentences for word in words_of(text)}
     uses: dict[str, list[float]] = {}
     for text, target in zip(labelled.texts, labelled.targets, strict=True):
         for word in _INSULT.findall(text.lower()):

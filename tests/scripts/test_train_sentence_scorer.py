@@ -6,7 +6,7 @@ import gzip
 import json
 import re
 import string
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -184,30 +184,39 @@ def test_a_new_network_computes_what_bert_does(script: ModuleType, tmp_path: Pat
     assert shape.vocabulary == len(pieces) <= 90
 
 
-def test_the_limits_are_kept_out(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither its sentences, nor its patterns with other words, nor its words are taught."""
-    import sentence_templates
+def test_what_measures_is_kept_out(script: ModuleType) -> None:
+    """Neither its words are taught, nor five words of its sentences in a row."""
+    import sentence_development as development
+    import sentence_templates as templates
 
-    taught = [text for text, _ in sentence_templates.sentences()]
-    assert len({*taught}) > 15_000
+    texts = [text for seed in range(4) for text, _ in templates.sentences(seed=seed)]
+    taught = {sentence for text in texts for sentence in re.split("(?<=[.;!?]) ", text)}
+    assert len(taught) > 25_000
     measured = {*probes._NOUNS, *probes._ADJECTIVES, *probes._OTHERS, *probes._GROUPS} - {"women"}
-    words = re.compile(rf"\b({'|'.join(map(re.escape, measured))})\b")
+    chosen_by = {*development.NOUNS, *development.ADJECTIVES}
+    assert not measured & chosen_by
+    words = re.compile(rf"\b({'|'.join(map(re.escape, measured | chosen_by))})\b")
     assert not [text for text in taught if words.search(text.lower())]
-    slots = (*sentence_templates._OUTSIDERS, *sentence_templates._SLOTS["people"],
-             *sentence_templates._SLOTS["noun"], *sentence_templates._SLOTS["adj"])  # fmt: skip
-    longest_first = sorted({*measured, *slots, "women"}, key=len, reverse=True)
+    slots = (*templates._OUTSIDERS, *templates._SLOTS["people"], *templates._SLOTS["noun"],
+             *templates._SLOTS["adj"])  # fmt: skip
+    longest_first = sorted({*measured, *chosen_by, *slots, "women"}, key=len, reverse=True)
     filler = re.compile(rf"\b(?:an? )?({'|'.join(map(re.escape, longest_first))})\b", re.IGNORECASE)
 
-    def frame(text: str) -> str:
-        return " ".join(script.words_of(filler.sub("X", text)))
+    def runs(sentences: Iterable[str], length: int = 5) -> set[tuple[str, ...]]:
+        """Words in a row, with X for insults and groups; all words of a shorter sentence."""
+        found = set()
+        for sentence in sentences:
+            row = script.words_of(filler.sub("X", sentence))
+            found |= {tuple(row[i : i + length]) for i in range(max(len(row) - length, 0) + 1)}
+        return found
 
-    frames = {frame(text) for limit in LIMITS for text in limit.sentences}
-    plain = {
-        frame(text) for limit in LIMITS if limit.name == "plain insults" for text in limit.sentences
-    }
-    assert not (frames - plain) & {*map(frame, taught)}
-    texts = 4 * ["You are a moron.", "You are a dolt.", "You are a nurse."]
-    labelled = script.Rows(texts, 4 * [1.0, 1.0, 0.0])
+    trivial = {"plain insults", "leetspeak", "asterisks", "letters apart"}
+    of_probes = runs(s for limit in LIMITS if limit.name not in trivial for s in limit.sentences)
+    of_development = runs(s for limit in development.SETS for s in limit.sentences)
+    assert not (of_probes | of_development) & runs(taught)
+    assert not of_probes & of_development
+    found = 5 * ["You are a moron.", "You are a dork.", "You are a dolt.", "You are a nurse."]
+    labelled = script.Rows(found, 5 * [1.0, 1.0, 1.0, 0.0])
     assert script.found_insults(labelled) == ["dolt"]
 
 
