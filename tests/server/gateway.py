@@ -17,7 +17,8 @@ def assert_repaired(client: Any, prompts: list[str]) -> None:
     ]
     choices = [one.choices[0] for one in done]
     texts = [one.text for one in choices if one.finish_reason != "content_filter"]
-    assert max(load_scorer("pocket").score(texts)) < threshold
+    scorer = load_scorer("confirm:pocket,sentence")  # the default of tide serve
+    assert max(scorer.score(texts)) < threshold
     assert len(texts) >= 0.9 * len(prompts)
     repaired = [one.tide for one in done if one.tide["rounds"] > 1]
     assert len(repaired) >= 0.2 * len(prompts)
