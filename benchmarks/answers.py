@@ -101,7 +101,7 @@ def first_text(run: Run, chats: list[Chat]) -> float | None:
         seconds = []
         for chat in chats:
             began = time.perf_counter()
-            next(iter(detox.stream(chat)))
+            next(iter(detox.stream(chat)), None)  # an empty answer has no text
             seconds.append(time.perf_counter() - began)
     return median(seconds)
 
