@@ -5,16 +5,14 @@ Stricter than `lexicon`, which measures: this one keeps what its words hide behi
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Sequence
 
-import numpy as np
 import regex
 
 from tide.core.text import UNSPACED
 from tide.scorers.base import Floats, PlainScorer
 from tide.scorers.pocket import normalize
-from tide.scorers.readings import REVISION, readings, score_readings
+from tide.scorers.readings import digest_of, readings, score_finds
 
 # Beside a script without spaces a word is whole, too, and in Markdown's underscores.
 _LETTER = rf"[\w--[_{UNSPACED}]]"
@@ -34,8 +32,7 @@ class NeverScorer(PlainScorer):
     def __init__(self, words: Iterable[str]) -> None:
         read = {reading for word in words for reading in readings(word)}
         listed = sorted({spelling for one in read for spelling in _spellings(one)} - {""})
-        digest = hashlib.sha256("\n".join([REVISION, *listed]).encode()).hexdigest()[:8]
-        self.name = f"never@{digest}"
+        self.name = f"never@{digest_of(listed)}"
         self._whole = regex.compile(
             rf"(?V1)(?<!{_LETTER})\L<words>(?!{_LETTER})", words=listed, cache_pattern=False
         )
@@ -43,7 +40,7 @@ class NeverScorer(PlainScorer):
         self._joined = regex.compile(r"\L<words>", words=joined, cache_pattern=False)
 
     def score(self, texts: Sequence[str]) -> Floats:
-        return score_readings(lambda read: np.array([float(self._holds(x)) for x in read]), texts)
+        return score_finds(self._holds, texts)
 
     def _holds(self, text: str) -> bool:
         if any(map(self._whole.search, _spellings(text))):

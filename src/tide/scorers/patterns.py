@@ -5,17 +5,15 @@ For what has a form: addresses, card numbers, names of accounts.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import regex
 
 from tide.core.errors import InputError, ScorerError
 from tide.data.files import as_text, read_small
 from tide.scorers.base import Floats, PlainScorer
-from tide.scorers.readings import REVISION, score_readings
+from tide.scorers.readings import digest_of, score_finds
 
 _SECONDS = 2.0  # that a pattern may take for a text
 
@@ -41,23 +39,22 @@ class PatternScorer(PlainScorer):
         except InputError as error:
             raise InputError(f"scorer regex: {error}") from None
         self._patterns, self._path = found, path
-        content = "\n".join([REVISION, *(one.pattern for one in found.values())])
-        self.name = f"regex@{hashlib.sha256(content.encode()).hexdigest()[:8]}"
+        self.name = f"regex@{digest_of(one.pattern for one in found.values())}"
 
     def score(self, texts: Sequence[str]) -> Floats:
-        return score_readings(lambda read: np.array([self._matches(x) for x in read]), texts)
+        return score_finds(self._matches, texts)
 
-    def _matches(self, text: str) -> float:
+    def _matches(self, text: str) -> bool:
         for number, pattern in self._patterns.items():
             try:
                 if pattern.search(text, timeout=_SECONDS):
-                    return 1.0
+                    return True
             except TimeoutError:
                 raise ScorerError(
                     f"scorer {self.name}: {self._path}: line {number}: takes more than "
                     f"{_SECONDS:g} s for a text; write a simpler pattern"
                 ) from None
-        return 0.0
+        return False
 
 
 def _compiled(where: str, pattern: str) -> regex.Pattern[str]:

@@ -7,10 +7,11 @@ right-to-left override change what a screen shows, there are two readings, and t
 
 from __future__ import annotations
 
+import hashlib
 import html
 import re
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, lru_cache
 
 import numpy as np
@@ -25,7 +26,7 @@ _AMPERSANDS = re.compile(r"&(?:(?:amp|#0*38|#x0*26);)+", re.IGNORECASE)
 _ENTITY = re.compile(r"&(?:#\d{1,8};?|#x[0-9a-f]{1,6};?|[a-z][a-z0-9]{1,31};)", re.IGNORECASE)
 _ORDINARY = re.compile(r"[\t\n\r -%'-~]*")  # of ASCII, without "&" and control characters
 _REORDERED = re.compile("[\b\x7f\u202e]")
-_OVERRIDE, _POP = "\u202e", "\u202c"
+_OVERRIDE = "\u202e"
 _OPENS, _CLOSES = "\u202a\u202b\u202d\u202e", "\u202c"
 _WORD = re.compile(r"[^\W\d_]+")
 # Unicode's Default_Ignorable_Code_Point beyond the categories Cf and Mn, and the blank of Braille.
@@ -55,6 +56,16 @@ def score_readings(score: Callable[[list[str]], Floats], texts: Sequence[str]) -
     values = score([reading for some in found for reading in some])
     starts = np.cumsum([0, *map(len, found[:-1])])
     return np.asarray(np.maximum.reduceat(values, starts), dtype=np.float64)
+
+
+def score_finds(finds: Callable[[str], object], texts: Sequence[str]) -> Floats:
+    """1.0 for each text in a reading of which something is found, else 0.0, shape (n,)."""
+    return score_readings(lambda read: np.array([float(bool(finds(one))) for one in read]), texts)
+
+
+def digest_of(listed: Iterable[str]) -> str:
+    """Names a list of words or patterns, and how texts are read, in 8 characters."""
+    return hashlib.sha256("\n".join([REVISION, *listed]).encode()).hexdigest()[:8]
 
 
 def _settled(step: Callable[[str], str], text: str) -> str:

@@ -6,14 +6,12 @@ was optimised against one.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import regex
 
 from tide.core.errors import InputError
@@ -22,7 +20,7 @@ from tide.core.text import UNSPACED
 from tide.data.files import as_text, read_whole
 from tide.scorers.base import Floats, PlainScorer
 from tide.scorers.language import warn_of_other_languages
-from tide.scorers.readings import REVISION, readings, score_readings
+from tide.scorers.readings import REVISION, digest_of, readings, score_finds, score_readings
 
 
 class ProfanityCheckScorer(PlainScorer):
@@ -62,8 +60,7 @@ class LexiconScorer(PlainScorer):
         words = sorted({word.casefold() for line in lines if line for word in readings(line)})
         if not words:
             raise InputError(f"scorer lexicon: {path}: holds no words")
-        digest = hashlib.sha256("\n".join([REVISION, *words]).encode()).hexdigest()[:8]
-        self.name = f"lexicon@{digest}"
+        self.name = f"lexicon@{digest_of(words)}"
         self.languages = None if path else ("en",)
         # Beside a script without spaces a word is whole, too.
         letter = rf"[\w--[{UNSPACED}]]"
@@ -74,7 +71,4 @@ class LexiconScorer(PlainScorer):
     def score(self, texts: Sequence[str]) -> Floats:
         if self.languages:
             warn_of_other_languages("lexicon", texts)
-        found = self._listed.search
-        return score_readings(
-            lambda read: np.array([float(bool(found(text.casefold()))) for text in read]), texts
-        )
+        return score_finds(lambda text: self._listed.search(text.casefold()), texts)
