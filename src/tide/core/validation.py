@@ -47,15 +47,14 @@ def one_line(error: ValidationError, names: Sequence[str] = (), known: Iterable[
 
 def problem(error: ValidationError, whole: str = "") -> str:
     """The first field that is wrong, and why; never what it holds. whole: what has no field."""
-    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    name = ".".join(map(str, first["loc"])) or whole
-    return f"{name}: {_said(first)}"
+    return problems(error, whole)[0]
 
 
-def problems(error: ValidationError) -> list[str]:
-    """Every field that is wrong, and why, a line each; never what it holds."""
+def problems(error: ValidationError, whole: str = "") -> list[str]:
+    """Every field that is wrong, a line each, as `problem` says it."""
     found = error.errors(include_url=False, include_input=False, include_context=False)
-    return [": ".join(filter(None, (".".join(map(str, one["loc"])), _said(one)))) for one in found]
+    named = ((".".join(map(str, one["loc"])) or whole, _said(one)) for one in found)
+    return [": ".join(filter(None, both)) for both in named]
 
 
 def _said(problem: Mapping[str, Any], known: Iterable[str] = ()) -> str:
