@@ -130,7 +130,9 @@ def create_app(policies: Policies, name: str, monitor: Monitor | None = None) ->
 
     def answer() -> bool:
         """Whether every scorer answers, as far as is known."""
-        return all(one.plan.measured.check() for one in policies.table.policies.values())
+        # Each once: one that is down is asked, and policies may share it.
+        scorers = {one.plan.measured for one in policies.table.policies.values()}
+        return all(scorer.check() for scorer in scorers)
 
     @app.get("/metrics")
     async def figures() -> Response:
