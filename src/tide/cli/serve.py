@@ -132,6 +132,14 @@ def serve(
     monitor_texts: Annotated[
         bool, options.option("Policies", "Write prompts and texts to --monitor-log, too.")
     ] = False,
+    guardrail_rewrite: Annotated[
+        bool,
+        options.option(
+            "Policies",
+            "Answer litellm's guardrail for a response with failing sentences written anew by the "
+            "model, where they can be, rather than with BLOCKED.",
+        ),
+    ] = False,
     model: options.Model = "pocket",
     # Most of what a server writes is ordinary: `sentence` reads what `pocket` only counts.
     scorer: options.Scorer = "confirm:pocket,sentence",
@@ -175,7 +183,9 @@ def serve(
     keys = read_keys()
     # Cheap mistakes first, before anything is loaded.
     check_exposure(host, [*keys, *(PolicyFile.read(policies).keys if policies else ())])
-    line = CommandLine(model, scorer, strict_language, preset, overrides or {}, mode)
+    line = CommandLine(
+        model, scorer, strict_language, preset, overrides or {}, mode, guardrail_rewrite
+    )
     chosen = chosen_settings(preset, model, overrides or {})
     with (
         _listening(host, port) as listener,

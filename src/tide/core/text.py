@@ -102,6 +102,18 @@ def last_end(pieces: Sequence[str], stop: Sequence[str] = ()) -> int:
     return len(pieces)
 
 
+def sentence_end(text: str, start: int) -> int | None:
+    """Where the first sentence that ends at `start` or later ends; None if none does.
+
+    A line end ends a sentence, and is not part of it.
+    """
+    for match in _ENDS.finditer(text):
+        end = match.start() if match[0] == "\n" else match.end()
+        if end >= start:
+            return end
+    return None
+
+
 def word_starts(pieces: Sequence[str]) -> list[int]:
     """Numbers of tokens before which a word begins, and no character is cut; 0 is the first."""
     starts, text = [0] if pieces else [], ""

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
     from tide.core.settings import Overrides
+    from tide.scorers import Scorer
 
 
 _Done = TypeVar("_Done")
@@ -94,6 +95,22 @@ class AsyncDetoxifier(DetoxifierBase):
         Raises PromptRefusedError for a prompt that would have been refused, and ScorerError.
         """
         future = self._begin(partial(self._forecast, prompt, draft))
+        try:
+            return await asyncio.wrap_future(future)
+        finally:
+            future.cancel()
+
+    async def rewrite(
+        self, text: str, beside: Scorer, **overrides: Unpack[Overrides]
+    ) -> str | None:
+        """A finished text, in which the sentences that fail are written anew from the blamed word.
+
+        beside: a scorer that the text must pass, too. Returns None if no repair is found. Raises
+        TideError, as CompletionError for a text that the model does not read as it is.
+        """
+        settings, strategy = self._resolve(overrides)
+        work = partial(self._rewrite, text, beside, settings, strategy, next(NUMBERS))
+        future = self._begin(work)
         try:
             return await asyncio.wrap_future(future)
         finally:

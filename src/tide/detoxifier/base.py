@@ -23,8 +23,10 @@ from tide.engines import REGISTRY as ENGINES
 from tide.engines import Engine, Prompt, load_engine
 from tide.runtime.answer import Answer, TrialTask
 from tide.runtime.monitor import Draft, Forecast, forecast, write_draft
+from tide.runtime.rewrite import rewrite
 from tide.scorers import AsyncScorer, Scorer, load_scorer
 from tide.scorers.scoring import Scoring
+from tide.scorers.wrappers.base import MaxScorer
 from tide.search import LoadedStrategy, resolve
 
 if TYPE_CHECKING:
@@ -245,6 +247,22 @@ class DetoxifierBase:
         if limit is not None:
             await self._check_prompt(prompt, limit)
         return await forecast(draft, self.engine, self._scoring)
+
+    async def _rewrite(
+        self,
+        text: str,
+        beside: Scorer,
+        settings: Settings,
+        strategy: LoadedStrategy,
+        priority: int,
+    ) -> str | None:
+        """In the engine's loop: a text in which what fails is written anew."""
+        scoring = Scoring(MaxScorer([self.scorer, beside]))
+        try:
+            async with self._capacity:
+                return await rewrite(text, settings, strategy, priority, self.engine, scoring)
+        finally:
+            scoring.close()
 
     async def _prepared(self, prompt: str | Chat, settings: Settings) -> tuple[Prompt, Settings]:
         """A prompt's tokens, and the settings of what is written after it."""

@@ -135,6 +135,7 @@ class Engine(ABC):
         context_length: Most tokens of prompt and completion together; None if unlimited.
         max_batch: Sequences run at once.
         embedding_scale: Rows of `embed` divided by those of the model's embedding table.
+        in_process: Whether the model runs here, not on a server that is asked.
         capabilities: Names of the sampling options that only some engines have and this one obeys.
     """
 
@@ -144,6 +145,7 @@ class Engine(ABC):
     context_length: int | None
     max_batch: int
     embedding_scale: float = 1.0
+    in_process: ClassVar[bool] = True
     capabilities: ClassVar[frozenset[str]] = frozenset()
     _closed = False
 

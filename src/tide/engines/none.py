@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 from tide.core.chat import Chat
 from tide.core.errors import InputError
@@ -17,6 +17,7 @@ from tide.engines.base import Engine, Piece, Request
 class NoEngine(Engine):
     """Refuses every prompt with InputError. model: what it is called."""
 
+    in_process: ClassVar = False
     dtype: Any = None
 
     def __init__(self, model: str | Path = "none") -> None:

@@ -244,8 +244,10 @@ class Answer:
     def _stopped(self) -> FinishReason | None:
         """Cut the answer before a stop string."""
         end = self._settings.stop_in(self._watch.text) if self._settings.stop else None
-        if end is None:
-            return None
+        return None if end is None else self._cut_at(end)
+
+    def _cut_at(self, end: int) -> FinishReason:
+        """End the answer after so many characters."""
         self._watch.texts[:] = _cut(self._watch.texts, end)
         del self._ids[len(self._watch.texts) :]
         return "stop"

@@ -117,7 +117,7 @@ class _Monitored(Answer):
 
     async def _pieces(self, request: Request) -> AsyncGenerator[Piece, None]:
         if self._recorded:
-            for piece in _parted(self._recorded, request.piece_tokens):
+            for piece in parted(self._recorded, request.piece_tokens):
                 yield piece
             return
         size = None if self._task.on_text is None else 1
@@ -127,7 +127,7 @@ class _Monitored(Answer):
                 yield piece
 
 
-def _parted(pieces: Sequence[Piece], size: int | None) -> Iterator[Piece]:
+def parted(pieces: Sequence[Piece], size: int | None) -> Iterator[Piece]:
     """The same in pieces of at most `size` tokens: a text is then judged as it grows."""
     for piece in pieces:
         ids = piece.token_ids

@@ -19,6 +19,7 @@ from tide.core.chat import Chat
 from tide.core.errors import TideError
 from tide.server.gate import FAILED, NUMBER, POLICIES, Gate
 from tide.server.generation import Asker, Serving
+from tide.server.guarding import guard
 from tide.server.guardrail import GuardrailRequest
 from tide.server.monitor import Monitor
 from tide.server.playground import FILES, FOLDER
@@ -118,7 +119,7 @@ def create_app(policies: Policies, name: str, monitor: Monitor | None = None) ->
 
     @app.post("/beta/litellm_basic_guardrail_api")
     async def guardrail(request: GuardrailRequest, http: Request) -> dict[str, Any]:
-        return await scoring(http).guard(request)
+        return await guard(http.scope[POLICIES][0], request, http.scope[NUMBER])
 
     @app.get("/health")
     async def health() -> Response:

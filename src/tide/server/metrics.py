@@ -60,6 +60,12 @@ class Metrics:
             ["policy"],
             buckets=_SCORES,
         )
+        self.guardrail = counter(
+            "guardrail_answers",
+            "Answers to litellm's guardrail: passed, rewritten, blocked, failed (no score); of a "
+            "monitored policy, what enforcing would have blocked or rewritten counts as blocked",
+            ["policy", "outcome"],
+        )
         self.scored = counter("scorer_texts", "Texts sent to the scorer")
         self.failed = counter("scorer_errors", "Failed calls of the scorer", ["kind"])
         self.scoring = histogram("scorer_seconds", "Time of a scorer call", buckets=_SECONDS)

@@ -34,6 +34,7 @@ from tide.scorers.never import NeverScorer
 from tide.scorers.wrappers.base import MaxScorer
 from tide.scorers.wrappers.languages import strict
 from tide.server.gate import check_exposure, digest
+from tide.server.guarding import check_rewriter
 from tide.server.limits import Limits
 from tide.server.metrics import MeasuredScorer, Metrics
 from tide.server.scoring import ScoringApi
@@ -78,6 +79,8 @@ class Policy(_Part):
         max_length=10_000,
         description="Words and phrases that no accepted text holds, in any case and spelling.",
     )
+
+    guardrail_rewrite: bool | None = Field(default=None, description="As --guardrail-rewrite.")
 
     @model_validator(mode="after")
     def _are_scored(self) -> Policy:
@@ -183,6 +186,7 @@ class CommandLine:
     preset: str = "auto"
     overrides: Mapping[str, Any] = field(default_factory=dict)
     mode: Mode = "enforce"
+    guardrail_rewrite: bool = False
 
     def settings(self, policy: Policy) -> tuple[str, Settings]:
         """The name of a policy's preset, and its settings. Raises InputError for invalid ones."""
@@ -201,7 +205,10 @@ class CommandLine:
 
 @dataclass(frozen=True)
 class Plan:
-    """A policy that is ready but for the engine. measured: its scorer without `never`'s words."""
+    """A policy that is ready but for the engine. measured: its scorer without `never`'s words.
+
+    rewrites: whether failing texts of a response are written anew for litellm's guardrail.
+    """
 
     name: str
     mode: Mode
@@ -209,6 +216,7 @@ class Plan:
     never: Sequence[str]
     settings: Settings
     measured: MeasuredScorer
+    rewrites: bool
 
     @property
     def scorer(self) -> Scorer:
@@ -337,8 +345,12 @@ class Policies:
                 with _noting(found, *self._place(name, "scorer")):
                     measured = self._scorers.load(self._line.spec(policy))
                     mode = policy.mode or self._line.mode
+                    own = policy.guardrail_rewrite
+                    rewrites = self._line.guardrail_rewrite if own is None else own
                     if not found:
-                        plans[name] = Plan(name, mode, preset, policy.never, settings, measured)
+                        plans[name] = Plan(
+                            name, mode, preset, policy.never, settings, measured, rewrites
+                        )
         return file, plans
 
     def _made(self, file: PolicyFile, plans: Mapping[str, Plan]) -> Table:
@@ -350,6 +362,8 @@ class Policies:
                     if old is not None and old.plan == plan:
                         made[name] = old
                         continue
+                    if plan.rewrites:
+                        check_rewriter(self.engine)
                     scorer = plan.scorer
                     detox = AsyncDetoxifier(self.engine, scorer=scorer, settings=plan.settings)
                     made[name] = ServedPolicy(plan, detox, ScoringApi(scorer, self.limits))

@@ -1,7 +1,7 @@
-"""Scoring APIs backed by any scorer: Perspective's, OpenAI's and litellm's.
+"""Scoring APIs backed by any scorer: Perspective's and OpenAI's.
 
-Missing scores are never invented: categories that the scorer lacks are null, attributes that it
-lacks have no score, and what it cannot read is blocked.
+Missing scores are never invented: categories that the scorer lacks are null, and attributes that it
+lacks have no score.
 """
 
 from __future__ import annotations
@@ -13,13 +13,10 @@ import anyio
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from tide.core.results import format_score
-from tide.core.sanitize import shown
 from tide.core.validation import unknown
 from tide.scorers.base import Scorer, Scores, attributes_of, is_empty
 from tide.scorers.language import is_not_english, is_not_latin, languages_of
 from tide.scorers.scoring import Scoring
-from tide.server.guardrail import GuardrailRequest, Unread
 from tide.server.limits import Limits
 from tide.server.schemas import ContentPart, Refused, Text
 
@@ -101,7 +98,7 @@ class ScoringApi:
     """Scores for many clients at once."""
 
     def __init__(self, scorer: Scorer, limits: Limits) -> None:
-        self._scorer, self._limits = scorer, limits
+        self._scorer, self.limits = scorer, limits
         # What Perspective's clients call the scorer's attributes; TOXICITY is always its score.
         self._names = {
             perspective_name(own): own
@@ -125,7 +122,7 @@ class ScoringApi:
             raise Refused(400, "the comment is empty", code="COMMENT_EMPTY")
         if len(text.encode()) > _LONGEST:
             raise Refused(400, f"more than {_LONGEST:,} bytes", code="COMMENT_TOO_LONG")
-        scored = await self._score([text])
+        scored = await self.score([text])
         known = scored.known(0)
         said = {name: known[own] for name, own in self._names.items() if own in known}
         scores = {ATTRIBUTE: float(scored.values[0]), **said}
@@ -168,7 +165,7 @@ class ScoringApi:
         """OpenAI's moderations."""
         texts = [one if isinstance(one, str) else one.text for one in request.input]
         nothing = dict.fromkeys(_CATEGORIES)
-        scores = (await self._score(texts)).values.tolist()
+        scores = (await self.score(texts)).values.tolist()
         return {
             "id": f"modr-{secrets.token_hex(12)}",
             "model": self._scorer.name,
@@ -184,20 +181,9 @@ class ScoringApi:
             ],
         }
 
-    async def guard(self, request: GuardrailRequest) -> dict[str, Any]:
-        """Litellm's generic guardrail: `NONE`, or `BLOCKED` with a reason."""
-        try:
-            texts = request.said()
-        except Unread as error:
-            return {"action": "BLOCKED", "blocked_reason": shown(str(error))}
-        worst = max((await self._score(texts)).values.tolist(), default=0.0)
-        if worst < self._scorer.threshold:
-            return {"action": "NONE"}
-        return {"action": "BLOCKED", "blocked_reason": f"toxicity {format_score(worst, False)}"}
-
-    async def _score(self, texts: list[str]) -> Scores:
+    async def score(self, texts: list[str]) -> Scores:
         """The scores. Raises Refused for too many, and what a scorer raises."""
-        limits = self._limits
+        limits = self.limits
         if len(texts) > limits.max_texts:
             raise Refused(400, f"{len(texts)} texts; a request may have {limits.max_texts}")
         if not texts:

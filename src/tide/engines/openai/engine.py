@@ -60,6 +60,7 @@ class OpenAIEngine(Engine):
     InputError for options that cannot be used, and EngineError if no server can be.
     """
 
+    in_process: ClassVar = False
     capabilities: ClassVar = frozenset({"min_new_tokens", "stop"})
     dtype: Any = None  # the server's own
 

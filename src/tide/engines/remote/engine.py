@@ -14,7 +14,7 @@ import math
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 
@@ -82,6 +82,8 @@ class RemoteEngine(EmbeddingEngine):
     run a vLLM older than 0.32, or if the embeddings cannot be read. Warns if a server does not
     write the same from embeddings as from their token ids.
     """
+
+    in_process: ClassVar = False
 
     @checked
     def __init__(

@@ -1,0 +1,129 @@
+"""A finished text, in which only the sentences that fail are written anew, from the blamed word on.
+
+The loop of an answer (`Answer`) reads the text as if the model were writing it. Where it fails, it
+is rewound to before the blamed word, which is banned, and the model writes the sentence to its end.
+There the text goes on as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+
+from tide.core.errors import CompletionError
+from tide.core.settings import Sampling, Settings
+from tide.core.text import sentence_end
+from tide.engines.base import Engine, FinishReason, Piece, Prompt, Request
+from tide.runtime.answer import Answer, TrialTask
+from tide.runtime.monitor import parted
+from tide.runtime.watch import Failure
+from tide.scorers.scoring import Scoring
+from tide.search import LoadedStrategy, load_strategy
+from tide.search.backtrack import BacktrackOptions
+
+# Characters of a text that is read.
+_LONGEST = 20_000
+# Tokens in which the end of a sentence is to be written.
+_SENTENCE = 64
+# Sentences of a text that are written anew.
+_SENTENCES = 8
+# What the model reads before the text, which it could not go on with from nothing.
+_BEFORE = "\n"
+# Tokens that a tokenizer may put before a text, with those of `_BEFORE`.
+_MOST_BEFORE = 4
+
+
+async def rewrite(
+    text: str,
+    settings: Settings,
+    strategy: LoadedStrategy,
+    priority: int,
+    engine: Engine,
+    scoring: Scoring,
+) -> str | None:
+    """The text with its failing sentences written anew; None if no repair is found.
+
+    strategy: its options are taken if it rewinds; no search follows. The same text comes out the
+    same. Raises CompletionError for a text that the model cannot read as it is, and what the engine
+    and the scorer raise.
+    """
+    options = strategy.options if strategy.rewinds else BacktrackOptions()
+    strategy = load_strategy(options.model_copy(update={"then": "none"}).spec("backtrack"))
+    body = text.lstrip()
+    spaces, text = text[: len(text) - len(body)], body
+    for number in range(_SENTENCES):
+        prompt, ids = _read(text, engine)
+        task = TrialTask(prompt, settings, strategy, number, priority)
+        answer = _Rewritten(task, engine, scoring, ids)
+        trial = await answer.run()
+        if not trial.accepted or trial.returned.finish_reason == "length":
+            return None
+        if answer.blamed is None:
+            return spaces + text
+        end = sentence_end(text, answer.blamed)
+        rest = "" if end is None else text[end:]
+        if rest.strip() and sentence_end(trial.text, len(trial.text)) is None:
+            return None  # the model has ended the text within a sentence
+        text = trial.text + rest
+    return None
+
+
+def _read(text: str, engine: Engine) -> tuple[Prompt, tuple[int, ...]]:
+    """What the model reads before the text, and the tokens of the text.
+
+    Raises CompletionError if these are not the text, character by character, or too many.
+    """
+    if len(text) > _LONGEST:
+        raise CompletionError(f"{len(text)} characters; at most {_LONGEST} are written anew")
+    (ids,) = engine.tokenize([_BEFORE + text])
+    starts = range(1, min(_MOST_BEFORE, len(ids)))
+    start = next((one for one in starts if engine.texts([ids[one:]])[0] == text), None)
+    if start is None:
+        raise CompletionError(f"model {engine.name}: reads another text than was sent")
+    engine.check_prompt(ids, _SENTENCE)
+    before = tuple(ids[:start])
+    # The text, from which the seed of what is written is drawn.
+    return Prompt(text, before, (True,) * start), tuple(ids[start:])
+
+
+class _Rewritten(Answer):
+    """An answer that was written before, up to where it fails; then one sentence of the model.
+
+    ids: of the text. blamed: where the first blamed word ends, in characters; None if none was.
+    """
+
+    def __init__(
+        self, task: TrialTask, engine: Engine, scoring: Scoring, ids: Sequence[int]
+    ) -> None:
+        super().__init__(task, engine, scoring)
+        self._given = Piece(tuple(ids), "stop")
+        self.blamed: int | None = None
+
+    async def _pieces(self, request: Request) -> AsyncGenerator[Piece, None]:
+        if self.blamed is None:
+            for piece in parted([self._given], request.piece_tokens):
+                yield piece
+            return
+        async with aclosing(super()._pieces(request)) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    async def _blamed(self, failure: Failure) -> tuple[int, int]:
+        start, end = await super()._blamed(failure)
+        if self.blamed is None:
+            self.blamed = len("".join(self._watch.texts[:end]))
+        return start, end
+
+    def _stopped(self) -> FinishReason | None:
+        """Cut what the model writes after its first sentence."""
+        if self.blamed is None:
+            return None
+        texts = self._watch.texts
+        end = sentence_end(self._watch.text, len("".join(texts[: self._kept])) + 1)
+        # Whether a mark at the end of the text ends the sentence, the next token says.
+        if end is None or end == len(self._watch.text):
+            return None
+        return self._cut_at(end)
+
+    def _sampling(self, most: int | None = None) -> Sampling:
+        return super()._sampling(_SENTENCE)
