@@ -27,10 +27,10 @@ _LONGEST = 20_000
 _SENTENCE = 64
 # Sentences of a text that are written anew.
 _SENTENCES = 8
-# What the model reads before the text, which it could not go on with from nothing.
-_BEFORE = "\n"
-# Tokens that a tokenizer may put before a text, with those of `_BEFORE`.
-_MOST_BEFORE = 4
+# What the model reads before the text: of one that fails at once, nothing is kept to go on from.
+_BEFORE = "A kind and polite answer:\n"
+# Tokens that a tokenizer may put before a text.
+_SPECIAL = 3
 
 
 async def rewrite(
@@ -75,15 +75,17 @@ def _read(text: str, engine: Engine) -> tuple[Prompt, tuple[int, ...]]:
     """
     if len(text) > _LONGEST:
         raise CompletionError(f"{len(text)} characters; at most {_LONGEST} are written anew")
-    (ids,) = engine.tokenize([_BEFORE + text])
-    starts = range(1, min(_MOST_BEFORE, len(ids)))
-    start = next((one for one in starts if engine.texts([ids[one:]])[0] == text), None)
-    if start is None:
+    before, joined, apart = engine.tokenize([_BEFORE, _BEFORE + text, text])
+    # Some tokenizers begin each text with a space; others join a token with what stands before.
+    readings = [(joined[:i], joined[i:]) for i in range(1, len(before) + _SPECIAL)]
+    readings += [(before, apart[i:]) for i in range(_SPECIAL)]
+    texts = engine.texts([ids for _, ids in readings])
+    if text not in texts:
         raise CompletionError(f"model {engine.name}: reads another text than was sent")
-    engine.check_prompt(ids, _SENTENCE)
-    before = tuple(ids[:start])
-    # The text, from which the seed of what is written is drawn.
-    return Prompt(text, before, (True,) * start), tuple(ids[start:])
+    first, ids = readings[texts.index(text)]
+    engine.check_prompt([*first, *ids], _SENTENCE)
+    # The seed of what is written is drawn from the text.
+    return Prompt(text, tuple(first), (True,) * len(first)), tuple(ids)
 
 
 class _Rewritten(Answer):
@@ -126,4 +128,5 @@ class _Rewritten(Answer):
         return self._cut_at(end)
 
     def _sampling(self, most: int | None = None) -> Sampling:
-        return super()._sampling(_SENTENCE)
+        written = len(self._ids) - min(self._places, default=0)
+        return super()._sampling(max(1, _SENTENCE - written))

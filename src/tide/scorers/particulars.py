@@ -72,7 +72,7 @@ class ParticularsScorer(PlainScorer):
 
 def _words(text: str) -> Iterator[tuple[str, bool]]:
     """The words, without a possessive `'s`, and whether each begins a sentence."""
-    for match in _WORD.finditer(text):
+    for number, match in enumerate(_WORD.finditer(text)):
         before = text[max(0, match.start() - _NEAR) : match.start()]
-        begins = match.start() == 0 or _BEFORE_SENTENCE.search(before) is not None
+        begins = number == 0 or _BEFORE_SENTENCE.search(before) is not None
         yield _POSSESSIVE.sub("", match[0]), begins

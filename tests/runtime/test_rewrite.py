@@ -1,0 +1,162 @@
+"""A finished text in which what fails is written anew, and all else stays as it was."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.runtime.test_monitor import Rude
+from tide.core.errors import CompletionError, ScorerUnavailableError
+from tide.detoxifier.asynchronous import AsyncDetoxifier
+from tide.engines.base import Piece, Request
+from tide.engines.scripted import ScriptedEngine
+from tide.scorers.particulars import ParticularsScorer
+
+FIRST, LAST = "The weather is fine.", "Bring a coat."
+
+
+class Script(ScriptedEngine):
+    """Writes the first of these lines that goes on after what stands, by its words.
+
+    lines: what it writes, by what the text so far ends with. A word that is banned is left out with
+    all after it, and `then` follows.
+    """
+
+    def __init__(
+        self,
+        lines: dict[str, str],
+        then: str = " kind one. And more",
+        context_length: int | None = None,
+    ) -> None:
+        super().__init__(lambda x, seed: "", context_length=context_length)
+        self._lines, self._then = lines, then
+
+    async def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
+        self.requests.append(request)
+        assert isinstance(request.prompt, Sequence)
+        (so_far,) = self._texts([request.prompt])
+        ends = (line for end, line in self._lines.items() if so_far.endswith(end))
+        ids: list[int] = []
+        for one in self._ids(next(ends, self._then)):
+            if one in request.banned_token_ids:
+                ids += self._ids(self._then)
+                break
+            ids.append(one)
+        ids = ids[: request.sampling.max_new_tokens]
+        for one in ids:
+            yield Piece((one,))
+        yield Piece((), "length" if len(ids) == request.sampling.max_new_tokens else "stop")
+
+
+def rewritten(
+    text: str, engine: ScriptedEngine, scorer: Any = None, sources: Sequence[str] = (), **more: Any
+) -> str | None:
+    settings = {"preset": "backtrack", "toxicity_threshold": 0.5, **more}
+    with AsyncDetoxifier(engine, scorer=scorer or Rude(), **settings) as detox:
+        beside = ParticularsScorer([text, *sources])
+        found = asyncio.run(detox.rewrite(text, beside))
+        assert found == asyncio.run(detox.rewrite(text, beside))
+        return found
+
+
+@pytest.mark.parametrize("pace", ["word", "4", "sentence", "whole"])
+def test_only_the_end_of_the_failing_sentence_is_new(pace: str) -> None:
+    text = f"{FIRST} You are an idiot and no idiot likes you. {LAST}\n\nAnna, 5 pm"
+    engine = Script({" are an": " idiot of a man."})
+    found = rewritten(text, engine, strategy=f"backtrack:pace={pace}")
+    kept = f"{FIRST} You are an" if pace != "whole" else FIRST
+    assert found is not None
+    assert found.startswith(kept)
+    assert found.endswith(f" kind one. {LAST}\n\nAnna, 5 pm")
+    assert engine.requests
+    assert all(one.sampling.max_new_tokens <= 64 for one in engine.requests)
+
+
+def test_a_text_that_passes_is_not_asked_of_the_model() -> None:
+    engine = Script({})
+    assert rewritten(f" {FIRST} {LAST}", engine) == f" {FIRST} {LAST}"
+    assert not engine.requests
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("You idiot", "You kind one."),
+        ("idiot", " kind one."),
+        ("\n\n You idiot!", "\n\n You kind one."),
+        ("- Bread\n- idiot\n- Milk", "- Bread\n- kind one.\n- Milk"),
+        ("You idiot. idiot? Go home.", "You kind one. kind one. Go home."),
+        ("idiot! " * 7 + "Fine.", " kind one." * 7 + " Fine."),
+        (
+            "\u4f60\u597d\u3002 idiot\u3002 \u518d\u89c1",
+            "\u4f60\u597d\u3002 kind one. \u518d\u89c1",
+        ),
+    ],
+)
+def test_where_a_sentence_ends_and_the_text_goes_on(text: str, expected: str) -> None:
+    assert rewritten(text, Script({})) == expected
+
+
+def test_more_failing_sentences_than_are_written_anew() -> None:
+    assert rewritten("idiot! " * 9, Script({})) is None
+
+
+@pytest.mark.parametrize(
+    "then",
+    [
+        " idiot. And more",
+        " friend of Maria. And more",
+        " friend of 7. And more",
+        " good and kind and fine friend of Maria. And more",
+        " word" * 100,
+        " friend and",  # ended by the model within its sentence
+    ],
+)
+def test_what_the_model_may_not_write(then: str) -> None:
+    """Another failing text, a name, a number, no end."""
+    text = f"You are an idiot. {LAST}"
+    assert rewritten(text, Script({}, then)) is None
+
+
+def test_a_name_that_was_said_is_no_invention() -> None:
+    engine = Script({}, " friend of Maria. And more")
+    assert rewritten("You idiot", engine, sources=["Ask Maria."]) == "You friend of Maria."
+
+
+def test_a_new_name_is_banned_as_a_failing_word_is() -> None:
+    engine = Script({"You": " friend of Maria, idiot."})
+    found = rewritten(f"You idiot. {LAST}", engine)
+    assert found == f"You friend of kind one. {LAST}"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda text: text.replace("weather", "whether"), lambda text: text + " ", lambda _: ""],
+)
+def test_a_text_that_the_model_does_not_read_as_it_is(change: Callable[[str], str]) -> None:
+    class Misreads(Script):
+        def _texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
+            return list(map(change, super()._texts(rows)))
+
+    with pytest.raises(CompletionError, match="reads another text"):
+        rewritten(f"{FIRST} You idiot.", Misreads({}))
+
+
+def test_a_text_that_is_too_long() -> None:
+    with pytest.raises(CompletionError, match="exceed the context of 200"):
+        rewritten(f"{FIRST} idiot. " * 40, Script({}, context_length=200))
+    with pytest.raises(CompletionError, match="at most 20000"):
+        rewritten("x" * 20_001, Script({}))
+
+
+def test_the_scorers_failure_is_the_call_s() -> None:
+    class Down(Rude):
+        def score(self, texts: Sequence[str]) -> np.ndarray:
+            raise ScorerUnavailableError("down")
+
+    with pytest.raises(ScorerUnavailableError):
+        rewritten("You idiot.", Script({}), Down())
