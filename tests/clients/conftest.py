@@ -9,13 +9,23 @@ import pytest
 
 from tests.server.processes import serving
 
-KEY = "sk-of-the-clients"
+KEY, BLOCKING_KEY = "sk-of-the-clients", "sk-of-others"
+
+
+def served(module: str) -> Iterator[str]:
+    """The address of what a module of this folder serves."""
+    own = {"TIDE_SERVE_KEYS": KEY, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    with serving(os.environ["TIDE_PYTHON"], "-m", f"tests.clients.{module}", **own) as server:
+        yield server.url
 
 
 @pytest.fixture(scope="session")
 def url() -> Iterator[str]:
     """The address of a server with a chat model and the bundled scorer."""
-    own = {"TIDE_SERVE_KEYS": KEY, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    command = (os.environ["TIDE_PYTHON"], "-m", "tests.clients.server")
-    with serving(*command, **own) as server:
-        yield server.url
+    yield from served("server")
+
+
+@pytest.fixture(scope="module")
+def rewriting_url() -> Iterator[str]:
+    """The address of a server whose guardrail writes failing sentences anew."""
+    yield from served("rewriting")

@@ -23,11 +23,12 @@ from tide.scorers.particulars import ParticularsScorer
 
 CLEAN, FAILING = "The weather is fine.", "You are an idiot. Bring 2 coats."
 NEW = "You are an kind one. Bring 2 coats."
+ASKED = {"additional_provider_specific_params": {"tide_rewrite": True}}
 FUNCTION = {"name": "ask", "arguments": json.dumps({"what": "an idiot"})}
 
 
 def asked(server: Running, *texts: str, **more: Any) -> dict[str, Any]:
-    body = {"input_type": "response", "texts": texts, "request_data": {}, **more}
+    body = {"input_type": "response", "texts": texts, "request_data": {}, **ASKED, **more}
     answer = server.http.post("/beta/litellm_basic_guardrail_api", json=body)
     assert answer.status_code == 200, answer.text
     found: dict[str, Any] = answer.json()
@@ -68,6 +69,8 @@ def test_only_failing_texts_are_rewritten_each_in_its_place(
     "more",
     [
         {"input_type": "request"},
+        {"additional_provider_specific_params": None},
+        {"additional_provider_specific_params": {"tide_rewrite": "true"}},
         {"tool_calls": [{"type": "function", "id": "1", "function": FUNCTION}]},
         {"structured_messages": [{"role": "user", "content": "an idiot"}]},
         {"structured_messages": [{"role": "user", "content": FAILING}]},
@@ -130,7 +133,7 @@ def test_a_scorer_that_fails() -> None:
 
     scorer = Dying()
     with running(Script({}), scorer, guardrail_rewrite=True) as server:
-        body = {"input_type": "response", "texts": [FAILING]}
+        body = {"input_type": "response", "texts": [FAILING], **ASKED}
         answer = server.http.post("/beta/litellm_basic_guardrail_api", json=body)
         assert answer.status_code == 503
         assert counted(server, "failed") == 1

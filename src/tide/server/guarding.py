@@ -1,8 +1,10 @@
 """Answers to litellm's generic guardrail: NONE, BLOCKED, or GUARDRAIL_INTERVENED with new texts.
 
-Only texts of a response are written anew, where the policy says so: of each that fails, the
-sentences that fail, from the blamed word on. All that is sent back is scored once more as a request
-of its own. What cannot be read, matched back or repaired is blocked.
+Only texts of a response are written anew, where the policy allows it and the request asks for it:
+litellm drops new texts in streams unless it is told otherwise, and no request says whether it is of
+a stream. Of each text that fails, the sentences that fail are new from the blamed word on. All that
+is sent back is scored once more as a request of its own. What cannot be read, matched back or
+repaired is blocked.
 """
 
 from __future__ import annotations
@@ -75,9 +77,9 @@ async def _judge(policy: ServedPolicy, request: GuardrailRequest) -> _Judged:
     if worst < threshold:
         return _Judged("passed", {"action": "NONE"}, worst)
     failing = [text for text, score in zip(said, scores, strict=True) if score >= threshold]
-    own = policy.mode == "enforce" and policy.plan.rewrites and request.input_type == "response"
+    may = policy.mode == "enforce" and policy.plan.rewrites and request.asks_for_rewrite
     texts, problem = None, ""
-    if own and set(failing) <= set(request.texts or ()):
+    if may and set(failing) <= set(request.texts or ()):
         try:
             with anyio.fail_after(policy.scoring.limits.request_seconds):
                 texts = await _rewritten(policy, request, failing)

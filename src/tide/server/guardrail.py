@@ -49,6 +49,14 @@ class GuardrailRequest(BaseModel):
     images: list[Any] | None = None
     tool_calls: list[Any] | None = None
     structured_messages: list[Any] | None = None
+    # What the guardrail's configuration in litellm says.
+    additional_provider_specific_params: dict[str, Any] | None = None
+
+    @property
+    def asks_for_rewrite(self) -> bool:
+        """Whether failing texts of a response may come back written anew."""
+        asked = self.additional_provider_specific_params or {}
+        return self.input_type == "response" and asked.get("tide_rewrite") is True
 
     def said(self) -> list[str]:
         """All texts. Raises Unread for anything else, and where there is nothing."""
