@@ -16,7 +16,7 @@ from tide.plugins.options import Options
 from tide.scorers.base import Floats, PlainScorer
 from tide.scorers.readings import REVISION, score_readings
 
-# Characters that are searched at once, and from one start to the next: some of its patterns take the
+# Characters that are searched at once, and from one start to the next: some patterns take the
 # square of a text's length, and one that takes a minute is left out without an error.
 _WINDOW, _STEP = 1024, 768
 
