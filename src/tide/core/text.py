@@ -108,7 +108,7 @@ def sentence_end(text: str, start: int) -> int | None:
     A line end ends a sentence, and is not part of it.
     """
     for match in _ENDS.finditer(text):
-        end = match.start() if match[0] == "\n" else match.end()
+        end: int = match.start() if match[0] == "\n" else match.end()
         if end >= start:
             return end
     return None
