@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.models import save_causal_lm
 from tests.runtime.test_monitor import Rude
 from tide.core.errors import CompletionError, ScorerUnavailableError
 from tide.detoxifier.asynchronous import AsyncDetoxifier
 from tide.engines.base import Piece, Request
+from tide.engines.local.engine import TransformersEngine
 from tide.engines.scripted import ScriptedEngine
+from tide.runtime.rewrite import _BEFORE, _read
 from tide.scorers.particulars import ParticularsScorer
 
 FIRST, LAST = "The weather is fine.", "Bring a coat."
@@ -144,6 +148,39 @@ def test_a_text_that_the_model_does_not_read_as_it_is(change: Callable[[str], st
 
     with pytest.raises(CompletionError, match="reads another text"):
         rewritten(f"{FIRST} You idiot.", Misreads({}))
+
+
+@pytest.mark.parametrize("bos", [False, True])
+@pytest.mark.parametrize("word_marks", [False, True])
+def test_tokenizers_that_join_or_mark_the_beginning_of_a_text(
+    bos: bool, word_marks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tide.runtime.rewrite._SENTENCE", 4)  # its context is of 64 tokens
+    model = save_causal_lm(tmp_path, "llama", bos=bos, word_marks=word_marks)
+    with TransformersEngine(model, device="cpu") as engine:
+        for text in ("The people", "people are kind.", "T"):
+            prompt, ids = _read(text, engine)
+            assert engine.texts([ids]) == [text]
+            read = engine.texts([prompt.token_ids])[0].removeprefix("<s>").strip()
+            assert word_marks or read == _BEFORE.strip()
+
+
+def test_with_a_model_the_rest_stays_as_it_is() -> None:
+    """Of a real tokenizer and text that the model writes by chance; it may find no end."""
+    text = (
+        "The weather is fine. You are an idiot and so on.\n\n- Anna, 5 pm: \u00e9\u4f60 \U0001f600"
+    )
+    start, end = text.index("idiot"), text.index("\n")
+    with AsyncDetoxifier("pocket", scorer=Rude(), preset="backtrack", temperature=1) as detox:
+        beside = ParticularsScorer([text])
+        found = [asyncio.run(detox.rewrite(text, beside, seed=seed)) for seed in range(8)]
+    new = [one for one in found if one is not None]
+    assert new
+    for one in new:
+        assert one.startswith(text[:start].rstrip())
+        assert one.endswith(text[end:])
+        assert "idiot" not in one
+        assert beside.score([one])[0] == 0.0
 
 
 def test_a_text_that_is_too_long() -> None:
