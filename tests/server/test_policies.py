@@ -341,7 +341,7 @@ def test_every_problem_is_told(tmp_path: Path) -> None:
 
 def test_the_example_of_the_page_is_one(tmp_path: Path) -> None:
     page = Path(__file__).resolve().parents[2] / "docs" / "serving.md"
-    (example,) = re.findall(r"```yaml\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
+    example, *_ = re.findall(r"```yaml\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
     path = tmp_path / "tide.yaml"
     path.write_text(example)
     file = PolicyFile.read(path)
