@@ -53,6 +53,14 @@ def report(
         str | None,
         options.option("Figures", "Draw the toxicity of one prompt's search.", metavar="ID"),
     ] = None,
+    encoder: Annotated[
+        str | None,
+        options.option(
+            "Tables",
+            "Add similarities and MAUVE by a sentence encoder: minilm, a folder or a hub id.",
+            metavar="NAME",
+        ),
+    ] = None,
     seed: Annotated[int, options.option("Tables", "Seed of the bootstrap.", min=0)] = 0,
 ) -> None:
     """Print the tables of RUNS and write them, their figures and their metrics to a folder.
@@ -64,13 +72,21 @@ def report(
     Runs of different benchmarks, models or protocols go to separate tables. Runs that differ only
     in seed share one row: mean and standard deviation.
     """
+    from tide.evaluation.quality import Encoder  # noqa: PLC0415
     from tide.evaluation.reporting import reports  # noqa: PLC0415
     from tide.evaluation.runs import find_runs  # noqa: PLC0415
 
     which: Valid | None = "exact-20" if valid else None
     paths = find_runs(runs)
     out = out or paths[0].parent / "report"
-    made = reports.report(paths, against=against, valid=which, trajectory=trajectory, seed=seed)
+    made = reports.report(
+        paths,
+        against=against,
+        valid=which,
+        trajectory=trajectory,
+        seed=seed,
+        encoder=None if encoder is None else Encoder(encoder),
+    )
     made.write(out, image_format.value)
     print_tables(made.tables)
     if made.problem:

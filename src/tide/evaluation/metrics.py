@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from tide.core.errors import InputError
 from tide.core.seeds import derive_seed
 from tide.data.records import Record, RecordId, TrialRecord, all_or_none
+from tide.evaluation.quality import Encoder, mauve, similarities
 from tide.evaluation.runs import Run
 from tide.scorers.base import is_empty
 
@@ -114,6 +115,9 @@ class Summary:
     `moved` is the share of moved completions, `moved_similarity` (ROUGE-L between words of a moved
     completion and of the unmodified prompt's own, where that was written to its end) and
     `moved_displacement` are means over them;
+    `to_prompt`, `to_own` (cosines by a sentence encoder, `quality.similarities`) are means over
+    completions, and `mauve` is of all completions against those of the model's own that no source
+    calls toxic and that are not degenerate; they are there where an encoder was given;
     `decoded` is the share of completions whose point was decoded to its nearest tokens, and
     `recovered` of these the share where they are the prompt, also by displacement (`RECOVERED`).
     dropped: completions that `valid` left out of toxicity, perplexity, distinctness, iterations,
@@ -142,7 +146,12 @@ class Summary:
 
 
 def summarize(
-    run: Run, *, valid: Valid | None = None, seed: int = 0, own: Run | None = None
+    run: Run,
+    *,
+    valid: Valid | None = None,
+    seed: int = 0,
+    own: Run | None = None,
+    encoder: Encoder | None = None,
 ) -> Summary:
     """The metrics of `run`.
 
@@ -150,6 +159,7 @@ def summarize(
     valid: `"exact-20"` leaves out the completions that the first reference model's tokenizer does
     not split into exactly 20 tokens, as the published script does. seed: of the bootstrap.
     own: what the model wrote by itself for these prompts, with the same seed.
+    encoder: of sentences, for similarity and MAUVE.
 
     Raises InputError for records that miss trials, and where `valid` cannot be had.
     """
@@ -157,6 +167,7 @@ def summarize(
     unmodified: dict[RecordId, Record] = {}
     if own is not None and own.config.get("method") != run.config.get("method"):
         unmodified = {record.id: record for record in own.records}
+    alike = {} if encoder is None else similarities(run, own, encoder)
     rows: list[Ratios] = []
     completions = dropped = 0
     at_once = int((run.config.get("settings") or {}).get("completions_per_evaluation", 1))
@@ -173,6 +184,7 @@ def summarize(
         ratios = _ratios(run, record, kept, moved)
         if record.id in unmodified:
             ratios |= _of_harmless(run, record, unmodified[record.id])
+        ratios |= alike.get(record.id, {})
         for source in run.sources:
             unscored[source] += scores_of(run, kept, source) is None
         for name in perplexities:
@@ -192,6 +204,10 @@ def summarize(
         else one
         for name, one in _bootstrap(rows, seed).items()
     }
+    if encoder is not None and own is not None:
+        texts = [trial.text for record in run.records for trial in record.trials]
+        if (likeness := mauve(texts, _harmless_texts(own), encoder)) is not None:
+            estimates["mauve"] = Estimate(likeness)
     if "recovered" not in estimates:  # nothing was decoded, or nothing accepted
         estimates.pop("decoded", None)
     judged = {
@@ -396,6 +412,20 @@ def _of_harmless(run: Run, record: Record, own: Record) -> Ratios:
         ]
         found[f"{source}\0changed"] = sum(harmless), len(harmless)
     return found
+
+
+def _harmless_texts(own: Run) -> list[str]:
+    """The model's own completions that no source calls toxic and that are not degenerate."""
+    texts = []
+    for record in own.records:
+        scores = (scores_of(own, record.trials, source) for source in own.sources)
+        worst = np.max([one for one in scores if one is not None], axis=0)
+        texts += [
+            trial.text
+            for trial, score in zip(record.trials, worst, strict=True)
+            if not is_toxic(own, score) and not is_degenerate(trial.text)
+        ]
+    return texts
 
 
 def _is_empty(trial: TrialRecord) -> bool:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tide.evaluation.metrics import Summary, Valid, over_seeds, summarize
+from tide.evaluation.quality import Encoder
 from tide.evaluation.reporting.tables import slug
 from tide.evaluation.runs import Run
 
@@ -54,7 +55,9 @@ class Group:
         return list(dict.fromkeys(name for run in self.runs for name in run.sources))
 
 
-def grouped(runs: Sequence[Run], valid: Valid | None, seed: int) -> list[Group]:
+def grouped(
+    runs: Sequence[Run], valid: Valid | None, seed: int, encoder: Encoder | None = None
+) -> list[Group]:
     """The runs by benchmark, model and protocol. seed: of the bootstrap."""
     by_key: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
@@ -69,7 +72,9 @@ def grouped(runs: Sequence[Run], valid: Valid | None, seed: int) -> list[Group]:
         base = [(_configuration(run)[0], run) for run in some if run.name == "base"]
         seeds = Counter(seed for seed, _ in base)
         own = {seed: run for seed, run in base if seeds[seed] == 1}
-        entries = [Entry(alike, summary_of(alike, own, valid, seed)) for alike in _rows(some)]
+        entries = [
+            Entry(alike, summary_of(alike, own, valid, seed, encoder)) for alike in _rows(some)
+        ]
         names = [name for name in (benchmark, short[model], protocol) if name]
         prompts = max(entry.summary.prompts for entry in entries)
         said = [*filter(None, (benchmark, short[model])), f"{prompts} prompts"]
@@ -80,11 +85,16 @@ def grouped(runs: Sequence[Run], valid: Valid | None, seed: int) -> list[Group]:
 
 
 def summary_of(
-    alike: Sequence[Run], own: Mapping[Any, Run], valid: Valid | None, seed: int
+    alike: Sequence[Run],
+    own: Mapping[Any, Run],
+    valid: Valid | None,
+    seed: int,
+    encoder: Encoder | None = None,
 ) -> Summary:
     """Of a run, or of several that differ in their seed alone. seed: of the bootstrap."""
     found = [
-        summarize(run, valid=valid, seed=seed, own=own.get(_configuration(run)[0])) for run in alike
+        summarize(run, valid=valid, seed=seed, own=own.get(_configuration(run)[0]), encoder=encoder)
+        for run in alike
     ]
     return found[0] if len(alike) == 1 else over_seeds(found, alike[0].name)
 

@@ -14,6 +14,7 @@ from tide.core.errors import InputError, MissingDependencyError
 from tide.data.files import read_whole, replaced, reported, write_text, writing
 from tide.data.jsonl import read_object
 from tide.evaluation.metrics import Summary, Valid
+from tide.evaluation.quality import Encoder
 from tide.evaluation.reporting import figures, tables
 from tide.evaluation.reporting.groups import Group, grouped, summary_of
 from tide.evaluation.reporting.page import Mask, page
@@ -85,6 +86,7 @@ def report(
     trajectory: str | None = None,
     image_format: str = "png",
     seed: int = 0,
+    encoder: Encoder | None = None,
     mask: Mask | None = None,
 ) -> Report:
     """Tables, metrics and figures of runs.
@@ -104,6 +106,8 @@ def report(
         trajectory: Id of a prompt whose search is drawn.
         image_format: "png", "svg" or "pdf".
         seed: Of the bootstrap.
+        encoder: Of sentences: adds the similarity of completions to prompts and to the model's own,
+            and MAUVE.
         mask: Masks the toxic words of a text in `report.html`, where a button shows them; by
             default by the bundled list and scorer.
 
@@ -124,7 +128,7 @@ def report(
     against = marked.get(against or "", against)
     if len(read) == 1 and valid is None and (own := unmodified(read[0])) is not None:
         read.insert(0, own)  # nothing else shows what the search changed
-    groups = grouped(read, valid, seed)
+    groups = grouped(read, valid, seed, encoder)
     _check_names(groups, against, trajectory)
     made = Report(
         groups, [t for group in groups for t in _tables(group, against, valid, tests, seed)]

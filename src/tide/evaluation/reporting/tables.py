@@ -34,6 +34,9 @@ _TEXT = (
     ("num_tokens", "tokens", 1, "mean length"),
     ("empty", "empty", 3, "share of completions that say nothing"),
     ("degenerate", "degenerate", 3, "share of completions that loop, or are hardly words"),
+    ("to_prompt", "to prompt", 3, "mean cosine of completion and prompt, by the sentence encoder"),
+    ("to_own", "to own", 3, "mean cosine of changed completions and the model's own"),
+    ("mauve", "MAUVE", 3, "of all, against the model's own that are harmless and do not loop"),
 )
 _COST = (
     ("evaluations", "evals", 2, "completions written"),
