@@ -6,7 +6,7 @@
 
 One completion of 20 tokens a prompt at temperature 0.1. `base` is the model as it is. Judges take
 no part in the search; a completion is toxic from 0.5 on, and degenerate by
-`tide.evaluation.metrics`. Settings were chosen on the first 600 prompts.
+`tide.core.text`. Settings were chosen on the first 600 prompts.
 
 With `--harmless`, the prompts are the 100 of `examples/everyday.txt`, asked in the chat template of
 a model that has one, and prompts of BOLD whose sentences `pocket` was not trained on; answers have
@@ -31,9 +31,10 @@ import typer
 from scipy.stats import binomtest
 
 from tide import Chat, Detoxifier, Engine, Result, load_engine, load_scorer
+from tide.core.text import is_degenerate
 from tide.data.prompts import read_rows
 from tide.detoxifier.presets import PRESETS
-from tide.evaluation.metrics import Share, is_degenerate
+from tide.evaluation.metrics import Share
 from tide.evaluation.reporting.tables import Column, Table, Value, to_markdown
 from tide.plugins.specs import parse_spec
 from tide.scorers.base import score_texts

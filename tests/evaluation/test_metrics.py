@@ -23,7 +23,7 @@ from tests.generated import examples
 from tide.core.errors import InputError
 from tide.core.seeds import derive_seed
 from tide.evaluation import metrics
-from tide.evaluation.metrics import is_degenerate, over_seeds, summarize
+from tide.evaluation.metrics import over_seeds, summarize
 from tide.evaluation.reporting.tables import Column, shown
 from tide.evaluation.runs import Run
 
@@ -345,35 +345,3 @@ def test_what_moved_is_unknown_without_its_evaluations() -> None:
     texts = {"base_text": ["a"], "text": ["b"]}
     only = record(0, [0.1], displacement=[0.5], **texts)
     assert "moved_similarity" not in summarize(Run("tide", run([[0.1]]).config, [only])).averages
-
-
-PLAIN = "She opened the window and looked at the garden, which was wet from the rain."
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (PLAIN, False),
-        ("Two and two is four, said the teacher.", False),
-        ("of the of the of the of the", True),
-        ("He was too late. He was too late. He was too late.", True),
-        ("0000000000000000", True),
-        ("ha ha ha ha ha ha", True),
-        ("", True),
-        ("yes", True),
-        ("!!! ??? --- ... a word", True),
-        ("\n \t", True),
-    ],
-)
-def test_which_texts_are_degenerate(text: str, expected: bool) -> None:
-    assert is_degenerate(text) is expected
-
-
-@given(st.text(), st.integers(4, 6))
-def test_what_is_repeated_often_enough_always_is(text: str, times: int) -> None:
-    assert is_degenerate(f"{text} " * times)
-
-
-@given(st.text())
-def test_white_space_around_it_decides_nothing(text: str) -> None:
-    assert is_degenerate(f"  {text.strip()} ") == is_degenerate(text.strip())

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 import torch
 
@@ -351,6 +352,51 @@ def test_with_a_bound_of_perplexity_the_most_likely_text_that_passes_is_returned
         best = max(asked, key=lambda one: plain[_ids(engine, one.text)])
         assert plain[_ids(engine, trial.text)] == plain[_ids(engine, best.text)]
     assert chosen
+
+
+LOOP, PLAIN = "and so on" + " and so on" * 4, "toxicity 0.7 of a plain text"
+
+
+@pytest.mark.parametrize(
+    ("first", "rejects", "accepted"),
+    [
+        (PLAIN, True, "toxicity 0.3 of a plain text"),  # the loops before it passed as well
+        (PLAIN, False, LOOP),
+        ("toxicity 0.7 " + LOOP, True, LOOP),  # the model's own loops, too
+    ],
+)
+def test_a_text_that_loops_is_accepted_only_where_the_models_own_does(
+    first: str, rejects: bool, accepted: str
+) -> None:
+    texts = iter([first, LOOP, "toxicity 0.3 of a plain text"])
+    engine = ScriptedEngine(lambda x, seed: next(texts), max_batch=1)
+    detox = Detoxifier(
+        engine, scorer=ReadingScorer(), strategy="resample:n=3", reject_degenerate=rejects
+    )
+    with detox:
+        trial = detox("so").best
+    assert (trial.text, trial.accepted) == (accepted, True)
+
+
+@pytest.mark.parametrize("deadline", [None, 2.0])
+def test_where_all_that_passes_loops_nothing_was_accepted(deadline: float | None) -> None:
+    calls = iter([PLAIN])
+
+    async def wait(request: Request) -> None:
+        if deadline is not None and len(engine.requests) == 3:
+            await anyio.sleep_forever()
+
+    engine = ScriptedEngine(lambda x, seed: next(calls, LOOP), max_batch=1, on_write=wait)
+    detox = Detoxifier(
+        engine,
+        scorer=ReadingScorer(),
+        strategy="random-walk",
+        deadline=deadline,
+        reject_degenerate=True,
+    )
+    with detox:
+        trial = detox("so").best
+    assert (trial.text, trial.toxicity, trial.accepted) == (PLAIN, 0.7, False)
 
 
 def _ids(engine: ScriptedEngine, text: str) -> tuple[int, ...]:

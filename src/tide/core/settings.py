@@ -160,6 +160,11 @@ class Settings(Sampling):
         description="Reject completions of higher perplexity than this under the unmodified "
         "prompt.",
     )
+    reject_degenerate: bool = Field(
+        default=False,
+        description="Accept no completion of a search that loops or is hardly words, unless the "
+        "model's own does.",
+    )
     num_trials: int = Field(
         default=1,
         ge=1,
@@ -282,6 +287,7 @@ class Overrides(TypedDict, total=False):
     completions_per_evaluation: int
     select: Literal["likelihood", "nearest", "lowest"]
     max_perplexity: float | None
+    reject_degenerate: bool
     num_trials: int
     seed: int
     empty_policy: EmptyPolicy

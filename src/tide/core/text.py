@@ -8,7 +8,7 @@ marks, a Hangul syllable, an emoji of several code points. *Pieces* are the text
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, chain
+from itertools import accumulate, chain, pairwise
 
 import regex
 
@@ -32,6 +32,29 @@ _CODE_POINT, _NEAR = 3, 16
 _ENDS = regex.compile(
     r"""(?V1)[.!?\u2026]+["'\u201d\u2019)\]*_]*(?=\s|\Z)|[\p{Sentence_Terminal}--[.!?]]|\n"""
 )
+# Of degenerate texts: the share of repeated pairs of words, the fewest letters, and loops.
+_REPEATED = 0.4
+_LETTERS = 6
+_LOOP = regex.compile(r"(.{2,12})\1{3}", regex.DOTALL)
+
+
+def is_degenerate(text: str) -> bool:
+    """Whether a text is degenerate.
+
+    It is where more than 40 % of its pairs of words are repeated, where the same 2 to 12 characters
+    follow each other four times, where it has fewer than 6 letters and digits, or where less than
+    half of it is letters and digits, without white space. A perplexity does not see it: repetition
+    is likely.
+    """
+    words = text.split()
+    pairs = list(pairwise(words))
+    letters = sum(map(str.isalnum, text))
+    repeats = len(pairs) - len(set(pairs))
+    return (
+        repeats > _REPEATED * len(pairs)
+        or letters < max(_LETTERS, len("".join(words)) / 2)
+        or _LOOP.search(text) is not None
+    )
 
 
 def begins_word(text: str) -> bool:

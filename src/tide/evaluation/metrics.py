@@ -7,11 +7,9 @@ where the completion is the unit. So one bootstrap over prompts gives all interv
 from __future__ import annotations
 
 import math
-import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 from statistics import fmean, median, stdev
 from typing import Any, Literal
 
@@ -20,6 +18,7 @@ from numpy.typing import NDArray
 
 from tide.core.errors import InputError
 from tide.core.seeds import derive_seed
+from tide.core.text import is_degenerate
 from tide.data.records import Record, RecordId, TrialRecord, all_or_none
 from tide.evaluation.quality import Encoder, mauve, similarities
 from tide.evaluation.runs import Run
@@ -39,10 +38,6 @@ RECOVERED = {
 # The averages of yes and no, by the last part of their names.
 _SHARES = {"rate", "each", "moved", "empty", "unresolved", "refused", "decoded"}
 _SHARES |= {"recovered", "changed", "degenerate", *RECOVERED}
-# Of degenerate texts: the share of repeated pairs of words, the fewest letters, and loops.
-_REPEATED = 0.4
-_LETTERS = 6
-_LOOP = re.compile(r"(.{2,12})\1{3}", re.DOTALL)
 # Summed over the trials of a prompt.
 _COSTS = ("evaluations", "rounds", "generated_tokens", "forward_tokens", "scorer_calls")
 
@@ -108,8 +103,8 @@ class Summary:
     unscored: by source, prompts that it has not scored; they are left out of its averages.
     fluency: by reference model.
     averages: `iterations` (the paper's K-bar, the prompt itself is 1), `num_tokens`, `empty` and
-    `degenerate` (`is_degenerate`) over completions; `dist_1` to `dist_3` (distinct n-grams
-    over words of a prompt's completions, as in DExperts), `evaluations`, `rounds`,
+    `degenerate` (`core.text.is_degenerate`) over completions; `dist_1` to `dist_3` (distinct
+    n-grams over words of a prompt's completions, as in DExperts), `evaluations`, `rounds`,
     `generated_tokens`, `forward_tokens`, `scorer_calls` and `seconds` over prompts; `unresolved`
     and `refused` are shares of prompts with such a trial;
     `moved` is the share of moved completions, `moved_similarity` (ROUGE-L between words of a moved
@@ -433,25 +428,6 @@ def _is_empty(trial: TrialRecord) -> bool:
     if trial.empty is None:
         return is_empty(trial.text) and not trial.refused
     return trial.empty
-
-
-def is_degenerate(text: str) -> bool:
-    """Whether a text is degenerate.
-
-    It is where more than 40 % of its pairs of words are repeated, where the same 2 to 12 characters
-    follow each other four times, where it has fewer than 6 letters and digits, or where less than
-    half of it is letters and digits, without white space. A perplexity does not see it: repetition
-    is likely.
-    """
-    words = text.split()
-    pairs = list(pairwise(words))
-    letters = sum(map(str.isalnum, text))
-    repeats = len(pairs) - len(set(pairs))
-    return (
-        repeats > _REPEATED * len(pairs)
-        or letters < max(_LETTERS, len("".join(words)) / 2)
-        or _LOOP.search(text) is not None
-    )
 
 
 def _of_moved(kept: Sequence[TrialRecord], moved: Sequence[TrialRecord]) -> Ratios:

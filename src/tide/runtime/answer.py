@@ -115,6 +115,7 @@ class Answer:
         self._attributes: dict[int, dict[str, float]] = {}  # by place
         self._ended: FinishReason | None = None
         self._chosen: int | None = None  # of the trace; None while the answer is drafted
+        self._chosen_passes = False  # where one search writes the answer
         self._found: list[ScoredCompletion] = []  # by searches, and kept
         self._places: list[int] = []  # to which it was rewound
         self._banned: tuple[int, ...] = ()
@@ -432,6 +433,7 @@ class Answer:
             shape=shape if start or most is not None else None,
             first_empty="zero" if whole else "blank" if start else "one",
             banned=self._banned,
+            reject_degenerate=settings.reject_degenerate,
         )
         before = len(self._effort.trace)
         try:
@@ -439,8 +441,9 @@ class Answer:
         finally:
             if whole and len(self._effort.trace) > before:
                 self._chosen = before + search.best
+                self._chosen_passes = settings.passes(search.told[search.best])
         found = self._effort.trace[before + search.best]
-        if not settings.passes(found.toxicity):
+        if not settings.passes(search.told[search.best]):
             return False
         if whole and settings.decode and (nearest := search.nearest()) is not None:
             self._nearest = self._decoded(nearest)
@@ -527,8 +530,7 @@ class Answer:
         """End the answer with what has passed; whether anything has."""
         watch = self._watch
         if watch.passed == 0:
-            best = self._chosen
-            return best is not None and self._settings.passes(self._effort.trace[best].toxicity)
+            return self._chosen_passes
         self._rewind(watch.passed)
         self._give_out()
         self._ended, self._chosen = "length", None

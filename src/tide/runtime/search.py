@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tide.core.errors import CompletionError, StrategyError, guarded
 from tide.core.results import ScoredCompletion
 from tide.core.settings import Sampling, Settings
+from tide.core.text import is_degenerate
 from tide.engines.base import Completion, Engine, Prompt, Request
 from tide.scorers.base import TextPolicy, is_empty
 from tide.scorers.scoring import Scoring
@@ -105,6 +106,9 @@ class Search:
     shape: Callable[[Completion], Completion] | None = None
     first_empty: TextPolicy = "zero"
     banned: tuple[int, ...] = ()
+    reject_degenerate: bool = False
+    told: list[float] = field(default_factory=list)  # to the strategy, by evaluation
+    _loops: bool = False  # the completion of the prompt
     _completions: list[tuple[int, ...]] = field(default_factory=list)  # token ids
     _last: Sequence[Candidate] = ()
 
@@ -196,7 +200,14 @@ class Search:
         empty = {texts[i] for i, row in enumerate(rows) if scores.empty[row]}
         sent = set(texts) - (set() if policy == "score" else empty)
         effort.scorer_calls += len(self.context) * len(sent)
-        return [float(scores.values[row]) for row in rows]
+        told = [float(scores.values[row]) for row in rows]
+        if self.reject_degenerate:
+            loops = [is_degenerate(self.kept + text) for text in texts]
+            self._loops = self._loops or (not self.told and loops[0])
+            if not self._loops:
+                told = [1.0 if loop else score for loop, score in zip(loops, told, strict=True)]
+        self.told += told
+        return told
 
     def _request(self, candidate: Candidate) -> Request:
         # The prompt as it is goes as its tokens: engines read these faster, and share what is read.
