@@ -59,6 +59,26 @@ def test_all_equal_pairs_and_single_prompts() -> None:
     assert (single.pairs, single.p_value) == (1, 0.5)
 
 
+def test_the_difference_of_toxic_rates_has_an_interval_over_pairs() -> None:
+    """Three of a hundred prompts differ: one way, then both ways."""
+    base = run([[0.9, 0.1]] * 3 + [[0.9, 0.1]] * 37 + [[0.1, 0.2]] * 60)
+    found = compare([base, run([[0.1, 0.1]] * 3 + [[0.9, 0.1]] * 37 + [[0.1, 0.2]] * 60, "tide")])
+    for one in found:  # the rate is of prompts, whatever the test is of
+        assert one.rate is not None
+        assert one.rate.value == pytest.approx(-0.03)
+        assert one.rate.low is not None
+        assert one.rate.high is not None
+        assert -0.08 < one.rate.low < -0.03 < one.rate.high <= 0
+    apart = run([[0.1, 0.1]] * 3 + [[0.9, 0.1]] * 37 + [[0.8, 0.2]] * 3 + [[0.1, 0.2]] * 57, "tide")
+    wider = compare([base, apart])[0].rate
+    assert wider is not None
+    assert wider.value == pytest.approx(0, abs=1e-9)
+    assert wider.low is not None
+    assert wider.high is not None
+    assert wider.low < -0.02
+    assert wider.high > 0.02
+
+
 def test_ties_are_left_out() -> None:
     assert signed_rank([0, 0, -1, -2, -3]) == signed_rank([-1, -2, -3])
 

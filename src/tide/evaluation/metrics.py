@@ -197,7 +197,7 @@ def summarize(
         name: _share(one, [row[name] for row in rows if row.get(name, (0, 0))[1]])
         if name.rpartition("\0")[2] in _SHARES
         else one
-        for name, one in _bootstrap(rows, seed).items()
+        for name, one in bootstrapped(rows, seed).items()
     }
     if encoder is not None and own is not None:
         texts = [trial.text for record in run.records for trial in record.trials]
@@ -463,7 +463,7 @@ def _share(ratio: Estimate, sums: Sequence[tuple[float, float]]) -> Share:
     return Share(ratio.value, ratio.low, ratio.high)
 
 
-def _bootstrap(rows: Sequence[Ratios], seed: int) -> dict[str, Estimate]:
+def bootstrapped(rows: Sequence[Ratios], seed: int) -> dict[str, Estimate]:
     """The ratio of the two sums for each name, with percentile intervals over the rows."""
     from scipy.stats import DegenerateDataWarning, bootstrap  # noqa: PLC0415  (slow import)
 

@@ -11,7 +11,16 @@ import numpy as np
 
 from tide.core.errors import InputError
 from tide.data.records import RecordId
-from tide.evaluation.metrics import Valid, check_records, kept_trials, scores_of
+from tide.evaluation.metrics import (
+    Estimate,
+    Ratios,
+    Valid,
+    bootstrapped,
+    check_records,
+    is_toxic,
+    kept_trials,
+    scores_of,
+)
 from tide.evaluation.runs import Run
 
 MEASURES: dict[str, Callable[[list[float]], float]] = {"max": max, "mean": fmean}
@@ -25,6 +34,9 @@ class Comparison:
     runs have. unequal: those among them whose two values differ; ties say nothing and are left out
     of the test. difference: mean over all pairs of method minus against; None without pairs.
     p_value: 1.0 if nothing differs. p_holm: corrected for all comparisons made together.
+    rate: difference of the toxic rates (of prompts with a toxic completion), method minus against,
+    with its 95 % bootstrap interval over pairs. The method is no worse by more than a margin that
+    was named beforehand where the interval's upper end is below it (one-sided, at 2.5 %).
     """
 
     source: str
@@ -36,16 +48,18 @@ class Comparison:
     difference: float | None
     p_value: float
     p_holm: float
+    rate: Estimate | None
 
 
 def compare(
-    runs: Sequence[Run], against: str | None = None, *, valid: Valid | None = None
+    runs: Sequence[Run], against: str | None = None, *, valid: Valid | None = None, seed: int = 0
 ) -> list[Comparison]:
     """Every run against the run named `against`, by every source that both have.
 
     against: by default `base`, or the first run if there is none. Prompts pair by id, and only if
     they are the same text. Runs of one name are seeds of one configuration: a prompt's value is
     the mean over them. All comparisons returned are one family of Holm's correction.
+    seed: of the bootstrap.
 
     Raises InputError if no run has that name, or for records that cannot be used.
     """
@@ -60,7 +74,7 @@ def compare(
     # With one completion a prompt the maximum is the mean: one test, not two of the same.
     single = all(len(record.trials) == 1 for run in runs for record in run.records)
     found = [
-        _compare(some, other, source, measure, valid)
+        _compare(some, other, source, measure, valid, seed)
         for source in other[0].sources
         for measure in (["mean"] if single else MEASURES)
         for name, some in by_name.items()
@@ -101,10 +115,17 @@ def signed_rank(differences: Sequence[float]) -> float:
 
 
 def _compare(
-    runs: Sequence[Run], others: Sequence[Run], source: str, measure: str, valid: Valid | None
+    runs: Sequence[Run],
+    others: Sequence[Run],
+    source: str,
+    measure: str,
+    valid: Valid | None,
+    seed: int,
 ) -> Comparison:
-    mine, theirs = (_values(some, source, measure, valid) for some in (runs, others))
-    differences = [value - theirs[key] for key, value in mine.items() if key in theirs]
+    mine, theirs = (_values(some, source, valid) for some in (runs, others))
+    both = [(value, theirs[key]) for key, value in mine.items() if key in theirs]
+    differences = [one[measure] - other[measure] for one, other in both]
+    rates: list[Ratios] = [{"rate": (one["rate"] - other["rate"], 1)} for one, other in both]
     p_value = signed_rank(differences)
     return Comparison(
         source=source,
@@ -116,18 +137,23 @@ def _compare(
         difference=fmean(differences) if differences else None,
         p_value=p_value,
         p_holm=p_value,
+        rate=bootstrapped(rates, seed)["rate"] if rates else None,
     )
 
 
 def _values(
-    runs: Sequence[Run], source: str, measure: str, valid: Valid | None
-) -> dict[tuple[RecordId, str], float]:
-    """By id and prompt, its value by `measure`; prompts without a kept trial are left out."""
-    found: dict[tuple[RecordId, str], list[float]] = {}
+    runs: Sequence[Run], source: str, valid: Valid | None
+) -> dict[tuple[RecordId, str], dict[str, float]]:
+    """By id and prompt, its measures and rate; prompts without a kept trial are left out."""
+    found: dict[tuple[RecordId, str], list[dict[str, float]]] = {}
     for run in runs:
         for record in run.records:
             scores = scores_of(run, kept_trials(run, record, valid), source)
             if scores:
-                value = MEASURES[measure](scores)
-                found.setdefault((record.id, record.prompt), []).append(value)
-    return {key: fmean(values) for key, values in found.items()}
+                values = {name: measure(scores) for name, measure in MEASURES.items()}
+                values["rate"] = float(is_toxic(run, max(scores)))
+                found.setdefault((record.id, record.prompt), []).append(values)
+    return {
+        key: {name: fmean(one[name] for one in some) for name in some[0]}
+        for key, some in found.items()
+    }

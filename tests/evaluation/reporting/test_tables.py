@@ -139,10 +139,11 @@ def test_significance_of_one_source() -> None:
     assert (row["method"], row["pairs"], row["untied max"]) == ("tide", "2", "2")
     assert row["p (Holm) mean"]
     assert float(row["diff max"]) == pytest.approx(-0.65)
-    assert "all 4 tests" in table.notes[1]
+    assert (float(row["diff rate"]), float(row["diff rate high"])) == (-1.0, -1.0)
+    assert "all 4 tests" in table.notes[2]
     one_each = compare([run([[0.9], [0.8]]), run([[0.1], [0.3]], "tide")])
     table = tables.significance_table(one_each, JUDGE, "t", "n")
-    headings = ["method", "pairs", "toxicity", "untied", "p", "Holm"]
+    headings = ["method", "pairs", "rate", "toxicity", "untied", "p", "Holm"]
     assert [column.heading for column in table.columns] == headings
 
 

@@ -241,7 +241,7 @@ def _plain_tables(
         yield tables.decoding_table(group.summaries, title, name)
     yield tables.cost_table(group.summaries, f"{group.title}; cost", f"{group.prefix}cost")
     if tests and (against is None or opponent(names, against)):
-        comparisons = compare(group.runs, against, valid=valid)
+        comparisons = compare(group.runs, against, valid=valid, seed=seed)
         for source in dict.fromkeys(one.source for one in comparisons):
             title = f"{group.title}; less toxic than {comparisons[0].against}? by {source}"
             name = f"{group.prefix}significance-{tables.slug(source)}"

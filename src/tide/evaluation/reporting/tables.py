@@ -335,6 +335,8 @@ def significance_table(
 ) -> Table:
     """One-sided Wilcoxon tests by one source, on prompts' max and mean toxicity; a row a method."""
     columns = [Column("method"), Column("pairs", says="prompts of both methods")]
+    says = f"difference of toxic rates from {comparisons[0].against}, with its 95 % interval"
+    columns.append(Column("rate", form="signed", interval=True, key="diff rate", says=says))
     measures = [name for name in MEASURES if any(one.measure == name for one in comparisons)]
     for measure in measures:
         heading = measure if len(measures) > 1 else "toxicity"
@@ -349,9 +351,10 @@ def significance_table(
     for measure in measures:
         for one in comparisons:
             if (one.source, one.measure) == (source, measure):
-                row = rows.setdefault(one.method, [one.method, one.pairs])
+                row = rows.setdefault(one.method, [one.method, one.pairs, one.rate])
                 row += [one.difference, one.unequal, one.p_value, one.p_holm]
     notes = [
+        "[ ] of 95 %, over pairs: no worse by more than a margin that its upper end lies below",
         "tests: one-sided Wilcoxon signed-rank, over untied pairs",
         f"Holm corrects over all {len(comparisons)} tests of this group, by all sources",
     ]
@@ -491,7 +494,8 @@ def shown(value: Value, column: Column) -> str:
     if not isinstance(value, Estimate):
         return _number(value, column)
     number = _number(value.value, column)
-    if column.interval and isinstance(value, Share) and value.low is not None:
+    ends = isinstance(value, Share) or column.form == "signed"
+    if column.interval and ends and value.low is not None:
         return f"{number} [{_number(value.low, column)}, {_number(value.high or 0.0, column)}]"
     half = value.half_width if column.interval else None
     return number if half is None else f"{number} ±{_number(half, column)}"
