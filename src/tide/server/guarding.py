@@ -19,10 +19,11 @@ import anyio
 from tide.core.errors import InputError, TideError
 from tide.core.results import format_score
 from tide.core.sanitize import shown
+from tide.core.strings import Unread
 from tide.pocket import FOLDERS
 from tide.scorers.particulars import ParticularsScorer
 from tide.server.gate import LOG, traced
-from tide.server.guardrail import GuardrailRequest, Unread
+from tide.server.guardrail import GuardrailRequest
 from tide.server.schemas import Refused
 
 if TYPE_CHECKING:

@@ -7,13 +7,12 @@ escapes, because arguments of calls are JSON inside of JSON. What cannot be read
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from tide.core.sanitize import half_character
+from tide.core.strings import Unread, strings
 from tide.server.schemas import Text
 
 # Of the call, by litellm itself: nobody says them to the model, and the model says none of them.
@@ -31,14 +30,6 @@ _PROTOCOL = frozenset((
 ))  # fmt: skip
 _READ = (None, "text", "refusal", "function", "custom", "ephemeral")
 _UNREAD = ("audio", "image_url", "input_audio", "file", "video_url")
-_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|(.))", re.DOTALL)
-_WHITE = {"n": "\n", "t": "\t", "r": "\r", "f": "\f", "b": "\b"}
-# JSON in JSON in JSON: more of it is made to hide something.
-_MOST_ESCAPED = 4
-
-
-class Unread(Exception):
-    """The request has content that is not read; the text says what."""
 
 
 class GuardrailRequest(BaseModel):
@@ -66,49 +57,19 @@ class GuardrailRequest(BaseModel):
             raise Unread("texts: there are none")
         said = {name: value for name, value in self if name not in _ABOUT_THE_CALL}
         try:
-            found = dict.fromkeys(_strings(said, ""))
+            found = dict.fromkeys(strings(said, _check))
         except RecursionError:
             raise Unread("lists or objects are nested too deeply") from None
         return [text for text in found if text and text not in _PROTOCOL]
 
 
-def _strings(value: Any, where: str) -> Iterator[str]:
-    """Every string and key of a JSON value, with and without escapes. Raises Unread."""
-    if isinstance(value, str):
-        yield from _readings(value, where)
-    elif isinstance(value, list):
-        for one in value:
-            yield from _strings(one, where)
-    elif isinstance(value, dict):
-        # The schema of a tool has nothing but text; its types and names are those of arguments.
-        schema = where.partition(".")[0] == "tools"
-        if not schema and (kind := value.get("type")) not in _READ:
-            raise Unread(f"{where}: {kind!r} is not read")
-        for key, one in value.items():
-            yield from _readings(key, where)
-            within = f"{where}.{key}" if where else key
-            if not schema and key in _UNREAD and one:
-                raise Unread(f"{within} is not read")
-            yield from _strings(one, within)
-
-
-def _readings(text: str, where: str) -> Iterator[str]:
-    """`text`, and what it says when its escapes are resolved, and theirs. Raises Unread."""
-    if half_character(text) is not None:
-        raise Unread(f"{where}: holds half a character")
-    for _ in range(_MOST_ESCAPED):
-        yield text
-        text, escaped = _unescaped(text), text
-        if text == escaped:
-            return
-    raise Unread(f"{where}: holds escapes of escapes of escapes")
-
-
-def _unescaped(text: str) -> str:
-    def character(escape: re.Match[str]) -> str:
-        code = escape[1] or escape[2]
-        return chr(int(code, 16)) if code else _WHITE.get(escape[3], escape[3])
-
-    # Two escapes may be one character.
-    pairs = _ESCAPE.sub(character, text).encode("utf-16", "surrogatepass")
-    return pairs.decode("utf-16", "replace")
+def _check(value: Mapping[str, Any], where: str) -> None:
+    """Raise Unread for an object with content that is no text."""
+    # The schema of a tool has nothing but text; its types and names are those of arguments.
+    if where.partition(".")[0] == "tools":
+        return
+    if (kind := value.get("type")) not in _READ:
+        raise Unread(f"{where}: {kind!r} is not read")
+    for key in _UNREAD:
+        if value.get(key):
+            raise Unread(f"{where}.{key} is not read" if where else f"{key} is not read")

@@ -1,0 +1,77 @@
+"""Every string and key of a JSON value, as it stands and as it is without its escapes.
+
+Text is hidden in keys, and in JSON inside of JSON, where a letter may be written as an escape.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from tide.core.sanitize import half_character
+
+_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|(.))", re.DOTALL)
+_WHITE = {"n": "\n", "t": "\t", "r": "\r", "f": "\f", "b": "\b"}
+# JSON in JSON in JSON: more of it is made to hide something.
+_MOST_ESCAPED = 4
+
+
+class Unread(Exception):
+    """The value has content that is not read; the text says what."""
+
+
+def strings(
+    value: Any, check: Callable[[Mapping[str, Any], str], None] | None = None, where: str = ""
+) -> Iterator[str]:
+    """The readings of every string and key of a JSON value.
+
+    check: called with each object and its place; may raise. Raises Unread.
+    """
+    if isinstance(value, str):
+        yield from readings(value, where)
+    elif isinstance(value, list):
+        for one in value:
+            yield from strings(one, check, where)
+    elif isinstance(value, dict):
+        if check is not None:
+            check(value, where)
+        for key, one in value.items():
+            yield from readings(key, where)
+            yield from strings(one, check, f"{where}.{key}" if where else key)
+
+
+def strings_of_json(text: str) -> list[str]:
+    """The readings of every string and key of a text that is JSON, also of keys that are repeated.
+
+    Raises Unread, also for a text that is no JSON.
+    """
+    try:
+        # Of equal keys in one object, `json` would keep the last alone.
+        value = json.loads(text, object_pairs_hook=lambda pairs: [list(pair) for pair in pairs])
+        return list(strings(value))
+    except (ValueError, RecursionError):
+        raise Unread("no JSON") from None
+
+
+def readings(text: str, where: str = "") -> Iterator[str]:
+    """`text`, and what it says when its escapes are resolved, and theirs. Raises Unread."""
+    if half_character(text) is not None:
+        raise Unread(f"{where}: holds half a character")
+    for _ in range(_MOST_ESCAPED):
+        yield text
+        text, escaped = _unescaped(text), text
+        if text == escaped:
+            return
+    raise Unread(f"{where}: holds escapes of escapes of escapes")
+
+
+def _unescaped(text: str) -> str:
+    def character(escape: re.Match[str]) -> str:
+        code = escape[1] or escape[2]
+        return chr(int(code, 16)) if code else _WHITE.get(escape[3], escape[3])
+
+    # Two escapes may be one character.
+    pairs = _ESCAPE.sub(character, text).encode("utf-16", "surrogatepass")
+    return pairs.decode("utf-16", "replace")
