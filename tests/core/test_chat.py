@@ -39,6 +39,11 @@ LONG = [
 SYSTEM = [{"role": "system", "content": "be kind"}]
 
 
+CALL = {"id": "x", "type": "function", "function": {"name": "find", "arguments": '{"a": "b"}'}}
+CALLING = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+RESULT = {"role": "tool", "content": "sunny", "tool_call_id": "x"}
+
+
 def quiet(texts: list[str]) -> list[float]:
     return [0.01] * len(texts)
 
@@ -231,7 +236,7 @@ def test_content_that_looks_like_marks(chatml: TransformersEngine) -> None:
         (["hello"], r"messages\.0: "),
         ([{"role": "user"}], r"messages\.0\.content: Field required"),
         ([{"content": "a"}], r"messages\.0\.role: Field required"),
-        ([{"role": "tool", "content": "a"}], r"messages\.0\.role: .*'system', 'user' or 'assist"),
+        ([{"role": "owner", "content": "a"}], r"messages\.0\.role: .*'system', 'user', 'assist"),
         ([{"role": "user", "content": 3}], r"messages\.0\.content: "),
         ([{"role": "user", "content": None}], r"messages\.0\.content: "),
         ([*HELLO, {"role": "user", "content": "a", "name": "b"}], r"messages\.1\.name: unknown"),
@@ -242,6 +247,17 @@ def test_content_that_looks_like_marks(chatml: TransformersEngine) -> None:
             "messages: the last one must be of the role user",
         ),
         (SYSTEM, "messages: the last one must be of the role user, not system"),
+        ([{**RESULT}], "messages: none is of the role user"),
+        ([*HELLO, RESULT | {"tool_call_id": None}], r"messages\.1: tool_call_id: a message of the"),
+        (
+            [HELLO[0] | {"tool_call_id": "x"}],
+            r"messages\.0: tool_call_id: a message of the role tool",
+        ),
+        ([HELLO[0] | {"tool_calls": [CALL]}], r"messages\.0: tool_calls: an assistant has them"),
+        (
+            [*HELLO, CALLING | {"tool_calls": [{}]}],
+            r"messages\.1\.tool_calls\.0\.id: Field required",
+        ),
     ],
 )
 def test_bad_messages_are_one_line(messages: Any, message: str) -> None:
@@ -249,6 +265,21 @@ def test_bad_messages_are_one_line(messages: Any, message: str) -> None:
     with pytest.raises(InputError, match=f"^{message}") as caught:
         detoxifier.chat(messages)
     assert "\n" not in str(caught.value)
+
+
+def test_chats_about_tools_are_written_and_read_as_they_came() -> None:
+    asks = {"tools": [{"type": "function", "function": {"name": "find"}}], "tool_choice": "auto"}
+    chat = Chat.of([*HELLO, CALLING, RESULT], asks)
+    assert chat.dump() == [*HELLO, CALLING, RESULT]
+    again = Chat.model_validate_json(chat.model_dump_json())
+    assert (again, hash(again)) == (chat, hash(chat))
+    assert json.loads(again.asks) == asks
+    assert Chat.of(chat.dump()) != chat
+    assert chat.unanswered == ["The weather today", "find", '{"a": "b"}', "a", "b", "sunny"]
+    assert Chat.of([*HELLO, CALLING, RESULT, *HELLO]).unanswered == ["The weather today"]
+    plain = Chat.of(LONG)
+    assert [Chat.of(HELLO, asks).in_parts, chat.in_parts, plain.in_parts] == [True, True, False]
+    assert plain.unanswered == ["and the people"]
 
 
 TEXT = st.text(max_size=40)

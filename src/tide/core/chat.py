@@ -8,14 +8,26 @@ the system prompt and all earlier messages stay as they are.
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from tide.core.errors import InputError, guarded
 from tide.core.sanitize import half_character
+from tide.core.strings import Unread, readings, strings_of_json
 from tide.core.validation import problem
 
 if TYPE_CHECKING:
@@ -26,17 +38,63 @@ _MARK = "\ue000"
 _THOUGHTS = ("reasoning_content", "reasoning")
 
 
+def _whole(text: str) -> str:
+    if (place := half_character(text)) is not None:
+        raise ValueError(f"no text: half a character (a surrogate) at {place}")
+    return text
+
+
+_Text = Annotated[str, AfterValidator(_whole)]
+
+
+class ToolCall(BaseModel):
+    """A call of a tool. arguments: JSON, as the model wrote it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    id: _Text
+    name: _Text
+    arguments: _Text
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_wire(cls, values: Any) -> Any:
+        if isinstance(values, dict) and isinstance(function := values.get("function"), dict):
+            rest = {name: one for name, one in values.items() if name not in ("type", "function")}
+            return {**rest, **function}
+        return values
+
+    @model_serializer
+    def dump(self) -> dict[str, Any]:
+        """As OpenAI's API has it."""
+        function = {"name": self.name, "arguments": self.arguments}
+        return {"id": self.id, "type": "function", "function": function}
+
+
+class Parts(BaseModel):
+    """What an answer holds beside its text. num_tokens: of all that the model wrote there."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    num_tokens: int = 0
+
+
 class Message(BaseModel):
     """What one side said. Users say something; the others may be silent.
 
+    tool_calls: of an assistant. tool_call_id: the call to which a tool's message is the result.
     The thoughts of an assistant (`reasoning_content`, `reasoning`) are taken and left out, as
     templates leave them out of earlier turns.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    role: Literal["system", "user", "assistant"]
-    content: str
+    role: Literal["system", "user", "assistant", "tool"]
+    content: _Text
+    tool_calls: Annotated[tuple[ToolCall, ...], Field(strict=False)] = ()
+    tool_call_id: _Text | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -45,36 +103,54 @@ class Message(BaseModel):
             return {name: value for name, value in values.items() if name not in _THOUGHTS}
         return values
 
-    @field_validator("content")
-    @classmethod
-    def _is_whole(cls, content: str) -> str:
-        if (place := half_character(content)) is not None:
-            raise ValueError(f"no text: half a character (a surrogate) at {place}")
-        return content
+    @model_validator(mode="after")
+    def _of_its_role(self) -> Self:
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError(f"tool_calls: an assistant has them, not a message of {self.role}")
+        if (self.tool_call_id is None) is (self.role == "tool"):
+            raise ValueError("tool_call_id: a message of the role tool has one, and no other")
+        return self
+
+    @property
+    def texts(self) -> list[str]:
+        """All that it says: its content, and the names and arguments of calls."""
+        calls = [text for one in self.tool_calls for text in (one.name, one.arguments)]
+        return [text for text in (self.content, *calls) if text]
+
+    @model_serializer
+    def dump(self) -> dict[str, Any]:
+        """As OpenAI's API has it."""
+        calls = {"tool_calls": [one.dump() for one in self.tool_calls]} if self.tool_calls else {}
+        answers = {} if self.tool_call_id is None else {"tool_call_id": self.tool_call_id}
+        return {"role": self.role, "content": self.content, **calls, **answers}
 
 
 class Chat(BaseModel):
-    """A conversation whose last message is from the user. Usable wherever a prompt is.
+    """A conversation whose last message is from the user, or from a tool. Usable as a prompt.
 
-    Hashable; equal to any chat with the same messages.
+    asks: what its answer may hold beside plain text (`tools`, `tool_choice`, `response_format`), as
+    a JSON object that the server is sent. Hashable; equal to any chat with the same content.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     messages: tuple[Message, ...] = Field(min_length=1, strict=False)
+    asks: str = ""
 
     @field_validator("messages")
     @classmethod
     def _a_user_is_answered(cls, messages: tuple[Message, ...]) -> tuple[Message, ...]:
-        if messages[-1].role != "user":
+        if messages[-1].role not in ("user", "tool"):
             raise ValueError(f"the last one must be of the role user, not {messages[-1].role}")
+        if not any(message.role == "user" for message in messages):
+            raise ValueError("none is of the role user")
         for number, message in enumerate(messages):
             if message.role == "user" and not message.content.strip():
                 raise ValueError(f"number {number}, of a user, is empty")
         return messages
 
     @classmethod
-    def of(cls, messages: Any) -> Self:
+    def of(cls, messages: Any, asks: Mapping[str, Any] | None = None) -> Self:
         """From `[{"role": "user", "content": "..."}, ...]`. Raises InputError (one line)."""
         if isinstance(messages, str | bytes) or not isinstance(messages, Sequence):
             found = type(messages).__name__
@@ -82,7 +158,7 @@ class Chat(BaseModel):
                 f'messages: expected a list of {{"role": ..., "content": ...}}, got {found}'
             )
         try:
-            return cls(messages=tuple(messages))
+            return cls(messages=tuple(messages), asks=json.dumps(asks) if asks else "")
         except ValidationError as error:
             raise InputError(problem(error)) from None
 
@@ -91,9 +167,29 @@ class Chat(BaseModel):
         """A chat that a user begins with these words."""
         return cls.of([{"role": "user", "content": content}])
 
-    def dump(self) -> list[dict[str, str]]:
+    def dump(self) -> list[dict[str, Any]]:
         """As `of` takes them."""
-        return [message.model_dump() for message in self.messages]
+        return [message.dump() for message in self.messages]
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether it is about tools, or its answer is of a format: not every engine takes it."""
+        return bool(self.asks) or any(one.role == "tool" or one.tool_calls for one in self.messages)
+
+    @property
+    def unanswered(self) -> list[str]:
+        """The last message of the user, and all readings of calls and results after it.
+
+        Raises Unread.
+        """
+        last = max(i for i, one in enumerate(self.messages) if one.role == "user")
+        texts = [self.messages[last].content]
+        for message in self.messages[last + 1 :]:
+            for text in message.texts:
+                texts += readings(text)
+                with suppress(Unread):  # most results are no JSON
+                    texts += strings_of_json(text)
+        return list(dict.fromkeys(texts))
 
 
 class Rendered(str):
@@ -123,7 +219,7 @@ class Rendered(str):
         return found
 
 
-def render(chat: Chat, template: Callable[[list[dict[str, str]]], str], model: str) -> Rendered:
+def render(chat: Chat, template: Callable[[list[dict[str, Any]]], str], model: str) -> Rendered:
     """`chat` as `template` writes it, with the place of each user's words.
 
     The template is also given the same chat with marks in place of these words, which shows what it

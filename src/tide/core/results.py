@@ -13,6 +13,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from tide.core.chat import Parts
+
 Score = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Role = Literal["initial", "iterate", "perturbation", "continuation"]
 _SHOWN = 60  # characters of a text in a `repr`
@@ -98,6 +100,7 @@ class Trial(BaseModel):
     answer tokens prefilled, also for likelihoods; those in the KV cache count once. 0 if every
     evaluation prefilled the prompt.
     shown, shown_tokens: what a stream had given out of an answer that was then withheld.
+    parts: what an accepted answer to a chat holds beside its text, as far as it may be given out.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -118,6 +121,7 @@ class Trial(BaseModel):
     base_partial: bool = False
     shown: str = ""
     shown_tokens: int = 0
+    parts: Parts = Parts()
 
     @property
     def returned(self) -> ScoredCompletion:

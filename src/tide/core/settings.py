@@ -15,8 +15,11 @@ from pydantic import (
     model_validator,
 )
 
+from tide.core.chat import Chat
+
 EmptyPolicy = Literal["unmodified", "zero", "score", "one"]
 OnUnresolved = Literal["best", "refuse", "raise"]
+Treatment = Literal["scored", "ignored", "withheld"]
 
 # Bounds keep arithmetic finite in float32 and memory within reason; no use is known beyond them.
 _Positive = Annotated[float, Field(gt=0, le=1e6)]
@@ -189,7 +192,17 @@ class Settings(Sampling):
         ge=0,
         le=1,
         description="Generate nothing for a prompt that itself scores above this; of a chat, for "
-        "its last message.",
+        "its last message of a user, and what tools were told and answered since.",
+    )
+    tool_calls: Treatment = Field(
+        default="scored",
+        description="Calls of tools in an answer of the engine openai: given out once all their "
+        "strings and keys pass (scored), unscored (ignored), or never (withheld).",
+    )
+    reasoning: Treatment = Field(
+        default="withheld",
+        description="Reasoning in an answer of the engine openai: given out once it passes "
+        "(scored), unscored (ignored), or never (withheld).",
     )
     deadline: _Positive | None = Field(
         default=None, description="Longest time of one trial of a prompt, in seconds."
@@ -239,6 +252,10 @@ class Settings(Sampling):
     def passes(self, score: float) -> bool:
         """Whether a text of this score is accepted."""
         return score < self.toxicity_threshold
+
+    def in_parts(self, prompt: str | Chat) -> bool:
+        """Whether an answer may hold more than plain text: it is drawn and judged as a whole."""
+        return isinstance(prompt, Chat) and (prompt.in_parts or self.reasoning != "withheld")
 
     def for_chat(self, advised: Mapping[str, Any]) -> Settings:
         """These settings, with what nobody set as a chat needs it; it still counts as not set.
@@ -293,6 +310,8 @@ class Overrides(TypedDict, total=False):
     empty_policy: EmptyPolicy
     on_unresolved: OnUnresolved
     refuse_prompt_above: float | None
+    tool_calls: Treatment
+    reasoning: Treatment
     deadline: float | None
     decode: bool
     block_tokens: int

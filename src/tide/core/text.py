@@ -199,3 +199,46 @@ def maybe_stops(stop: Sequence[str], pieces: Sequence[str]) -> bool:
     """Whether a stop string may begin at the end of the pieces."""
     text = "".join(pieces) if stop else ""
     return any(text.endswith(one[:count]) for one in stop for count in range(1, len(one)))
+
+
+_OPEN, _CLOSE = "<think>", "</think>"
+
+
+class Thoughts:
+    """Tells the reasoning with which an answer begins, `<think>...</think>`, from what follows.
+
+    said: the reasoning so far. Reasoning that is never closed is all of the answer.
+    """
+
+    def __init__(self) -> None:
+        self.said = ""
+        self._held = ""
+        self._place = "before"
+
+    def add(self, text: str) -> str:
+        """Takes what was written next; returns what of it is known to be no reasoning."""
+        held, self._held = self._held + text, ""
+        if self._place == "before":
+            begun = held.lstrip()
+            if len(begun) < len(_OPEN) and _OPEN.startswith(begun):
+                self._held = held
+                return ""
+            self._place = "within" if begun.startswith(_OPEN) else "after"
+            held = begun[len(_OPEN) :] if self._place == "within" else held
+        if self._place == "within":
+            said, closed, rest = held.partition(_CLOSE)
+            if not closed:
+                sure = max(0, len(held) - len(_CLOSE) + 1)
+                said, self._held, rest = held[:sure], held[sure:], ""
+            self._place = "after" if closed else "within"
+            self.said += said
+            return rest
+        return held
+
+    def end(self) -> str:
+        """The answer has ended; returns what was held back and is no reasoning."""
+        held, self._held = self._held, ""
+        if self._place == "within":
+            self.said += held
+            return ""
+        return held

@@ -7,6 +7,7 @@ check what goes in and what comes out, and raise TideErrors alone.
 
 from __future__ import annotations
 
+import json
 import math
 from abc import ABC, abstractmethod
 from bisect import bisect_left
@@ -18,12 +19,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
-from tide.core.chat import Chat, Rendered
+from tide.core.chat import Chat, Parts, Rendered
 from tide.core.concurrency import Portal, gather, portal_of
 from tide.core.errors import CompletionError, EngineError, InputError, TideError, guarded
 from tide.core.sanitize import half_character
 from tide.core.seeds import derive_seed
-from tide.core.settings import Sampling
+from tide.core.settings import Sampling, Settings
 from tide.core.text import HALF, is_letter
 from tide.engines.token_texts import TokenTexts
 
@@ -39,6 +40,9 @@ _DTYPES = ("float32", "bfloat16", "float16")
 _GREEDY = Sampling(max_new_tokens=1, temperature=0.0)
 # Spellings of one word that are banned together; vocabularies have dozens of some marks.
 MOST_SPELLINGS = 8
+
+# Of an answer that is a text alone.
+_NO_PARTS = Parts()
 
 TokenPair = tuple[Sequence[int], Sequence[int]]
 
@@ -78,7 +82,8 @@ class Request:
     noise (common random numbers). banned_token_ids: never drawn. banned_first_ids: further ones,
     not drawn as the first token. priority: the lowest is served first. prefix_cache: see
     `Engine.prefix_cache`. piece_tokens: the engine may wait for this many tokens; None: one piece
-    at the end.
+    at the end. whole_text: reasoning that a chat's model writes as `<think>...</think>` before its
+    answer stays in the text.
     """
 
     prompt: Sequence[int] | Tensor
@@ -89,6 +94,7 @@ class Request:
     priority: int = 0
     prefix_cache: object = None
     piece_tokens: int | None = None
+    whole_text: bool = False
 
 
 @dataclass(frozen=True)
@@ -97,12 +103,14 @@ class Piece:
 
     finish_reason: why this is the last piece; None if it is not. read_tokens: prompt tokens that
     were read for it, without those in the prefix cache. An engine without one leaves it at None:
-    the first piece then counts the whole prompt.
+    the first piece then counts the whole prompt. parts: what the whole answer holds beside its
+    text; of the last piece.
     """
 
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None = None
     read_tokens: int | None = field(default=None, compare=False)
+    parts: Parts = _NO_PARTS
 
 
 class Likelihood(NamedTuple):
@@ -136,7 +144,8 @@ class Engine(ABC):
         max_batch: Sequences run at once.
         embedding_scale: Rows of `embed` divided by those of the model's embedding table.
         in_process: Whether the model runs here, not on a server that is asked.
-        capabilities: Names of the sampling options that only some engines have and this one obeys.
+        capabilities: Names of the sampling options that only some engines have and this one obeys;
+            "parts", if it takes chats about tools, and tells calls and reasoning from text.
     """
 
     name: str
@@ -257,6 +266,12 @@ class Engine(ABC):
 
         Raises InputError without a template, and for a chat that it refuses.
         """
+        if chat.in_parts and "parts" not in self.capabilities:
+            field = next(iter(json.loads(chat.asks or "{}")), "messages")
+            raise InputError(
+                f"{field}: tools, their messages and formats of answers are taken by the engine "
+                "'openai' alone; leave them out"
+            )
         with self._calling("render", CompletionError):
             return self._render(chat)
 
@@ -455,6 +470,13 @@ class Engine(ABC):
 
     def check_sampling(self, sampling: Sampling) -> None:
         """Raise InputError for a sampling option that the engine does not support."""
+        if isinstance(sampling, Settings) and "parts" not in self.capabilities:
+            for name in ("tool_calls", "reasoning"):
+                if getattr(sampling, name) != Settings.model_fields[name].default:
+                    raise InputError(
+                        f"{name}: the engine 'openai' alone tells them from text, which is scored; "
+                        "leave it out"
+                    )
         for name in ("min_new_tokens", "stop", "repetition_penalty"):
             off = getattr(sampling, name) == Sampling.model_fields[name].default
             if not off and name not in self.capabilities:

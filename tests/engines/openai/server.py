@@ -36,8 +36,9 @@ class TextServer:
     text. patient: whether it obeys min_tokens. cut: how many characters an event has; 0: a
     word. dialect: makes what is sent of the events, as one kind of server does. lie: the same, for
     what is not right. faults: what is sent or done instead, for requests with a marker in their
-    text. refused: fields, and the values of them that it answers with 422. requests: the bodies
-    that it was sent. left: how often a client went away.
+    text. message: the events of an answer to a chat, where it is not the model's. refused: fields,
+    and the values of them that it answers with 422. requests: the bodies that it was sent. left:
+    how often a client went away.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -47,6 +48,7 @@ class TextServer:
         self.lie: Tell | None = None
         self.faults: Mapping[str, tuple[int, Any] | Tell | Broken] = {}
         self.refused: Mapping[str, Callable[[Any], bool]] = {}
+        self.message: Callable[[dict[str, Any]], Events | None] = lambda _: None
         self.answer: Callable[[str, dict[str, Any]], tuple[int, Any] | None] = lambda *_: None
         self.favourite: str | None = None
         self.ends: Callable[[str], bool] = lambda _: False
@@ -152,18 +154,24 @@ class TextServer:
                     fault.do(handler)
                     return
                 tell = fault
+        if is_chat and (events := self.message(body)) is not None:
+            self._stream(handler, tell(events))
+            return
         text = self._read(body["messages"]) if is_chat else body["prompt"]
         words, reason = self.written(text, {"seed": 0, **body})
         whole = "".join(words)
         size = self.cut
         parts = [whole[i : i + size] for i in range(0, len(whole), size)] if size else words
         events = [_event(part, None, is_chat) for part in parts] + [_event("", reason, is_chat)]
+        self._stream(handler, tell(events))
+
+    def _stream(self, handler: BaseHTTPRequestHandler, events: Iterator[bytes]) -> None:
         handler.send_response(200)
         handler.send_header("Content-Type", "text/event-stream")
         handler.send_header("Transfer-Encoding", "chunked")
         handler.end_headers()
         try:
-            for data in tell(events):
+            for data in events:
                 handler.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
                 time.sleep(self.pause)
             handler.wfile.write(b"0\r\n\r\n")

@@ -2,13 +2,15 @@
 
     tide serve --engine openai --base-url http://HOST:PORT
 
-What a server can do besides is found out when it is looked at first: whether it goes on with a last
-message of the assistant's, and whether a bias keeps it from drawing a token.
+Chats about tools, and those whose answer has a format, are answered as a whole: what the server
+takes of them is passed on. What else it can do is found out when it is looked at first: whether it
+goes on with a last message of the assistant's, and whether a bias keeps it from drawing a token.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from pathlib import Path
@@ -24,6 +26,7 @@ from tide.core.sanitize import logger
 from tide.core.seeds import derive_seed
 from tide.core.settings import Sampling, Settings
 from tide.engines.base import Engine, FinishReason, MaxBatch, Piece, Prompt, Request
+from tide.engines.openai.parts import Aside
 from tide.engines.openai.server import Capabilities, complete_probe, look_at, streamed
 from tide.engines.openai.words import (
     BannedWords,
@@ -61,7 +64,7 @@ class OpenAIEngine(Engine):
     """
 
     in_process: ClassVar = False
-    capabilities: ClassVar = frozenset({"min_new_tokens", "stop"})
+    capabilities: ClassVar = frozenset({"min_new_tokens", "stop", "parts"})
     dtype: Any = None  # the server's own
 
     @checked
@@ -126,8 +129,11 @@ class OpenAIEngine(Engine):
         return False  # a token is a whole word
 
     def _render(self, chat: Chat) -> Rendered:
-        def template(messages: list[dict[str, str]]) -> str:
-            lines = [f"{message['role']}: {message['content']}" for message in messages]
+        def template(messages: list[dict[str, Any]]) -> str:
+            lines: list[str] = []
+            for message in messages:
+                calls = [json.dumps(one["function"]) for one in message.get("tool_calls", ())]
+                lines.append(" ".join([f"{message['role']}: {message['content']}", *calls]))
             return "\n".join([*lines, "assistant:"])
 
         read = render(chat, template, self.name)
@@ -136,9 +142,12 @@ class OpenAIEngine(Engine):
         return text
 
     def supports_continuation(self, prompt: Sequence[int]) -> bool:
-        """Not in a chat, where one of the servers begins a new message."""
-        chat = bool(prompt) and isinstance(word_of(prompt[0]), Chat)
-        return not chat or all(one.continued is not None for one in self._found.values())
+        """Not in a chat in parts, nor in any where one of the servers begins a new message."""
+        chat = word_of(prompt[0]) if prompt else ""
+        if not isinstance(chat, Chat):
+            return True
+        continued = all(one.continued is not None for one in self._found.values())
+        return continued and not chat.in_parts
 
     # Writing.
 
@@ -167,11 +176,12 @@ class OpenAIEngine(Engine):
                 answer.draw_again(len(answer.words) > before, banned.reason)
 
     async def _read(self, endpoint: Endpoint, answer: StreamedAnswer, body: dict[str, Any]) -> None:
-        words = Words(answer.left)
-        async with aclosing(streamed(self.pool, endpoint, body)) as parts:
+        words, aside = Words(answer.left), answer.aside
+        async with aclosing(streamed(self.pool, endpoint, body, aside)) as parts:
             async for text, reason in parts:
-                answer.take(words.add(text))
+                answer.take(words.add(aside.text(text)))
                 if reason is not None:
+                    answer.take(words.add(aside.end()))
                     answer.end(words.end(), reason)
 
     def check_sampling(self, sampling: Sampling) -> None:
@@ -233,8 +243,8 @@ class StreamedAnswer:
     """What is written for one request, by one server or by several after each other.
 
     words: what was written, and given out, but for a chat that the server cannot go on with: that
-    is given out as a whole. banned: words that are not written. left: tokens that may still be
-    written. reason: why it has ended.
+    is given out as a whole. aside: what it holds beside them. banned: words that are not written.
+    left: tokens that may still be written. reason: why it has ended.
     """
 
     def __init__(self, request: Request, put: Callable[[Piece], None]) -> None:
@@ -245,6 +255,7 @@ class StreamedAnswer:
         self._request, self._put = request, put
         self._redraws = self._drawn = 0
         self._whole = False
+        self.aside = Aside(inline=False)
 
     @property
     def least(self) -> int:
@@ -268,8 +279,10 @@ class StreamedAnswer:
             self.words.clear()
         messages, written = first.dump(), "".join(map(str, (*rest, *self.words)))
         if not written:
-            self._whole = found.continued is None
-            return self._sampling(found) | {"messages": messages}
+            self._whole = found.continued is None or first.in_parts
+            self.aside = Aside(inline=not self._request.whole_text)
+            asks = json.loads(first.asks) if first.asks else {}
+            return asks | self._sampling(found) | {"messages": messages}
         if found.continued is None:
             raise CompletionError("the server does not go on with an answer to a chat")
         messages.append({"role": "assistant", "content": written})
@@ -318,7 +331,8 @@ class StreamedAnswer:
             self._drawn = 0
             return
         self.take(words)
-        if reason == "stop" and len(self.words) < self._request.sampling.min_new_tokens:
+        short = len(self.words) < self._request.sampling.min_new_tokens
+        if reason == "stop" and short and not self.aside.parts.tool_calls:
             raise Banned("stop")
         self._finish(reason)
 
@@ -331,5 +345,6 @@ class StreamedAnswer:
         self._drawn = self._redraws
 
     def _finish(self, reason: FinishReason) -> None:
+        parts = self.aside.parts
         self.reason = reason
-        self._put(Piece(tuple(map(id_of, self.words)) if self._whole else (), reason))
+        self._put(Piece(tuple(map(id_of, self.words)) if self._whole else (), reason, parts=parts))

@@ -15,6 +15,7 @@ from pydantic import BaseModel, BeforeValidator, Field
 from tide.core.http import MIB, Rows, ServerFailed
 from tide.core.sanitize import logger
 from tide.engines.base import FinishReason
+from tide.engines.openai.parts import Aside, Delta
 from tide.engines.openai.words import LONGEST_TOKEN, BannedWords, ask_server, same_word, words_of
 from tide.engines.remote.pool import Endpoint, EndpointPool, EndpointRefused
 from tide.engines.remote.protocol import NEUTRAL, NEVER
@@ -35,6 +36,11 @@ class _Part(BaseModel):
         """What was written next."""
         raise NotImplementedError
 
+    @property
+    def beside(self) -> Delta:
+        """What was told beside it."""
+        return Delta()
+
 
 class TextPart(_Part):
     """LocalAI leaves out an empty text, and Azure that of an event with a filter's results."""
@@ -47,17 +53,17 @@ class TextPart(_Part):
         return self.text
 
 
-class _Delta(BaseModel):
-    content: _Text | None = None
-
-
 class ChatPart(_Part):
-    delta: _Delta | None = None  # Azure's events with a filter's results have none
+    delta: Delta | None = None  # Azure's events with a filter's results have none
     text: Literal[""] | None = None  # a completion's
 
     @property
     def said(self) -> str:
-        return (self.delta and self.delta.content) or ""
+        return self.beside.content or ""
+
+    @property
+    def beside(self) -> Delta:
+        return self.delta or Delta()
 
 
 # Without a choice an event tells what was used, or what a filter found in the prompt.
@@ -96,13 +102,14 @@ _REFUSALS = ("content_filter", "tool_calls", "function_call")
 
 
 async def streamed(
-    pool: EndpointPool, endpoint: Endpoint, body: dict[str, Any]
+    pool: EndpointPool, endpoint: Endpoint, body: dict[str, Any], aside: Aside | None = None
 ) -> AsyncGenerator[tuple[str, FinishReason | None], None]:
-    """What a server streams, up to its end.
+    """The text that a server streams, up to its end. aside: gets what else an answer holds.
 
-    Raises ServerFailed for what cannot be that, and EndpointRefused for an end by a filter or by a
-    call of a tool.
+    Raises ServerFailed for what cannot be that, and EndpointRefused for an end by a filter, and for
+    a call of a tool where the server was sent none.
     """
+    has_tools = bool(body.get("tools")) and body.get("tool_choice") != "none"
     chat = "messages" in body
     path = "/v1/chat/completions" if chat else "/v1/completions"
     kind: type[TextEvent | ChatEvent] = ChatEvent if chat else TextEvent
@@ -112,20 +119,20 @@ async def streamed(
     async with aclosing(pool.stream(endpoint, path, kind, body, limit=limit)) as events:
         async for event in events:
             for part in event.choices:
-                said, told = part.said, part.finish_reason
+                said, told, beside = part.said, _end_of(part, has_tools), part.beside
                 if told == "eos_token":
                     said = ""  # TGI writes the token that ends the text, as "</s>"
                 end = _ENDS.get(told) if told else None  # "" before the end: Ollama, LocalAI, TGI
-                read += len(said)
+                read += len(said) + beside.size
                 if read > most:
                     raise ServerFailed(f"wrote more than {body['max_tokens']} tokens")
-                if told in _REFUSALS:
-                    raise EndpointRefused(f"ended the text by {told}")
+                if aside is not None:
+                    aside.add(beside)
                 if told and end is None:
                     raise ServerFailed(f"ended a text by {told!r}")
                 if last is not None:
                     # Some tell an end twice, and Azure a filter's results after it.
-                    if (said, end) not in (("", None), ("", last[1]), last):
+                    if beside.size or (said, end) not in (("", None), ("", last[1]), last):
                         raise ServerFailed("wrote on after the end that it told")
                 elif end is not None:
                     last = said, end
@@ -134,6 +141,18 @@ async def streamed(
     if last is None:
         raise ServerFailed("ended a completion without saying why (no finish_reason)")
     yield last
+
+
+def _end_of(part: _Part, has_tools: bool) -> str | None:
+    """Why a server ends a text, as it calls it. Raises EndpointRefused for what it should not."""
+    told = part.finish_reason
+    if part.beside.tool_calls and not has_tools:
+        raise EndpointRefused("called a tool, and was sent none")
+    if told == "tool_calls" and has_tools:
+        return "stop"
+    if told in _REFUSALS:
+        raise EndpointRefused(f"ended the text by {told}")
+    return told
 
 
 _log = logger(__name__)

@@ -56,7 +56,8 @@ def words_of(text: str) -> list[str]:
 def id_of(word: str | Chat) -> int:
     """The token id of a word, or of a whole chat."""
     if isinstance(word, Chat):
-        return int.from_bytes(bytes([_CHAT]) + word.model_dump_json().encode(), "big")
+        written = word.model_dump_json(exclude_defaults=True).encode()
+        return int.from_bytes(bytes([_CHAT]) + written, "big")
     return int.from_bytes(bytes([_TEXT]) + word.encode(), "big")
 
 

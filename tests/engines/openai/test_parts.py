@@ -1,0 +1,262 @@
+"""What an answer to a chat holds beside its text, in the formats of several servers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+
+from tests.engines.openai.messages import WIRES, Said
+from tests.engines.openai.server import Events, TextServer
+from tide.core.chat import Chat, Parts
+from tide.core.errors import CompletionError, InputError
+from tide.core.settings import Sampling, Settings
+from tide.core.text import Thoughts
+from tide.engines import Piece, Request
+from tide.engines.openai.engine import OpenAIEngine
+from tide.engines.scripted import ScriptedEngine
+
+TOOLS = [{"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}]
+ASKS = {"tools": TOOLS, "tool_choice": "auto"}
+USER = {"role": "user", "content": "Find the river."}
+CALL = {"id": "abc", "type": "function", "function": {"name": "find", "arguments": '{"a": "b"}'}}
+TURNS = [USER, {"role": "assistant", "content": "", "tool_calls": [CALL]},
+         {"role": "tool", "tool_call_id": "abc", "content": "It is there."}]  # fmt: skip
+DRAWN = Sampling(temperature=1.0, max_new_tokens=40)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[TextServer]:
+    with TextServer(strict=True) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def engine(server: TextServer) -> Iterator[OpenAIEngine]:
+    with OpenAIEngine("tiny", base_urls=server.url, deadline=10.0) as engine:
+        yield engine
+
+
+def answered(
+    engine: OpenAIEngine, chat: Chat, sampling: Sampling = DRAWN, **more: Any
+) -> tuple[str, Parts, str | None]:
+    (ids,) = engine.tokenize([engine.render(chat)])
+
+    async def all_pieces() -> list[Piece]:
+        async with aclosing(engine.write(Request(ids, sampling, **more))) as pieces:
+            return [one async for one in pieces]
+
+    pieces = asyncio.run(all_pieces())
+    assert all(one.parts == Parts() for one in pieces[:-1])
+    (text,) = engine.texts([[i for one in pieces for i in one.token_ids]])
+    return text, pieces[-1].parts, pieces[-1].finish_reason
+
+
+def calls_of(parts: Parts) -> list[tuple[str, str]]:
+    return [(one.name, one.arguments) for one in parts.tool_calls]
+
+
+SAID = Said(
+    "I look.\n\nNow.",
+    "They ask for a river, \U0001f600 and so on.",
+    [
+        ("find", '{"where": "the \\u0074own", "deep": [1, {"k\\"ey": "v"}]}'),
+        ("find", "{}"),
+        ("x", ""),
+    ],
+)
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_calls_and_reasoning_of_every_server(
+    engine: OpenAIEngine, server: TextServer, wire: str
+) -> None:
+    server.message = lambda body: WIRES[wire](SAID)
+    text, parts, reason = answered(engine, Chat.of([USER], ASKS))
+    assert (text, parts.reasoning, reason) == (SAID.text, SAID.reasoning, "stop")
+    assert calls_of(parts) == list(SAID.calls)
+    assert [one.id for one in parts.tool_calls] == [SAID.id_of(i) for i in range(3)]
+
+
+def test_a_request_is_passed_on_as_it_is(engine: OpenAIEngine, server: TextServer) -> None:
+    server.message = lambda body: WIRES["vLLM"](Said("Fine.", reason="length"))
+    asks = ASKS | {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}
+    for chat in (Chat.of([USER], asks), Chat.of(TURNS, ASKS), Chat.of(TURNS)):
+        assert answered(engine, chat)[::2] == ("Fine.", "length")
+        body = server.requests[-1]
+        assert body["messages"] == chat.dump()
+        assert {name: body.get(name) for name in asks} == {
+            **dict.fromkeys(asks),
+            **(json.loads(chat.asks) if chat.asks else {}),
+        }
+    assert body["messages"] == TURNS
+    # What it may be sent with cannot replace what is ours.
+    assert answered(engine, Chat.of([USER], {"model": "other", "n": 5}))[0] == "Fine."
+    assert server.requests[-1]["model"] == "tiny"
+
+
+def test_other_fields_of_a_plain_chat_stay_away(engine: OpenAIEngine, server: TextServer) -> None:
+    server.message = lambda body: None
+    answered(engine, Chat.of([USER]))
+    assert not {"tools", "tool_choice", "response_format"} & set(server.requests[-1])
+    assert server.requests[-1]["messages"] == [USER]
+
+
+def delta(**parts: Any) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "delta": parts, "finish_reason": None}]}
+
+
+def call(index: Any, **parts: Any) -> dict[str, Any]:
+    given = {} if index is None else {"index": index}
+    function = {name: parts.pop(name) for name in ("name", "arguments") if name in parts}
+    return {**given, **parts, "function": function}
+
+
+END = {"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]}
+
+
+@pytest.mark.parametrize(
+    ("deltas", "calls"),
+    [
+        # Two calls in one event, and pieces that come in turn.
+        (
+            [
+                [call(0, id="a", name="f", arguments="["), call(1, id="b", name="g")],
+                [call(1, arguments="{}"), call(0, arguments="]")],
+            ],
+            [("f", "[]"), ("g", "{}")],
+        ),
+        # The same index for two, and indexes that begin anywhere.
+        ([[call(7, id="a", name="f")], [call(7, id="b", name="g", arguments="1")]],
+         [("f", ""), ("g", "1")]),
+        # Neither an index nor an id.
+        ([[call(None, name="f", arguments="1")], [call(None, name="g", arguments="2")]],
+         [("f", "1"), ("g", "2")]),
+        # An id with every piece, and one that comes late.
+        ([[call(0, id="a", name="f", arguments="1")], [call(0, id="a", arguments="2")]],
+         [("f", "12")]),
+        ([[call(0, name="f", arguments="1")], [call(0, id="a", arguments="2")]], [("f", "12")]),
+        # What a name's second piece would be: never joined with what was not said.
+        ([[call(0, name="f")], [call(0, name="g", arguments="1")]], [("f", "1")]),
+        ([[call(-1, name="f")]], [("f", "")]),
+    ],
+)  # fmt: skip
+def test_calls_are_put_together_by_index_and_id(
+    engine: OpenAIEngine, server: TextServer, deltas: Any, calls: list[tuple[str, str]]
+) -> None:
+    server.message = lambda body: [*(delta(tool_calls=one) for one in deltas), END]
+    assert calls_of(answered(engine, Chat.of([USER], ASKS))[1]) == calls
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        pytest.param([delta(tool_calls=[call(0, arguments="{}")]), END], id="no name"),
+        pytest.param([delta(tool_calls=[call(0, name=5)]), END], id="a number for a name"),
+        pytest.param([delta(tool_calls=[call(0, name="f", arguments={})]), END], id="an object"),
+        pytest.param([delta(tool_calls=[call("0", name="f")] * 129), END], id="many in an event"),
+        pytest.param(
+            [*(delta(tool_calls=[call(i, name="f")]) for i in range(5000)), END], id="thousands"
+        ),
+        pytest.param(
+            [delta(tool_calls=[call(0, name="f", arguments="x" * 9000)])] * 2 + [END], id="too long"
+        ),
+        pytest.param([delta(reasoning="x" * 9000)] * 2 + [END], id="endless reasoning"),
+        pytest.param(
+            [delta(tool_calls=[call(0, name="f", arguments="\ud800")]), END], id="half a character"
+        ),
+        pytest.param([delta(reasoning_content="\udc00"), END], id="half a character, thought"),
+        pytest.param(
+            [delta(), END, delta(tool_calls=[call(0, name="f")])], id="a call after the end"
+        ),
+        pytest.param([delta(), END, delta(reasoning="so")], id="reasoning after the end"),
+        pytest.param([delta(tool_calls=[call(0, name="f")])], id="no end"),
+    ],
+)
+def test_what_is_no_answer(engine: OpenAIEngine, server: TextServer, events: Events) -> None:
+    server.message = lambda body: events
+    with pytest.raises(CompletionError):
+        answered(engine, Chat.of([USER], ASKS))
+
+
+@pytest.mark.parametrize("asks", [{}, {**ASKS, "tool_choice": "none"}, {"response_format": {}}])
+@pytest.mark.parametrize("reason", ["tool_calls", "stop"])
+def test_calls_that_nobody_asked_for_are_refused(
+    engine: OpenAIEngine, server: TextServer, asks: dict[str, Any], reason: str
+) -> None:
+    end = {"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]}
+    server.message = lambda body: [delta(tool_calls=[call(0, name="f", arguments="{}")]), end]
+    with pytest.raises(CompletionError, match="called a tool, and was sent none"):
+        answered(engine, Chat.of([USER], asks))
+
+
+@pytest.mark.parametrize(
+    ("text", "reasoning", "rest"),
+    [
+        ("<think>They ask.</think>\n\nFine.", "They ask.", "\n\nFine."),
+        ("\n <think>\nThey\n</think>Fine.", "\nThey\n", "Fine."),
+        ("<think>They ask, and so on", "They ask, and so on", ""),
+        ("<think>a</think>b</think>c", "a", "b</think>c"),
+        ("<think>a<think>b</think>c", "a<think>b", "c"),
+        ("<think></think>", "", ""),
+        ("<think>a</thin", "a</thin", ""),
+        ("Fine <think>a</think>", "", "Fine <think>a</think>"),
+        ("<thi", "", "<thi"),
+        ("<thinking>a", "", "<thinking>a"),
+        ("</think>a", "", "</think>a"),
+        ("", "", ""),
+    ],
+)
+def test_reasoning_that_the_text_begins_with(
+    engine: OpenAIEngine, server: TextServer, text: str, reasoning: str, rest: str
+) -> None:
+    for size in (1, 2, 5, 100):
+        thoughts = Thoughts()
+        parts = [text[i : i + size] for i in range(0, len(text), size)]
+        assert "".join([*map(thoughts.add, parts), thoughts.end()]) == rest
+        assert thoughts.said == reasoning
+    server.message = lambda body: WIRES["Ollama"](Said(text, "Before. "))
+    for asks in ({}, ASKS):
+        found, said, _ = answered(engine, Chat.of([USER], asks))
+        assert (found, said.reasoning) == (rest, "Before. " + reasoning)
+        found, said, _ = answered(engine, Chat.of([USER], asks), whole_text=True)
+        assert (found, said.reasoning) == (text, "Before. ")
+
+
+def test_reasoning_in_both_fields_is_told_once(engine: OpenAIEngine, server: TextServer) -> None:
+    both = delta(reasoning="They", reasoning_content="They", content="")
+    server.message = lambda body: [both, *WIRES["vLLM"](Said("Fine."))]
+    assert answered(engine, Chat.of([USER]))[1].reasoning == "They"
+
+
+def test_a_call_is_no_answer_that_is_too_short(engine: OpenAIEngine, server: TextServer) -> None:
+    server.message = lambda body: WIRES["vLLM"](Said(calls=[("f", "{}")]))
+    least = DRAWN.model_copy(update={"min_new_tokens": 5})
+    assert calls_of(answered(engine, Chat.of([USER], ASKS), least)[1]) == [("f", "{}")]
+
+
+def test_a_chat_in_parts_is_not_gone_on_with(engine: OpenAIEngine) -> None:
+    def goes_on(chat: Chat) -> bool:
+        return engine.supports_continuation(engine.tokenize([engine.render(chat)])[0])
+
+    assert goes_on(Chat.of([USER]))
+    for chat in (Chat.of([USER], ASKS), Chat.of(TURNS)):
+        assert not goes_on(chat)
+
+
+def test_other_engines_refuse_them_in_one_line() -> None:
+    with ScriptedEngine(lambda x, seed: "") as engine:
+        for chat, field in (
+            (Chat.of([USER], ASKS), "tools"),
+            (Chat.of([USER], {"response_format": {}}), "response_format"),
+            (Chat.of(TURNS), "messages"),
+        ):
+            with pytest.raises(InputError, match=f"^{field}: .*engine 'openai' alone"):
+                engine.render(chat)
+        for settings in ({"tool_calls": "ignored"}, {"reasoning": "scored"}):
+            with pytest.raises(InputError, match=f"^{next(iter(settings))}: .*leave it out"):
+                engine.check_sampling(Settings.model_validate(settings))
