@@ -18,6 +18,7 @@ from tide.core.concurrency import gather
 from tide.core.errors import EngineError, InputError, PromptRefusedError
 from tide.core.results import Result, format_score
 from tide.core.settings import Overrides, Settings
+from tide.core.strings import Unread
 from tide.detoxifier.presets import preset_values
 from tide.engines import REGISTRY as ENGINES
 from tide.engines import Engine, Prompt, load_engine
@@ -223,7 +224,10 @@ class DetoxifierBase:
             read, settings = await self._prepared(prompt, settings)
             if settings.refuse_prompt_above is not None:
                 await self._check_prompt(prompt, settings.refuse_prompt_above)
-            tasks = [TrialTask(read, settings, strategy, n, priority, on_text) for n in trials]
+            chat = prompt if isinstance(prompt, Chat) else None
+            tasks = [
+                TrialTask(read, settings, strategy, n, priority, on_text, chat) for n in trials
+            ]
             made = await gather(Answer(one, self.engine, self._scoring).run() for one in tasks)
         return Result(prompt=str(read.text), trials=tuple(made))
 
@@ -238,7 +242,8 @@ class DetoxifierBase:
         """In the engine's loop: what the model itself writes."""
         async with self._capacity:
             read, settings = await self._prepared(prompt, settings)
-            task = TrialTask(read, settings, strategy, 0, priority, on_text)
+            chat = prompt if isinstance(prompt, Chat) else None
+            task = TrialTask(read, settings, strategy, 0, priority, on_text, chat)
             return await write_draft(task, self.engine, self._scoring)
 
     async def _forecast(self, prompt: str | Chat, draft: Draft) -> Forecast:
@@ -291,8 +296,11 @@ class DetoxifierBase:
 
     async def _check_prompt(self, prompt: str | Chat, limit: float) -> None:
         """Raise PromptRefusedError for one that scores above `limit`."""
-        said = prompt.messages[-1].content if isinstance(prompt, Chat) else prompt
-        score = float((await self._scoring.send([said], "score")).values[0])
+        try:
+            said = prompt.unanswered if isinstance(prompt, Chat) else [prompt]
+        except Unread:
+            raise PromptRefusedError("what tools were told or answered cannot be read") from None
+        score = max((await self._scoring.send(said, "score")).values.tolist())
         if score > limit:
             raise PromptRefusedError(
                 f"the prompt scores {format_score(score, False)}, above "

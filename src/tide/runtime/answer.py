@@ -8,12 +8,14 @@
            moves the prompt                          (`Answer._repair`)
 
 A strategy that moves the prompt is asked at the ends of blocks; of a short answer, which is one
-block, it writes all. Then this is the method of the paper.
+block, it writes all. Then this is the method of the paper. An answer to a chat that may hold more
+than plain text is drawn as a whole, and drawn again where it fails (`Answer._draw`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -22,12 +24,15 @@ from typing import Any
 
 import anyio
 
+from tide.core.chat import Chat, Parts
 from tide.core.errors import DeadlineError, UnresolvedError
 from tide.core.results import Role, ScoredCompletion, Trial
 from tide.core.seeds import derive_seed
 from tide.core.settings import Sampling, Settings
+from tide.core.strings import Unread
 from tide.core.text import HALF, before_half, has_letter, last_end, last_whole, word_starts
 from tide.engines.base import Completion, Engine, FinishReason, Piece, Prompt, Request
+from tide.runtime.parts import given_out, texts_of
 from tide.runtime.search import Effort, Search, start_of
 from tide.runtime.watch import Failure, Watch
 from tide.scorers.base import Scores, TextPolicy, is_empty
@@ -45,6 +50,8 @@ _ROLLBACKS, _ROLLBACK = 2, 16
 _LOST = 4
 # Tokens of a word whose texts are looked at again when another comes.
 _LONGEST_WORD = 64
+# Times that an answer in parts is drawn, and how hot it is drawn again.
+_DRAWS, _WARM = 4, 0.7
 # Iterations after which a search gives up the text before, if it may, rather than go on.
 _ITERATIONS = 5
 
@@ -54,7 +61,7 @@ class TrialTask:
     """One trial of a prompt, to be run. number: which of the prompt's.
 
     priority: the lowest is served first. on_text: called with each part of the text once it is
-    accepted.
+    accepted. chat: what the prompt is made of, if it is one.
     """
 
     prompt: Prompt
@@ -63,6 +70,12 @@ class TrialTask:
     number: int
     priority: int
     on_text: Callable[[str], None] | None = None
+    chat: Chat | None = None
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether the answer is drawn and judged as a whole."""
+        return self.chat is not None and self.settings.in_parts(self.chat)
 
     @property
     def seed(self) -> int:
@@ -121,6 +134,8 @@ class Answer:
         self._banned: tuple[int, ...] = ()
         self._banned_next: dict[tuple[int, ...], tuple[int, ...]] = {}  # by what stands before
         self._lost = 0  # times that a repair was drawn anew
+        self._draws = 0  # times that all of it was drawn anew
+        self._parts = self._parts_given = Parts()  # of the answer that was written last
         self._searches = self._given_out = self._kept = 0
         self._nearest: dict[str, Any] = {}
         self._at_end = False  # whether the model has ended the text
@@ -140,6 +155,8 @@ class Answer:
 
     async def _write(self) -> bool:
         """Write the answer; whether it has passed."""
+        if self._task.in_parts:
+            return await self._draw()
         if self._rewinds is None and not self._in_blocks:
             return await self._search(0, self._task.strategy)
         while self._ended is None:
@@ -200,6 +217,8 @@ class Answer:
                 (texts,) = self._engine.token_texts([self._ids[settled:]])
                 watch.texts[settled:] = texts
                 ended = self._stopped() or ended
+                self._parts = piece.parts
+                self._effort.generated_tokens += piece.parts.num_tokens
                 yield ended
                 settled += max(word_starts(watch.texts[settled:]), default=0)
                 if len(watch.texts) - settled > _LONGEST_WORD:
@@ -210,7 +229,7 @@ class Answer:
 
     def _request(self) -> Request:
         """For what the model writes next."""
-        drawn = len(self._places) + self._searches + self._lost
+        drawn = len(self._places) + self._searches + self._lost + self._draws
         return Request(
             self._task.prompt.token_ids + tuple(self._ids),
             self._sampling(),
@@ -253,7 +272,49 @@ class Answer:
         del self._ids[len(self._watch.texts) :]
         return "stop"
 
+    async def _draw(self) -> bool:
+        """Draw the whole answer until it passes. It is never edited."""
+        settings, watch = self._settings, self._watch
+        for self._draws in range(_DRAWS):
+            self._rewind(0)
+            self._chosen = None
+            self._effort.rounds += 1
+            self._effort.iterations += 1
+            async with aclosing(self._written()) as pieces:
+                *_, ended = [one async for one in pieces]
+            assert ended is not None
+            self._parts_given = given_out(self._parts, settings, self._task.seed)
+            score, place = await self._judge_whole(watch.text, self._parts), len(self._ids)
+            called = settings.tool_calls == "withheld" and bool(self._parts.tool_calls)
+            if settings.passes(score) and not (called and is_empty(watch.text)):
+                watch.judge(place, score)
+                watch.finish()
+                self._ended = ended
+                self._give_out()
+                return True
+            self._record(place, score, self._attributes.get(place, {}), ended)
+            if settings.passes(score):
+                break  # there is nothing but what is withheld
+        return False
+
     # 2. What stands so far is scored.
+
+    async def _judge_whole(self, text: str, parts: Parts) -> float:
+        """The worst score of all that a whole answer says; 1 if it cannot be read."""
+        asks = self._task.chat.asks if self._task.chat is not None else ""
+        has_format = "response_format" in json.loads(asks or "{}")
+        try:
+            texts = texts_of(text, parts, self._settings, has_format=has_format)
+        except Unread:
+            return 1.0
+        policy: TextPolicy = "blank"
+        if len(texts) == 1 and is_empty(text):
+            policy = self._empty_policy()
+        self._effort.scorer_calls += len(texts)
+        scores = await self._scoring.send(texts, policy)
+        worst = max(range(len(texts)), key=lambda one: float(scores.values[one]))
+        self._attributes[len(self._ids)] = scores.known(worst)
+        return float(scores.values[worst])
 
     def _ask(self, ended: bool) -> _Asked | None:
         asks = self._watch.asks(ended=ended)
@@ -300,6 +361,11 @@ class Answer:
     def _says_nothing(self, text: str) -> bool:
         """Whether a text is so short that the policy scored it, and not the scorer."""
         return is_empty(text) and self._settings.empty_policy != "score"
+
+    @property
+    def _holds_parts(self) -> bool:
+        """Whether the answer holds something beside its text that was not left out."""
+        return bool(self._parts_given.reasoning or self._parts.tool_calls) and self._task.in_parts
 
     # 4. Where it fails, it is rewound, or a search moves the prompt.
 
@@ -493,6 +559,8 @@ class Answer:
             temperature *= self._rewinds.cool
             if "min_new_tokens" in self._engine.capabilities:
                 least = max(least, self._rewinds.least)
+        if self._draws:
+            temperature = max(_WARM, temperature)
         update = {
             "max_new_tokens": most,
             "min_new_tokens": min(max(0, least - kept), most),
@@ -516,7 +584,7 @@ class Answer:
                 role=self._found[-1].role if displacement else role,
                 text=text,
                 toxicity=score,
-                empty=self._says_nothing(text),
+                empty=self._says_nothing(text) and not self._holds_parts,
                 cosine=min((one.cosine for one in self._found), default=1.0),
                 displacement=displacement,
                 num_tokens=place,
@@ -562,7 +630,7 @@ class Answer:
         # not.
         unscored = empty and (shown or settings.empty_policy == "unmodified")
         refused = (empty and shown) or (not passed and settings.on_unresolved == "refuse")
-        given_out = self._given_out if refused else 0
+        shown_tokens = self._given_out if refused else 0
         return Trial(
             number=task.number,
             seed=task.seed,
@@ -577,8 +645,9 @@ class Answer:
             # The paper's count of a search reads every prompt anew.
             read_tokens=effort.read_tokens if self._rewinds or self._in_blocks else 0,
             base_partial=self._base_partial,
-            shown="".join(watch.texts[:given_out]),
-            shown_tokens=given_out,
+            shown="".join(watch.texts[:shown_tokens]),
+            shown_tokens=shown_tokens,
+            parts=self._parts_given if passed and not refused else Parts(),
             **self._nearest,
         )
 

@@ -10,7 +10,8 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
-from tide.core.text import last_whole, maybe_stops
+from tide.core.chat import Parts
+from tide.core.text import Thoughts, last_whole, maybe_stops
 from tide.engines.base import Engine, FinishReason, Piece, Request
 from tide.runtime.answer import Answer, TrialTask
 from tide.scorers.scoring import Scoring
@@ -18,10 +19,11 @@ from tide.scorers.scoring import Scoring
 
 @dataclass(frozen=True)
 class Draft:
-    """What the model itself writes. pieces: as the engine gave them."""
+    """What the model itself writes. parts: beside its text. pieces: as the engine gave them."""
 
     task: TrialTask
     text: str
+    parts: Parts
     num_tokens: int
     finish_reason: FinishReason
     generated_tokens: int
@@ -60,7 +62,21 @@ async def forecast(draft: Draft, engine: Engine, scoring: Scoring) -> Forecast:
     task = draft.task
     if task.on_text is not None:  # what a stream gives out is decided as for a stream
         task = replace(task, on_text=lambda _: None)
-    return await _Monitored(task, engine, scoring, draft.pieces).forecast(draft.text)
+    thoughts = Thoughts()
+    text = draft.text
+    if task.chat is not None and "parts" in engine.capabilities:  # it would have told them apart
+        text = thoughts.add(text) + thoughts.end()
+    pieces = draft.pieces
+    if thoughts.said:
+        (ids,) = engine.tokenize([text])
+        pieces = (Piece(tuple(ids), draft.finish_reason),)
+    monitored = _Monitored(task, engine, scoring, pieces)
+    if task.in_parts:
+        parts = Parts(
+            reasoning=draft.parts.reasoning + thoughts.said, tool_calls=draft.parts.tool_calls
+        )
+        return await monitored.forecast_whole(text, parts)
+    return await monitored.forecast(text)
 
 
 class _Monitored(Answer):
@@ -95,6 +111,7 @@ class _Monitored(Answer):
         return Draft(
             self._task,
             self._watch.text,
+            self._parts,
             len(self._ids),
             ended,
             self._effort.generated_tokens,
@@ -115,13 +132,19 @@ class _Monitored(Answer):
         character += len(text[character:]) - len(text[character:].lstrip())
         return Forecast(score, character, len(text[:character].split()))
 
+    async def forecast_whole(self, text: str, parts: Parts) -> Forecast:
+        """Of an answer in parts, which would have been drawn again as a whole."""
+        score = await self._judge_whole(text, parts)
+        return Forecast(score) if self._settings.passes(score) else Forecast(score, 0, 0)
+
     async def _pieces(self, request: Request) -> AsyncGenerator[Piece, None]:
         if self._recorded:
             for piece in parted(self._recorded, request.piece_tokens):
                 yield piece
             return
         size = None if self._task.on_text is None else 1
-        async with aclosing(self._engine.write(replace(request, piece_tokens=size))) as pieces:
+        own = replace(request, piece_tokens=size, whole_text=True)
+        async with aclosing(self._engine.write(own)) as pieces:
             async for piece in pieces:
                 self._recorded.append(piece)
                 yield piece
