@@ -29,3 +29,9 @@ def url() -> Iterator[str]:
 def rewriting_url() -> Iterator[str]:
     """The address of a server whose guardrail writes failing sentences anew."""
     yield from served("rewriting")
+
+
+@pytest.fixture(scope="module")
+def tools_url() -> Iterator[str]:
+    """The address of a gateway before a server that calls tools."""
+    yield from served("tools")

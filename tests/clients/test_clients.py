@@ -65,6 +65,63 @@ def test_langchain(url: str) -> None:
     assert len(model.batch(["Hello", "there"])) == 2
 
 
+WEATHER: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "The weather in a town.",
+        "parameters": {"type": "object", "properties": {"town": {"type": "string"}}},
+    },
+}
+TOWNS = [{"town": "Oslo"}, {"town": "Bergen"}]
+
+
+def test_openai_with_tools(tools_url: str) -> None:
+    openai = pytest.importorskip("openai")
+    client = openai.OpenAI(base_url=f"{tools_url}/v1", api_key=KEY)
+    asked: dict[str, Any] = {"model": "tiny", "tools": [WEATHER]}
+    message = client.chat.completions.create(messages=SAID, **asked).choices[0].message
+    assert [json.loads(one.function.arguments) for one in message.tool_calls] == TOWNS
+    with client.chat.completions.stream(messages=SAID, **asked) as stream:
+        for _ in stream:
+            pass
+        streamed = stream.get_final_completion().choices[0].message
+    assert [json.loads(one.function.arguments) for one in streamed.tool_calls] == TOWNS
+    for one in (message, streamed):
+        turns = [*SAID, one.model_dump(exclude_none=True)]
+        for number, call in enumerate(one.tool_calls):
+            result = f"sunny in {TOWNS[number]['town']}"
+            turns.append({"role": "tool", "tool_call_id": call.id, "content": result})
+        last = client.chat.completions.create(messages=turns, **asked).choices[0].message
+        assert last.content == "It is sunny in Oslo and sunny in Bergen."
+    plain = client.chat.completions.create(messages=SAID, model="tiny").choices[0].message
+    assert (plain.content, plain.tool_calls) == ("Hello, and a fine morning.", None)
+
+
+def test_langchain_with_tools(tools_url: str) -> None:
+    langchain = pytest.importorskip("langchain_openai")
+    from langchain_core.messages import HumanMessage, ToolMessage
+
+    model = langchain.ChatOpenAI(model="tiny", base_url=f"{tools_url}/v1", api_key=KEY)
+    bound, said = model.bind_tools([WEATHER]), [HumanMessage("Hello there")]
+    answer = bound.invoke(said)
+    assert answer.response_metadata["finish_reason"] == "tool_calls"
+    first, *parts = bound.stream(said)
+    for part in parts:
+        first = first + part
+    for one in (answer, first):
+        assert [(call["name"], call["args"]) for call in one.tool_calls] == [
+            ("weather", town) for town in TOWNS
+        ]
+    results = [
+        ToolMessage(f"sunny in {call['args']['town']}", tool_call_id=call["id"])
+        for call in answer.tool_calls
+    ]
+    last = bound.invoke([*said, answer, *results])
+    assert last.content == "It is sunny in Oslo and sunny in Bergen."
+    assert "".join(part.content for part in bound.stream([*said, first, *results])) == last.content
+
+
 def test_llm(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("llm")
     monkeypatch.setenv("LLM_USER_PATH", str(tmp_path))

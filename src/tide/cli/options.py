@@ -46,7 +46,7 @@ _CHOICES = {
 }
 _PANELS = {
     **dict.fromkeys(("block_tokens", "block_context"), "Long answers"),
-    "on_unresolved": "Output",
+    **dict.fromkeys(("on_unresolved", "tool_calls", "reasoning"), "Output"),
 }
 
 

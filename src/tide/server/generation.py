@@ -18,7 +18,7 @@ from typing import Any
 
 import anyio
 
-from tide.core.chat import Chat
+from tide.core.chat import Chat, Parts
 from tide.core.errors import InputError, PromptRefusedError
 from tide.core.results import Result
 from tide.core.settings import CHAT_TOKENS
@@ -104,7 +104,8 @@ class Serving:
             for i, one in enumerate(results)
         ]
         choices = [
-            shape.choice(i, given(one), reason(one), told[i]) for i, one in enumerate(results)
+            shape.choice(i, given(one), parts_of(one), reason(one), told[i])
+            for i, one in enumerate(results)
         ]
 
         async def afterwards() -> None:
@@ -119,17 +120,22 @@ class Serving:
         results: dict[int, Answered] = {}
         told: list[dict[str, Any]] = []
         lengths: list[int] = []
+        sent: dict[int, int] = {}  # characters of each choice
         async with aclosing(self._run(calls, True)) as running:
             async for number, item in running:
                 if item is None:
                     yield _KEEP_ALIVE
                 elif isinstance(item, str):
+                    sent[number] = sent.get(number, 0) + len(item)
                     yield event(shape.piece(number, item))
                 else:
                     results[number] = item
                     lengths = lengths or await self._lengths(calls, request.n)
                     length, traces = lengths[number // request.n], request.tide.trace
                     told.append(self._told(item, calls[number], length, traces))
+                    left = given(item)[sent.get(number, 0) :]
+                    for chunk in shape.rest(number, left, parts_of(item)):
+                        yield event(chunk)
                     yield event(shape.piece(number, "", reason(item), tide=told[-1]))
         if request.stream_options.include_usage:
             yield event(shape.usage(usage_of(lengths, list(results.values())), summed(told)))
@@ -189,8 +195,7 @@ class Serving:
             message = "this server shows nothing that was not accepted (tide serve --traces does)"
             raise Refused(400, message, param="tide.trace")
         if isinstance(request, ChatRequest):
-            chat = Chat.of([message.plain() for message in request.messages])
-            prompts: list[str] | list[Chat] = [chat]
+            prompts: list[str] | list[Chat] = [request.chat()]
         else:
             assert isinstance(request, CompletionRequest)
             prompts = request.prompt
@@ -310,7 +315,9 @@ async def _items(call: Call, in_pieces: bool) -> Items:
     At the end what came of the call.
     """
     detox, settings = call.policy.detox, call.settings
-    if call.policy.mode == "enforce" and not in_pieces:
+    # What is judged as a whole is given out in the order of a message: first its reasoning.
+    is_whole = not in_pieces or detox.settings.in_parts(call.prompt)
+    if call.policy.mode == "enforce" and is_whole:
         yield await detox(call.prompt, **settings)
         return
     stream: AsyncTextStream[Any] = (
@@ -343,22 +350,31 @@ def given(answered: Answered) -> str:
     return trial.text if trial.accepted or trial.refused else ""
 
 
+def parts_of(answered: Answered) -> Parts:
+    """What is sent beside the text."""
+    return answered.parts if isinstance(answered, Draft) else answered.best.parts
+
+
 def tokens(answered: Answered) -> int:
-    """Those of the text that leaves."""
+    """Those of the text that leaves, and of what the model wrote beside it."""
+    beside = parts_of(answered).num_tokens
     if isinstance(answered, Draft):
-        return answered.num_tokens
+        return answered.num_tokens + beside
     trial = answered.best
     if trial.refused:
         return trial.shown_tokens
-    return trial.returned.num_tokens if trial.accepted else 0
+    return trial.returned.num_tokens + beside if trial.accepted else 0
 
 
 def reason(answered: Answered) -> str:
     """OpenAI's reason for the end of a text. An empty text of the model is not a refusal."""
     if isinstance(answered, Draft):
-        return answered.finish_reason
-    trial = answered.best
-    return trial.returned.finish_reason if trial.accepted or trial.empty else "content_filter"
+        found: str = answered.finish_reason
+    else:
+        trial = answered.best
+        accepted = trial.accepted or trial.empty
+        found = trial.returned.finish_reason if accepted else "content_filter"
+    return "tool_calls" if found == "stop" and parts_of(answered).tool_calls else found
 
 
 def usage_of(lengths: Sequence[int], results: Sequence[Answered]) -> dict[str, int]:

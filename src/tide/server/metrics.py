@@ -79,7 +79,8 @@ class Metrics:
         best = answered.best
         outcome = "accepted" if best.accepted else "empty" if best.empty else "refused"
         self.outcomes.labels(outcome).inc()
-        if not best.refused and best.text != best.base.text:
+        other_calls = bool(best.parts.tool_calls) and best.chosen > 0
+        if not best.refused and (best.text != best.base.text or other_calls):
             self.changed.labels("beginning" if best.base_partial else "whole").inc()
         self.rounds.inc(best.rounds)
         self.evaluations.inc(best.evaluations)

@@ -55,6 +55,7 @@ class Monitor:
     ) -> None:
         if self._texts:
             said |= {"prompt": draft.task.prompt.text, "text": draft.text}
+            said |= draft.parts.model_dump(exclude_defaults=True, exclude={"num_tokens"})
         try:
             found = await policy.detox.forecast(prompt, draft)
         except PromptRefusedError:
@@ -85,7 +86,7 @@ class Monitor:
             "word": word,
         }
         failed = {"error": error} if error else {}
-        plain = {key: value for key, value in said.items() if key not in ("prompt", "text")}
+        plain = {name: said[name] for name in ("request", "choice", "policy")}
         LOG.info(json.dumps({"monitored": plain | found | failed}))
         if self._log is None:
             return

@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from tide.core.errors import InputError, ScorerError, TideError, first_line, guarded
 from tide.core.optional import require
 from tide.core.sanitize import shown
-from tide.core.settings import Settings
+from tide.core.settings import Settings, Treatment
 from tide.core.validation import problems
 from tide.data.files import as_text, read_small
 from tide.detoxifier.asynchronous import AsyncDetoxifier
@@ -74,6 +74,8 @@ class Policy(_Part):
     refuse_prompt_above: float | None = Field(
         default=None, ge=0, le=1, description="Refuse a prompt that itself scores above this."
     )
+    tool_calls: Treatment | None = Field(default=None, description="As --tool-calls.")
+    reasoning: Treatment | None = Field(default=None, description="As --reasoning.")
     never: list[str] = Field(
         default=[],
         max_length=10_000,
@@ -190,9 +192,8 @@ class CommandLine:
 
     def settings(self, policy: Policy) -> tuple[str, Settings]:
         """The name of a policy's preset, and its settings. Raises InputError for invalid ones."""
-        own = policy.model_dump(
-            include={"strategy", "toxicity_threshold", "refuse_prompt_above"}, exclude_none=True
-        )
+        names = {"strategy", "toxicity_threshold", "refuse_prompt_above", "tool_calls", "reasoning"}
+        own = policy.model_dump(include=names, exclude_none=True)
         overrides = {**self.overrides, **own}
         preset = preset_name(policy.preset or self.preset, self.model, overrides.get("strategy"))
         return preset, resolved(preset, self.model, overrides)[0]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
@@ -25,6 +25,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 from starlette.responses import JSONResponse
 
+from tide.core.chat import Chat, Parts
 from tide.core.errors import (
     CompletionError,
     DeadlineError,
@@ -42,18 +43,19 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _PLAIN = "answers are plain text here"
+_FOR_CHATS = "for /v1/chat/completions alone, behind an engine that takes it (openai)"
 _UNSCORED = "would show or take in what no scorer has seen"
 _REASONS = {
     "logprobs": _UNSCORED,
     "top_logprobs": _UNSCORED,
     "prompt_logprobs": _UNSCORED,
     "echo": _UNSCORED,
-    "tools": "tool calls are not scored",
-    "functions": "tool calls are not scored",
+    **dict.fromkeys(("tools", "tool_choice", "response_format"), _FOR_CHATS),
+    "functions": "former name; use tools",
+    "function_call": "former name; use tool_choice",
     "prompt_embeds": "embeddings are not taken from clients",
     **dict.fromkeys(
         (
-            "response_format",
             "guided_json",
             "guided_regex",
             "guided_choice",
@@ -89,7 +91,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "spaces_between_special_tokens": (True,),
     "store": (False,),
     "suffix": ("",),
-    "tool_calls": ([],),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
     "top_logprobs": (0,),
@@ -100,6 +101,7 @@ _IGNORED = (
     "frequency_penalty", "length_penalty", "min_p", "presence_penalty", "service_tier", "store",
 )  # fmt: skip
 _MOST_IGNORED, _LONGEST_NAME = 32, 64
+_MOST_NESTED = 64
 # They tell of the caller and change no answer.
 _ABOUT_THE_CALLER = (
     "metadata", "name", "parallel_tool_calls", "prompt_cache_key", "safety_identifier", "user",
@@ -213,6 +215,15 @@ _FAILURES: dict[type[Exception], tuple[int, str, str, bool]] = {
     CompletionError: (500, "completion_error", "the model cannot complete this prompt", False),
     EngineError: (503, "engine_error", "the language model does not answer", True),
 }
+
+
+def _is_deep(value: Any) -> bool:
+    """Whether a JSON value is nested so deeply that writing it may fail."""
+    level = [value]
+    for _ in range(_MOST_NESTED):
+        parts = [list(one.values()) if isinstance(one, dict) else one for one in level]
+        level = [inner for one in parts if isinstance(one, list) for inner in one]
+    return bool(level)
 
 
 def _whole(text: str) -> str:
@@ -360,23 +371,104 @@ class ContentPart(_Asked):
     text: Text
 
 
+class CalledFunction(_Asked):
+    name: Text
+    arguments: Text
+
+
+class MessageCall(_Asked):
+    """A call of a tool by the assistant, as it is sent back."""
+
+    id: Text
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: Any = None  # of a stream; it is left out
+
+
+class Function(BaseModel):
+    """What a model is told of a tool. Engines read the rest."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    name: Text
+
+
+class Tool(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(_Asked):
+    name: Text
+
+
+class NamedTool(_Asked):
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class ResponseFormat(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    type: Literal["text", "json_object", "json_schema"]
+
+
 class ChatMessage(_Asked):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Text | list[ContentPart]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Text | list[ContentPart] | None = None  # calls of tools may stand alone
+    tool_calls: list[MessageCall] = []
+    tool_call_id: Text | None = None
     # What an assistant thought before it answered, as servers return it; it is left out.
     reasoning_content: Any = None
     reasoning: Any = None
 
-    def plain(self) -> dict[str, str]:
-        parts = self.content
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if self.content is None and not self.tool_calls:
+            raise PydanticCustomError("missing", "Field required", {"param": "content"})
+        return self
+
+    def plain(self) -> dict[str, Any]:
+        parts = self.content or ""
         text = parts if isinstance(parts, str) else "\n".join(part.text for part in parts)
         role = "system" if self.role == "developer" else self.role
-        return {"role": role, "content": text}
+        calls = [one.function.model_dump() | {"id": one.id} for one in self.tool_calls]
+        found = {"role": role, "content": text, "tool_calls": calls}
+        return found if self.tool_call_id is None else found | {"tool_call_id": self.tool_call_id}
 
 
 class ChatRequest(Generation):
     messages: list[ChatMessage] = Field(min_length=1)
     max_completion_tokens: int | None = None
+    tools: list[Tool] = []
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: ResponseFormat | None = None
+
+    @model_validator(mode="after")
+    def _has_tools_to_choose(self) -> Self:
+        if self.tool_choice not in (None, "none", "auto") and not self.tools:
+            raise PydanticCustomError("tools", "there are no tools", {"param": "tool_choice"})
+        return self
+
+    def chat(self) -> Chat:
+        """What it asks. Raises InputError for what is no chat."""
+        asks: dict[str, Any] = {}
+        form = self.response_format
+        for name, is_asked in {
+            **dict.fromkeys(("tools", "tool_choice", "parallel_tool_calls"), bool(self.tools)),
+            "response_format": form is not None and form.type != "text",
+        }.items():
+            if not is_asked or getattr(self, name) is None:
+                continue
+            asks |= self.model_dump(include={name}, exclude_none=True)
+            if _is_deep(asks[name]):
+                raise InputError(f"{name}: nested more than {_MOST_NESTED} levels deep")
+            if half_character(json.dumps(asks[name], ensure_ascii=False)) is not None:
+                raise InputError(f"{name}: no text: it holds half a character (a surrogate)")
+        return Chat.of([message.plain() for message in self.messages], asks)
 
     @property
     def tokens_name(self) -> str:
@@ -390,6 +482,15 @@ class ChatRequest(Generation):
 def event(data: dict[str, Any]) -> str:
     """One event of a stream, of ASCII: no character of a text ends a line."""
     return f"data: {json.dumps(data, separators=(',', ':'))}\n\n"
+
+
+def _beside(parts: Parts) -> dict[str, Any]:
+    """What a message holds beside its content."""
+    calls = [one.dump() for one in parts.tool_calls]
+    return {
+        **({"reasoning_content": parts.reasoning} if parts.reasoning else {}),
+        **({"tool_calls": calls} if calls else {}),
+    }
 
 
 class ReplyShape:
@@ -408,8 +509,12 @@ class ReplyShape:
         self._begun: set[int] = set()
         self._piece = {**self._whole, "object": "chat.completion.chunk" if chat else kind}
 
-    def choice(self, index: int, text: str, reason: str, tide: dict[str, Any]) -> dict[str, Any]:
-        message = {"role": "assistant", "content": text, "refusal": None}
+    def choice(
+        self, index: int, text: str, parts: Parts, reason: str, tide: dict[str, Any]
+    ) -> dict[str, Any]:
+        # None beside calls, as OpenAI has it.
+        said = None if parts.tool_calls and not text else text
+        message = {"role": "assistant", "content": said, "refusal": None, **_beside(parts)}
         content = {"message": message} if self._chat else {"text": text}
         return {"index": index, **content, "logprobs": None, "finish_reason": reason, "tide": tide}
 
@@ -430,6 +535,17 @@ class ReplyShape:
                 self._begun.add(index)
         choice = {"index": index, **content, "logprobs": None, "finish_reason": reason}
         return {**self._piece, "choices": [choice], **more}
+
+    def rest(self, index: int, text: str, parts: Parts) -> Iterator[dict[str, Any]]:
+        """Chunks of choice `index`: its reasoning, what of its text was not sent, and its calls."""
+        deltas = {"content": text} | _beside(parts)
+        for name in ("reasoning_content", "content", "tool_calls"):
+            if value := deltas.get(name):
+                if name == "tool_calls":
+                    value = [{"index": place, **one} for place, one in enumerate(value)]
+                chunk = self.piece(index, "")
+                chunk["choices"][0]["delta"][name] = value
+                yield chunk
 
     def usage(self, usage: dict[str, int], tide: dict[str, Any]) -> dict[str, Any]:
         """The last chunk, if usage was asked for."""

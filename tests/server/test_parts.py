@@ -1,0 +1,475 @@
+"""Tools, reasoning and formats through `tide serve --engine openai`: what leaves was scored."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+
+from tests.engines.openai.messages import WIRES, Said
+from tests.engines.openai.server import TextServer
+from tests.server.running import Running, running, wait_until
+from tests.server.test_monitor import counted
+from tide.engines.openai.engine import OpenAIEngine
+from tide.engines.openai.words import words_of
+
+TOOLS: list[Any] = [{"type": "function", "function": {"name": "find", "parameters": {}}}]
+USER: dict[str, Any] = {"role": "user", "content": "Find the river."}
+JSON = {"response_format": {"type": "json_object"}}
+ARGUMENTS = '{"where": "the town", "deep": [1, {"key": "value"}]}'
+FINE = Said("I look.", "They ask for a river.", [("find", ARGUMENTS), ("find", "{}")])
+BAD = "wombat"
+
+
+class Reader:
+    """1.0 for a text with the word that stands for all that is toxic. texts: all that it read."""
+
+    name, threshold, pace = "reader", 0.5, "word"
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def score(self, texts: Sequence[str]) -> np.ndarray:
+        self.texts += texts
+        return np.array([float(BAD in text.casefold()) for text in texts])
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def upstream() -> Iterator[TextServer]:
+    with TextServer(strict=True) as upstream:
+        yield upstream
+
+
+@pytest.fixture(scope="module")
+def engine(upstream: TextServer) -> Iterator[OpenAIEngine]:
+    with OpenAIEngine("tiny", base_urls=upstream.url, deadline=10.0) as engine:
+        yield engine
+
+
+Serve = Callable[..., Any]
+
+
+@pytest.fixture
+def serve(upstream: TextServer, engine: OpenAIEngine) -> Serve:
+    """A server whose model says the given things, one after the other, the last again and again."""
+
+    @contextmanager
+    def serve(*said: Said, wire: str = "vLLM", **options: Any) -> Iterator[Running]:
+        left = list(said)
+
+        def message(body: dict[str, Any]) -> Any:
+            return WIRES[wire](left.pop(0) if len(left) > 1 else left[0])
+
+        upstream.message = message
+        options = {"preset": "relative", "strategy": "backtrack", **options}
+        with running(engine, Reader(), **options) as server:
+            upstream.requests.clear()
+            yield server
+
+    return serve
+
+
+def ask(server: Running, messages: Any = None, **more: Any) -> dict[str, Any]:
+    """The whole answer to a chat with tools."""
+    body = {"messages": messages or [USER], "tools": TOOLS, "max_tokens": 100, **more}
+    answer = server.http.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()["choices"][0]
+    return found
+
+
+def streamed(server: Running, **more: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The deltas of a stream, and the last choice."""
+    body = {"messages": [USER], "tools": TOOLS, "stream": True, "max_tokens": 100, **more}
+    text = server.http.post("/v1/chat/completions", json=body).text
+    parts = [part for part in text.split("\n\n") if part.startswith("data: {")]
+    choices = [json.loads(part.removeprefix("data: "))["choices"][0] for part in parts]
+    return [one["delta"] for one in choices], choices[-1]
+
+
+def called(message: dict[str, Any]) -> list[tuple[str, str]]:
+    found = [one["function"] for one in message.get("tool_calls", ())]
+    return [(one["name"], one["arguments"]) for one in found]
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_what_passes_is_given_out_as_the_model_said_it(serve: Serve, wire: str) -> None:
+    with serve(FINE, wire=wire, reasoning="scored") as server:
+        choice = ask(server)
+        message = choice["message"]
+        assert (message["content"], message["reasoning_content"]) == (FINE.text, FINE.reasoning)
+        assert (called(message), choice["finish_reason"]) == (list(FINE.calls), "tool_calls")
+        assert choice["tide"]["accepted"]
+        # All of it was scored before: the texts, the names, and each string and key.
+        read = server.scorer.texts
+        for text in (FINE.text, FINE.reasoning, ARGUMENTS, "find", "where", "the town", "key"):
+            assert text in read
+        deltas, last = streamed(server)
+    assert [delta.get("role") for delta in deltas][:2] == ["assistant", None]
+    names = [name for delta in deltas for name in delta if name != "role"]
+    assert names == ["reasoning_content", "content", "tool_calls"]
+    given = {name: value for delta in deltas for name, value in delta.items()}
+    assert [one.pop("index") for one in given["tool_calls"]] == [0, 1]
+    assert called(given) == list(FINE.calls)
+    ids = [one["id"] for one in given["tool_calls"]]
+    assert len({*ids, *(FINE.id_of(i) for i in range(2))}) == 4  # a server's ids are text, too
+    assert all(len(one) == 9 and one.isalnum() for one in ids)
+    assert (given["content"], given["reasoning_content"]) == (FINE.text, FINE.reasoning)
+    assert last["finish_reason"] == "tool_calls"
+
+
+def test_clients_of_openai_put_a_stream_together(serve: Serve) -> None:
+    with serve(FINE) as server:
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="any")
+        asked: dict[str, Any] = {"model": "scripted", "messages": [USER], "tools": TOOLS}
+        whole = client.chat.completions.create(**asked, seed=3).choices[0]
+        with client.chat.completions.stream(**asked, seed=3) as stream:
+            for _ in stream:
+                pass
+            final = stream.get_final_completion().choices[0]
+        turns = [USER, whole.message.model_dump(exclude_none=True)]
+        for one in whole.message.tool_calls or ():
+            turns.append({"role": "tool", "tool_call_id": one.id, "content": "sunny"})
+        client.chat.completions.create(model="scripted", messages=turns, tools=TOOLS)
+    for choice in (whole, final):
+        assert choice.finish_reason == "tool_calls"
+        calls = [(one.function.name, one.function.arguments) for one in choice.message.tool_calls]
+        assert calls == list(FINE.calls)
+    assert [one.id for one in whole.message.tool_calls] == [
+        one.id for one in final.message.tool_calls
+    ]
+
+
+def test_a_conversation_with_tools_is_passed_on(serve: Serve, upstream: TextServer) -> None:
+    call = {"id": "x", "type": "function", "function": {"name": "find", "arguments": "{}"}}
+    turns = [
+        USER,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "x", "content": [{"type": "text", "text": "sunny"}]},
+    ]
+    asks = {"tool_choice": "required", "parallel_tool_calls": False, **JSON}
+    with serve(Said('"Sunny."')) as server:
+        assert ask(server, turns, **asks)["message"]["content"] == '"Sunny."'
+    body = upstream.requests[-1]
+    assert {name: body[name] for name in asks} == asks
+    assert body["tools"] == TOOLS
+    assert body["messages"] == [
+        USER,
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "x", "content": "sunny"},
+    ]
+
+
+HIDDEN = {
+    "a string": '{"a": "a Wombat"}',
+    "a key": '{"a wombat": 1}',
+    "a key that comes twice": '{"a": "a wombat", "a": "fine"}',
+    "escapes": '{"a": "wo\\u006dbat"}',
+    "an escaped key": '{"\\u0077ombat": 1}',
+    "JSON in JSON": json.dumps({"a": json.dumps({"b": "wo\\u006dbat"})}),
+    "JSON in JSON in JSON": json.dumps([json.dumps([json.dumps(["w\u00f6", "wombat"])])]),
+    "deep": '{"a": [[{"b": {"c": ["wombat"]}}]]}',
+    "no JSON": "wombat",
+    "no JSON, and fine": "the town",
+    "half of JSON": '{"a": "the to',
+    "two of JSON": "{} {}",
+    "single quotes": "{'a': 1}",
+    "half a character": '{"a": "\\ud83d"}',
+    "escapes without end": json.dumps(json.dumps(json.dumps(json.dumps(json.dumps(['"']))))),
+    "lists without end": "[" * 2000,
+    "a number without end": "1" * 5000,
+}
+
+
+def assert_refused(choice: dict[str, Any]) -> None:
+    assert choice["finish_reason"] == "content_filter"
+    message = choice["message"]
+    assert message["content"] == ""
+    assert not {"tool_calls", "reasoning_content"} & set(message)
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_calls_that_do_not_pass_are_drawn_again_and_then_refused(
+    serve: Serve, upstream: TextServer, name: str
+) -> None:
+    bad = Said("I look.", calls=[("find", "{}"), ("find", HIDDEN[name])])
+    with serve(bad, max_new_tokens=100) as server:
+        assert_refused(ask(server))
+        seeds = [body["seed"] for body in upstream.requests]
+        assert len(set(seeds)) == len(seeds) == 4
+        assert len({body["temperature"] for body in upstream.requests[1:]}) == 1
+        deltas, last = streamed(server)
+        assert (deltas, last["finish_reason"]) == ([{"role": "assistant"}], "content_filter")
+    with serve(bad, bad, FINE) as server:
+        again = ask(server)
+        assert called(again["message"]) == list(FINE.calls)
+        assert again["tide"]["rounds"] == 3
+        assert server.metric('tide_changed_completions_total{failed="whole"}') == 1
+        assert len(upstream.requests) == 3
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        Said("A wombat.", calls=[("find", "{}")]),
+        Said("Fine.", calls=[("wombat", "{}")]),
+        Said("Fine.", "They ask for a wombat.", [("find", "{}")]),
+        Said("<think>A wombat.</think>Fine."),
+        Said("<think>A wombat"),
+        Said("<think>Fine.</think> And </think> a wombat."),
+    ],
+)
+def test_text_names_and_reasoning_are_scored(serve: Serve, said: Said) -> None:
+    with serve(said, reasoning="scored") as server:
+        assert_refused(ask(server))
+        deltas, last = streamed(server)
+        assert (deltas, last["finish_reason"]) == ([{"role": "assistant"}], "content_filter")
+
+
+@pytest.mark.parametrize("tools", [TOOLS, []])
+def test_reasoning_is_treated_as_the_policy_says(serve: Serve, tools: Any, tmp_path: Path) -> None:
+    thought = "A wombat."
+    policies = tmp_path / "tide.yaml"
+    names = ("scored", "ignored", "withheld")
+    policies.write_text(json.dumps({"policies": {name: {"reasoning": name} for name in names},
+                                    "default": names}))  # fmt: skip
+    for said in (Said("Fine.", thought), Said(f"<think>{thought}</think>Fine.")):
+        with serve(said, policies=policies) as server:
+            for name in names:
+                asked: dict[str, Any] = {"tools": tools, "tide": {"policy": name}}
+                deltas, _ = streamed(server, **asked)
+                text = "".join(delta.get("content", "") for delta in deltas)
+                thoughts = "".join(delta.get("reasoning_content", "") for delta in deltas)
+                choice = ask(server, **asked)
+                if name == "scored":
+                    assert_refused(choice)
+                    assert text == thoughts == ""
+                else:
+                    shown = thought if name == "ignored" else ""
+                    assert choice["message"]["content"] == text == "Fine."
+                    assert choice["message"].get("reasoning_content", "") == thoughts == shown
+
+
+def test_calls_are_treated_as_the_policy_says(serve: Serve) -> None:
+    calls = [("find", '{"a": "wombat"}'), ("find", "no JSON")]
+    with serve(Said("Fine.", calls=calls), tool_calls="ignored") as server:
+        choice = ask(server)
+        assert (called(choice["message"]), choice["finish_reason"]) == (calls, "tool_calls")
+        assert not any(BAD in text for text in server.scorer.texts)
+    with serve(Said("Fine.", calls=calls), tool_calls="withheld") as server:
+        choice = ask(server)
+        assert (choice["message"]["content"], choice["finish_reason"]) == ("Fine.", "stop")
+        assert "tool_calls" not in choice["message"]
+        assert {name for delta in streamed(server)[0] for name in delta} == {"role", "content"}
+    with serve(Said(calls=calls), tool_calls="withheld") as server:
+        assert_refused(ask(server))
+
+
+def test_a_call_without_text_is_an_answer(serve: Serve) -> None:
+    for preset in ({}, {"empty_policy": "one"}, {"empty_policy": "score"}):
+        with serve(Said(calls=[("find", "")]), **preset) as server:
+            message = ask(server)["message"]
+            assert (message["content"], called(message)) == (None, [("find", "")])
+
+
+@pytest.mark.parametrize("strategy", ["resample:n=2", "backtrack:pace=whole"])
+def test_every_strategy_draws_them_again(serve: Serve, strategy: str) -> None:
+    bad = Said(calls=[("find", '{"a": "wombat"}')])
+    with serve(bad, FINE, strategy=strategy) as server:
+        assert called(ask(server)["message"]) == list(FINE.calls)
+
+
+FORMATTED = {
+    "a string": '{"a": "a wombat"}',
+    "a key": '{"a wombat": 1}',
+    "escapes": '["wo\\u006dbat"]',
+    "a key that comes twice": '{"a": "a wombat", "a": "fine"}',
+    "no JSON": "The river is there.",
+    "a fence": '```json\n{"a": 1}\n```',
+    "cut off": '{"a": "the ri',
+    "more after it": '{"a": 1}</think>',
+    "half a character": '{"a": "\\udc00"}',
+}
+
+
+@pytest.mark.parametrize("name", FORMATTED)
+def test_an_answer_of_a_format_is_drawn_again_as_a_whole(
+    serve: Serve, upstream: TextServer, name: str
+) -> None:
+    with serve(Said(FORMATTED[name])) as server:
+        assert_refused(ask(server, tools=[], **JSON))
+        assert "logit_bias" not in upstream.requests[-1]
+        assert upstream.requests[-1]["response_format"] == JSON["response_format"]
+    with serve(Said(FORMATTED[name]), Said('\n{"a": "the river"}')) as server:
+        choice = ask(server, tools=[], **JSON)
+        assert choice["message"]["content"] == '\n{"a": "the river"}'
+        assert choice["finish_reason"] == "stop"
+
+
+def test_a_schema_is_passed_on(serve: Serve, upstream: TextServer) -> None:
+    schema = {"name": "x", "schema": {"type": "object"}, "strict": True}
+    form = {"type": "json_schema", "json_schema": schema}
+    with serve(Said('{"a": 1}')) as server:
+        deltas, _ = streamed(server, tools=[], response_format=form)
+        assert "".join(delta.get("content", "") for delta in deltas) == '{"a": 1}'
+    assert upstream.requests[-1]["response_format"] == form
+
+
+def test_calls_that_nobody_asked_for_never_leave(serve: Serve) -> None:
+    with serve(Said("Fine.", calls=[("find", "{}")])) as server:
+        for more in ({"tools": []}, {"tool_choice": "none"}, {"tools": [], **JSON}):
+            body = {"messages": [USER], "tools": TOOLS, "max_tokens": 100, **more}
+            for stream in (False, True):
+                failed = server.http.post("/v1/chat/completions", json={**body, "stream": stream})
+                assert failed.status_code == 500
+                assert failed.json()["error"]["code"] == "completion_error"
+        assert server.http.get("/ready").status_code == 200
+
+
+def test_a_monitored_answer_is_the_models_own(serve: Serve, tmp_path: Path) -> None:
+    rude = [("find", '{"a": "wombat"}'), ("find", "no JSON")]
+    for number, (said, changed) in enumerate(
+        [
+            (FINE, False),
+            (Said("Fine.", "Fine.", rude), True),
+            (Said("Fine.", "A wombat."), False),  # what enforcing would have withheld
+            (Said("<think>A wombat.</think>Fine."), False),
+            (Said("<think>Fine.</think>A wombat."), True),
+        ]
+    ):
+        log = tmp_path / f"{number}.jsonl"
+        options = {"mode": "monitor", "monitor_log": log, "monitor_texts": True}
+        for tools in ([], TOOLS) if not said.calls else (TOOLS,):
+            with serve(said, **options) as server:
+                choice = ask(server, tools=tools)
+                message = choice["message"]
+                assert message["content"] == said.text
+                assert message.get("reasoning_content", "") == said.reasoning
+                assert called(message) == list(said.calls)
+                deltas, last = streamed(server, tools=tools)
+                text = "".join(delta.get("content", "") for delta in deltas)
+                thoughts = "".join(delta.get("reasoning_content", "") for delta in deltas)
+                assert (text, thoughts) == (said.text, said.reasoning)
+                if said.calls:
+                    assert called(deltas[-2]) == list(said.calls)
+                    assert last["finish_reason"] == "tool_calls"
+                    assert message["tool_calls"][0]["id"] == said.id_of(0)
+                wait_until(lambda: counted(server, "changed") + counted(server, "unchanged") == 2)
+                assert counted(server, "changed") == (2 if changed else 0)
+        lines = [json.loads(line) for line in log.read_text().splitlines()]
+        assert all(line["would_change"] is changed for line in lines)
+        assert [len(line.get("tool_calls", ())) for line in lines][:1] == [len(said.calls)]
+
+
+TURNS = [
+    USER,
+    {"role": "assistant", "content": None, "tool_calls": [
+        {"id": "x", "type": "function", "function": {"name": "find", "arguments": "{}"}}]},
+    {"role": "tool", "tool_call_id": "x", "content": "sunny"},
+]  # fmt: skip
+
+
+def with_call(**function: str) -> list[dict[str, Any]]:
+    call = {"id": "x", "function": {"name": "find", "arguments": "{}", **function}}
+    return [USER, {**TURNS[1], "tool_calls": [call]}, TURNS[2]]
+
+
+@pytest.mark.parametrize(
+    ("turns", "refused"),
+    [
+        (TURNS, False),
+        ([*TURNS[:2], {**TURNS[2], "content": "a wombat"}], True),
+        ([*TURNS[:2], {**TURNS[2], "content": '{"a": "wo\\u006dbat"}'}], True),
+        (with_call(arguments='{"a": "wo\\u006dbat"}'), True),
+        (with_call(arguments='{"wombat": 1}'), True),
+        (with_call(name="wombat"), True),
+        ([{**USER, "content": "a wombat"}, *TURNS[1:]], True),
+        # Of an earlier turn, which was read when it was the last.
+        ([*TURNS[:2], {**TURNS[2], "content": "a wombat"}, USER], False),
+    ],
+)
+def test_prompts_are_read_with_what_tools_were_told_and_answered(
+    serve: Serve, turns: Any, refused: bool
+) -> None:
+    with serve(Said("Fine."), refuse_prompt_above=0.5) as server:
+        body = {"messages": turns, "tools": TOOLS}
+        answer = server.http.post("/v1/chat/completions", json=body)
+        assert answer.status_code == (400 if refused else 200)
+        if refused:
+            assert answer.json()["error"]["code"] == "content_filter"
+
+
+def test_usage_counts_what_is_beside_the_text(serve: Serve) -> None:
+    for mode in ("enforce", "monitor"):
+        with serve(Said("", "They ask.", [("find", '{"a": "b"}')]), mode=mode) as server:
+            body = {"messages": [USER], "tools": TOOLS}
+            usage = server.http.post("/v1/chat/completions", json=body).json()["usage"]
+            assert usage["completion_tokens"] == len(words_of('They ask.find{"a": "b"}'))
+
+
+def function(**parts: Any) -> list[dict[str, Any]]:
+    return [{"type": "function", "function": {"name": "find", **parts}}]
+
+
+DEPTH = 900
+DEEP = "[" * DEPTH + "]" * DEPTH
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"tools": "find"}, "tools"),
+        ({"tools": [{"type": "function"}]}, "tools.0.function"),
+        ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools.0.type"),
+        ({"tools": function(name=5)}, "tools.0.function.name"),
+        ({"tools": function(description="\ud800")}, "tools"),
+        ({"tools": function(parameters=DEEP)}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": "any", "tools": TOOLS}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {}}, "tools": TOOLS}, "tool_choice"),
+        ({"parallel_tool_calls": "no", "tools": TOOLS}, "parallel_tool_calls"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema", "json_schema": "\udc00"}}, "response_format"),
+        ({"functions": [{"name": "find"}]}, "functions"),
+        ({"function_call": "auto"}, "function_call"),
+        ({"guided_json": {}}, "guided_json"),
+        ({"messages": TURNS[:2]}, "messages"),
+        ({"messages": TURNS[1:]}, "messages"),
+        ({"messages": [USER, TURNS[1], {"role": "tool", "content": "x"}]}, "messages.2"),
+        ({"messages": [{**USER, "tool_call_id": "x"}]}, "messages.0"),
+        ({"messages": [{**USER, "tool_calls": TURNS[1]["tool_calls"]}]}, "messages.0"),
+        ({"messages": [USER, {"role": "assistant", "content": None}, USER]}, "messages.1.content"),
+        ({"messages": with_call(arguments=5)}, "messages.1.tool_calls.0.function.arguments"),  # type: ignore[arg-type]
+        ({"messages": with_call(arguments="\ud800")}, "messages.1.tool_calls.0.function.arguments"),
+    ],
+)  # fmt: skip
+def test_what_is_no_request(serve: Serve, more: dict[str, Any], param: str) -> None:
+    with serve(FINE) as server:
+        content = json.dumps({"messages": [USER], **more}).replace(f'"{DEEP}"', DEEP)
+        headers = {"content-type": "application/json"}
+        answer = server.http.post("/v1/chat/completions", content=content, headers=headers)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (400, param)
+        assert error["message"].startswith(param)
+        assert "\n" not in error["message"]
+
+
+def test_what_other_engines_and_completions_do_not_take() -> None:
+    with running() as server:
+        for more in ({"tools": TOOLS}, JSON, {"messages": TURNS}):
+            body = {"messages": [USER], **more}
+            error = server.http.post("/v1/chat/completions", json=body).json()["error"]
+            assert error["param"] == next(iter(more))
+            assert "engine 'openai' alone" in error["message"]
+        for more in ({"tools": TOOLS}, JSON):
+            error = server.ask(**more).json()["error"]
+            assert error["param"] == next(iter(more))
+            assert "/v1/chat/completions alone" in error["message"]
