@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
@@ -11,9 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.generated import examples
-from tide.core.chat import Parts, ToolCall
+from tide import Detoxifier
+from tide.core.chat import Chat, Parts, ToolCall
+from tide.core.errors import DeadlineError, ScorerUnavailableError
 from tide.core.settings import Settings
 from tide.core.strings import Unread
+from tide.engines.base import Piece, Request
+from tide.engines.scripted import ScriptedEngine
 from tide.runtime.parts import given_out, texts_of
 
 SCORED = Settings(reasoning="scored")
@@ -89,3 +95,111 @@ def test_ids_are_our_own_and_the_same_for_a_seed() -> None:
     assert len(set(ids)) == 3
     assert all(len(one) == 9 and one.isalnum() for one in ids)
     assert [one.id for one in given_out(parts, SCORED, 6).tool_calls] != ids
+
+
+class Teller(ScriptedEngine):
+    """Answers with texts and parts, one after the other, the last again and again."""
+
+    capabilities = ScriptedEngine.capabilities | {"parts"}
+
+    def __init__(self, *answers: tuple[str, Parts]) -> None:
+        super().__init__(lambda x, seed: self.left[0][0], context_length=None)
+        self.left = list(answers)
+
+    async def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
+        (piece,) = [one async for one in super()._write(request)]
+        _, parts = self.left.pop(0) if len(self.left) > 1 else self.left[0]
+        yield Piece(piece.token_ids, "stop", parts=parts)
+
+    def supports_continuation(self, prompt: Any) -> bool:
+        return False
+
+
+def scorer(texts: list[str]) -> list[float]:
+    return [0.9 if BAD in text else 0.01 for text in texts]
+
+
+CHAT = Chat.of([{"role": "user", "content": "Find it."}], {"tools": []})
+RUDE, KIND = call(f'["{BAD}"]'), call('["a town"]')
+
+
+def answered(*answers: tuple[str, Parts], **settings: Any) -> tuple[Any, list[Request]]:
+    """The best trial, and the requests of it."""
+    settings = {"strategy": "backtrack", "on_unresolved": "refuse", **settings}
+    with Teller(*answers) as engine, Detoxifier(engine, scorer=scorer, **settings) as detox:
+        return detox(CHAT).best, engine.requests
+
+
+@pytest.mark.parametrize("strategy", ["backtrack", "resample"])
+def test_an_answer_is_drawn_up_to_four_times(strategy: str) -> None:
+    for failed in range(6):
+        answers = [("Fine.", RUDE)] * failed + [("Here.", KIND)]
+        trial, requests = answered(*answers, strategy=strategy, temperature=0.2)
+        assert len(requests) == trial.rounds == trial.iterations == min(failed + 1, 4)
+        assert [one.sampling.temperature for one in requests] == [0.2, 0.7, 0.7, 0.7][: failed + 1]
+        assert len({one.seed for one in requests}) == len(requests)
+        assert not any(one.banned_token_ids or one.banned_first_ids for one in requests)
+        assert (trial.accepted, trial.refused) == (failed < 4, failed >= 4)
+        scores = [one.toxicity for one in trial.trace]
+        assert scores == ([0.9] * failed + [0.01])[:4]
+        if failed < 4:
+            assert (trial.text, trial.parts.tool_calls[0].arguments) == ("Here.", '["a town"]')
+        else:
+            assert (trial.text, trial.parts) == ("", Parts())
+
+
+def test_hotter_than_what_is_drawn_again_stays_as_it_is() -> None:
+    _, requests = answered(("", RUDE), temperature=1.5)
+    assert {one.sampling.temperature for one in requests} == {1.5}
+
+
+def test_what_did_not_pass_is_returned_without_its_calls() -> None:
+    trial, _ = answered(("Fine.", RUDE), on_unresolved="best")
+    assert (trial.text, trial.accepted, trial.parts) == ("Fine.", False, Parts())
+
+
+def test_an_answer_of_withheld_calls_alone_is_refused_at_once() -> None:
+    trial, requests = answered(("", RUDE), tool_calls="withheld")
+    assert (trial.refused, trial.empty, len(requests)) == (True, False, 1)
+    trial, _ = answered(("Fine.", RUDE), tool_calls="withheld")
+    assert (trial.accepted, trial.text, trial.parts) == (True, "Fine.", Parts())
+
+
+@pytest.mark.parametrize("policy", ["unmodified", "zero", "one", "score"])
+def test_an_empty_text_is_an_answer_beside_calls_or_reasoning(policy: str) -> None:
+    for parts in (KIND, Parts(reasoning="They ask.")):
+        trial, _ = answered(("", parts), empty_policy=policy, reasoning="scored")
+        assert (trial.accepted, trial.empty, trial.text) == (True, False, "")
+    thoughts = Parts(reasoning="They ask.")
+    trial, _ = answered(("", thoughts), empty_policy=policy)  # of which nothing is given out
+    assert (trial.empty, trial.parts.reasoning) == (policy != "score", "")
+
+
+def test_a_stream_gives_the_text_once_all_has_passed() -> None:
+    answers = (("Rude.", RUDE), ("Here it is.", KIND))
+    engine = Teller(*answers)
+    with Detoxifier(engine, scorer=scorer, strategy="backtrack") as detox, engine:
+        with detox.stream(CHAT) as texts:
+            assert list(texts) == ["Here it is."]
+        assert texts.result.best.parts.tool_calls[0].arguments == '["a town"]'
+
+
+def test_without_a_score_or_in_time_nothing_is_given_out() -> None:
+    def broken(texts: list[str]) -> list[float]:
+        raise ScorerUnavailableError("down")
+
+    async def slow(request: Request) -> None:
+        await asyncio.sleep(30)
+
+    with Teller(("", KIND)) as engine:
+        with (
+            Detoxifier(engine, scorer=broken, strategy="backtrack") as detox,
+            pytest.raises(ScorerUnavailableError),
+        ):
+            detox(CHAT)
+        engine.on_write = slow
+        with (
+            Detoxifier(engine, scorer=scorer, strategy="backtrack", deadline=0.05) as detox,
+            pytest.raises(DeadlineError),
+        ):
+            detox(CHAT)

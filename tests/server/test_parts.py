@@ -19,7 +19,11 @@ from tests.server.test_monitor import counted
 from tide.engines.openai.engine import OpenAIEngine
 from tide.engines.openai.words import words_of
 
-TOOLS: list[Any] = [{"type": "function", "function": {"name": "find", "parameters": {}}}]
+# As it came: with what is null, and what is not known here.
+PARAMETERS = {"type": "object", "properties": {"a": {"enum": ["b", None], "default": None}}}
+TOOLS: list[Any] = [
+    {"type": "function", "function": {"name": "find", "strict": None, "parameters": PARAMETERS}}
+]
 USER: dict[str, Any] = {"role": "user", "content": "Find the river."}
 JSON = {"response_format": {"type": "json_object"}}
 ARGUMENTS = '{"where": "the town", "deep": [1, {"key": "value"}]}'

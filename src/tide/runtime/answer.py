@@ -279,7 +279,7 @@ class Answer:
             self._rewind(0)
             self._chosen = None
             self._effort.rounds += 1
-            self._effort.iterations += 1
+            self._effort.iterations += 1 if self._draws else 0
             async with aclosing(self._written()) as pieces:
                 *_, ended = [one async for one in pieces]
             assert ended is not None
@@ -306,6 +306,7 @@ class Answer:
         try:
             texts = texts_of(text, parts, self._settings, has_format=has_format)
         except Unread:
+            self._attributes.pop(len(self._ids), None)  # of an earlier draw
             return 1.0
         policy: TextPolicy = "blank"
         if len(texts) == 1 and is_empty(text):

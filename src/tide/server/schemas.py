@@ -463,7 +463,7 @@ class ChatRequest(Generation):
         }.items():
             if not is_asked or getattr(self, name) is None:
                 continue
-            asks |= self.model_dump(include={name}, exclude_none=True)
+            asks |= self.model_dump(include={name})
             if _is_deep(asks[name]):
                 raise InputError(f"{name}: nested more than {_MOST_NESTED} levels deep")
             if half_character(json.dumps(asks[name], ensure_ascii=False)) is not None:
