@@ -18,6 +18,7 @@ from tests.server.running import Running, running, wait_until
 from tests.server.test_monitor import counted
 from tide.engines.openai.engine import OpenAIEngine
 from tide.engines.openai.words import words_of
+from tide.server.policies import PolicyError
 
 # As it came: with what is null, and what is not known here.
 PARAMETERS = {"type": "object", "properties": {"a": {"enum": ["b", None], "default": None}}}
@@ -477,3 +478,12 @@ def test_what_other_engines_and_completions_do_not_take() -> None:
             error = server.ask(**more).json()["error"]
             assert error["param"] == next(iter(more))
             assert "/v1/chat/completions alone" in error["message"]
+
+
+@pytest.mark.parametrize("field", ["reasoning", "tool_calls"])
+def test_a_policy_may_not_ask_what_an_engine_cannot_do(field: str, tmp_path: Path) -> None:
+    path = tmp_path / "tide.yaml"
+    path.write_text(json.dumps({"policies": {"fine": {}, "other": {field: "ignored"}}}))
+    message = f"policies.other.{field}: the engine 'openai' alone"
+    with pytest.raises(PolicyError, match=message), running(policies=path):
+        pass
