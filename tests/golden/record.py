@@ -107,8 +107,10 @@ def described(result: Result) -> list[dict[str, Any]]:
 
 
 def _trial(trial: Trial) -> dict[str, Any]:
-    # base_partial: says of the trace what it is, and is no result of its own.
-    plain = trial.model_dump(exclude={"trace", "decoded_prompt", "shown", "base_partial"})
+    # base_partial: says of the trace what it is, and is no result of its own. parts: of chats
+    # before a server alone.
+    left_out = {"trace", "decoded_prompt", "shown", "base_partial", "parts"}
+    plain = trial.model_dump(exclude=left_out)
     return {
         **plain,
         "text": _digest(trial.text),
