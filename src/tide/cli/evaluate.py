@@ -77,18 +77,35 @@ def evaluate(
     another judge or reference, it adds what is missing. Method options below apply to all methods;
     those of a single one follow its name.
     """
-    given = dict(locals())  # by names that the function has, too
     from tide import evaluation  # noqa: PLC0415  (slow import)
 
     say_loading(model, scorer)
     stopping.keeps("finished records are kept; the same command goes on with them")
-    further, strict = given.pop("reference_option"), given.pop("strict_language")
-    given |= given.pop("overrides") or {}
-    given["scorer"] = options.strict(scorer, strict)
-    given["judges"] = options.judges(judges, strict)
-    given["reference"] = reference or "auto"
-    given["reference_options"] = options.engine_options(further, "--reference-option")
-    runs = evaluation.evaluate(**given, progress=evaluation.Bars(ERRORS))
+    runs = evaluation.evaluate(
+        benchmark,
+        methods,
+        model=model,
+        scorer=options.strict(scorer, strict_language),
+        judges=options.judges(judges, strict_language),
+        protocol=protocol,
+        preset=preset,
+        reference=reference or "auto",
+        reference_engine=reference_engine,
+        reference_options=options.engine_options(reference_option, "--reference-option"),
+        artefacts=artefacts,
+        out=out,
+        engine=engine,
+        engine_options=engine_options,
+        cluster=cluster,
+        actors=actors,
+        actor_gpus=actor_gpus,
+        field=field,
+        limit=limit,
+        chat=chat,
+        overwrite=overwrite,
+        progress=evaluation.Bars(ERRORS),
+        **(overrides or {}),
+    )
     print_tables(evaluation.report(runs, tests=False, draw=False).tables)
     if runs[0].path is not None:
         folder = runs[0].path.parent

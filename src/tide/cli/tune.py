@@ -94,15 +94,35 @@ def tune(
     command resumes a killed run, with the same result. The result is a preset file, for --preset
     and --methods. A setting that is given below is not tuned.
     """
-    given = dict(locals())  # by names that the function has, too
     from tide import tuning  # noqa: PLC0415  (slow imports)
     from tide.evaluation import Bars  # noqa: PLC0415
 
     say_loading(model, scorer)
     stopping.keeps("finished settings are kept; the same command goes on with them")
-    given |= given.pop("overrides") or {}
-    given["judges"] = options.judges(judges)
-    tuned = tuning.tune(**given, progress=Bars(ERRORS))
+    tuned = tuning.tune(
+        benchmark,
+        search=search,
+        start=start,
+        model=model,
+        scorer=scorer,
+        judges=options.judges(judges),
+        protocol=protocol,
+        reference=reference,
+        tune_on=tune_on,
+        report_on=report_on,
+        worst=worst,
+        above=above,
+        grid_scale=grid_scale,
+        tries=tries,
+        out=out,
+        engine=engine,
+        engine_options=engine_options,
+        field=field,
+        limit=limit,
+        chat=chat,
+        progress=Bars(ERRORS),
+        **(overrides or {}),
+    )
     of_all = ("quality", "moved", "cost", "significance")
     tables = [table for table in tuned.report.tables if table.name.startswith(of_all)]
     print_tables([tuned.table(), *tables])
