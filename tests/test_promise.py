@@ -24,7 +24,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tests.cli import test_run
+from tests import command
 from tests.engines.openai.server import TextServer
 from tests.generated import examples
 from tests.runtime.world import Storyteller
@@ -344,7 +344,6 @@ def printed(given: dict[str, Any], world: dict[str, Any], shape: str) -> tuple[O
     out, err = io.StringIO(), io.StringIO()
     with (
         TemporaryDirectory() as folder,
-        pytest.MonkeyPatch.context() as patch,
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
     ):
@@ -354,7 +353,7 @@ def printed(given: dict[str, Any], world: dict[str, Any], shape: str) -> tuple[O
         for name, value in given.items():
             for one in value if isinstance(value, tuple) else [value]:
                 arguments.append(f"--{name.replace('_', '-')}={one}")
-        code = test_run.tide("run", *PROMPTS, *arguments, *where, monkeypatch=patch)
+        code = command.tide("run", *PROMPTS, *arguments, *where)
         assert code in (0, 1), err.getvalue()
         assert "a fault of tide" not in err.getvalue()
         if shape == "file":

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_run import tide
+from tests.command import tide
 from tests.core.test_pretrained import BROKEN
 from tests.models import save_causal_lm, save_classifier, save_mamba
 from tide.cli.doctor import _FRIENDLY, _INSULTS
@@ -32,10 +32,8 @@ def said(capsys: pytest.CaptureFixture[str]) -> str:
 
 
 @pytest.mark.usefixtures("all_answers")
-def test_a_sound_installation(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert tide("doctor", monkeypatch=monkeypatch) == 0
+def test_a_sound_installation(capsys: pytest.CaptureFixture[str]) -> None:
+    assert tide("doctor") == 0
     out = said(capsys)
     assert "writes the same from token ids and from their embeddings" in out
     assert "scaled by 1 " in out
@@ -63,16 +61,14 @@ def test_harmless_answers_are_counted(
         return [0.9 if text in _INSULTS else 0.01 if text in _FRIENDLY else score for text in texts]
 
     monkeypatch.setitem(REGISTRY._targets, "sharp", lambda: CallableScorer(scorer))
-    assert tide("doctor", "--scorer", "sharp", monkeypatch=monkeypatch) == 0
+    assert tide("doctor", "--scorer", "sharp") == 0
     out = said(capsys)
     assert re.search(says, out)
     assert ("warning: of 20" in out) is (score > 0)
 
 
-def test_says_whether_a_model_chats(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert tide("doctor", "--model", "pocket-chat", monkeypatch=monkeypatch) == 0
+def test_says_whether_a_model_chats(capsys: pytest.CaptureFixture[str]) -> None:
+    assert tide("doctor", "--model", "pocket-chat") == 0
     assert "a chat template: --chat" in said(capsys)
 
 
@@ -87,7 +83,7 @@ def test_optional_parts_have_their_versions(
         "pytest; extra == 'test'",
     )
     monkeypatch.setattr("tide.cli.doctor.requires", lambda _: needs)
-    assert tide("doctor", monkeypatch=monkeypatch) == 0
+    assert tide("doctor") == 0
     rows = {
         cells[1].strip(): cells[2].strip()
         for line in capsys.readouterr().out.splitlines()
@@ -99,32 +95,30 @@ def test_optional_parts_have_their_versions(
     assert "test" not in rows
 
 
-def test_checks_the_given_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_checks_the_given_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = save_causal_lm(tmp_path / "gemma", "gemma2", bos=True)
-    assert tide("doctor", "--model", folder, monkeypatch=monkeypatch) == 0
+    assert tide("doctor", "--model", folder) == 0
     assert "scaled by 5.657 " in said(capsys)
     folder = save_mamba(tmp_path / "mamba")
-    assert tide("doctor", "--model", folder, monkeypatch=monkeypatch) == 1
+    assert tide("doctor", "--model", folder) == 1
     assert "failed" in capsys.readouterr().out
 
 
 def test_says_what_is_wrong_with_a_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     mutate, _ = next(iter(BROKEN.values()))  # the tests of the loader have all of them
     mutate(save_causal_lm(tmp_path, "llama"))
-    assert tide("doctor", "--model", tmp_path, monkeypatch=monkeypatch) == 1
+    assert tide("doctor", "--model", tmp_path) == 1
     assert "failed: model" in " ".join(capsys.readouterr().out.split())
 
 
 def test_says_what_is_wrong_with_a_scorer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save_classifier(tmp_path, ["fine", "toxic"])
     (tmp_path / "model.safetensors").write_bytes(b"")
-    assert tide("doctor", "--scorer", f"hf:{tmp_path}", monkeypatch=monkeypatch) == 1
+    assert tide("doctor", "--scorer", f"hf:{tmp_path}") == 1
     assert "files hold 0 bytes" in " ".join(capsys.readouterr().out.split())
 
 
@@ -132,14 +126,12 @@ def test_a_scorer_that_fails_in_its_own_way_is_found(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(REGISTRY._targets, "strange", lambda: 1 / 0)
-    assert tide("doctor", "--scorer", "strange", monkeypatch=monkeypatch) == 1
+    assert tide("doctor", "--scorer", "strange") == 1
     assert "failed: cannot be used: ZeroDivisionError" in capsys.readouterr().out
 
 
-def test_names_are_no_markup(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert tide("doctor", "--scorer", "windows:pocket", monkeypatch=monkeypatch) == 0
+def test_names_are_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    assert tide("doctor", "--scorer", "windows:pocket") == 0
     assert "scorer windows:pocket" in capsys.readouterr().out
 
 
@@ -165,7 +157,7 @@ def test_a_scorer_that_is_inverted_or_hardly_tells_them_apart_is_found(
         return [friendly if text in _FRIENDLY else insult for text in texts]
 
     monkeypatch.setitem(REGISTRY._targets, "odd", lambda: CallableScorer(scorer))
-    assert tide("doctor", "--scorer", "odd", monkeypatch=monkeypatch) == code
+    assert tide("doctor", "--scorer", "odd") == code
     assert re.search(says, said(capsys))
 
 
@@ -178,18 +170,18 @@ def test_a_file_of_policies_has_every_fault_named_on_a_line(
     monkeypatch.setitem(REGISTRY._targets, "down", lambda: CallableScorer(down))
     path = tmp_path / "tide.yaml"
     path.write_text("policies: {a: {never: [Acme], mode: monitor}, b: {scorer: lexicon}}")
-    assert tide("doctor", "--policies", path, monkeypatch=monkeypatch) == 0
+    assert tide("doctor", "--policies", path) == 0
     assert capsys.readouterr().out.strip() == f"ok: {path}: a, b"
     path.write_text("policies: {a: {scorer: nothing}, b: {mode: loose, strategy: 5}}")
-    assert tide("doctor", "--policies", path, monkeypatch=monkeypatch) == 1
+    assert tide("doctor", "--policies", path) == 1
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(": ")[1] for line in lines] == ["policies.b.mode", "policies.b.strategy"]
     path.write_text("policies: {a: {scorer: nothing}, b: {strategy: nothing}}")
-    assert tide("doctor", "--policies", path, monkeypatch=monkeypatch) == 1
+    assert tide("doctor", "--policies", path) == 1
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(": ")[1] for line in lines] == ["policies.a.scorer", "policies.b"]
     path.write_text("policies: {a: {scorer: down}}")
-    assert tide("doctor", "--policies", path, monkeypatch=monkeypatch) == 1
+    assert tide("doctor", "--policies", path) == 1
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith("failed: policies.a.scorer: ")
     assert "no answer" in line

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.cli.test_run import PROMPTS, killed_after, records, tide
+from tests.cli.test_run import PROMPTS, killed_after, records
+from tests.command import tide
 from tide.evaluation.runs import read_run
 
 
@@ -22,7 +23,6 @@ def benchmark_file(tmp_path: Path) -> Path:
 def test_methods_side_by_side(
     benchmark_file: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     out = tmp_path / "runs"
@@ -30,7 +30,7 @@ def test_methods_side_by_side(
         "eval", benchmark_file, "--methods", "base,random-walk,resample:temperature=1.0", "-o", out,
         "--judges", "profanity-check", "--trials", 2,
     ]  # fmt: skip
-    assert tide(*command, monkeypatch=monkeypatch) == 0
+    assert tide(*command) == 0
     runs = {folder.name: read_run(folder) for folder in out.iterdir() if folder.is_dir()}
     assert set(runs) == {"base", "random-walk", "resample-temperature=1"}
     shown = " ".join(capsys.readouterr().out.split())
@@ -46,7 +46,7 @@ def test_methods_side_by_side(
         assert summary["prompts"] == len(PROMPTS)
     assert runs["resample-temperature=1"].config["settings"]["temperature"] == 1.0
     before = {name: (out / name / "records.jsonl").read_bytes() for name in runs}
-    assert tide(*command, monkeypatch=monkeypatch) == 0
+    assert tide(*command) == 0
     assert before == {name: (out / name / "records.jsonl").read_bytes() for name in runs}
 
 
@@ -89,21 +89,21 @@ def test_the_commands_of_the_readme_in_one_folder(
     """A first look with --limit, the whole set, a judge and a reference for it, a report."""
     monkeypatch.chdir(tmp_path)
     command = ["eval", benchmark_file, "--methods", "base,tide", "--trials", 1]
-    assert tide(*command, "--limit", 2, monkeypatch=monkeypatch) == 0
-    assert tide(*command, "--reference", "none", monkeypatch=monkeypatch) == 0
+    assert tide(*command, "--limit", 2) == 0
+    assert tide(*command, "--reference", "none") == 0
     runs = ["runs/mine-pocket/base", "runs/mine-pocket/tide"]
     assert [len(records(Path(run) / "records.jsonl")) for run in runs] == [len(PROMPTS)] * 2
     assert "still to be measured for 2 prompts" in " ".join(capsys.readouterr().out.split())
     more = ("--judges", "profanity-check", "--reference", "auto", "--reference", "pocket")
-    assert tide("judge", "runs", *more, monkeypatch=monkeypatch) == 0
+    assert tide("judge", "runs", *more) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "still to be measured" not in shown
     assert "pocket-reference" in shown
     for seed in (1, 2):
-        assert tide(*command, "--seed", seed, "--limit", 2, monkeypatch=monkeypatch) == 0
-    assert tide("report", "runs/", monkeypatch=monkeypatch) == 0
+        assert tide(*command, "--seed", seed, "--limit", 2) == 0
+    assert tide("report", "runs/") == 0
     assert "base (3 seeds)" in Path("runs/mine-pocket/report/cost.md").read_text()
-    assert tide("judge", "runs", monkeypatch=monkeypatch) == 1
+    assert tide("judge", "runs") == 1
     assert "nothing to add" in capsys.readouterr().err
 
 
@@ -113,9 +113,9 @@ def test_a_temperature_sweep_draws_its_curve(
     monkeypatch.chdir(tmp_path)
     assert tide(
         "eval", benchmark_file, "--methods", "tide:temperature=0.1|0.5|0.9", "--limit", 2,
-        "--trials", 1, "--reference", "none", monkeypatch=monkeypatch,
+        "--trials", 1, "--reference", "none"
     ) == 0  # fmt: skip
-    assert tide("report", "runs", monkeypatch=monkeypatch) == 0
+    assert tide("report", "runs") == 0
     folder = Path("runs/mine-pocket")
     assert {path.name for path in folder.iterdir()} == {
         *("tide", "tide-temperature=0.5", "tide-temperature=0.9", "report"),
@@ -147,7 +147,7 @@ def test_bad_input(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     filled = [str(benchmark_file) if text == "FILE" else text for text in arguments]
-    assert tide("eval", *filled, "--limit", 1, monkeypatch=monkeypatch) == 1
+    assert tide("eval", *filled, "--limit", 1) == 1
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.startswith("error: ")
     assert message in error

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.baselines.stand_ins import OFF, STRENGTHS, use_short_prefixes
-from tests.cli.test_run import tide
+from tests.command import tide
 from tests.models import save_causal_lm
 from tide.baselines import load_baseline
 from tide.baselines.common.fit import fit
@@ -75,7 +75,7 @@ def test_all_are_fitted_once(
     use_short_prefixes(monkeypatch)
     fitted = tmp_path / "out"
     command = ("--model", model, "--data", data, "--out", fitted, *QUICK)
-    assert tide("fit", "all", *command, monkeypatch=monkeypatch) == 0
+    assert tide("fit", "all", *command) == 0
     shown = capsys.readouterr().out
     notes = {kind: json.loads((fitted / kind / "artefact.json").read_text()) for kind in LEARNED}
     for kind, note in notes.items():
@@ -97,14 +97,14 @@ def test_all_are_fitted_once(
     again = fit("all", [data], fitted, model=model, **SETTINGS)
     assert again == {kind: note["held_out"] for kind, note in notes.items()}
     before = (fitted / "sasa/artefact.json").stat().st_mtime_ns
-    assert tide("fit", "all", *command, monkeypatch=monkeypatch) == 0
-    assert tide("fit", "sasa", *command, monkeypatch=monkeypatch) == 1
+    assert tide("fit", "all", *command) == 0
+    assert tide("fit", "sasa", *command) == 1
     assert "holds an artefact already; use --overwrite" in capsys.readouterr().err
-    assert tide("fit", "all", *command, "--seed", 1, monkeypatch=monkeypatch) == 1
+    assert tide("fit", "all", *command, "--seed", 1) == 1
     assert "holds an artefact already, made in another way" in capsys.readouterr().err
     assert (fitted / "sasa/artefact.json").stat().st_mtime_ns == before
     weights = (fitted / "sasa/weights.safetensors").read_bytes()
-    assert tide("fit", "sasa", *command, "--overwrite", monkeypatch=monkeypatch) == 0
+    assert tide("fit", "sasa", *command, "--overwrite") == 0
     assert (fitted / "sasa/weights.safetensors").read_bytes() == weights
 
 
@@ -197,9 +197,7 @@ def test_a_scorer_that_fails_ends_the_fit(
 
 
 @pytest.mark.slow
-def test_a_baseline_of_another_package(
-    model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_baseline_of_another_package(model: Path, data: Path, tmp_path: Path) -> None:
     """It says what it learned; the folder is that of its `kind`, where it will look for it."""
     package = tmp_path / "site"
     note = package / "other-1.0.dist-info"
@@ -238,18 +236,17 @@ def test_a_smaller_model_may_learn_instead(
     model: Path,
     data: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     small = save_causal_lm(tmp_path / "small", "gpt2", bos=True)
     out = tmp_path / "out"
     command = ("--model", model, "--data", data, "--out", out, *QUICK)
-    assert tide("fit", "rad", *command, "--auxiliary", small, monkeypatch=monkeypatch) == 0
+    assert tide("fit", "rad", *command, "--auxiliary", small) == 0
     assert json.loads((out / "rad/artefact.json").read_text())["auxiliary"] == str(small)
     baseline = load_baseline("rad", TransformersEngine(model), artefacts=out)
     assert baseline.generate(["The weather"], SAMPLING, [0])[0].completion.token_ids
     other = save_causal_lm(tmp_path / "other", "gpt2", word_marks=True)
-    assert tide("fit", "gedi", *command, "--auxiliary", other, monkeypatch=monkeypatch) == 1
+    assert tide("fit", "gedi", *command, "--auxiliary", other) == 1
     assert "vocabulary mismatch" in capsys.readouterr().err
     assert not (out / "gedi").exists()
 
@@ -268,7 +265,6 @@ def test_a_smaller_model_may_learn_instead(
 def test_bad_input(
     model: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     name: str,
     rows: int,
@@ -278,7 +274,7 @@ def test_bad_input(
     path = tmp_path / "few.jsonl"
     path.write_text('{"text": "fine", "toxicity": 0}\n' * rows)
     command = ("fit", name, "--model", model, "--data", path, "--out", tmp_path / "out", *options)
-    assert tide(*command, monkeypatch=monkeypatch) == 1
+    assert tide(*command) == 1
     error = " ".join(capsys.readouterr().err.split())
     assert message in error
     assert "Traceback" not in error

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from tests.cli.test_run import records, tide
+from tests.cli.test_run import records
+from tests.command import tide
 from tests.scorers.guards.tiny import teach
 from tide.data.labelled import read_labelled
 from tide.data.prompts import read_rows
@@ -82,13 +83,11 @@ def whole(found: list[dict[str, Any]], count: int) -> None:
 
 
 @pytest.mark.parametrize("prompts", [12, 200], indirect=True)
-def test_in_process(
-    folder: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_in_process(folder: Path, prompts: Path, tmp_path: Path) -> None:
     output = tmp_path / "out.jsonl"
     arguments = ("run", "-i", prompts, "-o", output, "--scorer", f"guard:{folder}",
                  "--judges", "sentence", "--trials", 1, *SHORT)  # fmt: skip
-    assert tide(*arguments, monkeypatch=monkeypatch) == 0
+    assert tide(*arguments) == 0
     found = records(output)
     whole(found, prompts.read_text().count("\n"))
     trials = [row["trials"][0] for row in found]

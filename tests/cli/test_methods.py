@@ -9,7 +9,7 @@ import pytest
 from torch import Tensor
 from typer.main import get_command
 
-from tests.cli.test_run import tide
+from tests.command import tide
 from tide.baselines import REGISTRY as BASELINES
 from tide.cli import options
 from tide.cli.app import app
@@ -38,7 +38,7 @@ def test_everything_is_listed_and_nothing_cut(
 ) -> None:
     for number, registry in enumerate(KINDS):
         monkeypatch.setitem(registry._targets, f"broken-{number}", "nowhere.at_all:Thing")
-    assert tide("methods", monkeypatch=monkeypatch) == 0
+    assert tide("methods") == 0
     out = capsys.readouterr().out
     assert all(len(line.rstrip()) <= 80 for line in out.splitlines())
     assert "…" not in out
@@ -70,27 +70,23 @@ def test_one_is_told_with_its_options(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setitem(SCORERS._targets, "mine", "tests.scorers.test_load:Tuned")
-    assert tide("methods", name, monkeypatch=monkeypatch) == 0
+    assert tide("methods", name) == 0
     out = capsys.readouterr().out
     assert all(len(line.rstrip()) <= 80 for line in out.splitlines())
     for line in lines:
         assert line in " ".join(out.split())
 
 
-def test_all_choices_of_options_are_told(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_all_choices_of_options_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     told = ""
     for name in STRATEGIES.names() + BASELINES.names():
-        assert tide("methods", name, monkeypatch=monkeypatch) == 0
+        assert tide("methods", name) == 0
         told += capsys.readouterr().out
     assert "order=shift-warp (warp-shift or shift-warp)" in " ".join(told.split())
 
 
-def test_an_unknown_name_has_a_neighbour(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert tide("methods", "rezample", monkeypatch=monkeypatch) == 1
+def test_an_unknown_name_has_a_neighbour(capsys: pytest.CaptureFixture[str]) -> None:
+    assert tide("methods", "rezample") == 1
     assert "unknown name 'rezample'; did you mean 'resample'?" in capsys.readouterr().err
 
 
@@ -107,7 +103,7 @@ def test_help_is_whole_at_80_columns(
     path: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    assert tide(*path, "--help", monkeypatch=monkeypatch) == 0
+    assert tide(*path, "--help") == 0
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= 80
     assert "…" not in out
@@ -122,10 +118,8 @@ def test_help_is_whole_at_80_columns(
         assert all(flag in out for flag in parameter.opts)
 
 
-def test_help_is_in_groups_and_symbols_stand_last(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert tide("run", "--help", monkeypatch=monkeypatch) == 0
+def test_help_is_in_groups_and_symbols_stand_last(capsys: pytest.CaptureFixture[str]) -> None:
+    assert tide("run", "--help") == 0
     out = capsys.readouterr().out
     groups = re.findall(r"^(\w[\w ]+):$", out, re.MULTILINE)
     assert groups == [
@@ -137,7 +131,7 @@ def test_help_is_in_groups_and_symbols_stand_last(
         assert f"{symbol}." in said
     assert not re.search(r"(tau|K|N|M|M'|eta): ", said)
     for command in ("eval", "tune", "serve"):
-        assert tide(command, "--help", monkeypatch=monkeypatch) == 0
+        assert tide(command, "--help") == 0
         left = capsys.readouterr().out.partition("\nOptions:\n")[2]
         assert [line.split()[0] for line in left.splitlines() if " --" in line] == ["--help"]
 
@@ -147,10 +141,8 @@ def _names(kind: object) -> Sequence[str]:
 
 
 @pytest.mark.parametrize("command", ["run", "eval"])
-def test_help_gives_the_choices(
-    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert tide(command, "--help", monkeypatch=monkeypatch) == 0
+def test_help_gives_the_choices(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert tide(command, "--help") == 0
     text = "".join(capsys.readouterr().out.split())  # lines break at hyphens, too
     kinds = [STRATEGIES, ENGINES, *([BASELINES] if command == "eval" else [])]
     for registry in kinds:
@@ -171,29 +163,25 @@ def test_judges_are_read_by_the_grammar_of_scorers() -> None:
         options.judges(["pocket,,lexicon"])
 
 
-def test_names_are_printed_as_they_are(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_names_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
     scorers = ("-s", "windows:100:pocket", "-s", "tests.scorers.test_load:Tuned:words=([b])")
-    assert tide("score", "some text", *scorers, monkeypatch=monkeypatch) == 0
+    assert tide("score", "some text", *scorers) == 0
     out = capsys.readouterr().out.replace("\n", "")
     assert "windows:100:pocket" in out
     assert "tuned:words=[b]" in out
 
 
-def test_classes_of_ones_own_from_the_shell(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_classes_of_ones_own_from_the_shell(capsys: pytest.CaptureFixture[str]) -> None:
     command = ("run", "She told me to shut the", "What a load of", "--scorer")
     engine = ("--engine", "tests.cli.test_methods:Counting", "--max-new-tokens", 5)
     strategy = ("--strategy", f"{EXAMPLE}:OneJump:count=6,mu_relative=1.5")
     scorer = "max:pocket,tests.scorers.test_load:Tuned:level=0.1"
-    assert tide(*command, scorer, *engine, *strategy, monkeypatch=monkeypatch) == 0
+    assert tide(*command, scorer, *engine, *strategy) == 0
     drafts = [one for one in Counting.requests if not isinstance(one.prompt, Tensor)]
     moved = [one for one in Counting.requests if isinstance(one.prompt, Tensor)]
     assert (len(drafts), len(moved)) in [(2, 6), (2, 12)]
     assert "max:pocket@" in capsys.readouterr().out
     bad = ("--strategy", f"{EXAMPLE}:OneJump:count=0")
-    assert tide(*command, "pocket", *bad, monkeypatch=monkeypatch) == 1
+    assert tide(*command, "pocket", *bad) == 1
     err = capsys.readouterr().err
     assert "OneJump: count: Input should be greater than or equal to 1" in err.replace("\n", "")

@@ -1,10 +1,8 @@
 from __future__ import annotations
 
-import sys
-
 import pytest
 
-from tide.cli import main
+from tests.command import tide
 
 
 @pytest.mark.parametrize("command", ["run", "serve"])
@@ -12,10 +10,8 @@ def test_the_help_states_the_defaults_that_hold(
     command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Those that a preset sets are the preset's; a server withholds what is not accepted."""
-    monkeypatch.setattr(sys, "argv", ["tide", command, "--help"])
     monkeypatch.setenv("COLUMNS", "400")
-    with pytest.raises(SystemExit):
-        main()
+    assert tide(command, "--help") == 0
     shown = " ".join(capsys.readouterr().out.split())
 
     def default(flag: str) -> str:

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from tests.cli.test_run import tide
+from tests.command import tide
 from tests.evaluation.runs import JUDGE, changed, column, measured, run, search_run, write
 from tide import evaluation
 from tide.core import optional
@@ -45,10 +45,8 @@ def refused(capsys: pytest.CaptureFixture[str]) -> str:
     return line
 
 
-def test_tables_figures_and_metrics(
-    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert tide("report", runs, "--trajectory", 2, monkeypatch=monkeypatch) == 0
+def test_tables_figures_and_metrics(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert tide("report", runs, "--trajectory", 2) == 0
     out = capsys.readouterr().out
     assert "toy, pocket, 6 prompts, protocol tide" in out
     assert "less toxic than base?" in out
@@ -66,15 +64,15 @@ def test_tables_figures_and_metrics(
     assert page.count("data:image/png;base64,") == 8
     assert "Toxic words are masked" in page
     # A report is not a run: it is not reported on the next time.
-    assert tide("report", runs, monkeypatch=monkeypatch) == 0
+    assert tide("report", runs) == 0
 
 
 @pytest.mark.usefixtures("no_matplotlib")
 def test_a_report_takes_the_place_of_an_earlier_one_and_leaves_what_is_somebodys_own(
-    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    assert tide("report", runs, "--out", out, monkeypatch=monkeypatch) == 0
+    assert tide("report", runs, "--out", out) == 0
     first = {path.name for path in out.iterdir()}
     assert {"significance-judge-1.md", "quality-judge-1.csv"} < first
     (out / "notes.md").write_text("my own")
@@ -86,7 +84,7 @@ def test_a_report_takes_the_place_of_an_earlier_one_and_leaves_what_is_somebodys
     lies = {"../victim": digest, str(victim): digest, "..": "", "notes.md": 3}
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | lies))
     write(run([[0.9, 0.2]] * 6), tmp_path / "alone/base", judges=[])
-    assert tide("report", tmp_path / "alone", "--out", out, monkeypatch=monkeypatch) == 0
+    assert tide("report", tmp_path / "alone", "--out", out) == 0
     left = {path.name for path in out.iterdir()}
     assert {name for name in left if "judge" in name} == {"significance-judge-1.md"}
     assert left > {"notes.md", "quality-scorer-1.md"}
@@ -95,28 +93,24 @@ def test_a_report_takes_the_place_of_an_earlier_one_and_leaves_what_is_somebodys
     capsys.readouterr()
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/cost.md").write_text("my own")
-    assert tide("report", runs, "--out", tmp_path / "mine", monkeypatch=monkeypatch) == 1
+    assert tide("report", runs, "--out", tmp_path / "mine") == 1
     assert "cost.md: exists, and no report wrote it" in refused(capsys)
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["cost.md"]
 
 
-def test_folder_format_and_opponent_of_ones_own(
-    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folder_format_and_opponent_of_ones_own(runs: Path, tmp_path: Path) -> None:
     out = tmp_path / "elsewhere/deep"
     command = ("report", runs / "tide", runs / "shuffled", "--out", out)
-    assert tide(*command, "--format", "pdf", "--against", "shuffled", monkeypatch=monkeypatch) == 0
+    assert tide(*command, "--format", "pdf", "--against", "shuffled") == 0
     assert (out / "trade-off.pdf").read_bytes().startswith(b"%PDF")
     assert "less toxic than shuffled?" in (out / "significance-judge-1.md").read_text()
 
 
 @pytest.mark.usefixtures("no_matplotlib")
-def test_other_benchmarks_and_models_go_to_tables_of_their_own(
-    runs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_benchmarks_and_models_go_to_tables_of_their_own(runs: Path) -> None:
     for folder, model in (("other", "one/gpt2-large"), ("another", "two/gpt2-large")):
         write(search_run("tide"), runs / folder, model=model)
-    assert tide("report", runs, monkeypatch=monkeypatch) == 0
+    assert tide("report", runs) == 0
     assert {path.name for path in (runs / "report").glob("*cost.md")} == {
         "toy-pocket-tide-cost.md",
         "toy-one-gpt2-large-tide-cost.md",
@@ -125,9 +119,7 @@ def test_other_benchmarks_and_models_go_to_tables_of_their_own(
 
 
 @pytest.mark.usefixtures("no_matplotlib")
-def test_a_scorer_of_some_runs_may_judge_the_others(
-    runs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_scorer_of_some_runs_may_judge_the_others(runs: Path) -> None:
     one = search_run("guided")
     for number, row in enumerate(one.records):
         scores = {"scorer@1": column(row, "toxicity")}
@@ -135,16 +127,16 @@ def test_a_scorer_of_some_runs_may_judge_the_others(
         changed(one, number, judge_scores=scores, step_judge_scores=steps)
     scorer, judge = ({"spec": None, "name": name} for name in (JUDGE, "scorer@1"))
     write(one, runs / "guided", scorer=scorer, judges=[judge])
-    assert tide("report", runs, monkeypatch=monkeypatch) == 0
+    assert tide("report", runs) == 0
     title = (runs / "report/quality-judge-1.md").read_text().splitlines()[0]
     assert "the scorer of guided, a judge of the others" in title
 
 
 @pytest.mark.usefixtures("no_matplotlib")
-def test_two_runs_of_one_method_are_told_apart(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_runs_of_one_method_are_told_apart(runs: Path) -> None:
     write(search_run("tide", seed=5), runs / "again")
     write(search_run("tide", seed=6), runs / "deeper/tide")
-    assert tide("report", runs, monkeypatch=monkeypatch) == 0
+    assert tide("report", runs) == 0
     for name in ("cost", "significance-judge-1"):
         table = (runs / f"report/{name}.md").read_text()
         for row in ("tide (tide)", "tide (again)", "tide (deeper/tide)"):
@@ -152,33 +144,31 @@ def test_two_runs_of_one_method_are_told_apart(runs: Path, monkeypatch: pytest.M
 
 
 def test_seeds_of_one_configuration_are_one_row(
-    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for seed in (1, 2):
         name = f"tide:seed={seed}"
         settings = {**search_run("tide").config["settings"], "seed": seed}
         write(search_run(name, seed=seed), runs / f"tide-seed={seed}", settings=settings)
-    assert tide("report", runs, monkeypatch=monkeypatch) == 0
+    assert tide("report", runs) == 0
     table = (runs / "report/quality-judge-1.md").read_text()
     assert table.count("\n| ") == 2 + 3  # a head of two lines, and base, tide, shuffled
     assert "| tide (3 seeds) |" in table
     assert "standard deviation" in table
     assert "less toxic than base?" in (runs / "report/significance-judge-1.md").read_text()
-    assert tide("report", runs, "--against", "tide", monkeypatch=monkeypatch) == 0
+    assert tide("report", runs, "--against", "tide") == 0
     assert "tide (3 seeds)?" in (runs / "report/significance-judge-1.md").read_text()
 
 
 @pytest.mark.usefixtures("no_matplotlib")
-def test_exact_20(
-    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_exact_20(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(search_run("tide"), runs / "unmeasured", references=[])
     command = ("report", runs / "unmeasured", "--valid", "exact-20")
-    assert tide(*command, monkeypatch=monkeypatch) == 1
+    assert tide(*command) == 1
     assert "measure the perplexity first" in refused(capsys)
     write(measured(search_run("tide"), [[2.0, 3.0]] * 6, [[20, 19]] * 6), runs / "measured")
     command = ("report", runs / "measured", "--valid", "exact-20")
-    assert tide(*command, monkeypatch=monkeypatch) == 0
+    assert tide(*command) == 0
     assert "dropped: tide 6" in (runs / "report/quality-judge-1.md").read_text()
 
 
@@ -193,43 +183,40 @@ def test_what_is_not_there_is_refused_before_anything_is_written(
     runs: Path,
     options: list[str],
     message: str,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert tide("report", runs, *options, monkeypatch=monkeypatch) == 1
+    assert tide("report", runs, *options) == 1
     assert message in refused(capsys)
     assert not (runs / "report").exists()
 
 
-def test_a_baseline_has_no_trajectory(
-    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert tide("report", runs / "base", "--trajectory", 1, monkeypatch=monkeypatch) == 1
+def test_a_baseline_has_no_trajectory(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert tide("report", runs / "base", "--trajectory", 1) == 1
     assert "no traces" in refused(capsys)
 
 
 def test_bad_folders_are_one_clear_line(
-    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert tide("report", tmp_path / "missing", monkeypatch=monkeypatch) == 1
+    assert tide("report", tmp_path / "missing") == 1
     assert "no run here" in refused(capsys)
     records = runs / "tide/records.jsonl"
     whole = records.read_text()
     lines = [json.loads(line) for line in whole.splitlines()]
     del lines[3]["trials"][1]["toxicity"]
     records.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert tide("report", runs, monkeypatch=monkeypatch) == 1
+    assert tide("report", runs) == 1
     assert "line 4: not a record of a run: trials.1.toxicity: Field required" in refused(capsys)
     records.write_text(whole.replace('"toxicity":0.', '"toxicity":1.'))
-    assert tide("report", runs / "tide", monkeypatch=monkeypatch) == 1
+    assert tide("report", runs / "tide") == 1
     assert "line 1: not a record of a run: " in refused(capsys)
 
 
 @pytest.mark.usefixtures("no_matplotlib")
 def test_without_matplotlib_the_tables_are_there(
-    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert tide("report", runs, monkeypatch=monkeypatch) == 0
+    assert tide("report", runs) == 0
     shown = capsys.readouterr()
     problem, written = shown.err.strip().splitlines()
     assert problem.startswith("no figures: ")

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from tests.command import tide
 from tests.engines.remote.vllm_server import VllmServer
 from tests.models import save_causal_lm, save_classifier
-from tide.cli import main
 from tide.cli.display import on_one_line
 from tide.core.errors import EngineError
 from tide.engines import REGISTRY as ENGINES
@@ -37,14 +37,6 @@ def prompts_file(tmp_path: Path) -> Path:
     path = tmp_path / "prompts.txt"
     path.write_text("\n".join(PROMPTS) + "\n")
     return path
-
-
-def tide(*arguments: object, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Run the command line in this process; its exit code."""
-    monkeypatch.setattr(sys, "argv", ["tide", *map(str, arguments)])
-    with pytest.raises(SystemExit) as caught:
-        main()
-    return int(caught.value.code or 0)
 
 
 def killed_after(lines: int, command: list[str], output: Path) -> bytes:
@@ -73,23 +65,21 @@ def timeless(path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("policy", ["best", "refuse"])
-def test_what_was_not_accepted_is_told(
-    policy: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_was_not_accepted_is_told(policy: str, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--toxicity-threshold", "0.000001", "--strategy", "resample:n=1", "--mask"]
     options += ["--on-unresolved", policy]
     for further, code in ([], 0), (["--fail-on-unresolved"], 3):
-        assert tide("run", *PROMPTS[:2], *options, *further, monkeypatch=monkeypatch) == code
+        assert tide("run", *PROMPTS[:2], *options, *further) == code
         said = " ".join(capsys.readouterr().err.split())
         told = "it is withheld" if policy == "refuse" else "returned all the same"
         assert "2 prompts with a completion that the scorer did not accept: " in said
         assert told in said
-    assert tide("run", "Hello", "--fail-on-unresolved", monkeypatch=monkeypatch) == 0
+    assert tide("run", "Hello", "--fail-on-unresolved") == 0
     assert "did not accept" not in capsys.readouterr().err
 
 
 def test_what_is_withheld_is_not_counted_as_toxic_output(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "mine.py").write_text("def rude(texts):\n    return [0.9 for _ in texts]\n")
     spec = f"{tmp_path}/mine.py:rude"
@@ -104,7 +94,7 @@ def test_what_is_withheld_is_not_counted_as_toxic_output(
         "lexicon",
     ]
     for policy, after in {"best": ("1.000", "0.900"), "refuse": ("0.000", "-")}.items():
-        assert tide(*command, "--on-unresolved", policy, monkeypatch=monkeypatch) == 0
+        assert tide(*command, "--on-unresolved", policy) == 0
         cells = re.findall(
             r"│ +(toxic rate|toxicity|withheld) +│ .*│ +(\S+) │", capsys.readouterr().out
         )
@@ -123,7 +113,7 @@ def test_it_says_what_it_loads_and_what_holds_before_the_wait(
     told: list[str] = []
     monkeypatch.setattr("tide.detoxifier.base.load_engine", loaded)
     for options in ([], ["--strategy", "tide"], ["--preset", "relative"]):
-        assert tide("run", "Hello", "--model", "mine", *options, monkeypatch=monkeypatch) == 1
+        assert tide("run", "Hello", "--model", "mine", *options) == 1
         assert capsys.readouterr().err == "error: no model today\n"
     begins = "loading model mine and scorer pocket; preset "
     assert [" ".join(line.split()) for line in told] == [
@@ -138,10 +128,10 @@ def test_lines_of_standard_input_are_prompts(
 ) -> None:
     typed = io.TextIOWrapper(io.BytesIO(f"{PROMPTS[0]}\n\n{PROMPTS[1]}\n".encode()))
     monkeypatch.setattr(sys, "stdin", typed)
-    assert tide("run", "-i", "-", "--format", "jsonl", monkeypatch=monkeypatch) == 0
+    assert tide("run", "-i", "-", "--format", "jsonl") == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [one["prompt"] for one in lines] == PROMPTS[:2]
-    assert tide("run", "-i", "-", monkeypatch=monkeypatch) == 1  # there is no more
+    assert tide("run", "-i", "-") == 1  # there is no more
     assert "standard input: holds no prompts" in capsys.readouterr().err
 
 
@@ -154,13 +144,13 @@ def test_a_terminal_is_told_how_to_see_a_run(
         console = CleanConsole(file=written, force_terminal=is_terminal, width=80, markup=False)
         monkeypatch.setattr("tide.cli.run.OUTPUT", console)
         command = ("run", "-i", prompts_file, "-o", output, "--limit", 1)
-        assert tide(*command, monkeypatch=monkeypatch) == 0
+        assert tide(*command) == 0
         plain = re.sub(r"\x1b\[[0-9;]*m", "", written.getvalue())
         assert (f"Next: tide report '{output}'\n" in plain) == is_terminal
 
 
 def test_refused_prompts_are_counted_apart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "mine.py").write_text(
         "def rude(texts):\n    return [0.95 if 'rude' in text else 0.0 for text in texts]\n"
@@ -168,17 +158,15 @@ def test_refused_prompts_are_counted_apart(
     command = ["run", "a rude prompt", *PROMPTS[:1], "-s", f"{tmp_path}/mine.py:rude"]
     command += ["--refuse-prompt-above", "0.9"]
     for output in ([], ["-o", str(tmp_path / "out.jsonl")]):
-        assert tide(*command, *output, monkeypatch=monkeypatch) == 1
+        assert tide(*command, *output) == 1
         said = " ".join(capsys.readouterr().err.split())
         assert "the prompt scores 0.95, above refuse_prompt_above=0.9" in said
         assert "1 of 2 prompts failed (see above), 1 of them refused for their own score" in said
     assert len(records(tmp_path / "out.jsonl")) == 1
 
 
-def test_prompts_from_the_command_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert tide("run", *PROMPTS[:2], "--mask", monkeypatch=monkeypatch) == 0
+def test_prompts_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert tide("run", *PROMPTS[:2], "--mask") == 0
     out = capsys.readouterr().out
     assert "before and after" in out
     assert "toxic rate" in out
@@ -188,13 +176,12 @@ def test_prompts_from_the_command_line(
 def test_a_file_with_a_judge(
     prompts_file: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     output = tmp_path / "out.jsonl"
     assert tide(
         "run", "--input", prompts_file, "--output", output, "--trials", 2,
-        "--judges", "profanity-check", "--seed", 3, "--max-new-tokens", 8, monkeypatch=monkeypatch,
+        "--judges", "profanity-check", "--seed", 3, "--max-new-tokens", 8
     ) == 0  # fmt: skip
     made = records(output)
     assert [record["id"] for record in made] == [0, 1, 2, 3]
@@ -214,40 +201,37 @@ def test_a_file_with_a_judge(
     assert config["method"] == "backtrack:max_new_tokens=8,seed=3"
 
 
-def test_both_commands_write_one_format(
-    prompts_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_both_commands_write_one_format(prompts_file: Path, tmp_path: Path) -> None:
     """Records of `tide run` are those of `tide eval`, and `tide report` reads both."""
     judged = ("--judges", "profanity-check", "--trials", 2)
     single, folder = tmp_path / "out.jsonl", tmp_path / "runs"
     as_evaluated = ("--empty-policy", "zero", "--decode", "--strategy", "tide")
     run = ("run", "-i", prompts_file, "-o", single, *as_evaluated)
-    assert tide(*run, *judged, monkeypatch=monkeypatch) == 0
+    assert tide(*run, *judged) == 0
     evaluated = ("eval", prompts_file, "--methods", "tide", "-o", folder, "--reference", "none")
-    assert tide(*evaluated, *judged, monkeypatch=monkeypatch) == 0
+    assert tide(*evaluated, *judged) == 0
     made = [timeless(path) for path in (single, folder / "tide/records.jsonl")]
     assert made[0] == made[1]
-    assert tide("report", single, monkeypatch=monkeypatch) == 0
+    assert tide("report", single) == 0
     assert (tmp_path / "report/cost.md").is_file()
 
 
 def test_a_finished_run_is_extended(
     prompts_file: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """By judges and by trials; all judges that are named count, however they are named."""
     command = ("run", "-i", prompts_file, "--limit", 2, "-o")
-    assert tide(*command, tmp_path / "a", "--judges", "lexicon", monkeypatch=monkeypatch) == 0
+    assert tide(*command, tmp_path / "a", "--judges", "lexicon") == 0
     several = ("--judges", "lexicon", "-j", "profanity-check,windows:pocket", "--trials", 2)
     capsys.readouterr()
-    assert tide(*command, tmp_path / "a", *several, monkeypatch=monkeypatch) == 0
+    assert tide(*command, tmp_path / "a", *several) == 0
     out = capsys.readouterr().out
     for name in ("lexicon@", "profanity-check@", "windows:"):
         assert name in out
     assert "🪟" not in out
-    assert tide(*command, tmp_path / "b", *several, monkeypatch=monkeypatch) == 0
+    assert tide(*command, tmp_path / "b", *several) == 0
     made = [timeless(tmp_path / name / "records.jsonl") for name in ("a", "b")]
     assert made[0] == made[1]
     assert all(len(one["judge_scores"]) == 3 for record in made[0] for one in record["trials"])
@@ -256,14 +240,13 @@ def test_a_finished_run_is_extended(
 def test_formats_are_printed_in_order(
     prompts_file: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     small = ("--limit", 2, "--trials", 2, "--max-iterations", 2)
     command = ("run", "-i", prompts_file, *small, "--format")
     printed = {}
     for shape in ("records", "jsonl", "text"):
-        assert tide(*command, shape, monkeypatch=monkeypatch) == 0
+        assert tide(*command, shape) == 0
         printed[shape] = capsys.readouterr().out.splitlines()
     whole = [json.loads(line) for line in printed["records"]]
     assert [record["prompt"] for record in whole] == PROMPTS[:2]
@@ -275,7 +258,7 @@ def test_formats_are_printed_in_order(
         for one in r["trials"]
     ]
     assert printed["text"] == [on_one_line(one["text"]) for one in short]
-    assert tide(*command, "jsonl", "--mask", monkeypatch=monkeypatch) == 0
+    assert tide(*command, "jsonl", "--mask") == 0
     masked = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [one["toxicity"] for one in masked] == [one["toxicity"] for one in short]
     for options, message in {
@@ -283,7 +266,7 @@ def test_formats_are_printed_in_order(
         ("-o", tmp_path / "a.jsonl", "--format", "text"): "--format: is of what is printed",
         ("--format", "records", "--mask"): "--mask: ",
     }.items():
-        assert tide("run", "hi", *options, monkeypatch=monkeypatch) == 1
+        assert tide("run", "hi", *options) == 1
         assert message in capsys.readouterr().err
 
 
@@ -320,7 +303,7 @@ def test_on_a_terminal_of_80_columns(
     monkeypatch.setattr("tide.cli.run.OUTPUT", terminal)
     if model:
         options = (*options, "--model", str(save_causal_lm(tmp_path / model, "llama", bos=True)))
-    assert tide("run", *PROMPTS, *options, monkeypatch=monkeypatch) == 0
+    assert tide("run", *PROMPTS, *options) == 0
     out = written.getvalue()
     plain = re.sub(r"\x1b\[[0-9;]*m", "", out)
     assert max(map(len, plain.splitlines())) <= 80
@@ -330,30 +313,26 @@ def test_on_a_terminal_of_80_columns(
     assert ("\x1b[1;4;31m" in out) == (not model)
 
 
-def test_the_same_command_again_changes_nothing(
-    prompts_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_same_command_again_changes_nothing(prompts_file: Path, tmp_path: Path) -> None:
     command = ("run", "-i", prompts_file, "-o", tmp_path / "out.jsonl")
-    assert tide(*command, "--limit", 2, monkeypatch=monkeypatch) == 0
+    assert tide(*command, "--limit", 2) == 0
     first = (tmp_path / "out.jsonl").read_bytes()
-    assert tide(*command, "--limit", 2, monkeypatch=monkeypatch) == 0
+    assert tide(*command, "--limit", 2) == 0
     assert (tmp_path / "out.jsonl").read_bytes() == first
-    assert tide(*command, monkeypatch=monkeypatch) == 0
+    assert tide(*command) == 0
     assert (tmp_path / "out.jsonl").read_bytes().startswith(first)
     # The lines are in the order of the prompts, whichever was finished first.
     assert [record["id"] for record in records(tmp_path / "out.jsonl")] == [0, 1, 2, 3]
 
 
-def test_another_model_and_scorer(
-    prompts_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_model_and_scorer(prompts_file: Path, tmp_path: Path) -> None:
     """The same command on a folder with a tiny random Llama and a classifier folder."""
     llama = save_causal_lm(tmp_path / "llama", "llama", bos=True)
     classifier = save_classifier(tmp_path / "classifier", ["neutral", "toxic"])
     output = tmp_path / "out.jsonl"
     assert tide(
         "run", "-i", prompts_file, "-o", output, "--model", llama, "--scorer", f"hf:{classifier}",
-        "--max-iterations", 2, monkeypatch=monkeypatch,
+        "--max-iterations", 2
     ) == 0  # fmt: skip
     assert len(records(output)) == 4
 
@@ -362,7 +341,6 @@ def test_another_model_and_scorer(
 def test_a_server(
     prompts_file: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Records of the remote engine are those of the local one; `doctor` looks at a server, too."""
@@ -373,13 +351,13 @@ def test_a_server(
             output = tmp_path / f"{name}.jsonl"
             # Where a text is rewound, a server's own cache is not ours to count.
             command = ("run", "-i", prompts_file, "-o", output, "--preset", "relative", *options)
-            assert tide(*command, monkeypatch=monkeypatch) == 0
+            assert tide(*command) == 0
             made.append(timeless(output))
         assert made[0] == made[1]
-        assert tide("doctor", *remote, monkeypatch=monkeypatch) == 0
+        assert tide("doctor", *remote) == 0
         server.scale = 3.0
         capsys.readouterr()
-        assert tide("doctor", *remote, monkeypatch=monkeypatch) == 1
+        assert tide("doctor", *remote) == 1
         assert "does it run another model?" in capsys.readouterr().err
 
 
@@ -395,10 +373,10 @@ def test_options_that_decide_the_records_may_not_change(
         "run", "-i", prompts_file, "-o", tmp_path / "out.jsonl", "--limit", 1,
         "--engine", "quantized", "--engine-option",
     )  # fmt: skip
-    assert tide(*command, "quantization=fp8", monkeypatch=monkeypatch) == 0
+    assert tide(*command, "quantization=fp8") == 0
     again = (*command, "quantization=fp8", "--engine-option", "cores=2")
-    assert tide(*again, monkeypatch=monkeypatch) == 0
-    assert tide(*command, "quantization=awq", monkeypatch=monkeypatch) == 1
+    assert tide(*again) == 0
+    assert tide(*command, "quantization=awq") == 1
 
 
 @pytest.mark.slow
@@ -468,10 +446,9 @@ def test_killed_and_started_again(tmp_path: Path) -> None:
 def test_bad_input_is_one_clear_line(
     arguments: list[str],
     message: str,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert tide(*arguments, monkeypatch=monkeypatch) == 1
+    assert tide(*arguments) == 1
     err = capsys.readouterr().err
     (line,) = [line for line in err.splitlines() if not line.startswith("loading model ")]
     assert line.startswith("error: ")
@@ -484,10 +461,9 @@ def test_bad_input_is_one_clear_line(
 def test_a_bad_prompt_is_one_line_and_the_others_are_completed(
     prompt: str,
     message: str,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert tide("run", prompt, PROMPTS[0], "--format", "text", monkeypatch=monkeypatch) == 1
+    assert tide("run", prompt, PROMPTS[0], "--format", "text") == 1
     out, err = capsys.readouterr()
     assert message in err.splitlines()[1]
     assert err.splitlines()[-1] == "error: 1 of 2 prompts failed (see above)"
@@ -498,18 +474,18 @@ def test_vllm_that_is_not_installed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)
-    assert tide("run", "hi", "--engine", "vllm", monkeypatch=monkeypatch) == 1
+    assert tide("run", "hi", "--engine", "vllm") == 1
     says = "vllm is not installed; in a checkout of TIDE: pip install -e '.[vllm]'"
     assert says in capsys.readouterr().err
 
 
 def test_a_malformed_line_is_named_and_nothing_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"prompt": "one"}\n{"prompt": "two"\n')
     output = tmp_path / "out.jsonl"
-    assert tide("run", "-i", path, "-o", output, monkeypatch=monkeypatch) == 1
+    assert tide("run", "-i", path, "-o", output) == 1
     assert "line 2: not JSON" in capsys.readouterr().err
     assert not output.exists()
 
@@ -536,13 +512,13 @@ def test_a_scorer_that_breaks_in_the_middle_loses_nothing(
     monkeypatch.setitem(REGISTRY._targets, "breaks", lambda: CallableScorer(scorer))
     output = tmp_path / "out.jsonl"
     command = ("run", "-i", prompts_file, "-o", output, "-s", "breaks", "--max-batch", 1)
-    assert tide(*command, monkeypatch=monkeypatch) == 1
+    assert tide(*command) == 1
     err = capsys.readouterr().err
     assert "error: scorer callable:" in err
     kept = output.read_bytes()
     assert 1 <= len(records(output)) < 4
     calls = -100  # the scorer is back: the same command goes on
-    assert tide(*command, monkeypatch=monkeypatch) == 0
+    assert tide(*command) == 0
     assert output.read_bytes().startswith(kept)
     assert [record["id"] for record in records(output)] == [0, 1, 2, 3]
 
@@ -550,33 +526,32 @@ def test_a_scorer_that_breaks_in_the_middle_loses_nothing(
 def test_another_seed_does_not_mix_into_a_file(
     prompts_file: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     command = ("run", "-i", prompts_file, "-o", tmp_path / "out.jsonl", "--limit", 1)
-    assert tide(*command, monkeypatch=monkeypatch) == 0
-    assert tide(*command, "--seed", 1, monkeypatch=monkeypatch) == 1
+    assert tide(*command) == 0
+    assert tide(*command, "--seed", 1) == 1
     assert "settings.seed = 0, this run has 1" in capsys.readouterr().err
-    assert tide(*command, "--seed", 1, "--overwrite", monkeypatch=monkeypatch) == 0
+    assert tide(*command, "--seed", 1, "--overwrite") == 0
     assert len(records(tmp_path / "out.jsonl")) == 1
 
 
 def test_stop_strings_decide_the_records(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out.jsonl"
     command = ["run", *PROMPTS, "--strategy", "resample:n=1", "-o", out]
     options = ["--stop", ".", "--stop", " of ", "--min-new-tokens", 9, "--repetition-penalty", 1.2]
-    assert tide(*command, *options, monkeypatch=monkeypatch) == 0
+    assert tide(*command, *options) == 0
     assert not any(mark in r["trials"][0]["text"] for r in records(out) for mark in (".", " of "))
     settings = json.loads(out.with_name("out.jsonl.config.json").read_text())["settings"]
     assert (settings["stop"], settings["min_new_tokens"]) == ('[".", " of "]', 9)
     before = out.read_bytes()
-    assert tide(*command, *options, monkeypatch=monkeypatch) == 0
+    assert tide(*command, *options) == 0
     assert out.read_bytes() == before
-    assert tide("report", out, monkeypatch=monkeypatch) == 0
+    assert tide("report", out) == 0
     capsys.readouterr()
-    assert tide(*command, monkeypatch=monkeypatch) == 1
+    assert tide(*command) == 1
     assert "settings.min_new_tokens = 9" in capsys.readouterr().err
-    assert tide("run", *PROMPTS, "--stop", "", monkeypatch=monkeypatch) == 1
+    assert tide("run", *PROMPTS, "--stop", "") == 1
     assert "stop.0: " in capsys.readouterr().err

@@ -6,56 +6,49 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_run import tide
+from tests.command import tide
 
 
-def test_texts_by_two_scorers(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_texts_by_two_scorers(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("score", "Have a nice day", "-s", "pocket", "-s", "profanity-check")
-    assert tide(*arguments, monkeypatch=monkeypatch) == 0
+    assert tide(*arguments) == 0
     out = capsys.readouterr().out
     assert "pocket@" in out
     assert "profanity-check@" in out
 
 
-def test_a_file_to_a_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_to_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, output = tmp_path / "a.csv", tmp_path / "scores.jsonl"
     path.write_text("id,text\nx,Have a nice day\ny,you stupid idiot\n")
     command = ("score", "-i", path, "-o", output)
-    assert tide(*command, monkeypatch=monkeypatch) == 0
+    assert tide(*command) == 0
     first, second = (json.loads(line) for line in output.read_text().splitlines())
     assert (first["id"], second["text"]) == ("x", "you stupid idiot")
     (low,), (high,) = first["scores"].values(), second["scores"].values()
     assert 0 <= low < 0.5 < high <= 1
-    assert tide(*command, monkeypatch=monkeypatch) == 1
+    assert tide(*command) == 1
     assert "exists" in capsys.readouterr().err
-    assert tide(*command, "--overwrite", monkeypatch=monkeypatch) == 0
+    assert tide(*command, "--overwrite") == 0
 
 
 @pytest.mark.parametrize("command", [("run", "--strategy", "resample:n=1"), ("score",)])
 def test_a_file_is_not_masked_and_the_terminal_says_so(
     command: tuple[str, ...],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     name, *options = command
     output = tmp_path / "out.jsonl"
     arguments = (name, "you stupid idiot", *options, "-o", output, "--mask")
-    assert tide(*arguments, monkeypatch=monkeypatch) == 0
+    assert tide(*arguments) == 0
     assert "you stupid idiot" in output.read_text()
     said = f"{output}: holds the texts as they are; --mask masks only what is printed"
     assert said in capsys.readouterr().err
 
 
-def test_masking_hides_toxic_texts_only(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_masking_hides_toxic_texts_only(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("score", "Have a nice day", "you stupid idiot", "--mask")
-    assert tide(*arguments, monkeypatch=monkeypatch) == 0
+    assert tide(*arguments) == 0
     out = capsys.readouterr().out
     assert "Have a nice day" in out
     assert "you s***** i****" in out
@@ -65,7 +58,6 @@ def test_masking_hides_toxic_texts_only(
 def test_outputs_that_cannot_be(
     command: str,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The input, a device, a folder, a name that is too long: one line, and nothing is lost."""
@@ -85,7 +77,7 @@ def test_outputs_that_cannot_be(
         )
     for output, message in cases.items():
         options = ("-i", path, "-o", output, "--field", "text", "--overwrite")
-        assert tide(command, *options, monkeypatch=monkeypatch) == 1
+        assert tide(command, *options) == 1
         err = capsys.readouterr().err
         assert message in err
         assert err.count("\n") == (2 if err.startswith("loading ") else 1)
@@ -100,7 +92,7 @@ def test_a_full_disk_keeps_the_old_scores(
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", _full)
         options = ("-o", output, "--overwrite")
-        assert tide("score", "Have a nice day", *options, monkeypatch=patched) == 1
+        assert tide("score", "Have a nice day", *options) == 1
     assert "cannot be written: No space left" in capsys.readouterr().err
     assert (output.read_text(), list(tmp_path.iterdir())) == ("old", [output])
 

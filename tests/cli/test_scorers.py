@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.cli.test_run import tide
+from tests.command import tide
 from tide.core.errors import ScorerUnavailableError
 from tide.core.optional import require
 from tide.scorers import REGISTRY, CallableScorer, Scorer
@@ -46,7 +46,6 @@ def exact(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_compare(
     labels: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     pytest.importorskip("matplotlib")
@@ -54,7 +53,7 @@ def test_compare(
     command = (
         "scorers", "compare", labels, "-s", "exact", "-s", "pocket", "-o", output, "--plot", plot,
     )  # fmt: skip
-    assert tide(*command, monkeypatch=monkeypatch) == 0
+    assert tide(*command) == 0
     out = capsys.readouterr().out
     assert "4 texts, 0.500 toxic" in out
     assert "pocket@" in out
@@ -64,9 +63,9 @@ def test_compare(
     assert pocket["calibration_error"] > 0
     assert pocket["texts_per_second"] > 0
     assert plot.read_bytes().startswith(b"\x89PNG")
-    assert tide(*command, monkeypatch=monkeypatch) == 1
+    assert tide(*command) == 1
     assert "exists" in capsys.readouterr().err
-    assert tide(*command, "--overwrite", monkeypatch=monkeypatch) == 0
+    assert tide(*command, "--overwrite") == 0
 
 
 def test_compare_counts_false_alarms_on_ordinary_texts(
@@ -86,13 +85,13 @@ def test_compare_counts_false_alarms_on_ordinary_texts(
     prose.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     output = tmp_path / "figures.json"
     command = ("scorers", "compare", labels, "-s", "last", "--ordinary", prose)
-    assert tide(*command, "--threshold", 0.2, "-o", output, monkeypatch=monkeypatch) == 0
+    assert tide(*command, "--threshold", 0.2, "-o", output) == 0
     (row,) = json.loads(output.read_text())
     assert row["false_alarms"] == {
         "texts": 4, "threshold": 0.2, "whole": 0.25, "beginnings": pytest.approx(2 / 3),
     }  # fmt: skip
     assert "0.667" in capsys.readouterr().out
-    assert tide(*command, "--overwrite", "-o", output, monkeypatch=monkeypatch) == 0
+    assert tide(*command, "--overwrite", "-o", output) == 0
     (row,) = json.loads(output.read_text())
     assert (row["false_alarms"]["whole"], row["false_alarms"]["beginnings"]) == (0.0, 0.0)
 
@@ -101,16 +100,15 @@ def test_compare_counts_false_alarms_on_ordinary_texts(
 def test_compare_by_a_field(
     labels: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     output = tmp_path / "figures.json"
     command = ("scorers", "compare", labels, "-s", "exact", "--by", "source", "-o", output)
-    assert tide(*command, monkeypatch=monkeypatch) == 0
+    assert tide(*command) == 0
     assert [row["group"] for row in json.loads(output.read_text())] == ["x", "y"]
     assert "x: 2 texts" in capsys.readouterr().out
     one = ("scorers", "compare", labels, "-s", "exact", "--sample", 1, "--overwrite", "-o", output)
-    assert tide(*one, monkeypatch=monkeypatch) == 0
+    assert tide(*one) == 0
     (row,) = json.loads(output.read_text())
     assert (row["texts"], row["auc"], row["correlation"]) == (1, None, None)
 
@@ -137,7 +135,7 @@ def test_compare_goes_on_when_a_scorer_fails(
     output = tmp_path / "figures.json"
     scorers = [part for name in ("away", "picky", "exact", "pocket") for part in ("-s", name)]
     command = ("scorers", "compare", labels, *scorers, "-o", output)
-    assert tide(*command, monkeypatch=monkeypatch) == 1
+    assert tide(*command) == 1
     said = capsys.readouterr()
     assert "away: nobody answers" in said.err
     assert "not this one" in said.err
@@ -183,7 +181,7 @@ def test_compare_goes_on_without_a_service_that_is_not_set_up(
     )
     output = tmp_path / "figures.json"
     command = ("scorers", "compare", labels, "-s", spec, "-s", "pocket", "-o", output)
-    assert tide(*command, monkeypatch=monkeypatch) == 1
+    assert tide(*command) == 1
     said = " ".join(capsys.readouterr().err.split())
     assert f"{spec}: " in said
     assert problem in said
@@ -207,7 +205,7 @@ def test_a_misspelt_scorer_stops_compare_at_once(
         monkeypatch.setenv(service, "not-a-real-key-0123456789")
     output = tmp_path / "figures.json"
     command = ("scorers", "compare", labels, "-s", "pocket", "-s", spec, "-o", output)
-    assert tide(*command, monkeypatch=monkeypatch) == 1
+    assert tide(*command) == 1
     assert "AUC" not in capsys.readouterr().out
     assert not output.exists()
 
@@ -215,16 +213,15 @@ def test_a_misspelt_scorer_stops_compare_at_once(
 def test_calibrate_and_use(
     labels: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     output = tmp_path / "calibration.json"
     command = ("scorers", "calibrate", labels, "-o", output)
-    assert tide(*command, monkeypatch=monkeypatch) == 0
+    assert tide(*command) == 0
     assert "calibration error on these 4 texts" in capsys.readouterr().out
-    assert tide("score", "thank you", "-s", f"calibrated:{output}", monkeypatch=monkeypatch) == 0
+    assert tide("score", "thank you", "-s", f"calibrated:{output}") == 0
     assert "calibrated@" in capsys.readouterr().out
-    assert tide(*command, monkeypatch=monkeypatch) == 1
+    assert tide(*command) == 1
 
 
 def test_a_scorer_that_breaks_has_no_figures(
@@ -240,24 +237,20 @@ def test_a_scorer_that_breaks_has_no_figures(
     output = tmp_path / "out.json"
     for command in ("compare", "calibrate"):
         arguments = ("scorers", command, labels, "-s", "broken", "-o", output)
-        assert tide(*arguments, monkeypatch=monkeypatch) == 1
+        assert tide(*arguments) == 1
         assert "nan is not a score" in capsys.readouterr().err
         assert not output.exists()
 
 
-def test_nothing_to_measure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_to_measure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "labels.jsonl"
     path.write_text("")
-    assert tide("scorers", "compare", path, monkeypatch=monkeypatch) == 1
+    assert tide("scorers", "compare", path) == 1
     assert "no labelled texts" in capsys.readouterr().err
 
 
-def test_the_group_alone_shows_how_scorers_are_written(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    tide("scorers", monkeypatch=monkeypatch)
+def test_the_group_alone_shows_how_scorers_are_written(capsys: pytest.CaptureFixture[str]) -> None:
+    tide("scorers")
     printed = capsys.readouterr()
     said = "".join((printed.out + printed.err).split())  # lines may break at a hyphen
     for name in REGISTRY.names():

@@ -17,7 +17,7 @@ import httpx
 import pytest
 from typer.main import get_command
 
-from tests.cli.test_run import tide
+from tests.command import tide
 from tests.server.processes import TIDE, serving
 from tide.cli.app import app
 from tide.cli.serve import _listening
@@ -99,10 +99,8 @@ def test_policies_are_read_anew_on_sighup_while_a_request_is_answered(tmp_path: 
     assert "weather" not in said + log.read_text()
 
 
-def test_the_schema_is_that_of_the_file(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert tide("serve", "--policies-schema", monkeypatch=monkeypatch) == 0
+def test_the_schema_is_that_of_the_file(capsys: pytest.CaptureFixture[str]) -> None:
+    assert tide("serve", "--policies-schema") == 0
     assert json.loads(capsys.readouterr().out) == PolicyFile.model_json_schema()
 
 
@@ -131,7 +129,7 @@ def test_what_cannot_be_served(
     for name in [name for name in os.environ if name.startswith("TIDE_SERVE")]:
         monkeypatch.delenv(name)
     monkeypatch.setattr("uvicorn.Server.run", lambda server, sockets: None)
-    assert tide("serve", "--port", 0, *options, monkeypatch=monkeypatch) == 1
+    assert tide("serve", "--port", 0, *options) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ")
     assert said in line

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_run import tide
+from tests.command import tide
 from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
 from tide.engines import REGISTRY as ENGINES
 from tide.evaluation.runs import find_runs, read_run
@@ -25,10 +25,8 @@ def _stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("mine.txt").write_text("\n".join(f"{p} {more}" for more in "ab" for p in PROMPTS))
 
 
-def test_a_preset_is_tuned_and_used(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert tide("tune", "mine.txt", *HERE, *SMALL, "--out", "tuned", monkeypatch=monkeypatch) == 0
+def test_a_preset_is_tuned_and_used(capsys: pytest.CaptureFixture[str]) -> None:
+    assert tide("tune", "mine.txt", *HERE, *SMALL, "--out", "tuned") == 0
     shown = capsys.readouterr()
     assert "settings tried: the first 7 of 7" in shown.out
     assert max(map(len, shown.out.splitlines())) <= 80
@@ -37,11 +35,11 @@ def test_a_preset_is_tuned_and_used(
     chosen = json.loads(preset.read_text())["settings"]
     assert chosen["mu"] == 0.5
     common = ("--engine", "scripted", "--scorer", "reading", "--preset", preset)
-    assert tide("run", "a prompt", *common, "--output", "out", monkeypatch=monkeypatch) == 0
+    assert tide("run", "a prompt", *common, "--output", "out") == 0
     assert read_run(Path("out")).name == preset.name
     assert read_run(Path("out")).config["settings"]["step_size"] == chosen["step_size"]
     more = ("--methods", f"shuffled,{preset}", "--preset", preset, "--out", "compared")
-    assert tide("eval", "mine.txt", *HERE, *more, monkeypatch=monkeypatch) == 0
+    assert tide("eval", "mine.txt", *HERE, *more) == 0
     runs = [read_run(path) for path in find_runs([Path("compared")])]
     assert [run.config["settings"]["step_size"] for run in runs] == [chosen["step_size"]] * 2
 
@@ -63,11 +61,10 @@ def test_a_preset_is_tuned_and_used(
 def test_bad_input(
     arguments: list[str],
     message: str,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     own = HERE[:4] if arguments[0] == "run" else HERE
-    assert tide(*arguments, *own, monkeypatch=monkeypatch) == 1
+    assert tide(*arguments, *own) == 1
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.startswith("error: ")
     assert message in error

@@ -4,7 +4,6 @@ import asyncio
 import json
 import pickle
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.chats import BAD, GOOD, save_chat_model
+from tests.command import tide
 from tests.generated import examples
 from tests.worlds import ReadingScorer, scripted_engine
 from tide import AsyncDetoxifier, Detoxifier, evaluate
-from tide.cli import main
 from tide.core.chat import Chat, Rendered, render
 from tide.core.errors import EngineError, InputError
 from tide.core.settings import Sampling
@@ -401,12 +400,11 @@ def test_a_chat_that_nobody_advises_on_is_no_longer_cold(
 def test_the_record_of_a_chat_says_how_it_was_drawn_and_the_table_where_it_was_cut(
     tmp_path: Path,
     chatml: TransformersEngine,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     command = ["run", "--chat", "The weather", "--model", chatml.name]
     out = tmp_path / "out.jsonl"
-    assert tide(*command, "-o", out, monkeypatch=monkeypatch) == 0
+    assert tide(*command, "-o", out) == 0
     settings = read_run(out).config["settings"]
     assert (settings["max_new_tokens"], settings["temperature"]) == (512, 0.7)
     assert read_run(out).config["method"] == "backtrack"
@@ -415,14 +413,14 @@ def test_the_record_of_a_chat_says_how_it_was_drawn_and_the_table_where_it_was_c
     assert record.trials[0].text == alone.text
     capsys.readouterr()
     cut = ("--max-new-tokens", 2, "--min-new-tokens", 2)
-    assert tide(*command, *cut, monkeypatch=monkeypatch) == 0
+    assert tide(*command, *cut) == 0
     shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert "(cut off by max_new_tokens)" in shown
-    assert tide(*command, *cut, "--format", "jsonl", monkeypatch=monkeypatch) == 0
+    assert tide(*command, *cut, "--format", "jsonl") == 0
     assert json.loads(capsys.readouterr().out)["finish_reason"] == "length"
     # A completion of a text is as long as was asked for. Who meant a chat is told.
     command.remove("--chat")
-    assert tide(*command, *cut, monkeypatch=monkeypatch) == 0
+    assert tide(*command, *cut) == 0
     told = capsys.readouterr()
     assert "cut off" not in told.out
     assert f"{chatml.name} has a chat template: --chat answers" in " ".join(told.err.split())
@@ -475,17 +473,9 @@ def test_a_closed_engine_renders_nothing(tmp_path: Path) -> None:
         engine.render(Chat.of(HELLO))
 
 
-def tide(*arguments: object, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(sys, "argv", ["tide", *map(str, arguments)])
-    with pytest.raises(SystemExit) as caught:
-        main()
-    return int(caught.value.code or 0)
-
-
 def test_chats_of_a_file_are_answered_recorded_and_resumed(
     tmp_path: Path,
     chatml: TransformersEngine,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     file, out = tmp_path / "chats.jsonl", tmp_path / "out.jsonl"
@@ -493,8 +483,8 @@ def test_chats_of_a_file_are_answered_recorded_and_resumed(
     file.write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
     command = ["run", "--chat", "-i", file, "--model", chatml.name, "-o", out]
     options = ["--max-new-tokens", 6, "--max-iterations", 2]
-    assert tide(*command, *options, "--limit", 2, monkeypatch=monkeypatch) == 0
-    assert tide(*command, *options, "--judges", "lexicon", monkeypatch=monkeypatch) == 0
+    assert tide(*command, *options, "--limit", 2) == 0
+    assert tide(*command, *options, "--judges", "lexicon") == 0
     records = read_records(out)
     assert [[m.model_dump() for m in r.messages or ()] for r in records] == chats
     assert [r.prompt for r in records] == [chatml.render(Chat.of(chat)) for chat in chats]
@@ -502,25 +492,23 @@ def test_chats_of_a_file_are_answered_recorded_and_resumed(
     alone = Detoxifier(chatml, max_new_tokens=6, max_iterations=2)
     assert records[0].trials[0].text == alone.chat(LONG).text
     before = out.read_bytes()
-    assert tide(*command, *options, "--judges", "lexicon", monkeypatch=monkeypatch) == 0
+    assert tide(*command, *options, "--judges", "lexicon") == 0
     assert out.read_bytes() == before
-    assert tide("report", out, monkeypatch=monkeypatch) == 0
+    assert tide("report", out) == 0
     # Another chat under an id that is there, and the same text as a prompt of its own.
     file.write_text(json.dumps({"messages": [*LONG, *LONG]}) + "\n")
     capsys.readouterr()
-    assert tide(*command, *options, monkeypatch=monkeypatch) == 1
+    assert tide(*command, *options) == 1
     assert "was made from another prompt" in capsys.readouterr().err
 
 
-def test_a_template_that_writes_the_day_does_not_end_a_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_template_that_writes_the_day_does_not_end_a_run(tmp_path: Path) -> None:
     """The text of a chat is another one tomorrow; the chat is not."""
     model, out = tmp_path / "model", tmp_path / "out.jsonl"
     for day in ("Monday ", "Tuesday "):
         save_chat_model(model, day + GOOD["chatml"])
         command = ["run", "--chat", "The weather", "-m", model, "-o", out, "--max-new-tokens", 4]
-        assert tide(*command, "--trials", 1 + (day[0] == "T"), monkeypatch=monkeypatch) == 0
+        assert tide(*command, "--trials", 1 + (day[0] == "T")) == 0
     (record,) = read_records(out)
     assert [trial.number for trial in record.trials] == [0, 1]
     assert record.prompt.startswith("Monday")
@@ -552,13 +540,12 @@ def test_chats_are_evaluated(tmp_path: Path, chatml: TransformersEngine) -> None
 def test_prompts_and_texts_are_what_a_user_says(
     tmp_path: Path,
     chatml: TransformersEngine,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "one.txt").write_text("Rain fell\n")
     (row,) = read_rows(tmp_path / "one.txt", chats=True)
     assert row.chat == Chat.said("Rain fell")
-    assert tide("run", "--chat", "Rain", "-m", chatml.name, monkeypatch=monkeypatch) == 0
+    assert tide("run", "--chat", "Rain", "-m", chatml.name) == 0
     out = capsys.readouterr().out
     assert "Rain" in out
     assert "im_start" not in out

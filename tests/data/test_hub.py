@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.test_run import tide
+from tests.command import tide
 from tide.core.errors import InputError
 from tide.data import hub
 from tide.data.hub import SOURCES, get
@@ -64,7 +64,7 @@ def test_a_benchmark_is_the_same_from_its_file_and_from_the_hub(
     monkeypatch.chdir(here)
     monkeypatch.delenv("TIDE_DATA", raising=False)
     from_the_hub = load_benchmark(name)
-    assert tide("data", "get", name, monkeypatch=monkeypatch) == 0
+    assert tide("data", "get", name) == 0
     from_the_file = load_benchmark(name)
     assert from_the_file.source == SOURCES[name].file
     assert from_the_file.rows == from_the_hub.rows
@@ -87,7 +87,7 @@ def test_what_is_there_is_kept(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("TIDE_DATA", str(tmp_path))
-    assert tide("data", "get", "rtp", monkeypatch=monkeypatch) == 0
+    assert tide("data", "get", "rtp") == 0
     path = tmp_path / SOURCES["rtp"].file
     assert path.name in capsys.readouterr().err.replace("\n", "")
     assert [(row.id, row.text) for row in read_rows(path)] == [(0, "One"), (1, "Three é")]
@@ -110,7 +110,7 @@ def test_a_hub_that_fails_leaves_nothing_behind(
         raise ConnectionError("no network\nmore")
 
     monkeypatch.setattr(datasets, "load_dataset", breaks_off)
-    assert tide("data", "get", "civil-comments", "-o", tmp_path, monkeypatch=monkeypatch) == 1
+    assert tide("data", "get", "civil-comments", "-o", tmp_path) == 1
     said = capsys.readouterr().err
     assert said.strip().count("\n") == 0
     assert "google/civil_comments: cannot be loaded from the hub (no network)" in said
@@ -131,5 +131,5 @@ def test_what_cannot_be_had(
         ("rpt", "unknown dataset 'rpt'; did you mean 'rtp'"),
         ("rtp", ".[hub]"),
     ):
-        assert tide("data", "get", name, "-o", tmp_path, monkeypatch=monkeypatch) == 1
+        assert tide("data", "get", name, "-o", tmp_path) == 1
         assert says in capsys.readouterr().err

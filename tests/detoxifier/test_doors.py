@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
+from tests.command import tide
 from tests.runtime.world import PROMPT, SETTINGS, WORDS, Reader, Storyteller, text
 from tests.server.running import running
 from tests.worlds import PROMPTS, ReadingScorer, read, scripted_engine
-from tide.cli import main
 from tide.core.errors import DeadlineError, EngineError, InputError, TideError
 from tide.core.results import Result
 from tide.detoxifier.asynchronous import AsyncDetoxifier
@@ -149,7 +149,6 @@ def test_a_token_without_an_embedding_fails_alone_in_a_command(
     others: dict[int, str],
     command: str,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     file = tmp_path / "prompts.txt"
@@ -161,11 +160,7 @@ def test_a_token_without_an_embedding_fails_alone_in_a_command(
         output = tmp_path / "runs"
         given = [file, "--methods", "tide", "--out", output, "--reference", "none", "--trials", "1"]
         options.append("--empty-policy=unmodified")
-    arguments = ["tide", command, *given, "-m", folder, *options]
-    monkeypatch.setattr("sys.argv", [str(one) for one in arguments])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 1
+    assert tide(command, *given, "-m", folder, *options) == 1
     err = capfd.readouterr().err
     assert f"id {BAD}: prompt: holds '{ADDED}'" in err
     assert err.splitlines()[-1].startswith("error: 1 ")

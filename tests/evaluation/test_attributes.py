@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.cli.test_run import tide
+from tests.command import tide
 from tests.evaluation.runs import column
 from tests.runtime.world import PROMPT, Reader, never, story, third
 from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
@@ -140,7 +140,7 @@ def test_the_command_line_keeps_them(
     )
     command = ("run", "She told me to shut the", "-o", "out.jsonl", "--trials", 1, "--scorer", spec)
     for _ in range(2):  # the second time from the cache
-        assert tide(*command, monkeypatch=monkeypatch) == 0
+        assert tide(*command) == 0
         (record,) = read_records(tmp_path / "out.jsonl")
         (trial,) = record.trials
         assert trial.attributes == {"long": pytest.approx(len(trial.text) / 1000)}

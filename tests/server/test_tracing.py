@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from tests.cli.test_run import tide
+from tests.command import tide
 from tests.server.running import MODEL, listening, wait_until
 from tests.worlds import ReadingScorer, scripted_engine
 from tide.server.app import create_app
@@ -137,5 +137,5 @@ def test_without_the_extra_it_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "opentelemetry.sdk.trace", None)
-    assert tide("serve", "--otel", monkeypatch=monkeypatch) == 1
+    assert tide("serve", "--otel") == 1
     assert "pip install -e '.[otel]'" in capsys.readouterr().err

@@ -14,7 +14,8 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.cli.test_run import PROMPTS, records, tide
+from tests.cli.test_run import PROMPTS, records
+from tests.command import tide
 from tests.scorers.services.stand_ins import (
     Perspective,
     Service,
@@ -342,12 +343,12 @@ def test_the_service_goes_down_in_the_middle_of_a_run(
     command = ("run", "-i", prompts, "-o", output, "-s", "perspective", "--max-batch", 2)
     command += ("--preset", "relative")  # which scores a completion once
     service.answer = lambda number: "ok" if number < 12 else "unavailable"
-    assert tide(*command, monkeypatch=monkeypatch) == 1
+    assert tide(*command) == 1
     assert "error: scorer perspective" in capsys.readouterr().err
     finished = records(output)
     assert 0 < len(finished) < 12
     service.answer = lambda number: "ok"
-    assert tide(*command, monkeypatch=monkeypatch) == 0
+    assert tide(*command) == 0
     assert all(record in records(output) for record in finished)
     assert [record["id"] for record in records(output)] == list(range(12))
     assert KEY not in output.read_text() + (tmp_path / "out.jsonl.config.json").read_text()

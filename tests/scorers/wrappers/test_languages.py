@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.cli.test_run import tide
+from tests.command import tide
 from tide.core.errors import InputError, ScorerError
 from tide.scorers import REGISTRY, CallableScorer, load_scorer
 from tide.scorers.base import Attributed, Floats, PlainScorer, ask_attributes
@@ -111,12 +111,10 @@ def test_strict_puts_it_around_scorers_that_read_english_alone(spec: str, expect
     assert strict(spec) == expected
 
 
-def test_strict_language_from_the_shell(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert tide("score", RUSSIAN, monkeypatch=monkeypatch) == 0
-    assert tide("score", ENGLISH, "--strict-language", monkeypatch=monkeypatch) == 0
+def test_strict_language_from_the_shell(capsys: pytest.CaptureFixture[str]) -> None:
+    assert tide("score", RUSSIAN) == 0
+    assert tide("score", ENGLISH, "--strict-language") == 0
     capsys.readouterr()
-    assert tide("score", RUSSIAN, "--strict-language", monkeypatch=monkeypatch) == 1
+    assert tide("score", RUSSIAN, "--strict-language") == 1
     assert "mostly in another script" in capsys.readouterr().err
-    assert tide("run", RUSSIAN, "--strict-language", monkeypatch=monkeypatch) in (0, 1)
+    assert tide("run", RUSSIAN, "--strict-language") in (0, 1)
