@@ -217,16 +217,13 @@ def _trial(trial: Trial, forward_tokens: int | None) -> TrialRecord:
         for name in TrialRecord.model_fields
         if hasattr(source, name)
     }
-    own = {"forward_tokens": forward_tokens, "trace": _trace(trial), "steps": _steps(trial)}
+    trace = [
+        (e.round, e.iteration, e.role, e.toxicity, round(e.cosine, 6), round(e.displacement, 6))
+        for e in trial.trace
+    ]
+    own = {"forward_tokens": forward_tokens, "trace": trace, "steps": _steps(trial)}
     base = {"base_text": trial.base.text, "base_toxicity": trial.base.toxicity}
     return TrialRecord(**shared | base | own)
-
-
-def _trace(of: Trial) -> list[TraceEntry]:
-    return [
-        (e.round, e.iteration, e.role, e.toxicity, round(e.cosine, 6), round(e.displacement, 6))
-        for e in of.trace
-    ]
 
 
 def _steps(trial: Trial) -> list[Step]:

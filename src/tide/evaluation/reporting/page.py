@@ -24,7 +24,7 @@ from tide.evaluation.masking import Masker
 from tide.evaluation.metrics import Estimate, is_toxic
 from tide.evaluation.reporting.figures import COSTS, unversioned
 from tide.evaluation.reporting.groups import Group
-from tide.evaluation.reporting.tables import Table, Value, cells_of, is_text
+from tide.evaluation.reporting.tables import Table, cells_of, is_text
 from tide.evaluation.runs import Run
 from tide.scorers import load_scorer
 
@@ -118,16 +118,13 @@ def _table(table: Table) -> dict[str, Any]:
     ]
     rows = [
         [
-            {"shown": shown, "value": "" if value is None else str(value), "kind": kind}
-            for shown, value, kind in zip(cells, map(_number, row), kinds, strict=True)
+            {"shown": shown, "value": "" if number is None else str(number), "kind": kind}
+            for shown, value, kind in zip(cells, row, kinds, strict=True)
+            for number in [value.value if isinstance(value, Estimate) else value]
         ]
         for cells, row in zip(cells_of(table), table.rows, strict=True)
     ]
     return {"title": table.title, "columns": columns, "rows": rows, "notes": table.legend}
-
-
-def _number(value: Value) -> str | float | None:
-    return value.value if isinstance(value, Estimate) else value
 
 
 def _group(group: Group, mask: Mask) -> dict[str, Any]:
