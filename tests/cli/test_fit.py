@@ -140,7 +140,9 @@ def test_a_fit_that_is_too_weak_says_so(
     settings = {"steps": 1, "learning_rate": 1e-6}
     for _ in range(2):
         fit("all", data, tmp_path, model=model, **settings)
-        said = [message for message in caplog.messages if "no fair opponent" in message]
+        said = [
+            message for message in caplog.messages if "too weak for a fair comparison" in message
+        ]
         assert any("gedi" in x and "on held-out texts; 0.9 is wanted" in x for x in said)
         caplog.clear()
     assert json.loads((tmp_path / "gedi/artefact.json").read_text())["doubts"]

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tide.core.concurrency import Mailbox, Portal, gather, told
+from tide.core.concurrency import Mailbox, Portal, gather, items_of
 from tide.core.errors import EngineError, InputError, guarded
 
 
@@ -285,7 +285,7 @@ def test_what_is_told_comes_before_the_error(caplog: pytest.LogCaptureFixture) -
 
     async def read(most: int) -> list[str]:
         seen: list[str] = []
-        async with aclosing(told(torn)) as items:
+        async with aclosing(items_of(torn)) as items:
             with suppress(InputError):
                 async for item in items:
                     seen.append(item)

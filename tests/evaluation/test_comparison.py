@@ -560,7 +560,9 @@ def test_a_weak_opponent_is_marked_wherever_it_stands(tmp_path: Path) -> None:
     for table in made.tables:
         rows = {str(row[0]) for row in table.rows}
         assert "dexperts" not in rows
-        assert any(note == f"{name}: no fair opponent: {doubt}" for note in table.notes)
+        assert any(
+            note == f"{name}: too weak for a fair comparison: {doubt}" for note in table.notes
+        )
     assert {"tide", name} == {one.method for one in made.summaries}
     for figure in made.figures.values():
         labels = {text.get_text() for legend in figure.legends for text in legend.get_texts()}

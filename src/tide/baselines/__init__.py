@@ -76,7 +76,7 @@ def check_baseline(spec: str, artefacts: Path | None, model: str) -> None:
     from tide.baselines.common.artefacts import find_artefact  # noqa: PLC0415  (slow import)
 
     create, options = _read(spec)
-    if (artefact_of := getattr(create, "artefact_of", None)) and (kind := artefact_of(options)):
+    if (kind_of := getattr(create, "artefact_kind", None)) and (kind := kind_of(options)):
         find_artefact(artefacts, kind, model)
 
 

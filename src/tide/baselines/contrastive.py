@@ -59,7 +59,7 @@ class Contrastive(DecodingBaseline):
     _options: ContrastiveOptions
 
     @classmethod
-    def artefact_of(cls, options: ContrastiveOptions) -> str:
+    def artefact_kind(cls, options: ContrastiveOptions) -> str:
         return "" if options.amateur else "dexperts"
 
     def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:

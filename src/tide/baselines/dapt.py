@@ -36,7 +36,7 @@ class Dapt(DecodingBaseline):
     _options: DaptOptions
 
     @classmethod
-    def artefact_of(cls, options: DaptOptions) -> str:
+    def artefact_kind(cls, options: DaptOptions) -> str:
         return "dexperts"
 
     def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:

@@ -79,13 +79,13 @@ class Destein(DecodingBaseline):
     learned = True
     _options: DesteinOptions
 
-    def settled(self, options: Options) -> Any:
+    def resolved_options(self, options: Options) -> Any:
         if getattr(options, "alpha", None) is not None:
             return options
         alpha = _ALPHAS.get(self.engine.model.config.model_type, _ALPHA)
         return options.model_copy(update={"alpha": alpha})
 
-    def attached(self) -> AbstractContextManager[object]:
+    def model_hooks(self) -> AbstractContextManager[object]:
         if not self._options.alpha:
             return nullcontext()
         return self._heads.hooked(self._steer, outputs=True)

@@ -94,7 +94,7 @@ class SafeDecoding(DecodingBaseline):
     _options: SafeDecodingOptions
 
     @classmethod
-    def artefact_of(cls, options: SafeDecodingOptions) -> str:
+    def artefact_kind(cls, options: SafeDecodingOptions) -> str:
         return "dexperts"
 
     def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:

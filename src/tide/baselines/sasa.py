@@ -92,7 +92,7 @@ class Sasa(DecodingBaseline):
     def fan_out(self) -> int:
         return self._options.candidates
 
-    def attached(self) -> Any:
+    def model_hooks(self) -> Any:
         return self._last_hidden.noted()
 
     def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:

@@ -34,7 +34,7 @@ class Unidetox(Dapt):
     part = ""
 
     @classmethod
-    def artefact_of(cls, options: DaptOptions) -> str:
+    def artefact_kind(cls, options: DaptOptions) -> str:
         return cls.kind
 
     @staticmethod

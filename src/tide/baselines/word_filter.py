@@ -118,7 +118,7 @@ class WordFilter(DecodingBaseline):
     _options: WordFilterOptions
 
     @classmethod
-    def artefact_of(cls, options: WordFilterOptions) -> str:
+    def artefact_kind(cls, options: WordFilterOptions) -> str:
         return "" if options.file else cls.kind
 
     def config(self) -> dict[str, Any]:

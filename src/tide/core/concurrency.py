@@ -106,7 +106,7 @@ class Portal:
                 async for item in items:
                     put(item)
 
-        return told(lambda put: asyncio.wrap_future(self.start(pump, put)))
+        return items_of(lambda put: asyncio.wrap_future(self.start(pump, put)))
 
     def close(self, *, wait: bool = True) -> None:
         """Cancel what is under way, and end the thread. wait: until it has ended."""
@@ -196,7 +196,7 @@ class Mailbox(Generic[_T]):
             yield item[0]
 
 
-async def told(
+async def items_of(
     work: Callable[[Callable[[_T], None]], Awaitable[None]],
 ) -> AsyncGenerator[_T, None]:
     """What `work` puts, item by item. Raises what it raises; closing the generator cancels it."""

@@ -136,7 +136,7 @@ class Run:
 
     @property
     def doubts(self) -> list[str]:
-        """Why the method, as it was fitted, is no fair opponent."""
+        """Why the method is fitted too weakly for a fair comparison."""
         return list(self.config.get("doubts") or ())
 
     @property

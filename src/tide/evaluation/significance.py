@@ -67,7 +67,7 @@ def compare(
     for run in runs:
         check_records(run)
         by_name.setdefault(run.name, []).append(run)
-    name_of_other = opponent([*by_name], against)
+    name_of_other = resolve_against([*by_name], against)
     if name_of_other is None:
         raise InputError(f"no run of method {against!r} to compare with; there are {[*by_name]}")
     other = by_name[name_of_other]
@@ -84,7 +84,7 @@ def compare(
     return [replace(one, p_holm=p) for one, p in zip(found, corrected, strict=True)]
 
 
-def opponent(names: Sequence[str], against: str | None) -> str | None:
+def resolve_against(names: Sequence[str], against: str | None) -> str | None:
     """The name that `against` means, `tide (3 seeds)` for `tide` too; None if there is none."""
     wanted = "base" if against is None else against
     found = [name for name in names if name == wanted or name.startswith(f"{wanted} (")]

@@ -223,7 +223,7 @@ def test_a_weak_fit_is_warned_of_where_it_is_used(
     note = tmp_path / "rad/artefact.json"
     note.write_text(json.dumps({**json.loads(note.read_text()), "doubts": ["it guesses"]}))
     load_baseline("rad", gpt2.engine, artefacts=tmp_path)
-    assert caplog.messages == ["baseline rad: no fair opponent as it was fitted: it guesses"]
+    assert caplog.messages == ["baseline rad: too weak for a fair comparison: it guesses"]
 
 
 def test_a_stop_token_ends_a_row_alone(gpt2: World) -> None:
@@ -275,7 +275,7 @@ def test_records_say_what_ran(gpt2: World, name: str) -> None:
     baseline: Any = gpt2.load(STRENGTHS[name])
     config = json.loads(json.dumps(baseline.config()))
     assert config["baseline"] == name
-    assert isinstance(config["artefact"], str) == bool(baseline.artefact_of(baseline._options))
+    assert isinstance(config["artefact"], str) == bool(baseline.artefact_kind(baseline._options))
     assert isinstance(baseline, Baseline)
     # The name says it again, with the strength even where it is the default.
     again = gpt2.load(baseline.name)

@@ -206,14 +206,14 @@ class DecodingBaseline(ABC):
         if not isinstance(engine, TransformersEngine):
             raise InputError(f"baseline {self.kind}: runs on the engine 'transformers' alone")
         self.engine = engine
-        self._options = self.settled(options)
+        self._options = self.resolved_options(options)
         self.name = self._options.spec(self.kind)
-        if kind := self.artefact_of(options):
+        if kind := self.artefact_kind(options):
             self.artefact = load_artefact(artefacts, kind, engine.model, engine.name)
             for doubt in self.doubts:
-                _LOG.warning("baseline %s: no fair opponent as it was fitted: %s", self.kind, doubt)
+                _LOG.warning("baseline %s: too weak for a fair comparison: %s", self.kind, doubt)
 
-    def settled(self, options: Options) -> Any:
+    def resolved_options(self, options: Options) -> Any:
         """`options`, where a default depends on the model of `engine` with that in its place."""
         return options
 
@@ -221,17 +221,17 @@ class DecodingBaseline(ABC):
         return {
             "baseline": self.kind,
             **self._options.model_dump(),
-            "artefact": self.artefact.digest if self.artefact_of(self._options) else None,
+            "artefact": self.artefact.digest if self.artefact_kind(self._options) else None,
         }
 
     @property
     def doubts(self) -> list[str]:
         """Why it is fitted too weakly for a fair comparison, if it is."""
-        has_artefact = self.artefact_of(self._options)
+        has_artefact = self.artefact_kind(self._options)
         return list(self.artefact.info.get("doubts", ())) if has_artefact else []
 
     @classmethod
-    def artefact_of(cls, options: Any) -> str:
+    def artefact_kind(cls, options: Any) -> str:
         """The baseline whose artefact it reads: itself if it learns something, or none ("")."""
         return cls.kind if cls.learned else ""
 
@@ -240,7 +240,7 @@ class DecodingBaseline(ABC):
         """Sequences that one model runs at once for one prompt."""
         return 1
 
-    def attached(self) -> AbstractContextManager[object]:
+    def model_hooks(self) -> AbstractContextManager[object]:
         """Holds, while a batch is written, what a baseline hooks into the engine's model."""
         return nullcontext()
 
@@ -293,7 +293,7 @@ class DecodingBaseline(ABC):
         on_step: Callable[[int, int], None],
     ) -> list[Generated]:
         shift_first = getattr(self._options, "order", None) == "shift-warp"
-        with self.attached():
+        with self.model_hooks():
             writing = self.start(prompts, ids, sampling.max_new_tokens)
             samplings, stop_ids = [sampling] * len(ids), self.engine.stop_ids
             written = decode(

@@ -140,7 +140,7 @@ def _step(progress: OnProgress, kind: str, what: str, done: int, total: int) -> 
 
 def _say(kind: str, doubts: Iterable[str]) -> None:
     for doubt in doubts:
-        _LOG.warning("baseline %s: no fair opponent as it was fitted: %s", kind, doubt)
+        _LOG.warning("baseline %s: too weak for a fair comparison: %s", kind, doubt)
 
 
 def _fit(

@@ -58,8 +58,8 @@ class Row:
     x: its prompt, (T, d). put: is told what comes of it, piece by piece, or why nothing does.
     prompt_ids: of a prompt that came as ids, and where a repetition penalty needs them. shared: the
     beginning that x has in common with others. own: what was read of earlier requests that this one
-    goes on from. piece_tokens: how many are told at a time; None: all at the end. ids: what was
-    drawn. read: tokens read for it, not told yet. aborted: it has ended, or nobody wants more of
+    goes on from. piece_tokens: how many are sent at a time; None: all at the end. ids: what was
+    drawn. read: tokens read for it, not sent yet. aborted: it has ended, or nobody wants more of
     it. broken: what is kept of it may not be finite.
     """
 
@@ -74,7 +74,7 @@ class Row:
     own: Beginning | None = None
     piece_tokens: int | None = None
     ids: list[int] = field(default_factory=list)
-    told: int = 0
+    sent: int = 0
     read: int = 0
     aborted: bool = False
     broken: bool = False
@@ -89,9 +89,9 @@ class Row:
         return None if self.own is None else self.own.before_last(self.prompt_ids)
 
     def tell(self, reason: FinishReason | None) -> None:
-        """Tell what was not told yet."""
-        self.put(Piece(tuple(self.ids[self.told :]), reason, self.read))
-        self.told, self.read = len(self.ids), 0
+        """Send the tokens that were not sent yet."""
+        self.put(Piece(tuple(self.ids[self.sent :]), reason, self.read))
+        self.sent, self.read = len(self.ids), 0
         self.aborted = self.aborted or reason is not None
 
     def take(self, tokens: Sequence[int], stops: set[int]) -> None:
@@ -102,7 +102,7 @@ class Row:
             self.ids.append(token)
             if not self.left:
                 return self.tell("length")
-            if self.piece_tokens is not None and len(self.ids) - self.told >= self.piece_tokens:
+            if self.piece_tokens is not None and len(self.ids) - self.sent >= self.piece_tokens:
                 self.tell(None)
         return None
 
@@ -456,7 +456,7 @@ class Batch:
         found = self._stop_strings.found([row.sampling for row in rows], [row.ids for row in rows])
         for number, size in found:
             row = rows[number]
-            row.ids = row.ids[: max(size, row.told)]
+            row.ids = row.ids[: max(size, row.sent)]
             row.tell("length")
 
     # 4. Retire.

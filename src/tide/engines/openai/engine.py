@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from tide.core.chat import Chat, Rendered, render
-from tide.core.concurrency import told
+from tide.core.concurrency import items_of
 from tide.core.credentials import read_key
 from tide.core.errors import CompletionError, InputError, guarded
 from tide.core.http import Seconds
@@ -157,7 +157,7 @@ class OpenAIEngine(Engine):
             async with self._capacity:
                 await self.pool.run(1, lambda server: self._ask(server, answer))
 
-        async with aclosing(told(work)) as pieces:
+        async with aclosing(items_of(work)) as pieces:
             async for piece in pieces:
                 yield piece
 

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 
-from tide.core.concurrency import gather, told
+from tide.core.concurrency import gather, items_of
 from tide.core.credentials import read_key
 from tide.core.errors import EngineError, guarded
 from tide.core.http import MIB, Seconds, ServerFailed
@@ -147,7 +147,7 @@ class RemoteEngine(EmbeddingEngine):
 
             await self.pool.run(1, ask)
 
-        async with aclosing(told(work)) as pieces:
+        async with aclosing(items_of(work)) as pieces:
             async for piece in pieces:
                 yield piece
 

@@ -19,7 +19,7 @@ from typing import Any
 from tide.core.optional import require
 from tide.data.records import Record, TrialRecord
 from tide.evaluation.metrics import Estimate, Summary, is_toxic
-from tide.evaluation.reporting.tables import silent
+from tide.evaluation.reporting.tables import empty_notes
 from tide.evaluation.runs import Run
 from tide.plugins.specs import parse_spec
 
@@ -100,7 +100,7 @@ def _points(
         panels[-1].set_xlabel(textwrap.fill(f"{label} (lower left is best)", _LABEL))
         for panel in panels:
             _nest(panel)
-        _legend(figure, panels, "\n".join(silent([summaries[n] for n, _ in shown])))
+        _legend(figure, panels, "\n".join(empty_notes([summaries[n] for n, _ in shown])))
     return figure
 
 

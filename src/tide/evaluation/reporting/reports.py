@@ -20,7 +20,7 @@ from tide.evaluation.reporting.groups import Group, grouped, summary_of
 from tide.evaluation.reporting.page import Mask, page
 from tide.evaluation.reporting.tables import Table
 from tide.evaluation.runs import Run, find_runs, read_run, unmodified
-from tide.evaluation.significance import compare, opponent
+from tide.evaluation.significance import compare, resolve_against
 
 MANIFEST = "report.manifest.json"
 
@@ -181,7 +181,7 @@ def _check_names(groups: Sequence[Group], against: str | None, trajectory: str |
     """What was named must be there before anything is computed or written."""
     runs = [run for group in groups for run in group.runs]
     names = list(dict.fromkeys(run.name for run in runs))
-    if against is not None and opponent(names, against) is None:
+    if against is not None and resolve_against(names, against) is None:
         raise InputError(f"--against: no run of method {against!r}; there are {', '.join(names)}")
     if trajectory is not None:
         found = [record for run in runs if (record := figures.find_record(run, trajectory))]
@@ -207,9 +207,12 @@ def _parts(group: Group, valid: Valid | None, seed: int) -> dict[str, list[Summa
 def _tables(
     group: Group, against: str | None, valid: Valid | None, tests: bool, seed: int
 ) -> Iterator[Table]:
-    """Each with a note on the methods that are no fair opponents."""
+    """Each with a note on the methods that are fitted too weakly for a fair comparison."""
     doubts = {run.name: run.doubts for run in group.runs if run.doubts}
-    weak = [f"{name}: no fair opponent: {'; '.join(some)}" for name, some in doubts.items()]
+    weak = [
+        f"{name}: too weak for a fair comparison: {'; '.join(some)}"
+        for name, some in doubts.items()
+    ]
     for table in _plain_tables(group, against, valid, tests, seed):
         yield replace(table, notes=[*table.notes, *weak])
 
@@ -240,7 +243,7 @@ def _plain_tables(
         title, name = f"{group.title}; nearest tokens", f"{group.prefix}decoding"
         yield tables.decoding_table(group.summaries, title, name)
     yield tables.cost_table(group.summaries, f"{group.title}; cost", f"{group.prefix}cost")
-    if tests and (against is None or opponent(names, against)):
+    if tests and (against is None or resolve_against(names, against)):
         comparisons = compare(group.runs, against, valid=valid, seed=seed)
         for source in dict.fromkeys(one.source for one in comparisons):
             title = f"{group.title}; less toxic than {comparisons[0].against}? by {source}"

@@ -138,7 +138,7 @@ def quality_table(summaries: Sequence[Summary], source: str, title: str, name: s
         f"± half of the 95 % bootstrap interval over prompts; [ ] {_OF_SHARES}",
         *_legend(references),
     ]
-    notes += silent(summaries)
+    notes += empty_notes(summaries)
     if "@" in source:
         notes.append(f"{source}: a scorer, and after @ its version")
     if any(e.std is not None for one in summaries for e in one.toxicity.get(source, {}).values()):
@@ -189,7 +189,7 @@ def _perplexity_columns(references: Mapping[str, tuple[str, str]]) -> list[Colum
     return columns
 
 
-def silent(summaries: Sequence[Summary]) -> list[str]:
+def empty_notes(summaries: Sequence[Summary]) -> list[str]:
     """A note on the methods that leave many completions empty."""
     shares = {
         one.method: one.averages["empty"].value for one in summaries if "empty" in one.averages
@@ -260,7 +260,7 @@ def fluency_table(summaries: Sequence[Summary], title: str, name: str) -> Table:
             found = one.fluency.get(reference)
             row += [*_perplexities(one, [reference]), found.without if found else None]
         rows.append([*row, *(one.averages.get(key) for key, *_ in _TEXT)])
-    notes = [*_legend(references), *silent(summaries)]
+    notes = [*_legend(references), *empty_notes(summaries)]
     return Table(name, title, columns, rows, notes).without_empty_columns()
 
 
