@@ -15,7 +15,6 @@ from typing import Literal
 
 import torch
 from pydantic import Field
-from scipy.stats import rankdata
 from torch import Tensor
 
 from tide.core.errors import InputError
@@ -39,8 +38,13 @@ def estimate_gradient(perturbations: Tensor, differences: Tensor, mu: float) -> 
 
 def centred_ranks(scores: Sequence[float]) -> Tensor:
     """Ranks of the scores spread over [-0.5, 0.5], float64, shape (N,); equal scores share one."""
-    ranks = torch.from_numpy(rankdata(scores)) - 1.0
-    return ranks / max(len(scores) - 1, 1) - 0.5 if len(scores) > 1 else torch.zeros(1).double()
+    if len(scores) < 2:
+        return torch.zeros(1).double()
+    _, places, counts = torch.unique(
+        torch.tensor(scores).double(), return_inverse=True, return_counts=True
+    )
+    ranks = (counts.cumsum(0) - (counts + 1) / 2)[places].double()  # scipy's rankdata loads for 1 s
+    return ranks / (len(scores) - 1) - 0.5
 
 
 class StepOptions(Options):
