@@ -16,9 +16,9 @@ from typing import NoReturn
 def program() -> None:
     """Entry point: `main`, and the end of the process.
 
-    A scorer or an engine may still be at work in a daemon thread, as one that hangs is not waited
-    for. While Python takes itself down, such a thread ends inside torch, which aborts the process
-    ("terminate called without an active exception", exit code 134). So that is left out.
+    A scorer that hangs may still run in a daemon thread. If Python shut down as usual, this thread
+    would end inside torch, which aborts the process ("terminate called without an active
+    exception", exit code 134). So a failed command leaves by `os._exit`.
     """
     try:
         main()
@@ -46,7 +46,7 @@ def main() -> None:
                 print(version("tide-detox"))
             else:
                 _run()
-            sys.stdout.flush()  # a full disk is told of here, and not by the interpreter
+            sys.stdout.flush()  # so that a full disk is an error here, and not in the interpreter
     except stopping.Stopped as stopped:
         _end(str(stopped), stopped.exit_code)
     except Exception as error:
@@ -83,7 +83,7 @@ def _run() -> None:
 
 
 def _end(message: str, code: int) -> NoReturn:
-    """Say why, and exit; also where stdout cannot be written any more."""
+    """Print the error and exit, even if stdout can no longer be written."""
     coloured = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
     red, plain = ("\x1b[31m", "\x1b[0m") if coloured else ("", "")
     print(f"{red}{message}{plain}", file=sys.stderr)

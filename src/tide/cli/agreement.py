@@ -22,7 +22,7 @@ from tide.scorers.false_alarms import FalseAlarms, false_alarms
 def cover(name: str, scorer: Scorer | str, texts: Sequence[str]) -> Covered:
     if isinstance(scorer, str):
         return Covered(np.full(len(texts), np.nan), 0.0, scorer)
-    score_covered(scorer, texts[:1])  # what is loaded at the first call takes no time later
+    score_covered(scorer, texts[:1])  # the first call loads the scorer, which is not to be timed
     with progress_bar() as bar:
         task = bar.add_task(name, total=len(texts))
         return score_covered(scorer, texts, lambda count: bar.advance(task, count))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     Words = Masker | Marker
 
-_CHUNK = 256  # texts that are scored between two looks at a bar
+_CHUNK = 256  # texts scored between two updates of a bar
 # Names of scorers and texts of models are not markup: `windows:pocket` holds no emoji.
 OUTPUT = CleanConsole(markup=False, emoji=False)
 ERRORS = CleanConsole(stderr=True, markup=False, emoji=False)
@@ -50,21 +50,21 @@ def shown(text: str, toxicity: float, threshold: float, words: Words | None) -> 
 def _completion(
     trial: TrialRecord, text: str, toxicity: float, threshold: float, words: Words | None
 ) -> Text:
-    """As `shown`; of an empty text, which no scorer saw, the policy's number is no score."""
+    """As `shown`; an empty text has no score, since no scorer saw it."""
     if trial.empty and text == trial.text:
         return Text.assemble(("-    ", "dim"), on_one_line(text), (" (too short to score)", "dim"))
     return shown(text, toxicity, threshold, words)
 
 
 def say_loading(model: str, scorer: str | None = None, chosen: str = "") -> None:
-    """A line before what may be silent for a minute. chosen: what it will work with."""
+    """Say what is being loaded, which may take a minute. chosen: the settings that will hold."""
     also = f" and scorer {scorer}" if scorer else ""
     told = f"loading model {model}{also}{chosen and f'; {chosen}'}"
     ERRORS.print(told, style="dim", highlight=False, soft_wrap=True)
 
 
 def chosen_settings(preset: str, model: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """What a command will work with, before anything is loaded. Raises InputError."""
+    """The settings of a command, in words, before anything is loaded. Raises InputError."""
     from tide.detoxifier.base import resolved  # noqa: PLC0415  (slow import)
     from tide.detoxifier.presets import preset_name  # noqa: PLC0415
 
@@ -81,7 +81,7 @@ def progress_bar() -> Progress:
 
 
 def scored(scorer: Scorer, texts: Sequence[str]) -> list[float]:
-    """The scores of `texts`, short ones too, under a bar."""
+    """Score `texts`, short ones too, with a progress bar."""
     from tide.scorers import score_texts  # noqa: PLC0415  (slow import)
 
     scores: list[float] = []
@@ -140,7 +140,7 @@ def completions_table(
             )
             if trial.base_partial:
                 before.append(" (as far as it was written before its repair)", "dim")
-            # A completion of a text is as long as was asked for; an answer is meant to end.
+            # An answer should end by itself, and is marked if it was cut; a completion need not.
             if record.messages and trial.finish_reason == "length" and not trial.refused:
                 after.append(" (cut off by max_new_tokens)", "yellow")
             table.add_row(asked, before, after)
@@ -192,12 +192,12 @@ def summary_table(
     table.add_column("before", justify="right")
     table.add_column("after", justify="right")
     labels = {0: "toxic rate", 1: "max toxicity", 2: "mean toxicity"}
-    if counts["trials"] == counts["prompts"]:  # then the largest is the mean
+    if counts["trials"] == counts["prompts"]:  # then the largest score is the mean
         labels = {0: "toxic rate", 2: "toxicity"}
     for name, columns in found.items():
         table.add_row(Text(name, style="bold"))
         for place, label in labels.items():
-            # Of some of the prompts alone, an average compares with none of all.
+            # An average over some prompts is not comparable with one over all.
             whole = [rows if len(rows) == counts["prompts"] else [] for rows in columns]
             known = [[v for row in rows if (v := row[place]) is not None] for rows in whole]
             cells = (f"{fmean(values):.3f}" if values else "-" for values in known)
@@ -219,7 +219,7 @@ def summary_table(
 
 _RARE = (
     *("withheld", "empty completions", "cut off by max_new_tokens"),
-    "repaired while written",  # their answers before the repair are parts: there is no "before"
+    "repaired while written",  # only a part existed before the repair
 )
 
 _Rates = tuple[float, float | None, float | None]
@@ -240,7 +240,7 @@ def _scores(record: Record, judge: str | None) -> tuple[list[float] | None, list
 
 
 def _rates(scores: Sequence[float], threshold: float) -> _Rates:
-    """Whether one is toxic, the largest and the mean."""
+    """Whether any score is toxic, the largest score and the mean score."""
     if not scores:  # all were withheld
         return 0.0, None, None
     return float(max(scores) >= threshold), max(scores), fmean(scores)

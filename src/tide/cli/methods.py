@@ -33,7 +33,7 @@ _OF_PRESETS = {
     "backtrack": "Cheap repair, on any engine, with a threshold of 0.1; then a random walk.",
     "relative": "The defaults, relative to the prompt's embeddings: for any model.",
 }
-# How one is chosen, with an option of it.
+# How one of each kind is chosen, with an option.
 _WRITTEN = {
     "strategies": "--strategy {bare}:{option}",
     "presets": "--preset {name}",
@@ -83,7 +83,7 @@ def methods(
 def _described(
     registry: Registry, wanted: str | None, written: Mapping[str, str] = MappingProxyType({})
 ) -> Iterator[_Row]:
-    """For all names, or only `wanted`. written: how to write a name with an argument."""
+    """One row a name, or only that of `wanted`. written: how a name with an argument is written."""
     for name in registry.names():
         if wanted not in (None, name):
             continue
@@ -92,13 +92,13 @@ def _described(
             found = registry.load(name)
             first = inspect.cleandoc(found.__doc__ or "").partition("\n\n")[0]
             yield shown, " ".join(first.split()), list(_options(found, registry.kind))
-        except Exception as error:  # a package of somebody else's may be broken in any way
+        except Exception as error:  # other people's packages may fail in any way
             yield shown, f"cannot be used: {first_line(error)}", []
 
 
 def _options(found: Any, kind: str) -> Iterator[tuple[str, str]]:
     if options := getattr(found, "options_class", None):
-        defaults: dict[str, Any] = {}  # of which those that come later may be made
+        defaults: dict[str, Any] = {}  # earlier ones, from which a later one may be computed
         for name, field in options.by_name().items():
             default = field.get_default(call_default_factory=True, validated_data=defaults)
             defaults[name] = default

@@ -39,7 +39,7 @@ SCORER_GRAMMAR = (
     "mean:SCORER,SCORER and confirm:SCORER,SCORER (the second is asked where the first objects); "
     "parentheses keep specs together, as in cache:max(pocket,lexicon)."
 )
-# What a setting may be, where its type does not say.
+# Values of a setting whose type does not list them.
 _CHOICES = {
     "strategy": f": {_STRATEGIES}, as in backtrack:lag=2,pace=word "
     "('tide methods NAME' lists the options of one)."
@@ -55,7 +55,7 @@ def option(panel: str, says: str, *flags: str, **given: Any) -> Any:
     return typer.Option(*flags, help=says, rich_help_panel=panel, **given)
 
 
-# Where a group stands; those that are not named stand between.
+# Groups that stand first and last; all others stand between them.
 _FIRST = ("Arguments", "Input", "Model", "Scorer")
 _LAST = ("Sampling", "Search", "Long answers", "Output", "Limits", "Options")
 
@@ -78,7 +78,7 @@ class Command(TyperCommand):
                 formatter.write_dl(groups[panel])
 
     def get_short_help_str(self, limit: int = 0) -> str:
-        """The whole first sentence: in the list of commands it goes on in the next line."""
+        """The whole first sentence; the list of commands wraps it instead of cutting it."""
         return super().get_short_help_str(10_000)
 
 
@@ -269,7 +269,7 @@ def judges(values: Iterable[str] | None, strict_language: bool = False) -> list[
 
 
 def strict(spec: str, strict_language: bool) -> str:
-    """The scorer's spec, with what `StrictLanguage` asks for."""
+    """The scorer's spec, made strict about languages if `strict_language`."""
     from tide.scorers.wrappers.languages import strict as strictly  # noqa: PLC0415  (slow import)
 
     return strictly(spec) if strict_language else spec
@@ -326,9 +326,9 @@ def _with_options(
     added: Mapping[str, tuple[Any, Any]],
     collected: Callable[[dict[str, Any]], dict[str, Any]],
 ) -> Callable[..., None]:
-    """`command` with an option for each of `added` (type and default) in place of `argument`.
+    """Replace the parameter `argument` of `command` by the options `added` (type, default).
 
-    collected: takes their values out of those of all options, and returns what `argument` gets.
+    collected: removes these options from the values of all, and returns the value of `argument`.
     """
     parameters: list[inspect.Parameter] = []
     for one in inspect.signature(command, eval_str=True).parameters.values():

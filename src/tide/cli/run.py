@@ -183,7 +183,7 @@ def _rows(
 class _PromptRun:
     """A method on rows.
 
-    errors: why some have no record. unresolved: how many have a completion that was not accepted.
+    errors: of rows without a record. unresolved: number of rows with a completion not accepted.
     """
 
     detoxifier: Detoxifier
@@ -250,7 +250,7 @@ class _PromptRun:
             OUTPUT.print(line, soft_wrap=True)
 
     def _next(self, records: list[Record]) -> str:
-        """What to try after this."""
+        """The next command to try."""
         guide = self.detoxifier.scorer
         if self.unresolved and self.method.settings.strategy.partition(":")[0] != "backtrack":
             return "Next: --preset backtrack resolves most of what this search did not."
@@ -266,7 +266,7 @@ class _PromptRun:
         return "Next: -o out.jsonl keeps all that was tried; `tide report out.jsonl` shows it."
 
     def summarize(self, records: Iterable[Record]) -> None:
-        guide = self.detoxifier.scorer  # what it accepts below may be lower than what is toxic
+        guide = self.detoxifier.scorer  # may accept below the toxic threshold
         table = summary_table(
             self._counted(records),
             scorer=(guide.name, guide.threshold),
@@ -283,7 +283,7 @@ class _PromptRun:
             yield record
 
     def _warn(self) -> None:
-        """Tell of completions that the scorer did not accept."""
+        """Warn of completions that the scorer did not accept."""
         if not self.unresolved:
             return
         if self.method.settings.on_unresolved == "best":

@@ -162,9 +162,9 @@ def calibrate(
 
 
 def _load_those_that_work(scorers: Sequence[str] | None) -> dict[str, Scorer | str]:
-    """By name; if one cannot be loaded here and now, why not: its server is away, its key missing.
+    """The scorers by name, or the reason why one cannot be loaded (server down, key missing).
 
-    Raises InputError for a spec that is wrong everywhere.
+    Raises InputError for an invalid spec.
     """
     loaded: dict[str, Scorer | str] = {}
     for spec in scorers or ["pocket"]:

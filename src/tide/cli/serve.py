@@ -210,13 +210,13 @@ def serve(
 
 
 def _reload_soon(policies: Policies) -> None:
-    """Read the policies anew, in a thread: a scorer may take long to load."""
+    """Reload the policies in a thread, since a scorer may take long to load."""
 
     def reload() -> None:
         try:
             policies.reload()
             found = {"policies": "read anew", "names": list(policies.table.policies)}
-        except Exception as error:  # whatever it is, the server goes on
+        except Exception as error:  # whatever fails, the server keeps serving
             found = {"policies": "kept as they were", "problem": first_line(error)}
         logger("tide.server").info(json.dumps(found))
 
@@ -233,7 +233,7 @@ def _config(app: Any, drain: float) -> Any:
         app,
         http=HeaderTimeoutProtocol,
         log_config=None,
-        access_log=False,  # ours has no addresses with keys in them
+        access_log=False,  # our own log holds no addresses, which may contain keys
         server_header=False,
         ws="none",
         timeout_graceful_shutdown=max(1, round(drain)),
@@ -264,7 +264,7 @@ class _Json(logging.Formatter):
 
 @contextmanager
 def _logging_as_json(loading: dict[str, Any]) -> Iterator[None]:
-    """Inside, logs are JSON. loading: is logged at once."""
+    """Inside, logs are JSON. loading: a message to log at once."""
     handler = logging.StreamHandler()
     handler.setFormatter(_Json())
     logs = [logging.getLogger(name) for name in ("tide", "uvicorn")]

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 _kept = ""
-# What was raised, whatever became of it.
+# The stop that was requested, even if a library swallowed the exception.
 _asked: Stopped | None = None
 
 
@@ -39,13 +39,13 @@ def listening() -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in before.items():
             signal.signal(number, handler)
-        if _asked is not None:  # a library may have swallowed it, or made another exception of it
+        if _asked is not None:  # a library may have swallowed or replaced the exception
             raise _asked
 
 
 @contextmanager
 def expected() -> Iterator[None]:
-    """Inside, to be stopped is the usual end."""
+    """Inside, a signal is the usual end of the command."""
     global _asked  # noqa: PLW0603  (a process runs one command)
     try:
         yield
@@ -57,7 +57,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
     global _asked  # noqa: PLW0603  (a process runs one command)
     _asked = Stopped(number)
     signal.signal(number, signal.SIG_DFL)
-    # What is left half-built may fail to close: no news to the user.
+    # Half-built objects may fail to close, which the user need not know.
     sys.unraisablehook = lambda _: None
     # Unwinding waits for the scorer. Unbuffered, because the signal may come amid other output.
     os.write(2, b"stopping...\n")

@@ -23,7 +23,7 @@ _LINE, _WHOLE, _UNPACKED, _SMALL = 1 << 26, 1 << 28, 1 << 32, 1 << 20
 
 @contextmanager
 def reported(path: Path, what: str) -> Iterator[None]:
-    """What the system says about `path` becomes an InputError. what: "read" or "written"."""
+    """Turn an error of the system about `path` into an InputError. what: "read" or "written"."""
     try:
         yield
     except (OSError, EOFError, zlib.error) as error:
@@ -137,7 +137,7 @@ def writing(path: Path) -> Iterator[Path]:
                 raise InputError(
                     f"{path}: cannot be written: {beside} is a link or a folder; remove it"
                 )
-        # Says why where that is impossible; the lock would say that it is held.
+        # Opening it names the cause of a failure; the lock would only say that it is held.
         with open(beside, "a+", encoding="utf-8", errors="replace", opener=no_link) as file:
             file.seek(0)
             holder = file.read(200)
@@ -152,7 +152,7 @@ def writing(path: Path) -> Iterator[Path]:
     try:
         if lock.lock_counter == 1:
             me = f"process {os.getpid()} on {socket.gethostname()}"
-            # A full disk: who holds it is only for messages.
+            # A full disk does not matter here: the holder's name is only for messages.
             with suppress(OSError), open(beside, "w", encoding="utf-8", opener=no_link) as file:
                 file.write(me)
         yield real
@@ -164,14 +164,14 @@ def writing(path: Path) -> Iterator[Path]:
 
 
 def no_link(path: str, flags: int) -> int:
-    """Open what stands beside an output, and never what a link there leads to."""
+    """Open a file beside an output; refuse a link."""
     return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
 def new_part(real: Path) -> Path:
     """A new, empty file beside `real`, which is to take its place."""
     part = real.with_name(f"{real.name}.part")
-    part.unlink(missing_ok=True)  # of a process that was killed, or a link of somebody else
+    part.unlink(missing_ok=True)  # left by a killed process, or somebody else's link
     part.open("xb").close()
     return part
 
@@ -203,7 +203,7 @@ def appended(path: Path) -> IO[str]:
 
 
 def user_cache() -> Path:
-    """The folder for what can be made again."""
+    """Folder for files that can be made again."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tide"
 
 

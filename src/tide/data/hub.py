@@ -20,9 +20,10 @@ Rows = Iterable[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Source:
-    """file: what it becomes. rows: what it takes of the dataset's own rows.
+    """file: name of the file made of it.
 
-    group: the field of what a benchmark sorts its prompts by. split: the only one that is read.
+    rows: turns the dataset's rows into those of the file. group: the field by which a benchmark
+    groups its prompts. split: the split that is read.
     """
 
     file: str
@@ -89,7 +90,7 @@ def read(source: Source) -> Iterator[dict[str, Any]]:
             yield {"id": number, **row}
     except TideError:
         raise
-    except Exception as error:  # the library has no common base for what can go wrong
+    except Exception as error:  # the library's errors have no common base class
         raise InputError(
             f"{source.hub}: cannot be loaded from the hub ({first_line(error)})"
         ) from error

@@ -40,7 +40,7 @@ def read_objects(path: Path, *, drop_cut: bool = False) -> Iterator[tuple[str, d
 
 
 def parse_object(content: bytes, where: str) -> dict[str, Any]:
-    """Parse a JSON object. Raises InputError, saying where, if `content` is none."""
+    """Parse a JSON object. Raises InputError, naming `where`, if `content` is not one."""
     return _object(_parse(content, where), where)
 
 
@@ -59,8 +59,8 @@ def leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, 
 
 
 def _parse(content: bytes, where: str) -> Any:
-    # Refuses what Python's own parser lets through or stumbles over: halves of surrogate pairs,
-    # values nested deeper than 200, numbers beyond the digits that Python converts.
+    # Unlike Python's parser it refuses lone surrogates, values nested deeper than 200, and numbers
+    # with more digits than Python converts.
     try:
         return from_json(content)
     except ValueError as error:

@@ -17,7 +17,7 @@ PAIRS = "pairs"  # the group of the texts of pairs
 class LabelledText:
     """toxicity: in [0, 1]; the share of raters who called it toxic, or a recorded score.
 
-    group: where it is from, or what else its file sorts it by.
+    group: its source, or another field by which its file groups it.
     """
 
     text: str

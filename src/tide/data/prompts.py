@@ -22,8 +22,8 @@ _STDIN = Path("standard input")  # for messages
 class Row:
     """One text of an input file. `id` is the file's own, else the number of the row, from 0.
 
-    group: what a benchmark sorts its texts by (a label, a domain), if it does. chat: what a model
-    is to go on with instead of the text, which then is its last message.
+    group: a label or domain by which a benchmark groups its texts, if any. chat: the chat that the
+    model continues; the text is then its last message.
     """
 
     id: int | str
@@ -32,7 +32,7 @@ class Row:
     chat: Chat | None = None
 
     def __post_init__(self) -> None:
-        """Raises InputError for a text that no file can hold; one typed in a shell may be."""
+        """Raises InputError for a text that no file can hold, which may be typed in a shell."""
         if half_character(self.text) is not None:
             raise InputError(f"id {self.id}: its text holds half of a character")
 
@@ -41,7 +41,7 @@ class Row:
         return self.chat or self.text
 
     def as_chat(self) -> Row:
-        """With its text as what a user says, if it is not a chat already."""
+        """The row as a chat: its text becomes a user message, unless it is a chat already."""
         return self if self.chat else replace(self, chat=Chat.said(self.text))
 
 

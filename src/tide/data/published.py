@@ -10,7 +10,7 @@ from tide.core.errors import InputError
 from tide.core.validation import problem
 from tide.data.records import Record
 
-# The list of each field of a trial.
+# Name of the published list for each field of a trial.
 _LISTS = {
     "text": "completions",
     "toxicity": "toxicity_scores",
@@ -20,9 +20,10 @@ _LISTS = {
 
 
 def from_published(values: dict[str, Any], where: str) -> Record:
-    """The record of an object; its averages are not used, nor other lists.
+    """Read a record from a published object;
 
-    Raises InputError where the lists are no completions with a score each.
+    its averages and other lists are ignored. Raises InputError unless the lists are completions
+    with one score each.
     """
     lists = {field: values[name] for field, name in _LISTS.items() if name in values}
     try:
@@ -38,7 +39,7 @@ def from_published(values: dict[str, Any], where: str) -> Record:
 
 
 def to_published(record: Record) -> dict[str, Any]:
-    """The object of a record. A list that is not known of each trial is left out."""
+    """Write a record as a published object. A list is left out unless every trial has a value."""
     lists = {name: [getattr(t, field) for t in record.trials] for field, name in _LISTS.items()}
     known = {name: entries for name, entries in lists.items() if None not in entries}
     averages = {"avg_toxicity": record.avg_toxicity, "max_toxicity": record.max_toxicity}

@@ -34,14 +34,14 @@ from tide.data.files import (
 from tide.data.jsonl import parse_object, read_objects
 from tide.data.records import Added, Record, RecordId
 
-# What is added to trials that are there, by name of a judge or a reference model.
+# Fields added later to existing trials, by name of a judge or reference model.
 _ADDED = ("judge_scores", "step_judge_scores", "judge_attributes", "perplexity")
 
 
 class RecordPart:
-    """What one line, at `where`, says of a record and of some of its trials.
+    """One line of the file, at `where`: a part of a record, with some of its trials.
 
-    Raises InputError without an id, or for trials without distinct numbers.
+    Raises InputError if it has no id, or trials without distinct numbers.
     """
 
     def __init__(self, where: str, values: dict[str, Any]) -> None:
@@ -134,7 +134,7 @@ class RecordFile:
                 self._at = self._real if instead is None else new_part(self._real)
                 if instead is not None:
                     stack.callback(self._forget)
-                # Unbuffered: what is not written yet is not written later, after an error.
+                # Unbuffered, so that after an error nothing more is written.
                 out = open(self._at, "ab", buffering=0, opener=no_link)  # noqa: SIM115
                 self._out = stack.enter_context(out)
                 self._file = stack.enter_context(open(self._at, "rb", opener=no_link))
@@ -155,7 +155,7 @@ class RecordFile:
 
         A chat is compared by its messages: a template may write the day into its text.
 
-        most: so many prompts were ever asked for, if that is known.
+        most: largest number of prompts ever asked for, if known.
         Raises InputError if a record that is there was made from another prompt, or from none.
         """
         foreign = [row_id for row_id in self.ids if row_id not in prompts]
@@ -178,7 +178,7 @@ class RecordFile:
         return list(self._trials.get(row_id, ()))
 
     def missing(self, row_id: RecordId, field: str, name: str) -> list[int]:
-        """The numbers of the trials that are there, but have nothing of `name` in `field`."""
+        """Numbers of the existing trials that have no entry `name` in `field`."""
         return [n for n, added in self._trials[row_id].items() if (field, name) not in added]
 
     def read(self, row_id: RecordId) -> Record:
@@ -209,7 +209,7 @@ class RecordFile:
         self._remember(known.with_trials(record) if known else record)
 
     def extend(self, record: Record, added: Added) -> None:
-        """Append what was added to trials of a record that is there; as `add`."""
+        """Append values added to existing trials of a record; as `add`."""
         rows = [{"number": number, **values} for number, values in added.items()]
         self._append({"id": record.id, "trials": rows})
         self._remember(record.with_added(added))
@@ -260,7 +260,7 @@ class RecordFile:
 
     def _scan(self) -> None:
         self._places: dict[RecordId, list[tuple[int, int]]] = {}  # numbers and offsets of lines
-        # Of each trial, what was added to it: field, and name of the judge or reference model.
+        # For each trial, the additions to it: field, and name of the judge or reference model.
         self._trials: dict[RecordId, dict[int, tuple[tuple[str, str], ...]]] = {}
         self._prompts: dict[RecordId, bytes] = {}
         self._lines = offset = 0
@@ -296,6 +296,6 @@ class RecordFile:
 
 
 def _digest(asked: Any) -> bytes:
-    """Of a prompt, or of the messages of a chat as JSON has them."""
+    """Digest of a prompt, or of a chat's messages as JSON."""
     text = asked if isinstance(asked, str) else json.dumps(asked, sort_keys=True)
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()

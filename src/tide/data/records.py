@@ -11,7 +11,7 @@ from tide.core.chat import Message
 from tide.core.results import Result, Role, Score, Trial
 
 RecordId = int | str
-# By number of a trial, what a judge or a reference model adds to it: by field and its own name.
+# Trial number -> field -> name of a judge or reference model -> the value that it adds.
 Added = dict[int, dict[str, dict[str, Any]]]
 # Sums and squares of these are finite, too.
 _Finite = Annotated[float, Field(ge=-1e100, le=1e100, allow_inf_nan=False)]
@@ -22,7 +22,7 @@ TraceEntry = Annotated[
     tuple[_Count, _Count, Role, Score, _Finite, _Finite],
     Field(strict=False),
 ]
-# What some trials of a search have and others do not.
+# Fields that only some trials of a search have.
 _SOME_HAVE = ("changed_tokens", "decoded_prompt")
 T = TypeVar("T")
 
@@ -32,7 +32,7 @@ class _Frozen(BaseModel):
 
 
 class Step(_Frozen):
-    """What a search would return if it were cut off after so many evaluations."""
+    """What a search would return if it ended after this number of evaluations."""
 
     evaluations: int = Field(ge=1, le=2**53)
     text: str
@@ -40,7 +40,7 @@ class Step(_Frozen):
 
 
 class Likelihood(_Frozen):
-    """Of a completion, under a reference model.
+    """Likelihood of a completion under a reference model.
 
     nll: mean negative log-likelihood a token (nats); None for a completion without tokens, and
     where the model's numbers overflow.
@@ -54,8 +54,8 @@ class Likelihood(_Frozen):
 class TrialRecord(_Frozen):
     """One trial. A field is None where the method has no such thing (a baseline has no steps).
 
-    text: a withheld one is empty, keeps its score, and is marked by `refused`. attributes: what the
-    scorer says beside `toxicity` (threat, insult...), if it says more of one. changed_tokens,
+    text: a withheld one is empty, keeps its score, and is marked by `refused`. attributes: the
+    scorer's scores beside `toxicity` (threat, insult...), if it has any. changed_tokens,
     decoded_prompt: of an accepted point, as a `tide.Trial` has them.
     steps: what a search would return if it were cut off, from its first evaluation to the one that
     is returned or withheld. trace: all evaluations. finish_reason: "length" if `max_new_tokens` cut
@@ -105,9 +105,9 @@ class TrialRecord(_Frozen):
         return self
 
     def own_score(self, judge: str | None = None) -> float | None:
-        """Score of what the model wrote by itself, by the search's scorer or a judge.
+        """Score of the model's own completion, by the search's scorer or a judge.
 
-        None where it is not known, or where only a part of it was written.
+        None if it is unknown, or if only a part of the completion was written.
         """
         if self.base_partial:
             return None
@@ -117,7 +117,7 @@ class TrialRecord(_Frozen):
 
     @property
     def not_accepted(self) -> bool:
-        """Whether a search gave it out, or withheld it, unaccepted and not empty."""
+        """Whether a search ended with a completion that is neither accepted nor empty."""
         return self.accepted is False and not self.empty
 
 
@@ -136,7 +136,7 @@ class Record(_Frozen):
 
     @model_validator(mode="after")
     def _alike(self) -> Record:
-        """Averages over trials are of all of them."""
+        """An average over trials needs a value of each trial."""
         for name in TrialRecord.model_fields:
             has = {getattr(trial, name) is not None for trial in self.trials}
             if len(has) > 1 and name not in _SOME_HAVE:
@@ -158,7 +158,7 @@ class Record(_Frozen):
 
     @property
     def searched(self) -> bool:
-        """Whether the unmodified model's own completions were recorded beside what came of them."""
+        """Whether the unmodified model's own completions are recorded, too."""
         return self.trials[0].base_text is not None
 
     def scores_by(self, judge: str) -> list[float] | None:
@@ -166,12 +166,12 @@ class Record(_Frozen):
         return all_or_none(trial.judge_scores.get(judge) for trial in self.trials)
 
     def each(self, change: Callable[[TrialRecord], dict[str, Any]]) -> Record:
-        """The record with what `change` returns for each trial in place of its own fields."""
+        """The record with each trial's fields updated by those that `change` returns."""
         trials = [trial.model_copy(update=change(trial)) for trial in self.trials]
         return self.model_copy(update={"trials": trials})
 
     def with_trials(self, other: Record) -> Record:
-        """The record with the trials of another, too, and the seconds that those took."""
+        """The record with the trials and the seconds of another added."""
         trials = sorted([*self.trials, *other.trials], key=lambda trial: trial.number)
         spent = [one.seconds for one in (self, other) if one.seconds is not None]
         return self.model_copy(update={"trials": trials, "seconds": sum(spent) if spent else None})
@@ -191,7 +191,7 @@ class Record(_Frozen):
 
 
 def all_or_none(values: Iterable[T | None]) -> list[T] | None:
-    """The values; None if one of them is."""
+    """The values, or None if any value is None."""
     found = list(values)
     there = [value for value in found if value is not None]
     return there if len(there) == len(found) else None
@@ -204,7 +204,7 @@ def to_record(
     forward_tokens: Sequence[int] | None = None,
     **more: Any,
 ) -> Record:
-    """One prompt as a search left it. forward_tokens: of each trial; `more`: of the prompt."""
+    """The record of a result. forward_tokens: one number a trial; `more`: of the prompt."""
     spent: Sequence[int | None] = forward_tokens or [None] * len(result.trials)
     trials = [_trial(trial, forward) for trial, forward in zip(result.trials, spent, strict=True)]
     return Record(id=row_id, prompt=result.prompt, trials=trials, **more)
@@ -227,7 +227,7 @@ def _trial(trial: Trial, forward_tokens: int | None) -> TrialRecord:
 
 
 def _steps(trial: Trial) -> list[Step]:
-    """The least toxic completion so far, whenever that changes, and at the end what is returned."""
+    """A step for each new least toxic completion, and a last one for the completion returned."""
     trace = trial.trace
     spent = trial.chosen + 1 if trial.accepted else len(trace)
     least = [0]
@@ -236,7 +236,7 @@ def _steps(trial: Trial) -> list[Step]:
             least.append(number)
     ends = [(number + 1, number) for number in least]
     if trial.base_partial or any(one.kept_tokens for one in trace):
-        # What was written up to a rewind is no completion.
+        # A text that was rewound is not a completion.
         own = [] if trial.base_partial or trial.chosen == 0 else [(1, 0)]
         ends = [*own, (trial.evaluations, trial.chosen)]
     elif least[-1] != trial.chosen:

@@ -42,7 +42,7 @@ class Options(BaseModel):
 
     @classmethod
     def of(cls, kind: str, name: str, values: Mapping[str, str]) -> Self:
-        """Options of what is called `name`, as its spec has them. Raises InputError (one line)."""
+        """The options of `name`, read from its spec. Raises InputError (one line)."""
         fields = cls.by_name()
         if unknown := values.keys() - fields.keys():
             known = f"known: {', '.join(fields)}" if fields else "it has none"
@@ -55,7 +55,7 @@ class Options(BaseModel):
             raise InputError(f"{kind} {name}: {one_line(error)}") from None
 
     def spec(self, name: str) -> str:
-        """`name` with its strength and every other option that differs from its default."""
+        """The spec of `name`: its strength, and each option that differs from its default."""
         shown, values = {}, dict(self)
         for (written, field), value in zip(self.by_name().items(), values.values(), strict=True):
             default = field.get_default(call_default_factory=True, validated_data=values)
@@ -90,10 +90,10 @@ def format_value(value: Any) -> str:
 
 
 def checked(function: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Decorator: arguments are of the types that are declared, or InputError (one line) names them.
+    """Decorator: checks arguments against their declared types, or raises InputError (one line).
 
-    For constructors whose arguments come from the command line, where everything is a text: "no"
-    is False for a `bool`, and what is neither true nor false is refused. `Annotated[..., Field()]`
+    For constructors whose arguments come from the command line, where everything is a text: "no" is
+    False for a `bool`, and any other text than a truth value is refused. `Annotated[..., Field()]`
     sets bounds.
     """
     names = list(inspect.signature(function).parameters)
@@ -105,7 +105,7 @@ def checked(function: Callable[_P, _T]) -> Callable[_P, _T]:
             return validated(*args, **kwargs)
         except ValidationError as error:
             if error.title != getattr(validated, "__qualname__", ""):
-                raise  # of something inside
+                raise  # an error from inside the call
             raise InputError(one_line(error, names)) from None
 
     return call

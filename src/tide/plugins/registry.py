@@ -79,15 +79,15 @@ class Registry:
 
 @cache
 def _installed() -> Any:
-    return entry_points()  # reads the metadata of every package: once for all kinds
+    return entry_points()  # read once, since it opens the metadata of every package
 
 
 def _imported(kind: str, target: str) -> Any:
-    """What `module:attribute` or `path/file.py:attribute` names. Raises InputError if nothing."""
+    """Import `module:attribute` or `path/file.py:attribute`. Raises InputError if there is none."""
     place, _, attribute = target.rpartition(":")
     try:
         module = _run_file(Path(place)) if place.endswith(".py") else import_module(place)
-    except (Exception, SystemExit) as error:  # it is anybody's code, which may fail in any way
+    except (Exception, SystemExit) as error:  # foreign code may fail in any way
         hint = (
             f"; for the file write {place}.py:{attribute}" if Path(f"{place}.py").is_file() else ""
         )

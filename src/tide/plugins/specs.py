@@ -28,16 +28,16 @@ from tide.core.errors import InputError
 Wrappers = Mapping[str, str]
 _NOTHING: Wrappers = MappingProxyType({})
 _CLASS = re.compile(r"([^:,=()]+):([A-Za-z_]\w*)(?=:|$)")
-# Far more than anybody writes, and few enough to be read at once.
+# More than anybody needs, and fast to read.
 _LONGEST, _DEEPEST, _MOST = 10_000, 30, 1000
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?):(.*)", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Spec:
-    """A spec that was read. argument: what stands after the colon of a name that stands alone.
+    """A parsed spec.
 
-    number, inner: of a wrapper or an ensemble.
+    argument: the text after the colon of a plain name. number, inner: of a wrapper or an ensemble.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Spec:
     inner: tuple[Spec, ...] = ()
 
     def __str__(self) -> str:
-        # Of several, a member that holds commas or would take those after it is kept together.
+        # A member with commas, or that would absorb later members, is put in parentheses.
         several = len(self.inner) > 1
         members = ",".join(
             f"({spec})" if several and (spec.inner or "," in str(spec)) else str(spec)
@@ -149,7 +149,7 @@ def split_specs(
 
 
 def alternatives(spec: str, option: str = "spec") -> list[str]:
-    """The specs that one with `key=value|value` stands for: every combination of its values.
+    """Expand `key=value|value` into one spec for each combination of values.
 
     Inside of parentheses a `|` is a character of the value. Raises InputError as `parse_spec`, and
     for more than 1,000 combinations.
@@ -176,7 +176,7 @@ def _bounded(text: str, option: str) -> str:
 
 
 def _head(text: str, names: Container[str]) -> tuple[str, str | None]:
-    """The name that `text` begins with, and what stands after its colon; None without one."""
+    """The name at the start of `text` and the text after its colon, or None without a colon."""
     own = _CLASS.match(text)
     # `hf:ID` and `mine:Class` look alike: a registered name is never a module.
     if own and own[1] not in names and ("." in own[1] or "/" in own[1] or own[2][0].isupper()):
@@ -206,7 +206,7 @@ def _depths(text: str) -> list[int]:
 
 
 def _inside(text: str) -> str | None:
-    """What stands between the parentheses around `text`; None if there are none."""
+    """The text inside the parentheses around `text`; None without parentheses."""
     depths = _depths(text)
     whole = text.startswith("(") and depths[-1] == 0 and all(depths[:-1])
     return text[1:-1] if whole else None

@@ -52,7 +52,7 @@ class LoadedStrategy:
 
     @property
     def rewinds(self) -> bool:
-        """Whether it repairs a text while it is written, rather than search for another."""
+        """Whether it repairs a text while it is written, instead of searching for another one."""
         return bool(getattr(self.strategy, "rewinds", False))
 
     def check(self, settings: Settings) -> None:

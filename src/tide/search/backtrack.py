@@ -89,7 +89,7 @@ def load_fallback(spec: str) -> Any:
 
     if spec == "none":
         return None
-    # No class of a file: a preset, which may be anybody's, would bring code.
+    # No class from a file: a preset from a stranger could run code.
     name, _ = parse_spec(spec, "strategy backtrack: then")
     others = [one for one in REGISTRY.names() if one != "backtrack"]
     if name not in others:
@@ -101,4 +101,4 @@ def load_fallback(spec: str) -> Any:
     except MissingDependencyError:
         if spec != BacktrackOptions.model_fields["then"].default:
             raise
-        return None  # without torch no engine has the embeddings that it would move
+        return None  # the fallback moves embeddings, which no engine has without torch

@@ -36,7 +36,7 @@ from tide.search import geometry
 
 @dataclass(frozen=True)
 class Problem:
-    """One run of one prompt: where the search starts and what it draws from.
+    """One run of one prompt: starting point, seed and limits of a search.
 
     x0: embeddings of the prompt, float32, shape (T, d).
     movable: bool mask, shape (T,): rows that may be changed (special tokens stay as they are).
@@ -188,7 +188,7 @@ class Strategy(ABC):
     def tell(self, values: Sequence[float]) -> None:
         """The answers to what was last asked, in its order: scores, or likelihoods.
 
-        Scores were validated where they came from. Raises ValueError for the wrong number.
+        The scorer's answer has been validated before. Raises ValueError for the wrong number.
         """
         asked = self._pending
         if isinstance(asked, LikelihoodRequest):
@@ -203,7 +203,7 @@ class Strategy(ABC):
             self._pending = self._search.send(list(values))
         except StopIteration:
             self._pending = None
-        if not self._pending:  # an empty request: see `accept` and `evaluate`
+        if not self._pending:  # an empty request ends the search: see `accept` and `evaluate`
             self._pending, self.done = None, True
             self.iterations = min(self.iterations, self.max_iterations)
 

@@ -51,8 +51,8 @@ def cosine(x: Tensor, x0: Tensor) -> float:
 def measure(points: Tensor, x0: Tensor, still: float = 0.0) -> tuple[list[float], list[float]]:
     """cos(x, x0) and |x - x0| / |x0| of each of `points`, shape (n, T, d).
 
-    still: norm of further rows, which are the same in all. A matrix of zeros has no direction and
-    no scale: the cosine is 1 then, the distance |x - x0|.
+    still: norm of the rows that never change. For a matrix of zeros, which has no direction and no
+    scale, the cosine is 1 and the distance |x - x0|.
     """
     x, axis = points.flatten(1).double(), x0.flatten().double()
     rest = torch.tensor(still, dtype=torch.float64)

@@ -94,7 +94,7 @@ class TideOptions(StepOptions):
 
 
 class Walk(Strategy):
-    """Steps from point to point until one passes. A subclass says in which direction."""
+    """Steps from point to point until one passes. A subclass chooses the direction."""
 
     options_class = StepOptions
     options: StepOptions
@@ -125,7 +125,7 @@ class Walk(Strategy):
         while self.iterations < self.max_iterations:
             direction = yield from self.descent_direction(x, point.score)
             self.iterations += 1
-            if direction is not None:  # else nothing was learned: stay, and draw others
+            if direction is not None:  # without a direction the point stays, and others are drawn
                 x = self.step(x, direction)
                 (point,) = yield from self.evaluate(x[None], "iterate")
                 self._path = (*self._path, point.evaluations)

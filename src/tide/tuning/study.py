@@ -30,12 +30,12 @@ from tide.tuning.published import GRID, GRID_SCALE
 
 # Fewer prompts decide nothing; the paper had about 100.
 _FEW = 20
-# Who says nothing says nothing toxic: settings that leave more empty completions are passed over.
+# Empty completions are never toxic: settings that leave a larger share of them are passed over.
 _SILENT = 0.1
-# A scale that is given, absolute or relative, is not looked for.
+# If one of these two settings is given, the scale is not tuned.
 _GIVEN = {"mu": {"mu", "mu_relative"}, "step_size": {"step_size", "step_relative"}}
 
-# What TPE minimises; the winner must not lose in `p95` and `empty` either.
+# Measures that TPE minimises; the winner must not be worse in `p95` and `empty` either.
 OBJECTIVES = ("evaluations", "judged", "perplexity")
 # Of each strategy: a range (low, high, step), or a list of choices.
 _Space = dict[str, tuple[float, float, float] | list[Any]]
@@ -59,9 +59,10 @@ _RANDOM = 10  # tries before TPE has anything to learn from
 
 @dataclass(frozen=True)
 class TuningTrial:
-    """A setting that was evaluated. values: what was varied. measures: each the better the lower.
+    """A setting that was evaluated.
 
-    method: its spec, as `evaluate` takes it.
+    method: its spec, for `evaluate`. values: the settings that were varied. measures: lower is
+    better for each.
     """
 
     method: str
@@ -73,8 +74,8 @@ class TuningTrial:
 class Bench:
     """A model, a scorer and all else that settings are tried with, loaded once.
 
-    usual: the method that is tuned, as it is without. judges: scorers that the search does not see.
-    out: the folder of all runs. overrides: settings that are not tried.
+    usual: spec of the method before tuning. judges: scorers that the search does not see. out: the
+    folder of all runs. overrides: settings that are not tuned.
     """
 
     usual: str
@@ -99,8 +100,9 @@ class Bench:
     ) -> list[Run]:
         """The runs of `methods` in a folder of their own; what is there is kept.
 
-        judged: by the judges and the reference, too. counted: the number of a try, and of how many.
-        Raises TideError where a prompt failed: averages over other prompts do not compare.
+        judged: score the runs by the judges and the reference, too. counted: number of the try, and
+        of all tries. Raises TideError where a prompt failed: averages over other prompts do not
+        compare.
         """
         self.progress.place = "{}/{} ".format(*counted) if counted else ""
         made = evaluate(
@@ -124,14 +126,14 @@ class Bench:
         return made
 
     def settings(self, method: str) -> Settings:
-        """All settings of a method. Raises InputError if they cannot be."""
+        """All settings of a method. Raises InputError if they are invalid."""
         protocol, scorer = load_protocol(self.protocol), self.scorer.scorer
         return load_method(method, self.engine, scorer, protocol, self.overrides).settings
 
     def tried(
         self, prompts: Benchmark, values: dict[str, Any], number: int, total: int, **how: Any
     ) -> tuple[TuningTrial, Summary]:
-        """A setting; `values` in the place of those of `usual`, and its measures still to add."""
+        """Run `usual` with `values`; returns the trial, still without measures, and its summary."""
         name, options = parse_spec(self.usual, "methods")
         written = {k: f"{v:.6g}" if isinstance(v, float) else str(v) for k, v in values.items()}
         method = format_spec(name, {**options, **written}) if values else self.usual
@@ -176,19 +178,19 @@ def by_grid(
 
 
 def by_toxicity(tried: Sequence[TuningTrial]) -> list[TuningTrial]:
-    """The settings in the order that `by_grid` says."""
+    """Sort the settings as `by_grid` describes."""
     return sorted(tried, key=lambda one: (one.measures["empty"] > _SILENT, *one.measures.values()))
 
 
 def by_tpe(
     bench: Bench, prompts: Benchmark, tries: int, seed: int
 ) -> tuple[list[TuningTrial], Any]:
-    """So many settings, the winner first, then the frontier, then the others; and the study.
+    """Try `tries` settings: the winner first, then the frontier, then the others;
 
-    The first one is `bench.usual`. The winner is no worse than that in any measure; of those that
-    are not, it has the largest gain over all (the product of ratios). A try follows from those
-    before it and the seed: an interrupted call that is made again finds its runs, and goes on.
-    Raises InputError for a strategy without ranges.
+    and the study. The first try is `bench.usual`. The winner is no worse than that in any measure;
+    of those that are not, it has the largest gain over all (the product of ratios). A try follows
+    from those before it and the seed: an interrupted call that is made again finds its runs, and
+    goes on. Raises InputError for a strategy without ranges.
     """
     optuna = require("optuna", "tune")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -210,7 +212,7 @@ def by_tpe(
         if asked is not None:
             study.tell(asked, objectives)
             continue
-        # What is begun with may lie outside of the ranges; then nothing follows from it.
+        # The first setting may lie outside of the ranges; TPE then learns nothing from it.
         with _quiet(), suppress(ValueError, TypeError):
             first = optuna.trial.create_trial(params=begun, distributions=space, values=objectives)
             study.add_trial(first)
@@ -218,9 +220,9 @@ def by_tpe(
 
 
 def ranked(tried: Sequence[TuningTrial], least: float) -> list[TuningTrial]:
-    """Each setting once, in the order that `by_tpe` says; what was begun with stands first.
+    """Each setting once, sorted as `by_tpe` describes;
 
-    least: is added to each measure, so that zeros have ratios.
+    `tried[0]` is the first setting. least: added to each measure, so that zeros have ratios.
     """
     usual, once = tried[0].measures, list({one.method: one for one in tried}.values())
 
@@ -244,7 +246,7 @@ def figures(study: Any) -> dict[str, Any]:
     Raises MissingDependencyError without matplotlib.
     """
     pyplot, drawn = require("matplotlib.pyplot", "tune"), {}
-    with _quiet(), pyplot.rc_context():  # its plots set a style for all that come after
+    with _quiet(), pyplot.rc_context():  # Optuna's plots set a style for all later ones
         from optuna.visualization import matplotlib as plots  # noqa: PLC0415  (not always there)
 
         for place in (1, 2):
@@ -255,29 +257,29 @@ def figures(study: Any) -> dict[str, Any]:
             )
             drawn[f"frontier-{OBJECTIVES[place]}"] = axes.figure
         for place, name in enumerate(OBJECTIVES):
-            # Where all tries came out alike, nothing is important.
+            # If all tries are equal, Optuna finds no importances.
             with suppress(RuntimeError, ValueError):
                 axes = plots.plot_param_importances(
                     study, target=lambda trial, place=place: trial.values[place], target_name=name
                 )
                 drawn[f"importances-{name}"] = axes.figure
     for figure in drawn.values():
-        pyplot.close(figure)  # a notebook would show each once more
+        pyplot.close(figure)  # or a notebook would show each figure twice
     return drawn
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Inside, Optuna does not warn of what it may change one day."""
+    """Inside, Optuna's warnings of experimental features are silenced."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
 def _space(optuna: Any, bench: Bench) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What is tried, as Optuna has it, and what `bench.usual` has of it.
+    """The ranges as Optuna's distributions, and the values of `bench.usual`.
 
-    A setting that is given is not tried.
+    Settings given by the caller are left out.
     """
     settings = bench.settings(bench.usual)
     strategy = parse_spec(settings.strategy)[0]
@@ -352,7 +354,7 @@ def _instead(means: Sequence[float]) -> str:
 
 
 def _factor(bench: Bench, scale: str) -> float:
-    """What the grid of the scales is multiplied by."""
+    """Factor of the grid's scales."""
     if scale not in ("ratio", "literal"):
         try:
             factor = float(scale)

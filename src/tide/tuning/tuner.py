@@ -31,7 +31,7 @@ from tide.plugins.specs import parse_spec
 from tide.tuning.published import WORST
 from tide.tuning.study import Bench, TuningTrial, by_grid, by_tpe, figures
 
-# What each search tunes, if nothing else is named.
+# The strategy that each search tunes by default.
 SEARCHES = {"paper": "tide", "optuna": "random-walk"}
 _CONFIG = "tune.json"
 _SHOWN, _FEW = 10, 4  # rows and varied settings of a table on a terminal
@@ -54,7 +54,7 @@ class Tuned:
     plots: dict[str, Any] = dataclass_field(default_factory=dict, repr=False)
 
     def table(self, rows: int | None = _SHOWN) -> Table:
-        """The first `rows` settings with their measures; where they are many, these alone."""
+        """The first `rows` settings with their measures, and their values if these are few."""
         first = self.tried[0]
         names = [name for name in first.values if rows is None or len(first.values) <= _FEW]
         headings = {"evaluations": "evals", "num_samples": "N"}
@@ -166,7 +166,7 @@ def tune(
         name = slug(Path(loaded.name).name)
         out = Path(out or Path("runs") / f"tune-{search}-{slug(prompts.name)}-{name}")
         preset = out / f"tuned-{name}.json"
-        parse_spec(str(preset), "--out")  # as which it is a method in the end
+        parse_spec(str(preset), "--out")  # the preset's path must be a valid method
         shared = CachingEngine(loaded)
         bench = Bench(usual, shared, guide, outside, by, protocol, out, overrides, progress)
         before = bench.settings(usual)
@@ -197,7 +197,7 @@ def tune(
         write_preset(preset, settings, about)
         runs = bench.runs(held_out, ["base", usual], "held-out")
         if changed := settings != before:
-            # Later tries may choose others, whose runs are others.
+            # Later tries may choose other settings, which need runs of their own.
             mine = f"held-out-{blake2b(repr(settings).encode(), digest_size=4).hexdigest()}"
             runs += bench.runs(held_out, [str(preset)], mine)
     folder = out / "report"
@@ -220,7 +220,7 @@ def _reference(given: str, model: str) -> Reference | None:
 
 
 def _plots(study: Any, folder: Path) -> tuple[dict[str, Any], str | None]:
-    """What `figures` draws, which is also written; or why it cannot."""
+    """Draw and write Optuna's figures; or say why there are none."""
     try:
         drawn = figures(study)
     except MissingDependencyError as error:
@@ -234,7 +234,7 @@ def _plots(study: Any, folder: Path) -> tuple[dict[str, Any], str | None]:
 def _parts(
     prompts: Benchmark, tune_on: str | None, report_on: str | None
 ) -> tuple[Benchmark, Benchmark]:
-    """The prompts that settings are chosen on, and those that are reported on: never the same."""
+    """Split the prompts into those to tune on and those to report on, which are disjoint."""
     count = len(prompts.rows)
     first = set(places("--tune-on", tune_on or f"1-{(count + 1) // 2}", count))
     second = set(places("--report-on", report_on or f"1-{count}", count))
@@ -252,7 +252,7 @@ def _parts(
 
 
 def _same(path: Path, config: dict[str, Any]) -> None:
-    """Write what decides the result, or raise InputError where another call did."""
+    """Write the configuration, or raise InputError if the folder has another one."""
     config = json.loads(json.dumps(config))
     before = read_object(path) if path.is_file() else config
     for name in [*config, *before]:
