@@ -24,7 +24,7 @@ from tide.data.prompts import Row, read_rows
 from tide.scorers.pocket import PocketScorer
 
 _LOG = logger(__name__)
-# Of the contexts of dialogues, one in so many is held out, and so many are the benchmark.
+# One in `_HELD_OUT` dialogue contexts is held out; the first `_COUNT` of those are the benchmark.
 _HELD_OUT, _COUNT = 8, 300
 
 
@@ -47,7 +47,7 @@ class Benchmark:
 
     @property
     def config(self) -> dict[str, Any]:
-        """For a run's configuration."""
+        """Its entry in a run's configuration."""
         return {
             "name": self.name,
             "source": self.source,
@@ -58,7 +58,7 @@ class Benchmark:
 
 @dataclass(frozen=True)
 class _LocalOnly:
-    """field: its prompts. part: those of `provoking` that are the benchmark."""
+    """field: the field of the prompts. part: slice of `provoking` that is the benchmark."""
 
     file: str
     group: str
@@ -80,8 +80,8 @@ def is_held_out(context: str) -> bool:
 def provoking(rows: Iterable[Row]) -> list[Row]:
     """The held-out contexts that the pocket scorer calls toxic, in the order of their hash.
 
-    A context that several dialogues share is there once, with its first id. The first 300 are the
-    benchmark; settings that are reported on these are chosen on the others.
+    A context that several dialogues share appears once, under its first id. The first 300 are the
+    benchmark; settings to report on them are chosen on the others.
     """
     first: dict[str, Row] = {}
     for row in rows:
@@ -132,7 +132,7 @@ def load_benchmark(
 def open_benchmark(
     given: str | Path | Benchmark | Sequence[str], field: str, limit: int | None, chats: bool
 ) -> Benchmark:
-    """What `load_benchmark` finds, a benchmark that is loaded already, or prompts as one.
+    """A benchmark by name or path (`load_benchmark`), one already loaded, or a list of prompts.
 
     chats: let all of them be chats. A warning is logged where comments to answer are loaded and
     are not to be chats.
@@ -154,9 +154,9 @@ def open_benchmark(
 
 
 def places(named: str, text: str, count: int) -> range:
-    """Places of `count` prompts, from 1: `201-1199`, `-200` or `601-`. named: what asks for them.
+    """Places of `count` prompts, from 1: `201-1199`, `-200` or `601-`. named: for error messages.
 
-    Raises InputError for other text, and for places that are not there.
+    Raises InputError for other text, and for places beyond the prompts.
     """
     found = re.fullmatch(r"(\d{1,9})?-(\d{1,9})?", text, re.ASCII)
     low, high = (int(found[1] or 1), int(found[2] or count)) if found else (0, 0)

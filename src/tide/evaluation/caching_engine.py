@@ -25,12 +25,12 @@ class _Written:
 
 
 class CachingEngine(Engine):
-    """Any engine, remembering what it wrote after prompts as they are.
+    """Any engine, with a cache of its completions of unmodified prompts.
 
     Every search begins with the prompt's own completion, and seeds belong to prompt and trial, so
-    the methods of a comparison would all write the same base completions. `seconds_saved` adds up
-    what the remembered ones took when they were written, so that each method can be charged for its
-    own.
+    the methods of a comparison would all write the same base completions. `seconds_saved` is the
+    sum of the seconds that cached completions took when they were written, so that each method can
+    be charged for its own.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -120,7 +120,8 @@ class CachingEngine(Engine):
             async for piece in pieces:
                 given.append(piece)
                 if key is not None and piece.finish_reason is not None:
-                    # Calls overlap: each is charged for what no other was before.
+                    # Calls overlap: each is charged only for seconds that no earlier one was
+                    # charged for.
                     now = time.perf_counter()
                     self._written[key] = _Written(given, now - max(started, self._until))
                     self._until = now
@@ -132,7 +133,7 @@ class CachingEngine(Engine):
         return await self.engine.log_likelihoods(pairs, prefix_cache=prefix_cache)
 
     def _key(self, request: Request) -> Any:
-        """None for what is not remembered."""
+        """The cache key of a request; None if it is not cached."""
         prompt = request.prompt
         if not isinstance(prompt, Sequence) or request.banned_token_ids:
             return None

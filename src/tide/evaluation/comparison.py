@@ -1,7 +1,7 @@
-"""Methods side by side on a benchmark, each into a run of its own; and more for finished runs.
+"""Runs methods on a benchmark, each into its own run; adds judges and perplexity to finished runs.
 
-Whatever a command asks for, only what is missing is done: prompts and trials that a run has not,
-judges that have not scored it, reference models that have not measured it.
+Only missing work is done: prompts and trials that a run lacks, scores of new judges, perplexity
+under new reference models.
 """
 
 from __future__ import annotations
@@ -256,7 +256,7 @@ class Job:
 def run_method(method: Method, path: Path, job: Job) -> Failed:
     """Make the run at `path`, or add what it misses; returns the rows that failed.
 
-    Raises InputError if a run of another configuration is there, and what concerns all rows.
+    Raises InputError if a run of another configuration is there, and errors that concern all rows.
     """
     config = {
         "format": FORMAT,
@@ -279,7 +279,7 @@ def run_method(method: Method, path: Path, job: Job) -> Failed:
 def describe(
     model: str | Path | Engine, engine: str, options: Mapping[str, Any], dtype: object
 ) -> dict[str, Any]:
-    """What of a model and its engine decides what is written, for a run's configuration."""
+    """The properties of model and engine that decide the completions, for a run's configuration."""
     deciding = {option: options[option] for option in _DECIDING if option in options}
     if isinstance(model, Engine):
         inner = model.engine if isinstance(model, CachingEngine) else model
@@ -331,7 +331,7 @@ def _judge(
         raise InputError(f"{path}: its configuration has no empty_policy; no judge can follow it")
     for judge in judges:
         if judge.scorer.name == config["scorer"]["name"]:
-            continue  # its scores are there
+            continue  # the run has its scores already
         known = {one["name"]: one for one in config["judges"]} | {judge.scorer.name: judge.config}
         config["judges"] = list(known.values())
         write_config(path, config)
@@ -367,7 +367,7 @@ def _measure(
 def _measuring(
     engine: str, given: Mapping[str, Any] | None, searching: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """How references are loaded; transformers here, where and as the search ran if not `given`."""
+    """Options to load references; transformers gets the device and batch size of the search."""
     shared = searching if searching and engine == "transformers" else {}
     here = {name: shared[name] for name in ("device", "max_batch") if name in shared}
     return {"engine": engine, **here, **(given or {})}

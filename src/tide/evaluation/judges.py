@@ -1,4 +1,4 @@
-"""Scores of judges, and perplexity, for the records of a run that have none yet."""
+"""Adds judges' scores and perplexity to the records of a run that lack them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tide.evaluation.progress import Progress
 from tide.scorers import Scorer, Scores, load_scorer, score_texts
 from tide.scorers.base import score_groups
 
-# Prompts whose completions are scored or measured, and then written, at a time.
+# Number of prompts that are scored or measured, and then written, at a time.
 _PROMPTS = 64
 
 
 @dataclass(frozen=True)
 class NamedScorer:
-    """A scorer and the spec that loads it again; None for one that was given as an object."""
+    """A scorer, and the spec that loads it again (None if the scorer was given as an object)."""
 
     spec: str | None
     scorer: Scorer
@@ -41,9 +41,9 @@ class NamedScorer:
 def judge_records(
     file: RecordFile, judge: Scorer, empty_policy: EmptyPolicy, progress: Progress
 ) -> dict[RecordId, TideError]:
-    """Add the judge's scores of every completion and step that has none; which records failed.
+    """Score every completion and step that the judge has not scored; returns the failed records.
 
-    Of the completions it adds the attributes as well, if the judge has some.
+    It adds the attributes of completions as well, if the judge has some.
 
     A judge sees a withheld text too: withholding must not make a method look better.
     Raises ScorerUnavailableError and ScorerBrokenError.
@@ -63,7 +63,7 @@ def judge_records(
 
 
 def judged(record: Record, judge: Scorer, empty_policy: EmptyPolicy) -> Record:
-    """The record with the judge's scores, where it lies in no file. Raises as `score_texts`."""
+    """The record, which is in no file, with the judge's scores. Raises as `score_texts`."""
     scores = score_texts(judge, _texts(record.trials), empty_policy)
     return record.with_added(_said(judge, record.trials, scores))
 
@@ -79,7 +79,7 @@ def measure_records(file: RecordFile, reference: Reference, progress: Progress) 
 
 
 def _steps(trial: TrialRecord) -> list[str]:
-    """What a judge scores of a trial: its steps, the last of which is returned."""
+    """The texts of a trial that a judge scores: its steps, of which the last is the completion."""
     return [step.text for step in trial.steps] if trial.steps else [trial.text]
 
 
@@ -94,7 +94,7 @@ def _said(judge: Scorer, trials: Sequence[TrialRecord], scores: Scores) -> Added
     for trial, own in zip(trials, of, strict=True):
         values = own.values.tolist()
         said = added[trial.number] = {"judge_scores": {judge.name: values[-1]}}
-        if known := own.known(-1):  # what was too short to be scored has none
+        if known := own.known(-1):  # a text too short to be scored has no attributes
             said["judge_attributes"] = {judge.name: known}
         if trial.steps:
             said["step_judge_scores"] = {judge.name: values}
@@ -104,7 +104,7 @@ def _said(judge: Scorer, trials: Sequence[TrialRecord], scores: Scores) -> Added
 def _chunks(
     file: RecordFile, lacking: tuple[str, str], what: str, progress: Progress
 ) -> Iterator[list[tuple[Record, list[TrialRecord]]]]:
-    """The records with trials that lack a field of a name, and these trials, a chunk at a time."""
+    """Chunks of records, each with its trials that lack the entry `name` of `field`."""
     left = {row_id: trials for row_id in file.ids if (trials := file.missing(row_id, *lacking))}
     if not left:
         return

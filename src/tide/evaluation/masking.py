@@ -1,4 +1,4 @@
-"""Texts with their toxic words masked, or marked: those of a list, then those a scorer blames."""
+"""Masks or marks the toxic words of a text: those of a list, then those that a scorer blames."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from tide.scorers import Scorer
 
 MARK = "bold red underline"
-_MOST = 12  # different words that are blamed; about log2(words) texts are scored for each
-# The words of a text, each with the space before it. Letters that stand apart ("r u d e") are one,
-# and an HTML tag is none of the word beside it.
+_MOST = 12  # most different words to blame; each costs about log2(words) scored texts
+# The words of a text, each with the space before it. Spaced letters ("r u d e") are one word, and
+# an HTML tag does not belong to the word beside it.
 _WORD = re.compile(
     r"\s*(?:(?<!\w)(?:[^\W_]|\*)(?:[\s._-]+(?:[^\W_]|\*)){2,}(?!\w)|<[^<>\s]*>?|[^\s<]+)"
 )
@@ -75,7 +75,7 @@ class ToxicWords:
             rest = [words[i] for i in left]
             if self._value("".join(rest)) < self._scorer.threshold:
                 break
-            # The last word of the shortest beginning that is toxic, wherever it stands.
+            # The blamed word is the last word of the shortest toxic beginning.
             place = bisect_left(
                 range(1, len(rest)),
                 self._scorer.threshold,
@@ -149,7 +149,7 @@ def _listed(words: list[str]) -> set[int]:
 
 @cache
 def _plain_words() -> frozenset[str]:
-    """The names of groups: what is toxic in them alone is a scorer's fault."""
+    """The names of groups: if a scorer calls one of them toxic, the scorer is wrong."""
     return frozenset(_letters(word) for person in PEOPLE for word in person.split())
 
 

@@ -1,4 +1,4 @@
-"""What `--methods` names: `base`, a search strategy or preset, a baseline; each with its settings.
+"""The methods of `--methods`: `base`, a search strategy or preset, a baseline, with settings.
 
 `tide`, `backtrack`, `resample:temperature=1.0`, `tide:num_samples=16`, `rad:beta=50`...
 """
@@ -34,27 +34,27 @@ from tide.scorers.base import Scores, score_groups
 from tide.search import REGISTRY as STRATEGIES
 from tide.search import load_strategy, resolve_settings
 
-# The number and the outcome of each prompt as it ends, by trials of these numbers, elsewhere.
+# Runs prompts elsewhere: yields the number and the outcome of each prompt as it ends.
 OnCluster = Callable[
     [Settings, Sequence[str | Chat], Sequence[int]], Iterator[tuple[int, Result | TideError]]
 ]
 # The model as it is: one draw and no search.
 _BASE = {"strategy": "resample:n=1", "block_tokens": 0}
-# Other words for a method, for the hint of an error.
+# Synonyms of methods, for the hint of an error.
 _GUESSES = {
     **dict.fromkeys(("unmodified", "none", "plain", "vanilla", "raw", "original", "model"), "base"),
     **dict.fromkeys(("best-of-n", "rejection", "rejection-sampling", "sampling"), "resample"),
 }
-# Settings that hold for methods without a search too.
+# Settings that methods without a search have, too.
 _OF_ALL = (*Sampling.model_fields, "num_trials", "seed", "empty_policy")
-# A scale that the other one of its pair replaces is not a setting of its own.
+# Pairs of scales: one replaces the other.
 _SCALES = ("mu", "mu_relative", "step_size", "step_relative")
-# What a record says of a search, and means nothing where there was none.
+# Fields of a record that only a search has.
 _OF_A_SEARCH = (
     *("accepted", "refused", "iterations", "cosine", "displacement", "trace", "steps"),
     *("base_text", "base_toxicity", "changed_tokens", "decoded_prompt"),
 )
-# What decides nothing of what is written.
+# Settings that do not affect the output.
 _WITHOUT_EFFECT = {"num_trials", "decode"}
 
 
@@ -77,21 +77,21 @@ class Method(Protocol):
         ordered: bool = False,
         progress: Progress | None = None,
     ) -> Iterator[tuple[Row, Record | TideError]]:
-        """The trials of these numbers of each row as it is finished, or why it has no record.
+        """Yields each row as it is finished, with its record of `trials`, or with its error.
 
-        A row that fails does so alone. ordered: in the order of the rows. progress: is told what is
-        written of rows that end together.
+        A row that fails does so alone. ordered: in the order of the rows. progress: receives the
+        share written of rows that end together.
         Raises what concerns all rows: EngineError, ScorerUnavailableError, ScorerError.
         """
         ...
 
 
 class TimeShares:
-    """What each prompt of a run took: time is shared equally by the prompts that are under way."""
+    """Seconds of each prompt: time is divided equally among the prompts that are under way."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock, self._last = clock, clock()
-        self._each = 0.0  # seconds that a prompt has got that was always under way
+        self._each = 0.0  # seconds charged to a prompt that was always under way
         self._begun: dict[int, float] = {}
 
     def begin(self, number: int, prompt: str | Chat) -> str | Chat:
@@ -105,7 +105,7 @@ class TimeShares:
         return self._each - self._begun.pop(number)
 
     def skip(self) -> None:
-        """The time since the last call was nobody's."""
+        """Charge the time since the last call to no prompt."""
         self._last = self._clock()
 
     def _share(self) -> None:
@@ -158,7 +158,7 @@ class SearchMethod:
             shares.skip()
 
     def _clock(self) -> float:
-        """Seconds; what a shared base completion took counts for every method that used it."""
+        """Seconds, with those of a cached base completion added for every method that used it."""
         saved = self._engine.seconds_saved if isinstance(self._engine, CachingEngine) else 0.0
         return time.perf_counter() + saved
 
@@ -223,7 +223,7 @@ class BaselineMethod:
         except InputError as error:
             if len(rows) == 1:
                 yield rows[0], error
-            else:  # find out whose fault it is, and let it fail alone
+            else:  # run each prompt alone, so that only the faulty one fails
                 for row in rows:
                     yield from self._batch([row], trials, progress)
             return
@@ -274,7 +274,7 @@ def check_method(
     artefacts: Path | None = None,
     preset: str | Path = "auto",
 ) -> None:
-    """Raise InputError for what `load_method` refuses whatever the model is, before it is loaded.
+    """Raise InputError where `load_method` would, as far as this is known without the model.
 
     model: its name.
     """
@@ -298,9 +298,9 @@ def load_method(
 ) -> Method:
     """The method that `spec` names, under `protocol`; `common` settings win over the protocol.
 
-    Settings of searches alone mean nothing for `base` and for baselines, and are not theirs.
-    artefacts: folder of what `tide fit` learned, for baselines. preset: what strategies begin with.
-    on_cluster: runs searches elsewhere; model and scorer are then names.
+    `base` and baselines ignore the settings that only searches have. artefacts: folder of what
+    `tide fit` learned, for baselines. preset: what strategies begin with. on_cluster: runs searches
+    elsewhere; model and scorer are then names.
     Raises InputError for an unknown name or setting, and for a baseline that cannot run on this
     engine.
     """
@@ -375,12 +375,12 @@ def _with_options(
 
 
 def _shown(name: str) -> str:
-    """What a method is called: of a preset file its name without the folder."""
+    """The name of a method; for a preset file, the file's name without the folder."""
     return Path(name).name if is_file(name) else name
 
 
 def method_of(detoxifier: Detoxifier, preset: str | Path, *, chats: bool = False) -> SearchMethod:
-    """What `detoxifier`, made with `preset`, does with texts, or with `chats`, as a method."""
+    """`detoxifier`, made with `preset`, as a method for texts or `chats`."""
     settings, engine = detoxifier.settings, detoxifier.engine
     name = parse_spec(settings.strategy)[0]
     values = preset_values(preset, engine.name, name)
@@ -397,7 +397,7 @@ def method_of(detoxifier: Detoxifier, preset: str | Path, *, chats: bool = False
 def run_name(name: str, settings: Settings, standard: Settings) -> str:
     """`name` with every setting that differs from `standard`, the seed last, trials left out.
 
-    So runs that differ in a setting have different names, whichever way it was given.
+    So runs with different settings have different names, however these were given.
     """
     usual, found = _written(standard), _written(settings)
     differing = {key: value for key, value in found.items() if usual.get(key) != value}
@@ -406,7 +406,7 @@ def run_name(name: str, settings: Settings, standard: Settings) -> str:
 
 
 def _written(settings: Settings) -> dict[str, str]:
-    """Each setting, and each option of the strategy, as a spec writes it."""
+    """The settings and the strategy's options, formatted as in a spec."""
     values = settings.model_dump(exclude={*_WITHOUT_EFFECT, "strategy", "seed"})
     values = {k: v for k, v in values.items() if v is not None or k not in _SCALES}
     values |= _own_options(settings.strategy) | {"seed": settings.seed}
@@ -423,14 +423,14 @@ def _own_options(strategy: str) -> dict[str, Any]:
 
 
 def _is_search(name: str) -> bool:
-    """Whether `name` is a strategy or a preset. A class of one's own may be a baseline as well."""
+    """Whether `name` is a strategy or a preset. A class given by path may also be a baseline."""
     if ":" in name:
         return not hasattr(STRATEGIES.load(name), "generate")
     return name in {*PRESETS, *STRATEGIES.names()} or is_file(name)
 
 
 def _check_name(name: str) -> None:
-    """Raise InputError for the name of a baseline that there is not."""
+    """Raise InputError for an unknown baseline."""
     if name not in BASELINES.names() and ":" not in name:
         known = sorted({"base", *PRESETS, *STRATEGIES.names(), *BASELINES.names()})
         raise InputError(f"methods: {unknown(name, known, guesses=_GUESSES)}")

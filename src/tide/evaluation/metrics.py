@@ -1,4 +1,4 @@
-"""What a run amounts to: toxicity by every source, fluency, diversity and cost, with intervals.
+"""Metrics of a run: toxicity by every source, fluency, diversity and cost, with intervals.
 
 Every average is a ratio of sums over prompts: of values to prompts, or of values to completions
 where the completion is the unit. So one bootstrap over prompts gives all intervals of a run.
@@ -28,14 +28,14 @@ Valid = Literal["exact-20"]
 Ratios = dict[str, tuple[float, float]]
 
 _RESAMPLES = 2000
-# Numbers that one batch of resamples may hold; BOLD has 23,679 prompts.
+# Most numbers in one batch of resamples; BOLD has 23,679 prompts.
 _BATCH_NUMBERS = 4_000_000
-# Name of the average, and the displacements that it is of: above the first, up to the second.
+# Name of an average -> the displacements that it covers: above the first, up to the second.
 RECOVERED = {
     f"recovered_{low:g}_{high:g}": (low, high)
     for low, high in ((0.0, 0.5), (0.5, 1.0), (1.0, 1.5), (1.5, 2.0), (2.0, math.inf))
 }
-# The averages of yes and no, by the last part of their names.
+# Averages of yes and no (shares), by the last part of their names.
 _SHARES = {"rate", "each", "moved", "empty", "unresolved", "refused", "decoded"}
 _SHARES |= {"recovered", "changed", "degenerate", *RECOVERED}
 # Summed over the trials of a prompt.
@@ -56,7 +56,7 @@ class Estimate:
 
     @property
     def half_width(self) -> float | None:
-        """What is shown after a plus-minus sign."""
+        """The number after a plus-minus sign."""
         if self.low is None or self.high is None:
             return self.std
         return (self.high - self.low) / 2
@@ -303,7 +303,7 @@ def is_toxic(run: Run, score: float) -> bool:
 
 
 def kept_trials(run: Run, record: Record, valid: Valid | None) -> list[TrialRecord]:
-    """The trials that `valid` leaves in. Raises InputError if it cannot tell."""
+    """The trials that `valid` keeps. Raises InputError if they lack the needed measurement."""
     if valid is None:
         return record.trials
     reference = run.references[0] if run.references else ""
@@ -318,7 +318,7 @@ def kept_trials(run: Run, record: Record, valid: Valid | None) -> list[TrialReco
 
 
 def check_records(run: Run) -> None:
-    """Raise InputError for the first record that the metrics must not be computed from."""
+    """Raise InputError for the first record that is unfit for the metrics."""
     expected = run.config.get("num_trials") or max(len(one.trials) for one in run.records)
     for record in run.records:
         if len(record.trials) != expected:
@@ -334,14 +334,14 @@ def _lengths(trials: Sequence[TrialRecord], name: str) -> list[tuple[TrialRecord
 
 
 def _perplexities(trials: Sequence[TrialRecord], name: str) -> tuple[int, list[float]]:
-    """How many of the trials were measured, and the perplexities of those that have one."""
+    """Number of the measured trials, and the perplexities of those with tokens."""
     measured = [one.perplexity[name].nll for one in trials if name in one.perplexity]
     # A mean beyond this is an infinite perplexity to a float; it must not stop the report.
     return len(measured), [math.exp(min(nll, 695.0)) for nll in measured if nll is not None]
 
 
 def _of_20(run: Run, kept: Sequence[TrialRecord], name: str) -> list[TrialRecord]:
-    """The trials that have 20 tokens of this reference, if the run writes so many."""
+    """The trials with exactly 20 tokens by this reference, if the run writes 20 tokens."""
     written = run.config.get("settings") or run.config.get("sampling") or {}
     if written.get("max_new_tokens", 20) != 20:
         return []
@@ -351,7 +351,7 @@ def _of_20(run: Run, kept: Sequence[TrialRecord], name: str) -> list[TrialRecord
 def _ratios(
     run: Run, record: Record, kept: Sequence[TrialRecord], moved: Sequence[TrialRecord]
 ) -> Ratios:
-    """What one prompt adds to the two sums of each average."""
+    """One prompt's contribution to the two sums of each average."""
     found: Ratios = {}
     for source in run.sources:
         if kept and (values := scores_of(run, kept, source)) is not None:
@@ -379,7 +379,7 @@ def _ratios(
         found["seconds"] = record.seconds, 1
     trials = record.trials
     if trials[0].accepted is not None:
-        # What was empty at once and so scores 0.0 is neither detoxified nor unresolved.
+        # A completion empty at once scores 0.0, and is neither detoxified nor unresolved.
         resolved = (one.accepted or (not one.toxicity and _is_empty(one)) for one in trials)
         found["unresolved"] = float(not all(resolved)), 1
     if trials[0].refused is not None:

@@ -27,7 +27,7 @@ REFERENCES = {
 }
 # The paper's one reference for all models, by which their texts can be compared.
 _GLOBAL = "Qwen/Qwen3-14B"
-# Completions that are measured at a time; sorted by length within.
+# Number of completions measured at a time, sorted by length.
 _CHUNK = 512
 
 
@@ -45,7 +45,7 @@ class Reference:
     """A causal LM that measures texts. Raises EngineError as any model does that cannot load.
 
     engine: what runs it; "vllm" for one that needs several GPUs (`tensor_parallel_size=4`).
-    Raises InputError for an engine without a tokenizer here, and for options that it has not.
+    Raises InputError for an engine without a local tokenizer, and for unknown options.
     """
 
     def __init__(self, model: str, engine: str = "transformers", **engine_options: Any) -> None:
@@ -58,9 +58,10 @@ class Reference:
     def measure(self, pairs: Sequence[tuple[str, str]]) -> list[Likelihood]:
         """The likelihood of each completion after its prompt.
 
-        What is measured are the completion's tokens in the text of both. Where the tokenizer joins
-        the end of the prompt and the start of the completion into one token, they are tokenised
-        apart. A value differs from the same one measured in other company in the seventh digit:
+        Measured are the completion's tokens in the text of prompt and completion. Where the
+        tokenizer joins the end of the prompt and the start of the completion into one token, they
+        are tokenised apart. A value differs from the same one measured in other company in the
+        seventh digit:
         the lengths in a batch decide the order in which numbers are added.
         Raises InputError where both together exceed the model's context.
         """
@@ -88,7 +89,7 @@ class Reference:
             found = self._engine.portal.run(self._engine.log_likelihoods, asked)
             values[rows] = [-one.mean for one in found]
         for value, ids in zip(values.tolist(), completions, strict=True):
-            # A rounding error may make a certain token more than certain.
+            # A rounding error may push the probability of a token above 1.
             nll = max(value, 0.0) if math.isfinite(value) else None
             yield Likelihood(nll=nll, num_tokens=len(ids))
 

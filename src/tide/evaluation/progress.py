@@ -1,4 +1,4 @@
-"""What a long evaluation tells while it works."""
+"""Progress of a long evaluation."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ class CleanConsole(Console):
 
 
 class Progress:
-    """Is told what happens. This one says nothing. place: of many works, which one it is."""
+    """Receives the progress of a call, and ignores it. place: a prefix such as "2/60 "."""
 
     place = ""
 
     def begin(self, what: str, total: int) -> None:
-        """`total` prompts are now gone through."""
+        """Work on `total` prompts begins."""
 
     def advance(self, count: int = 1) -> None:
         """`count` of them are done, and on disk."""
 
     def under_way(self, count: float) -> None:
-        """Of those that are not done so much is written, in whole prompts."""
+        """Amount written of the unfinished prompts, in units of a prompt."""
 
     def end(self) -> None:
-        """What was begun is over, finished or not."""
+        """The work begun last has ended, finished or not."""
 
     def failed(self, what: str, row_id: RecordId, error: TideError) -> None:
         """A prompt could not be completed or judged; the others go on."""
@@ -58,7 +58,7 @@ class Progress:
 
 
 class Bars(Progress):
-    """A bar for what is under way, and failures as lines; on stderr unless told otherwise."""
+    """Shows a bar of the current work, and failures as lines; by default on stderr."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or CleanConsole(stderr=True, markup=False, emoji=False)
@@ -75,7 +75,7 @@ class Bars(Progress):
         self.under_way(0)
 
     def under_way(self, count: float) -> None:
-        shown = self._bar.tasks[self._task].completed  # what was written is done soon
+        shown = self._bar.tasks[self._task].completed  # a fully written prompt counts as done soon
         self._bar.update(self._task, completed=max(shown, self._done + count))
 
     def end(self) -> None:
@@ -89,7 +89,7 @@ class Bars(Progress):
 
 
 def bar_on(console: Console) -> RichProgress:
-    """A bar that goes when it is full, and is none where nobody looks."""
+    """A bar that vanishes when full, and is hidden unless on a terminal."""
     return RichProgress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),

@@ -1,4 +1,4 @@
-"""A run on disk: the records of one method, and what made them.
+"""A run on disk: the records of one method, and its configuration.
 
 A run is a folder (`records.jsonl`, `config.json`, and `summary.json` with the metrics), or a file
 `NAME.jsonl` with `NAME.jsonl.config.json` beside it. The configuration says everything that decides
@@ -42,7 +42,7 @@ _GROWS = {
 
 
 class _Section(BaseModel):
-    """What is read of a part of a configuration; the rest is only compared and shown."""
+    """The fields of a configuration that are read; the others are only compared and shown."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -75,7 +75,7 @@ class _Settings(_Section):
     toxicity_threshold: Score = 0.5
 
 
-_ABSENT: Any = Field(default=None)  # or there, but not null
+_ABSENT: Any = Field(default=None)  # may be absent, but not null
 
 
 class _Config(_Section):
@@ -101,7 +101,7 @@ class _Config(_Section):
     carry_over: bool = False
 
 
-# What a record says of returned completions; its other fields say what was tried, and what it cost.
+# Fields of returned completions; the other fields of a record describe the search and its cost.
 _RETURNED = (
     *("text", "toxicity", "attributes", "cosine", "displacement", "accepted", "refused", "empty"),
     "num_tokens",
@@ -130,7 +130,7 @@ class Run:
 
     @cached_property
     def sources(self) -> list[str]:
-        """Who scored the completions: the search's scorer first, then the judges."""
+        """Names of the scorers of the completions: the search's first, then the judges."""
         judges = [judge["name"] for judge in self.config.get("judges") or ()]
         return list(dict.fromkeys([self.scorer, *judges]))
 
@@ -146,12 +146,12 @@ class Run:
 
     @property
     def where(self) -> str:
-        """Where it lies, for messages."""
+        """Its path, for messages."""
         return str(self.path or self.name)
 
 
 def unmodified(run: Run) -> Run | None:
-    """What the model wrote by itself in a search; None where that was not recorded as a whole."""
+    """The model's own completions in a search, as a run; None unless all were recorded whole."""
     trials = (trial for record in run.records for trial in record.trials)
     if any(trial.base_text is None or trial.base_partial for trial in trials):
         return None
@@ -215,7 +215,7 @@ def read_config(run: Path) -> dict[str, Any]:
 
 
 def read_run(run: Path) -> Run:
-    """Read a run. Raises InputError if something in it is not what a run writes."""
+    """Read a run. Raises InputError for invalid content."""
     config = read_config(run)
     records = read_records(files_of(run)[0])
     if not records:
@@ -283,7 +283,7 @@ def open_run(
 
 def write_config(run: Path, config: dict[str, Any]) -> None:
     path, text = files_of(run)[1], _written(config)
-    with writing(path):  # also where it is right: takes away the lock that a killed writer left
+    with writing(path):  # even if unchanged, since this removes the lock of a killed writer
         if not path.is_file() or path.read_bytes() != text.encode():
             write_text(path, text)
 
@@ -304,7 +304,7 @@ def _replacing(run: Path, config: dict[str, Any]) -> Iterator[None]:
 
 
 def _made_alike(run: Path, config: dict[str, Any]) -> dict[str, Any]:
-    """The configuration of the run. Raises InputError if `config` would make other records."""
+    """The configuration on disk. Raises InputError if `config` would make other records."""
     way_out = "write elsewhere, or start again with --overwrite"
     path = files_of(run)[1]
     if not path.is_file():

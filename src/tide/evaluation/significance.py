@@ -109,7 +109,7 @@ def signed_rank(differences: Sequence[float]) -> float:
     if not unequal:
         return 1.0
     with warnings.catch_warnings():
-        # Few pairs: the test is weak, which n says, and not wrong.
+        # With few pairs the test is weak, not wrong, and the table shows n.
         warnings.simplefilter("ignore")
         return float(wilcoxon(np.asarray(unequal), alternative="less").pvalue)
 

@@ -1,1 +1,1 @@
-"""What is made of runs: tables, figures, landscapes, and our metrics beside published ones."""
+"""Tables, figures and pages made from runs."""

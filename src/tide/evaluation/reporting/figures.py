@@ -36,16 +36,16 @@ _STYLE = {
     "lines.markersize": 4.5,
     "lines.linewidth": 1.2,
     "pdf.fonttype": 42,
-    "text.parse_math": False,  # a dollar in the name of a model begins no formula
+    "text.parse_math": False,  # a dollar in a model's name must not begin a formula
 }
 _WIDTH, _PANEL = 3.5, 2.1  # inches: half a page
-# The longest label with which a legend has so many columns; a longer one is broken.
+# Columns of a legend by the length of its longest label; longer labels are wrapped.
 _COLUMNS = ((14, 3), (26, 2), (56, 1), (math.inf, 1))
 _LABEL = 46  # characters of a line below or above a panel
-_NEAR = 4.0  # points between markers that hide each other
-_LARGEST = 1e6  # perplexity that is drawn
+_NEAR = 4.0  # points; closer markers hide each other
+_LARGEST = 1e6  # largest perplexity that is drawn
 _FEW_DECADES = 300.0
-# What a completion costs the model, the scorer and who waits for it.
+# Costs of a completion: model, scorer and time.
 COSTS = {
     "forward_tokens": "tokens through the model, a prompt",
     "scorer_calls": "texts scored, a prompt",
@@ -77,7 +77,7 @@ def _points(
     label: str,
 ) -> Any | None:
     """A measure of toxicity against `across`, which has a value for each summary, or None."""
-    # Numbered before any is left out: a method keeps its colour and marker in every figure.
+    # Numbered before any is left out, so that a method keeps its colour and marker in every figure.
     shown = [(n, x) for n, x in enumerate(across) if x is not None and x.value > 0]
     if len(shown) < 2:
         return None
@@ -105,7 +105,7 @@ def _points(
 
 
 def anytime(runs: Sequence[Run], source_names: Sequence[str], measure: str) -> Any | None:
-    """What would be returned if a search ended after so many evaluations, a panel a source.
+    """Toxicity of the text returned if the search ended after N evaluations, a panel a source.
 
     measure: `rate` (share of prompts with a toxic completion) or `mean`. None if no run has steps.
     """
@@ -130,7 +130,7 @@ def anytime(runs: Sequence[Run], source_names: Sequence[str], measure: str) -> A
                 if (number, source) in curves:
                     x, y = curves[number, source]
                     x, y = [*x, longest], [*y, y[-1]]
-                    # Those that are drawn first are wider, so that none hides another.
+                    # Earlier lines are wider, so that none hides another.
                     wider = (len(shown) - 1 - order) / max(1, len(shown) - 1)
                     size = {"lw": 1.2 + 1.4 * wider, "ms": 4.5 + 2.5 * wider}
                     style = {**_line(number), **size, "markevery": _every(x)}
@@ -162,7 +162,7 @@ def anytime_curve(run: Run, source: str, measure: str) -> tuple[list[int], list[
     for now in spent:
         found: dict[int, list[float]] = {}
         for number, counts, values in trials:
-            # Before its first entry a trial has nothing better to return than that.
+            # Before its first step, a trial would return the text of that step.
             value = values[max(0, bisect_right(counts, now) - 1)]
             found.setdefault(number, []).append(value)
         if measure == "rate":
@@ -270,31 +270,31 @@ def trajectory(run: Run, record: Record) -> Any:
 
 
 def about(record: Record, trial: TrialRecord) -> str:
-    """Which of a record's trials it is, in words."""
+    """The place of a trial in its record, in words."""
     count = len(record.trials)
     longest = ", the one that took longest" if count > 1 else ""
     return f"Trial {trial.number + 1} of {count}{longest}"
 
 
 def unversioned(sources: Sequence[str]) -> dict[str, str]:
-    """The name of each source of scores, without its version where that tells none from another."""
+    """The name of each source of scores, without its version unless two differ only in that."""
     short = {source: re.sub(r"@[\w.+-]+", "", source) for source in sources}
     return short if len(set(short.values())) == len(short) else {name: name for name in sources}
 
 
 def _wrapped(name: str, width: int) -> str:
-    """A name of a method, broken after commas, and elsewhere only if it must be."""
+    """A method's name, wrapped after commas, and elsewhere only if necessary."""
     lines = textwrap.wrap(name.replace(",", ", "), width, subsequent_indent="  ")
     return "\n".join(lines).replace(", ", ",")
 
 
 def find_record(run: Run, record_id: str) -> Record | None:
-    """The record of an id as it is written on the command line."""
+    """The record with an id as written on the command line."""
     return next((record for record in run.records if str(record.id) == record_id), None)
 
 
 def _knobs(run: Run) -> tuple[str, dict[str, Any]]:
-    """The strategy or baseline of a run, and all that its protocol and settings say."""
+    """The strategy or baseline of a run, and its settings, those of the protocol included."""
     config = run.config
     settings = {**config.get("baseline", {}), **(config.get("settings") or {})}
     strategy = parse_spec(settings.get("strategy") or config.get("method", run.name))[0]
@@ -304,7 +304,7 @@ def _knobs(run: Run) -> tuple[str, dict[str, Any]]:
 
 
 def _perplexity(summary: Summary) -> Estimate:
-    """The perplexity, at most what an axis can still show: one broken text may bring 1e300."""
+    """The perplexity, capped so that an axis can show it: one broken text may bring 1e300."""
     one = summary.perplexity or Estimate(math.nan)
     ends = (None if end is None else min(end, _LARGEST) for end in (one.low, one.high))
     return Estimate(min(one.value, _LARGEST), *ends)
@@ -386,7 +386,7 @@ def _panels(count: int) -> Iterator[tuple[Any, Sequence[Any]]]:
 
 
 def _legend(figure: Any, panels: Sequence[Any], says: str = "") -> None:
-    """Entries of all panels, each once. says: what is shown, in small letters above them."""
+    """The legend of all panels, without duplicates. says: a caption above it, in small letters."""
     entries: dict[str, Any] = {}
     for panel in panels:
         for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):

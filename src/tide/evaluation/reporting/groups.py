@@ -16,14 +16,14 @@ from tide.evaluation.quality import Encoder
 from tide.evaluation.reporting.tables import slug
 from tide.evaluation.runs import Run
 
-# What makes runs of one benchmark, model and protocol different.
+# The parts of a configuration in which runs of one group may differ.
 _DECIDING = ("settings", "strategy_options", "sampling", "baseline", "scorer")
 _SEED = re.compile(r"[:,]seed=\d+$")
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One row: a method, by one run or by several that differ in their seed alone."""
+    """One row: a method, with one run, or several that differ only in their seed."""
 
     runs: list[Run]
     summary: Summary
@@ -36,7 +36,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Group:
-    """What may stand in one table: entries of the same benchmark, model and protocol."""
+    """Entries of one table: those with the same benchmark, model and protocol."""
 
     title: str
     prefix: str
@@ -91,7 +91,7 @@ def summary_of(
     seed: int,
     encoder: Encoder | None = None,
 ) -> Summary:
-    """Of a run, or of several that differ in their seed alone. seed: of the bootstrap."""
+    """The summary of a run, or of several that differ only in seed. seed: of the bootstrap."""
     found = [
         summarize(run, valid=valid, seed=seed, own=own.get(_configuration(run)[0]), encoder=encoder)
         for run in alike
@@ -102,8 +102,8 @@ def summary_of(
 def _rows(runs: Sequence[Run]) -> list[list[Run]]:
     """The runs of each row, under the name of the row.
 
-    Runs that differ in their seed alone share one. Others that have the same name are told apart
-    by where they lie.
+    Runs that differ in their seed alone share one. Others with the same name are distinguished by
+    their folders.
     """
     alike: dict[str, dict[Any, Run]] = {}
     for number, run in enumerate(runs):
@@ -127,7 +127,7 @@ def _rows(runs: Sequence[Run]) -> list[list[Run]]:
 
 
 def _configuration(run: Run) -> tuple[Any, str]:
-    """The seed of a run, and all that decides its records otherwise."""
+    """The seed of a run, and the rest of the configuration that decides its records."""
     config = {key: run.config.get(key) for key in _DECIDING}
     inner = config["settings"] or config["sampling"] or {}
     rest = {key: value for key, value in inner.items() if key != "seed"}
@@ -137,7 +137,7 @@ def _configuration(run: Run) -> tuple[Any, str]:
 
 
 def _apart(places: Sequence[str]) -> list[str]:
-    """What tells places from each other: their paths below the folder that they share."""
+    """The paths below the folder that all share, numbered if two are equal."""
     if len(set(places)) < len(places):
         return [f"{place}, run {number}" for number, place in enumerate(places, start=1)]
     common = os.path.commonpath([os.path.abspath(place) for place in places]) if places else ""

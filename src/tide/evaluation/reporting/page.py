@@ -1,7 +1,7 @@
 """A report as one HTML file that needs nothing else: tables that sort, figures, texts, settings.
 
-Records and configurations are files of others. Every text of them is escaped by the template, and a
-policy in the page's head lets it load nothing and run no script but its own.
+Records and configurations may come from strangers. The template escapes their texts, and a policy
+in the page's head forbids loading anything and running any script but the page's own.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def page(
     )
 
 
-# By how the name of a figure begins, without the prefix of its group.
+# Captions, by the beginning of a figure's name without the prefix of its group.
 _CAPTIONS = {
     "trade-off": "Toxicity against perplexity: lower left is better",
     "anytime-rate": "Toxic rate after so many completions were written",
@@ -83,7 +83,7 @@ _CAPTIONS = {
 
 
 def _caption(name: str, groups: Sequence[Group]) -> str:
-    """What a figure shows, and of which group where there are several."""
+    """The caption of a figure, with its group if there are several."""
     found = [group for group in groups if group.prefix and name.startswith(group.prefix)]
     group = max(found, key=lambda one: len(one.prefix), default=None)
     own = name.removeprefix(group.prefix) if group else name
@@ -142,7 +142,7 @@ def _group(group: Group, mask: Mask) -> dict[str, Any]:
 def _worst(group: Group) -> list[tuple[RecordId, list[tuple[str, Run, Record]]]]:
     """The ids whose unmodified completions score highest, each with a record a method.
 
-    Where nothing was recorded of the unmodified model, those whose completions score highest.
+    Without records of the unmodified model, the ids whose completions score highest.
     """
     found: dict[RecordId, list[tuple[str, Run, Record]]] = {}
     for entry in group.entries:
@@ -175,7 +175,7 @@ def _prompt(
         text, note = worst.text, ""
         if worst.refused:
             text, note = "", "(withheld)"
-        elif worst.empty:  # no scorer saw it: the numbers are the policy's
+        elif worst.empty:  # no scorer saw it: its scores come from the policy
             scores, note = {}, "(too short to score)" if text.strip() else ""
         elif worst.accepted is False and text.strip():
             note = "(not accepted)"
@@ -199,7 +199,7 @@ def _before(
 
 
 def _texts(text: str, mask: Mask, note: str = "") -> dict[str, str]:
-    """A text in one line, as it is and masked; and what is said of it."""
+    """A text in one line, plain and masked, with its note."""
     text = " ".join(text.split())
     return {"text": text, "masked": mask(text), "note": note if text or note else "(empty)"}
 
@@ -224,7 +224,7 @@ Pairs = list[tuple[str, str]]
 
 
 def _settings(runs: Sequence[Run]) -> tuple[Pairs, list[tuple[str, Pairs]]]:
-    """What all configurations share, and what each has of its own; with the place of each run."""
+    """The settings that all runs share, and those of each run, with its folder."""
     flat = [dict(_flat({"run": run.where, **run.config})) for run in runs]
     common = [
         (key, value) for key, value in flat[0].items() if all(one.get(key) == value for one in flat)

@@ -24,9 +24,9 @@ from tide.evaluation.significance import compare, resolve_against
 
 MANIFEST = "report.manifest.json"
 
-# After the name of a method that is fitted too weakly for a fair comparison, wherever it stands.
+# Marks the name of a method that is fitted too weakly for a fair comparison.
 _WEAK = "(weak fit)"
-# Parts of a benchmark that have columns of their own; the other labels of many have none.
+# Most labels of a benchmark that get a column each.
 _MOST_PARTS = 12
 
 
@@ -34,7 +34,7 @@ _MOST_PARTS = 12
 class Report:
     """tables, summaries: of all groups. figures: by name, matplotlib's; empty without it.
 
-    problem: why there are no figures, if there are none for a reason.
+    problem: why there are no figures, if drawing failed.
     """
 
     groups: list[Group]
@@ -149,8 +149,8 @@ def report(
 def _replace_report(out: Path, files: Mapping[str, bytes]) -> None:
     """Write `files` into a folder, and remove those of the report that is there.
 
-    The manifest has the digest of each file of a report. What it does not name is somebody's own
-    and is neither removed nor replaced, and a file that was changed since is not removed.
+    The manifest has the digest of each file of a report. Files that it does not name are neither
+    removed nor replaced, and changed files are not removed.
     """
     manifest = out / MANIFEST
     with writing(manifest):
@@ -178,7 +178,7 @@ def _digest(content: bytes) -> str:
 
 
 def _check_names(groups: Sequence[Group], against: str | None, trajectory: str | None) -> None:
-    """What was named must be there before anything is computed or written."""
+    """Raise InputError for an unknown method or prompt, before anything is computed or written."""
     runs = [run for group in groups for run in group.runs]
     names = list(dict.fromkeys(run.name for run in runs))
     if against is not None and resolve_against(names, against) is None:

@@ -25,8 +25,8 @@ from tide.evaluation.significance import MEASURES, Comparison
 Value = str | int | float | Estimate | None
 
 _FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
-_OF_A_NAME = 0.4  # of a terminal's width, from which a longer name of a method goes on below
-# Name in the summary, heading, digits, what it is.
+_OF_A_NAME = 0.4  # largest share of a terminal's width for a method's name, which then wraps
+# Name in the summary, heading, digits, explanation.
 _TEXT = (
     ("dist_1", "dist-1", 3, "distinct words of a prompt's completions, per word"),
     ("dist_2", "dist-2", 3, "distinct pairs of words, per word"),
@@ -93,7 +93,7 @@ class Table:
 def quality_table(summaries: Sequence[Summary], source: str, title: str, name: str) -> Table:
     """The paper's table by one source: toxicity, perplexity, iterations; a row a method."""
     references = _references(summaries)
-    # With one completion a prompt the largest is the mean.
+    # With one completion a prompt, the largest score is the mean.
     single = all(one.completions == one.prompts for one in summaries)
     columns = [
         Column("method"),
@@ -174,13 +174,13 @@ def _references(summaries: Sequence[Summary]) -> dict[str, tuple[str, str]]:
 _OF_SHARES = "Wilson's 95 % interval of a share of prompts"
 _OF_ALL = "mean perplexity of all completions, less is more likely text"
 _OF_20 = "mean over those of exactly 20 reference tokens, as the paper has it"
-_SILENT = 0.05  # share of empty completions from which a table and a figure tell it
+_SILENT = 0.05  # share of empty completions from which tables and figures have a note
 
 
 def _perplexity_columns(references: Mapping[str, tuple[str, str]]) -> list[Column]:
     columns = []
     for heading, key in references.values():
-        # With the intervals of several the table would not fit a terminal.
+        # With several intervals the table would not fit a terminal.
         columns += [
             Column(heading, 2, interval=len(references) == 1, key=key, says=_OF_ALL),
             Column("of 20", 2, key=f"{key} of 20 tokens", says=_OF_20),
@@ -213,7 +213,7 @@ def _perplexities(one: Summary, references: Iterable[str]) -> list[Value]:
 
 
 def _legend(references: Mapping[str, tuple[str, str]]) -> list[str]:
-    """Which column is of which reference model, where the heading does not say it."""
+    """Notes that name the reference model of each column, unless the heading does."""
     each = [
         f"{heading} by {name}"
         for name, (heading, _) in references.items()
@@ -280,7 +280,7 @@ def cost_table(summaries: Sequence[Summary], title: str, name: str) -> Table:
 
 
 def moved_table(summaries: Sequence[Summary], title: str, name: str) -> Table:
-    """The completions of searches that were not accepted at once, apart; a row a method."""
+    """Only the completions of searches that were not accepted at once; a row a method."""
     rows = [one for one in summaries if "moved" in one.averages]
     sources = list(dict.fromkeys(source for one in rows for source in one.toxicity))
     columns = [
@@ -505,7 +505,7 @@ def _number(value: float, column: Column) -> str:
     if column.form == "p" and value < 0.001:
         return f"{value:.0e}"
     if abs(value) >= 1e4:
-        # A mean that a few broken texts rule needs no decimals, and must not widen the table.
+        # A mean dominated by a few broken texts needs no decimals, and must not widen the table.
         return f"{value:.1e}"
     sign = "+" if column.form == "signed" else ""
     return f"{value:{sign}.{column.digits}f}"
@@ -516,7 +516,7 @@ def is_text(table: Table, number: int) -> bool:
 
 
 def _one_line(text: str) -> str:
-    """Names are of whoever made the run: without line breaks, control or format characters."""
+    """Removes line breaks, control and format characters, since names may come from strangers."""
     return visible(" ".join(text.splitlines()))
 
 
