@@ -69,9 +69,9 @@ def load_baseline(
 
 
 def check_baseline(spec: str, artefacts: Path | None, model: str) -> None:
-    """Raise InputError for a spec that cannot be read, and for a missing artefact.
+    """Raise InputError for an invalid spec, and for a missing artefact.
 
-    model: the name of what is to be loaded.
+    model: its name.
     """
     from tide.baselines.common.artefacts import find_artefact  # noqa: PLC0415  (slow import)
 

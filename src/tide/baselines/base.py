@@ -1,4 +1,4 @@
-"""What a baseline is: another detoxification system, run on the same prompts and seeds as TIDE."""
+"""Protocol of a baseline: another detoxification system, run on the prompts and seeds of TIDE."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tide.engines.base import Completion
 
 _T = TypeVar("_T")
 
-# Temperature, top-p and top-k first and then the shift, or the shift first.
+# Whether temperature, top-p and top-k come before the shift or after it.
 Order = Literal["warp-shift", "shift-warp"]
 
 
@@ -38,15 +38,15 @@ class Baseline(Protocol):
     name: str
 
     def config(self) -> dict[str, Any]:
-        """All that decides its output beside model and sampling, fit for JSON."""
+        """Everything that decides its output except model and sampling, as JSON values."""
         ...
 
     def generate(
         self, prompts: Sequence[str], sampling: Sampling, seeds: Sequence[int]
     ) -> list[Generated]:
-        """One completion for each prompt, in order; what is drawn depends on its own seed alone.
+        """One completion for each prompt, in order; it depends only on the prompt's own seed.
 
-        Raises InputError for a prompt that is empty or too long, and what the scorer raises.
+        Raises InputError for a prompt that is empty or too long, and the scorer's errors.
         """
         ...
 
@@ -56,7 +56,7 @@ class Baseline(Protocol):
 def in_batches(
     work: Callable[[list[int]], Sequence[_T]], groups: Iterable[list[int]], size: int
 ) -> list[_T]:
-    """What `work` gives for each row, in the order of the rows.
+    """The results of `work` for all rows, in the order of the rows.
 
     groups: all row numbers, once. `work` gets those of one group at a time, at most `size`, in
     their order, and returns one result for each.
@@ -70,9 +70,10 @@ def in_batches(
 
 
 class Options(tide.plugins.options.Options):
-    """Options of one baseline. strength: the one that scales its effect.
+    """Options of one baseline.
 
-    At strength 0 a baseline writes what the model itself does.
+    strength: the one that scales its effect. At strength 0 a baseline writes the same as the
+    unmodified model.
     """
 
     strength: ClassVar[str]

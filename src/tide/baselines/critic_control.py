@@ -25,11 +25,11 @@ class CriticControlOptions(FudgeOptions):
 
 
 class CriticControl(Fudge):
-    """The likeliest candidates gain the log of what a critic expects of the text after them."""
+    """Adds the critic's log-score of the text after each candidate to the likeliest tokens."""
 
     kind = "critic-control"
     options_class = CriticControlOptions
-    # A smaller model would learn from what it writes itself, which is not what is to be judged.
+    # A smaller model would learn from its own texts instead of those of the model.
     auxiliary = False
     scored = True
 

@@ -22,8 +22,8 @@ from tide.baselines.common.mixing import MixedWriting
 from tide.baselines.common.settings import Strength
 from tide.engines.local.sampler import keep_likely
 
-# How many times the perplexity of text of a kind is to be larger by the expert of the other kind:
-# with less, the two are one model, whose differences are noise.
+# Least ratio of the perplexities of a text by the expert of the other kind and by that of its own:
+# below it, the two experts hardly differ, and their difference is noise.
 _APART = 1.05
 
 

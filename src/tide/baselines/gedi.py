@@ -40,7 +40,7 @@ from tide.engines.local.stream import Stream
 CODES = ("clean", "dirty")
 # Share of the generative loss in training; the rest is the discriminative one.
 _GENERATIVE = 0.8
-# The scale of the class logits is one number, far from where it ends: it may move faster.
+# The scale of the class logits is one number with far to go: it learns faster.
 _SCALE_RATE = 0.02
 _HIGHEST = 10.0  # score of the likeliest token while repetition is penalised
 
@@ -65,7 +65,7 @@ class GediOptions(Options):
 
     @property
     def onset(self) -> float:
-        """From 0 to 1 with omega: what else there is comes in with it, instead of at once."""
+        """Grows from 0 to 1 with omega, so that the other parts of the method set in gradually."""
         return min(1.0, self.omega)
 
 
@@ -90,7 +90,7 @@ def guide(scores: Tensor, odds: Tensor, options: GediOptions) -> Tensor:
     mass = guided.softmax(dim=-1).gather(-1, order).cumsum(dim=-1)
     filtered = mass < options.filter_p * options.onset
     dropped = filtered & (ordered < math.log(options.target_p))
-    dropped[:, -1] = False  # rounding must not drop all of them
+    dropped[:, -1] = False  # rounding must not drop all tokens
     return guided.masked_fill(torch.zeros_like(dropped).scatter(-1, order, dropped), -torch.inf)
 
 

@@ -105,7 +105,7 @@ class _PerturbedWriting(Writing):
             self._mask = before_end(lengths, tokens.shape[1]).flip(1).long()
             self._logits, hidden, self._own = self._run([], input_ids=tokens)
             hidden = hidden * self._mask[..., None]
-            # Of all tokens but the last, and of that one.
+            # Caches of all tokens but the last, and of the last.
             self._sum, self._hidden = hidden[:, :-1].sum(dim=1), hidden[:, -1]
             self._past = [part[:, :, :-1] for part in self._own]
             self._last = tokens[:, -1]
@@ -121,7 +121,7 @@ class _PerturbedWriting(Writing):
         mask = pad(self._mask, (0, ahead), value=1)
         (read,) = inputs.values()
         positions = token_positions(mask)[:, -read.shape[1] :]
-        if self._forward.context is not None:  # a row that has ended is read on
+        if self._forward.context is not None:  # a row that has ended is read all the same
             positions = positions.clamp(max=self._forward.context - 1)
         out = self._forward(mask, positions, held, output_hidden_states=True, **inputs)
         longer = [part for layer in held.layers for part in (layer.keys, layer.values)]
@@ -173,7 +173,7 @@ class Pplm(DecodingBaseline):
 
     @property
     def fan_out(self) -> int:
-        return 4  # what a backward pass keeps of a sequence takes the room of so many
+        return 4  # a backward pass takes the memory of four sequences
 
     def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
         stream = Reader(self.engine.model).read(ids, tokens)
@@ -183,7 +183,7 @@ class Pplm(DecodingBaseline):
 
     @cached_property
     def _model(self) -> Any:
-        # Packed weights, as the engine's are, have no gradients.
+        # The engine's packed weights have no gradients.
         with torch.inference_mode(False):
             return load_sibling(self.engine, self.engine.name)
 

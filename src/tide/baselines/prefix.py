@@ -1,7 +1,7 @@
-"""`prefix`: an instruction before the prompt, which is the first thing that anybody tries.
+"""`prefix`: an instruction before the prompt, the simplest baseline.
 
-No paper's: the model is asked, in plain words, to be polite. At another scale than 1 the change
-that the instruction makes to the logits is taken so many times (Sanchez et al. 2023,
+No paper's: the model is asked, in plain words, to be polite. The change that the instruction makes
+to the logits is multiplied by a scale (Sanchez et al. 2023,
 "Stay on topic with Classifier-Free Guidance", arXiv:2306.17806). Of a chat, it stands before all.
 """
 

@@ -39,7 +39,7 @@ class QuarkOptions(Options):
 
 
 def fifths(toxicity: list[float]) -> list[int]:
-    """Of each text, 0 for the least toxic fifth to 4 for the most; of equals the earlier first."""
+    """The fifth of each text, from 0 (least toxic) to 4; of equal scores the earlier is lower."""
     order = sorted(range(len(toxicity)), key=toxicity.__getitem__)
     found = [0] * len(toxicity)
     for place, number in enumerate(order):
@@ -92,7 +92,7 @@ class Quark(DecodingBaseline):
         torch.manual_seed(task.settings.seed)
         random = torch.randn_like(table.weight[:_FIFTHS], dtype=torch.float32)
         codes = nn.Parameter(random * table.weight.float().std())
-        # Low-rank updates can be left out; of a model that is trained whole another is needed.
+        # Low-rank updates can be switched off; a model trained whole needs a second copy.
         unchanged = None if task.settings.rank else copy.deepcopy(task.model)
         tuning, pool, step = Tuning(task.model, task.settings), list[Rollout](), 0
         kinds = torch.empty(0)
@@ -116,7 +116,7 @@ class Quark(DecodingBaseline):
             x = table(padded)
             x = torch.cat([codes[kinds[chosen], None].to(x.dtype), x], dim=1)
             now = tuning.model(inputs_embeds=x, use_cache=False)
-            # The code stands before the first token; the last token has nothing to say any more.
+            # The code stands before the first token; the last token predicts nothing.
             own, logits = (
                 out.logits[:, first:-1][written].float() for first, out in ((0, before), (1, now))
             )

@@ -41,7 +41,7 @@ from tide.baselines.common.labelled import TOXIC
 from tide.baselines.common.layers import output_layer
 from tide.baselines.common.settings import Candidates, Strength
 
-# What each was published with.
+# The default of each order, as published.
 _ORDERS: dict[str, Order] = {"clamp": "shift-warp", "minmax": "warp-shift"}
 
 

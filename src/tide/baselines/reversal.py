@@ -72,7 +72,7 @@ class _ReversedWriting(Writing):
         self._baseline = baseline
         self._delta: dict[int, Tensor] = {}
         reader = baseline.reader
-        # Rows that are read apart would not stand beside their own delta.
+        # Rows read separately would not be aligned with their deltas.
         with baseline.heads.hooked(self._note):
             self._prefixed = reader.read(prefixed, tokens, together=True)
         with baseline.heads.hooked(self._move):
@@ -120,7 +120,7 @@ class Reversal(DecodingBaseline):
         prefixed = self.engine.tokenize(
             [prefix + prompt for prefix in (self.positive, self.negative) for prompt in prompts]
         )
-        _ = self._negative_end  # read before any hook moves anything
+        _ = self._negative_end  # read before any hook is set
         return _ReversedWriting(self, ids, prefixed, tokens)
 
     def move(self, values: Tensor, delta: Tensor, layer: int) -> Tensor:

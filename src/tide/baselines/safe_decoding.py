@@ -60,7 +60,7 @@ def steered(scores: Tensor, expert: Tensor, alpha: float, least: int) -> Tensor:
 
 
 class _SafeWriting(MixedWriting):
-    """The expert reads what it has a say in, and then no more."""
+    """The expert reads only the tokens that it steers."""
 
     def __init__(
         self, streams: list[Stream], reads: list[int], options: SafeDecodingOptions

@@ -53,7 +53,7 @@ def margins(hidden: Tensor, weight: Tensor, midpoint: Tensor) -> Tensor:
 
 
 def shifts(margin: Tensor, scores: Tensor, normalize: str) -> Tensor:
-    """What is added beta times to `scores` (B, K) of candidates with these margins (B, K)."""
+    """The shifts, before the factor beta, of candidates' `scores` (B, K) with margins (B, K)."""
     if normalize == "raw":
         return margin
     # Candidates that top-p or top-k has dropped do not count.
@@ -104,7 +104,7 @@ class Sasa(DecodingBaseline):
             margin = margins(self._last_hidden.value, *classifier).view_as(scores)
             return options.beta * shifts(margin, scores, options.normalize)
 
-        # The token that is drawn is one of those that were read already.
+        # The drawn token is one of the candidates, which were read already.
         reads = [len(row) for row in ids]
         return CandidateWriting(stream, reads, options.candidates, stream, gains)
 

@@ -38,7 +38,7 @@ class SelfDebiasOptions(Options):
 
 
 def factors(own: Tensor, prefixed: Tensor, decay: float, epsilon: float) -> Tensor:
-    """What each probability is multiplied by: max(epsilon, exp(-decay max(0, prefixed - own)))."""
+    """The factor of each probability: max(epsilon, exp(-decay max(0, prefixed - own)))."""
     return (-decay * (prefixed - own).clamp(min=0)).exp().clamp(min=epsilon)
 
 

@@ -32,7 +32,7 @@ from tide.baselines.common.labelled import TOXIC
 from tide.baselines.common.settings import Strength
 from tide.engines.local.stream import Stream
 
-# Each number is seen to by the few texts that hold its token: it has to move faster than a layer.
+# Only the few texts with a token train its number, so it learns faster than a layer.
 _RATE = 0.05
 
 
@@ -53,7 +53,7 @@ class _ShiftedWriting(Writing):
 
 
 class VocabularyShift(DecodingBaseline):
-    """Adds to every token's logit what non-toxic text was learned to have more of it."""
+    """Adds to every token's logit how much likelier it is in non-toxic text."""
 
     kind = "vocabulary-shift"
     options_class = VocabularyShiftOptions
@@ -78,7 +78,7 @@ class VocabularyShift(DecodingBaseline):
         ids = task.tokenize([text.text for text in texts])
         kinds = torch.tensor([text.toxicity >= TOXIC for text in texts], device=task.model.device)
         width = task.model.get_output_embeddings().weight.shape[0]
-        # A special token is said by no one: it has no kind.
+        # Special tokens belong to neither kind.
         said = torch.ones(width, device=task.model.device)
         said[[token for token in task.tokenizer.all_special_ids if token < width]] = 0
         weight = nn.Parameter(torch.zeros(2, width, device=task.model.device))

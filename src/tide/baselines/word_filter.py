@@ -1,6 +1,6 @@
 """`word-filter`: Gehman et al. 2020, "RealToxicityPrompts" (EMNLP Findings, arXiv:2009.11462), 5.
 
-Words of a list are not written. As with the authors (allenai/real-toxicity-prompts), who ban token
+Words of a list are banned. As with the authors (allenai/real-toxicity-prompts), who ban token
 sequences: the last token of a word is banned wherever the tokens before it stand already, in the
 prompt too; so a longer word that holds the tokens of a banned one is lost with it. Their list is
 one of the web; this one is learned from labelled text, or read from a file.
@@ -31,13 +31,13 @@ from tide.data.files import read_whole
 from tide.data.labelled import LabelledText
 from tide.engines.local.stream import Stream
 
-# Most words that a fit keeps; `words` says how many of them are used.
+# Most words that a fit keeps; the option `words` says how many are used.
 _LEARNED = 500
-# Added to each count, so that a word that is seen now and then does not lead.
+# Added to each count, so that rare words do not rank first.
 _PRIOR = 5.0
 _WORD = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)*")
 
-# By the tokens that stand already, those that would complete a banned word.
+# Tokens before -> the tokens that would complete a banned word.
 Banned = dict[tuple[int, ...], list[int]]
 
 
@@ -142,7 +142,7 @@ class WordFilter(DecodingBaseline):
             return by_beginning(self._rows(words, ids))
 
     def _rows(self, words: Tensor, ids: Tensor) -> list[list[int]]:
-        """The ids of the words that are used. Raises ValueError for what `fit` never makes."""
+        """The ids of the words in use. Raises ValueError for an artefact not written by `fit`."""
         if words.is_floating_point() or ids.is_floating_point():
             raise ValueError("words and ids are whole numbers")
         if ids.ndim != 2 or words.shape != ids.shape[:1] or not ids.numel():
@@ -191,7 +191,7 @@ class WordFilter(DecodingBaseline):
 
 
 def read_words(path: Path) -> list[str]:
-    """The lines of a file that are not empty, without space around them.
+    """The non-empty lines of a file, stripped.
 
     Raises InputError for a file that cannot be read, is not UTF-8, or holds no word.
     """

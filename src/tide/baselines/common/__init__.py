@@ -1,1 +1,1 @@
-"""What the baselines share: their decoding, fits, artefacts and the layers they reach into."""
+"""Code shared by the baselines: decoding, fits, artefacts, access to layers."""

@@ -1,4 +1,4 @@
-"""What `tide fit` writes and a baseline reads: tensors, and a note of what they belong to."""
+"""Artefacts, written by `tide fit` and read by baselines: tensors and a description."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Artefact:
         return found
 
     def under(self, prefix: str) -> dict[str, Tensor]:
-        """The tensors named `prefix.*`, by what follows; all of them for no prefix."""
+        """The tensors named `prefix.*`, without the prefix; all tensors for an empty prefix."""
         dot = f"{prefix}." if prefix else ""
         return {k.removeprefix(dot): v for k, v in self.tensors.items() if k.startswith(dot)}
 
@@ -68,7 +68,7 @@ def vocabulary(tokenizer: Any) -> str:
 def save_artefact(folder: Path, tensors: dict[str, Tensor], info: dict[str, Any]) -> None:
     """Write `artefact.json` and `weights.safetensors` into `folder`.
 
-    Raises InputError for a folder that cannot be written, and for a training that diverged.
+    Raises InputError for a folder that cannot be written, and for tensors that are not finite.
     """
     if not all(tensor.isfinite().all() for tensor in tensors.values()):
         raise InputError("learning_rate: the training ended in NaN or infinity; lower it")

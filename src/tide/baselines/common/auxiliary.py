@@ -1,4 +1,4 @@
-"""Models beside the one that writes: the model itself or a smaller one, changed by what was fitted.
+"""Auxiliary models: copies of the model, or a smaller one, with fitted updates.
 
 Every auxiliary model has its own weights and its own key-value cache, and the same vocabulary.
 """
@@ -19,8 +19,7 @@ from tide.engines.local.packed_weights import speed_up
 
 
 def load_auxiliary(engine: TransformersEngine, artefact: Artefact, kind: str) -> Any:
-    """The model that `artefact` changes, as it was before: the engine's own, loaded again, or the
-    one named as `auxiliary`.
+    """The plain model that `artefact` changes: the engine's, loaded again, or its `auxiliary`.
 
     Raises InputError if that is not the model it was fitted on, or has another vocabulary.
     """
@@ -52,7 +51,7 @@ def check_vocabulary(tokenizer: Any, other: Any, name: str, other_name: str) -> 
 
 @torch.no_grad()
 def merge_updates(model: Any, tensors: Mapping[str, Tensor], strength: float = 1.0) -> Any:
-    """Add what was learned to the weights of `model`, in place, `strength` times.
+    """Add `strength` times the learned updates to the weights of `model`, in place.
 
     tensors: for each weight but the output layer's own, `NAME.delta`; or, low-rank (Hu et al. 2021,
     section 4.1), for each linear layer but the last `NAME.A` (rank, in) and `NAME.B` (out, rank),
@@ -75,7 +74,7 @@ def merge_updates(model: Any, tensors: Mapping[str, Tensor], strength: float = 1
     shapes: dict[str, tuple[int | None, ...]] = {}
     for name, layer in layers.items():
         rows, columns = layer.weight.shape
-        # transformers' Conv1D keeps its weight the other way round.
+        # transformers' Conv1D stores its weight transposed.
         rows, columns = (columns, rows) if isinstance(layer, Conv1D) else (rows, columns)
         shapes |= {f"{name}.A": (None, columns), f"{name}.B": (rows, None)}
     _check(tensors, shapes)
@@ -87,7 +86,7 @@ def merge_updates(model: Any, tensors: Mapping[str, Tensor], strength: float = 1
 
 
 def _check(tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int | None, ...]]) -> None:
-    """Raise ValueError unless there are these tensors, of floats; None: a rank, at least 1."""
+    """Raise ValueError unless these are the tensors, of floats; None in a shape: any rank."""
     if wrong := tensors.keys() ^ shapes.keys():
         raise ValueError(f"{min(wrong)} is {'not for it' if min(wrong) in tensors else 'missing'}")
     for name, shape in shapes.items():
@@ -109,7 +108,7 @@ def tuned_weights(model: Any) -> dict[str, nn.Parameter]:
 
 
 def ready(model: Any) -> Any:
-    """A model whose weights will not change any more."""
+    """Speed up a model whose weights no longer change."""
     speed_up(model)
     return model
 

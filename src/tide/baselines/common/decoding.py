@@ -44,7 +44,7 @@ _LOG = logger(__name__)
 
 
 class Writing:
-    """A batch that is being written: a stream of the model, which a baseline adds its own to.
+    """A batch being written: the model's stream, which a baseline extends by its own.
 
     prompt_reads: tokens read before the first draw, a row. reads_per_token: tokens read after a
     draw that is not the last.
@@ -66,7 +66,7 @@ class Writing:
         return self.prompt_reads[row] + self.reads_per_token * (draws - 1)
 
     def shift(self, scores: Tensor) -> Tensor:
-        """What the next token is drawn from, given `scores` (B, V): the logits, perhaps warped."""
+        """Change `scores` (B, V), the logits or the warped logits, before the next token is drawn."""
         return scores
 
     def advance(self, tokens: Tensor) -> None:
@@ -88,12 +88,12 @@ def decode(
 ) -> list[tuple[list[int], FinishReason]]:
     """Each row whole: up to its own `max_new_tokens` ids, of which a stop id is the last.
 
-    shift_first: shift the logits before they are warped, instead of after. prompts: ids, as
-    `Sampler` has them. stop_strings: of these rows; one that holds its own ends with the token that
-    completes it, and "length" as the reason. on_step: is told how many tokens each row has.
+    shift_first: shift the logits before they are warped, instead of after. prompts: ids, as for
+    `Sampler`. stop_strings: of each row; a row ends with the token that completes one of its own,
+    with "length" as the reason. on_step: called with the number of tokens of each row.
 
-    Raises EngineError where a token was drawn from scores that are not finite: of those the arg max
-    takes any token, and often the one that ends the text.
+    Raises EngineError for scores that are not finite: their arg max would be an arbitrary token,
+    often the one that ends the text.
     """
     device = writing.logits.device
     sampler = Sampler(device, stop_ids)
@@ -142,7 +142,7 @@ def _until_stop(ids: list[int], stops: set[int]) -> tuple[list[int], FinishReaso
 
 
 class Reader:
-    """A causal LM as something that reads token ids."""
+    """A causal LM that reads token ids."""
 
     def __init__(self, model: Any) -> None:
         self._forward = Forward(model)
@@ -193,7 +193,7 @@ class DecodingBaseline(ABC):
     auxiliary: ClassVar[bool] = False
     scored: ClassVar[bool] = False
     artefact: Artefact  # of those that learn something
-    on_progress: Callable[[float], None] | None = None  # is told which share of a call is written
+    on_progress: Callable[[float], None] | None = None  # gets the share written of a call
 
     def __init__(
         self,
@@ -214,7 +214,7 @@ class DecodingBaseline(ABC):
                 _LOG.warning("baseline %s: too weak for a fair comparison: %s", self.kind, doubt)
 
     def resolved_options(self, options: Options) -> Any:
-        """`options`, where a default depends on the model of `engine` with that in its place."""
+        """`options`, with the defaults that depend on the engine's model filled in."""
         return options
 
     def config(self) -> dict[str, Any]:
@@ -241,7 +241,7 @@ class DecodingBaseline(ABC):
         return 1
 
     def model_hooks(self) -> AbstractContextManager[object]:
-        """Holds, while a batch is written, what a baseline hooks into the engine's model."""
+        """Context in which a batch is written, with the baseline's hooks in the engine's model."""
         return nullcontext()
 
     def fitted_model(self, part: str = "", strength: float = 1.0) -> Any:
@@ -313,11 +313,11 @@ class DecodingBaseline(ABC):
 
 
 class CandidateWriting(Writing):
-    """Draws among the likeliest tokens, each of which `forked` reads after its own cache.
+    """Draws among the likeliest tokens, after `forked` has read each of them in its own cache.
 
     `forked` is a stream that reads what `stream` does, or `stream` itself; it goes on with the
-    token that is drawn. candidates: how many at most; what top-p or top-k has dropped is none.
-    gains: what is added to the scores (B, candidates) once it has read them.
+    token that is drawn. candidates: largest number; tokens dropped by top-p or top-k are none.
+    gains: added to the scores (B, candidates) after the candidates are read.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What `tide fit` does, from Python: learn what a baseline needs and write it as an artefact."""
+"""`tide fit`, from Python: fits a baseline and writes its artefact."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def fit(
         judge = scorer if getattr(create, "scored", False) else None
         note: dict[str, Any] = {
             "model": str(model),
-            # What cannot use it is fitted the same with and without.
+            # Baselines that cannot use an auxiliary model ignore it.
             "auxiliary": None if usable is None else str(usable),
             "scorer": judge,
             "data": labelled.digest,

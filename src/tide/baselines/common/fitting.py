@@ -1,4 +1,4 @@
-"""What the fits share: the task, batches of texts, training, held-out figures."""
+"""Code shared by the fits: the task, batches of texts, training, held-out figures."""
 
 from __future__ import annotations
 
@@ -34,30 +34,30 @@ from tide.engines.local.stream import by_length
 
 _WARM_UP = 0.05
 _READ_BATCH = 64
-# Texts that a training keeps back to see when it has gone on for long enough: it looks so often at
-# its loss on them, and ends when it was no better so many times.
+# Early stopping: share and largest number of texts kept back; number of looks at the loss on them,
+# and of looks without improvement that end the training.
 _KEPT_BACK, _MOST_KEPT_BACK = 0.05, 256
 _LOOKS, _PATIENCE = 8, 2
 _MOMENTS = ("exp_avg", "exp_avg_sq")  # of AdamW
 FAIR_AUC = 0.9
-# Of what tells toxic texts by a single direction or by words alone; 0.5 is a guess.
+# Least AUC of classifiers by one direction or by words alone; 0.5 is chance.
 LEAST_AUC = 0.6
-# Seconds between two checkpoints of a training, and its steps that are timed for an estimate.
+# Seconds between two checkpoints of a training, and number of steps timed for an estimate.
 _CHECKPOINT, _TIMED = 300.0, 3
 
 _T = TypeVar("_T")
 
-# What is being done, how much of it is done, and how much there is.
+# Called with the name of the work, the amount done and the total.
 OnProgress = Callable[[str, int, int], None]
 
 
 @dataclass
 class FitTask:
-    """What a baseline is fitted with. model: a plain one, whose weights the fit may change.
+    """Inputs of a fit. model: a plain one, whose weights the fit may change.
 
-    learned: what `write_like` gave, shared by the tasks of one model.
-    scorer: spec of what judges the texts that the model itself writes.
-    checkpoints: folder of unfinished trainings, which go on from there. say: told what takes long.
+    learned: results of `write_like`, shared by the tasks of one model.
+    scorer: spec of the scorer of the texts that the model writes.
+    checkpoints: folder of unfinished trainings, which are resumed. say: called before long work.
     """
 
     name: str
@@ -79,7 +79,7 @@ class FitTask:
     ) -> tuple[list[LabelledText], list[LabelledText]]:
         """Balanced texts to train on and, at most a tenth of `max_texts`, to measure on.
 
-        kind: what counts as toxic. rest: train on those that are neither as well.
+        kind: decides which texts are toxic. rest: train on texts of neither kind as well.
         """
         limit, seed = self.settings.max_texts, self.settings.seed
         train = self.train.balanced(seed, limit, kind, rest=rest)
@@ -102,7 +102,7 @@ class FitTask:
 class Fitted:
     """tensors: what was learned. held_out: figures on texts that it was not learned from.
 
-    doubts: where these say that it is too weak for a fair comparison.
+    doubts: reasons why it is too weak for a fair comparison.
     """
 
     tensors: dict[str, Tensor]
@@ -116,7 +116,7 @@ def auc(labels: Sequence[bool] | NDArray[np.bool_], scores: Sequence[float]) -> 
 
 
 def weak_auc(what: str, figure: float, wanted: float = FAIR_AUC) -> tuple[str, ...]:
-    """The doubt about a model that tells toxic texts with such an AUC; () for a good one."""
+    """The doubt about a classifier with this AUC; () for a good one."""
     if figure >= wanted:
         return ()
     return (f"the {what} has an AUC of {figure:.2f} on held-out texts; {wanted} is wanted",)
@@ -146,7 +146,7 @@ def token_losses(logits: Tensor, ids: Tensor) -> Tensor:
 
 
 def batches(lengths: Sequence[int], size: int, seed: int) -> Iterator[list[int]]:
-    """Numbers of rows, for ever: random batches of rows of similar length."""
+    """Endless random batches of row numbers, each of rows of similar length."""
     generator = np.random.default_rng(seed)
     while True:
         order = generator.permutation(len(lengths))
@@ -161,7 +161,7 @@ def batches(lengths: Sequence[int], size: int, seed: int) -> Iterator[list[int]]
 def read(
     work: Callable[[list[Sequence[int]]], Sequence[_T]], ids: Sequence[Sequence[int]]
 ) -> list[_T]:
-    """What `work` gives for each row of `ids`, which it gets in batches of similar length."""
+    """The result of `work` for each row of `ids`, which it gets in batches of similar length."""
     order = by_length([len(row) for row in ids])
     return in_batches(lambda numbers: work([ids[i] for i in numbers]), [order], _READ_BATCH)
 
@@ -235,11 +235,11 @@ def train(
             continue
         best, best_loss, worse = [p.detach().clone() for p in parameters], now, 0
     with torch.no_grad():
-        # Without any, the training diverged, which `save_artefact` says.
+        # Without a best state the training diverged, which `save_artefact` reports.
         for parameter, value in zip(parameters, best, strict=bool(best)):
             parameter.copy_(value)
     if path is not None and task.settings.steps > begun:
-        # The trainings after it may be interrupted, too.
+        # Later trainings of the same fit may be interrupted, too.
         _save(path, parameters, optimizer, best, (settings.steps, best_loss, worse))
 
 
@@ -303,10 +303,10 @@ def _resume(
 
 
 class Tuning:
-    """A model that learns: by low-rank updates at every linear layer but the last, or in all its
-    weights (rank 0) but those of an output layer of its own.
+    """A model in training. Trained are low-rank updates at every linear layer but the last, or
+    (rank 0) all weights except those of an untied output layer.
 
-    model: what is to be called, and parameters: what is learned. Raises MissingDependencyError for
+    model: the module to call. parameters: those that are trained. Raises MissingDependencyError for
     low-rank updates without peft.
     """
 
@@ -340,7 +340,7 @@ class Tuning:
 
     @torch.no_grad()
     def undo(self) -> None:
-        """Leave the plain model as it was."""
+        """Restore the plain model."""
         if not self._before:
             self.model.unload()
         for name, before in self._before.items():
@@ -395,8 +395,8 @@ def fine_tune(task: FitTask, ids: Sequence[Sequence[int]], what: str) -> Tuning:
 def write_like(task: FitTask, *, toxic: bool) -> Fitted:
     """Updates that make the task's model write toxic or non-toxic text; it is left as it was.
 
-    Figures: perplexity of held-out text of the kind and of the other, before and after. What was
-    learned by another baseline of the same `tide fit` is taken from there.
+    Figures: perplexity of held-out text of the kind and of the other, before and after. The result
+    of an earlier baseline of the same `tide fit` is reused.
     """
     if toxic in task.learned:
         return task.learned[toxic]

@@ -15,7 +15,7 @@ from tide.core.errors import InputError
 from tide.data.labelled import LabelledText, Pair, read_entries
 
 TOXIC, NON_TOXIC = 0.5, 0.1
-_LEAST = 20  # rows of a kind without which nothing can be fitted or held out
+_LEAST = 20  # least rows of a kind for a fit
 _HELD_OUT = 0.1
 
 T = TypeVar("T")
@@ -36,7 +36,7 @@ def by_any(toxicity: float) -> bool | None:
 
 @dataclass(frozen=True)
 class Labelled:
-    """Texts with a toxicity, and pairs, each of which is a toxic and some non-toxic texts too."""
+    """Texts with a toxicity, and pairs of a toxic text and non-toxic ones."""
 
     singles: list[LabelledText]
     pairs: list[Pair]
@@ -55,7 +55,8 @@ class Labelled:
     def split(self, seed: int) -> tuple[Labelled, Labelled]:
         """Nine tenths to fit on, one to measure on; a pair stays together.
 
-        Of few rows more than a tenth is measured on, up to a half: 40 of them say something.
+        With few rows more than a tenth, at most a half, is measured on, since fewer than 40 say
+        little.
         """
         generator = np.random.default_rng(seed)
         singles, pairs = _cut(self.singles, generator), _cut(self.pairs, generator)
@@ -66,8 +67,8 @@ class Labelled:
     ) -> list[LabelledText]:
         """Toxic and non-toxic texts, in random order, as many of either from each group.
 
-        What a group is like otherwise then says nothing about toxicity. limit: most texts. rest:
-        and those that are neither.
+        So no other property of a group predicts toxicity. limit: most texts. rest: and those that
+        are neither.
         Raises InputError if there are fewer than 20 of either kind.
         """
         by_group: dict[str, tuple[list[LabelledText], list[LabelledText]]] = {}

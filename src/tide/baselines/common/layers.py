@@ -19,8 +19,8 @@ from tide.core.errors import EngineError
 _ATTENTIONS = ("self_attn", "attn", "attention", "self_attention")
 _PROJECTIONS = ("o_proj", "c_proj", "out_proj", "dense")
 
-# Layer number and merged heads (B, T, heads * size), or what the projection makes of them
-# (B, T, hidden) -> what takes their place; None: nothing.
+# Layer number and merged heads (B, T, heads * size), or their projection (B, T, hidden) -> the
+# replacement; None: no change.
 HeadFunction = Callable[[int, Tensor], Tensor | None]
 
 
@@ -39,7 +39,7 @@ class Heads:
     def hooked(self, function: HeadFunction, *, outputs: bool = False) -> Iterator[None]:
         """Call `function` at every layer's merged heads for as long as the context lasts.
 
-        outputs: at what its projection makes of them instead.
+        outputs: at the outputs of the projection instead.
         """
 
         def before(layer: int) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...] | None]:
@@ -85,7 +85,7 @@ def find_heads(model: Any, name: str) -> Heads:
 
 def _projection(layer: nn.Module) -> nn.Module | None:
     attention = _child(layer, _ATTENTIONS)
-    # GPT-Neo keeps its attention in one more module of that name.
+    # GPT-Neo nests its attention in a second module of that name.
     inner = None if attention is None else _child(attention, _ATTENTIONS)
     attention = inner or attention
     return None if attention is None else _child(attention, _PROJECTIONS)

@@ -1,4 +1,4 @@
-"""Other opinions on the same text: logits made of those of the model and those of others."""
+"""Mixtures of the model's logits and those of other models on the same text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tide.engines.local.stream import Stream
 
 
 class MixedWriting(Writing):
-    """Draws from what `combined` makes of the scores and the others' logits, all (B, V).
+    """Draws from `combined` of the scores and the others' logits, all (B, V).
 
     What cannot be drawn by the scores (-inf) stays so. streams: the model's, and others that read
     the same text, perhaps after another beginning; they go on with the token that is drawn.

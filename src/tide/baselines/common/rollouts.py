@@ -1,4 +1,4 @@
-"""What the model writes in a fit, and what a scorer says of it."""
+"""Texts that the model writes in a fit, and their scores."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def roll_out(
 
 
 def held_out(rows: Sequence[_T]) -> tuple[list[_T], list[_T]]:
-    """Nine tenths, and every tenth to measure on; of fewer than 400 more, so that there are 40."""
+    """Nine tenths to train on, and a tenth to measure on, or 40 of fewer than 400."""
     every = min(10, max(2, len(rows) // 40))
     return [row for i, row in enumerate(rows) if i % every], list(rows[::every])
 
@@ -116,7 +116,7 @@ def judged(
 ) -> Fitted:
     """What was learned, with the share of toxic rollouts and the AUC of `danger` (one of each).
 
-    There is no AUC where they are all of a kind, and then a doubt.
+    If all are of one kind, there is no AUC but a doubt.
     """
     toxic = [one.toxicity >= TOXIC for one in measured]
     figures = {"toxic": sum(toxic) / len(toxic)}

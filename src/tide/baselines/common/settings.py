@@ -13,16 +13,16 @@ from tide.core.validation import one_line
 if TYPE_CHECKING:
     from torch import nn
 
-# Ten times more than anybody uses. What is multiplied by more drowns the model's own logits in
-# rounding, and ends in infinity.
+# Ten times the largest value in use. A larger factor drowns the model's logits in rounding errors,
+# and overflows.
 Strength = Annotated[float, Field(ge=0, le=10_000, allow_inf_nan=False)]
-# Each is read as a sequence of its own.
+# Each candidate is read as a sequence of its own.
 Candidates = Annotated[int, Field(ge=1, le=10_000)]
 
 
-# Up to so many parameters: what else a fit is by default. A full fine-tune (rank 0) is what the
-# authors did with models of the middle size; of a small one the updates would outweigh the model,
-# and of a large one its gradients would not fit.
+# Defaults of a fit for models of up to N parameters. A full fine-tune (rank 0) is what the authors
+# did with models of the middle size; of a small one the updates would outweigh the model, and of a
+# large one its gradients would not fit.
 _BY_SIZE: tuple[tuple[float, dict[str, Any]], ...] = (
     (3e7, {"steps": 500, "learning_rate": 2e-3, "rank": 32, "max_tokens": 128}),
     (5e8, {"steps": 3_000, "learning_rate": 5e-5, "rank": 0, "max_tokens": 256}),
@@ -32,7 +32,7 @@ _BY_SIZE: tuple[tuple[float, dict[str, Any]], ...] = (
 
 @dataclass(frozen=True)
 class Training:
-    """How the learned parts of a baseline are trained: `FitSettings`, with nothing left open."""
+    """`FitSettings` with all defaults filled in."""
 
     steps: int
     batch_size: int
@@ -44,11 +44,11 @@ class Training:
 
 
 class FitSettings(BaseModel):
-    """How the learned parts of baselines are trained; none: by the size of the model."""
+    """How the learned parts of baselines are trained; None: a default by the size of the model."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    # The upper bounds are what memory and days of training allow, with room to spare.
+    # The upper bounds lie above any training that fits into memory and into days.
     steps: int | None = Field(
         default=None,
         ge=1,
@@ -90,7 +90,7 @@ class FitSettings(BaseModel):
             raise InputError(one_line(error)) from None
 
     def training(self, model: nn.Module) -> Training:
-        """These settings, with those of `model`'s size where they are none."""
+        """These settings, with the defaults for the size of `model` in place of None."""
         size = sum(parameter.numel() for parameter in model.parameters())
         usual = next(values for most, values in _BY_SIZE if size <= most)
         asked = {name: value for name, value in self if value is not None}
