@@ -66,7 +66,7 @@ class Writing:
         return self.prompt_reads[row] + self.reads_per_token * (draws - 1)
 
     def shift(self, scores: Tensor) -> Tensor:
-        """Change `scores` (B, V), the logits or the warped logits, before the next token is drawn."""
+        """Change `scores` (B, V), the logits or warped logits, before a token is drawn."""
         return scores
 
     def advance(self, tokens: Tensor) -> None:
