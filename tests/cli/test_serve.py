@@ -26,54 +26,38 @@ from tide.server.policies import PolicyFile
 KEY = "sk-of-the-serving-tests"
 
 
-def test_it_serves_and_ends_its_requests_when_it_is_told_to(tmp_path: Path) -> None:
+def test_it_serves_reads_policies_anew_and_ends_its_requests_when_it_is_told_to(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "settings").write_text(
         "# of a test\n\nTIDE_SERVE_MAX_NEW_TOKENS = 5\nTIDE_SERVE_SERVED_MODEL_NAME=mine\n"
     )
+    path, log = tmp_path / "tide.yaml", tmp_path / "monitor.jsonl"
+    path.write_text("policies: {first: {mode: monitor}}")
     found: list[httpx.Response] = []
-    options = ["--settings", str(tmp_path / "settings")]
-    with serving(*TIDE, *options, TIDE_SERVE_TEMPERATURE="0.5", TIDE_SERVE_KEYS=KEY) as server:
-        headers = {"authorization": f"Bearer {KEY}"}
-        assert httpx.get(f"{server.url}/v1/models").status_code == 401
-        with httpx.Client(base_url=server.url, headers=headers, timeout=60) as client:
-            assert client.get("/v1/models").json()["data"][0]["id"] == "mine"
-            body = {"prompt": "The weather in spring", "n": 8, "max_tokens": 200}
-            assert client.post("/v1/completions", json=body | {"max_tokens": 5}).is_success
+    options = ["--settings", str(tmp_path / "settings"), "--policies", str(path)]
+    options += ["--monitor-log", str(log), "--scorer", "pocket"]
+    headers = {"authorization": f"Bearer {KEY}"}
+    with (
+        serving(*TIDE, *options, TIDE_SERVE_TEMPERATURE="0.5", TIDE_SERVE_KEYS=KEY) as server,
+        httpx.Client(base_url=server.url, headers=headers, timeout=120) as client,
+    ):
+
+        def ask_at_length() -> threading.Thread:
+            body = {"prompt": "The weather in spring", "n": 8, "max_tokens": 200, "seed": 1}
             asking = threading.Thread(
                 target=lambda: found.append(client.post("/v1/completions", json=body))
             )
             asking.start()
             while "tide_completions_under_way 8.0" not in client.get("/metrics").text:
                 pass
-            server.popen.send_signal(signal.SIGTERM)
-            asking.join(60)
-        logged = server.said()
-        assert server.popen.returncode == 0
-    assert found[0].status_code == 200
-    assert "spring" not in logged
-    assert KEY not in logged
-    for line in logged.splitlines():
-        assert line == "stopping..." or json.loads(line)["time"]
+            return asking
 
-
-def test_policies_are_read_anew_on_sighup_while_a_request_is_answered(tmp_path: Path) -> None:
-    path, log = tmp_path / "tide.yaml", tmp_path / "monitor.jsonl"
-    path.write_text("policies: {first: {mode: monitor}}")
-    found: list[httpx.Response] = []
-    options = ["--policies", str(path), "--monitor-log", str(log), "--scorer", "pocket"]
-    with (
-        serving(*TIDE, *options) as server,
-        httpx.Client(base_url=server.url, timeout=120) as client,
-    ):
-        body = {"prompt": "The weather in spring", "n": 8, "max_tokens": 200, "seed": 1}
-        asking = threading.Thread(
-            target=lambda: found.append(client.post("/v1/completions", json=body))
-        )
-        asking.start()
-        while "tide_completions_under_way 8.0" not in client.get("/metrics").text:
-            pass
+        assert httpx.get(f"{server.url}/v1/models").status_code == 401
+        assert client.get("/v1/models").json()["data"][0]["id"] == "mine"
+        asking = ask_at_length()
         for content, policy in (
-            ("policies: {second: {never: [weather]}}", "second"),
+            ("policies: {second: {never: [winter]}}", "second"),
             ("policies: {third: {scorer: nothing}}", "second"),
         ):
             path.write_text(content)
@@ -83,20 +67,22 @@ def test_policies_are_read_anew_on_sighup_while_a_request_is_answered(tmp_path: 
                 time.sleep(0.02)
             assert client.get("/version").json()["policy"] == policy
         asking.join(120)
-        answer = client.post("/v1/completions", json={"prompt": "The weather", "max_tokens": 5})
-        assert answer.json()["tide"]["policy"] == "second"
+        asking = ask_at_length()
         server.popen.send_signal(signal.SIGTERM)
+        asking.join(120)
         said = server.said()
         assert server.popen.returncode == 0
-    assert found[0].status_code == 200
-    assert found[0].json()["tide"]["policy"] == "first"
-    kept = [json.loads(line) for line in said.splitlines() if "kept as they were" in line]
-    (line,) = kept
+    assert [answer.status_code for answer in found] == [200, 200]
+    assert [answer.json()["tide"]["policy"] for answer in found] == ["first", "second"]
+    (line,) = [json.loads(line) for line in said.splitlines() if "kept as they were" in line]
     assert "policies.third.scorer" in line["problem"]
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     assert sorted(line["choice"] for line in lines) == list(range(8))
     assert {line["policy"] for line in lines} == {"first"}
-    assert "weather" not in said + log.read_text()
+    for secret in (KEY, "spring"):
+        assert secret not in said + log.read_text()
+    for line in said.splitlines():
+        assert line == "stopping..." or json.loads(line)["time"]
 
 
 def test_the_schema_is_that_of_the_file(capsys: pytest.CaptureFixture[str]) -> None:
