@@ -1,9 +1,9 @@
-"""Chats: messages as a model's chat template writes them, and where in that text the user speaks.
+"""Chats: messages, rendered by the model's chat template, and the user's spans in that text.
 
     detox.chat([{"role": "user", "content": "Tell me about your neighbours."}])
 
-A search moves what the user said last, and nothing else unless asked: the template's role markers,
-the system prompt and all earlier messages stay as they are.
+A search moves only the last user message, unless asked otherwise: the template's role markers, the
+system prompt and all earlier messages stay as they are.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tide.core.validation import problem
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-# Without a meaning in any text: stands for the users' words while a template is looked at.
+# A private-use character: a placeholder for user messages while a template is analysed.
 _MARK = "\ue000"
 _THOUGHTS = ("reasoning_content", "reasoning")
 
@@ -82,7 +82,7 @@ class Parts(BaseModel):
 
 
 class Message(BaseModel):
-    """What one side said. Users say something; the others may be silent.
+    """One message. A user's is never empty.
 
     tool_calls: of an assistant. tool_call_id: the call to which a tool's message is the result.
     The thoughts of an assistant (`reasoning_content`, `reasoning`) are taken and left out, as
@@ -164,7 +164,7 @@ class Chat(BaseModel):
 
     @classmethod
     def said(cls, content: str) -> Self:
-        """A chat that a user begins with these words."""
+        """A chat with one message, from the user."""
         return cls.of([{"role": "user", "content": content}])
 
     def dump(self) -> list[dict[str, Any]]:
@@ -195,7 +195,7 @@ class Chat(BaseModel):
 class Rendered(str):
     """The text that a template made of a chat. It is complete: no tokens are put around it.
 
-    spans: where in it what users said begins and ends, in order.
+    spans: start and end of each user message in it, in order.
     """
 
     __slots__ = ("spans",)
@@ -209,7 +209,7 @@ class Rendered(str):
     def spans_of(self, tokens: Iterable[tuple[int, int]]) -> list[int]:
         """The number of the span that holds each token, counted from the last, which is 0.
 
-        -1 where none holds all of it. tokens: from where to where each stands.
+        -1 where no span holds the whole token. tokens: start and end of each token.
         """
         begins, found = [begin for begin, _ in self.spans], []
         for begin, end in tokens:
@@ -222,10 +222,10 @@ class Rendered(str):
 def render(chat: Chat, template: Callable[[list[dict[str, Any]]], str], model: str) -> Rendered:
     """`chat` as `template` writes it, with the place of each user's words.
 
-    The template is also given the same chat with marks in place of these words, which shows what it
-    puts around them. It may strip them. model: its name, for messages.
-    Raises InputError for a template that fails, and for one that leaves a user's words out, repeats
-    or rewrites them.
+    The template also renders the chat with placeholders for these messages, which shows what it
+    puts around them. It may strip their white space. model: its name, for messages.
+    Raises InputError for a template that fails, and for one that omits, repeats or rewrites a user
+    message.
     """
     messages = chat.dump()
     users = [i for i, message in enumerate(messages) if message["role"] == "user"]
@@ -243,7 +243,7 @@ def render(chat: Chat, template: Callable[[list[dict[str, Any]]], str], model: s
         if not found or marks[i] in frame or not text.startswith(before, place):
             raise _lost(model, i)
         content = messages[i]["content"]
-        # What follows decides between a template that strips and one that does not.
+        # The text after it shows whether the template strips white space.
         after = frame.partition(mark)[0]
         for said in (content, content.strip(), content.rstrip(), content.lstrip()):
             if text.startswith(said + after, begin):

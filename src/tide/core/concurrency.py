@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 from tide.core.errors import EngineError, TideError, described
 
 _T = TypeVar("_T")
-# Once it is done, whatever this thread waits for in a portal is cancelled.
+# A future; once it is done, the work in a portal that this thread waits for is cancelled.
 ABORT: ContextVar[Future[None] | None] = ContextVar("abort", default=None)
 
 _MAKING = threading.Lock()
@@ -28,8 +28,8 @@ _MAKING = threading.Lock()
 class Portal:
     """Runs coroutines in an event loop in a daemon thread, for callers in any thread or loop.
 
-    What is under way when it is closed ends with `error`, and so does work that raises what would
-    end the thread (KeyboardInterrupt, SystemExit). owner: what it belongs to, for errors.
+    Closing it ends all running work with `error`. Work that raises KeyboardInterrupt or SystemExit
+    ends with `error`, too, instead of ending the thread. owner: its owner's name, for errors.
 
     Unlike anyio's BlockingPortal it survives such work, never makes a caller's event loop wait
     until this one has a turn, and can be closed by the garbage collector and by its own work.
@@ -47,12 +47,12 @@ class Portal:
 
     @property
     def is_current(self) -> bool:
-        """Whether the caller runs in it."""
+        """Whether the caller runs in this portal's loop."""
         return threading.current_thread() is self._thread
 
     @property
     def is_forked(self) -> bool:
-        """Whether this process is a fork of its own, which has no thread but the forking one."""
+        """Whether this process is a fork, which has none of the threads of its parent."""
         return self._process != os.getpid()
 
     def check_fork(self) -> None:
@@ -83,7 +83,7 @@ class Portal:
         return future
 
     def run(self, call: Callable[..., Awaitable[_T]], *arguments: Any) -> _T:
-        """`await call(*arguments)` in the loop, for code that waits, but not in the loop itself."""
+        """Run `await call(*arguments)` in the loop and block until it ends, outside of the loop."""
         future = self.start(call, *arguments)
         if (abort := ABORT.get()) is not None:
             abort.add_done_callback(lambda _: future.cancel())
@@ -99,7 +99,7 @@ class Portal:
     def iterate(
         self, call: Callable[..., AsyncGenerator[_T, None]], *arguments: Any
     ) -> AsyncGenerator[_T, None]:
-        """What `call(*arguments)`, which runs in the loop, yields, for any other loop."""
+        """Iterate in another loop over the items of `call(*arguments)`, which runs in this one."""
 
         async def pump(put: Callable[[_T], None]) -> None:
             async with aclosing(call(*arguments)) as items:
@@ -141,7 +141,7 @@ class Portal:
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         finally:
             self._loop.close()
-            # What was begun while it closed never ran.
+            # Work that was submitted during the closing never ran.
             for future in list(self._waited_for):
                 self._refuse(future)
 
@@ -157,7 +157,7 @@ class Portal:
                     future.set_exception(self._error(what))
             except Exception as error:
                 future.set_exception(error)
-            except BaseException as error:  # would end the thread, and is of this call alone
+            except BaseException as error:  # must end this call, not the thread
                 future.set_exception(self._error(f"the work failed: {described(error)}"))
             else:
                 future.set_result(result)
@@ -199,7 +199,7 @@ class Mailbox(Generic[_T]):
 async def items_of(
     work: Callable[[Callable[[_T], None]], Awaitable[None]],
 ) -> AsyncGenerator[_T, None]:
-    """What `work` puts, item by item. Raises what it raises; closing the generator cancels it."""
+    """Yield the items that `work` puts, and raise its error; closing the generator cancels it."""
     items: Mailbox[_T] = Mailbox()
     running = asyncio.ensure_future(work(items.put))
     running.add_done_callback(items.end)
@@ -209,7 +209,7 @@ async def items_of(
         await running
     finally:
         if not running.cancel() and not running.cancelled():
-            running.exception()  # or asyncio logs that nobody asked for it
+            running.exception()  # or asyncio logs an exception that was never retrieved
 
 
 async def gather(work: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
@@ -226,23 +226,22 @@ async def gather(work: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
                 task.cancel()
             await asyncio.gather(*unfinished, return_exceptions=True)
         for coroutine in coroutines:
-            coroutine.close()  # one that was cancelled before it began
+            coroutine.close()  # a coroutine that never began
 
 
 async def _contained(coroutine: Coroutine[Any, Any, _T]) -> _T:
     try:
         return await coroutine
-    except (KeyboardInterrupt, SystemExit) as error:  # of a task, these would end the loop
+    except (KeyboardInterrupt, SystemExit) as error:  # raised in a task, these would end the loop
         raise EngineError(f"the work failed: {described(error)}") from error
 
 
 def release_openmp_threads() -> None:
-    """Let the calling thread's OpenMP threads go; they come back with its next parallel work.
+    """Release the calling thread's OpenMP threads; its next parallel work makes new ones.
 
-    GNU's OpenMP counts those of all threads that ever computed in parallel. With more of them than
-    cores it puts each to sleep after every parallel loop, and a small model takes three times as
-    long for a step. So who waits, for an engine's thread or for work, should not hold any. Takes 15
-    microseconds.
+    GNU's OpenMP counts the threads of all callers. With more threads than cores it puts each to
+    sleep after every parallel loop, and a step of a small model takes three times as long. So a
+    thread that waits should not hold any. Takes 15 microseconds.
     """
     if "torch" in sys.modules and (pause := _openmp_pause()) is not None:
         pause(1)  # omp_pause_soft

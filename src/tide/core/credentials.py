@@ -12,7 +12,7 @@ from tide.core.sanitize import hide
 
 
 def read_key(variable: str, given: str | None = None) -> SecretStr | None:
-    """The key that was given, else the one of the environment variable; None if neither has one.
+    """The given key, else that of the environment variable; None without either.
 
     From then on the key is hidden in every message. Raises EnvironmentVariableError, without the
     key, for one with characters that no HTTP header carries.
@@ -31,8 +31,8 @@ def read_key(variable: str, given: str | None = None) -> SecretStr | None:
 def base_url(url: str, name: str) -> str:
     """`url` without a last slash. name: the option or variable that it comes from.
 
-    Raises InputError, which does not quote it, unless it is http(s)://HOST[:PORT][/PATH]: a
-    password in an address would end up in logs and records.
+    Raises InputError unless it is http(s)://HOST[:PORT][/PATH]; the error does not quote it. An
+    address with a password would end up in logs and records.
     """
     try:
         parts = httpx.URL(url.strip())

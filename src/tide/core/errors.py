@@ -25,7 +25,7 @@ class InputError(TideError, ValueError):
 
 
 class EnvironmentVariableError(InputError):
-    """An environment variable that a service needs is missing or holds what cannot be used."""
+    """An environment variable that a service needs is missing or invalid."""
 
 
 class MissingDependencyError(TideError, ImportError):
@@ -77,7 +77,7 @@ class PromptRefusedError(TideError):
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text, or its type if it has none: fit to end a message with."""
+    """The first line of an error's text, or its type if it has none, to end a message with."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
@@ -105,13 +105,13 @@ def guarded(
         if isinstance(error, TideError) or ends_work(error, awaits):
             raise
         text = first_line(error) if type(error) is OSError else described(error)
-        # Of these the text says enough.
+        # The text of these errors is enough.
         text = text.removeprefix("ValueError: ").removeprefix("RuntimeError: ")
         raise kind(f"{what if isinstance(what, str) else what()}: {text}") from error
 
 
 def ends_work(error: BaseException, awaits: bool = False) -> bool:
-    """Whether it comes from outside, to end the work, and not from foreign code."""
+    """Whether the error is a stop from outside, and not a failure of foreign code."""
     if isinstance(error, asyncio.CancelledError | GeneratorExit):
         return awaits
     if isinstance(error, Exception | SystemExit) or type(error).__name__ == "PanicException":

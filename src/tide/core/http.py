@@ -1,7 +1,7 @@
-"""The one way to ask a server, which is trusted with nothing: what it sends has an end.
+"""HTTP client with limits of size and time; servers are untrusted.
 
-No redirect is followed, so that a text or key goes to no other address than the one that was given.
-Proxies are those of the environment, as for other programs; a .netrc file is not read.
+No redirect is followed, so that texts and keys go only to the given address. Proxies are those of
+the environment, as for other programs; a .netrc file is not read.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ from tide.core.validation import problem
 _Parsed = TypeVar("_Parsed", bound=BaseModel)
 _Item = TypeVar("_Item")
 
-# A list in an answer: its first fault is enough, where all of them could fill the memory.
+# A list in an answer; validation stops at its first fault, since all of them could fill the memory.
 Rows = Annotated[list[_Item], Field(fail_fast=True)]
 _MOST_FAULTS = 100
-# A number of seconds that somebody may want to wait.
+# A duration in seconds.
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 
 MIB = 2**20
 _CONNECT = 5.0  # seconds
-_KEEP_ALIVE = 3.0  # vLLM closes what was idle for 5
-# An idle connection that the server was just closing ends in one of these.
+_KEEP_ALIVE = 3.0  # vLLM closes connections after 5 idle seconds
+# Errors of an idle connection that the server closes just then.
 _BROKEN = (httpx.ReadError, httpx.WriteError, httpx.CloseError, httpx.RemoteProtocolError)
-# What servers and the proxies before them say of a state that passes, beside 500 and above.
+# Statuses, beside 500 and above, of a server or proxy that may recover.
 _PASSING = (408, 409, 425, 429)
 
-# They log addresses, of which Perspective's hold its key, and what servers say of themselves.
+# These loggers write addresses, which may hold a key (Perspective), and servers' own texts.
 for _name in ("httpx", "httpcore.connection", "httpcore.http11", "httpcore.proxy"):
     logger(_name)
 
 
 class ServerFailed(Exception):
-    """A server could not be used this time; the same request may succeed later, or elsewhere.
+    """A server failed; the same request may succeed later, or elsewhere.
 
-    The text is one line without keys. pause: seconds for which it asked to be left alone. broken:
-    the connection broke.
+    The text is one line without keys. pause: seconds that it asked to wait. broken: the connection
+    broke.
     """
 
     def __init__(self, text: str, pause: float = 0.0, *, broken: bool = False) -> None:
@@ -62,7 +62,7 @@ class ServerFailed(Exception):
 
 @dataclass(frozen=True)
 class Reply:
-    """What a server answered, whole."""
+    """A complete answer of a server."""
 
     status: int
     headers: httpx.Headers
@@ -70,11 +70,11 @@ class Reply:
 
     @property
     def passing(self) -> bool:
-        """Whether the status is one of a state that passes."""
+        """Whether the server may recover from this status."""
         return self.status in _PASSING or self.status >= 500
 
     def parse(self, kind: type[_Parsed]) -> _Parsed:
-        """The body, which is JSON, as a `kind`. Raises ServerFailed if it is none."""
+        """Parse the body as JSON of type `kind`. Raises ServerFailed if it is not."""
         try:
             return kind.model_validate_json(self.body, strict=True)
         except ValidationError as error:
@@ -84,7 +84,7 @@ class Reply:
             raise ServerFailed(f"an answer that cannot be used: {what}") from None
 
     def pause(self, default: float) -> float:
-        """The seconds that it asks everybody to wait, if it says so in a number."""
+        """Seconds to wait, from `Retry-After`, if it is a number."""
         try:
             seconds = float(self.headers.get("retry-after", default))
         except ValueError:  # a date
@@ -92,7 +92,7 @@ class Reply:
         return seconds if 0 <= seconds < math.inf else default
 
     def message(self) -> str:
-        """What an OpenAI-like server says went wrong, on one line."""
+        """The error message of an OpenAI-like server, on one line."""
         try:
             body = from_json(self.body)
             error = body.get("error", body)
@@ -123,7 +123,7 @@ class Client(httpx.AsyncClient):
         self.under_way = 0
 
     async def ask(self, method: str, url: str, body: Any = None, *, limit: int = MIB) -> Reply:
-        """The answer, of at most `limit` bytes. Raises ServerFailed if there is none in time."""
+        """Send a request and return its answer of at most `limit` bytes. Raises ServerFailed."""
         # As ASCII: a text may hold half a surrogate pair, which has no UTF-8.
         content = None if body is None else json.dumps(body).encode()
         with self._asking(), anyio.fail_after(self._seconds):
@@ -148,7 +148,7 @@ class Client(httpx.AsyncClient):
 
     @contextmanager
     def _asking(self) -> Iterator[None]:
-        """A request is under way: whatever an answer does to the client becomes ServerFailed."""
+        """Counts a request; any failure of the client inside becomes ServerFailed."""
         self.under_way += 1
         try:
             yield
@@ -176,7 +176,7 @@ class Client(httpx.AsyncClient):
                 if read > limit:
                     raise ServerFailed(f"an answer of more than {limit:,} bytes")
                 rest += chunk
-                if b"\n" not in chunk:  # a long line that drips is split once
+                if b"\n" not in chunk:  # a long line in many pieces is split only once
                     continue
                 *lines, rest = rest.split(b"\n")
                 for line in lines:
@@ -194,7 +194,7 @@ class Client(httpx.AsyncClient):
     async def _opened(
         self, method: str, url: str, content: bytes | None
     ) -> AsyncIterator[httpx.Response]:
-        # A compressed answer could be a thousand times what is read of it: none is asked for.
+        # No compression: an answer could be a thousand times as long as what was read.
         headers = {"Accept-Encoding": "identity", "Content-Type": "application/json"}
         async with self.stream(method, url, content=content, headers=headers) as response:
             encoding = response.headers.get("content-encoding", "identity")
@@ -213,7 +213,7 @@ async def _bounded(response: httpx.Response, limit: int) -> bytes:
 
 
 class _NoCookies(CookieJar):
-    """Keeps none: one that is not ASCII would break every request after it."""
+    """A jar without cookies: one that is not ASCII would break all later requests."""
 
     def extract_cookies(self, *_: Any) -> None:
         pass

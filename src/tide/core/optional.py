@@ -9,8 +9,8 @@ from types import ModuleType
 
 from tide.core.errors import MissingDependencyError
 
-# Packages of the extra `local`, as they are imported. A gateway, whose model is on a server, does
-# without them; what needs them imports them as if they were there.
+# Packages of the extra `local`, by their import names. A gateway, whose model is on a server, does
+# not need them.
 LOCAL = ("jinja2", "rapidfuzz", "scipy", "sklearn", "tokenizers", "torch", "transformers")
 
 

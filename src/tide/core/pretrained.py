@@ -1,8 +1,7 @@
-"""Models of others, from a folder or the hub: loaded whole and without their code, or not at all.
+"""Loads untrusted models from a folder or the hub, whole and without their code, or not at all.
 
-A folder is input like any other: files may be cut off, of other types or of another model. What
-fails here raises what transformers does, or a ValueError; callers turn both into an error of their
-own with `guarded`.
+A folder is untrusted: its files may be truncated, of other types or of another model. A failure
+raises ValueError or the error of transformers, which callers wrap by `guarded`.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ import torch
 from tide.core.errors import InputError, described, first_line
 from tide.core.sanitize import clean_logs
 
-# Words in the names of config fields that say how often something is repeated, and the most that
-# is believed: the largest models have 200 layers. Each is built before any weight is looked at.
+# Words in the names of config fields that hold counts, and the largest accepted count: the largest
+# models have 200 layers. All layers are built before any weight is read.
 _MOST = {"layer": 1024, "label": 65_536, "expert": 65_536}
-# A byte of a file holds at most so many values (of one bit each).
+# Most values in a byte of a file (of one bit each).
 _VALUES_PER_BYTE = 8
 _FIELDS = ("generation_config.json", "tokenizer_config.json", "special_tokens_map.json")
 _READ = (".json", ".safetensors", ".txt", ".model", ".jinja")
@@ -32,7 +31,7 @@ _SENTENCES = "The weather today is fine", "The people today are kind"
 
 
 def find_device(name: str) -> torch.device:
-    """The device called `name`, or with "auto" the best there is.
+    """The device `name`; "auto" is the best available one.
 
     Raises InputError unless torch can compute on it.
     """
@@ -40,7 +39,7 @@ def find_device(name: str) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
-        torch.ones(1, device=device).item()  # `meta` has tensors, and nothing in them
+        torch.ones(1, device=device).item()  # tensors on `meta` hold no data
     except Exception as error:
         reason, others = first_line(error), "'auto', 'cpu', 'cuda' or 'cuda:N'"
         if "cuda" in name and not torch.cuda.is_available():
@@ -79,9 +78,9 @@ def read_config(
 
 
 def quiet_transformers() -> None:
-    """Keep its logs to one line each, and out of what is refused here in one line."""
+    """Silence the logs of transformers about faults that are refused here in one line."""
     clean_logs("transformers")
-    # Its table of missing weights: those are refused in one line.
+    # Its table of missing weights, which are refused in one line.
     logging.getLogger("transformers.modeling_utils").addFilter(
         lambda record: "LOAD REPORT" not in record.getMessage()
     )
@@ -128,7 +127,7 @@ def load_pretrained(
         config=config,
         dtype=dtype,
         use_safetensors=True,
-        ignore_mismatched_sizes=True,  # they are refused below, by name
+        ignore_mismatched_sizes=True,  # they are refused below, with their names
         output_loading_info=True,
         **code,
     )
@@ -137,7 +136,7 @@ def load_pretrained(
     check_weights(model, found)
     model = model.to(device).eval().requires_grad_(False)
     for name, weight in model.named_parameters():
-        # A sum is not finite if a part of it is not, and takes no memory.
+        # The sum is finite only if every value is, and takes no memory.
         if weight.is_floating_point() and not weight.sum(dtype=torch.float32).isfinite():
             raise ValueError(f"its weight {name} holds NaN, infinite or absurdly large values")
     return tokenizer, model
@@ -146,8 +145,8 @@ def load_pretrained(
 def end_ids(model: Any, tokenizer: Any) -> list[int]:
     """The tokens that end a text, by the model's generation config, its config and its tokenizer.
 
-    Of a chat model one may name the end of a turn and another the end of a document; both end an
-    answer. The first is that of `generate`.
+    One may name the end of a turn and another the end of a document; both end an answer. The first
+    id is the one that `generate` uses.
     """
     configs = model.generation_config, model.config.get_text_config()
     named = [getattr(config, "eos_token_id", None) for config in configs]
@@ -176,7 +175,7 @@ def check_tokenizer(tokenizer: Any, rows: int) -> None:
 
 
 def _check_files(folder: Path) -> None:
-    """Raise ValueError for what is not a file (a folder, a pipe, a link in a circle)."""
+    """Raise ValueError for anything but regular files (a folder, a pipe, a circular link)."""
     if not folder.is_dir():
         raise ValueError("is not a folder")
     for path in folder.iterdir():
@@ -199,7 +198,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def check_fields(fields: Any) -> None:
-    """Raise ValueError for counts out of all proportion, and for kernels: code of the hub's."""
+    """Raise ValueError for absurd counts, and for kernels, which are code from the hub."""
     parts: Iterable[Any] = fields if isinstance(fields, list) else fields.values()
     for part in parts:
         if isinstance(part, dict | list):
@@ -229,8 +228,8 @@ def check_size(kind: Any, config: Any, stored: int, code: dict[str, Any]) -> Non
 def check_weights(model: Any, found: dict[str, Any]) -> None:
     """Raise ValueError for weights that the files lack, have in another shape, or have in excess.
 
-    found: what transformers says of loading them. Weights for another task are no excess; those of
-    layers that are like the model's are.
+    found: the loading report of transformers. Weights of another task are not in excess; those of
+    further layers like the model's own are.
     """
     if found["mismatched_keys"]:
         name, stored, wanted = min(found["mismatched_keys"])

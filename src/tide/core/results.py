@@ -1,4 +1,4 @@
-"""What a run returns: every evaluation of every trial, with JSON both ways.
+"""Results of a run: every evaluation of every trial; JSON in both directions.
 
 Each is a frozen pydantic model: `result.model_dump_json()` and `Result.model_validate_json(text)`
 round-trip, and equal results compare equal.
@@ -23,14 +23,14 @@ _SHOWN = 60  # characters of a text in a `repr`
 def mask(text: str) -> str:
     """All letters and digits but the first of each word replaced by `*`.
 
-    Of letters with spaces between them only the first is shown, as of a word.
+    Spaced letters count as one word.
     """
     was_letter = False
 
     def masked(match: re.Match[str]) -> str:
         nonlocal was_letter
         word = match[0]
-        # Somebody may have masked letters before.
+        # The text may contain masked letters already.
         places = [one.end() for one in re.finditer(r"[\w*]", word)] or [0]
         is_letter = places != [0] and len(places) == 1
         kept = 0 if was_letter and is_letter else places[0]
@@ -125,7 +125,7 @@ class Trial(BaseModel):
 
     @property
     def returned(self) -> ScoredCompletion:
-        """The evaluation that `text` is from, even if withheld."""
+        """The evaluation of the returned (or withheld) text."""
         return self.trace[self.chosen]
 
     @property
@@ -214,7 +214,7 @@ class Result(BaseModel):
         return self.best.trace
 
     def __repr__(self) -> str:
-        """One short line; a text that was not accepted is masked."""
+        """One short line, in which a text that was not accepted is masked."""
         text = " ".join((self.text if self.accepted else mask(self.text)).split())
         if len(text) > _SHOWN:
             text = text[: _SHOWN - 1] + "…"
@@ -263,7 +263,7 @@ def _html_text(text: str, trial: Trial, masked: bool, is_returned: bool) -> str:
 
 
 def _html_trace(trial: Trial) -> str:
-    """The toxicity of every evaluation as a bar; those that are returned stand out."""
+    """The toxicity of every evaluation as a bar; the returned ones are highlighted."""
     tried = [(e, i == trial.chosen) for i, e in enumerate(trial.trace)]
     bars = "".join(
         f'<rect x="{4 * i}" y="{30 - 30 * e.toxicity:.1f}" width="3" '

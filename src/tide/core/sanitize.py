@@ -1,8 +1,8 @@
-"""Text of others, made fit to show: without keys, control characters or endless lines.
+"""Sanitises untrusted text for messages and logs: no keys, no control characters, no long lines.
 
 Messages quote servers, model folders and input files, which may hold anything: a key that a server
-echoes, codes that rewrite a terminal, a page of text. What is shown of them passes `shown`: the
-text of every TideError does, and every line that a logger of `logger` writes.
+echoes, codes that rewrite a terminal, a page of text. Such text passes `shown`, as do the text of
+every TideError and every line of a logger made by `logger`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import unicodedata
 from functools import cache
 from urllib.parse import quote
 
-# A message says its cause at the beginning and what to do at the end.
+# A message has its cause at the beginning and the fix at the end, so the middle is cut.
 _HEAD, _TAIL = 700, 300
-_SHORTEST = 4  # a key of fewer characters would blot out half of a message
+_SHORTEST = 4  # hiding a shorter key would hide half of a message
 # A service may name a key without its prefix (`sk-`, `sk-proj-`): what stands after a separator of
 # its first characters is hidden as well, if it is more than a word.
 _PREFIX, _LEAST_REST = 16, 8
@@ -24,7 +24,7 @@ _keys: set[str] = set()
 
 
 def hide(key: str) -> None:
-    """Replace `key` by stars in everything that is shown from now on, in any case of letters."""
+    """From now on replace `key` by stars in all shown text, ignoring case."""
     if len(key) < _SHORTEST:
         return
     ends = [one.end() for one in re.finditer("[-_.:]", key[:_PREFIX])]
@@ -51,8 +51,8 @@ def shown(text: str) -> str:
 def visible(text: str, kept: str = "") -> str:
     """`text` with every control, format or half character written as its escape.
 
-    Without them a text cannot move the cursor, change colours, or be read in another order than it
-    is stored. kept: characters that stay as they are, a newline perhaps.
+    So a text cannot move the cursor, change colours, or display in another order than stored. kept:
+    characters that stay as they are, a newline perhaps.
     """
     if text.isascii() and text.isprintable():
         return text
@@ -62,7 +62,7 @@ def visible(text: str, kept: str = "") -> str:
 
 
 def half_character(text: str) -> int | None:
-    """Where `text` holds one half of a surrogate pair, which no file can; None for whole texts."""
+    """Index of a lone surrogate in `text`, which no file can hold; None without one."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -90,6 +90,6 @@ def _clean(record: logging.LogRecord) -> bool:
 
 
 def clean_logs(library: str) -> None:
-    """Clean also what `library` logs through handlers of its own: it may quote foreign text."""
+    """Sanitise also the logs of `library`'s own handlers, which may quote foreign text."""
     for handler in logging.getLogger(library).handlers:
         handler.addFilter(_clean)

@@ -1,4 +1,4 @@
-"""Random seeds that belong to what they are for, not to when it happens to run.
+"""Random seeds derived from their purpose, independent of the order of work.
 
 A run of one prompt and trial draws from seeds derived from (seed, prompt, trial) alone, so it is
 the same whatever else shares the batch, in whatever order, before or after a restart.

@@ -21,7 +21,7 @@ EmptyPolicy = Literal["unmodified", "zero", "score", "one"]
 OnUnresolved = Literal["best", "refuse", "raise"]
 Treatment = Literal["scored", "ignored", "withheld"]
 
-# Bounds keep arithmetic finite in float32 and memory within reason; no use is known beyond them.
+# Bounds that keep float32 arithmetic finite and memory small, beyond any known use.
 _Positive = Annotated[float, Field(gt=0, le=1e6)]
 
 # Logits divided by less than this leave float32.
@@ -31,8 +31,7 @@ _COLDEST = 1e-3
 SCALES = {("mu", "mu_relative"): 1.2, ("step_size", "step_relative"): 0.6}
 
 
-# What a chat is answered with where the caller sets nothing: its length, and the temperature of a
-# model whose makers advise none.
+# Defaults for answers to chats: length, and temperature if the model's makers advise none.
 CHAT_TOKENS, CHAT_TEMPERATURE = 512, 0.7
 
 
@@ -258,7 +257,7 @@ class Settings(Sampling):
         return isinstance(prompt, Chat) and (prompt.in_parts or self.reasoning != "withheld")
 
     def for_chat(self, advised: Mapping[str, Any]) -> Settings:
-        """These settings, with what nobody set as a chat needs it; it still counts as not set.
+        """These settings, with chat defaults for those not set, which still count as not set.
 
         advised: the sampling that the model's makers advise; a temperature that is set replaces all
         of it.
@@ -269,7 +268,7 @@ class Settings(Sampling):
         return self._with_unset(values)
 
     def within(self, tokens: int) -> Settings:
-        """These settings, for a completion that has room for `tokens`: of a length nobody set."""
+        """These settings with `max_new_tokens` capped at `tokens`, if its value was not set."""
         return self._with_unset({"max_new_tokens": max(1, min(tokens, self.max_new_tokens))})
 
     def _with_unset(self, values: Mapping[str, Any]) -> Settings:

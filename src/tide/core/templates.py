@@ -1,8 +1,8 @@
-"""Chat templates of others, rendered in a process of their own, which ends if it takes too much.
+"""Renders untrusted chat templates in a separate process with limits of time and memory.
 
-A template is a program of whoever made the model's folder. Its sandbox keeps it from files, and
-not from computing: loops in loops, powers and repeated texts can take hours, and one such operation
-cannot be interrupted in this process. In one of its own, time and memory have limits.
+A template is a program by the author of the model's folder. Its sandbox forbids files, but not
+computing: nested loops, powers and repeated texts can take hours, and cannot be interrupted in this
+process.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _SECONDS = 60.0  # by the clock, the start of the process as well
 _MEMORY = 1 << 30  # bytes, besides what the process has before it renders
 _LONGEST = 1 << 24  # characters
 
-# It reads what this process would: the path may have been changed since this one began.
+# The child uses the current `sys.path`, which may have changed since the start.
 _CHILD = "import json, sys; sys.path[:] = json.loads(sys.argv[1])"
 _CHILD = f"{_CHILD}; from tide.core.templates import _serve; _serve()"
 
 
 def render_template(tokenizer: Any, messages: Sequence[Mapping[str, str]], **options: Any) -> str:
-    """`messages` as the chat template of `tokenizer` writes them, one of transformers.
+    """Render `messages` by the chat template of `tokenizer`, one of transformers.
 
     options: further variables of the template, such as `add_generation_prompt`.
     Raises ValueError for a template that fails, or that takes more than 5 s of a processor, 1 GiB
@@ -49,12 +49,12 @@ def render_template(tokenizer: Any, messages: Sequence[Mapping[str, str]], **opt
 
 
 class _Process:
-    """Begins when it is first asked, and anew after it was ended."""
+    """A process that is started at the first request, and again after it was ended."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._popen: subprocess.Popen[bytes] | None = None
-        self._owner = 0  # a fork has the pipes of its parent, and must not use them
+        self._owner = 0  # a fork must not use the pipes of its parent
 
     def ask(self, line: bytes) -> dict[str, Any]:
         """The answer to one line. Raises ValueError if there is none within the limits."""
@@ -125,12 +125,12 @@ atexit.register(_process.close)
 
 
 def _serve() -> None:
-    """In the process of its own: one line of JSON in, one out, until there are no more."""
+    """Runs in the separate process: one line of JSON in, one out, until the input ends."""
     import signal  # noqa: PLC0415  (of this process alone)
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is meant for the other one
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is meant for the parent
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
-    sys.stdout = sys.stderr  # what a library prints is not an answer
+    sys.stdout = sys.stderr  # output of a library must not become an answer
     try:
         # Before there is a limit of memory.
         from transformers.utils.chat_template_utils import (  # noqa: PLC0415
@@ -162,7 +162,7 @@ def _answer(answers: IO[bytes], answer: dict[str, Any]) -> None:
 
 
 def _memory_in_use() -> int | None:
-    """Bytes of addresses; None where the system does not say."""
+    """Size of the address space in bytes; None if the system does not report it."""
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
@@ -171,7 +171,7 @@ def _memory_in_use() -> int | None:
 
 
 def _limit(memory: int | None) -> None:
-    """Let this process end when it has computed for 5 s from now on, or cannot have more memory."""
+    """Limit this process to 5 s of computing from now on, and to its memory limit."""
     try:
         import resource  # noqa: PLC0415  (not on Windows, where the clock alone limits)
     except ImportError:

@@ -1,4 +1,4 @@
-"""Characters, words and sentences, in any script; and where they begin and end among tokens.
+"""Boundaries of characters, words and sentences in texts of tokens, in any script.
 
 A character is what a reader takes for one (Unicode's extended grapheme cluster): a letter with its
 marks, a Hangul syllable, an emoji of several code points. *Pieces* are the texts of tokens, as
@@ -12,7 +12,7 @@ from itertools import accumulate, chain, pairwise
 
 import regex
 
-HALF = "\ufffd"  # what decoders write for a part of a code point
+HALF = "\ufffd"  # decoders write this for a part of a code point
 
 # For a set of `regex`: scripts without spaces between words (Han, kana, Thai, Lao, Khmer, Burmese),
 # and emoji. By Unicode's line breaking: a line may end beside them without a space.
@@ -22,11 +22,11 @@ UNSPACED = "".join(
 _UNSPACED = regex.compile(f"[{UNSPACED}]")
 _LETTER = regex.compile(r"(?V1)[\p{L}\p{M}--[\p{Ideographic}\p{ASCII}]]\p{M}*")
 _WRITTEN = regex.compile(r"[\p{L}\p{M}\p{N}]")
-_LONGEST = 32  # code points of a character that are looked at
-# Tokens of the shortest block, but for the last of an answer, and of one without a sentence end.
+_LONGEST = 32  # most code points of a character that are examined
+# Tokens of the shortest block (except the last of an answer), and of a block without sentence end.
 LEAST = 8
 WHERE_NONE = 32
-# Tokens of a code point, but for its first, and of a character that is looked at.
+# Most tokens of a code point after its first, and of an examined character.
 _CODE_POINT, _NEAR = 3, 16
 # A sentence end with the quotes and brackets that close after it.
 _ENDS = regex.compile(
@@ -58,7 +58,7 @@ def is_degenerate(text: str) -> bool:
 
 
 def begins_word(text: str) -> bool:
-    """Whether a text begins with a space, or in a script that writes none between words."""
+    """Whether a text begins with a space, or in a script without spaces between words."""
     return text[:1].isspace() or _UNSPACED.match(text) is not None
 
 
@@ -68,12 +68,12 @@ def is_letter(text: str) -> bool:
 
 
 def has_letter(text: str) -> bool:
-    """Whether a text holds a letter, a digit or a mark of one, and not punctuation alone."""
+    """Whether a text holds a letter, a digit or a combining mark."""
     return _WRITTEN.search(text) is not None
 
 
 def splits_character(before: str, after: str) -> bool:
-    """Whether `before` ends inside a character that `after` goes on with."""
+    """Whether `before` ends inside a character that `after` continues."""
     near = before[-_LONGEST:]
     both = near + after[:1]
     return bool(near and after) and any(
@@ -86,11 +86,11 @@ def first_end(
 ) -> int | None:
     """Number of tokens in the first block; None if later tokens decide.
 
-    most: tokens of a block. ended: whether no more come. stop: stop strings; no block ends where
-    one may have begun.
+    most: largest number of tokens. ended: the text is complete. stop: stop strings; no block ends
+    where one may have begun.
     """
     least = min(LEAST, most)
-    # Whether a mark ends a sentence, the token after it says.
+    # The next token decides whether a mark ends a sentence.
     for end in _ends(pieces, ended):
         if end > most:
             break
@@ -100,8 +100,8 @@ def first_end(
         return len(pieces) if ended else None
     around = range(min(WHERE_NONE, most), least - 1, -1)
     words = [end for end in around if pieces[end][:1].isspace()]
-    # Of long characters a block is shorter than it should be. Where one has more tokens than a
-    # block, or a stop string may have begun, it is longer.
+    # Long characters make a block shorter. It is longer only for a character with more tokens than
+    # a block, or where a stop string may have begun.
     near = [*around, *range(least - 1, 0, -1)]
     later = range(around[0] + 1, len(pieces) + ended)
     characters = (end for end in near if not _splits_character(pieces, end))
@@ -110,7 +110,7 @@ def first_end(
         if _is_whole(pieces[end - 1]) and not maybe_stops(stop, pieces[:end]):
             return end
     if len(later) > _CODE_POINT and not stop:
-        return around[0]  # what has no end of a character is no text
+        return around[0]  # without an end of a character there is no text
     return len(pieces) if ended else None
 
 
@@ -140,7 +140,7 @@ def sentence_end(text: str, start: int) -> int | None:
 def word_starts(pieces: Sequence[str]) -> list[int]:
     """Numbers of tokens before which a word begins, and no character is cut; 0 is the first."""
     starts, text = [0] if pieces else [], ""
-    first = 0  # of the tokens since the last place where a text may be cut
+    first = 0  # texts of the tokens since the last cut that is allowed
     for number, piece in enumerate(pieces):
         if not _is_whole(piece):
             continue
@@ -152,7 +152,7 @@ def word_starts(pieces: Sequence[str]) -> list[int]:
 
 
 def before_half(pieces: Sequence[str]) -> int:
-    """Number of tokens before the first part of a code point that nothing completes; or of all."""
+    """Number of tokens before the first incomplete code point, or of all tokens."""
     end = 0
     for number, piece in enumerate(pieces, 1):
         if HALF in piece:
@@ -162,7 +162,7 @@ def before_half(pieces: Sequence[str]) -> int:
 
 
 def last_whole(pieces: Sequence[str]) -> int:
-    """Number of tokens after which the text may be cut, of as many as possible; 0 if none."""
+    """Largest number of tokens after which the text may be cut; 0 if there is none."""
     return next((end for end in range(len(pieces), 0, -1) if _is_whole(pieces[end - 1])), 0)
 
 
@@ -184,12 +184,12 @@ def _ends(pieces: Sequence[str], ended: bool) -> list[int]:
 
 
 def _is_whole(piece: str) -> bool:
-    """Whether the text may end after a token: not inside of a code point."""
+    """Whether a code point is complete after a token."""
     return piece != "" and not piece.endswith(HALF)
 
 
 def _splits_character(pieces: Sequence[str], end: int) -> bool:
-    """Whether the next token goes on with the last character before `end`."""
+    """Whether the next token continues the last character before `end`."""
     return splits_character(
         "".join(pieces[max(0, end - _NEAR) : end]), "".join(pieces[end : end + 1 + _CODE_POINT])
     )

@@ -1,4 +1,4 @@
-"""What a failed validation says, on one line."""
+"""Messages of failed validations, on one line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def unknown(
 ) -> str:
     """A message for a name that is not among `known`, with the nearest one.
 
-    guesses: other words for some of them, in lower case.
+    guesses: synonyms of some of them, in lower case.
     """
     what = f"unknown {kind} {name!r}" if kind else f"unknown {name!r}"
     names = list(known)
@@ -46,7 +46,7 @@ def one_line(error: ValidationError, names: Sequence[str] = (), known: Iterable[
 
 
 def problem(error: ValidationError, whole: str = "") -> str:
-    """The first field that is wrong, and why; never what it holds. whole: what has no field."""
+    """The first wrong field and the reason, never its value. whole: names the input as a whole."""
     return problems(error, whole)[0]
 
 
@@ -66,5 +66,5 @@ def _said(problem: Mapping[str, Any], known: Iterable[str] = ()) -> str:
 def _given(value: Any) -> str:
     try:
         return repr(value)
-    except Exception:  # an integer of more than 4,300 digits, or an object of somebody's class
+    except Exception:  # an integer of more than 4,300 digits, or an object of a foreign class
         return f"a {type(value).__name__} that cannot be shown"

@@ -39,7 +39,7 @@ class AsyncDetoxifier(DetoxifierBase):
     async def __call__(self, prompt: str | Chat, **overrides: Unpack[Overrides]) -> Result:
         """Complete one prompt, or answer a chat.
 
-        Cancelling the call frees its place at the model's next step, and nothing of it is scored
+        Cancelling the call frees its place in the batch at the next step; nothing of it is scored
         afterwards.
 
         Args:
@@ -77,9 +77,9 @@ class AsyncDetoxifier(DetoxifierBase):
     def draft(
         self, prompt: str | Chat, *, in_pieces: bool = False, **overrides: Unpack[Overrides]
     ) -> AsyncTextStream[Draft]:
-        """The model's own text, unscored; `forecast` says what would have become of it.
+        """The model's own text, unscored, for `forecast`.
 
-        in_pieces: as the model writes them; otherwise `result` alone has the text, at the end.
+        in_pieces: yield pieces as the model writes them; otherwise only `result` has the text.
         """
         texts: Mailbox[str] = Mailbox()
         settings, strategy = self._resolve(overrides)
@@ -90,7 +90,7 @@ class AsyncDetoxifier(DetoxifierBase):
         return AsyncTextStream(texts, future)
 
     async def forecast(self, prompt: str | Chat, draft: Draft) -> Forecast:
-        """What a call would have done to the draft, which was written after `prompt`.
+        """The outcome of a call for `prompt` whose model writes the draft.
 
         Raises PromptRefusedError for a prompt that would have been refused, and ScorerError.
         """
@@ -147,7 +147,7 @@ class AsyncTextStream(Generic[_Done]):
         try:
             return await anext(self._texts)
         except StopAsyncIteration:
-            streamed(self._future)  # raises what the work raised
+            streamed(self._future)  # raises the error of the work
             raise
         except asyncio.CancelledError:
             self._future.cancel()

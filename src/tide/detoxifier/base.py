@@ -39,7 +39,7 @@ _T = TypeVar("_T")
 
 
 def result_of(future: Future[_T], cut_short: str = CLOSED) -> _T:
-    """The result of work that was begun, once it ends. Raises EngineError if it was cancelled."""
+    """Await the result of started work. Raises EngineError if the work was cancelled."""
     try:
         return future.result()
     except CancelledError:
@@ -52,7 +52,7 @@ def streamed(future: Future[_T]) -> _T:
 
 
 def _engine_options(asked: Mapping[str, Any], further: Mapping[str, Any]) -> dict[str, Any]:
-    """Both together. Raises InputError for an option that is given in both places."""
+    """Merge both. Raises InputError for an option given in both."""
     given = {name: value for name, value in asked.items() if value is not None}
     if twice := given.keys() & further.keys():
         raise InputError(f"{min(twice)}: given as a keyword and in engine_options; give it once")
@@ -77,13 +77,13 @@ def _overridden(base: Settings, /, **overrides: Any) -> tuple[Settings, LoadedSt
 
 
 _LOG = logging.getLogger(__name__)
-# Prompts under way, of what the engine runs at once: enough for those whose texts are scored.
+# Prompts under way per sequence of the engine, since some prompts wait for scores.
 _AHEAD = 2
-# Of two prompts the first is served first, also of two detoxifiers that share an engine.
+# Prompts are served in order of arrival, also across detoxifiers that share an engine.
 NUMBERS = count()
 # Longer texts are tokenised in a thread: they take a while.
 _LONG = 20_000
-# Characters of a token; no text of more than this for each that fits is tokenised.
+# Most characters a token: a text longer than the context times this is not tokenised.
 _CHARACTERS = 64
 
 
@@ -123,7 +123,7 @@ class DetoxifierBase:
         )
         self._check(self.settings, self._strategy)
         self._overridden = lru_cache(maxsize=256, typed=True)(_overridden)
-        # What was given as an object is its owner's to close: others may use it, too.
+        # An object that the caller passed in is the caller's to close.
         self._own: list[Engine | Scorer] = [] if isinstance(model, Engine) else [self.engine]
         self._own += [self.scorer] if isinstance(scorer, str) else []
         self._closed = False
@@ -132,7 +132,7 @@ class DetoxifierBase:
         self._under_way: set[Future[Any]] = set()
 
     def check(self, prompts: Sequence[str | Chat]) -> list[InputError | None]:
-        """For each prompt, why it cannot be completed, before any work; None if it can."""
+        """For each prompt the reason why it cannot be completed, or None; before any work."""
         return [self._problem(prompt) for prompt in prompts]
 
     @property
@@ -239,7 +239,7 @@ class DetoxifierBase:
         priority: int,
         on_text: Callable[[str], None] | None,
     ) -> Draft:
-        """In the engine's loop: what the model itself writes."""
+        """In the engine's loop: the model's own text."""
         async with self._capacity:
             read, settings = await self._prepared(prompt, settings)
             chat = prompt if isinstance(prompt, Chat) else None
@@ -247,7 +247,7 @@ class DetoxifierBase:
             return await write_draft(task, self.engine, self._scoring)
 
     async def _forecast(self, prompt: str | Chat, draft: Draft) -> Forecast:
-        """In the engine's loop: what an answer would have become of a draft."""
+        """In the engine's loop: the outcome of a call whose model writes the draft."""
         limit = draft.task.settings.refuse_prompt_above
         if limit is not None:
             await self._check_prompt(prompt, limit)
@@ -270,7 +270,7 @@ class DetoxifierBase:
             scoring.close()
 
     async def _prepared(self, prompt: str | Chat, settings: Settings) -> tuple[Prompt, Settings]:
-        """A prompt's tokens, and the settings of what is written after it."""
+        """A prompt's tokens, and the settings of its completion."""
         text = self.engine.text_of(prompt)
         if isinstance(prompt, Chat):
             settings = settings.for_chat(self.engine.chat_sampling)
@@ -315,13 +315,13 @@ class DetoxifierBase:
         given = {key: tuple(v) if isinstance(v, list) else v for key, v in overrides.items()}
         try:
             settings, strategy = self._overridden(self.settings, **given)
-        except TypeError:  # a value without a hash, which is refused by name
+        except TypeError:  # an unhashable value, which is refused by name below
             settings, strategy = _overridden(self.settings, **given)
         self._check(settings, strategy)
         return settings, strategy
 
     def _check(self, settings: Settings, strategy: LoadedStrategy) -> None:
-        """Raise InputError for what the engine cannot do."""
+        """Raise InputError for settings that the engine does not support."""
         self.engine.check_sampling(settings)
         if strategy.moves and not self.engine.has_embeddings:
             raise InputError(
@@ -344,7 +344,7 @@ class DetoxifierBase:
 def check_length(text: str, tokens: int, settings: Settings, limit: int | None) -> None:
     """Raise InputError for a prompt of `tokens` tokens that cannot be completed."""
     new = settings.max_new_tokens
-    # An answer of a length that nobody asked for is as long as fits.
+    # Without a requested length, an answer is as long as fits.
     if isinstance(text, Rendered) and "max_new_tokens" not in settings.model_fields_set:
         new = 1
     if tokens == 0:

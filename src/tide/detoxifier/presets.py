@@ -1,4 +1,4 @@
-"""Settings to begin with: those published for four models, some of ours, and files of `tide tune`.
+"""Presets: settings published for four models, our own, and files of `tide tune`.
 
 A preset file is a JSON object: `{"tide_preset": 1, "settings": {"mu_relative": 1.1, ...}}`.
 """
@@ -40,14 +40,14 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 }
 PRESETS: dict[str, dict[str, Any]] = {
     **PUBLISHED,
-    # a cheap repair, on any engine; what it leaves, a random walk takes over. So small a
-    # repair overfits its scorer: at 0.2 other scorers would find more
+    # a cheap repair on any engine, followed by a random walk. So small a repair overfits its
+    # scorer: at 0.2 other scorers would find more
     "backtrack": {"strategy": "backtrack", "toxicity_threshold": 0.1},
-    # any other model: the defaults, relative to the norm of the prompt's own rows
+    # any other model: the defaults, relative to the norm of the prompt's rows
     "relative": {},
 }
 
-# Of every door that is told nothing else.
+# The default of every door.
 DEFAULT = "backtrack"
 
 
@@ -64,10 +64,10 @@ def preset_for(model: str) -> str:
 
 
 def preset_name(preset: str | Path, model: str, strategy: str | None = None) -> str:
-    """`preset`, where it is no "auto".
+    """Resolve "auto".
 
-    That is the default preset; for another `strategy` than its own, the preset of the model, which
-    has the scales of a search over embeddings.
+    It means the default preset, or, for another `strategy` than that of the default, the preset of
+    the model, which has the scales of a search over embeddings.
     """
     if preset != "auto":
         return str(preset)
@@ -90,12 +90,12 @@ def preset_values(preset: str | Path, model: str, strategy: str | None = None) -
 
 
 def is_file(preset: str | Path) -> bool:
-    """Whether `preset` is meant as a file."""
+    """Whether `preset` is the path of a file."""
     return str(preset).endswith(".json")
 
 
-# What a file may set: how to search. Sampling, trials and what becomes of a text that was not
-# accepted are the caller's.
+# Settings that a file may hold: those of the search. The caller sets sampling, trials and
+# `on_unresolved`.
 TUNABLE = (
     *("strategy", "toxicity_threshold", "max_iterations", "num_samples", "mu", "mu_relative"),
     *("step_size", "step_relative", "perturb", "completions_per_evaluation", "select"),
@@ -115,7 +115,7 @@ class _File(BaseModel):
 
 
 def read_preset(path: Path) -> dict[str, Any]:
-    """The settings in a preset file, which may be anybody's.
+    """The settings in a preset file, which is untrusted.
 
     Raises InputError for a file that is not a preset, for settings that a preset must not make, and
     for a strategy that is not a registered one: it would be a file's code.
@@ -151,9 +151,9 @@ def refuse_looser(settings: Settings) -> None:
 
 
 def write_preset(path: Path, settings: Settings, about: Mapping[str, Any]) -> None:
-    """Write what of `settings` is no default as a preset file. about: what a reader should know."""
+    """Write the settings that are not defaults as a preset file. about: notes for readers."""
     given, usual = settings.model_dump(), Settings().model_dump()
-    # Of a scale, the name that is not used is None.
+    # The unused name of a scale is None.
     chosen = {name: given[name] for name in TUNABLE if given[name] not in (None, usual[name])}
     chosen["strategy"] = settings.strategy
     content = {"tide_preset": 1, "settings": chosen, "about": dict(about)}

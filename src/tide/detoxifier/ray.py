@@ -20,7 +20,7 @@ from tide.core.optional import require
 from tide.core.results import Result
 from tide.detoxifier.sync import Detoxifier, outcomes
 
-_ALL = -1  # the number of an error that concerns every prompt
+_ALL = -1  # the number of an error that ends the whole call
 
 
 def map_prompts(
@@ -40,8 +40,8 @@ def map_prompts(
 
     create: makes the detoxifier of an actor, as `functools.partial(Detoxifier, "my-model",
     engine="vllm")`. cluster: "local" starts Ray on this machine, "auto" or "ray://HOST:PORT" uses a
-    running one. batch: prompts handed out at once; they come back together, and are what is done
-    again if an actor is lost. cpus, gpus: what each actor takes.
+    running one. batch: prompts handed out at once; they come back together, and are repeated
+    together if an actor is lost. cpus, gpus: what each actor takes.
 
     Every prompt is yielded once. Since a result depends on the seed and its prompt alone, it is the
     same as without a cluster. Raises MissingDependencyError without Ray, InputError for numbers
@@ -84,7 +84,7 @@ def map_prompts(
 
 
 class _Worker:
-    """What one actor holds: it is called with one batch after another.
+    """An actor, called with one batch after another.
 
     Errors of TIDE travel as rows: Ray would make a traceback of an exception.
     """

@@ -20,7 +20,7 @@ REGISTRIES: Final[dict[str, Registry]] = {
 
 
 def register(kind: Kind, name: str, target: Any) -> None:
-    """Make an engine, scorer, strategy or baseline of one's own known by a name.
+    """Register your own engine, scorer, strategy or baseline under a name.
 
         tide.register("scorer", "shouting", shouting)
         tide.Detoxifier(scorer="cache:shouting")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # Errors that abort the whole call.
 _ABORT = (EngineError, *SCORER_DOWN, ScorerBrokenError)
-# Prompts handed to the engine's loop, of what it runs at once.
+# Prompts handed to the engine's loop per sequence that it runs at once.
 _AHEAD = 3
 
 _Outcome = Result | TideError
@@ -106,7 +106,7 @@ class Detoxifier(DetoxifierBase):
                     print(text, end="")
             stream.result
 
-        What was given out is never taken back, and nothing is given out that was not accepted:
+        Text that was given out is never taken back, and only accepted text is given out:
         `on_unresolved="best"` is treated as "refuse" here.
 
         Args:
@@ -114,8 +114,8 @@ class Detoxifier(DetoxifierBase):
             **overrides: Settings for this call alone.
 
         Returns:
-            An iterator over the parts of the text. It raises what a call raises, after the parts
-            that were accepted before.
+            An iterator over the parts of the text. It raises the same errors as a call, after the
+            parts accepted before.
         """
         texts = SimpleQueue[str | None]()
         future = self._start(prompt, *self._resolve(self._for_stream(overrides)), on_text=texts.put)
@@ -261,7 +261,7 @@ def outcomes(
 
 
 class TextStream:
-    """Iterates over the parts of a text, each of which was accepted. Closing it ends the work."""
+    """Iterates over the accepted parts of a text. Closing it ends the work."""
 
     def __init__(self, texts: SimpleQueue[str | None], future: Future[Result]) -> None:
         self._texts, self._future = texts, future
@@ -269,7 +269,7 @@ class TextStream:
 
     @property
     def result(self) -> Result:
-        """The result, whose text the parts are. Waits for it, and raises what a call raises."""
+        """The result, whose text is the joined parts. Waits for it; raises as a call does."""
         return streamed(self._future)
 
     def __iter__(self) -> Iterator[str]:
