@@ -1,1 +1,1 @@
-"""A model in this process: the engine, its decode loop, and what makes both fast."""
+"""A model in this process: the engine, its decode loop and their caches."""

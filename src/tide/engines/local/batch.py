@@ -1,13 +1,13 @@
 """The batch: all sequences that are under way, which share the model's forward passes.
 
-    1. admit     those that wait enter, the lowest priority first, as far as there is capacity
+    1. admit waiting rows enter, the lowest priority first, as far as there is capacity
     2. prefill   their prompts are read, but for what the prefix cache holds
     3. step      the next token of each is drawn, and read
     4. retire    those that have ended, or are not waited for any more, leave; what was read of them
                  goes to the prefix cache
 
-Sequences of similar length share a lane. To read a prompt by itself takes as long as two or three
-steps of the others, so those that wait enter together.
+Sequences of similar length share a lane. Reading one prompt takes as long as two or three steps, so
+waiting rows enter together.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from tide.engines.local.sampler import (
 )
 from tide.engines.local.stream import Forward, Stream, left_pad, length_groups, not_finite
 
-# Rows are written with others of about their length: up to so many tokens, 4 times as many, ...
+# Lanes by length: up to this number of tokens, up to 4 times as many, and so on.
 _SHORT = 256
-# Rows enter together if they are a quarter of those that are written, or have waited so long.
+# Rows enter together once they are a quarter of the running rows, or have waited this long.
 _SHARE, _STEPS = 4, 6
-# Tokens of prompts that are read at once, with their padding.
+# Most prompt tokens read at once, padding included.
 _TOKENS = 1 << 15
-# Rows that have ended stay in a lane until they are so many, or others come.
+# Ended rows stay in a lane until there are this many, or others enter.
 _GONE = 8
-# oneDNN compiles for each number of rows anew: that costs more than to read some that mean nothing.
+# oneDNN compiles anew for each number of rows, which costs more than reading some dummy rows.
 _MULTIPLE = 8
-# Turns of the loop between two steps: each takes some microseconds.
+# Most turns of the event loop between two steps; each takes some microseconds.
 _TURNS = 3
-# Seconds without work after which the memory of keys and values is let go.
+# Seconds without work after which the memory of keys and values is freed.
 _REST = 1.0
 
 
@@ -55,12 +55,12 @@ _REST = 1.0
 class Row:
     """A request under way.
 
-    x: its prompt, (T, d). put: is told what comes of it, piece by piece, or why nothing does.
-    prompt_ids: of a prompt that came as ids, and where a repetition penalty needs them. shared: the
-    beginning that x has in common with others. own: what was read of earlier requests that this one
-    goes on from. piece_tokens: how many are sent at a time; None: all at the end. ids: what was
-    drawn. read: tokens read for it, not sent yet. aborted: it has ended, or nobody wants more of
-    it. broken: what is kept of it may not be finite.
+    x: its prompt, (T, d). put: receives its pieces, or its error. prompt_ids: of a prompt that came
+    as ids, and where a repetition penalty needs them. shared: the beginning that x has in common
+    with others. own: cached keys and values of the earlier requests that this one continues.
+    piece_tokens: how many are sent at a time; None: all at the end. ids: the tokens drawn. read:
+    tokens read for it, not sent yet. aborted: it has ended, or was cancelled. broken: its keys and
+    values may not be finite.
     """
 
     x: Tensor
@@ -109,7 +109,7 @@ class Row:
 
 @dataclass(eq=False)
 class Reading:
-    """Asks how likely the last `ids` of `x` (T, d) are. shared, read: as of a `Row`."""
+    """A request for the likelihood of the last `ids` of `x` (T, d). shared, read: as in `Row`."""
 
     x: Tensor
     ids: Sequence[int]
@@ -131,7 +131,7 @@ class Reading:
 
 
 class Lane:
-    """Rows of similar lengths, and what reads and draws for them.
+    """Rows of similar lengths, with their stream and sampler.
 
     rows: with some that have ended. resuming: those of which all but the last token was read
     before, with that. drawn: tokens, and whether they were drawn from numbers, of steps not looked
@@ -152,13 +152,13 @@ class Lane:
 
     @property
     def under_way(self) -> list[Row]:
-        """Rows that still wait for what is written."""
+        """Rows that still wait for tokens."""
         resuming = (row for row, _ in self.resuming)
         return [row for row in (*self.rows, *resuming) if not row.aborted]
 
     @property
     def takes_rows(self) -> bool:
-        """Whether rows may enter now: between two looks, all stay as they are."""
+        """Whether rows may enter now; between two looks the rows are fixed."""
         return not self.drawn and (self._forward.plain or not self.under_way)
 
     def sample(self, rows: Sequence[Row]) -> None:
@@ -201,7 +201,7 @@ class Batch:
         self._resting: asyncio.TimerHandle | None = None
 
     def submit(self, work: Iterable[Row | Reading]) -> None:
-        """Let these take part from the next step on."""
+        """Add rows to the batch from the next step on."""
         for one in work:
             if isinstance(one, Row):
                 self._push(one)
@@ -223,7 +223,7 @@ class Batch:
 
     async def _run(self) -> None:
         try:
-            # Those who ask in one breath enter together.
+            # Requests made in one turn of the loop enter together.
             await _others()
             while not self.idle:
                 try:
@@ -237,7 +237,7 @@ class Batch:
             self._resting = asyncio.get_running_loop().call_later(_REST, self._rest)
 
     def _turn(self) -> None:
-        """One forward pass of each lane, and those of what enters."""
+        """One forward pass of each lane, and the passes of entering rows."""
         if self._readings:
             readings, self._readings = self._readings, []
             self._read(readings)
@@ -294,12 +294,12 @@ class Batch:
             self._enter(lane, rows)
 
     def _push(self, row: Row) -> None:
-        # Of prompts that are served together, those of similar length: less padding is read.
+        # Prompts of similar length are read together, which saves padding.
         turn = row.priority // self._max_batch
         heappush(self._waiting, ((turn, len(row.x), next(self._numbers)), row))
 
     def _enter(self, lane: Lane, rows: list[Row]) -> None:
-        """Read the prompts of rows, so many at a time that their tokens fit."""
+        """Read the prompts of rows, in groups of at most `_TOKENS` tokens."""
         rows.sort(key=lambda row: len(row.x))
         while rows:
             size = max(1, min(len(rows), _TOKENS // len(rows[0].x)))
@@ -312,7 +312,7 @@ class Batch:
                 if len(some) == 1:
                     some[0].put(_completion_error(error))
                     continue
-                # Whose fault it is shows when each enters by itself.
+                # Let each row enter alone, which shows the faulty one.
                 alone = some if self._forward.plain else some[:1]
                 for row in alone:
                     self._enter(lane, [row])
@@ -339,7 +339,7 @@ class Batch:
                 lane.stream.enter([row.x for row in plain])
             for _, some in groupby(behind, key=_sharing):
                 lane.stream.enter_after(*self._after_shared(list(some)))
-        except BaseException:  # as if none had come
+        except BaseException:  # as if no row had entered
             lane.stream.leave(range(before, len(lane.stream)))
             raise
         self._prefix_cache.tokens_read += sum(len(row.x) for row in new)
@@ -351,7 +351,7 @@ class Batch:
             lane.sample([*plain, *behind])
 
     def _after_shared(self, rows: Sequence[Row | Reading]) -> tuple[list[Pair], Tensor]:
-        """What was read of the beginning that rows share, and what follows in each."""
+        """The cached layers of the rows' shared beginning, and the rest of each row."""
         shared = rows[0].shared
         assert shared is not None
         layers = self._prefix_cache.layers(shared)
@@ -361,7 +361,7 @@ class Batch:
 
     @torch.inference_mode()
     def _read(self, readings: Sequence[Reading]) -> None:
-        """Tell how likely texts are."""
+        """Compute the likelihoods of texts."""
         wanted = [one for one in readings if not one.aborted]
         plain = [one for one in wanted if one.shared is None]
         behind = sorted((one for one in wanted if one.shared is not None), key=_sharing)
@@ -382,7 +382,8 @@ class Batch:
                         self._read([one])
 
     def _tell(self, readings: Sequence[Reading]) -> None:
-        # Only what predicts a completion's tokens: the head is a good part of a small model.
+        # Logits only where a completion's tokens are predicted: the head is a large part of a small
+        # model.
         last = max(len(one.ids) for one in readings)
         if readings[0].shared is not None:
             logits, _ = self._forward.read_after(*self._after_shared(readings), last + 1)
@@ -426,7 +427,7 @@ class Batch:
         self._prefix_cache.tokens_read += len(lane.under_way)
 
     def _look(self, lane: Lane) -> list[int] | None:
-        """Tell the rows what was drawn; returns the order of those that stay if some leave."""
+        """Send the rows their tokens; returns the order of the remaining rows if some leave."""
         tokens = torch.stack([one for one, _ in lane.drawn], dim=1).tolist()
         finite = torch.stack([one for _, one in lane.drawn], dim=1).all(dim=1).tolist()
         lane.drawn = []
@@ -480,7 +481,7 @@ class Batch:
 
     @torch.inference_mode()
     def _keep(self, lane: Lane) -> None:
-        """Keep what was read of rows that nobody wants more of, where a later one may need it."""
+        """Cache the keys and values of leaving rows that a later request may continue."""
         for number, row in enumerate(lane.rows):
             if row.aborted and row.own is not None and not row.broken:
                 beginning, row.own = row.own, None
@@ -498,12 +499,12 @@ class Batch:
 
 
 def _sharing(row: Row | Reading) -> tuple[int, int]:
-    """Equal for rows that are read together: with one beginning, and as many tokens after it."""
+    """A key, equal for rows that are read together: same beginning, and as many tokens after it."""
     return id(row.shared), len(row.x)
 
 
 async def _others() -> None:
-    """Let those go on who wait for what was written: some of them in several turns of the loop."""
+    """Let the readers of the new tokens run, for several turns of the loop."""
     for _ in range(_TURNS):
         await asyncio.sleep(0)
 

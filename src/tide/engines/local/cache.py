@@ -1,4 +1,4 @@
-"""Keys and values: those of the rows that are being written, and those kept for later ones.
+"""Keys and values: of the running rows, and of prefixes kept for later rows.
 
 The rows of a `KeyValueCache` enter and leave at any step. All end at one column, where the next
 token of each is added:
@@ -28,9 +28,9 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
-# Columns beyond those that are needed: so many steps are made before the rows are moved back.
+# Spare columns: the number of steps until the rows have to be moved back.
 _SPARE = 64
-# Reading fewer rows again costs no more than another call.
+# Shorter beginnings are not cached: reading them again costs no more than a call.
 LEAST = 64
 
 # Keys and values of one layer.
@@ -66,10 +66,9 @@ class _Layer(DynamicLayer):  # type: ignore[misc]
 class KeyValueCache:
     """The keys and values of rows under way, with capacity for the tokens to come.
 
-    count: rows under way. shown: those that the model is shown: more than `multiple` are made up to
-    a multiple of it, by some that mean nothing. low, end: the columns in which they stand. columns:
-    how many there are. starts: the first column of each row, a list. model_cache: what a model's
-    forward pass takes.
+    count: rows under way. shown: rows passed to the model; beyond `multiple`, dummy rows fill up to
+    a multiple of it. low, end: the columns in use. columns: number of columns. starts: the first
+    column of each row, a list. model_cache: argument of the model's forward pass.
     """
 
     def __init__(self, multiple: int = 1) -> None:
@@ -89,7 +88,7 @@ class KeyValueCache:
         return [layer.store for layer in self.model_cache.layers]
 
     def add(self, lengths: Sequence[int], like: Sequence[Pair]) -> range:
-        """Slots for further rows of these lengths, which are then to be filled up to `end`.
+        """Reserve slots for further rows of these lengths, to be filled up to `end`.
 
         like: keys and values of each layer, whose heads, width, dtype and device the cache has.
         """
@@ -124,7 +123,7 @@ class KeyValueCache:
         ]
 
     def step(self) -> bool:
-        """Have a column for the model's forward pass to write into; whether the rows were moved."""
+        """Prepare a column for the next forward pass; returns whether the rows were moved."""
         if self.end < self.columns:
             return False
         width = self.end - self.low
@@ -133,19 +132,19 @@ class KeyValueCache:
         return True
 
     def wipe(self, row: int) -> None:
-        """Forget what may not be finite, before a row leaves: masking does not remove NaN."""
+        """Zero a leaving row that may not be finite, since masking does not remove NaN."""
         for store in self.stores:
             for part in store:
                 part[row] = 0
 
     def without(self, rows: Sequence[int]) -> list[int]:
-        """The order in which the others stand if these rows leave: few are moved."""
+        """The order of the remaining rows if these leave, with few moves."""
         gone, left = set(rows), self.count - len(rows)
         movers = [row for row in range(left, self.count) if row not in gone]
         return [movers.pop(0) if row in gone else row for row in range(left)]
 
     def select(self, rows: Sequence[int]) -> None:
-        """Let these rows stand, in this order; some may stand several times."""
+        """Keep these rows, in this order; a row may occur several times."""
         if len(rows) > self._slots:
             self._move(self.end, len(rows), self.columns, self.stores)
         moved = [(to, of) for to, of in enumerate(rows) if to != of]
@@ -164,7 +163,7 @@ class KeyValueCache:
             layer.show(self.end)
 
     def _move(self, end: int, slots: int, columns: int, like: Sequence[Pair]) -> None:
-        """Let the rows stand so that they end at column `end`, in a store of at least this size."""
+        """Move the rows so that they end at column `end`, in a store of at least this size."""
         shift = end - self.end
         old, before = slice(self.low, self.end), self.stores
         fits = before and slots <= self._slots and columns <= self.columns
@@ -191,13 +190,13 @@ class KeyValueCache:
 
     def _store(self, like: Tensor) -> Tensor:
         _, heads, _, width = like.shape
-        # Zeros: what masking leaves out must be finite.
+        # Zeros, since masked values must be finite.
         return like.new_zeros(self._slots, heads, self.columns, width)
 
 
 @dataclass(eq=False)
 class Beginning:
-    """What was read of the beginnings of some requests; kept for as long as this lives.
+    """The cached beginning of some requests, kept as long as this object lives.
 
     rows: embeddings (P, d) that prompts begin with; None for token ids, which change. layers: of
     each layer, keys and values (1, heads, n, width) of the first n tokens; None while not kept.
@@ -214,7 +213,7 @@ class Beginning:
         return 0 if self.layers is None else self.layers[0][0].shape[-2]
 
     def begins(self, x: Tensor) -> bool:
-        """Whether (T, d) `x` begins with the rows, bit for bit, and goes on."""
+        """Whether (T, d) `x` begins with the rows, bit for bit, and is longer."""
         rows = self.rows
         if rows is None or len(x) <= len(rows) or (x.dtype, x.device) != (rows.dtype, rows.device):
             return False
@@ -231,14 +230,14 @@ class Beginning:
 
 @dataclass(eq=False)
 class Handle:
-    """What requests carry. counted: whether the beginning was counted as read for one of them."""
+    """A request's reference to a beginning. counted: whether a request was charged for reading it."""
 
     beginning: Beginning
     counted: bool = False
 
 
 class PrefixCache:
-    """What was read of the beginnings of requests that are under way.
+    """Cached beginnings of the requests under way.
 
     read: makes keys and values of (P, d) rows. capacity: in tokens; those used longest ago are
     evicted. 0: nothing is kept. `handle` works from any thread, the rest belongs to the one that
@@ -256,7 +255,7 @@ class PrefixCache:
         return len(self._beginnings)
 
     def handle(self, rows: Tensor | None) -> Handle | None:
-        """For requests that begin with these rows; without rows, that extend each other."""
+        """A handle for requests that begin with these rows; without rows, that extend each other."""
         if not self._capacity or (rows is not None and len(rows) < LEAST):
             return None
         with self._lock:
@@ -267,7 +266,7 @@ class PrefixCache:
             return Handle(beginning)
 
     def keep(self, beginning: Beginning, ids: list[int], layers: list[Pair]) -> None:
-        """Keep what was read of these ids."""
+        """Cache the keys and values of these ids."""
         beginning.ids, beginning.layers = ids, layers
         beginning.used = next(self._clock)
         self._evict()
@@ -284,7 +283,7 @@ class PrefixCache:
         return layers
 
     def _evict(self) -> None:
-        """Drop what was used longest ago, beyond the capacity."""
+        """Evict the least recently used beginnings beyond the capacity."""
         with self._lock:
             known = list(self._beginnings)
         if sum(one.tokens for one in known) <= self._capacity:

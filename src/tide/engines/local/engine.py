@@ -25,10 +25,10 @@ from tide.engines.local.sampler import StopStrings
 from tide.engines.local.stream import Forward, Stream, cache_in, not_finite, pairs_in
 from tide.plugins.options import checked
 
-# Decoding on a CPU gains little past this; on a GPU the weights are read once for the whole batch.
+# Default batch sizes: a CPU gains little past this; a GPU reads the weights once per batch.
 _MAX_BATCH = {"cpu": 64, "cuda": 256}
-# Of the largest logit, in company and alone. A wrong mask makes 0.2; in bfloat16, 24 layers differ
-# by 0.02 in what they round.
+# Largest relative difference of logits in a batch and alone. A wrong mask makes 0.2; rounding in
+# bfloat16 makes 0.02 in 24 layers.
 _TOLERANCES = {torch.float32: 1e-4}
 _ROUNDED = 5e-2
 
@@ -79,7 +79,7 @@ class TransformersEngine(EmbeddingEngine):
     async def _load(
         self, device: str, dtype: str, max_batch: int | None, prefix_tokens: int, trust: bool
     ) -> None:
-        # In the engine's thread, which is to be the one that computes.
+        # In the engine's thread, which does all computing.
         with self._calling("loading"):
             self.device = find_device(device)
             self.max_batch = max_batch or _MAX_BATCH.get(self.device.type, 64)
@@ -106,7 +106,7 @@ class TransformersEngine(EmbeddingEngine):
 
     @cached_property
     def chat_sampling(self) -> Mapping[str, Any]:
-        """That of the folder's `generation_config.json`."""
+        """Sampling advised by the folder's `generation_config.json`."""
         return advised_sampling(self.name, self.model.generation_config)
 
     @property
@@ -147,7 +147,7 @@ class TransformersEngine(EmbeddingEngine):
                 one.found.cancel()
 
     def _row(self, request: Request, put: Callable[[Piece | Exception], None]) -> Row:
-        """A request for the batch; `put` is told what comes of it."""
+        """A request for the batch; `put` receives its pieces or its error."""
         prompt, sampling, handle = request.prompt, request.sampling, request.prefix_cache
         if isinstance(prompt, Sequence):
             x, ids = self._embed_ids(prompt), prompt
@@ -266,7 +266,7 @@ def reads_alike(forward: Forward, x: Tensor) -> bool:
     It needs keys and values, and masks that are obeyed.
     """
     try:
-        # One row, which is read on when a longer one enters, and one that shares its beginning.
+        # One row, which continues when a longer one enters, and one that shares its beginning.
         stream = Stream(forward, [x[:-2]])
         token = stream.logits.argmax(dim=-1)
         stream.advance(token)
@@ -275,7 +275,7 @@ def reads_alike(forward: Forward, x: Tensor) -> bool:
         entered, tokens = stream.logits, stream.logits.argmax(dim=-1)
         stream.advance(tokens)
     except (RuntimeError, ValueError, TypeError, IndexError, AttributeError):
-        return False  # what the model cannot do
+        return False  # the model does not support it
     alone = [torch.cat([x[:-2], forward.embed(token)]), x, x[:-1]]
     longer = [torch.cat(pair) for pair in zip(alone, forward.embed(tokens)[:, None], strict=True)]
     found = torch.cat([entered, stream.logits]).float()

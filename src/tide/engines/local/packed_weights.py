@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-# Packed weights are a second copy of the model; past this many it is memory that matters.
+# Packed weights are a second copy of the model; larger models are not packed, to save memory.
 MAX_PARAMETERS = 500_000_000
-# oneDNN lays weights out for a number of rows. That for 16 was the fastest with any, 1 included.
+# oneDNN packs weights for a number of rows; packed for 16 it was fastest with any number.
 _ROWS_HINT = 16
 # Of the largest result. float32 sums in another order differ by about 1e-6, each rounding to
 # bfloat16 by 4e-3 at most, and anything wrong by 1.
@@ -80,7 +80,7 @@ def _packed_as(
         probe = torch.linspace(-1, 1, 3 * weight.shape[1], dtype=weight.dtype).reshape(3, -1)
         expected, tolerance = plain(probe), _TOLERANCES[weight.dtype]
         close = bool((apply(probe) - expected).abs().max() <= tolerance * expected.abs().max())
-    except RuntimeError:  # what oneDNN cannot do, torch still can
+    except RuntimeError:  # without oneDNN torch computes it
         return None
     return apply if close else None
 
@@ -98,7 +98,7 @@ def _packed(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
 
 
 def _can_pack() -> bool:
-    # Elsewhere than on x86 oneDNN has other kernels, which nobody has measured for this.
+    # On other CPUs than x86 oneDNN has other kernels, which were not measured.
     return (
         platform.machine().lower() in ("x86_64", "amd64")
         and bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]

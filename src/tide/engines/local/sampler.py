@@ -18,18 +18,18 @@ from torch import Tensor
 
 from tide.core.settings import Sampling
 
-# Steps between looks at whether all rows have stopped: each waits for the device to catch up.
+# Steps between checks whether all rows have stopped; each check waits for the device.
 CHECK_EVERY = {"cpu": 1}
 CHECK_EVERY_ELSEWHERE = 4
-# Steps between looks at the texts: to read them costs about as much as a small model's step.
+# Steps between checks of the texts; each costs about as much as a small model's step.
 LOOK_EVERY = 8
 
-# Keys of a sequence made at once.
+# Number of keys of a sequence made at once.
 _KEYS = 32
 
 # The noise lies in (-2.9, 16.7), so a token whose logit is this far below the best cannot win.
 _REACH = 19.6
-# From so many logits on it pays to look for the tokens that can win, if they are a small share.
+# Vocabulary size from which searching for the tokens that can win pays, if these are few.
 _MANY = 1 << 16
 _SMALL_SHARE = 16
 
@@ -99,7 +99,7 @@ def _keep_nucleus(logits: Tensor, top_p: float | Tensor) -> Tensor:
 
 @dataclass(eq=False)
 class _Sequence:
-    """One of the sequences that a sampler draws for. drawn: how many tokens it was given."""
+    """One of the sequences that a sampler draws for. drawn: number of its drawn tokens."""
 
     sampling: Sampling
     keys: NoiseKeys
@@ -110,8 +110,8 @@ class _Sequence:
 class Sampler:
     """Chooses one token a step for each of some sequences, which enter and leave between steps.
 
-    `prepare` and `warp` make what `draw` draws from, so that a caller can change it in between.
-    What a sequence gets does not depend on the others. Those at temperature 0 are not warped, and
+    `prepare` and `warp` compute the scores for `draw`, and a caller may change them in between.
+    The tokens of a sequence do not depend on the others. Those at temperature 0 are not warped, and
     their largest logit is taken. stop_ids: tokens that end a text, (S,).
     """
 
@@ -119,9 +119,9 @@ class Sampler:
         self._device = device
         self._stop_ids = torch.empty(0, dtype=torch.int64) if stop_ids is None else stop_ids
         self._rows: list[_Sequence] = []
-        self._seen: Tensor | None = None  # what each row may not repeat, where there is a penalty
+        self._seen: Tensor | None = None  # ids under a repetition penalty, of each row
         self._tokens = torch.empty(0, dtype=torch.int32, device=device)
-        self._waiting: list[int] = []  # rows that may still be too short to end
+        self._waiting: list[int] = []  # rows that may still be too short to stop
         self._banned: tuple[Tensor, ...] | None = None
         self._penalty: Any = 1.0
 
@@ -132,7 +132,7 @@ class Sampler:
         prompts: Sequence[Sequence[int]] = (),
         banned: Sequence[Sequence[int]] = (),
     ) -> None:
-        """Draw for further sequences, too, the last ones from now on.
+        """Add sequences after the present ones.
 
         prompts: the ids of what each goes on from, which a repetition penalty is about as well;
         needed where there is one. banned: of each, ids that are not to be drawn.
@@ -144,14 +144,14 @@ class Sampler:
         if any(row.sampling.repetition_penalty != 1 for row in self._rows):
             rows = [[0]] * before if self._seen is None else self._seen.tolist()
             rows += [list(prompt) or [0] for prompt in prompts] or [[0]] * len(samplings)
-            # Padded by what is there, which changes nothing.
+            # Padded by repeating ids, which has no effect.
             longest = max(map(len, rows))
             padded = [row + row[:1] * (longest - len(row)) for row in rows]
             self._seen = torch.tensor(padded, dtype=torch.int64, device=self._device)
         self._arrange()
 
     def keep(self, order: Sequence[int]) -> None:
-        """Go on with these sequences alone, by their numbers, in this order."""
+        """Keep only these sequences, by their numbers, in this order."""
         self._rows = [self._rows[row] for row in order]
         if self._seen is not None:
             self._seen = self._seen[list(order)]
@@ -190,14 +190,14 @@ class Sampler:
         for rows, keep, limit in self._filters:
             if rows is None:
                 scores = keep(scores, limit)
-            else:  # a row that keeps everything must not wait for the sorting of others
+            else:  # rows without top-k and top-p are not sorted
                 scores[rows] = keep(scores[rows], limit)
         return scores
 
     def draw(self, scores: Tensor) -> tuple[Tensor, Tensor]:
         """Token ids (B,) from the warped scores (B, V), and whether each was drawn from numbers.
 
-        NaN and infinity win any arg max, so the largest score tells of them.
+        NaN and infinity win any arg max, so checking the largest score is enough.
         """
         best, drawn = scores.amax(dim=-1), self._drawn_rows
         finite = best.isfinite()
@@ -246,7 +246,7 @@ class Sampler:
             self._tokens = torch.arange(scores.shape[-1], dtype=torch.int32, device=device)
         pairs = [row.keys[row.drawn] for row in self._noisy]
         keys = torch.tensor(pairs, dtype=torch.int32, device=device).T[..., None]
-        # On a GPU, to ask how many there are would wait for it; the noise costs it little.
+        # Counting them would wait for a GPU, for which the noise is cheap.
         if scores.is_cpu and scores.numel() >= _MANY:
             rows, tokens = (scores >= best[:, None] - _REACH).nonzero(as_tuple=True)
             if len(rows) * _SMALL_SHARE <= scores.numel():
@@ -255,7 +255,7 @@ class Sampler:
 
 
 def _draw_among(scores: Tensor, keys: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
-    """The arg max with noise, which is made for these tokens (and their rows) alone."""
+    """The arg max with noise for only these tokens (and their rows)."""
     values = scores[rows, tokens] + gumbel_noise(keys[:, rows], tokens.int()[:, None])[:, 0]
     best = torch.full((len(scores),), -torch.inf).scatter_reduce_(0, rows, values, "amax")
     wins = values == best[rows]

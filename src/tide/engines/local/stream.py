@@ -19,11 +19,11 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingW
 from tide.engines.checkpoint import context_length
 from tide.engines.local.cache import KeyValueCache, Pair
 
-# What one more forward pass of a small model costs, in tokens that it could have read instead: the
-# bundled model reads some 45 tokens in a millisecond on 2 cores, and a call costs 1.5. In a larger
-# model a call costs less than this, never much more.
+# Cost of a forward pass of a small model, in tokens read in the same time: the bundled model reads
+# some 45 tokens a millisecond on 2 cores, and a call costs 1.5 ms. In larger models a call costs
+# fewer tokens.
 _CALL = 64
-# Layers that keep keys and values and nothing else.
+# Cache layers that hold only keys and values.
 _PLAIN = (DynamicLayer, DynamicSlidingWindowLayer)
 
 
@@ -63,7 +63,7 @@ class Forward:
         return embeddings
 
     def read(self, rows: Sequence[Tensor], *, keep: int = 1) -> Any:
-        """What the model gives for (T_i, d) matrices, left-padded; logits of the last `keep`."""
+        """The model's output for left-padded (T_i, d) matrices; logits of the last `keep` tokens."""
         x, mask = left_pad(rows)
         positions = token_positions(mask)
         cache = DynamicCache() if self.plain else None
@@ -73,7 +73,7 @@ class Forward:
     def read_after(
         self, before: Sequence[Pair], suffixes: Tensor, keep: int = 1
     ) -> tuple[Tensor, list[Pair]]:
-        """Read `suffixes` (n, k, d) of rows that begin with what `before` holds.
+        """Read `suffixes` (n, k, d) of rows whose beginning is cached in `before`.
 
         Returns the logits (n, keep, V) of their last tokens, and the keys and values of the whole
         rows.
@@ -91,14 +91,14 @@ class Forward:
 
 
 def not_finite(dtype: torch.dtype) -> str:
-    """What is said of a model whose logits are not finite."""
+    """The error for a model whose logits are not finite."""
     if dtype is torch.float16:
         return "logits are NaN or infinite in float16; use dtype bfloat16 or float32"
     return "logits are NaN or infinite; are its weights broken?"
 
 
 def cache_in(out: Any) -> Any:
-    """The key-value cache in what a model gave, None without one.
+    """The key-value cache in a model's output, or None.
 
     From transformers 5.24 on, models that keep a state alone (Mamba) have a cache, too.
     """
@@ -108,17 +108,17 @@ def cache_in(out: Any) -> Any:
 
 
 def pairs_in(out: Any) -> list[Pair]:
-    """The keys and values in what a model gave."""
+    """The keys and values in a model's output."""
     return [(layer.keys, layer.values) for layer in cache_in(out).layers]
 
 
 class Stream:
     """Sequences that a model reads token by token, and that enter and leave at any step.
 
-    Of a model that is not `plain`, all enter at once. logits: (B, V), for the token that follows
-    what was read. cache: the keys and values of that. together: read all rows in one pass anywhere;
-    else, on the CPU, those of similar length are: a GPU has arithmetic to spare for the padding.
-    multiple: the model reads a multiple of so many rows.
+    Of a model that is not `plain`, all enter at once. logits: (B, V), for the next token. cache:
+    keys and values of the tokens read. together: read all rows in one pass anywhere; else, on the
+    CPU, those of similar length are: a GPU has arithmetic to spare for the padding. multiple: the
+    model reads a multiple of so many rows.
     """
 
     def __init__(
@@ -161,42 +161,42 @@ class Stream:
         self._join(logits)
 
     def enter_after(self, before: Sequence[Pair], suffixes: Tensor) -> None:
-        """Read what follows in rows of which `before` was read; see `Forward.read_after`."""
+        """Read the rest of rows whose beginning is cached in `before`; see `Forward.read_after`."""
         logits, layers = self._forward.read_after(before, suffixes)
         length = layers[0][0].shape[-2]
         self.cache.fill(layers, self.cache.add([length] * len(suffixes), layers))
         self._join(logits[:, -1])
 
     def resume(self, layers: Sequence[Pair]) -> None:
-        """Let a row of which this was read be the last one; `advance` reads its next token."""
+        """Append a row with these cached tokens; `advance` reads its next token."""
         self.cache.fill(layers, self.cache.add([layers[0][0].shape[-2]], layers))
         self._arrange()
 
     def advance(self, tokens: Tensor) -> None:
-        """Read one more token of each row, (B,). What `logits` was before is lost."""
+        """Read one more token of each row, (B,), and replace `logits`."""
         cache = self.cache
         if cache.step():
             self._arrange()
         count = len(tokens)
         tokens = pad(tokens, (0, len(self._starts) - count))
-        # A row that has ended is read on for as long as its neighbours write: it stays in bounds.
+        # An ended row is read on as long as its neighbours are written, within the context.
         positions = (cache.end - self._starts).clamp_(max=self._last)
         width = cache.end - cache.low + 1
         mask = None if self._mask is None else self._mask[..., :width]
-        assert mask is None or mask.shape[-1] == width  # attention would not say so
+        assert mask is None or mask.shape[-1] == width  # attention would raise no error
         own = cache.model_cache if self._own is None else self._own
         out = self._forward(mask, positions[:, None], own, input_ids=tokens[:, None])
         self.logits = out.logits[:count, -1]
         cache.end += 1
 
     def leave(self, rows: Sequence[int]) -> list[int]:
-        """Let these rows go; returns the former numbers of the others, in their new order."""
+        """Remove these rows; returns the former numbers of the others, in their new order."""
         order = self.cache.without(rows)
         self.select(order)
         return order
 
     def select(self, rows: Sequence[int]) -> None:
-        """Go on with these rows, by their numbers, in this order; some may stand several times."""
+        """Keep these rows, by their numbers, in this order; a row may occur several times."""
         if self._own is not None:
             self._own.batch_select_indices(torch.tensor(rows, device=self.logits.device))
         self.cache.select(rows)
@@ -221,12 +221,12 @@ class Stream:
 
 
 def length_groups(lengths: Sequence[int]) -> list[list[int]]:
-    """Indices of `lengths` in groups whose reading together costs least, from short to long.
+    """Indices of `lengths` in the groups that are cheapest to read, from short to long.
 
     Dynamic programming over the distinct lengths, of which there are few.
     """
     alike = [list(same) for _, same in groupby(by_length(lengths), key=lengths.__getitem__)]
-    best, cut = [0], [0]  # least cost of the first of these, and where their last group begins
+    best, cut = [0], [0]  # least cost of the first n lengths, and the start of their last group
     for end in range(1, len(alike) + 1):
         longest, size, options = lengths[alike[end - 1][0]], 0, []
         for start in range(end - 1, -1, -1):

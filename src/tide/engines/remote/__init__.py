@@ -1,1 +1,1 @@
-"""A model on one or several vLLM servers: the engine, their wire, and the pool that they form."""
+"""A model on one or several vLLM servers: the engine, their protocol and their pool."""

@@ -2,9 +2,9 @@
 
     vllm serve MODEL --enable-prompt-embeds
 
-The servers hold the model; tokenizer and embeddings are read here, from the same checkpoint. A
-completion is written by one server as a whole, so which one it was changes nothing. One that is
-streamed goes on at another server if its own fails.
+The servers hold the model; tokenizer and embeddings are read here, from the same checkpoint. Each
+completion is written by one server, and any server writes the same. One that is streamed goes on at
+another server if its own fails.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _log = logger(__name__)
 _T = TypeVar("_T")
 
 _MAX_BATCH = 256
-# Sequences in one request: some MB at most, and what is done again if the server fails.
+# Sequences in one request: some MB at most, all repeated if the server fails.
 _REQUEST_SIZE = 64
 
 
@@ -75,8 +75,9 @@ class RemoteEngine(EmbeddingEngine):
     api_key_env: the environment variable that holds the servers' API key, if they want one.
 
     Sequences that share sampling and seed, and all greedy ones that share sampling, share requests;
-    others need one each. What a server fails at goes to the others. If it fails a check besides, it
-    leaves the pool until it works again; otherwise the request fails alone (CompletionError).
+    others need one each. A request that a server fails at goes to the others. If the server also
+    fails a check, it leaves the pool until it works again; otherwise the request fails alone
+    (CompletionError).
 
     Raises InputError for options that cannot be used, and EngineError if no server answers, if they
     run a vLLM older than 0.32, or if the embeddings cannot be read. Warns if a server does not
@@ -129,7 +130,7 @@ class RemoteEngine(EmbeddingEngine):
     async def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
         if request.piece_tokens is None:
             future: asyncio.Future[Piece] = asyncio.get_running_loop().create_future()
-            if not self._waiting:  # those that are asked in one breath share requests
+            if not self._waiting:  # sequences asked for in one turn of the loop share requests
                 asyncio.get_running_loop().call_soon(self._send)
             self._waiting.append((request, future))
             yield await future
@@ -138,7 +139,7 @@ class RemoteEngine(EmbeddingEngine):
 
         async def work(put: Callable[[Piece], None]) -> None:
             async def ask(endpoint: Endpoint) -> None:
-                # A server that takes over goes on after what was given out already.
+                # A server that takes over continues after the tokens already given out.
                 rest = request if not given else self.after(request, given)
                 async with aclosing(self._parts(endpoint, rest)) as parts:
                     async for piece in parts:
@@ -222,7 +223,7 @@ class RemoteEngine(EmbeddingEngine):
         return [one for part in parts for one in part]
 
     def _body(self, request: Request) -> dict[str, Any]:
-        """What of a request its server is told, but for the prompt."""
+        """The body of a server's request, without the prompt."""
         sampling = request.sampling
         body = {
             "max_tokens": sampling.max_new_tokens,
@@ -250,7 +251,7 @@ class RemoteEngine(EmbeddingEngine):
     def _verify(self) -> None:
         """Raise EngineError if a server did not write the same from embeddings as from their ids.
 
-        That is looked at when a server enters the pool; there, it is a warning.
+        A server that enters the pool is checked for this, too; there it is a warning.
         """
         for url, problem in self._differences.items():
             raise EngineError(f"{url}: {problem}")
@@ -271,9 +272,9 @@ class RemoteEngine(EmbeddingEngine):
     async def _choices(
         self, body: dict[str, Any], count: int, read: Callable[[int, Choice], _T]
     ) -> list[_T]:
-        """What `read` makes of the number and choice of each prompt of one request.
+        """The results of `read` for the number and choice of each prompt of a request.
 
-        A server for whose choice it raises ServerFailed fails.
+        If `read` raises ServerFailed, the server has failed.
         """
 
         async def work(endpoint: Endpoint) -> list[_T]:
@@ -283,7 +284,7 @@ class RemoteEngine(EmbeddingEngine):
         return await self.pool.run(count, work)
 
     async def _ask(self, endpoint: Endpoint, body: dict[str, Any], count: int) -> list[Choice]:
-        """One request: what `endpoint` wrote after each of its `count` prompts."""
+        """One request: the choices of `endpoint` for its `count` prompts."""
         # Some hundred bytes for each token that is written or read, and a few for each embedding.
         tokens = count * body["max_tokens"] + sum(map(len, body.get("prompt", ())))
         limit = MIB + 1024 * tokens + sum(map(len, body.get("prompt_embeds", ()))) // 64
@@ -314,7 +315,7 @@ class RemoteEngine(EmbeddingEngine):
         return Piece(ids, reason)
 
     async def _admit(self, endpoint: Endpoint) -> None:
-        """Look at a server before it is used: its version, its model, and what it writes."""
+        """Check a server before it is used: its version, its model and its output."""
         version = (await self.pool.request(endpoint, "/version", ServerVersion)).version
         if is_older(version):
             raise EndpointRefused(
@@ -343,7 +344,7 @@ class RemoteEngine(EmbeddingEngine):
             _log.warning("%s: %s", endpoint.url, problem)
 
     async def _check(self, endpoint: Endpoint) -> None:
-        """Let a server write a token after embeddings, as it is asked to most often."""
+        """Let a server write a token after embeddings, its most frequent task."""
         (ids,) = self._tokenize(PROBES[:1])
         rows = [encode(self._embed_ids(ids))]
         await self._first_tokens(endpoint, {"prompt_embeds": rows}, len(rows))
@@ -359,7 +360,7 @@ class RemoteEngine(EmbeddingEngine):
 
 
 def _alike(requests: Sequence[Request]) -> list[list[int]]:
-    """Numbers of those that can share a request to a server: it has one of each setting for all.
+    """Numbers of the sequences that can share a request, which has one value for each setting.
 
     Greedy ones need no seed.
     """

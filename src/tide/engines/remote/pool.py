@@ -1,7 +1,7 @@
 """A pool of servers that do the same work: the least loaded gets the next request.
 
 A server that fails leaves the pool, its work goes to the others, and it is tried again in the
-background until it is fit to come back. Knows HTTP, and nothing of what is asked.
+background until it is fit to come back. It knows HTTP, but not the content of the requests.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _T = TypeVar("_T")
 _Parsed = TypeVar("_Parsed", bound=BaseModel)
 
 # Seconds
-_LEAST_REST, _USUAL_REST, _LONGEST_REST = 0.1, 1.0, 30.0  # of a server that is overloaded
+_LEAST_REST, _USUAL_REST, _LONGEST_REST = 0.1, 1.0, 30.0  # pause of an overloaded server
 _FIRST_PROBE, _LONGEST_PAUSE = 0.5, 10.0
 
-# Attempts at one request, all of servers that do other work, before it fails alone.
+# Attempts at one request, by servers that do other work, before it fails alone.
 _ATTEMPTS = 5
 
 # HTTP
@@ -43,7 +43,7 @@ _CLIENT_REQUESTS = 4
 
 
 class EndpointRefused(Exception):
-    """A server does not accept a request, and would not accept it again.
+    """A server refuses a request, and would refuse it again.
 
     status: of its HTTP answer; 0 without one.
     """
@@ -58,8 +58,8 @@ class Endpoint:
     """One server.
 
     load: units of work under way. answered: units done. refuses: it is out of the pool because it
-    accepts nothing, which waiting does not change. did_well: when it last did what it was asked.
-    check: finds out whether it still does, while that is in doubt.
+    refuses all requests, for good. did_well: time of its last success. check: the running check of
+    a server in doubt.
     """
 
     url: str
@@ -75,7 +75,7 @@ class Endpoint:
 
 @dataclass
 class _Job:
-    """What came of one piece of work so far.
+    """State of one piece of work.
 
     causes: by address, why a server did not do it. checks: of each server that failed at it.
     """
@@ -123,7 +123,7 @@ class EndpointPool:
         self._api_key = api_key
 
     async def start(self) -> None:
-        """Look at all servers. Those that fail are tried again later; EngineError if all do."""
+        """Check all servers. Those that fail are tried again later; EngineError if all fail."""
         await asyncio.gather(*(self._enter(endpoint) for endpoint in self.endpoints))
         if not self.available:
             raise EngineError(f"no server can be used: {self.reasons()}")
@@ -134,8 +134,8 @@ class EndpointPool:
     async def run(self, units: int, work: Callable[[Endpoint], Awaitable[_T]]) -> _T:
         """`await work(server)` on the least loaded server, again elsewhere where one fails.
 
-        units: how much work it is, for the balance. Raises CompletionError where servers that do
-        other work do not do this, and EngineError where no server does any.
+        units: how much work it is, for the balance. Raises CompletionError if servers that do other
+        work fail at this, and EngineError if no server works.
         """
         job = _Job(asyncio.get_running_loop().time())
         retrying = AsyncRetrying(retry=retry_if_exception_type(ServerFailed), wait=self._pause)
@@ -193,7 +193,7 @@ class EndpointPool:
         raise ServerFailed("ended a stream in its middle")
 
     def _raise_for_status(self, reply: Reply, path: str) -> None:
-        """Raise what an answer that is not a success means."""
+        """Raise the error that an unsuccessful answer means."""
         status = reply.status
         if status == _OVERLOADED:
             seconds = min(max(reply.pause(_USUAL_REST), _LEAST_REST), _LONGEST_REST)
@@ -206,7 +206,7 @@ class EndpointPool:
             raise EndpointRefused(f"HTTP {status} to {path}: {reply.message()}", status)
 
     def reasons(self) -> str:
-        """For each server, whether it is in use or why it is not."""
+        """For each server, "in use" or the reason why it is not."""
         return "; ".join(f"{endpoint.url}: {endpoint.reason}" for endpoint in self.endpoints)
 
     async def close(self) -> None:
@@ -242,7 +242,7 @@ class EndpointPool:
             if all(endpoint.refuses for endpoint in self.endpoints):
                 raise EngineError(f"no server can be used: {self.reasons()}")
             raise ServerFailed("no server available")
-        # Rather one that did not fail at it, nor is in doubt.
+        # Prefer a server that did not fail at it and is not in doubt.
         endpoint = min(usable, key=lambda e: (e.url in job.causes, e.check is not None, e.load))
         try:
             result = await self._done(endpoint, job, units, work)
@@ -252,7 +252,7 @@ class EndpointPool:
             raise ServerFailed(str(error)) from None
         endpoint.answered += units
         endpoint.did_well = asyncio.get_running_loop().time()
-        if endpoint.available:  # and not resting any more
+        if endpoint.available:  # whose pause is over
             endpoint.reason = "in use"
         return result
 
@@ -284,7 +284,7 @@ class EndpointPool:
         check = self._checked(endpoint)
         job.checks.append(check)
         if not refused and len(job.checks) < _ATTEMPTS and self._fresh(job):
-            return  # another server tries it meanwhile
+            return  # another server tries the request meanwhile
         # Not cancelled with this job: others wait for them, too.
         job.checks = [one for one in job.checks if await asyncio.shield(one)]
         if len(job.checks) >= _ATTEMPTS or (refused and check in job.checks):
@@ -295,7 +295,7 @@ class EndpointPool:
         return [e for e in self.endpoints if e.available and e.rests_until <= now]
 
     def _fresh(self, job: _Job) -> bool:
-        """Whether a server can be used that did not fail at the job."""
+        """Whether there is a usable server that did not fail at the job."""
         return any(e.url not in job.causes for e in self._usable())
 
     def _pause(self, state: RetryCallState) -> float:
@@ -315,7 +315,7 @@ class EndpointPool:
         return endpoint.check
 
     async def _works(self, endpoint: Endpoint) -> bool:
-        """Whether a server answers what it should; it leaves the pool if it does not."""
+        """Whether a server answers correctly; if not, it leaves the pool."""
         try:
             await self._check(endpoint)
         except (ServerFailed, EndpointRefused) as error:
@@ -353,7 +353,7 @@ class EndpointPool:
         _log.warning("%s is back in the pool", endpoint.url)
 
     async def _enter(self, endpoint: Endpoint) -> None:
-        """Look at a server; it becomes available, or `reason` says why not."""
+        """Check a server; it becomes available, or `reason` says why not."""
         try:
             await self._admit(endpoint)
         except (ServerFailed, EndpointRefused) as error:

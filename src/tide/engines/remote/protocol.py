@@ -1,8 +1,8 @@
-"""What vLLM's completions API is sent and what it answers; anything else it answers is refused.
+"""Requests and answers of vLLM's completions API; any other answer is refused.
 
-And whether a vLLM, here or on a server, writes the same from token ids and from our embeddings of
-them. It does not if it runs another model than the one our embeddings were read from, or if it
-scales embeddings before its first block. The most likely first token after a few sentences tells.
+It also checks whether a vLLM, here or on a server, writes the same from token ids and from our
+embeddings of them. It does not if it runs another model than that of our embeddings, or if it
+scales embeddings before its first block. The check is the most likely token after a few sentences.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tide.engines.base import FinishReason
 if TYPE_CHECKING:  # the engine 'openai' imports this module, and needs no torch
     from torch import Tensor
 
-# Bounded, so that what is made of them is finite and can be shown.
+# Bounded, so that sums are finite and can be shown.
 _LogProbability = Annotated[float, Field(ge=-1e9, le=1e-3)]  # 0 but for rounding
 _Count = Annotated[int, Field(ge=0, le=10**9)]
 _Name = Annotated[str, Field(max_length=1000)]
@@ -51,8 +51,8 @@ PROBES = (
     "Two plus two equals",
 )
 
-# Natural-log probabilities. Half precision and other kernels move one by a few hundredths; where
-# they make another token the most likely one, the two were as likely before.
+# Natural-log probabilities. Half precision and other kernels change one by a few hundredths, and
+# change the most likely token only if two are about equally likely.
 _TIE = 0.05
 _CLOSE = 0.25
 
@@ -68,7 +68,7 @@ class _LogProbs(BaseModel):
 
 
 class Choice(BaseModel):
-    """What the server wrote for one prompt; what it was not asked for is None."""
+    """The server's answer for one prompt; fields not asked for are None."""
 
     index: _Count
     finish_reason: Literal["length", "stop"]
@@ -83,7 +83,7 @@ class CompletionResponse(BaseModel):
 
 
 class EventChoice(BaseModel):
-    """What the server wrote next of a completion that it streams."""
+    """The next part of a streamed completion."""
 
     index: Literal[0]
     finish_reason: Literal["length", "stop"] | None = None
@@ -111,7 +111,7 @@ class ServedModels(BaseModel):
 
 
 def encode(x: Tensor) -> str:
-    """Embeddings as the API takes them: base64 of what `torch.save` writes."""
+    """Embeddings in the API's format: base64 of a `torch.save` file."""
     import torch  # noqa: PLC0415  (only where there are embeddings)
 
     buffer = io.BytesIO()
@@ -127,7 +127,7 @@ def mean_log_prob(choice: Choice, completion: Sequence[int]) -> float:
     """
     positions = (choice.prompt_logprobs or [])[-len(completion) :]
     try:
-        # Looked at here, and nowhere else: the prompt's may be many, and nobody needs them.
+        # Only these are validated: the prompt's may be many, and are not used.
         read = [
             _LogProb.model_validate(position[str(token)], strict=True).logprob
             for position, token in zip(positions, completion, strict=True)
@@ -141,7 +141,7 @@ def is_older(version: str) -> bool:
     """Whether a vLLM that calls itself `version` is older than `OLDEST`."""
     try:
         return Version(version) < OLDEST
-    except InvalidVersion:  # a build from source says what it likes
+    except InvalidVersion:  # a build from source may have any version
         return False
 
 
@@ -150,8 +150,8 @@ def without_end(
 ) -> tuple[tuple[int, ...], FinishReason | None]:
     """VLLM's tokens and reason, without the token that ended the text.
 
-    For a stop string, of which all tokens are there, the reason is "length": who reads the text
-    finds the string, and cuts it off.
+    A stop string, whose tokens are all there, gives the reason "length": the reader of the text
+    finds and cuts it.
     """
     if reason != "stop":
         return ids, reason
