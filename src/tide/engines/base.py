@@ -1,8 +1,8 @@
-"""What an engine is: prompts in, completions out as they are written. Knows nothing of toxicity.
+"""Base of engines: prompts in, completions out as they are written. It knows nothing of toxicity.
 
-An engine of one's own derives from `Engine` and writes `_tokenize`, `_texts` and `_write`, and
-`_embed_tokens` if searches are to move prompts, as `tide.engines.scripted` does. The public methods
-check what goes in and what comes out, and raise TideErrors alone.
+A new engine derives from `Engine` and implements `_tokenize`, `_texts` and `_write`, and
+`_embed_tokens` for searches that move prompts; see `tide.engines.scripted`. The public methods
+check input and output, and raise only TideErrors.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ FinishReason = Literal["length", "stop"]
 MaxBatch = Annotated[int, Field(ge=1, le=65_536)] | None
 _DTYPES = ("float32", "bfloat16", "float16")
 _GREEDY = Sampling(max_new_tokens=1, temperature=0.0)
-# Spellings of one word that are banned together; vocabularies have dozens of some marks.
+# Most spellings of a word that are banned together; vocabularies have dozens of some marks.
 MOST_SPELLINGS = 8
 
 # Of an answer that is a text alone.
@@ -63,7 +63,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Completion:
-    """What the model wrote after the prompt, without the token that ended it.
+    """The model's text after the prompt, without the token that ended it.
 
     read_tokens: as the pieces' together.
     """
@@ -76,7 +76,7 @@ class Completion:
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """What an engine is asked to write.
+    """A request for a completion.
 
     prompt: token ids, or input embeddings (T, d) of any float dtype. seed: equal seeds draw equal
     noise (common random numbers). banned_token_ids: never drawn. banned_first_ids: further ones,
@@ -99,7 +99,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Piece:
-    """What was written next, without a token that ends the text.
+    """The next part of a completion, without a token that ends the text.
 
     finish_reason: why this is the last piece; None if it is not. read_tokens: prompt tokens that
     were read for it, without those in the prefix cache. An engine without one leaves it at None:
@@ -123,9 +123,9 @@ class Likelihood(NamedTuple):
 class Ban(NamedTuple):
     """How to keep a text from being written again; see `Engine.ban`.
 
-    kept: tokens before the first visible one; the ban is for what stands after them. token_ids: at
-    most `MOST_SPELLINGS`. everywhere: ban them for the rest of the text; else as its next token
-    alone (`Request.banned_first_ids`).
+    kept: tokens before the first visible one; the ban applies after them. token_ids: at most
+    `MOST_SPELLINGS`. everywhere: ban them for the rest of the text; else as its next token alone
+    (`Request.banned_first_ids`).
     """
 
     kept: int
@@ -158,7 +158,7 @@ class Engine(ABC):
     capabilities: ClassVar[frozenset[str]] = frozenset()
     _closed = False
 
-    # What every engine writes. All of it runs in the engine's own loop, but for texts and tokens.
+    # Implemented by every engine. All but texts and tokens runs in the engine's own loop.
 
     @abstractmethod
     def _tokenize(self, prompts: Sequence[str]) -> list[list[int]]:
@@ -177,7 +177,7 @@ class Engine(ABC):
     def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
         """See `write`. The request was checked; closing the generator aborts it."""
 
-    # What an engine may write besides.
+    # Implemented by some engines.
 
     def _embed_tokens(self, token_ids: Sequence[int]) -> Tensor:
         """See `embed_tokens`."""
@@ -202,7 +202,7 @@ class Engine(ABC):
         return None
 
     def _vocabulary(self) -> Sequence[str]:
-        """The text of each token id; empty where that is not known. See `spellings`."""
+        """The text of each token id, or "" if it is unknown. See `spellings`."""
         return ()
 
     def _verify(self) -> None:
@@ -229,12 +229,12 @@ class Engine(ABC):
             return self._encode(text)
 
     def texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
-        """What each row of completion ids adds to the prompt's text, with its control tokens."""
+        """The text that each row of completion ids adds to the prompt, control tokens included."""
         with self._calling("texts", CompletionError):
             return self._texts(rows)
 
     def token_texts(self, rows: Sequence[Sequence[int]]) -> list[list[str]]:
-        """What each token of each row adds to its text."""
+        """The text that each token of each row adds."""
         return self._token_texts.of(rows)
 
     def spellings(self, token_id: int) -> tuple[int, ...]:
@@ -314,7 +314,7 @@ class Engine(ABC):
         return found
 
     def prefix_cache(self, rows: Tensor | None = None) -> object:
-        """A handle that goes with requests: keys and values are kept while it lives.
+        """A handle for requests; their keys and values are cached as long as it lives.
 
         rows: the first (P, d) embeddings of all of them, read once. Without, a later request whose
         token ids but the last were read or written in the one before reads that last token alone.
@@ -326,7 +326,7 @@ class Engine(ABC):
     # Writing.
 
     async def write(self, request: Request) -> AsyncGenerator[Piece, None]:
-        """What the model writes, piece by piece; no row depends on the rest of its batch.
+        """Write a completion, piece by piece; no row depends on the rest of its batch.
 
         Closing the generator aborts the request at the next step. Raises CompletionError for a
         prompt that the engine cannot complete, and EngineError if it can complete none.
@@ -379,7 +379,7 @@ class Engine(ABC):
         return [replace(one, read_tokens=read) for one, read in zip(made, reads, strict=True)]
 
     def after(self, request: Request, token_ids: Sequence[int]) -> Request:
-        """The request that goes on after these tokens, which were written for `request`."""
+        """The request that continues `request` after these tokens."""
         prompt, sampling = request.prompt, request.sampling
         if isinstance(prompt, Sequence):
             more: Sequence[int] | Tensor = (*prompt, *token_ids)
@@ -404,9 +404,9 @@ class Engine(ABC):
     async def log_likelihoods(
         self, pairs: Sequence[TokenPair], *, prefix_cache: object = None
     ) -> list[Likelihood]:
-        """How likely the completion ids of each (prompt ids, completion ids) are.
+        """The likelihood of the completion ids of each pair (prompt ids, completion ids).
 
-        Raises as `write`, for the first that fails.
+        Raises as `write`, for the first pair that fails.
         """
         if not self.portal.is_current:
             call = partial(self.log_likelihoods, prefix_cache=prefix_cache)
@@ -440,17 +440,17 @@ class Engine(ABC):
         return found
 
     def fewest(self, ids: Sequence[int], enough: Callable[[str], bool]) -> int:
-        """How many of the first `ids` it takes until their text is `enough`, as that of all is."""
+        """The least number of first `ids` whose text is `enough`, as the text of all is."""
         return bisect_left(
             range(len(ids)), True, key=lambda count: enough(self.texts([ids[:count]])[0])
         )
 
-    # What holds for all of them.
+    # Checks and properties.
 
     def check(self, request: Request) -> None:
-        """Raise CompletionError for a request that the engine cannot take.
+        """Raise CompletionError for a request that the engine cannot serve.
 
-        Raises InputError for a sampling that it does not honour.
+        Raises InputError for a sampling option that it does not support.
         """
         self.check_sampling(request.sampling)
         self.check_prompt(request.prompt, request.sampling.max_new_tokens)
@@ -530,7 +530,7 @@ class Engine(ABC):
         """Free what the engine holds; every other method raises EngineError from then on."""
         if not self._closed:
             self._closed = True
-            if not self.portal.is_forked:  # else what it holds is the parent's
+            if not self.portal.is_forked:  # in a fork, the resources are the parent's
                 self.portal.run(self._free)
                 self.portal.close()
 
@@ -553,7 +553,7 @@ class Engine(ABC):
 
     @cached_property
     def _spellings(self) -> dict[int, tuple[int, ...]]:
-        """Token ids of one text but for capitals and spaces, for each of them; not of no text."""
+        """For each token id, the ids whose texts differ from its own only in case or spaces."""
         alike: dict[str, list[int]] = {}
         vocabulary = self._vocabulary()
         for token_id, text in enumerate(vocabulary):
@@ -571,7 +571,7 @@ class Engine(ABC):
     def _calling(
         self, doing: str, kind: type[TideError] = EngineError, *, awaits: bool = False
     ) -> Iterator[None]:
-        """What the libraries below raise becomes a `kind`: of a text alone, or of the engine."""
+        """Turn errors of libraries into a `kind`: of one text, or of the engine."""
         if self._closed:
             raise EngineError(f"engine with {self.name}: closed; make a new one")
         self.portal.check_fork()
@@ -579,7 +579,7 @@ class Engine(ABC):
             yield
 
     async def _whole(self, request: Request) -> tuple[list[int], FinishReason, int]:
-        """Token ids, why they end, and how many tokens were read for them."""
+        """The token ids, their finish reason, and the number of tokens read for them."""
         ids: list[int] = []
         reason: FinishReason | None = None
         read = 0
@@ -596,7 +596,7 @@ class Engine(ABC):
         return Completion(text, ids[:count], "stop")
 
     def _check_piece(self, piece: Piece, written: int, request: Request) -> None:
-        """Raise EngineError for what cannot be part of a completion of at most so many tokens."""
+        """Raise EngineError for an invalid piece of a completion of at most `most` tokens."""
         ids = piece.token_ids
         if written > request.sampling.max_new_tokens or any(
             type(i) is not int or i < 0 for i in ids
@@ -612,7 +612,7 @@ class Engine(ABC):
             )
         if not x.is_floating_point():
             raise CompletionError(f"embeddings: dtype {x.dtype}, expected a float type")
-        # The ends of NaN are NaN. To ask each number takes ten times as long.
+        # The minimum and maximum of NaN are NaN. Checking each number takes ten times as long.
         if not all(end.isfinite() for end in x.to(self.dtype).aminmax()):
             raise CompletionError(f"embeddings: NaN or infinite values (as {self.dtype})")
 

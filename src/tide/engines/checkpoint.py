@@ -29,8 +29,8 @@ def source_of(model: str | Path) -> str:
     "pocket", "pocket-reference" and "pocket-chat" are bundled; "smollm2" and "gemma3-270m" come as
     packages. A GGUF file, or a folder with one and no config, is converted once.
 
-    Raises EngineError for what can only be a folder, and is none, MissingDependencyError for a
-    package that is not installed.
+    Raises EngineError for the path of a missing folder, and MissingDependencyError for a package
+    that is not installed.
     """
     if model in PACKAGES:
         return str(packaged(str(model)))
@@ -129,7 +129,7 @@ def _read_tensor(source: str, name: str, prefix: str, revision: str | None) -> t
 
 
 def _find_key(keys: Iterable[str], name: str, prefix: str) -> str:
-    """`name` as the checkpoint has it: the same, without the model's prefix, or below another."""
+    """The key of `name` in the checkpoint: equal, without the prefix, or below another one."""
     keys = list(keys)
     for known in (name, name.removeprefix(prefix)):
         if known in keys:

@@ -12,9 +12,9 @@ class TokenTexts:
     """What each token adds to a text: `"".join(of([ids])[0])` is the text of all `ids`.
 
     A token that ends inside a code point adds nothing; the one that completes it adds all since. So
-    a text may be cut after a token that adds something, unless it ends with a part of a code point
-    that nothing completes. texts: of rows of token ids, as engines have it. The text of a token by
-    itself is looked up once.
+    a text may be cut after any token that adds text, unless that text ends with an incomplete code
+    point. texts: `Engine.texts`, the texts of rows of token ids. The text of a token by itself is
+    looked up once.
     """
 
     def __init__(self, texts: Callable[[Sequence[Sequence[int]]], list[str]]) -> None:

@@ -33,7 +33,7 @@ from tide.engines.remote.protocol import (
 from tide.plugins.options import checked
 
 _MAX_BATCH = 256
-# Texts that mean a boolean, and those that only seem to.
+# Texts that mean a boolean, and texts that only look like one.
 _BOOLEANS = {"true": True, "false": False, "yes": None, "no": None, "on": None, "off": None}
 # With embeddings, any of these crashes vLLM (its issue 57719).
 _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
@@ -197,10 +197,11 @@ class VllmEngine(EmbeddingEngine):
 
 
 def _meant(name: str, value: Any) -> Any:
-    """An option of vLLM, of which only vLLM knows the type, with booleans for texts that mean one.
+    """The value of an option of vLLM, whose type only vLLM knows;
 
-    vLLM takes any text as true: "False" would turn on what it is to turn off. Raises InputError for
-    a text that may mean one, and for `trust_remote_code` inside of another option.
+    "true" and "false" become booleans. vLLM takes any text as true, so "False" would turn an option
+    on. Raises InputError for a text that may mean one, and for `trust_remote_code` inside of
+    another option.
     """
     if isinstance(value, dict):
         if "trust_remote_code" in value:

@@ -230,7 +230,7 @@ class Beginning:
 
 @dataclass(eq=False)
 class Handle:
-    """A request's reference to a beginning. counted: whether a request was charged for reading it."""
+    """A request's reference to a beginning. counted: whether reading it was charged to one."""
 
     beginning: Beginning
     counted: bool = False
@@ -255,7 +255,7 @@ class PrefixCache:
         return len(self._beginnings)
 
     def handle(self, rows: Tensor | None) -> Handle | None:
-        """A handle for requests that begin with these rows; without rows, that extend each other."""
+        """A handle for requests with these first rows; without rows, that extend each other."""
         if not self._capacity or (rows is not None and len(rows) < LEAST):
             return None
         with self._lock:

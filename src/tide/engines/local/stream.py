@@ -63,7 +63,7 @@ class Forward:
         return embeddings
 
     def read(self, rows: Sequence[Tensor], *, keep: int = 1) -> Any:
-        """The model's output for left-padded (T_i, d) matrices; logits of the last `keep` tokens."""
+        """The output for (T_i, d) matrices, left-padded, with logits of the last `keep` tokens."""
         x, mask = left_pad(rows)
         positions = token_positions(mask)
         cache = DynamicCache() if self.plain else None

@@ -1,6 +1,6 @@
-"""How guards are asked and how they answer: formats of known families, and a file for any other.
+"""Formats of guards' questions and answers: known families, and a file for any other.
 
-The words of the question are not kept here: the chat template that comes with a guard has them.
+The question's wording is in the chat template that comes with a guard.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _KNOWN = {  # as they are written in the names of models, without signs
 
 
 class Format(BaseModel):
-    """How a guard is asked and answers.
+    """Format of a guard's question and answer.
 
     verdicts: the words that it answers with, and how toxic each is, in [0, 1]. lead: what stands
     before the verdict. tokens: of an answer, to find the verdict in. arguments: of its chat
-    template. policy: where in the arguments a policy of one's own goes, by its keys; None if there
-    is no place for one. header: the template must be told to begin the answer.
+    template. policy: keys of the place of a custom policy in the arguments; None without such a
+    place. header: the template must be told to begin the answer.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -78,7 +78,7 @@ FORMATS: Mapping[str, Format] = {
 
 
 class GuardSettings(BaseModel):
-    """A guard, as `guard:FILE.json` has it; what is left out comes from the format.
+    """A guard, as in `guard:FILE.json`; missing fields come from the format.
 
     model: folder or hub id; with `url`, the name that the server knows it by. format: one of
     FORMATS; without one it is told by the model's name. url: a server that speaks OpenAI's API; in
@@ -174,7 +174,7 @@ class GuardSettings(BaseModel):
             policy = "\n".join(f"{name}: {text}" for name, text in policy.items())
         if len(base.policy) == 1:
             return {**arguments, base.policy[0]: policy}
-        # A definition of one's own takes the place of the named risk.
+        # A custom definition replaces the named risk.
         own = {"risk_name": "policy"} if base.policy[-1] == "risk_definition" else {}
         return {**arguments, base.policy[0]: {**own, base.policy[-1]: policy}}
 
@@ -196,7 +196,7 @@ class GuardSettings(BaseModel):
         ]
 
     def digest(self) -> str:
-        """Of everything that the scores depend on but the model and where it runs."""
+        """Digest of everything that decides the scores, except the model and where it runs."""
         asked = self.model_dump_json(
             include={"prompt", "policy", "verdicts", "lead", "arguments", "role", "question"}
         )
@@ -211,6 +211,6 @@ class _Loose(BaseModel):
 
 
 def known(model: str) -> str:
-    """The format of a family, told by the model's name; empty if it is none of them."""
+    """The format of a family, derived from the model's name; "" if unknown."""
     name = re.sub(r"[-_ /\\]", "", model.lower())
     return next((form for part, form in _KNOWN.items() if part in name), "")

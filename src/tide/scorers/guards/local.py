@@ -28,17 +28,17 @@ from tide.scorers.guards.verdicts import NoVerdict, Place, Verdict, read_verdict
 from tide.scorers.huggingface import digest_of
 
 _TAGS = re.compile(r"</?\w+>")
-# In place of a text, to see where a template puts it, and whether it changes what it holds.
+# A placeholder text, which shows where a template puts a text and whether it changes it.
 _PROBE = "\ue000Aa \"'<&>{}\\\n\ue000"
-# Tokens that are looked at in each place; vLLM gives 20 unless it is told otherwise.
+# Number of the likeliest tokens read in each place; vLLM's default limit is 20.
 _LIKELIEST = 20
 
 
 class _LocalGuard(PlainScorer, ABC):
-    """Base of guards in process: what they are asked, and how their answers are read.
+    """Base of guards in process: makes their prompts and reads their answers.
 
-    What a guard writes before its verdict (empty lines, "Safety:") is looked for once, at the
-    start. From then on its answers are begun so, and the verdict is their first token.
+    The text that a guard writes before its verdict (empty lines, "Safety:") is found once, at the
+    start. Later answers begin with it, so that the verdict is their first token.
     """
 
     pace = "sentence"
@@ -108,7 +108,7 @@ class _LocalGuard(PlainScorer, ABC):
             ) from None
 
     def _try_out(self) -> None:
-        """Look what it answers to a plain text: a verdict, and where."""
+        """Find the place of the verdict in its answer to a plain text."""
         policy = self._settings.policy
         if policy is not None and self._settings.prompt is None:
             rendered = self._rendered(HEALTH_TEXT)
@@ -121,20 +121,20 @@ class _LocalGuard(PlainScorer, ABC):
         with guarded(ScorerError, f"scorer {self.name}: cannot be asked"):
             (answer,) = self._answers([self._prompt(HEALTH_TEXT)], self._format.tokens)
             before = self._verdict(answer).before
-        # Thoughts are those about one text, and begin no other answer.
+        # Thoughts are about one text, and cannot begin other answers.
         if not _TAGS.sub("", before.replace(self._format.lead, "")).strip():
             self._begin(before)
 
     def _begin(self, begun: str) -> None:
-        """Let answers begin so."""
+        """Set the beginning of all answers."""
         self._begun = begun
         self._expected = self._control.count(self._ids(HEALTH_TEXT))
 
     def _look_at_template(self) -> tuple[list[str], Callable[[str], str]]:
-        """What stands before and after the text in a prompt, and how spaces are stripped off it.
+        """The prompt before and after the text, and the function that strips the text's spaces.
 
-        The template never sees a text, so it cannot leave a part of it out. Raises InputError if it
-        would change what a text holds. It may repeat it.
+        The template never sees a text, so it cannot omit a part of it. Raises InputError if it
+        would change a text. It may repeat it.
         """
         rendered = self._rendered(probe := f"\t{_PROBE}\t")
         for strip in (str, str.lstrip, str.rstrip, str.strip):

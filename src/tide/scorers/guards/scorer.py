@@ -12,7 +12,7 @@ from tide.core.validation import one_line
 from tide.scorers.base import Scorer
 from tide.scorers.guards.formats import GuardSettings
 
-# In a model's folder: what it takes to ask this one.
+# File in a model's folder with its GuardSettings.
 _FILE = "guard.json"
 
 
@@ -39,7 +39,7 @@ def guard(model: str | GuardSettings, **options: Any) -> Scorer:
 
 
 def read(spec: str) -> GuardSettings:
-    """The settings that a spec or the file it names says. Raises InputError."""
+    """The settings of a spec or of the file that it names. Raises InputError."""
     if spec.endswith(".json"):
         return GuardSettings.load(Path(spec))
     model, at, rest = spec.partition("@http")

@@ -11,11 +11,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-# A place where all verdicts together are less likely than this is none of a verdict.
+# Least probability of all verdicts together at the place of a verdict.
 _LEAST = 0.01
-# The chosen token is the likeliest; equals may be rounded apart by so much.
+# Tolerance for the chosen token being the likeliest: rounding may separate equals.
 _ROUNDING = 0.5
-# What may stand around a verdict.
+# Characters that may surround a verdict.
 _AROUND = " \t\r\n\"'`*_"
 
 
@@ -49,8 +49,8 @@ def read_verdict(
     anything may stand before the lead, and nothing but spaces and quotation marks after it.
     written: the beginning of the answer, if the guard was made to begin so.
 
-    What the places do not list counts as the most toxic verdict, which has several spellings: the
-    score is never lower than the whole vocabulary would make it.
+    Tokens that the places do not list count as the most toxic verdict, so that the score is never
+    lower than with the whole vocabulary.
     Raises NoVerdict.
     """
     begun = len(written)
@@ -63,7 +63,7 @@ def read_verdict(
             if not blank and len(meant) < 2:
                 if not _is_likeliest(chosen, likeliest):
                     raise NoVerdict(f"{chosen!r}, which is not the likeliest of its own list,")
-                # Another word was chosen, or a verdict: then it counts however unlikely it was.
+                # Another word was chosen; or a verdict, which then counts however unlikely it was.
                 score = _score(tail, likeliest, verdicts, 0.0 if meant else _LEAST)
                 if score is not None:
                     return Verdict(score, written[begun:])
@@ -75,7 +75,7 @@ def read_verdict(
 
 
 def _is_likeliest(chosen: str, likeliest: Sequence[tuple[str, float]]) -> bool:
-    """False where an answer contradicts itself: then its list is no measure of the verdict."""
+    """False for an answer that contradicts itself, whose list cannot be used."""
     own = max((math.exp(logprob) for text, logprob in likeliest if text == chosen), default=0.0)
     return own >= _ROUNDING * max((math.exp(logprob) for _, logprob in likeliest), default=0.0)
 

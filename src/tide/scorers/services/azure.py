@@ -111,7 +111,7 @@ class AzureContentSafetyScorer(RemoteScorer):
         return [Said(max(scores.values()), scores)]
 
     def _meaning(self, reply: Reply, text: str) -> ScorerError:
-        """What a status other than 200 means."""
+        """The error for a status other than 200."""
         code = code_of(reply)
         what = f"scorer {self.name}: HTTP {reply.status}{f' {code}' if code else ''}"
         if reply.status == 400:

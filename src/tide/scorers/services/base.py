@@ -48,15 +48,15 @@ class Pace:
             return start - now
 
     def pause(self, seconds: float) -> None:
-        """No start from now on for so long: the service asked for it."""
+        """Allow no start for this many seconds, as the service asked."""
         with self._lock:
             self._next = max(self._next, self._clock() + seconds)
 
 
-# A service that asks for a longer pause than this will not answer this run.
+# Longest pause to wait for, in seconds; a service that asks for more counts as unavailable.
 _LONGEST_PAUSE = 120.0
 _MOST_AT_ONCE = 100  # unless asked for
-# One pace a service, for all scorers of this process: two of its attributes share its quota.
+# One pace for each service in this process, since its scorers share its quota.
 _PACES: dict[str, Pace] = {}
 
 _T = TypeVar("_T")
@@ -68,7 +68,7 @@ Attempts = Annotated[int, Field(ge=1, le=1000)]
 
 @dataclass(frozen=True)
 class Said:
-    """What a service says of one text, in [0, 1]: its score, and each attribute that it has."""
+    """A service's answer for one text, in [0, 1]: its score, and its attributes."""
 
     value: float
     attributes: dict[str, float] = field(default_factory=dict)
@@ -84,8 +84,7 @@ class RemoteScorer(PlainScorer, ABC):
     call of `score` fails, the scores it had by then are kept, so that asking again costs only the
     rest.
 
-    attributes: the names of what the service says beside the score; see
-    `tide.scorers.base`.
+    attributes: names of the service's further scores; see `tide.scorers.base`.
     """
 
     pace = "sentence"
@@ -131,7 +130,7 @@ class RemoteScorer(PlainScorer, ABC):
     async def _ask(self, client: Client, texts: list[str]) -> list[Said]:
         """One request, for at most `batch_size` texts.
 
-        Raises ServerFailed for what may pass, and otherwise what `score` raises.
+        Raises ServerFailed for a failure that may pass, else as `score`.
         """
 
     def score(self, texts: Sequence[str]) -> Floats:
@@ -158,7 +157,7 @@ class RemoteScorer(PlainScorer, ABC):
         return [found[text] for text in texts]
 
     def _once(self, ask: Callable[[Client], Awaitable[_T]]) -> _T:
-        """The answer to one further request, paced and tried again as those for scores are."""
+        """The answer to another request, paced and retried like those for scores."""
         answer: _T = self.portal.run(self._persistently, ask)
         return answer
 
@@ -179,7 +178,7 @@ class RemoteScorer(PlainScorer, ABC):
         return found
 
     async def _persistently(self, ask: Callable[[Client], Awaitable[_T]]) -> _T:
-        """What `ask` gives, asked again while the service fails in a way that may pass."""
+        """The result of `ask`, retried while the service fails in a way that may pass."""
 
         async def attempt() -> _T:
             async with self._gate:
@@ -222,7 +221,7 @@ class RemoteScorer(PlainScorer, ABC):
 
 
 async def _hold(client: Client) -> None:
-    """Close it when this is cancelled: with its loop."""
+    """Close the client when this task is cancelled, at the end of its loop."""
     try:
         await asyncio.get_running_loop().create_future()
     finally:

@@ -26,7 +26,7 @@ from tide.scorers.services.base import (
 )
 
 URL = "https://api.openai.com/v1"
-# What comes nearest to "rude or disrespectful": the other categories are about other harms.
+# Categories nearest to "rude or disrespectful"; the others are about other harms.
 CATEGORIES = ("harassment", "harassment/threatening", "hate", "hate/threatening")
 
 
@@ -99,7 +99,7 @@ class OpenAIModerationScorer(RemoteScorer):
         return Said(max(scores.values()), scores)
 
     def _meaning(self, reply: Reply, texts: int) -> Exception:
-        """What a status other than 200 means."""
+        """The error for a status other than 200."""
         code = code_of(reply)
         what = f"HTTP {reply.status}{f' {code}' if code else ''}"
         if reply.passing and code != "insufficient_quota":
