@@ -27,7 +27,7 @@ _TEXTS, _TOP_K = 640, 50
 
 
 class Unidetox(Dapt):
-    """The model with `scale` times the update that it learned from text distilled of toxicity."""
+    """The model plus `scale` times the update learned from its distilled non-toxic text."""
 
     kind = "unidetox"
     learned = True

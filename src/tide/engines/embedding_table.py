@@ -132,7 +132,7 @@ class EmbeddingEngine(Engine):
 
     def _read(self, text: Rendered) -> tuple[list[int], list[int]]:
         """The ids of a chat's text, and of which span each is."""
-        # The template writes what begins a text, too.
+        # The template also writes the tokens that begin a text.
         read = self.tokenizer(str(text), add_special_tokens=False, return_offsets_mapping=True)
         # A space that is left out between two tokens is the second one's.
         places, last = [], 0

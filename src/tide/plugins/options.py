@@ -67,7 +67,7 @@ class Options(BaseModel):
 def parse_value(field: FieldInfo, text: str) -> Any:
     """The value that `text` stands for in a spec: None for `none`, where a field allows it.
 
-    For several texts it is a JSON list of them; any other is a single one.
+    For a field of several texts, a JSON list is all of them, and any other text is a single one.
     """
     if get_origin(field.annotation) is tuple and text.startswith("["):
         try:

@@ -84,7 +84,7 @@ def _correlation(first: Floats, second: Floats) -> float:
 
 
 def plot_calibration(by_scorer: dict[str, Agreement], path: Path) -> None:
-    """Mean target over mean score in each bin, and below how many texts each bin holds."""
+    """Plots the mean target of each bin by its mean score and, below, the number of its texts."""
     figure = require("matplotlib.figure", extra="report").Figure(
         figsize=(6.4, 6.8), layout="constrained"
     )

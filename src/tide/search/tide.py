@@ -43,7 +43,8 @@ def centred_ranks(scores: Sequence[float]) -> Tensor:
     _, places, counts = torch.unique(
         torch.tensor(scores).double(), return_inverse=True, return_counts=True
     )
-    ranks = (counts.cumsum(0) - (counts + 1) / 2)[places].double()  # scipy's rankdata loads for 1 s
+    # As scipy's rankdata, which takes a second to import.
+    ranks: Tensor = (counts.cumsum(0) - (counts + 1) / 2)[places].double()
     return ranks / (len(scores) - 1) - 0.5
 
 

@@ -290,7 +290,7 @@ async def _find_continued(
 async def _complete(
     pool: EndpointPool, endpoint: Endpoint, found: Capabilities, more: dict[str, Any]
 ) -> str:
-    """What a server writes, greedily, when it is looked at."""
+    """A server's greedy answer to a probe."""
     body = {"model": found.model, "max_tokens": _PROBED, "temperature": 0.0, "stream": True}
     text = ""
     async with aclosing(streamed(pool, endpoint, found.off | body | more)) as parts:

@@ -170,7 +170,7 @@ class BannedWords:
         None for a word of which it cannot be said, nor for one that begins with a token of a single
         letter outside of ASCII: many others begin with it.
 
-        Raises ServerFailed for answers that are none.
+        Raises ServerFailed for invalid answers.
         """
         for word in words:
             if word in self._known:
