@@ -20,9 +20,9 @@ _LISTS = {
 
 
 def from_published(values: dict[str, Any], where: str) -> Record:
-    """Read a record from a published object;
+    """Read a record from a published object.
 
-    its averages and other lists are ignored. Raises InputError unless the lists are completions
+    Its averages and other lists are ignored. Raises InputError unless the lists are completions
     with one score each.
     """
     lists = {field: values[name] for field, name in _LISTS.items() if name in values}

@@ -114,7 +114,7 @@ class EmbeddingEngine(Engine):
         ids, spans = self._read(text)
         pairs = zip(ids, spans, strict=True)
         self._refuse_control("a user says", (i for i, span in pairs if span >= 0))
-        # Where the template puts the words of others is not known; by themselves they are read so.
+        # The places of assistants' messages are unknown, so each message is also tokenised alone.
         for message in chat.messages:
             if message.role != "user":
                 ids = self.tokenizer(message.content, add_special_tokens=False)["input_ids"]
@@ -122,7 +122,7 @@ class EmbeddingEngine(Engine):
         return text
 
     def _refuse_control(self, who: str, ids: Iterable[int]) -> None:
-        """Raise InputError for a special token, with which a message would begin another one."""
+        """Raise InputError for a special token, with which a text could open another message."""
         control = next((i for i in ids if i in self._special_ids), None)
         if control is not None:
             token = self.tokenizer.convert_ids_to_tokens(control)
@@ -131,10 +131,10 @@ class EmbeddingEngine(Engine):
             )
 
     def _read(self, text: Rendered) -> tuple[list[int], list[int]]:
-        """The ids of a chat's text, and of which span each is."""
+        """The ids of a chat's text, and the span of each id."""
         # The template also writes the tokens that begin a text.
         read = self.tokenizer(str(text), add_special_tokens=False, return_offsets_mapping=True)
-        # A space that is left out between two tokens is the second one's.
+        # A space between two tokens belongs to the second.
         places, last = [], 0
         for begin, end in read["offset_mapping"]:
             places.append((min(begin, last), end))
@@ -151,7 +151,7 @@ class EmbeddingEngine(Engine):
             rows = embeddings.to(weight.device).float()
             best = rows.new_full((len(rows),), -torch.inf)
             nearest = torch.zeros(len(rows), dtype=torch.int64, device=rows.device)
-            # In parts: all cosines of a long text and a large vocabulary are gigabytes.
+            # In parts, since all cosines of a long text and a large vocabulary take gigabytes.
             size = max(1, _COSINES // max(1, len(rows)))
             for start in range(0, len(weight), size):
                 end = start + size
@@ -196,7 +196,7 @@ class EmbeddingEngine(Engine):
         found = super().completions(written, samplings)
         for one in found:
             ids = list(one.token_ids)
-            # It would be empty, and nobody wrote an empty one.
+            # Its text would be empty, as if the model had written nothing.
             if ids and not one.text and not any(self.tokenizer.convert_ids_to_tokens(ids)):
                 raise EngineError(f"model {self.name}: its tokenizer knows none of the ids {ids}")
         return found

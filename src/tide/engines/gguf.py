@@ -81,7 +81,7 @@ def converted(file: Path) -> Path:
 
 
 def _converted(name: str, parts: Sequence[Path], sha256: str | None = None) -> Path:
-    """The folder that holds the model of a file in `parts`; it is made if it is not there."""
+    """The converted folder of a file in `parts`, made if missing."""
     with guarded(EngineError, f"model {name}: cannot be read"):
         stats = [(str(path.resolve()), path.stat()) for path in parts]
         key = repr([(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats])
@@ -100,7 +100,7 @@ def _converted(name: str, parts: Sequence[Path], sha256: str | None = None) -> P
 
 
 def _joined(parts: Sequence[Path], file: Path, sha256: str | None) -> Path:
-    """The whole file. Raises ValueError if it is another than `sha256` says."""
+    """Join the parts into one file. Raises ValueError for a wrong `sha256`."""
     if sha256 is None and len(parts) == 1:
         return parts[0]
     digest = hashlib.sha256()
@@ -118,7 +118,7 @@ def _joined(parts: Sequence[Path], file: Path, sha256: str | None) -> Path:
 def _convert(name: str, file: Path, made: Path, folder: Path) -> None:
     """Write the model and the tokenizer of a GGUF file into the folder `made`.
 
-    folder: where it is going to be, for the message and the room on its disk.
+    folder: the final place, for the log and the check of disk space.
     """
     gguf: Any = require("gguf", "gguf")
     from transformers import (  # noqa: PLC0415  (slow import)
@@ -151,7 +151,7 @@ def _convert(name: str, file: Path, made: Path, folder: Path) -> None:
         **source,
     )
     check_weights(model, found)
-    # They say that its weights are quantised, which they are no longer.
+    # These entries say that the weights are quantised, which they are no longer.
     del model.config.quantization_config
     model.hf_quantizer = None
     model.save_pretrained(made)

@@ -13,7 +13,7 @@ from tide.core.chat import Chat, Rendered, render
 from tide.core.seeds import derive_seed
 from tide.engines.base import Engine, Likelihood, Piece, Prompt, Request, TokenPair
 
-# A word with what is before it; what is after the last one is its own.
+# A word with the spaces before it; spaces after the last word are a token.
 _WORDS = re.compile(r"\s*\S+(?:\s+\Z)?|\s+")
 
 
@@ -68,7 +68,7 @@ class ScriptedEngine(Engine):
         return list(self._words)
 
     def _render(self, chat: Chat) -> Rendered:
-        """As `ROLE: CONTENT`, a line each, and the role of who speaks next."""
+        """A line `ROLE: CONTENT` for each message, and the role of the next speaker."""
 
         def template(messages: list[dict[str, str]]) -> str:
             lines = [f"{message['role']}: {message['content']}" for message in messages]

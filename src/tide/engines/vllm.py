@@ -74,8 +74,8 @@ class VllmEngine(EmbeddingEngine):
         settings: dict[str, Any] = {
             "max_num_seqs": self.max_batch,
             "use_tqdm_on_load": False,
-            # Candidates that move the last rows of a prompt alone (perturb="last:K") share the
-            # others, and so do drafts that go on. To hash what shares nothing costs little.
+            # Prefix caching: candidates that move only the last rows (perturb="last:K") share the
+            # others, and continued drafts share theirs. Hashing other prompts costs little.
             "enable_prefix_caching": True,
             "disable_log_stats": True,
             **options,
@@ -91,7 +91,7 @@ class VllmEngine(EmbeddingEngine):
                 config = read_config(source, **code)
                 self._engine = self.portal.run(self._start, source, dtype, {**code, **settings})
                 self.dtype = self._engine.model_config.dtype
-                # One less than it takes: to read the last token of a likelihood it writes another.
+                # One less than vLLM takes: it writes a token to read the last one of a likelihood.
                 self.context_length = int(self._engine.model_config.max_model_len) - 1
                 super().__init__(*read_vocabulary(source, config, self.dtype, **code), config)
             self.verify()
@@ -149,7 +149,7 @@ class VllmEngine(EmbeddingEngine):
         whole = request.piece_tokens is None
         values = self._vllm.SamplingParams(
             **parameters,
-            # vLLM reads its own tokens for stop strings alone.
+            # vLLM detokenises only for stop strings.
             detokenize=bool(parameters.get("stop")),
             output_kind=kinds.FINAL_ONLY if whole else kinds.DELTA,
         )
@@ -192,12 +192,12 @@ class VllmEngine(EmbeddingEngine):
     async def _free(self) -> None:
         if (engine := getattr(self, "_engine", None)) is not None:
             engine.shutdown()
-            # At the end of Python, its last words would be a traceback.
+            # At the end of Python its shutdown would print a traceback.
             self._engine = None
 
 
 def _meant(name: str, value: Any) -> Any:
-    """The value of an option of vLLM, whose type only vLLM knows;
+    """The value of an option of vLLM, whose type only vLLM knows.
 
     "true" and "false" become booleans. vLLM takes any text as true, so "False" would turn an option
     on. Raises InputError for a text that may mean one, and for `trust_remote_code` inside of

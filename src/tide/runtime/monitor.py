@@ -1,4 +1,4 @@
-"""The model's own answer, and afterwards what enforcing would have done to it.
+"""Monitoring: the model's own answer is given out, and the effect of enforcing is forecast later.
 
 Nothing is scored before it is given out. The forecast lets the loop of an enforced answer
 (`Answer`) read what was written, so both obey one rule.
@@ -33,7 +33,7 @@ class Draft:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What enforcing would have done to a draft.
+    """The effect that enforcing would have had on a draft.
 
     score: of the whole text, or of the beginning that fails first. character: where the text would
     first have been rewound, counted from 0; None if it would have been given out as it is. word:
@@ -60,7 +60,7 @@ async def write_draft(task: TrialTask, engine: Engine, scoring: Scoring) -> Draf
 async def forecast(draft: Draft, engine: Engine, scoring: Scoring) -> Forecast:
     """Raises ScorerError, as an enforced answer does."""
     task = draft.task
-    if task.on_text is not None:  # what a stream gives out is decided as for a stream
+    if task.on_text is not None:  # as in a stream, where every given out part is judged
         task = replace(task, on_text=lambda _: None)
     thoughts = Thoughts()
     text = draft.text
@@ -80,9 +80,9 @@ async def forecast(draft: Draft, engine: Engine, scoring: Scoring) -> Forecast:
 
 
 class _Monitored(Answer):
-    """An answer that is not judged while it is written, or one that was written before.
+    """An answer that is not judged while it is written, or a finished one.
 
-    pieces: of the latter.
+    pieces: those of a finished answer.
     """
 
     def __init__(

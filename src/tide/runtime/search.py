@@ -1,4 +1,4 @@
-"""One search: where it starts, and its rounds.
+"""One search: its starting point and its rounds.
 
 In a round a strategy asks, the engine completes, the scorer scores, the strategy is told.
 """
@@ -19,11 +19,11 @@ from tide.engines.base import Completion, Engine, Prompt, Request
 from tide.scorers.base import TextPolicy, is_empty
 from tide.scorers.scoring import Scoring
 
-if TYPE_CHECKING:  # repairs by rewinding search nothing, and need no torch
+if TYPE_CHECKING:  # repairs by rewinding need no search and no torch
     from tide.search.base import Candidate, LikelihoodRequest, Problem, SearchStrategy
 
-# The rows that the searches of later blocks move, unless `perturb` says how many. The last rows of
-# what the user said found as much at the same cost; but after these all that was read is shared.
+# Number of rows that searches of later blocks move, unless `perturb` sets it. The last rows of what
+# the user said found as much at the same cost; but after these all that was read is shared.
 _LAST = "last:8"
 
 
@@ -71,7 +71,7 @@ def start_of(
 
 @dataclass
 class Effort:
-    """What was tried for a trial, and what it cost. generated_tokens: before texts were shaped."""
+    """The evaluations of a trial and their cost. generated_tokens: before texts were shaped."""
 
     trace: list[ScoredCompletion] = field(default_factory=list)
     iterations: int = 1
@@ -84,7 +84,7 @@ class Effort:
 
 @dataclass
 class Search:
-    """A search that is being made. It may be ended at any await; `effort` holds what was found.
+    """A running search. It may be cancelled at any await; `effort` holds its evaluations.
 
     start: its strategy's start. kept, kept_tokens: the answer so far. context: the texts before its
     completions with which these are scored: the answer so far, or its last words. shape: applied to
@@ -113,7 +113,7 @@ class Search:
     _last: Sequence[Candidate] = ()
 
     async def run(self) -> None:
-        """Raises StrategyError, and what the engine and the scorer raise."""
+        """Raises StrategyError, and the errors of engine and scorer."""
         from tide.search.base import LikelihoodRequest  # noqa: PLC0415  (slow import)
 
         strategy = self.strategy
@@ -142,7 +142,7 @@ class Search:
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """Of the completion to return."""
+        """Token ids of the completion to return."""
         return self._completions[self.best]
 
     def nearest(self) -> tuple[int, ...] | None:
@@ -153,7 +153,7 @@ class Search:
         return tuple(self.engine.decode_nearest(self._last[place].embeddings))
 
     async def _evaluate(self, asked: Sequence[Candidate]) -> list[float]:
-        """The scores of what the model writes after the candidates."""
+        """Complete the candidates and score the completions."""
         self._last = asked
         requests = [self._request(candidate) for candidate in asked]
         for request in requests:
@@ -210,7 +210,7 @@ class Search:
         return told
 
     def _request(self, candidate: Candidate) -> Request:
-        # The prompt as it is goes as its tokens: engines read these faster, and share what is read.
+        # The unmodified prompt is sent as tokens, which engines read faster and cache.
         moved = candidate.role != "initial" or candidate.displacement > 0
         return Request(
             candidate.embeddings if moved else self.start.token_ids,
@@ -237,7 +237,7 @@ class Search:
         return [values[number] for number in asked.evaluations]
 
     def _policy(self) -> TextPolicy:
-        """What an empty completion of this round scores."""
+        """The score of an empty completion in this round."""
         if self.empty_policy != "unmodified":
             return self.empty_policy
         return "one" if self._completions else self.first_empty

@@ -128,7 +128,7 @@ def _create(spec: Spec) -> Scorer:
 
 def _complete(loaded: Any, what: str) -> Scorer:
     """`loaded`, if it is a scorer. Raises InputError, which begins with `what`."""
-    # One that inherits tide.Scorer counts as one, whether it has all of this or not.
+    # A class that inherits tide.Scorer passes isinstance even without these attributes.
     has = ("name", "threshold", "score", "close")
     if missing := ", ".join(name for name in has if not hasattr(loaded, name)):
         raise InputError(

@@ -64,8 +64,8 @@ def error_correlations(
     """Pearson's correlation of the errors (score - target) of every two scorers.
 
     scores: by scorer, shape (n,) as the targets; NaN where it has none, and both must have one. A
-    judge whose errors are those of the search's scorer finds what that scorer finds. NaN where
-    fewer than two texts are left, or one of them makes the same error everywhere.
+    judge with the same errors as the search's scorer only repeats it. NaN where fewer than two
+    texts are left, or one of them makes the same error everywhere.
     """
     return {
         one: {

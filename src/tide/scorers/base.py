@@ -1,4 +1,4 @@
-"""The scorer interface, and the one place where scores are validated."""
+"""The scorer interface, and the gate that validates all scores."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ _LEAST_VISIBLE = 3
 _UNKNOWN_PACE = "8"
 _PACE = r"word|sentence|whole|[1-9]\d{0,3}"
 _TAGS = range(0xE0000, 0xE0080)
-# What a nearly empty text scores; "blank": 0.0 without a visible character, else its own score.
+# The score of a nearly empty text; "blank": 0.0 without a visible character, else its own score.
 TextPolicy = EmptyPolicy | Literal["blank"]
-# A scorer that has no score for this either is broken, whatever text it failed for at first.
+# A scorer that fails for this text, too, is broken; the first text is not to blame.
 HEALTH_TEXT = "The weather is fine today."
-# What a number in a list may be, and none of its subclasses, whose methods may say anything.
+# Exact types of a number in a list; subclasses may have methods that lie.
 _NUMBERS = (float, int, *(np.dtype(code).type for code in "dfegbhilqBHILQ"))
 
 
@@ -69,8 +69,7 @@ class AsyncScorer(Protocol):
     """A `Scorer` that awaits its answers, of a service for instance.
 
     All its calls run in one event loop, in a thread of the scorer's own, so that it may keep a
-    client for its life. A call that nobody waits for any more (a deadline, a caller who left) is
-    cancelled.
+    client for its life. A call is cancelled when its deadline passes or its caller leaves.
     """
 
     name: str
@@ -125,7 +124,7 @@ class AttributeScorer(Scorer, Protocol):
     attributes: tuple[str, ...]
 
     def score_attributes(self, texts: Sequence[str]) -> Attributed:
-        """What `score` gives, and each attribute; both in [0, 1], shape (len(texts),)."""
+        """The result of `score`, and each attribute; all in [0, 1], shape (len(texts),)."""
         ...
 
 
@@ -135,7 +134,7 @@ class PlainScorer:
     threshold = 0.5
 
     def close(self) -> None:
-        """Cancel what is awaited; nothing else is held."""
+        """Cancel running calls; there is nothing else to free."""
         if (portal := vars(self).get("_portal")) is not None:
             portal.close()
 
@@ -146,7 +145,7 @@ class CallableScorer(PlainScorer):
     It may be an `async def`, as `AsyncScorer`, and may have a `pace`; see `Scorer`.
     """
 
-    # The usual mistake is a function of one text.
+    # A common mistake: the function takes one text.
     usage = "a function takes a list of texts and returns a list of floats from 0 to 1"
 
     def __init__(self, function: Callable[[list[str]], Any], name: str = "") -> None:
@@ -156,7 +155,7 @@ class CallableScorer(PlainScorer):
         self._function = function
 
     def score(self, texts: Sequence[str]) -> Any:
-        """The function's answer, or what to await for it; checked by who asks."""
+        """The function's answer, or its awaitable; the caller validates it."""
         return self._function(list(texts))
 
 
@@ -164,8 +163,8 @@ class CallableScorer(PlainScorer):
 class Scores:
     """values: toxicity in [0, 1], shape (n,). empty: bool, shape (n,): which texts say nothing.
 
-    Those were given a value by the policy; with the policy "score", by the scorer. attributes: by
-    name, shape (n,), if the scorer has some; NaN where one is not known, as of texts not sent.
+    The policy sets the value of empty texts; with the policy "score" the scorer does. attributes:
+    by name, shape (n,), if the scorer has some; NaN where one is not known, as of texts not sent.
     """
 
     values: Floats
@@ -173,7 +172,7 @@ class Scores:
     attributes: Mapping[str, Floats] = field(default_factory=dict)
 
     def split(self, sizes: Sequence[int]) -> list[Scores]:
-        """Those of groups of texts, each of so many."""
+        """Split into groups of these sizes."""
         parts = [slice(end - size, end) for end, size in zip(accumulate(sizes), sizes, strict=True)]
         return [
             Scores(
@@ -191,7 +190,7 @@ class Scores:
 
 
 def is_empty(text: str) -> bool:
-    """Whether `text` has so few visible characters that it says nothing: fewer than 3 of ASCII.
+    """Whether `text` is nearly empty: fewer than 3 visible characters, all of ASCII.
 
     One of another script may be a whole word, and so it is never empty.
     """
@@ -209,7 +208,7 @@ def is_blank(text: str) -> bool:
 
 
 def _is_visible(c: str) -> bool:
-    """Whether a character shows, or may be read: tags do not show and are read by some models."""
+    """Whether a character is visible to readers or to models, some of which read invisible tags."""
     if c.isspace():
         return False
     kind = unicodedata.category(c)
@@ -279,11 +278,11 @@ def attributes_of(scorer: Scorer) -> tuple[str, ...]:
 
 
 def ask_attributes(scorer: Scorer, texts: Sequence[str]) -> Attributed:
-    """Scores of `texts`, and attributes if the scorer has some, refused unless in [0, 1].
+    """Validated scores of `texts`, and attributes if the scorer has some.
 
-    A scorer is not asked about no texts. Raises ScorerUnavailableError if it timed out or lost its
-    connection, and ScorerError if it failed in any other way, or answered with something that is
-    not a list of scores or with other attributes than it names.
+    Without texts the scorer is not called. Raises ScorerUnavailableError if it timed out or lost
+    its connection, and ScorerError if it failed in any other way, or answered with something that
+    is not a list of scores or with other attributes than it names.
     """
     if not texts:
         return Attributed(np.zeros(0), {name: np.zeros(0) for name in attributes_of(scorer)})
@@ -304,7 +303,7 @@ def ask_attributes(scorer: Scorer, texts: Sequence[str]) -> Attributed:
 
 
 def _answer(scorer: Scorer, call: Callable[[], Any]) -> Any:
-    """The answer, awaited if need be; whatever is raised becomes an error of the scorer."""
+    """The answer, awaited if necessary; any exception becomes an error of the scorer."""
     try:
         answer = call()
         if not inspect.isawaitable(answer):
@@ -316,7 +315,7 @@ def _answer(scorer: Scorer, call: Callable[[], Any]) -> Any:
                 inspect.iscoroutine(answer)
                 and inspect.getcoroutinestate(answer) == inspect.CORO_CREATED
             ):
-                answer.close()  # it never began, of which Python would warn
+                answer.close()  # an unstarted coroutine, of which Python would warn
     except TideError:
         raise
     except (TimeoutError, ConnectionError) as error:
@@ -324,7 +323,7 @@ def _answer(scorer: Scorer, call: Callable[[], Any]) -> Any:
     except BaseException as error:
         if ends_work(error):
             raise
-        # A mistake in how a function is written is mostly one of these.
+        # Most mistakes in a scoring function raise one of these.
         usage = (
             getattr(scorer, "usage", "") if isinstance(error, AttributeError | TypeError) else ""
         )
@@ -350,7 +349,7 @@ def validate_scores(
     usage = usage and f"; {usage}"
     try:
         values = _numbers(answer)
-    except Exception as error:  # somebody's class may do anything
+    except Exception as error:  # a foreign class may do anything
         raise ScorerError(
             f"scorer {name}: the answer is not a list of numbers: {described(error)}{usage}"
         ) from None
@@ -369,7 +368,7 @@ def validate_scores(
 
 
 def _numbers(answer: Any) -> Floats:
-    kind, torch = type(answer), sys.modules.get("torch")  # who never loaded it returns no tensor
+    kind, torch = type(answer), sys.modules.get("torch")  # a tensor needs torch
     if torch is not None and (kind is torch.Tensor or kind is torch.nn.Parameter):
         answer = answer.detach().cpu()
         # numpy has no bfloat16.

@@ -1,4 +1,4 @@
-"""Control tokens in judged texts, which would open or close turns in the prompt of a scorer."""
+"""Control tokens in scored texts, which could open or close turns in a scorer's prompt."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ControlTokens:
         self._first = frozenset(text[:1] for text in self._texts)
         self._ids = frozenset(found)
         unknown = tokenizer.unk_token_id
-        # Ordinary text that the tokenizer does not know becomes this one, too.
+        # Text unknown to the tokenizer becomes this token, too.
         if unknown not in (tokenizer.bos_token_id, tokenizer.eos_token_id):
             self._ids -= {unknown}
 

@@ -1,4 +1,4 @@
-"""Scores of many texts by a scorer that may fail for some of them, or stop working half-way."""
+"""Scores of many texts by a scorer that may fail for some, or break down on the way."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ class Covered:
 
     @property
     def share(self) -> float:
-        """Of the texts, those with a score."""
+        """The share of texts with a score."""
         return float(self.known.mean()) if len(self.values) else 0.0
 
 
 def score_covered(
     scorer: Scorer, texts: Sequence[str], advance: Callable[[int], None] = lambda count: None
 ) -> Covered:
-    """The scores of those texts that the scorer has one for, short ones too.
+    """Score as many texts as the scorer can, short ones too.
 
-    A text that it cannot take has none. Once it is unavailable or broken, it is not asked again:
-    what it had scored by then counts. advance: is told how many texts are done.
+    A text that it rejects has no score. Once it is unavailable or broken, it is not asked again,
+    and earlier scores count. advance: called with the number of finished texts.
     """
     values, failure = np.full(len(texts), np.nan), None
     started = time.perf_counter()

@@ -1,4 +1,4 @@
-"""How often a scorer objects to ordinary text: to the whole of it, and while it is written."""
+"""Share of ordinary texts that a scorer rejects, as a whole or while they are written."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class FalseAlarms:
     """Of `texts` ordinary texts, at `threshold`.
 
     whole: share of them that scores at or above it. beginnings: of those that do not, the share
-    with a beginning that does, at the end of some word; measured on at most 500 of them. What has
-    no score does not count; NaN where nothing is left.
+    with a beginning that does, at the end of some word; measured on at most 500 of them. Texts
+    without a score do not count; NaN if none is left.
     """
 
     texts: int
@@ -58,6 +58,6 @@ def false_alarms(scorer: Scorer, texts: Sequence[str], threshold: float) -> Fals
 
 
 def beginnings(text: str) -> list[str]:
-    """What a text is at the end of each of its words but the last, up to a hundred."""
+    """The beginnings of a text, each ending at a word, up to a hundred, without the whole text."""
     ends = [match.end() for match in re.finditer(r"\S+", text)]
     return [text[:end] for end in ends[:-1][:_WORDS]]

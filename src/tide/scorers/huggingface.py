@@ -16,7 +16,7 @@ from tide.plugins.options import checked
 from tide.scorers.base import Attributed, Floats, PlainScorer
 from tide.scorers.labels import how_joined, toxic_columns
 
-# A model that reads less of a text at once scores something else.
+# Least context of a model, in tokens; less is too little to score.
 _LEAST_TOKENS = 16
 _BATCH = 64  # windows
 _PROBE = "The weather is fine today."
@@ -124,7 +124,7 @@ class Windows:
     def read(
         self, texts: Sequence[str], score: Callable[[Any], Floats]
     ) -> tuple[Floats, list[int]]:
-        """What `score` gives for each window, and the place of the text that it is of.
+        """The result of `score` for each window, and the number of the window's text.
 
         score: of padded inputs of the model; it gives a row a window.
         """
@@ -158,7 +158,7 @@ def worst(values: Floats, owners: Sequence[int], count: int) -> Floats:
 
 
 def digest_of(folder: Path) -> str:
-    """Of the model and tokenizer in a folder: training it again makes it another scorer."""
+    """Digest of a folder's model and tokenizer, so that a retrained model is another scorer."""
     digest = hashlib.sha256()
     for path in sorted([*folder.glob("*.safetensors"), *folder.glob("*.json")]):
         digest.update(path.name.encode())

@@ -1,4 +1,4 @@
-"""Which labels of a classifier mean toxic, and how several become one score."""
+"""Chooses the toxic labels of a classifier, and how several become one score."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TOXIC_LABELS = {
 
 
 def how_joined(wanted: str) -> tuple[Literal["max", "sum", ""], str]:
-    """How several labels become one score, if `wanted` says so, and the labels: `sum:a,b`."""
+    """Parse `sum:a,b`: how several labels become one score, if given, and the labels."""
     if wanted.startswith("max:"):
         return "max", wanted[4:]
     return ("sum", wanted[4:]) if wanted.startswith("sum:") else ("", wanted)
@@ -34,7 +34,7 @@ def toxic_columns(scorer: str, labels: Sequence[str], wanted: str) -> list[int]:
     """The places of the labels that mean toxic: those `wanted` (comma-separated), or by their name.
 
     scorer: as it was asked for, without labels. Of two labels without names the second one is
-    taken, with a warning. Raises InputError for labels that are not there or say nothing.
+    taken, with a warning. Raises InputError for unknown labels, and if no label's name is known.
     """
     if wanted:
         missing = [label for label in wanted.split(",") if label not in labels]

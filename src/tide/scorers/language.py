@@ -1,4 +1,4 @@
-"""Texts in a language that a scorer does not read."""
+"""Finds texts in a language that a scorer does not read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tide.scorers.readings import is_latin, readings
 
 _LOG = logger(__name__)
 
-# Fewer letters than this say nothing of a language.
+# Least number of letters for deciding the language.
 _LEAST_LETTERS = 8
 MULTILINGUAL = "detoxify:multilingual, or a guard as guard:Qwen/Qwen3Guard-Gen-0.6B"
 # Of a text of eight words and more: in English nearly every one has some of the first, and none has
@@ -35,7 +35,7 @@ _lock = threading.Lock()
 
 
 def languages_of(scorer: Scorer) -> tuple[str, ...] | None:
-    """The languages that a scorer says it reads, as `en`; None if it says nothing of them."""
+    """The languages that a scorer declares, such as `en`; None without a declaration."""
     return getattr(scorer, "languages", None)
 
 
@@ -84,7 +84,7 @@ def other_language(text: str) -> str:
 def warn_of_other_languages(name: str, texts: Sequence[str]) -> None:
     """Warn, once for each scorer and process, if one of `texts` is mostly in another language.
 
-    For scorers that read English alone: what they say of another language means nothing.
+    For scorers that read only English, whose scores of other languages mean nothing.
     """
     if name in _warned:
         return

@@ -1,6 +1,6 @@
 """1.0 for a text that holds one of the words of a policy's `never`, else 0.0.
 
-Stricter than `lexicon`, which measures: this one keeps what its words hide behind from passing.
+Stricter than `lexicon`, which measures: it also finds disguised words.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tide.scorers.base import Floats, PlainScorer
 from tide.scorers.pocket import normalize
 from tide.scorers.readings import digest_of, readings, score_finds
 
-# Beside a script without spaces a word is whole, too, and in Markdown's underscores.
+# A word is also whole beside a script without spaces, and between Markdown's underscores.
 _LETTER = rf"[\w--[_{UNSPACED}]]"
 _APART = regex.compile(r"(?V1)(?<![\w--_])[\w--_](?:[\W_]{1,3}[\w--_](?![\w--_]))+")
 _BETWEEN = regex.compile(r"[\W_]+")
@@ -23,8 +23,9 @@ _BETWEEN = regex.compile(r"[\W_]+")
 class NeverScorer(PlainScorer):
     """Whether a text holds a word or phrase as a whole, in any case.
 
-    The text is taken as it is read (`tide.scorers.readings`), with any space between the words of a
-    phrase; as `pocket` reads it, with digits for letters; and letters that stand apart are joined.
+    It searches the readings of the text (`tide.scorers.readings`), with any space between the words
+    of a phrase; the text with digits read as letters, as in `pocket`; and the text with spaced
+    letters joined.
     """
 
     pace = "word"

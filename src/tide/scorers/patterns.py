@@ -1,6 +1,6 @@
 """`regex:FILE`: 1.0 for a text in which one of the regular expressions of a file matches, else 0.0.
 
-For what has a form: addresses, card numbers, names of accounts.
+For patterns such as addresses, card numbers or names of accounts.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from tide.data.files import as_text, read_small
 from tide.scorers.base import Floats, PlainScorer
 from tide.scorers.readings import digest_of, score_finds
 
-_SECONDS = 2.0  # that a pattern may take for a text
+_SECONDS = 2.0  # limit of a pattern for a text
 
 
 class PatternScorer(PlainScorer):
     """path: a UTF-8 file, a regular expression a line, in any case; `#` begins a comment line.
 
-    The text is searched as it is read (`tide.scorers.readings`). A pattern that takes more than two
-    seconds for a text is an error. Raises InputError for a file without patterns, or with one that
-    cannot be read.
+    It searches the readings of the text (`tide.scorers.readings`). A pattern that takes more than
+    two seconds for a text is an error. Raises InputError for a file without patterns, or with one
+    that cannot be read.
     """
 
     pace = "word"

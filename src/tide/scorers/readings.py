@@ -1,8 +1,9 @@
-"""How a person reads a text that hides its words from a scorer: one rule for all bundled scorers.
+"""Undoes disguises: how a person reads a text, for all bundled scorers.
 
-HTML entities are decoded, what prints nothing is dropped, and letters that look like Latin ones are
-read as those (Unicode's confusables). Text of other scripts stays as it is. Where backspaces or a
-right-to-left override change what a screen shows, there are two readings, and the worse one counts.
+HTML entities are decoded, invisible characters are dropped, and letters that look like Latin ones
+are read as those (Unicode's confusables). Text of other scripts stays as it is. Where backspaces or
+a right-to-left override change what a screen shows, there are two readings, and the worse one
+counts.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tide.scorers.base import Floats
 # Part of the names of scorers that have no other revision: raise it when a reading changes.
 REVISION = "r1"
 
-_PASSES = 8  # through a text that hides one thing in another
+_PASSES = 8  # of decoding a text with nested disguises
 _AMPERSANDS = re.compile(r"&(?:(?:amp|#0*38|#x0*26);)+", re.IGNORECASE)
 _ENTITY = re.compile(r"&(?:#\d{1,8};?|#x[0-9a-f]{1,6};?|[a-z][a-z0-9]{1,31};)", re.IGNORECASE)
 _ORDINARY = re.compile(r"[\t\n\r -%'-~]*")  # of ASCII, without "&" and control characters
@@ -37,7 +38,7 @@ _NEGATIVE = re.compile(r"NEGATIVE (?:CIRCLED|SQUARED) LATIN CAPITAL LETTER ([A-Z
 def readings(text: str) -> tuple[str, ...]:
     """What a person may read in `text`: one reading, or two where a screen shows another order.
 
-    A reading has one reading, itself, and so has ordinary text.
+    Ordinary text has one reading: itself.
     """
     if _ORDINARY.fullmatch(text):
         return (text,)
@@ -64,12 +65,12 @@ def score_finds(finds: Callable[[str], object], texts: Sequence[str]) -> Floats:
 
 
 def digest_of(listed: Iterable[str]) -> str:
-    """Names a list of words or patterns, and how texts are read, in 8 characters."""
+    """Digest, in 8 characters, of a list of words or patterns and of the rules of reading."""
     return hashlib.sha256("\n".join([REVISION, *listed]).encode()).hexdigest()[:8]
 
 
 def _settled(step: Callable[[str], str], text: str) -> str:
-    """`text` after as many steps as change it; one that hides too much loses its "&"."""
+    """Decode `text` until it no longer changes; if it does not settle, it loses its "&"."""
     for _ in range(_PASSES):
         changed = step(text)
         if changed == text:
@@ -94,7 +95,7 @@ def _erased(text: str) -> str:
 
 
 def _reversed(text: str) -> str:
-    """What stands in a right-to-left override, in the order that is shown.
+    """The text with right-to-left overrides in the displayed order.
 
     An override within another one is not taken apart: the text as it is stored is read, too.
     """
@@ -122,7 +123,7 @@ def _read(text: str) -> str:
 
 @lru_cache(maxsize=2**12)
 def _plain(c: str) -> str:
-    """A character as it is read: nothing for what prints nothing, a letter for one in a circle."""
+    """A character as it is read: "" if invisible, the letter of a circled one."""
     if c.isascii():
         return c if c.isprintable() or c in "\t\n\r" else ("" if c in "\b\x7f\x00" else " ")
     category = unicodedata.category(c)

@@ -52,10 +52,10 @@ class Scoring:
     ) -> asyncio.Future[Scores]:
         """Scores of `texts`, or a TideError in place of a score."""
         future: asyncio.Future[Scores] = asyncio.get_running_loop().create_future()
-        # Nobody may ask for what comes after a failure.
+        # After a failure the other results may never be awaited.
         future.add_done_callback(lambda done: done.cancelled() or done.exception())
         self._pending.append((Texts(texts, before or [""] * len(texts), policy), future))
-        if len(self._pending) == 1:  # those who ask in one breath are sent together
+        if len(self._pending) == 1:  # texts submitted in one turn of the loop are sent together
             asyncio.get_running_loop().call_soon(self._next)
         return future
 
@@ -111,7 +111,7 @@ def _serve(calls: SimpleQueue[Callable[[], None] | None]) -> None:
 
 
 def score_all(asked: Sequence[Texts], scorer: Scorer) -> _Found:
-    """The scores of each group of texts, or why they have none; equal texts are sent once.
+    """The scores of each group of texts, or its error; equal texts are sent once.
 
     With policy 1.0, a text that is itself empty counts, whatever comes before it.
     """
@@ -127,7 +127,7 @@ def score_all(asked: Sequence[Texts], scorer: Scorer) -> _Found:
         ]
         try:
             found.update(zip(rows, score_groups(scorer, groups, policy), strict=True))
-        except TideError as error:  # the scorer's own, and so that of all
+        except TideError as error:  # an error of the scorer, and so of all texts
             found.update(dict.fromkeys(rows, error))
         except BaseException as error:
             failed = ScorerError(f"scorer {scorer.name} failed: {described(error)}")

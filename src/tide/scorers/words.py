@@ -1,7 +1,7 @@
 """`profanity-check` (TF-IDF and a linear SVM) and `lexicon`: they know words, and no context.
 
-Both are quick, and share neither data nor method with a trained scorer of ours: good judges of what
-was optimised against one.
+Both are quick, and share neither data nor method with our trained scorers, so they are good judges
+of text optimised against one of these.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class LexiconScorer(PlainScorer):
             raise InputError(f"scorer lexicon: {path}: holds no words")
         self.name = f"lexicon@{digest_of(words)}"
         self.languages = None if path else ("en",)
-        # Beside a script without spaces a word is whole, too.
+        # A word is also whole beside a script without spaces.
         letter = rf"[\w--[{UNSPACED}]]"
         self._listed = regex.compile(
             rf"(?V1)(?<!{letter})\L<words>(?!{letter})", words=words, cache_pattern=False

@@ -1,7 +1,7 @@
-"""Timeout for request headers, before there is a request.
+"""Timeout for the headers of a request.
 
-The gate bounds bodies, and sees a request only after its headers. A client that sends half of them,
-or a byte now and then, would hold its connection for ever.
+The gate limits bodies, but sees a request only after its headers. A client that sends its headers
+slowly, or half of them, would hold its connection for ever.
 """
 
 from __future__ import annotations

@@ -35,19 +35,19 @@ if TYPE_CHECKING:
     from tide.server.policies import Policies
 
 LOG = logger("tide.server")
-# Where in a scope those behind leave the error that they have answered.
+# Key of a scope under which the app stores the error that it answered.
 FAILED = "tide.failed"
-# Where they find the number of the request, and the policies that its key has.
+# Keys of a scope with the number of the request and the policies of its key.
 NUMBER, POLICIES = "tide.number", "tide.policies"
 KEYS = "TIDE_SERVE_KEYS"
 _KEY_IN_ADDRESS = ("/v1alpha1/", "/$discovery/")  # where Google's clients put it
-# Those that watch a server have no key, and the page asks for one.
+# Paths without a key: monitoring, and the page, which asks for the key.
 _OPEN = (*FILES, "/health", "/ready")
 _NUMBER = re.compile(r"[\w.-]{1,64}", re.ASCII)
 _READING = 30.0  # seconds that a client may take to send a request
 _LEFT = 499  # what nginx calls a client that left
-# What a client still sends after it was refused is read, up to so many times the limit: otherwise
-# it would see a broken connection and no answer.
+# The rest of a refused request is read, up to this multiple of the limit; otherwise the client
+# would see a broken connection and no answer.
 _PATIENCE = 4
 
 
@@ -66,7 +66,7 @@ def is_loopback(host: str) -> bool:
 
 
 def check_exposure(host: str, keys: Sequence[object]) -> None:
-    """Raise InputError for a server that everybody could use."""
+    """Raise InputError for a server without keys that other machines can reach."""
     if not is_loopback(host) and not keys:
         raise InputError(f"--host {host}: without a key only 127.0.0.1 is served; set {KEYS}")
 
@@ -121,10 +121,11 @@ class Gate:
     def _check_key(self, scope: Scope, headers: Headers) -> None:
         if scope["path"] in _OPEN:
             return
-        table = self._policies.table  # a file that is read meanwhile has another
+        table = self._policies.table  # the policy file may be reloaded meanwhile
         if not table.keys:
             client = (scope.get("client") or ("",))[0]
-            # A page of another site may lead its name here, and speak for who looks at it.
+            # DNS rebinding: another site's name may resolve to this server, so its pages could use
+            # it.
             name = headers.get("host", "").rpartition("@")[2]
             name = re.sub(r":\d*$", "", name)
             if not (is_loopback(client) and is_loopback(name)):
@@ -138,7 +139,7 @@ class Gate:
         if not key and scope["path"].startswith(_KEY_IN_ADDRESS):
             key = parse_qs(scope["query_string"].decode("latin-1")).get("key", [""])[0]
         given = digest(key.strip())
-        # All of them, so that the time says nothing of which was nearly right.
+        # Compare all keys, so that the time reveals nothing.
         found = [own for one, own in table.keys.items() if hmac.compare_digest(given, one)]
         if not found:
             message = "no key, or a wrong one"
@@ -172,7 +173,7 @@ class Gate:
         async def replay() -> Message:
             if unread:
                 return {"type": "http.request", "body": unread.pop(), "more_body": False}
-            await asyncio.Event().wait()  # the gate itself listens for what comes next
+            await asyncio.Event().wait()  # the gate itself listens for a disconnect
             raise AssertionError
 
         async def sending(message: Message) -> None:
@@ -201,7 +202,7 @@ class Gate:
 
 
 def digest(key: str) -> bytes:
-    """What is kept of a key."""
+    """The hash of a key, which is all that is stored."""
     return hashlib.sha256(key.encode("utf-8", "replace")).digest()
 
 

@@ -122,7 +122,7 @@ class MeasuredScorer(ScorerWrapper):
     def check(self) -> bool:
         """Whether the scorer answers; it is asked only if it did not the last time.
 
-        Not while it is busy: health checks would delay the server's clients.
+        A busy scorer is not asked: health checks would delay the server's clients.
         """
         if not self.up and self._turn.acquire(blocking=False):
             try:

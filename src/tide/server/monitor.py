@@ -1,4 +1,4 @@
-"""Monitored answers: after one was given out, what enforcing would have changed is recorded."""
+"""Monitored answers: records afterwards what enforcing would have changed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Monitor:
-    """Makes the forecasts of a server. A failure is counted and logged, and changes no answer.
+    """Makes a server's forecasts. A failure is counted and logged, and changes no answer.
 
     log: gets a JSON line for each answer. texts: whether with the prompt and the text.
     """

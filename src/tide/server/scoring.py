@@ -128,13 +128,13 @@ class ScoringApi:
         scores = {ATTRIBUTE: float(scored.values[0]), **said}
         found = {}
         for name, attribute in wanted.items():
-            if name not in scores:  # an old cache knows the score alone
+            if name not in scores:  # an old cache holds only the score
                 continue
             if attribute.score_threshold is None or scores[name] >= attribute.score_threshold:
                 score = {"value": scores[name], "type": "PROBABILITY"}
                 span = {"begin": 0, "end": len(text), "score": score}
                 found[name] = {"spanScores": [span], "summaryScore": score}
-        # Which language a text is in is not known, so none is said to be detected.
+        # The language of a text is unknown, so no detected language is reported.
         answer: dict[str, Any] = {"attributeScores": found, "languages": request.languages}
         return answer if request.token is None else {**answer, "clientToken": request.token}
 

@@ -1,6 +1,6 @@
 """OpenTelemetry: a span for each request, by the conventions of `gen_ai`; off unless asked for.
 
-A span says what was asked for, what came of it and what it cost. No text and no key is in it. Its
+A span has the request's parameters, its outcome and its cost, but no text and no key. Its
 `tide.request_id` is the `x-request-id` of the answer and the `request` of the log.
 """
 
@@ -113,7 +113,7 @@ def record_prompt(tokens: int) -> None:
 
 
 def record_completion(best: Trial | None, reason: str, tokens: int) -> None:
-    """What came of one completion, if it was scored. tokens: of the text that leaves."""
+    """The outcome of a scored completion. tokens: of the text that is sent."""
     if (span := _SPAN.get()) is None:
         return
     known = span.attributes

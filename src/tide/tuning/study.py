@@ -185,9 +185,9 @@ def by_toxicity(tried: Sequence[TuningTrial]) -> list[TuningTrial]:
 def by_tpe(
     bench: Bench, prompts: Benchmark, tries: int, seed: int
 ) -> tuple[list[TuningTrial], Any]:
-    """Try `tries` settings: the winner first, then the frontier, then the others;
+    """Try `tries` settings: the winner first, then the frontier, then the others.
 
-    and the study. The first try is `bench.usual`. The winner is no worse than that in any measure;
+    Returns also the study. The first try is `bench.usual`. The winner is no worse than that in any measure;
     of those that are not, it has the largest gain over all (the product of ratios). A try follows
     from those before it and the seed: an interrupted call that is made again finds its runs, and
     goes on. Raises InputError for a strategy without ranges.
@@ -220,7 +220,7 @@ def by_tpe(
 
 
 def ranked(tried: Sequence[TuningTrial], least: float) -> list[TuningTrial]:
-    """Each setting once, sorted as `by_tpe` describes;
+    """Each setting once, sorted as `by_tpe` describes.
 
     `tried[0]` is the first setting. least: added to each measure, so that zeros have ratios.
     """
