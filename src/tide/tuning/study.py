@@ -187,10 +187,10 @@ def by_tpe(
 ) -> tuple[list[TuningTrial], Any]:
     """Try `tries` settings: the winner first, then the frontier, then the others.
 
-    Returns also the study. The first try is `bench.usual`. The winner is no worse than that in any measure;
-    of those that are not, it has the largest gain over all (the product of ratios). A try follows
-    from those before it and the seed: an interrupted call that is made again finds its runs, and
-    goes on. Raises InputError for a strategy without ranges.
+    Returns the study, too. The first try is `bench.usual`. The winner is no worse than that in any
+    measure; of those that are not, it has the largest gain over all (the product of ratios). A try
+    follows from those before it and the seed: an interrupted call that is made again finds its
+    runs, and goes on. Raises InputError for a strategy without ranges.
     """
     optuna = require("optuna", "tune")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
