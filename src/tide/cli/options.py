@@ -196,7 +196,7 @@ ReferenceOption = Annotated[
 ]
 RunsOut = Annotated[
     Path | None,
-    option("Output", "Folder of the run folders. What is in it is resumed.", "--out", "-o"),
+    option("Output", "Folder of the run folders. Existing runs are resumed.", "--out", "-o"),
 ]
 Overwrite = Annotated[bool, option("Output", "Overwrite the output.", "--overwrite")]
 Mask = Annotated[

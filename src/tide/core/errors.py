@@ -85,7 +85,7 @@ def described(error: BaseException) -> str:
     """Type and text of a foreign error, on one line."""
     try:
         text = " ".join(str(error).split())
-    except Exception:  # somebody's `__str__`
+    except Exception:  # a foreign `__str__`
         text = ""
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 

@@ -1,9 +1,8 @@
 """The file of a run's records.
 
 It is a log while work is under way: each line is a part of the record of an id. The first holds its
-first trials. Later parts hold further trials, or what judges and reference models add to trials
-that are there. Reading merges the parts. When the work is done, the file is written anew with one
-line a record.
+first trials. Later parts hold further trials, or scores that judges and reference models add to
+existing trials. Reading merges the parts. At the end, the file is rewritten with one line a record.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ def read_records(path: Path) -> list[Record]:
     """All records of a file, in the order in which their first parts stand in it.
 
     A last line that was cut off is left out. Raises InputError, with the line's number, for a line
-    that is not a part of a record, or that repeats what is there already.
+    that is not a part of a record, or that repeats an earlier part.
     """
     parts: dict[RecordId, list[RecordPart]] = {}
     for where, values in read_objects(path, drop_cut=True):
@@ -78,7 +77,7 @@ def read_records(path: Path) -> list[Record]:
 def merged(parts: Sequence[RecordPart]) -> Record:
     """The record that consists of these parts.
 
-    Raises InputError for a part that repeats what is there, and for a field that is wrong.
+    Raises InputError for a part that repeats an earlier one, and for an invalid field.
     """
     begin, found, rows = parts[0].where, dict(parts[0].values), dict(parts[0].trials)
     for part in parts[1:]:
@@ -110,9 +109,9 @@ class RecordFile:
     where the parts of each record stand and which trials they cover. A last line that was cut off
     is dropped from the file. Leaving the context without an error compacts it.
 
-    keep: hold the records, too, so that none is parsed again. instead: begin a new file. It takes
-    the place of what is there, inside of this context, when its first record is written, or at the
-    end of the work if there is none.
+    keep: hold the records, too, so that none is parsed again. instead: begin a new file. Inside of
+    this context it replaces the old file when its first record is written, or at the end if there
+    is none.
 
     Raises InputError if another process writes to the file, if it cannot be written, or if it is no
     file of records.
@@ -174,7 +173,7 @@ class RecordFile:
         self._order = list(prompts)
 
     def trials(self, row_id: RecordId) -> list[int]:
-        """The numbers of the trials that are there."""
+        """The numbers of the existing trials."""
         return list(self._trials.get(row_id, ()))
 
     def missing(self, row_id: RecordId, field: str, name: str) -> list[int]:

@@ -318,7 +318,7 @@ class Engine(ABC):
 
         rows: the first (P, d) embeddings of all of them, read once. Without, a later request whose
         token ids but the last were read or written in the one before reads that last token alone.
-        What is written stays the same but for rounding. None where nothing can be kept.
+        It changes completions only by rounding. None if nothing can be kept.
         """
         with self._calling("prefix_cache"):
             return self._prefix_cache(rows)
@@ -428,8 +428,8 @@ class Engine(ABC):
     ) -> list[Completion]:
         """Completions from token ids, without one that ended the text.
 
-        A text is cut before its first stop string; the ids are then the fewest whose text holds
-        what is left.
+        A text is cut before its first stop string; the ids are then the fewest whose text contains
+        the rest.
         """
         texts = self.texts([ids for ids, _ in written])
         found = []

@@ -38,7 +38,7 @@ from tide.search import load_strategy, resolve_settings
 OnCluster = Callable[
     [Settings, Sequence[str | Chat], Sequence[int]], Iterator[tuple[int, Result | TideError]]
 ]
-# The model as it is: one draw and no search.
+# The unmodified model: one draw and no search.
 _BASE = {"strategy": "resample:n=1", "block_tokens": 0}
 # Synonyms of methods, for the hint of an error.
 _GUESSES = {
@@ -115,7 +115,7 @@ class TimeShares:
 
 
 class SearchMethod:
-    """A search strategy, or (`base`) the model as it is."""
+    """A search strategy, or (`base`) the unmodified model."""
 
     def __init__(
         self,

@@ -33,7 +33,7 @@ FORMAT = 3
 CONFIG = "config.json"
 RECORDS = "records.jsonl"
 SUMMARY = "summary.json"
-# What does not decide the records that are there, by its path in the configuration.
+# Paths in the configuration that do not affect existing records.
 _GROWS = {
     *(("method",), ("versions",), ("created",), ("judges",), ("references",), ("num_trials",)),
     *(("num_prompts",), ("benchmark", "prompts"), ("benchmark", "fingerprint"), ("scorer", "spec")),
@@ -251,7 +251,7 @@ def open_run(
 
     config: everything that decides the records, and `num_trials`, `num_prompts`. prompts: by id, in
     the order that the file will have. source: the file that they are from. overwrite: begin a new
-    run; what is there stays until that has a record.
+    run; the old one stays until the new one has a record.
     Raises InputError if there is a run with another configuration or from other prompts, if another
     process writes to it, or if it is the source.
     """

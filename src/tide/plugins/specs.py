@@ -7,9 +7,9 @@
     WRAPPER:SPEC, WRAPPER:NUMBER:SPEC cache:pocket, windows:50:hf:ID
     ENSEMBLE:SPEC,SPEC                max:pocket,cache:perspective
 
-NAME may be a class of one's own: `module:Class` or `path/file.py:Class`. In a list, commas part the
-specs; after an ensemble's colon they part its members. Parentheses keep a spec or a value in one
-piece: `cache:max(a,b),c`, `max:(hf:ID#x,y),pocket`, `NAME:key=(a,b)`.
+NAME may also be a class: `module:Class` or `path/file.py:Class`. In a list, commas part the specs;
+after an ensemble's colon they part its members. Parentheses keep a spec or a value in one piece:
+`cache:max(a,b),c`, `max:(hf:ID#x,y),pocket`, `NAME:key=(a,b)`.
 """
 
 from __future__ import annotations

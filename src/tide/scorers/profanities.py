@@ -35,7 +35,7 @@ def term_hashes(text: str) -> set[int]:
 
 
 def listed_hashes(terms: Iterable[str]) -> NDArray[np.uint64]:
-    """A list of terms as it is stored: sorted hashes, without terms of more than three words."""
+    """The stored form of a list of terms: sorted hashes, without terms of more than three words."""
     found = [_WORD.findall(normalize(term)) for term in terms]
     hashes = {_hash(words) for words in found if 1 <= len(words) <= LONGEST}
     return np.array(sorted(hashes), dtype=np.uint64)

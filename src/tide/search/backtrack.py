@@ -53,7 +53,7 @@ class BacktrackOptions(Options):
     )
     then: str = Field(
         default="random-walk",
-        description="Strategy for what is left, in parentheses where it has options, or none. "
+        description="Strategy for what still fails, in parentheses if it has options, or none. "
         "Engines without embeddings do without it.",
     )
 

@@ -44,7 +44,7 @@ _KEY_IN_ADDRESS = ("/v1alpha1/", "/$discovery/")  # where Google's clients put i
 # Paths without a key: monitoring, and the page, which asks for the key.
 _OPEN = (*FILES, "/health", "/ready")
 _NUMBER = re.compile(r"[\w.-]{1,64}", re.ASCII)
-_READING = 30.0  # seconds that a client may take to send a request
+_READING = 30.0  # seconds for a client to send a request
 _LEFT = 499  # what nginx calls a client that left
 # The rest of a refused request is read, up to this multiple of the limit; otherwise the client
 # would see a broken connection and no answer.

@@ -98,7 +98,7 @@ class Bench:
         counted: tuple[int, int] | None = None,
         **settings: Any,
     ) -> list[Run]:
-        """The runs of `methods` in a folder of their own; what is there is kept.
+        """Make the runs of `methods` in a folder of their own; existing records are kept.
 
         judged: score the runs by the judges and the reference, too. counted: number of the try, and
         of all tries. Raises TideError where a prompt failed: averages over other prompts do not

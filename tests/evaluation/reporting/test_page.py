@@ -292,7 +292,7 @@ def test_figures_have_captions_in_words(tmp_path: Path) -> None:
             changed(one, number, forward_tokens=[tokens] * len(record.trials))
     text = made(*runs, draw=True, trajectory="0")
     captions = re.findall("<figcaption>(.*?)</figcaption>", text)
-    assert "Toxic rate after so many completions were written" in captions
+    assert "Toxic rate by the number of completions written" in captions
     assert "Toxic rate against tokens through the model, a prompt" in captions
     assert any(one.startswith("Toxicity during the search of prompt 0") for one in captions)
     assert all(" " in one for one in captions)

@@ -86,7 +86,7 @@ def roll_out(
     front: Tensor | None = None,
     seed: int = 0,
 ) -> list[Rollout]:
-    """What the task's model writes after the prompts as it is now, judged by the task's scorer.
+    """Texts that the task's present model writes after the prompts, scored by the task's scorer.
 
     front: as `Reader.read` has it. seed: of the draws. Raises what the scorer raises.
     """

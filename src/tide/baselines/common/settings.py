@@ -72,7 +72,7 @@ class FitSettings(BaseModel):
         default=None,
         ge=8,
         le=1_000_000,
-        description="Texts are cut to so many tokens; by default by the size of the model.",
+        description="Most tokens of a text, which is cut; the default depends on the model.",
     )
     max_texts: int = Field(
         default=50_000, ge=40, le=100_000_000, description="Most texts that are read."

@@ -224,7 +224,7 @@ class OpenAIEngine(Engine):
         await complete_probe(self.pool, endpoint, self._found[endpoint.url])
 
 
-# Where what is held back comes nevertheless, so many tokens are drawn there, each time hotter.
+# Most draws at a place where banned text comes nevertheless, each at a higher temperature.
 _DRAWN, _WARMER, _HOTTEST, _REDRAWS = 6, 0.3, 2.0, 8
 
 
@@ -240,7 +240,7 @@ class Banned(Exception):
 
 
 class StreamedAnswer:
-    """What is written for one request, by one server or by several after each other.
+    """The text of one request, written by one server or by several in turn.
 
     words: what was written, and given out, but for a chat that the server cannot go on with: that
     is given out as a whole. aside: what it holds beside them. banned: words that are not written.

@@ -226,7 +226,7 @@ def same_word(word: str) -> str:
 
 
 async def ask_server(pool: EndpointPool, endpoint: Endpoint, model: str) -> BannedWords | None:
-    """What the server tells of its tokens; None if it tells nothing.
+    """The server's answer about its tokens; None if it gives none.
 
     Raises ServerFailed if it tells what cannot be.
     """

@@ -74,8 +74,8 @@ def page(
 # Captions, by the beginning of a figure's name without the prefix of its group.
 _CAPTIONS = {
     "trade-off": "Toxicity against perplexity: lower left is better",
-    "anytime-rate": "Toxic rate after so many completions were written",
-    "anytime-mean": "Mean toxicity after so many completions were written",
+    "anytime-rate": "Toxic rate by the number of completions written",
+    "anytime-mean": "Mean toxicity by the number of completions written",
     **{f"cost-{n.replace('_', '-')}": f"Toxic rate against {says}" for n, says in COSTS.items()},
     "sensitivity": "Toxicity by the setting {rest}",
     "trajectory": "Toxicity during the search of prompt {rest}",

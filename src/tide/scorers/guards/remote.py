@@ -58,9 +58,9 @@ class _Completions(BaseModel):
 class RemoteGuard(SelfHostedScorer):
     """A guard on a server of OpenAI's API that gives log-probabilities, as vLLM does.
 
-    By default the server fills in the guard's chat template (`/chat/completions`); a prompt of
-    one's own goes to `/completions`. GUARD_API_KEY holds the key, GUARD_QPS the requests a second.
-    Further settings: see RemoteScorer.
+    By default the server fills in the guard's chat template (`/chat/completions`); a custom prompt
+    goes to `/completions`. GUARD_API_KEY holds the key, GUARD_QPS the requests a second. Further
+    settings: see RemoteScorer.
     """
 
     family = "GUARD"

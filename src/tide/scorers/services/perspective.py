@@ -143,7 +143,7 @@ class PerspectiveScorer(RemoteScorer):
         return [Said(max(found.values()), found)]
 
     def _meaning(self, reply: Reply, text: str) -> ScorerError:
-        """What a status other than 200 means. The body is quoted by its code words only."""
+        """The error for a status other than 200, with only the code words of the body."""
         status = reply.status
         what = f"scorer {self.name}: HTTP {status}"
         if status == 410 or (status in (403, 404) and date.today() > END_OF_SERVICE):

@@ -30,8 +30,8 @@ class SelfHostedScorer(RemoteScorer):
     family: the name that environment variables begin with: FAMILY_API_KEY holds the key (sent as a
     bearer token), FAMILY_QPS the requests a second (100). Further settings: see RemoteScorer.
 
-    The server's tokenizer is not known: whatever looks like a control token is sent with a space in
-    it.
+    The server's tokenizer is unknown, so everything that looks like a control token is sent with a
+    space in it.
     """
 
     family: ClassVar[str]
@@ -71,14 +71,14 @@ class SelfHostedScorer(RemoteScorer):
     async def _post(
         self, client: Client, path: str, body: Any, texts: int, kind: type[_Parsed]
     ) -> _Parsed:
-        """What the server answers to `body`, which holds so many texts. Raises as `_ask`."""
+        """The server's answer to `body`, which holds `count` texts. Raises as `_ask`."""
         reply = await client.ask("POST", self._url + path, body, limit=(1 + texts) * MIB)
         return self._read(reply, path, texts, kind)
 
     def _read(self, reply: Reply, path: str, texts: int, kind: type[_Parsed]) -> _Parsed:
         if reply.status == 200:
             return reply.parse(kind)
-        # What servers say of a refusal is not quoted: it may hold the text or the key.
+        # A server's message is not quoted, since it may contain the text or the key.
         what = f"scorer {self.name}: HTTP {reply.status}"
         if reply.passing:
             raise ServerFailed(f"HTTP {reply.status}", reply.pause(0.0))
@@ -175,7 +175,7 @@ class TeiScorer(SelfHostedScorer):
 
 
 _Index = Annotated[int, Field(ge=0, le=10**6)]
-# By how much the probabilities of exclusive classes may miss 1, in half precision.
+# Tolerance for the sum of exclusive probabilities, in half precision.
 _ROUNDING = 0.01
 
 
@@ -207,7 +207,7 @@ class _Pairs(BaseModel):
 
 
 class _VllmScorer(SelfHostedScorer):
-    """Base of scorers that a vLLM server gives; its first model is asked, and is in the name."""
+    """Base of scorers on a vLLM server; its first model is used, and is in the name."""
 
     family = "VLLM"
     kind: str
@@ -215,7 +215,7 @@ class _VllmScorer(SelfHostedScorer):
     def __init__(self, url: str, **options: Any) -> None:
         address, _, self._wanted = url.partition("#")
         super().__init__(self.kind, address, **options)
-        # Other clients are given the address with /v1; these paths lie beside it.
+        # Other clients need an address that ends in /v1; these paths lie beside it.
         self._url = self._url.removesuffix("/v1")
         models = self._once(lambda client: self._get(client, "/v1/models", _Models)).data
         self._model = models[0].id
@@ -292,8 +292,8 @@ class VllmScoreScorer(_VllmScorer):
 
     url: the server's address, `#` and the description, to which every text is compared:
     `vllm-score:http://HOST:8000#a rude or disrespectful comment`. A score outside [0, 1], as
-    embedding models give, is an error. Calibrate it before you read its 0.5 as anybody else's.
-    Settings: see RemoteScorer.
+    embedding models give, is an error. Calibrate it before you compare its 0.5 with that of other
+    scorers. Settings: see RemoteScorer.
     """
 
     kind = "vllm-score"

@@ -26,7 +26,7 @@ from tide.scorers.wrappers.base import ScorerWrapper
 _T = TypeVar("_T")
 _LOG = logger(__name__)
 
-# Scores are written after so many new ones, so that an outage loses few that were paid for.
+# Number of new scores after which they are written, so that an outage loses few paid ones.
 _CHUNK = 64
 # SQLite allows 999 parameters in a statement of its oldest versions.
 _MOST_PARAMETERS = 900
