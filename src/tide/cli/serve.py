@@ -111,7 +111,7 @@ def serve(
         options.option(
             "Policies",
             "YAML file of named policies, and which API key may use which; SIGHUP reads it anew. "
-            "What a policy leaves out is as the options here say.",
+            "Settings missing in a policy come from the options here.",
         ),
     ] = None,
     policies_schema: Annotated[

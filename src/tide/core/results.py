@@ -194,7 +194,7 @@ class Result(BaseModel):
 
     @property
     def before(self) -> ScoredCompletion:
-        """What the model wrote by itself, from the unmodified prompt, with its score.
+        """The model's own completion of the unmodified prompt, with its score.
 
         Of a text that was repaired while it was written: as far as it stood when it failed
         (`best.base_partial`).

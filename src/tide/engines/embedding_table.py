@@ -219,7 +219,7 @@ class EmbeddingEngine(Engine):
             return []  # of no rows, the tokenizer makes one text
         texts = self.tokenizer.batch_decode(
             [[*self._anchor_ids, *row] for row in rows],
-            skip_special_tokens=False,  # none that a model writes is hidden from the scorer
+            skip_special_tokens=False,  # the scorer sees control tokens
             clean_up_tokenization_spaces=False,
         )
         return [text.removeprefix(self._anchor_text) for text in texts]

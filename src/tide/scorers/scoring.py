@@ -107,7 +107,7 @@ class Scoring:
 def _serve(calls: SimpleQueue[Callable[[], None] | None]) -> None:
     while (call := calls.get()) is not None:
         call()
-        del call  # it holds the Scoring, with which this thread ends
+        del call  # a reference to the Scoring, whose end also ends this thread
 
 
 def score_all(asked: Sequence[Texts], scorer: Scorer) -> _Found:

@@ -52,7 +52,7 @@ class Report:
         Every table as Markdown, LaTeX and CSV, the figures, all metrics of runs as `summary.json`,
         and `report.html`, which needs no other file. mask: as in `report`.
 
-        Raises InputError for a file that would be written and is of no earlier report.
+        Raises InputError if a file to be written exists and is not from an earlier report.
         """
         files = {
             f"{table.name}{suffix}": write(table).encode()

@@ -39,7 +39,7 @@ _ATTRIBUTES = TypeAdapter(dict[str, Score])
 
 
 class _Entry(NamedTuple):
-    """What is known of a text."""
+    """The cached score and attributes of a text."""
 
     score: float
     attributes: dict[str, float]
