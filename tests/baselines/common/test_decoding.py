@@ -22,8 +22,8 @@ from tide.engines.local.stream import Stream
 
 PROMPTS = ["The weather", "Rain fell on the quiet town", "kind", "is fine is fine"]
 SEEDS = [3, 1, 4, 1]
-GREEDY = Sampling(temperature=0.0, max_new_tokens=8)
-DRAWN = Sampling(temperature=0.8, top_p=0.95, max_new_tokens=8)
+GREEDY = Sampling(temperature=0.0, max_new_tokens=6)
+DRAWN = Sampling(temperature=0.8, top_p=0.95, max_new_tokens=6)
 
 
 def tokens(baseline: Baseline, prompts: list[str], sampling: Sampling, seeds: list[int]) -> list:
@@ -136,15 +136,15 @@ def test_tokens_are_counted(
         assert baseline.generate([PROMPTS[i]], GREEDY, [SEEDS[i]]) == [row]
 
 
-@pytest.mark.parametrize(("first", "extra"), [(1, 0), (3, 2), (99, 7)])
+@pytest.mark.parametrize(("first", "extra"), [(1, 0), (3, 2), (99, 5)])
 def test_the_expert_of_the_first_tokens_reads_no_more(gpt2: World, first: int, extra: int) -> None:
-    """Of 8 tokens, all but the last are read by the model, and all but the last of its by it."""
+    """Of 6 tokens, all but the last are read by the model, and all but the last of its by it."""
     spec = f"safe-decoding:first={first}"
     for row, ids in zip(
         gpt2.load(spec).generate(PROMPTS, GREEDY, SEEDS), gpt2.engine.tokenize(PROMPTS), strict=True
     ):
-        assert len(row.completion.token_ids) == 8
-        assert row.forward_tokens == 2 * len(ids) + 7 + extra
+        assert len(row.completion.token_ids) == 6
+        assert row.forward_tokens == 2 * len(ids) + 5 + extra
 
 
 def test_a_prefix_alone_is_a_longer_prompt(gpt2: World) -> None:
@@ -161,9 +161,9 @@ def test_a_prefix_alone_is_a_longer_prompt(gpt2: World) -> None:
         gpt2.engine.tokenize(longer),
         strict=True,
     ):
-        assert row.forward_tokens == len(short) + len(long) + 2 * 7
+        assert row.forward_tokens == len(short) + len(long) + 2 * 5
     assert [row.forward_tokens for row in written] == [
-        len(row) + 7 for row in gpt2.engine.tokenize(longer)
+        len(row) + 5 for row in gpt2.engine.tokenize(longer)
     ]
 
 
@@ -306,9 +306,9 @@ def test_lengths_stop_strings_and_penalties_without_strength(world: World, name:
         text = world.engine.texts([whole[3:5]])[0]
         baseline, usual = world.load(OFF[name]), base(world, PROMPTS, GREEDY, SEEDS)
         for options in (
-            {"min_new_tokens": 6},
+            {"min_new_tokens": 4},
             {"repetition_penalty": 1.5},
-            {"stop": text, "min_new_tokens": 8},
+            {"stop": text, "min_new_tokens": 6},
         ):
             sampling = Sampling(**{**GREEDY.model_dump(), **options})
             expected = base(world, PROMPTS, sampling, SEEDS)
@@ -322,9 +322,9 @@ def test_no_baseline_ends_before_the_least_length(gpt2: World, name: str) -> Non
     baseline = gpt2.load(STRENGTHS[name])
     firsts = {row[0] for row in base(gpt2, PROMPTS, GREEDY, SEEDS) if row}
     for sampling in (GREEDY, DRAWN):
-        least = sampling.model_copy(update={"min_new_tokens": 8})
+        least = sampling.model_copy(update={"min_new_tokens": 6})
         for token in firsts:
             with ending_with(gpt2.engine, token):
                 found = tokens(baseline, PROMPTS, least, SEEDS)
-            assert {len(row) for row in found} == {8}
+            assert {len(row) for row in found} == {6}
             assert all(token not in row for row in found)
