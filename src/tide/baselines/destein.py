@@ -5,9 +5,9 @@ text is taken away from what each attention adds to the residual stream, at ever
 code: LizLizLi/DeStein, `lss_utils.py` for the rule, `act_utils.py` and `probs.py` for the vectors).
 
 Their rule for single heads is never reached: the module that holds it is called with one argument,
-and the second, which asks for it, is False by default. `rule=whole` is what runs; `rule=heads` is
-the other, except that each head keeps its own length. (Theirs would make all of a layer's heads
-equally long, which changes the model however small alpha is.)
+and the second, which asks for it, is False by default. `rule=whole` is the rule that runs in their
+code; `rule=heads` is the unreached one, except that each head keeps its own length. (Theirs would
+make all of a layer's heads equally long, which changes the model however small alpha is.)
 """
 
 from __future__ import annotations

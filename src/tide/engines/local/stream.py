@@ -20,8 +20,8 @@ from tide.engines.checkpoint import context_length
 from tide.engines.local.cache import KeyValueCache, Pair
 
 # Cost of a forward pass of a small model, in tokens read in the same time: the bundled model reads
-# some 45 tokens a millisecond on 2 cores, and a call costs 1.5 ms. In larger models a call costs
-# fewer tokens.
+# some 45 tokens a millisecond on 2 cores, and a call costs 1.5 ms. In larger models a call costs as
+# much as fewer tokens.
 _CALL = 64
 # Cache layers that hold only keys and values.
 _PLAIN = (DynamicLayer, DynamicSlidingWindowLayer)
