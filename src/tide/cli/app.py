@@ -10,6 +10,7 @@ from tide.cli import (
     data,
     doctor,
     evaluate,
+    export,
     fit,
     methods,
     report,
@@ -35,6 +36,7 @@ app.command("serve", cls=Command, context_settings={"auto_envvar_prefix": serve.
     serve.serve
 )
 app.command("report", cls=Command)(report.report)
+app.command("export", cls=Command)(export.export)
 app.command("tune", cls=Command)(tune.tune)
 app.command("fit", cls=Command)(fit.fit)
 app.command("methods", cls=Command)(methods.methods)

@@ -1,0 +1,90 @@
+"""`tide export`: repairs as training data."""
+
+from __future__ import annotations
+
+import json
+from contextlib import nullcontext
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from tide.cli import options
+from tide.cli.display import ERRORS, refuse_existing
+from tide.core.errors import InputError
+from tide.data.files import replaced, writing
+
+
+class DataFormat(str, Enum):
+    DPO = "dpo"
+    SFT = "sft"
+
+
+def export(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RECORDS...",
+            help="Runs (folders or .jsonl files of 'run' and 'eval'), or folders of runs.",
+        ),
+    ],
+    shape: Annotated[
+        DataFormat,
+        options.option(
+            "Output",
+            "dpo (prompt, chosen, rejected, blamed_at) or sft (prompt, completion).",
+            "--format",
+        ),
+    ] = DataFormat.DPO,
+    output: Annotated[
+        Path | None,
+        options.option(
+            "Output",
+            "Write to this .jsonl. [default: standard output]",
+            "--output",
+            "-o",
+            show_default=False,
+        ),
+    ] = None,
+    margin: Annotated[
+        float,
+        options.option("Output", "Least difference of the two scores of a pair.", min=0.0, max=1.0),
+    ] = 0.0,
+    overwrite: options.Overwrite = False,
+) -> None:
+    """Write the repairs in RECORDS as training data for TRL, a JSON line each.
+
+    A pair is a repair that the scorer accepted, and the completion of the model that it replaced;
+    'blamed_at' is the character at which the two part. Trials without a repair, and repairs that
+    were not accepted, are empty, repeat themselves or an earlier pair, are left out and counted.
+    The rejected texts are toxic, and nothing is masked.
+    """
+    from tide.evaluation.preferences import export_pairs  # noqa: PLC0415  (slow import)
+    from tide.evaluation.runs import files_of, find_runs  # noqa: PLC0415
+
+    with nullcontext() if output is None else writing(output):
+        refuse_existing(
+            overwrite, output, inputs=[file for run in find_runs(runs) for file in files_of(run)]
+        )
+        found = export_pairs(runs, margin=margin)
+        if not found.pairs:
+            why = ", ".join(f"{count} {reason}" for reason, count in found.left_out.most_common())
+            raise InputError(
+                f"RECORDS: no pair in them ({why or 'no finished trial'}), so nothing is written; "
+                "run more prompts or --trials, or take a smaller --margin"
+            )
+        # ASCII: a terminal obeys control characters inside of JSON, too.
+        lines = [json.dumps(pair.row(shape.value)) for pair in found.pairs]
+        if output is None:
+            print(*lines, sep="\n")
+        else:
+            with replaced(output) as file:
+                file.writelines(line.encode() + b"\n" for line in lines)
+    table = Table("trials", "")
+    table.columns[1].justify = "right"
+    table.add_row("written", str(len(lines)))
+    for reason, count in found.left_out.most_common():
+        table.add_row(f"left out: {reason}", str(count))
+    ERRORS.print(table)
