@@ -122,19 +122,19 @@ def started(name: str, options: argparse.Namespace) -> Iterator[Server]:
     elif name == "remote":
         with _vllm(options) as behind:
             engine = ["--engine", "remote", "--base-url", behind.url, "--dtype", options.dtype]
-            with _tide([*tide, *ours, *engine], options) as server:
+            with tide_server([*tide, *ours, *engine], options) as server:
                 yield Server(server.url, server.pid, behind=behind.pid)
     else:
         plain = ["--scorer", f"{__file__}:Nothing", "--max-iterations", "1", "--block-tokens", "0"]
         engine = ["--engine", "vllm", "--dtype", options.dtype]
         engine += ["--engine-option", "enforce_eager=true"]
         further = {"plain": plain, "ours": ours, "in-process": [*ours, *engine]}[name]
-        with _tide([*tide, *further], options) as server:
+        with tide_server([*tide, *further], options) as server:
             yield server
 
 
 @contextmanager
-def _tide(command: list[str], options: argparse.Namespace) -> Iterator[Server]:
+def tide_server(command: list[str], options: argparse.Namespace) -> Iterator[Server]:
     with _process(command, options, stderr=subprocess.PIPE, text=True) as process:
         give_up = threading.Timer(START, process.kill)
         give_up.daemon = True
