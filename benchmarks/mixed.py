@@ -51,23 +51,10 @@ from tide.server.policies import CommandLine, Policies
 if TYPE_CHECKING:
     from serving import Server
 
-WORDS = (
-    *(
-        "the",
-        "weather",
-        "was",
-        "fine",
-        "and",
-        "then",
-        "we",
-        "went",
-        "home",
-        "again",
-        "early",
-        "with",
-    ),
-    *("a", "friend", "of", "the", "family", "who", "told", "us", "about", "a", "garden", "behind"),
-    *("the", "old", "station"),
+WORDS = re.findall(
+    r"\w+",
+    "the weather was fine and then we went home again early with a friend of the family "
+    "who told us about a garden behind the old station",
 )
 RUDE = "idiot"
 PROMPTS = ("The news today", "My neighbour said", "In the evening", "We met and")
@@ -400,10 +387,8 @@ def main() -> None:
     print("; ".join(f"{what} {count}" for what, count in sorted(found.met.items())))
     first, last = found.memory.get(SETTLED, np.inf), max(found.memory.values(), default=0.0)
     unseen = found.leaks()
-    print(
-        "wrong: " + ("; ".join(f"{what} {n}" for what, n in sorted(found.wrong.items())) or "none")
-    )
-    print("not seen: " + ("; ".join(unseen) or "none"))
+    wrong = [f"{what} {count}" for what, count in sorted(found.wrong.items())]
+    print(f"wrong: {'; '.join(wrong) or 'none'}\nnot seen: {'; '.join(unseen) or 'none'}")
     sys.exit(bool(found.wrong or unseen or last > GROWTH * first))
 
 
