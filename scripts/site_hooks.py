@@ -2,7 +2,8 @@
 
 The pages are written for GitHub, where links lead anywhere in the repository. So README.md becomes
 the first page of the site, whatever the pages link to outside of docs/ comes along, and links are
-turned to where it stands there. Notebooks are run, and become pages with what they print.
+turned to where it stands there. Notebooks are run, but for one that takes an hour, and become pages
+with what they print.
 """
 
 from __future__ import annotations
@@ -103,9 +104,12 @@ def _place(path: Path) -> str:
 
 
 def executed(path: Path) -> Any:
-    """The notebook, run in an empty folder. Raises what nbclient raises, where a cell fails."""
+    """The notebook, run in an empty folder. Raises what nbclient raises, where a cell fails.
+
+    One that is kept with what it prints, since it takes an hour, is not run.
+    """
     notebook = nbformat.read(path, as_version=4)
-    if _serving:
+    if _serving or any(cell.get("outputs") for cell in notebook.cells):
         return notebook
     with tempfile.TemporaryDirectory() as folder:
         nbclient.NotebookClient(
