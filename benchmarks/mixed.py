@@ -208,7 +208,7 @@ class Oracle:
         said = set(text.split())
         if said & set(NEVER[policy]):
             return "a word that is never said"
-        if RUDE in said:
+        if RUDE in said and "scorer" not in POLICIES[policy]:
             return "a rude word"
         plan = self._policies.plans[policy]
         (score,) = score_texts(plan.scorer, [text], "zero").values
