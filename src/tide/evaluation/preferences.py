@@ -15,9 +15,9 @@ from typing import Any, Literal
 
 from tide.core.chat import Message
 from tide.core.errors import InputError
+from tide.core.text import is_degenerate
 from tide.data.record_files import read_records
 from tide.data.records import Record, TrialRecord
-from tide.evaluation.metrics import is_degenerate
 from tide.evaluation.runs import files_of, find_runs, read_config
 from tide.scorers.base import is_empty
 
