@@ -34,7 +34,7 @@ from tide.core.errors import (
 )
 from tide.core.results import Result
 from tide.detoxifier.sync import Detoxifier, outcomes
-from tide.engines.base import Request
+from tide.engines.base import FinishReason, Request
 from tide.search.tide import RandomWalkStrategy
 
 ALL_GOOD = text(*(f"Good{i}" for i in range(6)))
@@ -91,6 +91,23 @@ def test_a_search_gives_up_the_text_before_early_while_there_is_some() -> None:
     assert trial.accepted
     first = story(lambda number, *_: number == 0, max_iterations=9)(PROMPT).best
     assert (first.accepted, max(one.iteration for one in first.trace)) == (False, 9)
+
+
+class Rambler(Storyteller):
+    """Writes a third sentence that never ends."""
+
+    def _story(self, request: Request) -> tuple[list[int], FinishReason]:
+        assert len(self.requests) < 100
+        ids, reason = super()._story(request)
+        first = len(request.prompt) - len(PROMPT.split())
+        more = self._id(" more")
+        return [one if first + i < 2 * WORDS else more for i, one in enumerate(ids)], reason
+
+
+def test_text_is_given_up_once() -> None:
+    """A search may write the same again, after which the model fails again."""
+    scorer = Reader(lambda text: "more" in text)
+    assert not Detoxifier(Rambler(never), scorer=scorer, **SETTINGS)(PROMPT).accepted
 
 
 def second(number: int, moved: bool, words: list[str | None]) -> bool:

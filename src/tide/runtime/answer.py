@@ -136,6 +136,7 @@ class Answer:
         self._lost = 0  # times that a repair was drawn anew
         self._draws = 0  # times that all of it was drawn anew
         self._parts = self._parts_given = Parts()  # of the answer that was written last
+        self._given_up: set[int] = set()  # places from which searches replaced text
         self._searches = self._given_out = self._kept = 0
         self._nearest: dict[str, Any] = {}
         self._at_end = False  # whether the model has ended the text
@@ -458,8 +459,12 @@ class Answer:
             while self._in_blocks and start > 0 and len(places) <= _ROLLBACKS:
                 words = word_starts(self._watch.texts[:start])
                 start = max(place for place in words if place <= max(0, start - _ROLLBACK))
-                places.append(start)
+                # A second time it might find the same again, without end.
+                if start not in self._given_up:
+                    places.append(start)
         for place in places:
+            if place < end:
+                self._given_up.add(place)
             self._rewind(place)
             most = _SEARCHED + end - place if self._in_blocks else None
             if await self._search(place, strategy, most, is_last=place == places[-1]):
