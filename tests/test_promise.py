@@ -90,8 +90,8 @@ class Babbler(Storyteller):
 class Oracle:
     """Scores by hash, and says what a door may show. settings: of the detoxifier.
 
-    Its world says how kind it is, for which texts it fails, and how each of its first calls goes
-    wrong.
+    Its world says how kind it is, for which texts it fails, how each of its first calls goes wrong,
+    and whether it has a screen: another oracle, of higher scores.
     """
 
     name, threshold = "oracle", 0.5
@@ -99,7 +99,10 @@ class Oracle:
     def __init__(self, settings: dict[str, Any], world: dict[str, Any]) -> None:
         self._settings = settings
         self._power, self._fails, self._ways = world["power"], world["fails"], list(world["ways"])
-        self._said: dict[str, float] = {}
+        self._said: set[tuple[str, float]] = set()
+        if world.get("screen"):
+            self.screen = Oracle(settings, {**world, "power": self._power / 3, "screen": False})
+            self.screen._said = self._said
 
     def close(self) -> None: ...
 
@@ -135,7 +138,7 @@ class Oracle:
             score < self._settings["toxicity_threshold"]
             and (text.endswith(said) or text.rstrip(" \u200b").endswith(said))
             and len(said.split()) >= least
-            for said, score in self._said.items()
+            for said, score in self._said
         )
 
     def check(self, trial: Trial) -> None:
@@ -144,7 +147,7 @@ class Oracle:
         assert returned.num_tokens <= given["max_new_tokens"]
         assert returned.num_tokens >= len(returned.text.split())
         if not returned.empty:
-            assert trial.toxicity in {0.0, *self._said.values()}
+            assert trial.toxicity in {0.0, *(score for _, score in self._said)}
         if trial.accepted:
             assert trial.toxicity < given["toxicity_threshold"]
             assert returned.empty or self.passed(trial.text)
@@ -217,6 +220,7 @@ worlds = st.fixed_dictionaries(
         "power": st.sampled_from([0.2, 2.0, 8.0]),
         "fails": st.sampled_from([0, 1]),
         "ways": st.just([]) | st.lists(st.sampled_from(["honest", *WAYS]), max_size=6),
+        "screen": st.booleans(),
     }
 )
 # Several completions at once, and how one of them is chosen: where no stream shows one.

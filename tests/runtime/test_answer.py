@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
 
+from tests.runtime.world import PROMPT, WORDS, Reader, Storyteller, never
 from tests.worlds import PROMPTS, ReadingScorer, read, scripted_engine
 from tide.core.errors import (
     DeadlineError,
@@ -319,3 +320,45 @@ def test_no_row_of_a_prompt_that_is_too_long_is_embedded() -> None:
     assert all(isinstance(found[i], InputError) for i in range(20))
     assert isinstance(found[20], Result)
     assert max(rows) <= len(PROMPTS[0].split())
+
+
+class Screened(Reader):
+    """Its screen objects from the second sentence on."""
+
+    def __init__(self, bad: Callable[[str], bool]) -> None:
+        super().__init__(bad)
+        self.pace, self.screen = "word", Reader(lambda text: "Good1" in text)
+
+
+def watched(scorer: Screened, **settings: Any) -> tuple[Trial, Storyteller]:
+    engine = Storyteller(never)
+    settings = {"max_new_tokens": 100, "toxicity_threshold": 0.5, **settings}
+    detox = Detoxifier(engine, scorer=scorer, strategy="backtrack:then=none", **settings)
+    return detox(PROMPT).best, engine
+
+
+def test_where_a_screen_objects_the_scorer_is_asked_now_and_then() -> None:
+    scorer = Screened(lambda text: False)
+    trial, engine = watched(scorer)
+    assert trial.accepted
+    assert len(engine.requests) == 1
+    assert sorted({len(text.split()) for text in scorer.sent}) == [9, 17, 25, 33, 41, 48]
+    assert scorer.sent[-1] == trial.text
+
+
+def test_small_windows_are_all_scored_by_the_scorer_itself() -> None:
+    scorer = Screened(lambda text: False)
+    trial, _ = watched(scorer, block_context=5)
+    assert trial.accepted
+    assert not scorer.screen.sent
+    assert len(scorer.sent) >= trial.returned.num_tokens
+
+
+def test_the_word_is_blamed_from_which_on_the_screen_objects() -> None:
+    scorer = Screened(lambda text: "Good1 w1 w2" in text)
+    trial, engine = watched(scorer)
+    assert not trial.accepted
+    words = {number: word for word, number in engine._words.items()}
+    banned = {words[one] for request in engine.requests for one in request.banned_token_ids}
+    assert banned == {" Good1"}
+    assert trial.trace[0].num_tokens == WORDS + 9

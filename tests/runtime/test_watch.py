@@ -107,6 +107,36 @@ def test_a_text_may_still_turn_out_well_if_it_is_waited_for() -> None:
     assert feed(watch(lag=5), [0.1, 0.6]) == Failure(place=2, score=0.6, words=(2,))
 
 
+def test_where_a_screen_objects_the_scorer_is_asked_now_and_then() -> None:
+    one = watch()
+    one.texts += [f" word{i}" for i in range(12)]
+    assert [place for place in range(1, 12) if one.decides(place, ended=False)] == [1, 9]
+    assert not one.decides(12, ended=False)
+    assert one.decides(12, ended=True)
+    one.rewind(4)
+    assert one.decides(5, ended=False)
+
+
+def test_what_a_screen_objects_to_is_suspicious_and_blamed() -> None:
+    one = watch(lag=3)
+    one.texts += [f" word{i}" for i in range(12)]
+    assert one.judge(1, 0.1) is None
+    assert one.decides(2, ended=False)
+    assert one.judge(2, 0.1) is None
+    assert not one.decides(3, ended=False)
+    assert one.passed == 1
+    assert one.decides(10, ended=False)
+    assert one.judge(10, 0.6) is None
+    asked = [one.decides(place, ended=False) for place in (11, 12, 13)]
+    assert asked == [False, False, True]  # all three are waited for
+    assert one.judge(13, 0.7) == Failure(place=10, score=0.6, words=(2,))
+
+
+def test_a_screen_needs_windows_that_hold_all_that_is_undecided() -> None:
+    assert watch().takes_screen
+    assert not watch(context=5).takes_screen
+
+
 def test_long_texts_are_scored_by_their_last_words() -> None:
     one = watch(context=4)
     one.texts += [f" w{i}" for i in range(30)]

@@ -34,6 +34,8 @@ class Lengths:
 
     name, threshold = "lengths", 0.5
 
+    screen: Lengths | None = None
+
     def __init__(self) -> None:
         self.batches: list[list[str]] = []
         self.go = threading.Event()
@@ -81,6 +83,20 @@ def test_who_asks_in_one_breath_is_sent_together_and_equal_texts_once(portal: Po
     assert list(map(values, found)) == [[0.04, 0.05], [0.06], [0.05, 0.06]]
     (sent,) = scorer.batches
     assert sorted(sent) == ["befour", "four", "three"]
+
+
+def test_the_screen_is_asked_alone_where_that_is_enough(portal: Portal) -> None:
+    scorer, screen = Lengths(), Lengths()
+    scorer.screen = screen
+
+    async def work(scoring: Scoring) -> list[Scores]:
+        assert scoring.has_screen
+        return await asyncio.gather(
+            scoring.send(["four"], "zero", screened=True), scoring.send(["three"], "zero")
+        )
+
+    assert list(map(values, run(portal, scorer, work))) == [[0.04], [0.05]]
+    assert (screen.batches, scorer.batches) == ([["four"]], [["three"]])
 
 
 def test_texts_gather_while_a_call_is_under_way_and_what_was_cancelled_is_not_sent(

@@ -17,9 +17,10 @@ from tests.server.running import Running, running, wait_until
 from tests.worlds import ReadingScorer
 from tide.core.errors import ScorerError, ScorerRefusedError, ScorerUnavailableError
 from tide.scorers import load_scorer
-from tide.scorers.base import Attributed
+from tide.scorers.base import Attributed, screen_of
 from tide.scorers.services.openai_moderation import OpenAIModerationScorer
 from tide.scorers.services.perspective import PerspectiveScorer
+from tide.scorers.wrappers.base import ConfirmScorer
 from tide.server.limits import Limits
 from tide.server.metrics import MeasuredScorer, Metrics
 
@@ -313,6 +314,25 @@ def test_who_watches_a_server_does_not_stand_before_its_clients() -> None:
         assert not first.done()
         go_on.set()
         assert not first.result(20)
+
+
+def test_a_server_is_not_ready_while_the_screen_of_its_scorer_is_down() -> None:
+    down = [True]
+
+    def away(texts: list[str]) -> list[float]:
+        if down:
+            raise ScorerUnavailableError("down")
+        return [0.0 for _ in texts]
+
+    pair = [load_scorer(away), load_scorer("pocket")]
+    scorer = MeasuredScorer(ConfirmScorer(pair), Metrics())
+    screen = screen_of(scorer)
+    assert screen is not None
+    with pytest.raises(ScorerUnavailableError):
+        screen.score(["a text"])
+    assert not scorer.check()
+    down.clear()
+    assert scorer.check()
 
 
 def test_the_discovery_document_names_the_address_that_was_asked() -> None:

@@ -84,9 +84,10 @@ class TrialTask:
 
 @dataclass
 class _Asked:
-    """Places whose scores are awaited, each with the number of its windows."""
+    """Places whose scores are awaited, each with its windows."""
 
-    places: list[tuple[int, int]]
+    places: list[tuple[int, list[str]]]
+    policy: TextPolicy
     scores: asyncio.Future[Scores]
 
 
@@ -122,6 +123,7 @@ class Answer:
             settings.block_tokens or settings.max_new_tokens,
             settings.stop,
         )
+        self._screened = scoring.has_screen and self._watch.takes_screen
         self._ids: list[int] = []
         self._effort = Effort()
         self._prefix_cache = engine.prefix_cache() if self._rewinds or self._in_blocks else None
@@ -327,17 +329,21 @@ class Answer:
             policy = self._empty_policy()
         texts = [text for _, windows in asks for text in windows]
         self._effort.scorer_calls += len(set(texts))
-        sizes = [(place, len(windows)) for place, windows in asks]
-        return _Asked(sizes, self._scoring.send(texts, policy))
+        scores = self._scoring.send(texts, policy, screened=self._screened)
+        return _Asked(asks, policy, scores)
 
     async def _judge(self, asked: _Asked) -> Failure | None:
         """Await the scores of places; returns the first failure."""
-        scores, row = await asked.scores, 0
-        failure: Failure | None = None
-        for place, windows in asked.places:
-            worst = max(range(row, row + windows), key=lambda one: float(scores.values[one]))
-            self._attributes[place], row = scores.known(worst), row + windows
-            failure = self._watch.judge(place, float(scores.values[worst]))
+        watch, failure = self._watch, None
+        every = (await asked.scores).split([len(windows) for _, windows in asked.places])
+        for (place, windows), scores in zip(asked.places, every, strict=True):
+            if self._screened and scores.values.max() >= watch.threshold:
+                if not watch.decides(place, ended=self._at_end):
+                    continue
+                scores = await self._scoring.send(windows, asked.policy)  # noqa: PLW2901
+            worst = int(scores.values.argmax())
+            self._attributes[place] = scores.known(worst)
+            failure = watch.judge(place, float(scores.values[worst]))
             if failure is not None:
                 break
         self._give_out()

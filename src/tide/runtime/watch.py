@@ -13,6 +13,8 @@ from tide.scorers.base import is_empty
 _HELD = 16
 # A long answer is also scored in windows of this many times the context.
 _WIDER = 3
+# Tokens after which the scorer is asked again of a text to which its screen objects.
+_AGAIN = 8
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ class Watch:
     _risen: int | None = None  # the first suspicious place after `passed`
     _failed: tuple[int, float] | None = None  # the first that failed, while others may pass
     _waited: int = 0
+    _decided: int = -_AGAIN  # the last place at which the scorer itself was asked
 
     @property
     def text(self) -> str:
@@ -110,12 +113,37 @@ class Watch:
             place -= 1
         return place
 
+    @property
+    def takes_screen(self) -> bool:
+        """Whether each window reaches back to what the scorer itself was last asked of."""
+        return self.context >= 2 * _AGAIN
+
+    def decides(self, place: int, *, ended: bool) -> bool:
+        """Whether the scorer itself is asked of the next place, to which its screen objects.
+
+        It is for the first such place, then after some tokens, for the last place that a failure is
+        waited for, and of the whole answer. Between these the text neither passes nor fails. All of
+        it is suspicious.
+        """
+        if self._risen is None:
+            self._risen = place
+        if self._failed is None:
+            due = place - self._decided >= _AGAIN
+        else:
+            due = self._waited + 1 >= self.lag
+        if due or (ended and place == len(self.texts)):
+            self._decided = place
+            return True
+        self._waited += self._failed is not None
+        return False
+
     def judge(self, place: int, score: float) -> Failure | None:
         """Take the score of the next place; returns a failure that will not pass any more."""
         self.scores.append((place, score))
         if score < self.threshold:
             self._failed, self._waited = None, 0
-            if score < self.level or place - self.passed > _HELD:
+            suspicious = score >= self.level or place == self._decided
+            if not suspicious or place - self.passed > _HELD:
                 self.passed, self._risen = place, None
             elif self._risen is None:
                 self._risen = place
@@ -132,6 +160,7 @@ class Watch:
     def finish(self) -> Failure | None:
         """The answer ends with the last place that was judged; its failure, or all has passed."""
         place, score = self.scores[-1]
+        assert place == len(self.texts)
         if score >= self.threshold:
             return self._failure()
         self.passed, self._risen = place, None
@@ -153,6 +182,7 @@ class Watch:
         self._asked = [self.passed or -1]
         self._silent = min(self._silent, place)
         self._risen, self._failed, self._waited = None, None, 0
+        self._decided = -_AGAIN
 
     def keep(self, texts: Sequence[str], score: float) -> None:
         """Add tokens that have passed with this score."""

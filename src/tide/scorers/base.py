@@ -102,6 +102,15 @@ def slowest_pace(scorers: Sequence[Scorer]) -> str:
     return max(map(pace_of, scorers), key=lambda pace: tokens.get(pace) or int(pace))
 
 
+def screen_of(scorer: Scorer) -> Scorer | None:
+    """A quicker scorer whose scores are never lower, if the scorer has one as its `screen`.
+
+    A growing text that it passes has passed; where it objects, the scorer itself decides.
+    """
+    screen: Scorer | None = getattr(scorer, "screen", None)
+    return screen
+
+
 class Attributed(NamedTuple):
     """Scores and attributes of n texts, each of shape (n,), in [0, 1].
 

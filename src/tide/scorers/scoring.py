@@ -13,18 +13,22 @@ from queue import SimpleQueue
 
 from tide.core.concurrency import ABORT
 from tide.core.errors import ScorerError, TideError, described
-from tide.scorers.base import Scorer, Scores, TextPolicy, is_empty, pace_of, score_groups
+from tide.scorers.base import Scorer, Scores, TextPolicy, is_empty, pace_of, score_groups, screen_of
 
 _Found = list[Scores | TideError]
 
 
 @dataclass(frozen=True)
 class Texts:
-    """texts to score, each with the text before it. policy: an empty text's score."""
+    """texts to score, each with the text before it. policy: an empty text's score.
+
+    screened: by the screen of the scorer.
+    """
 
     texts: Sequence[str]
     before: Sequence[str]
     policy: TextPolicy
+    screened: bool = False
 
 
 class Scoring:
@@ -47,14 +51,24 @@ class Scoring:
         """How often the scorer is asked about a growing text; see `Scorer`."""
         return pace_of(self._scorer)
 
+    @property
+    def has_screen(self) -> bool:
+        return screen_of(self._scorer) is not None
+
     def send(
-        self, texts: Sequence[str], policy: TextPolicy, before: Sequence[str] = ()
+        self,
+        texts: Sequence[str],
+        policy: TextPolicy,
+        before: Sequence[str] = (),
+        *,
+        screened: bool = False,
     ) -> asyncio.Future[Scores]:
-        """Scores of `texts`, or a TideError in place of a score."""
+        """Scores of `texts`, or a TideError in place of a score. screened: by the screen alone."""
         future: asyncio.Future[Scores] = asyncio.get_running_loop().create_future()
         # After a failure the other results may never be awaited.
         future.add_done_callback(lambda done: done.cancelled() or done.exception())
-        self._pending.append((Texts(texts, before or [""] * len(texts), policy), future))
+        sent = Texts(texts, before or [""] * len(texts), policy, screened)
+        self._pending.append((sent, future))
         if len(self._pending) == 1:  # texts submitted in one turn of the loop are sent together
             asyncio.get_running_loop().call_soon(self._next)
         return future
@@ -116,8 +130,10 @@ def score_all(asked: Sequence[Texts], scorer: Scorer) -> _Found:
     With policy 1.0, a text that is itself empty counts, whatever comes before it.
     """
     found: dict[int, Scores | TideError] = {}
-    for policy in dict.fromkeys(one.policy for one in asked):
-        rows = [i for i, one in enumerate(asked) if one.policy == policy]
+    for alike in dict.fromkeys((one.policy, one.screened) for one in asked):
+        rows = [i for i, one in enumerate(asked) if (one.policy, one.screened) == alike]
+        policy, screened = alike
+        whom = (screen_of(scorer) if screened else None) or scorer
         groups = [
             [
                 text if policy == "one" and is_empty(text) else before + text
@@ -126,10 +142,10 @@ def score_all(asked: Sequence[Texts], scorer: Scorer) -> _Found:
             for i in rows
         ]
         try:
-            found.update(zip(rows, score_groups(scorer, groups, policy), strict=True))
+            found.update(zip(rows, score_groups(whom, groups, policy), strict=True))
         except TideError as error:  # an error of the scorer, and so of all texts
             found.update(dict.fromkeys(rows, error))
         except BaseException as error:
-            failed = ScorerError(f"scorer {scorer.name} failed: {described(error)}")
+            failed = ScorerError(f"scorer {whom.name} failed: {described(error)}")
             found.update(dict.fromkeys(rows, failed))
     return [found[i] for i in range(len(asked))]

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from tide.core.errors import ScorerError
 from tide.core.results import Result
 from tide.runtime.monitor import Draft
-from tide.scorers.base import HEALTH_TEXT, Attributed, Scorer
+from tide.scorers.base import HEALTH_TEXT, Attributed, Scorer, screen_of
 from tide.scorers.wrappers.base import ScorerWrapper
 
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
@@ -103,6 +103,8 @@ class MeasuredScorer(ScorerWrapper):
         self.metrics = metrics
         self._turn = threading.RLock()
         self.up = True
+        if (screen := screen_of(scorer)) is not None:
+            self.screen = MeasuredScorer(screen, metrics)
 
     def _asked(self, texts: Sequence[str]) -> Attributed:
         with self._turn:
@@ -130,4 +132,4 @@ class MeasuredScorer(ScorerWrapper):
                     self.score([HEALTH_TEXT])
             finally:
                 self._turn.release()
-        return self.up
+        return self.up and (not isinstance(self.screen, MeasuredScorer) or self.screen.check())

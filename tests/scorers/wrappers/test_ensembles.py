@@ -4,6 +4,7 @@ import pytest
 
 from tide.core.errors import InputError, ScorerUnavailableError
 from tide.scorers import CallableScorer, Scorer, load_scorer, score_texts
+from tide.scorers.base import screen_of
 from tide.scorers.wrappers.base import ConfirmScorer, MaxScorer, MeanScorer
 
 
@@ -69,6 +70,16 @@ def test_the_second_confirms_what_the_first_objects_to() -> None:
     )  # fmt: skip
     second.factor = 1.2
     assert scorer.score(["0.8"]) == pytest.approx([0.8])  # the second can only lower
+
+
+def test_the_first_is_the_screen_in_an_ensemble_too() -> None:
+    first, second = Listening(), Listening(0.25)
+    scorer = MaxScorer([ConfirmScorer([first, second]), constant(0.3, 0.5)])
+    screen = screen_of(scorer)
+    assert screen is not None
+    assert screen.score(["0.8", "0.2"]) == pytest.approx([0.8, 0.3])
+    assert second.asked == []
+    assert screen_of(MaxScorer([first, second])) is None
 
 
 def test_a_second_that_is_down_is_no_score() -> None:

@@ -25,6 +25,7 @@ from tide.scorers.base import (
     attributes_of,
     pace_of,
     score_texts,
+    screen_of,
     slowest_pace,
 )
 from tide.scorers.language import languages_of
@@ -36,6 +37,8 @@ class ScorerWrapper:
     Name and threshold are those of the first, unless it says otherwise; attributes are those of any
     of them, and languages those that all read. What it adds to a call is its `_asked`.
     """
+
+    screen: Scorer | None = None  # see `tide.scorers.base.screen_of`
 
     def __init__(self, *scorers: Scorer) -> None:
         self._scorer, self._scorers = scorers[0], scorers
@@ -79,6 +82,8 @@ class _Ensemble(ScorerWrapper):
         super().__init__(*scorers)
         self.name = f"{self.kind}:{','.join(scorer.name for scorer in scorers)}"
         self.threshold = self.threshold_of([scorer.threshold for scorer in scorers])
+        if any(screen_of(scorer) is not None for scorer in scorers):
+            self.screen = type(self)([screen_of(scorer) or scorer for scorer in scorers])
 
     def _asked(self, texts: Sequence[str]) -> Attributed:
         members = [ask_attributes(scorer, texts) for scorer in self._scorers]
@@ -119,7 +124,7 @@ class ConfirmScorer(ScorerWrapper):
 
     A quick scorer that counts words is then corrected by one that reads sentences, at a cost on
     those texts alone. The first objects from 0.1 on; lower scores of it stand. Threshold, pace and
-    attributes are those of the first.
+    attributes are those of the first, which is the screen.
     """
 
     @checked
@@ -129,7 +134,7 @@ class ConfirmScorer(ScorerWrapper):
         super().__init__(*scorers)
         first, self._second = scorers
         self.name = f"confirm:{first.name},{self._second.name}"
-        self.pace, self.attributes = pace_of(first), attributes_of(first)
+        self.pace, self.attributes, self.screen = pace_of(first), attributes_of(first), first
 
     def _asked(self, texts: Sequence[str]) -> Attributed:
         found = ask_attributes(self._scorer, texts)
