@@ -246,6 +246,9 @@ HALVES = {
     "num_samples": 2,
     "max_iterations": 3,
 }
+# A block that says nothing: the policy scored it, and the scorer did not.
+BLANK = {**HALVES, "strategy": "random-walk", "empty_policy": "score", "max_new_tokens": 17}
+SILENT = {"salt": 594, "ends": 5, "power": 0.2, "fails": 0, "ways": [], "screen": False}
 HONEST = {"salt": 26, "ends": 1000, "power": 8.0, "fails": 0, "ways": []}
 
 
@@ -284,6 +287,7 @@ def test_what_is_accepted_was_scored(
 
 
 @examples(60, 5000)
+@example({**BLANK, "stop": (), "num_samples": 1, "max_iterations": 1}, SILENT)
 @given(overrides, worlds)
 def test_what_is_streamed_was_accepted(given: dict[str, Any], world: dict[str, Any]) -> None:
     oracle = Oracle(given, world)

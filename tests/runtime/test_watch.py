@@ -58,6 +58,16 @@ def test_a_beginning_that_says_nothing_is_not_scored() -> None:
     assert [place for place, _ in one.asks(ended=False)] == [3]
 
 
+def test_a_block_that_says_nothing_is_scored_with_what_follows() -> None:
+    one = watch("sentence", sentence=1)
+    one.texts += [" \u200b", " a", " bcd", " e", " f"]
+    assert [place for place, _ in one.asks(ended=False)] == [3, 4]
+    one = watch("sentence", sentence=1)
+    one.texts += [" \u200b", " a", "."]
+    assert one.asks(ended=False) == []
+    assert one.asks(ended=True) == [(3, [" \u200b a."])]
+
+
 @pytest.mark.parametrize(("pace", "places"), [("word", [1, 2, 3, 4]), ("2", [2, 4]), ("whole", [])])
 def test_the_pace_says_how_often(pace: str, places: list[int]) -> None:
     one = watch(pace)

@@ -85,8 +85,12 @@ class Watch:
         if self._asked[-1] == end:
             return None
         if self.pace == "sentence":
-            size = first_end(self.texts[start:], self.sentence, ended=ended, stop=self.stop)
-            return None if size is None else start + size
+            while True:
+                size = first_end(self.texts[start:], self.sentence, ended=ended, stop=self.stop)
+                start += size or 0
+                nothing = self._asked[-1] < 0 and is_empty("".join(self.texts[:start]))
+                if size is None or not nothing or (ended and start == end):
+                    return None if size is None else start
         if self.pace != "whole":
             least = 1 if self.pace == "word" else int(self.pace)
             for place in word_ends(self.texts, max(start, self._silent)):
