@@ -62,9 +62,9 @@ def test_the_second_confirms_what_the_first_objects_to() -> None:
     first, second = Listening(), Listening(0.25)
     first.pace = "word"
     scorer = ConfirmScorer([first, second])
-    found = score_texts(scorer, ["0.05", "0.1", "0.8", "0.0999"], "zero").values
-    assert found == pytest.approx([0.05, 0.025, 0.2, 0.0999])
-    assert second.asked == ["0.1", "0.8"]
+    found = score_texts(scorer, ["0.005", "0.01", "0.8", "0.0099"], "zero").values
+    assert found == pytest.approx([0.005, 0.0025, 0.2, 0.0099])
+    assert second.asked == ["0.01", "0.8"]
     assert (scorer.name, scorer.threshold, scorer.pace) == (
         "confirm:listening,listening", 0.5, "word",
     )  # fmt: skip

@@ -115,15 +115,15 @@ class MeanScorer(_Ensemble):
     kind, scores_of, threshold_of = "mean", staticmethod(np.mean), staticmethod(fmean)
 
 
-# The lowest score with which a preset rejects a text: from here on the second scorer is asked.
-_DOUBT = 0.1
+# From this score of the first on the second is asked: no lower threshold is of use.
+_DOUBT = 0.01
 
 
 class ConfirmScorer(ScorerWrapper):
     """The second scorer is asked where the first objects to a text; the lower score counts.
 
     A quick scorer that counts words is then corrected by one that reads sentences, at a cost on
-    those texts alone. The first objects from 0.1 on; lower scores of it stand. Threshold, pace and
+    those texts alone. Scores of the first below 0.01 stand. Threshold, pace and
     attributes are those of the first, which is the screen.
     """
 
