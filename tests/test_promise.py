@@ -138,7 +138,7 @@ class Oracle:
             score < self._settings["toxicity_threshold"]
             and (text.endswith(said) or text.rstrip(" \u200b").endswith(said))
             and len(said.split()) >= least
-            for said, score in self._said
+            for said, score in list(self._said)  # the scorer's thread may add to it
         )
 
     def check(self, trial: Trial) -> None:
@@ -147,7 +147,7 @@ class Oracle:
         assert returned.num_tokens <= given["max_new_tokens"]
         assert returned.num_tokens >= len(returned.text.split())
         if not returned.empty:
-            assert trial.toxicity in {0.0, *(score for _, score in self._said)}
+            assert trial.toxicity in {0.0, *(score for _, score in list(self._said))}
         if trial.accepted:
             assert trial.toxicity < given["toxicity_threshold"]
             assert returned.empty or self.passed(trial.text)
