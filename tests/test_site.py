@@ -164,7 +164,7 @@ def test_notebooks_are_kept_without_what_they_print(notebook: Path) -> None:
 
 
 def test_the_notebook_that_trains_is_kept_as_it_ran() -> None:
-    """From its first cell to its last, in one go, without an error; with figures and no bars."""
+    """From its first cell to its last, without an error; with figures and no bars."""
     cells = json.loads(TRAINING.read_text(encoding="utf-8"))["cells"]
     code = [cell for cell in cells if cell["cell_type"] == "code"]
     assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
