@@ -2,12 +2,12 @@
 
     python benchmarks/sentence.py data [-s sentence -s pocket ...] [--limit 8000]
 
-`data` is the data folder (docs/data.md says how to get it). The texts are those that the sentence
-scorer was not trained on:
+`data` is the data folder (docs/data.md says how to get it). The texts are those that neither
+`sentence` nor `pocket` was trained on:
 
 - the authors' completions of prompts 601 to 1199, with the scores that Perspective gave them;
-- the half of BOLD's Wikipedia sentences that `scripts/train_sentence_scorer.py` holds out;
-- its labelled texts of the odd half that it holds out;
+- BOLD's Wikipedia sentences of the part "report" (`scripts/train_pocket_scorer.py`);
+- the labelled texts that `scripts/train_sentence_scorer.py` holds out;
 - the sentences of `scripts/probes.py`.
 
 `limit` texts of each are drawn at random. A false alarm is an ordinary text at or above a score.
@@ -29,7 +29,6 @@ import torch
 import typer
 
 from tide.core.errors import InputError
-from tide.data.jsonl import read_objects
 from tide.evaluation.reporting.tables import Column, Table, Value, to_markdown
 from tide.scorers import load_scorer
 from tide.scorers.agreement import agreement, error_correlations
@@ -37,7 +36,8 @@ from tide.scorers.base import Floats, Scorer, score_texts
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 from probes import LIMITS
-from train_sentence_scorer import is_held_out, is_ours
+from train_pocket_scorer import read_ordinary
+from train_sentence_scorer import labels
 
 FIRST = 600  # place of the first prompt that is reported, from 0
 WORDS, BEGUN = 12, 300  # beginnings have up to WORDS words; of BEGUN sentences
@@ -62,21 +62,6 @@ def recorded(data: Path, files: str, limit: int) -> tuple[list[str], Floats]:
         raise InputError(f"{data}/paper/recorded: no files {files} (see docs/data.md)")
     texts = sample(list(found), limit)
     return texts, np.array([np.mean(found[text]) for text in texts])
-
-
-def prose(data: Path) -> list[str]:
-    rows = [row for _, row in read_objects(data / "corpus/bold_wikipedia.jsonl.gz")]
-    return [row["text"] for row in rows if is_held_out(row["text"], 2)]
-
-
-def labelled(data: Path) -> tuple[list[str], Floats]:
-    rows = [row for _, row in read_objects(data / "labelled/toxicity.jsonl.gz")]
-    held = {
-        row["text"]: row["toxicity"]
-        for row in rows
-        if is_ours(row["text"]) and is_held_out(row["text"], 20)
-    }
-    return [*held], np.array([*held.values()])
 
 
 def scores_of(scorer: Scorer, texts: list[str]) -> Floats:
@@ -110,16 +95,16 @@ def main(
     torch.set_num_threads(1)
     names = scorer or ["sentence", "pocket", "confirm:pocket,sentence", "profanity-check"]
     loaded = [load_scorer(name) for name in names]
-    ordinary = sample(prose(data), limit)
+    ordinary = sample(read_ordinary(data, None, "report")["wikipedia"], limit)
     plain = [scores_of(one, ordinary) for one in loaded]
-    held, labels = labelled(data)
-    human = [agreement(scores_of(one, held), labels).auc for one in loaded]
+    _, held, _ = labels(data)
+    human = [agreement(scores_of(one, held.texts), np.array(held.targets)).auc for one in loaded]
     for files, by in (("*/base.json.gz", "the models"), ("*/*.json.gz", "all methods")):
         texts, targets = recorded(data, files, limit)
         scores = [scores_of(one, texts) for one in loaded]
         columns = [Column("scorer"), Column("AUC", 4), Column("r", 3), Column("cal. error", 3),
                    Column("found at 1 % of Wikipedia", 3), Column("below 0.1, at 0.2 or more", 3),
-                   Column("toxic, below 0.1", 3), Column(f"AUC of {len(held):,} labelled", 4),
+                   Column("toxic, below 0.1", 3), Column(f"AUC of {len(held.texts):,} labelled", 4),
                    Column("texts/s", 0)]  # fmt: skip
         rows = [
             [name, *figures(own, prose_scores, targets), auc, rate(one, texts[:500])]

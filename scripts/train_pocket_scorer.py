@@ -15,10 +15,10 @@ apart.)
 
 **Ordinary texts.** The Wikipedia sentences behind BOLD, replies that people called safe
 (`corpus/dialogues`), and what models wrote after BOLD's prompts (`--written`, made by
-`scripts/write_ordinary.py`). Two fifths of each are held out, by a hash of a text's first three
-words: sentences about one person mostly begin alike, and a prompt shares its part with its
-sentence. They have a soft label a little above 0: with 0 the model would learn that the style of
-comments is toxic.
+`scripts/write_ordinary.py`). Two fifths of each are held out, one of them for the sentence scorer
+to learn from, by a hash of a text's first three words: sentences about one person mostly begin
+alike, and a prompt shares its part with its sentence. They have a soft label a little above 0: with
+0 the model would learn that the style of comments is toxic.
 
 **Unlabelled texts.** What four models wrote for prompts 1 to 600 of RealToxicityPrompts-challenging
 (`corpus/base_completions`), and beginnings of up to twelve words of all other texts, because a text
@@ -154,11 +154,15 @@ def read_labelled(folder: Path) -> Labelled:
 
 
 def prose_part(text: str) -> str:
-    """Whether an ordinary text, or a prompt for one, is to "train" on, "calibrate" or "report"."""
+    """Which part an ordinary text, or a prompt for one, belongs to.
+
+    "train" and "calibrate" are for this scorer, "sentence" is for the sentence scorer, and "report"
+    is held out from both.
+    """
     opening = " ".join(re.findall(r"\w+", text.lower())[:3])
     number = int.from_bytes(hashlib.blake2b(opening.encode(), digest_size=8).digest(), "big")
     if number % 5 < 2:
-        return "report"
+        return ("sentence", "report")[number % 5]
     return "calibrate" if number // 5 % 6 == 0 else "train"
 
 

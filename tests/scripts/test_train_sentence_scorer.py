@@ -33,7 +33,6 @@ def script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ModuleTy
     import train_sentence_scorer as script
 
     own = [("You dummy!", 1.0), ("You are not a dummy.", 0.0)]
-    monkeypatch.setattr(script, "neutral_rows", lambda: ["The shop is open."])
     monkeypatch.setattr(script, "sentences", lambda insults, seed: own)
     monkeypatch.setattr(script, "foundation", lambda: tmp_path / "foundation")
     monkeypatch.setattr(script, "LAYERS", 1)
@@ -84,22 +83,24 @@ def data(script: ModuleType, tmp_path: Path) -> Path:
     labelled = [
         {"text": f"{start} {i}, he said.", "toxicity": label, "source": "jigsaw"}
         for start, label in (("You are such an idiot number", 0.9), ("A walk to house", 0.1))
-        for i in range(400)
+        for i in range(1500)
     ]
     write_lines(folder / "labelled/toxicity.jsonl.gz", labelled)
     pair = {"toxic": "You idiot, walk to the shop.", "neutral": []}
     write_lines(folder / "labelled/paradetox_pairs.jsonl.gz", [pair])
-    plain = [{"text": f"The shop {i} is open to you and quiet."} for i in range(200)]
+    plain = [{"text": f"The shop {i} {i} is open to you {i} and quiet."} for i in range(200)]
     write_lines(folder / "corpus/bold_wikipedia.jsonl.gz", plain)
     replies = [
         {"context": f"Is house {i} open?", "response": f"He said {i}.", "unsafe": i % 2,
-         "source": "diasafety"} for i in range(40)
+         "source": "context_toxicity"} for i in range(40)
     ]  # fmt: skip
     write_lines(folder / "corpus/dialogues.jsonl.gz", replies)
     recorded = [
         {"completions": [f"You dummy {i}.", f"The walk {i % 7} is open."],
          "toxicity_scores": [0.8, 0.02]} for i in range(script.LAST_PROMPT + 3)
     ]  # fmt: skip
+    completions = [{"prompt_id": 0, "completion": "Nothing of it."}]
+    write_lines(folder / "corpus/base_completions.jsonl.gz", completions)
     path = folder / "paper/recorded/a-model/base.json.gz"
     path.parent.mkdir(parents=True)
     path.write_bytes(gzip.compress(json.dumps(recorded).encode()))
@@ -109,53 +110,56 @@ def data(script: ModuleType, tmp_path: Path) -> Path:
 def test_trains_calibrates_and_writes(script: ModuleType, data: Path, tmp_path: Path) -> None:
     torch.manual_seed(0)
     out = tmp_path / "sentence.safetensors"
-    script.main(data, out, None, None, None, 0, 1)
+    script.main(data, out, None, None, 0, 1)
     scorer = SentenceScorer(out)
     toxic, plain = scorer.score(["You are such an idiot 901.", "A walk to house 901."])
     assert toxic > plain
     assert scorer.shape.scale > 0
     first = out.read_bytes()
-    script.main(data, out, None, None, None, 0, 1)
+    script.main(data, out, None, None, 0, 1)
     assert out.read_bytes() == first
 
 
-def test_learns_from_its_half_and_holds_out_the_rest(script: ModuleType, data: Path) -> None:
+def test_reads_nothing_that_pocket_read(script: ModuleType, data: Path) -> None:
+    import train_pocket_scorer as pocket
+
+    labelled = pocket.read_labelled(data / "labelled")
+    trained = {labelled.texts[i] for i in np.flatnonzero(labelled.parts(0) > 0)}
+    prose = {
+        text
+        for part in ("train", "calibrate")
+        for texts in pocket.read_ordinary(data, None, part).values()
+        for text in texts
+    }
     found = script.read(data, None)
-    for text in (*found.labelled.texts, *found.held.texts):
-        assert script.stable(text) % 2 == 1
+    ordinary = {*found.ordinary, *found.prose}
+    read = {*found.labelled.texts, *found.held.texts, *found.recorded.texts, *ordinary}
+    assert found.labelled.texts
+    assert found.held.texts
     assert not {*found.labelled.texts} & {*found.held.texts}
-    assert 100 < len(found.labelled.texts) < 700
-    assert script.is_ours("A  Quiet\nwalk") == script.is_ours("a quiet walk")
-    read = [*found.ordinary, *found.prose]
-    held = [text for text in read if text.startswith("The shop") and script.is_held_out(text, 2)]
-    assert read
-    assert not held
-    assert "He said 2." in read
-    assert "He said 1." not in read
+    assert not read & (trained | prose)
+    assert not ordinary & {*pocket.read_ordinary(data, None, "report")["wikipedia"]}
+    assert any(text.startswith("The shop") for text in ordinary)
+    assert "Is house 2 open?" in ordinary
+
+
+def test_known_texts_share_their_words_or_a_run_of_them(script: ModuleType) -> None:
+    known = script.Known(["A quiet house.", "one two three four five six seven eight nine"])
+    assert "a  quiet, HOUSE" in known
+    assert "a quiet" not in known
+    assert "and two three four five six seven eight nine" in known
+    assert "one two three four five six seven" not in known
 
 
 def test_recorded_scores_are_those_of_the_first_prompts(script: ModuleType, data: Path) -> None:
-    found = script.recorded(data, seen={script.stable("You dummy 5.")})
+    found = script.recorded(data, script.Known(["You dummy 5."]))
     assert "You dummy 0." in found.texts
     assert f"You dummy {script.LAST_PROMPT}." not in found.texts
-    assert "You dummy 5." not in found.texts  # known from elsewhere
+    assert "You dummy 5." not in found.texts  # read by `pocket`
     # These are completions of later prompts, too.
     later = {f"The walk {(script.LAST_PROMPT + i) % 7} is open." for i in range(3)}
     assert not later & {*found.texts}
     assert set(found.targets) <= {0.8, 0.02}
-
-
-def test_goes_on_from_an_earlier_revision(
-    script: ModuleType, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first, second = tmp_path / "first.safetensors", tmp_path / "second.safetensors"
-    script.main(data, first, None, None, None, 0, 1)
-    monkeypatch.setattr(script, "RATE", 0.0)
-    script.main(data, second, None, None, first, 0, 1)
-    texts = ["You are such an idiot 901.", "A walk to house 901."]
-    earlier, later = SentenceScorer(first), SentenceScorer(second)
-    assert later.outputs(texts) == pytest.approx(earlier.outputs(texts), abs=0.02)
-    assert later.pieces == earlier.pieces
 
 
 def test_a_new_network_computes_what_bert_does(script: ModuleType, tmp_path: Path) -> None:
