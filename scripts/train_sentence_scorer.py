@@ -339,6 +339,15 @@ def new_network(texts: Sequence[str]) -> tuple[TorchNetwork, Shape, list[str]]:
     return network, shape, [everything[i] for i in chosen]
 
 
+def earlier_network(file: Path) -> tuple[TorchNetwork, Shape, list[str]]:
+    """The network of an earlier revision, its shape before calibration, and its wordpieces."""
+    scorer = SentenceScorer(file)
+    network = TorchNetwork(scorer.shape, DROPOUT)
+    weights = scorer.network.weights
+    network.load_state_dict({name: torch.from_numpy(one) for name, one in weights.items()})
+    return network, scorer.shape.model_copy(update={"scale": 1.0, "offset": 0.0}), scorer.pieces
+
+
 def _translated(
     bert: dict[str, Tensor], chosen: list[int], network: TorchNetwork
 ) -> dict[str, Tensor]:
@@ -487,6 +496,9 @@ def main(
         Path | None, typer.Option(help="What models wrote: a file of scripts/write_ordinary.py.")
     ] = None,
     checkpoints: Annotated[Path | None, typer.Option(help="Folder for unfinished weights.")] = None,
+    start: Annotated[
+        Path | None, typer.Option(help="Go on from the weights of an earlier pass.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of the training.")] = 0,
     threads: Annotated[int, typer.Option(help="Of torch.")] = 1,
 ) -> None:
@@ -504,7 +516,10 @@ def main(
         f" {len(read_data.prose):,} to calibrate"
     )
     everything = mixture(read_data, own, seed)
-    network, shape, pieces = new_network(everything.texts)
+    if start is None:
+        network, shape, pieces = new_network(everything.texts)
+    else:
+        network, shape, pieces = earlier_network(start)
     reader = TokenReader(pieces, TOKENS)
     windows = [reader.windows(text)[0][:TRAINED] for text in everything.texts]
     train(network, windows, everything.targets, seed, checkpoints)

@@ -110,13 +110,13 @@ def data(script: ModuleType, tmp_path: Path) -> Path:
 def test_trains_calibrates_and_writes(script: ModuleType, data: Path, tmp_path: Path) -> None:
     torch.manual_seed(0)
     out = tmp_path / "sentence.safetensors"
-    script.main(data, out, None, None, 0, 1)
+    script.main(data, out, None, None, None, 0, 1)
     scorer = SentenceScorer(out)
     toxic, plain = scorer.score(["You are such an idiot 901.", "A walk to house 901."])
     assert toxic > plain
     assert scorer.shape.scale > 0
     first = out.read_bytes()
-    script.main(data, out, None, None, 0, 1)
+    script.main(data, out, None, None, None, 0, 1)
     assert out.read_bytes() == first
 
 
@@ -162,6 +162,19 @@ def test_recorded_scores_are_those_of_the_first_prompts(script: ModuleType, data
     assert set(found.targets) <= {0.8, 0.02}
 
 
+def test_goes_on_from_an_earlier_pass(
+    script: ModuleType, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = tmp_path / "first.safetensors", tmp_path / "second.safetensors"
+    script.main(data, first, None, None, None, 0, 1)
+    monkeypatch.setattr(script, "RATE", 0.0)
+    script.main(data, second, None, None, first, 0, 1)
+    texts = ["You are such an idiot 901.", "A walk to house 901."]
+    earlier, later = SentenceScorer(first), SentenceScorer(second)
+    assert later.outputs(texts) == pytest.approx(earlier.outputs(texts), abs=0.02)
+    assert later.pieces == earlier.pieces
+
+
 def test_a_new_network_computes_what_bert_does(script: ModuleType, tmp_path: Path) -> None:
     from safetensors.torch import load_file
     from transformers import BertConfig, BertModel
@@ -197,7 +210,7 @@ def test_what_measures_is_kept_out(script: ModuleType) -> None:
     taught = {sentence for text in texts for sentence in re.split("(?<=[.;!?]) ", text)}
     assert len(taught) > 25_000
     measured = {*probes._NOUNS, *probes._ADJECTIVES, *probes._OTHERS, *probes._GROUPS} - {"women"}
-    chosen_by = {*development.NOUNS, *development.ADJECTIVES}
+    chosen_by = {*development.NOUNS, *development.ADJECTIVES, *development.GROUPS}
     assert not measured & chosen_by
     words = re.compile(rf"\b({'|'.join(map(re.escape, measured | chosen_by))})\b")
     assert not [text for text in taught if words.search(text.lower())]
