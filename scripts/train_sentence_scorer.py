@@ -402,8 +402,13 @@ def padded(windows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     return ids, padding
 
 
-def mixture(data: Data, own: Sequence[tuple[str, float]], seed: int) -> Rows:
-    """The texts of the pass. Recorded ones that score come twice."""
+def mixture(
+    data: Data, own: Sequence[tuple[str, float]], seed: int, count: int | None = None
+) -> Rows:
+    """The texts of the pass: our own and all others, or `count` others.
+
+    Recorded ones that score come twice.
+    """
     rng, everything = random.Random(seed), Rows()
     everything.add_own(own)
     labelled, recorded = data.labelled, data.recorded
@@ -417,7 +422,11 @@ def mixture(data: Data, own: Sequence[tuple[str, float]], seed: int) -> Rows:
         everything.add(spelled[i], theirs[i])
     for text in pieces_of(rng.sample(data.ordinary, min(PLAIN, len(data.ordinary))), rng):
         everything.add(text, ORDINARY)
-    return everything
+    if count is None:
+        return everything
+    others = range(len(own), len(everything.texts))
+    chosen = [*range(len(own)), *rng.sample(others, min(count, len(others)))]
+    return Rows([everything.texts[i] for i in chosen], [everything.targets[i] for i in chosen])
 
 
 def train(
@@ -499,6 +508,9 @@ def main(
     start: Annotated[
         Path | None, typer.Option(help="Go on from the weights of an earlier pass.")
     ] = None,
+    others: Annotated[
+        int | None, typer.Option(help="Texts beside our own sentences; all if not given.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of the training.")] = 0,
     threads: Annotated[int, typer.Option(help="Of torch.")] = 1,
 ) -> None:
@@ -515,7 +527,7 @@ def main(
         f" {len(insults)} insults found; {len(read_data.held.texts):,} and"
         f" {len(read_data.prose):,} to calibrate"
     )
-    everything = mixture(read_data, own, seed)
+    everything = mixture(read_data, own, seed, others)
     if start is None:
         network, shape, pieces = new_network(everything.texts)
     else:
