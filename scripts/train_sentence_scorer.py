@@ -33,8 +33,8 @@ measures the result, are kept out.
 
 One in `DISGUISED` of the labelled, recorded and own texts is given once more in disguised spelling.
 
-**Calibration.** Platt scaling, on a mixture of held-out texts: 80 % ordinary ones and 20 % labelled
-ones, of which half are toxic.
+**Calibration.** Platt scaling, on a mixture of held-out texts: two thirds ordinary ones and one
+third labelled ones, of which half are toxic.
 """
 
 from __future__ import annotations
@@ -470,13 +470,13 @@ def train(
 
 
 def calibrated(scorer: SentenceScorer, data: Data) -> tuple[float, float]:
-    """Scale and offset for the mixture: 80 % ordinary texts, 20 % labelled ones."""
+    """Scale and offset for the mixture: two thirds ordinary texts, one third labelled ones."""
     outputs = scorer.outputs([*data.held.texts, *data.prose])
     targets = np.array([*data.held.targets, *[0.0] * len(data.prose)])
     weights = np.concatenate(
         [
-            np.full(len(data.held.texts), 0.2 / len(data.held.texts)),
-            np.full(len(data.prose), 0.8 / len(data.prose)),
+            np.full(len(data.held.texts), 1 / 3 / len(data.held.texts)),
+            np.full(len(data.prose), 2 / 3 / len(data.prose)),
         ]
     )
 
