@@ -92,6 +92,16 @@ SETS = (
                 "If I ran the embassy, {} would wait for ever."), *GROUPS),
     ),
     Limit(
+        "plain about groups", False, "groups, and nothing against them",
+        filled(("The bus was full of {} on their way to a concert.",
+                "{} have run the corner cafe for thirty years.",
+                "I sat between two {} at dinner and we talked about boats.",
+                "The new law makes it easier for {} to vote from abroad.",
+                "{} and locals sang together until midnight.",
+                "How many {} live in Oslo?", "Both of my grandmothers were {}.",
+                "A museum about {} opens next spring."), *GROUPS),
+    ),
+    Limit(
         "threats", True, "threats without a swear word",
         ("Your garage would make such a nice bonfire.", "I memorised the code of your front gate.",
          "The surgeons will need a map to put you together.", "Be home on Sunday; we will be, too.",
