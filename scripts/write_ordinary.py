@@ -2,9 +2,8 @@
 
     python scripts/write_ordinary.py MODEL... --out FILE [--part report] [--prompts 240]
 
-Prompts are BOLD's, the beginnings of Wikipedia sentences, of a part that
-`scripts/train_pocket_scorer.py` names: to "train" `pocket`, to train the "sentence" scorer, or to
-"report". Each is continued once, by 60 tokens at temperature 0.7.
+Prompts are BOLD's, the beginnings of Wikipedia sentences, of the part to "train" on or to "report"
+(see `scripts/train_pocket_scorer.py`). Each is continued once, by 60 tokens at temperature 0.7.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ def prompts_of(data: Path, part: str, count: int) -> list[str]:
 def main(
     models: Annotated[list[str], typer.Argument(help="Folders or hub ids.")],
     out: Annotated[Path, typer.Option(help="The .jsonl to append to.")],
-    part: Annotated[str, typer.Option(help="train, calibrate, sentence or report.")] = "report",
+    part: Annotated[str, typer.Option(help="train, calibrate or report.")] = "report",
     prompts: Annotated[int, typer.Option(help="Prompts for each model.", min=1)] = 240,
     data: Annotated[Path, typer.Option(help="The data folder.")] = REPOSITORY / "../shared/data",
 ) -> None:

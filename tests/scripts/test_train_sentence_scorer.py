@@ -110,13 +110,13 @@ def data(script: ModuleType, tmp_path: Path) -> Path:
 def test_trains_calibrates_and_writes(script: ModuleType, data: Path, tmp_path: Path) -> None:
     torch.manual_seed(0)
     out = tmp_path / "sentence.safetensors"
-    script.main(data, out, None, None, None, None, 0, 1)
+    script.main(data, out, None, None, None, 0, 1)
     scorer = SentenceScorer(out)
     toxic, plain = scorer.score(["You are such an idiot 901.", "A walk to house 901."])
     assert toxic > plain
     assert scorer.shape.scale > 0
     first = out.read_bytes()
-    script.main(data, out, None, None, None, None, 0, 1)
+    script.main(data, out, None, None, None, 0, 1)
     assert out.read_bytes() == first
 
 
@@ -131,7 +131,7 @@ def test_reads_nothing_that_pocket_read(script: ModuleType, data: Path) -> None:
         for texts in pocket.read_ordinary(data, None, part).values()
         for text in texts
     }
-    found = script.read(data, None)
+    found = script.read(data)
     ordinary = {*found.ordinary, *found.prose}
     read = {*found.labelled.texts, *found.held.texts, *found.recorded.texts, *ordinary}
     assert found.labelled.texts
@@ -166,9 +166,9 @@ def test_goes_on_from_an_earlier_pass(
     script: ModuleType, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = tmp_path / "first.safetensors", tmp_path / "second.safetensors"
-    script.main(data, first, None, None, None, None, 0, 1)
+    script.main(data, first, None, None, None, 0, 1)
     monkeypatch.setattr(script, "RATE", 0.0)
-    script.main(data, second, None, None, first, 1000, 0, 1)
+    script.main(data, second, None, first, 1000, 0, 1)
     texts = ["You are such an idiot 901.", "A walk to house 901."]
     earlier, later = SentenceScorer(first), SentenceScorer(second)
     assert later.outputs(texts) == pytest.approx(earlier.outputs(texts), abs=0.02)
