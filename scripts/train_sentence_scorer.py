@@ -23,9 +23,10 @@ them is left out.
 out to be tested on, and of its calibration part those that it does not read. A fifth of them is
 held out from both scorers.
 
-**Ordinary texts**, which count as not toxic: sentences of Wikipedia (BOLD), replies that people
-called safe, of the part "sentence"; comments of `corpus/dialogues` to which replies were written. Each is given whole or as a beginning or
-piece of it, since a text is scored while it grows.
+**Ordinary texts**, which count as not toxic: sentences of Wikipedia (BOLD) and replies that people
+called safe, of the part "sentence", and comments of `corpus/dialogues` to which replies were
+written. Each is given whole or as a beginning or piece of it, since a text is scored while it
+grows.
 
 **Sentences of our own** (`sentence_templates.py`), with insults that the labelled texts use in "you
 are a ...". The words, patterns and sentences of `sentence_development.py` and of `probes.py`, which
