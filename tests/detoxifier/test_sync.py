@@ -388,7 +388,8 @@ def test_every_door_has_one_default() -> None:
         assert detox.settings == usual
     assert Detoxifier(scripted_engine(), strategy="backtrack").settings.toxicity_threshold == 0.1
     other = Detoxifier(scripted_engine(), strategy="tide:cosine_threshold=0.5").settings
-    assert other == resolve_settings({"strategy": "tide:cosine_threshold=0.5"})
+    spec = "tide:cosine_threshold=0.5"
+    assert other == resolve_settings({**PRESETS["relative"], "strategy": spec})
     published, _ = resolved("auto", "openai-community/gpt2-large", {"strategy": "tide"})
     assert published == resolve_settings(PRESETS["gpt2-large"])
 

@@ -399,6 +399,15 @@ def test_where_all_that_passes_loops_nothing_was_accepted(deadline: float | None
     assert (trial.text, trial.toxicity, trial.accepted) == (PLAIN, 0.7, False)
 
 
+@pytest.mark.parametrize(("policy", "accepted"), [("zero", True), ("one", False)])
+def test_an_empty_text_is_no_loop(policy: Any, accepted: bool) -> None:
+    texts = iter([PLAIN])
+    engine = ScriptedEngine(lambda x, seed: next(texts, ""), max_batch=1)
+    more: dict[str, Any] = {"strategy": "random-walk", "reject_degenerate": True}
+    with Detoxifier(engine, scorer=ReadingScorer(), empty_policy=policy, **more) as detox:
+        assert detox("so").best.accepted is accepted
+
+
 def _ids(engine: ScriptedEngine, text: str) -> tuple[int, ...]:
     return tuple(engine._ids(text))
 

@@ -141,7 +141,7 @@ def test_unknown_names_are_answered_with_the_nearest() -> None:
     with pytest.raises(InputError, match="did you mean 'pocket'"):
         load_scorer("pockt")
     with pytest.raises(
-        InputError, match=r"known: .*detoxify, .*hf, .*pocket, profanity-check, .*sentence"
+        InputError, match=r"known: .*detoxify, .*hf, .*pocket, .*profanity-check, .*sentence"
     ):
         load_scorer("zzz")
     with pytest.raises(InputError, match="takes no argument"):

@@ -42,9 +42,13 @@ PRESETS: dict[str, dict[str, Any]] = {
     **PUBLISHED,
     # a cheap repair on any engine, followed by a random walk. So small a repair overfits its
     # scorer: at 0.2 other scorers would find more
-    "backtrack": {"strategy": "backtrack", "toxicity_threshold": 0.1},
+    "backtrack": {
+        "strategy": "backtrack",
+        "toxicity_threshold": 0.1,
+        "reject_degenerate": True,
+    },
     # any other model: the defaults, relative to the norm of the prompt's rows
-    "relative": {},
+    "relative": {"reject_degenerate": True},
 }
 
 # The default of every door.

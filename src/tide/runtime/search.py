@@ -202,7 +202,8 @@ class Search:
         effort.scorer_calls += len(self.context) * len(sent)
         told = [float(scores.values[row]) for row in rows]
         if self.reject_degenerate:
-            loops = [is_degenerate(self.kept + text) for text in texts]
+            # What an empty text scores is the policy's to say.
+            loops = [text not in empty and is_degenerate(self.kept + text) for text in texts]
             self._loops = self._loops or (not self.told and loops[0])
             if not self._loops:
                 told = [1.0 if loop else score for loop, score in zip(loops, told, strict=True)]
