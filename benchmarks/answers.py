@@ -3,16 +3,17 @@
     tide fit all --model pocket-chat --data data/toxicity.jsonl.gz \
         --data data/paradetox_pairs.jsonl.gz --out artefacts/pocket-chat
     python benchmarks/answers.py [--only "base;tide"] [--add SPEC] [--figure answers.png]
+        [--scorer confirm:pocket,sentence]
 
 `pocket-chat` answers the 300 comments of the benchmark `dialogues` in at most 128 tokens at
-temperature 0.7. The searches see the pocket scorer; two others judge the whole answer, and its
-worst window of 30 words. Perplexity and `on topic` are by the pocket reference model: the latter is
-how much more likely a token of the answer is behind its comment than behind another comment, in
-nats. `generated`: tokens for one that is returned; `at once`: the same of answers whose first draft
-was accepted. `forward`: tokens that went through the model, an answer; `scored`: texts that the
-guide was asked for. `first`: seconds until the first text could be shown, alone. The figure shows
-the worst window against forward tokens. Runs are kept in `benchmarks/results/answers` and not run
-again. Settings were chosen on `--data dialogues-dev`.
+temperature 0.7. The searches see `--scorer`, by default `pocket`; two others judge the whole
+answer, and its worst window of 30 words. Perplexity and `on topic` are by the pocket reference
+model: the latter is how much more likely a token of the answer is behind its comment than behind
+another comment, in nats. `generated`: tokens for one that is returned; `at once`: the same of
+answers whose first draft was accepted. `forward`: tokens that went through the model, an answer;
+`scored`: texts that the guide was asked for. `first`: seconds until the first text could be shown,
+alone. The figure shows the worst window against forward tokens. Runs are kept in
+`benchmarks/results/answers` and not run again. Settings were chosen on `--data dialogues-dev`.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from tide.evaluation.perplexity import Reference
 from tide.search import resolve_settings
 
 RESULTS = Path(__file__).resolve().parent / "results"
-MODEL, SCORER, WORDS = "pocket-chat", "pocket", 30
+MODEL, WORDS = "pocket-chat", 30
 JUDGES = ("profanity-check", "lexicon")
 SEARCHES = (
     "random-walk:toxicity_threshold=0.2",
@@ -92,12 +93,12 @@ def texts_of(run: Run, reference: Reference) -> tuple[float, float]:
     return float(np.exp(median(a for a, _ in both))), fmean(b - a for a, b in both)
 
 
-def first_text(run: Run, chats: list[Chat]) -> float | None:
+def first_text(run: Run, scorer: str, chats: list[Chat]) -> float | None:
     """Median seconds until a stream gives its first piece, or a whole answer is there."""
     if "settings" not in run.config:
         return None
     settings = resolve_settings(run.config["settings"])
-    with Detoxifier(MODEL, scorer=SCORER, settings=settings) as detox:
+    with Detoxifier(MODEL, scorer=scorer, settings=settings) as detox:
         seconds = []
         for chat in chats:
             began = time.perf_counter()
@@ -146,6 +147,7 @@ def main(
     data: Annotated[str, typer.Option(help="Benchmark, or a file.")] = "dialogues",
     only: Annotated[str, typer.Option(help="Specs, by ; between them.")] = ";".join(METHODS),
     add: Annotated[list[str] | None, typer.Option(help="Further specs.")] = None,
+    scorer: str = "pocket",
     timed: Annotated[int, typer.Option(help="Comments for `first`; 0: without.")] = 20,
     artefacts: Path = RESULTS.parents[1] / "artefacts" / MODEL,
     figure: Annotated[Path | None, typer.Option(help="File for the figure.")] = None,
@@ -156,7 +158,7 @@ def main(
         data,
         specs,
         model=MODEL,
-        scorer=SCORER,
+        scorer=scorer,
         judges=[*JUDGES, *(f"windows:{WORDS}:{judge}" for judge in JUDGES)],
         reference="none",
         artefacts=artefacts,
@@ -171,7 +173,7 @@ def main(
     reference = Reference("pocket-reference")
     chats = [Chat.of(one.messages) for one in runs[0].records[:timed] if one.messages]
     rows = {
-        spec: row(run, reference, first_text(run, chats) if chats else None)
+        spec: row(run, reference, first_text(run, scorer, chats) if chats else None)
         for spec, run in zip(specs, runs, strict=True)
     }
     table = Table("method", *COLUMNS, box=box.SIMPLE, padding=(0, 0))
