@@ -57,7 +57,7 @@ def test_the_papers_selection(tmp_path: Path) -> None:
     best = dict(zip(SMALL, order[0], strict=True))
     assert {name: getattr(found.settings, name) for name in SMALL} == best
     assert json.loads(found.preset.read_text())["settings"] == {
-        **{"strategy": "tide", "max_iterations": 4, "reject_degenerate": True},
+        **{"strategy": "tide", "max_iterations": 4},
         **best,
     }
 

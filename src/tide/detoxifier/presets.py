@@ -48,7 +48,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "reject_degenerate": True,
     },
     # any other model: the defaults, relative to the norm of the prompt's rows
-    "relative": {"reject_degenerate": True},
+    "relative": {},
 }
 
 # The default of every door.
