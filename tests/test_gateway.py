@@ -159,6 +159,10 @@ def test_its_default_scorer_needs_nothing_more() -> None:
     ):
         name = httpx.get(f"{server.url}/version", timeout=60).json()["scorer"]
         assert re.fullmatch(r"confirm:pocket@\w+,sentence@\w+", name)
+        # Clients keep the name by which they called the model before.
+        (ours,) = httpx.get(f"{server.url}/v1/models", timeout=60).json()["data"]
+        (theirs,) = httpx.get(f"{upstream.url}/v1/models", timeout=60).json()["data"]
+        assert ours["id"] == theirs["id"]
 
 
 def dockerfile() -> dict[str, str]:

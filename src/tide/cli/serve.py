@@ -72,7 +72,11 @@ def serve(
     host: Annotated[str, options.option("Server", "Address to listen at.")] = "127.0.0.1",
     port: Annotated[int, options.option("Server", "0: any free one.", min=0, max=65_535)] = 8000,
     served_model_name: Annotated[
-        str | None, options.option("Server", "What clients call the model. [default: --model]")
+        str | None,
+        options.option(
+            "Server",
+            "What clients call the model. [default: --model, or a server's own name of it]",
+        ),
     ] = None,
     settings: Annotated[
         Path | None,
@@ -194,7 +198,8 @@ def serve(
         load_engine(engine, model, **(engine_options or {})) as loaded,
     ):
         made.start(loaded)
-        name = served_model_name or model
+        # Before a gateway an unchanged client goes on with the server's name of the model.
+        name = served_model_name or (model if loaded.in_process else loaded.name)
         app = create_app(made, name, Monitor(made, monitor_log, monitor_texts))
         if provider is not None:
             app = tracing.Traced(app, provider)
