@@ -19,8 +19,7 @@ from tide.core.chat import Chat
 from tide.core.errors import TideError
 from tide.server.gate import FAILED, NUMBER, POLICIES, Gate
 from tide.server.generation import Asker, Serving
-from tide.server.guarding import guard
-from tide.server.guardrail import GuardrailRequest
+from tide.server.guardrail import GuardrailRequest, guard
 from tide.server.monitor import Monitor
 from tide.server.playground import FILES, FOLDER
 from tide.server.schemas import ChatRequest, CompletionRequest, Generation, Refused

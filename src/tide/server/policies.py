@@ -34,7 +34,7 @@ from tide.scorers.never import NeverScorer
 from tide.scorers.wrappers.base import MaxScorer
 from tide.scorers.wrappers.languages import strict
 from tide.server.gate import check_exposure, digest
-from tide.server.guarding import check_rewriter
+from tide.server.guardrail import check_rewriter
 from tide.server.limits import Limits
 from tide.server.metrics import MeasuredScorer, Metrics
 from tide.server.scoring import ScoringApi
