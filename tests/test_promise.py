@@ -136,7 +136,8 @@ class Oracle:
         least = min(len(text.split()), 1 + self._settings["block_context"])
         return any(
             score < self._settings["toxicity_threshold"]
-            and (text.endswith(said) or text.rstrip(" \u200b").endswith(said))
+            and (place := text.rfind(said)) >= 0
+            and not text[place + len(said) :].strip(" \u200b")
             and len(said.split()) >= least
             for said, score in list(self._said)  # the scorer's thread may add to it
         )
