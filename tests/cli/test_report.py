@@ -159,6 +159,24 @@ def test_seeds_of_one_configuration_are_one_row(runs: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_matplotlib")
+def test_what_a_search_changed_is_told_of_each_seed(tmp_path: Path) -> None:
+    """By the model's own completions with that seed."""
+    for seed, end in enumerate(("", ":seed=1")):
+        own = run([[0.9, 0.2]] * 6, f"base{end}", sampling={"seed": seed})
+        write(own, tmp_path / f"runs/base-{seed}")
+        write(
+            search_run(f"tide{end}", seed=seed),
+            tmp_path / f"runs/tide-{seed}",
+            settings={**search_run("tide").config["settings"], "seed": seed},
+        )
+    assert tide("report", tmp_path / "runs") == 0
+    head, _, *rows = (tmp_path / "runs/report/quality-scorer-1.md").read_text().splitlines()[2:6]
+    place = head.split("|").index(" changed ")
+    (changed,) = (row.split("|")[place] for row in rows if "tide (2 seeds)" in row)
+    assert float(changed) == 0.0  # these fixtures write alike
+
+
+@pytest.mark.usefixtures("no_matplotlib")
 def test_exact_20(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(search_run("tide"), runs / "unmeasured", references=[])
     command = ("report", runs / "unmeasured", "--valid", "exact-20")

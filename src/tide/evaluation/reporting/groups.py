@@ -69,7 +69,7 @@ def grouped(
         short = {model: model for model in short}
     groups = []
     for (benchmark, model, protocol), some in by_key.items():
-        base = [(_configuration(run)[0], run) for run in some if run.name == "base"]
+        base = [(_configuration(run)[0], run) for run in some if _SEED.sub("", run.name) == "base"]
         seeds = Counter(seed for seed, _ in base)
         own = {seed: run for seed, run in base if seeds[seed] == 1}
         entries = [
