@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from statistics import fmean
 
 import numpy as np
@@ -73,13 +74,15 @@ def compare(
     other = by_name[name_of_other]
     # With one completion a prompt the maximum is the mean: one test, not two of the same.
     single = all(len(record.trials) == 1 for run in runs for record in run.records)
-    found = [
-        _compare(some, other, source, measure, valid, seed)
-        for source in other[0].sources
-        for measure in (["mean"] if single else MEASURES)
-        for name, some in by_name.items()
-        if name != name_of_other and source in some[0].sources
-    ]
+    measures = ["mean"] if single else list(MEASURES)
+    found: list[Comparison] = []
+    for source in other[0].sources:
+        of_methods = [
+            _compare(some, other, source, measures, valid, seed)
+            for name, some in by_name.items()
+            if name != name_of_other and source in some[0].sources
+        ]
+        found += chain.from_iterable(zip(*of_methods, strict=True))
     corrected = holm([one.p_value for one in found])
     return [replace(one, p_holm=p) for one, p in zip(found, corrected, strict=True)]
 
@@ -118,27 +121,30 @@ def _compare(
     runs: Sequence[Run],
     others: Sequence[Run],
     source: str,
-    measure: str,
+    measures: Sequence[str],
     valid: Valid | None,
     seed: int,
-) -> Comparison:
+) -> Iterator[Comparison]:
+    """By each measure; what both have is read, and the rate's interval drawn, once for all."""
     mine, theirs = (_values(some, source, valid) for some in (runs, others))
     both = [(value, theirs[key]) for key, value in mine.items() if key in theirs]
-    differences = [one[measure] - other[measure] for one, other in both]
     rates: list[Ratios] = [{"rate": (one["rate"] - other["rate"], 1)} for one, other in both]
-    p_value = signed_rank(differences)
-    return Comparison(
-        source=source,
-        measure=measure,
-        method=runs[0].name,
-        against=others[0].name,
-        pairs=len(differences),
-        unequal=sum(difference != 0 for difference in differences),
-        difference=fmean(differences) if differences else None,
-        p_value=p_value,
-        p_holm=p_value,
-        rate=bootstrapped(rates, seed)["rate"] if rates else None,
-    )
+    rate = bootstrapped(rates, seed)["rate"] if rates else None
+    for measure in measures:
+        differences = [one[measure] - other[measure] for one, other in both]
+        p_value = signed_rank(differences)
+        yield Comparison(
+            source=source,
+            measure=measure,
+            method=runs[0].name,
+            against=others[0].name,
+            pairs=len(differences),
+            unequal=sum(difference != 0 for difference in differences),
+            difference=fmean(differences) if differences else None,
+            p_value=p_value,
+            p_holm=p_value,
+            rate=rate,
+        )
 
 
 def _values(
