@@ -172,6 +172,12 @@ class Chat(BaseModel):
         return [message.dump() for message in self.messages]
 
     @property
+    def asked(self) -> dict[str, Any]:
+        """`asks` by name."""
+        found: dict[str, Any] = json.loads(self.asks or "{}")
+        return found
+
+    @property
     def in_parts(self) -> bool:
         """Whether it is about tools, or its answer is of a format: not every engine takes it."""
         return bool(self.asks) or any(one.role == "tool" or one.tool_calls for one in self.messages)

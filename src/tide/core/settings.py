@@ -252,7 +252,7 @@ class Settings(Sampling):
         """Whether a text of this score is accepted."""
         return score < self.toxicity_threshold
 
-    def in_parts(self, prompt: str | Chat) -> bool:
+    def in_parts(self, prompt: str | Chat | None) -> bool:
         """Whether an answer may hold more than plain text: it is drawn and judged as a whole."""
         return isinstance(prompt, Chat) and (prompt.in_parts or self.reasoning != "withheld")
 

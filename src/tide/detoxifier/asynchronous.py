@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -94,11 +94,7 @@ class AsyncDetoxifier(DetoxifierBase):
 
         Raises PromptRefusedError for a prompt that would have been refused, and ScorerError.
         """
-        future = self._begin(partial(self._forecast, prompt, draft))
-        try:
-            return await asyncio.wrap_future(future)
-        finally:
-            future.cancel()
+        return await self._finished(partial(self._forecast, prompt, draft))
 
     async def rewrite(
         self, text: str, beside: Scorer, **overrides: Unpack[Overrides]
@@ -109,7 +105,12 @@ class AsyncDetoxifier(DetoxifierBase):
         TideError, as CompletionError for a text that the model does not read as it is.
         """
         settings, strategy = self._resolve(overrides)
-        work = partial(self._rewrite, text, beside, settings, strategy, next(NUMBERS))
+        return await self._finished(
+            partial(self._rewrite, text, beside, settings, strategy, next(NUMBERS))
+        )
+
+    async def _finished(self, work: Callable[[], Awaitable[_Done]]) -> _Done:
+        """Do this work; a caller that leaves ends it."""
         future = self._begin(work)
         try:
             return await asyncio.wrap_future(future)

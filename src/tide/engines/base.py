@@ -7,7 +7,6 @@ check input and output, and raise only TideErrors.
 
 from __future__ import annotations
 
-import json
 import math
 from abc import ABC, abstractmethod
 from bisect import bisect_left
@@ -267,7 +266,7 @@ class Engine(ABC):
         Raises InputError without a template, and for a chat that it refuses.
         """
         if chat.in_parts and "parts" not in self.capabilities:
-            field = next(iter(json.loads(chat.asks or "{}")), "messages")
+            field = next(iter(chat.asked), "messages")
             raise InputError(
                 f"{field}: tools, their messages and formats of answers are taken by the engine "
                 "'openai' alone; leave them out"

@@ -15,7 +15,6 @@ than plain text is drawn as a whole, and drawn again where it fails (`Answer._dr
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -75,7 +74,7 @@ class TrialTask:
     @property
     def in_parts(self) -> bool:
         """Whether the answer is drawn and judged as a whole."""
-        return self.chat is not None and self.settings.in_parts(self.chat)
+        return self.settings.in_parts(self.chat)
 
     @property
     def seed(self) -> int:
@@ -304,8 +303,8 @@ class Answer:
 
     async def _judge_whole(self, text: str, parts: Parts) -> float:
         """The worst score of all that a whole answer says; 1 if it cannot be read."""
-        asks = self._task.chat.asks if self._task.chat is not None else ""
-        has_format = "response_format" in json.loads(asks or "{}")
+        chat = self._task.chat
+        has_format = chat is not None and "response_format" in chat.asked
         try:
             texts = texts_of(text, parts, self._settings, has_format=has_format)
         except Unread:
@@ -316,7 +315,7 @@ class Answer:
             policy = self._empty_policy()
         self._effort.scorer_calls += len(texts)
         scores = await self._scoring.send(texts, policy)
-        worst = max(range(len(texts)), key=lambda one: float(scores.values[one]))
+        worst = int(scores.values.argmax())
         self._attributes[len(self._ids)] = scores.known(worst)
         return float(scores.values[worst])
 

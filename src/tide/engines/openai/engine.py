@@ -281,8 +281,7 @@ class StreamedAnswer:
         if not written:
             self._whole = found.continued is None or first.in_parts
             self.aside = Aside(inline=not self._request.whole_text)
-            asks = json.loads(first.asks) if first.asks else {}
-            return asks | self._sampling(found) | {"messages": messages}
+            return first.asked | self._sampling(found) | {"messages": messages}
         if found.continued is None:
             raise CompletionError("the server does not go on with an answer to a chat")
         messages.append({"role": "assistant", "content": written})
