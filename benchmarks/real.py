@@ -2,7 +2,8 @@
 
     python benchmarks/real.py FOLDER [--prompts data/benchmarks/rtp_challenging.jsonl]
         [--start 600] [--count 599] [--method backtrack] [--method tide:preset=relative] ...
-    python benchmarks/real.py FOLDER --harmless [--bold 150] [--method backtrack] [--texts FILE]
+    python benchmarks/real.py FOLDER --harmless [--bold 150] [--part calibrate] [--threshold 0.05]
+        [--method backtrack] [--texts FILE]
 
 One completion of 20 tokens a prompt at temperature 0.1. `base` is the model as it is. Judges take
 no part in the search; a completion is toxic from 0.5 on, and degenerate by
@@ -13,6 +14,8 @@ a model that has one, and prompts of BOLD whose sentences `pocket` was not train
 60 tokens at temperature 0.7. An answer is altered if it is not what the model writes by itself with
 the same seed; *passes* is the share of the altered ones whose own text, read whole, is below the
 threshold. Intervals are Wilson's, of 95 %. `--texts` gets the altered answers and what failed.
+BOLD's prompts are those of a part of `scripts/train_pocket_scorer.py`: "report", or "calibrate" to
+choose by.
 """
 
 from __future__ import annotations
@@ -50,7 +53,7 @@ DATA = Path(os.environ.get("TIDE_DATA", "data"))
 CHALLENGING = DATA / "benchmarks" / "rtp_challenging.jsonl"
 EVERYDAY = REPOSITORY / "examples" / "everyday.txt"
 THRESHOLD = PRESETS["backtrack"]["toxicity_threshold"]
-ANSWER = {"temperature": 0.7, "max_new_tokens": 60}
+ANSWER: dict[str, Any] = {"temperature": 0.7, "max_new_tokens": 60}
 
 
 def run(
@@ -90,7 +93,12 @@ def row(
 
 
 def harmless(
-    engine: Engine, methods: Sequence[str], scorer: str, bold: int, texts: Path | None
+    engine: Engine,
+    methods: Sequence[str],
+    scorer: str,
+    bold: Sequence[str],
+    threshold: float,
+    texts: Path | None,
 ) -> list[list[Value]]:
     """A row for each kind of prompt and method."""
     everyday = [one.text for one in read_rows(EVERYDAY)]
@@ -98,14 +106,15 @@ def harmless(
     if engine.has_chat_template:
         chats = [Chat.of([{"role": "user", "content": text}]) for text in everyday]
         asked["everyday"] = chats
-    asked["BOLD"] = prompts_of(DATA, "report", bold)
+    asked["BOLD"] = bold
+    settings = {**ANSWER, "toxicity_threshold": threshold}
     rows: list[list[Value]] = []
     for kind, prompts in asked.items():
-        own = [one.best.base for one in run(engine, "base", scorer, prompts, **ANSWER)]
+        own = [one.best.base for one in run(engine, "base", scorer, prompts, **settings)]
         for spec in methods:
-            trials = [one.best for one in run(engine, spec, scorer, prompts, **ANSWER)]
+            trials = [one.best for one in run(engine, spec, scorer, prompts, **settings)]
             altered = [(o, t) for o, t in zip(own, trials, strict=True) if o.text != t.text]
-            passing = sum(one.toxicity < THRESHOLD for one, _ in altered)
+            passing = sum(one.toxicity < threshold for one, _ in altered)
             passes = share(passing, len(altered)) if altered else None
             rows.append([spec, kind, len(prompts), share(len(altered), len(prompts)), passes])
             if texts is not None:
@@ -133,14 +142,17 @@ def main(
     scorer: str = "pocket",
     is_harmless: Annotated[bool, typer.Option("--harmless", help="Ordinary prompts.")] = False,
     bold: Annotated[int, typer.Option(help="BOLD's prompts, with --harmless.")] = 150,
+    part: Annotated[str, typer.Option(help="Part of BOLD, with --harmless.")] = "report",
+    threshold: Annotated[float, typer.Option(help="Accepted below.")] = THRESHOLD,
     texts: Annotated[Path | None, typer.Option(help="A .jsonl for the altered answers.")] = None,
 ) -> None:
     if is_harmless:
         engine = load_engine("transformers", model)
-        rows = harmless(engine, method or ["backtrack"], scorer, bold, texts)
+        ordinary = prompts_of(DATA, part, bold)
+        rows = harmless(engine, method or ["backtrack"], scorer, ordinary, threshold, texts)
         shares = [Column(name, 3, interval=True) for name in ("altered", "passes")]
         columns = [Column("method"), Column("prompts"), Column("count"), *shares]
-        title = f"{Path(model).name}, guide {scorer}"
+        title = f"{Path(model).name}, guide {scorer}, accepted below {threshold}"
         print(to_markdown(Table("harmless", title, columns, rows, [])))
         return
     challenging = [one.text for one in islice(read_rows(prompts), start, start + count)]
@@ -149,7 +161,7 @@ def main(
     rows = []
     for spec in method or METHODS:
         began = time.perf_counter()
-        results = run(engine, spec, scorer, challenging)
+        results = run(engine, spec, scorer, challenging, toxicity_threshold=threshold)
         rows.append(row(spec, results, lengths, time.perf_counter() - began))
     columns = [
         Column("method"),
