@@ -12,9 +12,9 @@ import threading
 from pathlib import Path
 
 from tests.clients.conftest import BLOCKING_KEY, KEY
-from tests.runtime.test_rewrite import Script
 from tests.server.running import running
 from tests.server.test_policies import digest_of, written
+from tests.server.test_rewrite import Script
 
 if __name__ == "__main__":
     keys = {
@@ -27,7 +27,7 @@ if __name__ == "__main__":
         tempfile.TemporaryDirectory() as folder,
         running(
             engine,
-            "tests.runtime.test_monitor:Rude",
+            "tests.server.test_drafts:Rude",
             policies=written(Path(folder, "tide.yaml"), policies=policies, keys=keys),
         ) as server,
     ):

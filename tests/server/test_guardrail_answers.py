@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.runtime.test_monitor import WORDS, Rude
-from tests.runtime.test_rewrite import Script
 from tests.server.running import Running, running
+from tests.server.test_drafts import WORDS, Rude
 from tests.server.test_policies import digest_of, written
+from tests.server.test_rewrite import Script
 from tide.core.errors import CompletionError, InputError, ScorerUnavailableError
 from tide.engines.base import Request
 from tide.engines.none import NoEngine
@@ -184,7 +184,7 @@ def test_a_key_s_policy_decides(tmp_path: Path) -> None:
     policies: dict[str, Any] = {"new": {"guardrail_rewrite": True, "never": ["fine"]}, "old": {}}
     path = written(tmp_path / "tide.yaml", policies=policies, keys=keys)
     with running(
-        Script({}, " fine man. And"), "tests.runtime.test_monitor:Rude", policies=path
+        Script({}, " fine man. And"), "tests.server.test_drafts:Rude", policies=path
     ) as server:
         found = {}
         for name in keys:

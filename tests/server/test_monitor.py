@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.runtime.test_monitor import Babbler, Rude
 from tests.server.running import Running, running, wait_until
+from tests.server.test_drafts import Babbler, Rude
 from tide.core.errors import ScorerUnavailableError
 from tide.core.seeds import derive_seed
 from tide.core.settings import Sampling

@@ -19,13 +19,13 @@ import numpy as np
 import pytest
 from pydantic import SecretStr
 
-from tests.runtime.test_monitor import Babbler
 from tests.server.running import Running, running, wait_until
+from tests.server.test_drafts import Babbler
 from tests.server.test_monitor import plain, streamed
 from tide.core.errors import InputError
 from tide.server.policies import CommandLine, Policies, Policy, PolicyError, PolicyFile
 
-RUDE = "tests.runtime.test_monitor:Rude"
+RUDE = "tests.server.test_drafts:Rude"
 KEYS = {name: f"sk-key-of-{name}" for name in ("red", "blue", "green", "grey", "all")}
 BACKTRACK: dict[str, Any] = {"preset": "backtrack", "max_new_tokens": 400}
 FIVE = {

@@ -5,22 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Future
-from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from tide.core.chat import Chat
 from tide.core.concurrency import Mailbox
 from tide.core.errors import EngineError
 from tide.core.results import Result
-from tide.detoxifier.base import CLOSED, NUMBERS, DetoxifierBase, streamed
-from tide.runtime.monitor import Draft, Forecast
+from tide.detoxifier.base import CLOSED, DetoxifierBase, streamed
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
     from tide.core.settings import Overrides
-    from tide.scorers import Scorer
-
 
 _Done = TypeVar("_Done")
 
@@ -74,41 +70,6 @@ class AsyncDetoxifier(DetoxifierBase):
         future.add_done_callback(texts.end)
         return AsyncTextStream(texts, future)
 
-    def draft(
-        self, prompt: str | Chat, *, in_pieces: bool = False, **overrides: Unpack[Overrides]
-    ) -> AsyncTextStream[Draft]:
-        """The model's own text, unscored, for `forecast`.
-
-        in_pieces: yield pieces as the model writes them; otherwise only `result` has the text.
-        """
-        texts: Mailbox[str] = Mailbox()
-        settings, strategy = self._resolve(overrides)
-        on_text = texts.put if in_pieces else None
-        work = partial(self._draft, prompt, settings, strategy, next(NUMBERS), on_text)
-        future = self._begin(work)
-        future.add_done_callback(texts.end)
-        return AsyncTextStream(texts, future)
-
-    async def forecast(self, prompt: str | Chat, draft: Draft) -> Forecast:
-        """The outcome of a call for `prompt` whose model writes the draft.
-
-        Raises PromptRefusedError for a prompt that would have been refused, and ScorerError.
-        """
-        return await self._finished(partial(self._forecast, prompt, draft))
-
-    async def rewrite(
-        self, text: str, beside: Scorer, **overrides: Unpack[Overrides]
-    ) -> str | None:
-        """A finished text, in which the sentences that fail are written anew from the blamed word.
-
-        beside: a scorer that the text must pass, too. Returns None if no repair is found. Raises
-        TideError, as CompletionError for a text that the model does not read as it is.
-        """
-        settings, strategy = self._resolve(overrides)
-        return await self._finished(
-            partial(self._rewrite, text, beside, settings, strategy, next(NUMBERS))
-        )
-
     async def _finished(self, work: Callable[[], Awaitable[_Done]]) -> _Done:
         """Do this work; a caller that leaves ends it."""
         future = self._begin(work)
@@ -129,7 +90,7 @@ class AsyncDetoxifier(DetoxifierBase):
 
 
 class AsyncTextStream(Generic[_Done]):
-    """Iterates over the parts of a text: accepted ones of a `Result`, or those of a `Draft`."""
+    """Iterates over the parts of a text: accepted ones, where the result is a `Result`."""
 
     def __init__(self, texts: Mailbox[str], future: Future[_Done]) -> None:
         self._texts, self._future = texts.__aiter__(), future

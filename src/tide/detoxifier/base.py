@@ -23,11 +23,8 @@ from tide.detoxifier.presets import preset_values
 from tide.engines import REGISTRY as ENGINES
 from tide.engines import Engine, Prompt, load_engine
 from tide.runtime.answer import Answer, TrialTask
-from tide.runtime.monitor import Draft, Forecast, forecast, write_draft
-from tide.runtime.rewrite import rewrite
 from tide.scorers import AsyncScorer, Scorer, load_scorer
 from tide.scorers.scoring import Scoring
-from tide.scorers.wrappers.base import MaxScorer
 from tide.search import LoadedStrategy, resolve
 
 if TYPE_CHECKING:
@@ -221,64 +218,29 @@ class DetoxifierBase:
         ScorerBrokenError is that of all prompts, too.
         """
         async with self._capacity:
-            read, settings = await self._prepared(prompt, settings)
-            if settings.refuse_prompt_above is not None:
-                await self._check_prompt(prompt, settings.refuse_prompt_above)
-            chat = prompt if isinstance(prompt, Chat) else None
-            tasks = [
-                TrialTask(read, settings, strategy, n, priority, on_text, chat) for n in trials
-            ]
+            tasks = await self._tasks(prompt, settings, strategy, priority, trials, on_text)
+            await self._check_prompt(prompt, tasks[0].settings)
             made = await gather(Answer(one, self.engine, self._scoring).run() for one in tasks)
-        return Result(prompt=str(read.text), trials=tuple(made))
+        return Result(prompt=str(tasks[0].prompt.text), trials=tuple(made))
 
-    async def _draft(
+    async def _tasks(
         self,
         prompt: str | Chat,
         settings: Settings,
         strategy: LoadedStrategy,
         priority: int,
+        trials: Sequence[int],
         on_text: Callable[[str], None] | None,
-    ) -> Draft:
-        """In the engine's loop: the model's own text."""
-        async with self._capacity:
-            read, settings = await self._prepared(prompt, settings)
-            chat = prompt if isinstance(prompt, Chat) else None
-            task = TrialTask(read, settings, strategy, 0, priority, on_text, chat)
-            return await write_draft(task, self.engine, self._scoring)
-
-    async def _forecast(self, prompt: str | Chat, draft: Draft) -> Forecast:
-        """In the engine's loop: the outcome of a call whose model writes the draft."""
-        limit = draft.task.settings.refuse_prompt_above
-        if limit is not None:
-            await self._check_prompt(prompt, limit)
-        return await forecast(draft, self.engine, self._scoring)
-
-    async def _rewrite(
-        self,
-        text: str,
-        beside: Scorer,
-        settings: Settings,
-        strategy: LoadedStrategy,
-        priority: int,
-    ) -> str | None:
-        """In the engine's loop: a text in which what fails is written anew."""
-        scoring = Scoring(MaxScorer([self.scorer, beside]))
-        try:
-            async with self._capacity:
-                return await rewrite(text, settings, strategy, priority, self.engine, scoring)
-        finally:
-            scoring.close()
-
-    async def _prepared(self, prompt: str | Chat, settings: Settings) -> tuple[Prompt, Settings]:
-        """A prompt's tokens, and the settings of its completion."""
-        text = self.engine.text_of(prompt)
-        if isinstance(prompt, Chat):
+    ) -> list[TrialTask]:
+        """The trials of a prompt, which share its tokens and settings."""
+        text, limit = self.engine.text_of(prompt), self.engine.context_length
+        chat = prompt if isinstance(prompt, Chat) else None
+        if chat is not None:
             settings = settings.for_chat(self.engine.chat_sampling)
         read = await self._read(text, settings)
-        limit = self.engine.context_length
-        if limit is not None and isinstance(prompt, Chat):
+        if chat is not None and limit is not None:
             settings = settings.within(limit - len(read.token_ids))
-        return read, settings
+        return [TrialTask(read, settings, strategy, n, priority, on_text, chat) for n in trials]
 
     async def _read(self, text: str, settings: Settings) -> Prompt:
         """The tokens of a prompt. Raises InputError for one that cannot be completed."""
@@ -294,8 +256,11 @@ class DetoxifierBase:
         check_length(text, len(prompt.token_ids), settings, limit)
         return prompt
 
-    async def _check_prompt(self, prompt: str | Chat, limit: float) -> None:
-        """Raise PromptRefusedError for one that scores above `limit`."""
+    async def _check_prompt(self, prompt: str | Chat, settings: Settings) -> None:
+        """Raise PromptRefusedError for one that scores above `refuse_prompt_above`."""
+        limit = settings.refuse_prompt_above
+        if limit is None:
+            return
         try:
             said = prompt.unanswered if isinstance(prompt, Chat) else [prompt]
         except Unread:

@@ -4,7 +4,9 @@ gate.py        request checks: keys, size, disconnects, log, metrics
 schemas.py     the HTTP schemas of requests and responses
 policies.py    named sets of scorer, settings and mode, and which key has which
 generation.py  maps requests to calls of their policy's AsyncDetoxifier, with limits
-monitor.py     what enforcing would have changed of answers that were given out
+detoxifier.py  a policy's AsyncDetoxifier, which also writes drafts and repairs texts
+monitor.py     drafts of the model, and what enforcing would have changed of them
+guardrail.py   litellm's guardrail; rewrite.py: the sentences that fail, written anew
 scoring.py     HTTP APIs of scoring services
 app.py         routes
 """

@@ -23,8 +23,7 @@ from tide.core.errors import InputError, PromptRefusedError
 from tide.core.results import Result
 from tide.core.settings import CHAT_TOKENS
 from tide.detoxifier.asynchronous import AsyncTextStream
-from tide.runtime.monitor import Draft
-from tide.server.monitor import Monitor
+from tide.server.monitor import Draft, Monitor
 from tide.server.policies import Policies, ServedPolicy
 from tide.server.schemas import (
     ChatRequest,

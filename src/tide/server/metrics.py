@@ -12,9 +12,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from tide.core.errors import ScorerError
 from tide.core.results import Result
-from tide.runtime.monitor import Draft
 from tide.scorers.base import HEALTH_TEXT, Attributed, Scorer, screen_of
 from tide.scorers.wrappers.base import ScorerWrapper
+from tide.server.monitor import Draft
 
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 _SCORES = tuple(i / 10 for i in range(11))

@@ -25,7 +25,6 @@ from tide.core.sanitize import shown
 from tide.core.settings import Settings, Treatment
 from tide.core.validation import problems
 from tide.data.files import as_text, read_small
-from tide.detoxifier.asynchronous import AsyncDetoxifier
 from tide.detoxifier.base import resolved
 from tide.detoxifier.presets import preset_name
 from tide.scorers import load_scorer
@@ -33,6 +32,7 @@ from tide.scorers.base import Scorer, is_empty, pace_of
 from tide.scorers.never import NeverScorer
 from tide.scorers.wrappers.base import MaxScorer
 from tide.scorers.wrappers.languages import strict
+from tide.server.detoxifier import ServedDetoxifier
 from tide.server.gate import check_exposure, digest
 from tide.server.guardrail import check_rewriter
 from tide.server.limits import Limits
@@ -230,7 +230,7 @@ class ServedPolicy:
     """A policy that answers requests."""
 
     plan: Plan
-    detox: AsyncDetoxifier
+    detox: ServedDetoxifier
     scoring: ScoringApi
 
     @property
@@ -366,7 +366,7 @@ class Policies:
                     if plan.rewrites:
                         check_rewriter(self.engine)
                     scorer = plan.scorer
-                    detox = AsyncDetoxifier(self.engine, scorer=scorer, settings=plan.settings)
+                    detox = ServedDetoxifier(self.engine, scorer=scorer, settings=plan.settings)
                     made[name] = ServedPolicy(plan, detox, ScoringApi(scorer, self.limits))
         default = tuple(made[name] for name in file.default or list(made)[:1])
         own = {

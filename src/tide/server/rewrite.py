@@ -7,7 +7,7 @@ There the text goes on as it was.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 
 from tide.core.errors import CompletionError
@@ -15,7 +15,6 @@ from tide.core.settings import Sampling, Settings
 from tide.core.text import sentence_end
 from tide.engines.base import Engine, FinishReason, Piece, Prompt, Request
 from tide.runtime.answer import Answer, TrialTask
-from tide.runtime.monitor import parted
 from tide.runtime.watch import Failure
 from tide.scorers.scoring import Scoring
 from tide.search import LoadedStrategy, load_strategy
@@ -130,3 +129,13 @@ class _Rewritten(Answer):
     def _sampling(self, most: int | None = None) -> Sampling:
         written = len(self._ids) - min(self._places, default=0)
         return super()._sampling(max(1, _SENTENCE - written))
+
+
+def parted(pieces: Sequence[Piece], size: int | None) -> Iterator[Piece]:
+    """The same in pieces of at most `size` tokens: a text is then judged as it grows."""
+    for piece in pieces:
+        ids = piece.token_ids
+        starts = range(0, len(ids) or 1, size or len(ids) or 1)
+        for start in starts:
+            part = ids[start : start + starts.step]
+            yield Piece(part, piece.finish_reason if start == starts[-1] else None)

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from tests.models import save_causal_lm
-from tests.runtime.test_monitor import Rude
+from tests.server.test_drafts import Rude
 from tide.core.errors import CompletionError, ScorerUnavailableError
-from tide.detoxifier.asynchronous import AsyncDetoxifier
 from tide.engines.base import Piece, Request
 from tide.engines.local.engine import TransformersEngine
 from tide.engines.scripted import ScriptedEngine
-from tide.runtime.rewrite import _BEFORE, _read
 from tide.scorers.particulars import ParticularsScorer
+from tide.server.detoxifier import ServedDetoxifier
+from tide.server.rewrite import _BEFORE, _read
 
 FIRST, LAST = "The weather is fine.", "Bring a coat."
 
@@ -60,7 +60,7 @@ def rewritten(
     text: str, engine: ScriptedEngine, scorer: Any = None, sources: Sequence[str] = (), **more: Any
 ) -> str | None:
     settings = {"preset": "backtrack", "toxicity_threshold": 0.5, **more}
-    with AsyncDetoxifier(engine, scorer=scorer or Rude(), **settings) as detox:
+    with ServedDetoxifier(engine, scorer=scorer or Rude(), **settings) as detox:
         beside = ParticularsScorer([text, *sources])
         found = asyncio.run(detox.rewrite(text, beside))
         assert found == asyncio.run(detox.rewrite(text, beside))
@@ -155,7 +155,7 @@ def test_a_text_that_the_model_does_not_read_as_it_is(change: Callable[[str], st
 def test_tokenizers_that_join_or_mark_the_beginning_of_a_text(
     bos: bool, word_marks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tide.runtime.rewrite._SENTENCE", 4)  # its context is of 64 tokens
+    monkeypatch.setattr("tide.server.rewrite._SENTENCE", 4)  # its context is of 64 tokens
     model = save_causal_lm(tmp_path, "llama", bos=bos, word_marks=word_marks)
     with TransformersEngine(model, device="cpu") as engine:
         for text in ("The people", "people are kind.", "T"):
@@ -171,7 +171,7 @@ def test_with_a_model_the_rest_stays_as_it_is() -> None:
         "The weather is fine. You are an idiot and so on.\n\n- Anna, 5 pm: \u00e9\u4f60 \U0001f600"
     )
     start, end = text.index("idiot"), text.index("\n")
-    with AsyncDetoxifier("pocket", scorer=Rude(), preset="backtrack", temperature=1) as detox:
+    with ServedDetoxifier("pocket", scorer=Rude(), preset="backtrack", temperature=1) as detox:
         beside = ParticularsScorer([text])
         found = [asyncio.run(detox.rewrite(text, beside, seed=seed)) for seed in range(8)]
     new = [one for one in found if one is not None]

@@ -16,10 +16,10 @@ from tests.runtime.world import PROMPT, SETTINGS, Reader, Storyteller, never, th
 from tide.core.errors import PromptRefusedError, ScorerUnavailableError
 from tide.core.seeds import derive_seed
 from tide.core.settings import Sampling
-from tide.detoxifier.asynchronous import AsyncDetoxifier
 from tide.engines.base import Piece, Request
 from tide.engines.scripted import ScriptedEngine
-from tide.runtime.monitor import Draft, Forecast
+from tide.server.detoxifier import ServedDetoxifier
+from tide.server.monitor import Draft, Forecast
 
 BACKTRACK = {"preset": "backtrack", "max_new_tokens": 400}
 WORDS = ("the", "weather", "was", "fine", "and", "then", "we", "went", "home", "again", "early")
@@ -61,7 +61,7 @@ class Rude:
 
 
 async def monitored(
-    detox: AsyncDetoxifier, prompt: str, in_pieces: bool = False, **settings: Any
+    detox: ServedDetoxifier, prompt: str, in_pieces: bool = False, **settings: Any
 ) -> tuple[Draft, list[str], Forecast]:
     stream = detox.draft(prompt, in_pieces=in_pieces, on_unresolved="refuse", **settings)
     pieces = [text async for text in stream]
@@ -71,7 +71,7 @@ async def monitored(
 @pytest.mark.parametrize("in_pieces", [False, True])
 def test_the_text_is_what_the_engine_writes_and_nothing_is_scored_before(in_pieces: bool) -> None:
     engine, scorer = Babbler(0.2), Rude()
-    with AsyncDetoxifier(engine, scorer=scorer, **BACKTRACK) as detox:
+    with ServedDetoxifier(engine, scorer=scorer, **BACKTRACK) as detox:
 
         async def check() -> None:
             for seed in range(20):
@@ -102,7 +102,7 @@ def test_the_forecast_is_what_enforcing_does(pace: str, count: int) -> None:
     """Of each request; so also of their share, which is to be within one point."""
     settings: dict[str, Any] = {**BACKTRACK, "strategy": f"backtrack:pace={pace}"}
     prompts = [f"prompt number {number % 7}" for number in range(count)]
-    with AsyncDetoxifier(Babbler(), scorer=Rude(), **settings) as detox:
+    with ServedDetoxifier(Babbler(), scorer=Rude(), **settings) as detox:
 
         async def both(seed: int, prompt: str) -> tuple[bool, bool]:
             draft, _, forecast = await monitored(detox, prompt, seed=seed)
@@ -127,7 +127,7 @@ def test_the_forecast_is_what_enforcing_does(pace: str, count: int) -> None:
 
 def test_a_search_changes_a_block_that_fails() -> None:
     for bad, place in ((never, None), (third, 2)):
-        with AsyncDetoxifier(Storyteller(bad), scorer=Reader(), **SETTINGS) as detox:
+        with ServedDetoxifier(Storyteller(bad), scorer=Reader(), **SETTINGS) as detox:
             draft, pieces, forecast = asyncio.run(monitored(detox, PROMPT, True))
             assert "".join(pieces) == draft.text
             assert len(pieces) == 48
@@ -140,7 +140,7 @@ def test_a_search_changes_a_block_that_fails() -> None:
 
 def test_a_whole_text_that_is_searched_fails_as_a_whole() -> None:
     settings = {**SETTINGS, "block_tokens": 0}
-    with AsyncDetoxifier(Storyteller(third), scorer=Reader(), **settings) as detox:
+    with ServedDetoxifier(Storyteller(third), scorer=Reader(), **settings) as detox:
         draft, _, forecast = asyncio.run(monitored(detox, PROMPT))
         assert "Bad2" in draft.text
         assert (forecast.character, forecast.word, forecast.score) == (1, 0, 0.9)
@@ -149,12 +149,12 @@ def test_a_whole_text_that_is_searched_fails_as_a_whole() -> None:
 @pytest.mark.parametrize("in_pieces", [False, True])
 def test_a_text_too_short_to_be_scored_would_be_withheld(in_pieces: bool) -> None:
     engine = ScriptedEngine(lambda x, seed: " .", context_length=None)
-    with AsyncDetoxifier(engine, scorer=Rude(), **BACKTRACK) as detox:
+    with ServedDetoxifier(engine, scorer=Rude(), **BACKTRACK) as detox:
         draft, _, forecast = asyncio.run(monitored(detox, "x", in_pieces))
         assert draft.text == " ."
         assert forecast.would_change
     engine = ScriptedEngine(lambda x, seed: "", context_length=None)
-    with AsyncDetoxifier(engine, scorer=Rude(), **BACKTRACK) as detox:
+    with ServedDetoxifier(engine, scorer=Rude(), **BACKTRACK) as detox:
         draft, pieces, forecast = asyncio.run(monitored(detox, "x", in_pieces))
         assert (draft.text, pieces, forecast.would_change) == ("", [], False)
 
@@ -169,7 +169,7 @@ def test_characters_and_stop_strings_are_not_cut() -> None:
                 yield Piece((one,), "stop" if number == len(ids) - 1 else None)
 
     for stop, said in (((), text), (("END",), text.partition("END")[0])):
-        with AsyncDetoxifier(Bytes(), scorer=Rude(), **BACKTRACK) as detox:
+        with ServedDetoxifier(Bytes(), scorer=Rude(), **BACKTRACK) as detox:
             draft, pieces, forecast = asyncio.run(monitored(detox, "x", True, stop=stop))
         assert "".join(pieces) == draft.text == said
         assert "\ufffd" not in "".join(pieces)
@@ -181,7 +181,7 @@ def test_what_the_scorer_or_the_prompt_does_comes_after_the_text() -> None:
     def down(texts: list[str]) -> list[float]:
         raise ScorerUnavailableError("down")
 
-    with AsyncDetoxifier(Babbler(), scorer=down, **BACKTRACK) as detox:
+    with ServedDetoxifier(Babbler(), scorer=down, **BACKTRACK) as detox:
 
         async def check() -> None:
             stream = detox.draft("x")
@@ -192,7 +192,7 @@ def test_what_the_scorer_or_the_prompt_does_comes_after_the_text() -> None:
 
         asyncio.run(check())
     settings = {**BACKTRACK, "refuse_prompt_above": 0.5}
-    with AsyncDetoxifier(Babbler(0.0), scorer=Rude(), **settings) as detox:
+    with ServedDetoxifier(Babbler(0.0), scorer=Rude(), **settings) as detox:
         with pytest.raises(PromptRefusedError):
             asyncio.run(monitored(detox, "you idiot"))
         assert not asyncio.run(monitored(detox, "you", seed=3))[2].would_change
