@@ -46,8 +46,8 @@ from scripts.train_pocket_scorer import (
 )
 
 from tide import Scorer, load_scorer
+from tide.scorers.assessment import beginnings, false_alarms
 from tide.scorers.base import is_empty
-from tide.scorers.false_alarms import beginnings, false_alarms
 from tide.scorers.readings import readings
 
 THRESHOLDS = (0.1, 0.2, 0.3, 0.5)

@@ -31,7 +31,7 @@ import typer
 from tide.core.errors import InputError
 from tide.evaluation.reporting.tables import Column, Table, Value, to_markdown
 from tide.scorers import load_scorer
-from tide.scorers.agreement import agreement, error_correlations
+from tide.scorers.assessment import agreement, error_correlations
 from tide.scorers.base import Floats, Scorer, score_texts
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))

@@ -14,7 +14,7 @@ import typer
 from safetensors.numpy import save_file
 
 from tide.pocket import PROFANITIES
-from tide.scorers.profanities import LISTED, listed_hashes
+from tide.scorers.words import LISTED, listed_hashes
 
 
 def main(

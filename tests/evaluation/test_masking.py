@@ -12,7 +12,7 @@ from tide.core.errors import ScorerUnavailableError
 from tide.core.results import mask
 from tide.evaluation.masking import MARK, Marker, Masker
 from tide.scorers.base import PlainScorer
-from tide.scorers.profanities import bundled_terms, listed_hashes, term_hashes
+from tide.scorers.words import bundled_terms, listed_hashes, term_hashes
 
 
 class Words(PlainScorer):
@@ -110,7 +110,7 @@ def test_a_scorer_of_many_languages_is_asked_of_all_of_them() -> None:
 def test_listed_words_are_masked_whatever_the_scorer_says(monkeypatch: pytest.MonkeyPatch) -> None:
     terms = {"mild", "plain vanilla"}
     hashes = frozenset(int(one) for one in listed_hashes(terms))
-    monkeypatch.setattr("tide.scorers.profanities.bundled_terms", lambda: hashes)
+    monkeypatch.setattr("tide.scorers.words.bundled_terms", lambda: hashes)
     text = "so MILD, such plain\n vanilla; vanilla, plain, m i l d"
     masked = "so M***, such p****\n v******; vanilla, plain, m * * *"
     assert Masker(Words())(text) == masked

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tide.scorers.agreement import agreement, error_correlations, plot_calibration
+from tide.scorers.assessment import agreement, error_correlations, plot_calibration
 
 
 def test_by_hand() -> None:

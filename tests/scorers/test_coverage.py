@@ -5,7 +5,7 @@ import pytest
 
 from tide.core.errors import ScorerError, ScorerRefusedError, ScorerUnavailableError
 from tide.scorers import CallableScorer
-from tide.scorers.coverage import score_covered
+from tide.scorers.assessment import score_covered
 
 TEXTS = [f"text {i}" for i in range(600)]
 

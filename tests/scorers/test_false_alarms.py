@@ -6,7 +6,7 @@ import pytest
 
 from tide.core.errors import ScorerError
 from tide.scorers import CallableScorer
-from tide.scorers.false_alarms import beginnings, false_alarms
+from tide.scorers.assessment import beginnings, false_alarms
 
 
 def scorer(**marks: float) -> CallableScorer:

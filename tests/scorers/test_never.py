@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tide.scorers.never import NeverScorer
+from tide.scorers.words import NeverScorer
 
 
 @pytest.mark.parametrize(

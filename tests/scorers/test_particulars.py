@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tide.scorers.particulars import ParticularsScorer
+from tide.scorers.words import ParticularsScorer
 
 SOURCES = ["Anna met Peter O'Neill in New York at 5:30.", "the weather: 3.5 degrees, two coats"]
 

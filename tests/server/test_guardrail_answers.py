@@ -19,7 +19,7 @@ from tests.server.test_rewrite import Script
 from tide.core.errors import CompletionError, InputError, ScorerUnavailableError
 from tide.engines.base import Request
 from tide.engines.none import NoEngine
-from tide.scorers.particulars import ParticularsScorer
+from tide.scorers.words import ParticularsScorer
 
 CLEAN, FAILING = "The weather is fine.", "You are an idiot. Bring 2 coats."
 NEW = "You are an kind one. Bring 2 coats."

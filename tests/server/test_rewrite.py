@@ -16,7 +16,7 @@ from tide.core.errors import CompletionError, ScorerUnavailableError
 from tide.engines.base import Piece, Request
 from tide.engines.local.engine import TransformersEngine
 from tide.engines.scripted import ScriptedEngine
-from tide.scorers.particulars import ParticularsScorer
+from tide.scorers.words import ParticularsScorer
 from tide.server.detoxifier import ServedDetoxifier
 from tide.server.rewrite import _BEFORE, _read
 

@@ -13,10 +13,16 @@ from rich.text import Text
 
 from tide.cli.display import progress_bar
 from tide.scorers import Scorer
-from tide.scorers.agreement import Agreement, agreement, error_correlations
+from tide.scorers.assessment import (
+    Agreement,
+    Covered,
+    FalseAlarms,
+    agreement,
+    error_correlations,
+    false_alarms,
+    score_covered,
+)
 from tide.scorers.base import Floats
-from tide.scorers.coverage import Covered, score_covered
-from tide.scorers.false_alarms import FalseAlarms, false_alarms
 
 
 def cover(name: str, scorer: Scorer | str, texts: Sequence[str]) -> Covered:

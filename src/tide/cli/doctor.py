@@ -242,7 +242,7 @@ def _try_model(name: str, engine: str, engine_options: dict[str, Any], answers: 
 def _try_answers(scorer: str, answers: list[str]) -> str:
     """Count the answers that the scorer would have rewritten, at the end or while written."""
     from tide.scorers import load_scorer, score_texts  # noqa: PLC0415  (slow import)
-    from tide.scorers.false_alarms import beginnings  # noqa: PLC0415
+    from tide.scorers.assessment import beginnings  # noqa: PLC0415
 
     loaded = load_scorer(scorer)
     try:

@@ -96,7 +96,7 @@ def compare(
         error_table,
         rows_of,
     )
-    from tide.scorers.agreement import plot_calibration  # noqa: PLC0415
+    from tide.scorers.assessment import plot_calibration  # noqa: PLC0415
 
     refuse_existing(overwrite, output, plot, inputs=files)
     if plot is not None and by is not None:
@@ -146,7 +146,7 @@ def calibrate(
     """
     import numpy as np  # noqa: PLC0415  (slow imports)
 
-    from tide.scorers.agreement import agreement  # noqa: PLC0415
+    from tide.scorers.assessment import agreement  # noqa: PLC0415
     from tide.scorers.wrappers.calibration import fit  # noqa: PLC0415
 
     refuse_existing(overwrite, output, inputs=files)

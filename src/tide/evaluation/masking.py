@@ -130,7 +130,7 @@ class Marker:
 
 def _listed(words: list[str]) -> set[int]:
     """The numbers of words that make up a term of the bundled list, the shortest terms first."""
-    from tide.scorers.profanities import (  # noqa: PLC0415  (slow import)
+    from tide.scorers.words import (  # noqa: PLC0415  (slow import)
         LONGEST,
         bundled_terms,
         term_hashes,

@@ -35,7 +35,7 @@ REGISTRY = Registry(
         "profanity-check": "tide.scorers.words:ProfanityCheckScorer",
         "lexicon": "tide.scorers.words:LexiconScorer",
         "regex": "tide.scorers.patterns:PatternScorer",
-        "presidio": "tide.scorers.personal_data:PresidioScorer",
+        "presidio": "tide.scorers.patterns:PresidioScorer",
         "perspective": "tide.scorers.services.perspective:PerspectiveScorer",
         "openai-moderation": "tide.scorers.services.openai_moderation:OpenAIModerationScorer",
         "azure-content-safety": "tide.scorers.services.azure:AzureContentSafetyScorer",

@@ -1,25 +1,38 @@
-"""`profanity-check` (TF-IDF and a linear SVM) and `lexicon`: they know words, and no context.
+"""Scorers that know words, and no context; and the bundled list of profanities.
 
-Both are quick, and share neither data nor method with our trained scorers, so they are good judges
-of text optimised against one of these.
+`profanity-check` (TF-IDF and a linear SVM) and `lexicon` are quick, and share neither data nor
+method with our trained scorers, so they are good judges of text optimised against one of these.
+`NeverScorer` finds the words of a policy's `never`, and `ParticularsScorer` names and numbers that
+a text does not have from its sources.
+
+The list is Surge AI's (MIT, see `pocket/LICENSE-profanity`), by which masks know words;
+`scripts/list_profanities.py` makes the file. Hashes keep the words themselves out of the package.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import regex
+from numpy.typing import NDArray
+from safetensors import safe_open
 
-from tide.core.errors import InputError
+from tide.core.errors import InputError, ScorerError, guarded
 from tide.core.optional import require
 from tide.core.text import UNSPACED
 from tide.data.files import as_text, read_whole
+from tide.pocket import PROFANITIES
 from tide.scorers.base import Floats, PlainScorer
 from tide.scorers.language import warn_of_other_languages
+from tide.scorers.pocket import normalize
 from tide.scorers.readings import REVISION, digest_of, readings, score_finds, score_readings
 
 
@@ -62,13 +75,158 @@ class LexiconScorer(PlainScorer):
             raise InputError(f"scorer lexicon: {path}: holds no words")
         self.name = f"lexicon@{digest_of(words)}"
         self.languages = None if path else ("en",)
-        # A word is also whole beside a script without spaces.
-        letter = rf"[\w--[{UNSPACED}]]"
-        self._listed = regex.compile(
-            rf"(?V1)(?<!{letter})\L<words>(?!{letter})", words=words, cache_pattern=False
-        )
+        self._listed = _as_a_whole(words, "")
 
     def score(self, texts: Sequence[str]) -> Floats:
         if self.languages:
             warn_of_other_languages("lexicon", texts)
         return score_finds(lambda text: self._listed.search(text.casefold()), texts)
+
+
+def _as_a_whole(words: Iterable[str], beside: str) -> regex.Pattern[str]:
+    """Finds words that stand as a whole: also beside a script without spaces, and `beside`."""
+    letter = rf"[\w--[{beside}{UNSPACED}]]"
+    return regex.compile(
+        rf"(?V1)(?<!{letter})\L<words>(?!{letter})", words=words, cache_pattern=False
+    )
+
+
+_APART = regex.compile(r"(?V1)(?<![\w--_])[\w--_](?:[\W_]{1,3}[\w--_](?![\w--_]))+")
+_BETWEEN = regex.compile(r"[\W_]+")
+
+
+class NeverScorer(PlainScorer):
+    """Whether a text holds a word or phrase as a whole, in any case.
+
+    Stricter than `lexicon`, which measures: it also finds disguised words.
+
+    It searches the readings of the text (`tide.scorers.readings`), with any space between the words
+    of a phrase; the text with digits read as letters, as in `pocket`; and the text with spaced
+    letters joined.
+    """
+
+    pace = "word"
+
+    def __init__(self, words: Iterable[str]) -> None:
+        read = {reading for word in words for reading in readings(word)}
+        listed = sorted({spelling for one in read for spelling in _spellings(one)} - {""})
+        self.name = f"never@{digest_of(listed)}"
+        self._whole = _as_a_whole(listed, "_")  # Markdown's
+        joined = [one for word in listed if len(one := _BETWEEN.sub("", word)) > 1]
+        self._joined = regex.compile(r"\L<words>", words=joined, cache_pattern=False)
+
+    def score(self, texts: Sequence[str]) -> Floats:
+        return score_finds(self._holds, texts)
+
+    def _holds(self, text: str) -> bool:
+        if any(map(self._whole.search, _spellings(text))):
+            return True
+        apart = (_BETWEEN.sub("", one[0]) for one in _APART.finditer(text.casefold()))
+        return any(map(self._joined.search, apart))
+
+
+def _spellings(text: str) -> set[str]:
+    return {" ".join(spelling.split()) for spelling in (text.casefold(), normalize(text))}
+
+
+_SIGN = r"[\p{L}\p{M}\p{N}]"
+# A word; an address, a time or a number with its marks is one, too.
+_WORD = regex.compile(rf"{_SIGN}+(?:['\u2019.,:@/_#+&]+{_SIGN}+)*")
+_APOSTROPHE = regex.compile(r"['\u2019]")
+_POSSESSIVE = regex.compile(r"['\u2019]s\Z")
+# Letters without case may be names, and so may words that hold marks.
+_MARKED = regex.compile(r"[\p{N}\p{Lu}\p{Lt}\p{Lo}.,:@/_#+&]")
+_NUMBERS = frozenset((
+    "zero", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven",
+    "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
+    "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety", "hundred",
+    "hundreds", "thousand", "thousands", "million", "millions", "billion", "billions", "trillion",
+    "trillions", "dozen", "dozens",
+))  # fmt: skip
+# They begin sentences, and are no names.
+_BEGINNINGS = frozenset((
+    "a", "all", "although", "an", "and", "as", "at", "because", "but", "can", "could", "do", "does",
+    "for", "from", "he", "her", "here", "his", "how", "if", "in", "it", "its", "let", "many",
+    "maybe", "my", "no", "not", "of", "on", "or", "our", "perhaps", "please", "she", "so", "some",
+    "such", "that", "the", "their", "then", "there", "these", "they", "this", "those", "though",
+    "to", "we", "what", "when", "where", "which", "while", "who", "why", "with", "yes", "you",
+    "your",
+))  # fmt: skip
+_BEFORE_SENTENCE = regex.compile(r"[\p{Sentence_Terminal}\u2026:\n][\W_]*\Z")
+_NEAR = 32  # characters before a word that are looked at
+
+
+class ParticularsScorer(PlainScorer):
+    """Whether a text holds a name or number that none of `sources` holds.
+
+    A name is a word with a capital letter, unless it begins a sentence and is a common word or
+    stands in a source in small letters; a word of a script without capitals; and one with marks
+    inside, such as an address. Numbers are those in digits, and English words from zero to
+    trillions but for one. Names in small letters are not recognised.
+    """
+
+    name = "particulars"
+    pace = "word"
+
+    def __init__(self, sources: Iterable[str]) -> None:
+        self._known = {word for text in sources for word, _ in _words(text)}
+        self._small = {word.lower() for word in self._known}
+
+    def score(self, texts: Sequence[str]) -> Floats:
+        return np.array([float(any(self._is_new(*one) for one in _words(text))) for text in texts])
+
+    def _is_new(self, word: str, begins: bool) -> bool:
+        small = word.lower()
+        stem = _APOSTROPHE.split(small)[0]
+        if word in self._known or stem == "i":
+            return False
+        if small in _NUMBERS:
+            return small not in self._small
+        if begins and (stem in _BEGINNINGS or small in self._known):
+            return False
+        return _MARKED.search(word) is not None
+
+
+def _words(text: str) -> Iterator[tuple[str, bool]]:
+    """The words, without a possessive `'s`, and whether each begins a sentence."""
+    for number, match in enumerate(_WORD.finditer(text)):
+        before = text[max(0, match.start() - _NEAR) : match.start()]
+        begins = number == 0 or _BEFORE_SENTENCE.search(before) is not None
+        yield _POSSESSIVE.sub("", match[0]), begins
+
+
+LISTED = "listed"  # the tensor with the hashes
+LONGEST = 3  # words of a listed term
+_LISTED_WORD = re.compile(r"[^\W_]+")
+
+
+def term_hashes(text: str) -> set[int]:
+    """Hashes of every one to three words in a row, in the spelling that scorers read."""
+    words = _LISTED_WORD.findall(normalize(text))
+    return {
+        _hash(words[start : start + length])
+        for length in range(1, LONGEST + 1)
+        for start in range(len(words) - length + 1)
+    }
+
+
+def listed_hashes(terms: Iterable[str]) -> NDArray[np.uint64]:
+    """The stored form of a list of terms: sorted hashes, without terms of more than three words."""
+    found = [_LISTED_WORD.findall(normalize(term)) for term in terms]
+    hashes = {_hash(words) for words in found if 1 <= len(words) <= LONGEST}
+    return np.array(sorted(hashes), dtype=np.uint64)
+
+
+@cache
+def bundled_terms() -> frozenset[int]:
+    """The hashes of the bundled list."""
+    with (
+        guarded(ScorerError, f"list of profanities: cannot use {PROFANITIES}"),
+        safe_open(PROFANITIES, framework="numpy") as file,
+    ):
+        return frozenset(file.get_tensor(LISTED).tolist())
+
+
+def _hash(words: Sequence[str]) -> int:
+    digest = hashlib.blake2b(" ".join(words).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big")

@@ -26,7 +26,7 @@ from tide.core.results import format_score
 from tide.core.sanitize import shown
 from tide.core.strings import Unread, strings
 from tide.pocket import FOLDERS
-from tide.scorers.particulars import ParticularsScorer
+from tide.scorers.words import ParticularsScorer
 from tide.server.gate import LOG, traced
 from tide.server.schemas import Refused, Text
 

@@ -29,7 +29,7 @@ from tide.detoxifier.base import resolved
 from tide.detoxifier.presets import preset_name
 from tide.scorers import load_scorer
 from tide.scorers.base import Scorer, is_empty, pace_of
-from tide.scorers.never import NeverScorer
+from tide.scorers.words import NeverScorer
 from tide.scorers.wrappers.base import MaxScorer
 from tide.scorers.wrappers.languages import strict
 from tide.server.detoxifier import ServedDetoxifier

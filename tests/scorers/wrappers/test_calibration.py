@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tide.core.errors import InputError, ScorerError
 from tide.scorers import CallableScorer, load_scorer
-from tide.scorers.agreement import agreement
+from tide.scorers.assessment import agreement
 from tide.scorers.wrappers.calibration import CalibratedScorer, Calibration, fit
 
 unit = st.floats(0, 1, allow_subnormal=False)

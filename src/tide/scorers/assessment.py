@@ -1,17 +1,21 @@
-"""How well a scorer agrees with labels or with another scorer's recorded scores."""
+"""How good a scorer is: coverage, agreement with labels or another scorer, and false alarms."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import random
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from tide.core.errors import SCORER_DOWN, ScorerBrokenError, ScorerError
 from tide.core.optional import require
 from tide.data.files import replaced
-from tide.scorers.base import Floats
+from tide.scorers.base import Floats, Scorer, score_groups
 
 BINS = 10
 
@@ -102,3 +106,102 @@ def plot_calibration(by_scorer: dict[str, Agreement], path: Path) -> None:
         axes.grid(alpha=0.3)
     with replaced(path) as file:
         figure.savefig(file, format=path.suffix[1:] or None, dpi=120)
+
+
+_CHUNK = 256
+
+
+@dataclass(frozen=True)
+class Covered:
+    """values: shape (n,), NaN for a text without a score. failure: why the first one has none.
+
+    seconds: that scoring took, for the texts that have a score and those that failed.
+    """
+
+    values: Floats
+    seconds: float
+    failure: str | None = None
+
+    @property
+    def known(self) -> Floats:
+        """Which texts have a score, shape (n,), bool."""
+        return ~np.isnan(self.values)
+
+    @property
+    def share(self) -> float:
+        """The share of texts with a score."""
+        return float(self.known.mean()) if len(self.values) else 0.0
+
+
+def score_covered(
+    scorer: Scorer, texts: Sequence[str], advance: Callable[[int], None] = lambda count: None
+) -> Covered:
+    """Score as many texts as the scorer can, short ones too.
+
+    A text that it rejects has no score. Once it is unavailable or broken, it is not asked again,
+    and earlier scores count. advance: called with the number of finished texts.
+    """
+    values, failure = np.full(len(texts), np.nan), None
+    started = time.perf_counter()
+    try:
+        for start in range(0, len(texts), _CHUNK):
+            chunk = texts[start : start + _CHUNK]
+            for i, scores in enumerate(score_groups(scorer, [[text] for text in chunk], "score")):
+                if isinstance(scores, ScorerError):
+                    failure = failure or str(scores)
+                else:
+                    values[start + i] = scores.values[0]
+            advance(len(chunk))
+    except (*SCORER_DOWN, ScorerBrokenError) as error:
+        failure = failure or str(error)
+    return Covered(values, time.perf_counter() - started, failure)
+
+
+# Every beginning of a text is scored, up to this many words; a scorer may be slow.
+_WORDS = 100
+_SAMPLE = 500
+
+
+@dataclass(frozen=True)
+class FalseAlarms:
+    """Of `texts` ordinary texts, at `threshold`.
+
+    whole: share of them that scores at or above it. beginnings: of those that do not, the share
+    with a beginning that does, at the end of some word; measured on at most 500 of them. Texts
+    without a score do not count; NaN if none is left.
+    """
+
+    texts: int
+    threshold: float
+    whole: float
+    beginnings: float
+
+
+def false_alarms(scorer: Scorer, texts: Sequence[str], threshold: float) -> FalseAlarms:
+    """Count what scores at or above `threshold`."""
+    covered = score_covered(scorer, texts)
+    values = covered.values[covered.known]
+    passed = [
+        text
+        for text, score, known in zip(texts, covered.values, covered.known, strict=True)
+        if known and score < threshold
+    ]
+    if len(passed) > _SAMPLE:
+        passed = random.Random(0).sample(passed, _SAMPLE)
+    parts = [(i, part) for i, text in enumerate(passed) for part in beginnings(text)]
+    worst = np.full(len(passed), -1.0)
+    found = score_covered(scorer, [part for _, part in parts]).values
+    np.maximum.at(worst, [i for i, _ in parts], found)  # NaN if one beginning has no score
+    worst = worst[~np.isnan(worst)]
+    return FalseAlarms(
+        len(values),
+        threshold,
+        float((values >= threshold).mean()) if len(values) else math.nan,
+        float((worst >= threshold).mean()) if len(worst) else math.nan,
+    )
+
+
+def beginnings(text: str) -> list[str]:
+    """The beginnings of a text, each ending at a word, up to a hundred, without the whole text."""
+    ends = [match.end() for match in re.finditer(r"\S+", text)]
+    return [text[:end] for end in ends[:-1][:_WORDS]]
