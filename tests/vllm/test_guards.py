@@ -16,8 +16,7 @@ from tests.scorers.guards.tiny import TEXTS, TOXIC, save_guard
 from tests.vllm.servers import VllmProcess, cpu_environment
 from tide.scorers import Scorer, load_scorer
 from tide.scorers.base import ask_attributes
-from tide.scorers.guards.formats import GuardSettings
-from tide.scorers.guards.scorer import guard
+from tide.scorers.guards.settings import GuardSettings, guard
 
 pytestmark = pytest.mark.vllm
 

@@ -30,7 +30,7 @@ REGISTRY = Registry(
         "pocket": "tide.scorers.pocket:PocketScorer",
         "sentence": "tide.scorers.sentence:SentenceScorer",
         "hf": "tide.scorers.huggingface:HuggingFaceScorer",
-        "guard": "tide.scorers.guards.scorer:guard",
+        "guard": "tide.scorers.guards.settings:guard",
         "detoxify": "tide.scorers.detoxify:DetoxifyScorer",
         "profanity-check": "tide.scorers.words:ProfanityCheckScorer",
         "lexicon": "tide.scorers.words:LexiconScorer",

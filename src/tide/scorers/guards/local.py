@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,8 @@ from tide.core.pretrained import (
 from tide.core.templates import render_template
 from tide.scorers.base import HEALTH_TEXT, Floats, PlainScorer, Scorer
 from tide.scorers.control_tokens import ControlTokens
-from tide.scorers.guards.formats import GuardSettings
-from tide.scorers.guards.verdicts import NoVerdict, Place, Verdict, read_verdict
+from tide.scorers.guards.settings import GuardSettings
+from tide.scorers.guards.verdicts import Place, Verdict
 from tide.scorers.huggingface import digest_of
 
 _TAGS = re.compile(r"</?\w+>")
@@ -83,29 +84,17 @@ class _LocalGuard(PlainScorer, ABC):
 
     def _verdicts(self, prompts: Sequence[Sequence[int]]) -> list[float]:
         tokens = 1 if self._begun or not self._format.lead else self._format.tokens
-        found: list[float | None] = [self._read(one) for one in self._answers(prompts, tokens)]
-        later = [i for i, score in enumerate(found) if score is None]
-        if later:
+        found: dict[int, float] = {}
+        for number, answer in enumerate(self._answers(prompts, tokens)):
+            with suppress(ScorerError):  # it is read on below
+                found[number] = self._verdict(answer).score
+        if later := [i for i in range(len(prompts)) if i not in found]:
             answers = self._answers([prompts[i] for i in later], self._format.tokens)
-            for i, answer in zip(later, answers, strict=True):
-                found[i] = self._verdict(answer).score
-        return [score for score in found if score is not None]
-
-    def _read(self, answer: Sequence[Place]) -> float | None:
-        try:
-            return self._verdict(answer).score
-        except ScorerError:
-            return None
+            found |= zip(later, (self._verdict(one).score for one in answers), strict=True)
+        return [found[i] for i in range(len(prompts))]
 
     def _verdict(self, answer: Sequence[Place]) -> Verdict:
-        try:
-            return read_verdict(answer, self._format.verdicts, self._format.lead, self._begun)
-        except NoVerdict as error:
-            words = ", ".join(self._format.verdicts)
-            raise ScorerError(
-                f"scorer {self.name}: answered {error} instead of a verdict ({words}); is it a "
-                "guard of this format?"
-            ) from None
+        return self._format.verdict(self.name, answer, self._begun)
 
     def _try_out(self) -> None:
         """Find the place of the verdict in its answer to a plain text."""

@@ -6,10 +6,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
 
-from tide.core.errors import ScorerError
 from tide.core.http import Client, Rows, ServerFailed
-from tide.scorers.guards.formats import GuardSettings
-from tide.scorers.guards.verdicts import NoVerdict, Place, read_verdict
+from tide.scorers.guards.settings import GuardSettings
+from tide.scorers.guards.verdicts import Place
 from tide.scorers.services.base import Said, place_of
 from tide.scorers.services.self_hosted import SelfHostedScorer
 
@@ -81,7 +80,8 @@ class RemoteGuard(SelfHostedScorer):
             answers = [await self._chat(client, texts[0])]
         else:
             answers = await self._complete(client, texts)
-        return [Said(self._verdict(answer)) for answer in answers]
+        begun = self._format.lead if self._settings.api == "completions" else ""
+        return [Said(self._format.verdict(self.name, one, begun).score) for one in answers]
 
     async def _chat(self, client: Client, text: str) -> list[Place]:
         body = {
@@ -118,17 +118,6 @@ class RemoteGuard(SelfHostedScorer):
         if [choice.index for choice in choices] != [*range(len(texts))]:
             raise ServerFailed(f"{len(choices)} answers to {len(texts)} texts")
         return [_places(choice.logprobs) for choice in choices]
-
-    def _verdict(self, answer: list[Place]) -> float:
-        begun = self._format.lead if self._settings.api == "completions" else ""
-        try:
-            return read_verdict(answer, self._format.verdicts, self._format.lead, begun).score
-        except NoVerdict as error:
-            words = ", ".join(self._format.verdicts)
-            raise ScorerError(
-                f"scorer {self.name}: answered {error} instead of a verdict ({words}); is it a "
-                "guard of this format?"
-            ) from None
 
 
 def _places(said: _LogProbs | None) -> list[Place]:

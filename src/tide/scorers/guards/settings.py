@@ -1,21 +1,24 @@
-"""Formats of guards' questions and answers: known families, and a file for any other.
+"""`guard:MODEL`, `guard:MODEL#FORMAT`, `guard:MODEL@http://HOST#FORMAT`, `guard:FILE.json`.
 
-The question's wording is in the chat template that comes with a guard.
+What a guard is asked and how it answers: known families, and a file for any other. The question's
+wording is in the chat template that comes with a guard.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from tide.core.errors import InputError, first_line
-from tide.core.validation import problem
+from tide.core.errors import InputError, ScorerError, first_line
+from tide.core.validation import one_line, problem
 from tide.data.files import read_small
+from tide.scorers.base import Scorer
+from tide.scorers.guards.verdicts import NoVerdict, Place, Verdict, read_verdict
 
 Policy = str | dict[str, str]
 _Weight = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
@@ -48,6 +51,17 @@ class Format(BaseModel):
     arguments: dict[str, Any] = {}
     policy: tuple[str, ...] | None = None
     header: bool = False
+
+    def verdict(self, scorer: str, answer: Sequence[Place], begun: str) -> Verdict:
+        """The verdict in an answer that was made to begin so. Raises ScorerError for none."""
+        try:
+            return read_verdict(answer, self.verdicts, self.lead, begun)
+        except NoVerdict as error:
+            words = ", ".join(self.verdicts)
+            raise ScorerError(
+                f"scorer {scorer}: answered {error} instead of a verdict ({words}); is it a "
+                "guard of this format?"
+            ) from None
 
 
 _YES_NO = {"Yes": 1.0, "No": 0.0}
@@ -197,12 +211,9 @@ class GuardSettings(BaseModel):
 
     def digest(self) -> str:
         """Digest of everything that decides the scores, except the model and where it runs."""
-        asked = self.model_dump_json(
-            include={"prompt", "policy", "verdicts", "lead", "arguments", "role", "question"}
-        )
-        plain = GuardSettings(model=self.model).model_dump_json(
-            include={"prompt", "policy", "verdicts", "lead", "arguments", "role", "question"}
-        )
+        own = {"prompt", "policy", "verdicts", "lead", "arguments", "role", "question"}
+        both = self, GuardSettings(model=self.model)
+        asked, plain = (one.model_dump_json(include=own) for one in both)
         return "" if asked == plain else hashlib.sha256(asked.encode()).hexdigest()[:8]
 
 
@@ -214,3 +225,54 @@ def known(model: str) -> str:
     """The format of a family, derived from the model's name; "" if unknown."""
     name = re.sub(r"[-_ /\\]", "", model.lower())
     return next((form for part, form in _KNOWN.items() if part in name), "")
+
+
+# File in a model's folder with its GuardSettings.
+_FILE = "guard.json"
+
+
+def guard(model: str | GuardSettings, **options: Any) -> Scorer:
+    """The probability that a guard model calls a text unsafe.
+
+    model: a folder or hub id, `MODEL@http://HOST:PORT` for one that a server runs, or a `FILE.json`
+    with GuardSettings; `#FORMAT` follows where the model's name does not tell the family. A folder
+    may hold such a file, as guard.json. options: of the connection to a server (see RemoteScorer).
+
+    Raises InputError for settings that do not fit, and ScorerError if the guard cannot be loaded or
+    does not answer with a verdict.
+    """
+    settings = model if isinstance(model, GuardSettings) else read(model)
+    if settings.url is not None:
+        from tide.scorers.guards.remote import RemoteGuard  # noqa: PLC0415
+
+        return RemoteGuard(settings, **options)
+    if options:
+        raise InputError(f"scorer guard: {min(options)} is of a server; give its url")
+    from tide.scorers.guards.local import make_local  # noqa: PLC0415  (torch)
+
+    return make_local(settings)
+
+
+def read(spec: str) -> GuardSettings:
+    """The settings of a spec or of the file that it names. Raises InputError."""
+    if spec.endswith(".json"):
+        return GuardSettings.load(Path(spec))
+    model, at, rest = spec.partition("@http")
+    model, _, form = model.partition("#")
+    rest, _, last = rest.partition("#")  # MODEL#FORMAT@URL is understood as well
+    if form and last:
+        raise InputError(f"scorer guard:{model}: two formats, {form} and {last}; give one")
+    form = form or last
+    if not model:
+        raise InputError("scorer guard: name a model, as in guard:ID_OR_FOLDER")
+    given: dict[str, Any] = {"model": model}
+    if form:
+        given["format"] = form
+    if at:
+        given["url"] = f"http{rest}"
+    if not at and (file := Path(model) / _FILE).is_file():
+        return GuardSettings.load(file, **given)
+    try:
+        return GuardSettings(**given)
+    except ValidationError as error:
+        raise InputError(f"scorer guard: {one_line(error)}") from None
